@@ -1,5 +1,5 @@
-//! Checking all that is stored: every checksum, chain, index and digest, and whether
-//! anything is there that nobody owns or gone that somebody needs. Nothing is changed.
+//! Checks all stored data: every checksum, chain, index and digest, unknown files, and missing files. Changes
+//! nothing.
 //!
 //! ```text
 //!                     ┌── offline: a directory that nobody serves (`offline.rs`)
@@ -9,9 +9,9 @@
 //!                     └── scrub: the same, for ever and slowly (`scrub.rs`)
 //! ```
 //!
-//! One piece of code looks at a segment for all three ([`segment`]). What is damaged is
-//! found by it; whose records that are is told by recovery itself where nobody serves the
-//! store, so that a start says the same, and by the engine's indexes where somebody does.
+//! The same code checks a segment for all three ([`segment`]). It finds the damage. For a store that nobody
+//! serves, recovery identifies the lost records, so that a start reports the same. For a running engine, the
+//! indexes identify them.
 
 pub(crate) mod files;
 pub(crate) mod frames;
@@ -30,13 +30,12 @@ pub use self::offline::{Offline, OfflineReport};
 pub use self::online::Verification;
 pub use self::pace::{Control, Progress};
 
-/// What kind of fault was found.
+/// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FindingKind {
     /// Bytes do not match their checksum.
     Checksum,
-    /// A frame does not follow from the one before it, or says something else than others
-    /// say of it.
+    /// A frame does not follow from the one before it, or contradicts other frames.
     Chain,
     /// An index or a checkpoint does not match its segments.
     Index,
@@ -48,44 +47,44 @@ pub enum FindingKind {
     Unowned,
 }
 
-/// How bad it is.
+/// Severity of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// Nothing is wrong with the store; people should know all the same.
+    /// Nothing is wrong with the store, but an operator should know.
     Note,
-    /// Something is broken and no record is lost by it: a second copy, an index.
+    /// A second copy or an index is broken. No record is lost by it.
     Damage,
-    /// Records that were stored cannot be read, or whether some are gone cannot be told.
+    /// Stored records cannot be read, or it is unknown whether some are gone.
     Loss,
 }
 
-/// One fault, named as exactly as it can be.
+/// One fault, located as exactly as possible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What kind of fault.
+    /// Kind of the fault.
     pub kind: FindingKind,
-    /// How bad it is.
+    /// Severity of the fault.
     pub severity: Severity,
     /// The file, by its path in the data directory.
     pub file: Option<String>,
-    /// The segment.
+    /// Id of the segment.
     pub segment: Option<u64>,
-    /// The stretch of positions touched, its end exclusive.
+    /// The affected range of positions, its end exclusive.
     pub positions: Option<(Position, Position)>,
-    /// The log touched.
+    /// The affected log.
     pub log: Option<LogName>,
-    /// Its id, known also where the name is not.
+    /// Id of the log, known even if its name is not.
     pub log_id: Option<LogId>,
-    /// The records touched, the end exclusive.
+    /// The affected records, the end exclusive.
     pub lsns: Option<(Lsn, Lsn)>,
     /// The fault in a sentence.
     pub detail: String,
-    /// What to do, in a sentence.
+    /// The remedy, in a sentence.
     pub advice: &'static str,
 }
 
 impl Finding {
-    /// A fault of a file, of which nothing else is known yet.
+    /// A fault of a file, without further facts.
     pub(crate) fn of_file(
         kind: FindingKind,
         severity: Severity,
@@ -138,13 +137,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What to do about faults.
+/// Remedies for faults.
 pub(crate) mod advice {
     /// Records are gone.
     pub(crate) const LOST: &str = "everything else is served; put the file back from a restored backup, which loses nothing (`wald repair --help`), or accept the loss with `wald repair --accept-loss`";
-    /// It is not known which.
+    /// It is unknown which records are gone.
     pub(crate) const UNPROVEN: &str = "logs without later records refuse appends; restore from a backup, or accept the loss with `wald repair --accept-loss`";
-    /// Somebody said so.
+    /// An operator accepted the loss.
     pub(crate) const ACCEPTED: &str = "nothing to do; readers are told of the gap";
     /// A second copy is gone.
     pub(crate) const COPY: &str =
@@ -152,16 +151,16 @@ pub(crate) mod advice {
     /// A sector is bad.
     pub(crate) const DEVICE: &str =
         "the device is failing: take a backup, and move the store to another device";
-    /// It is made anew.
+    /// The file is rebuilt.
     pub(crate) const REMADE: &str = "nothing is lost; it is made anew from the segments when it is needed. The device may be failing: look at its health";
-    /// It was repaired by others.
+    /// Another copy repaired the damage.
     pub(crate) const TOLD: &str =
         "no record is lost; the device may be failing: look at its health, and keep a backup";
-    /// It may be a witness.
+    /// The index may hold facts of a missing segment.
     pub(crate) const INDEX_ALONE: &str = "leave it there: it may tell what a missing segment held";
-    /// Somebody put it there.
+    /// The file is unknown to the store.
     pub(crate) const UNOWNED: &str = "it is never read; move it elsewhere";
-    /// It goes by itself.
+    /// The file is removed automatically.
     pub(crate) const LEFTOVER: &str =
         "nothing to do; the next start or the next file of its kind takes it away";
 }

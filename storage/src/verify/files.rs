@@ -1,5 +1,4 @@
-//! Everything but the segments: small files, indexes, checkpoints, and what is there that
-//! nobody owns.
+//! Checks all files except segments: small files, indexes, checkpoints, and unknown files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,7 +16,7 @@ use crate::journal::segment::{self, Life};
 use crate::quarantine;
 use crate::sorted::{self, Run, Walked};
 
-/// Names in a directory; none if it is not there.
+/// Names in a directory; empty if the directory does not exist.
 pub(crate) fn list(disk: &dyn Disk, directory: &str) -> io::Result<Vec<String>> {
     match disk.list(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -28,7 +27,7 @@ pub(crate) fn list(disk: &dyn Disk, directory: &str) -> io::Result<Vec<String>> 
     }
 }
 
-/// What is wrong with FORMAT and BEGUN.
+/// Faults of FORMAT and BEGUN.
 pub(crate) fn small_files(
     disk: &dyn Disk,
     format: &Format,
@@ -92,9 +91,8 @@ pub(crate) fn small_files(
     Ok(findings)
 }
 
-/// Files that nobody owns, and what starts that were cut off left behind. `segments`: those
-/// of the journal, and runs. `live`: the store is in use, so that files which are just being
-/// written are no leftovers.
+/// Unknown files, and leftovers of interrupted starts. `segments`: the segments of the journal, and runs.
+/// `live`: the store is in use, so that files which are being written are no leftovers.
 pub(crate) fn strays(
     disk: &dyn Disk,
     segments: &BTreeSet<SegmentId>,
@@ -136,7 +134,7 @@ pub(crate) fn strays(
         let (whole, new) = without_new(&name);
         match index_id(whole).or_else(|| old_id(whole)) {
             Some(_) if new => note(format!("index/{name}"), true),
-            // Of a segment that was just sealed a running engine knows more than we do.
+            // A running engine may have sealed the segment just now.
             Some(id) if live || segments.contains(&id) => {}
             Some(id) => alone.push(Finding::of_file(
                 FindingKind::Unowned,
@@ -150,7 +148,7 @@ pub(crate) fn strays(
     }
     for name in list(disk, "checkpoint")? {
         let (whole, new) = without_new(&name);
-        // While it is written it has the number alone.
+        // The file has only the number as its name while it is written.
         let number = whole.len() == 16 && u64::from_str_radix(whole, 16).is_ok();
         let is_old = checkpoint::old_id(whole).is_some();
         if new && (number || is_old) {
@@ -182,7 +180,7 @@ fn without_new(name: &str) -> (&str, bool) {
     }
 }
 
-/// What is wrong with a run by itself: its life blocks, and bytes that do not verify.
+/// Faults of a run alone: its life blocks, and bytes that do not verify.
 pub(crate) fn run(run: &Run, blocks: &[u8], walked: &Walked) -> Vec<Finding> {
     let path = run.segment.path();
     let first = run.head.first_base.advance(LIFE_BYTES);
@@ -211,7 +209,7 @@ pub(crate) fn run(run: &Run, blocks: &[u8], walked: &Walked) -> Vec<Finding> {
     findings
 }
 
-/// Whether the index of a run is what its frames say.
+/// Compares the index of a run with its frames.
 pub(crate) fn index_of_run(
     run: &Run,
     index: Option<&SealedIndex>,
@@ -233,8 +231,7 @@ pub(crate) fn index_of_run(
     Some(finding.in_segment(run.id()))
 }
 
-/// The stretches of files that the device could not read so far. Findings of their own name the
-/// records in them.
+/// Ranges of files that the device could not read so far. Separate findings name the records in them.
 pub(crate) fn unreadable(disk: &dyn Disk) -> Vec<Finding> {
     let of = |(path, bytes): (String, Range<u64>)| {
         let (from, to) = (bytes.start, bytes.end);
@@ -245,7 +242,7 @@ pub(crate) fn unreadable(disk: &dyn Disk) -> Vec<Finding> {
     disk.unreadable().all().into_iter().map(of).collect()
 }
 
-/// A segment file without frames: its life blocks are all that it has.
+/// Checks a segment file without frames: it has only its life blocks.
 pub(crate) fn ready_file(disk: &dyn Disk, id: SegmentId) -> io::Result<Option<Finding>> {
     let path = segment::journal_path(id);
     let head = head(disk, &path)?;
@@ -277,7 +274,7 @@ fn head(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A file in `journal/` that is none of the store's segments: why.
+/// Explains a file in `journal/` that is none of the store's segments.
 pub(crate) fn unusable(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Result<Finding> {
     let path = segment::journal_path(id);
     let (kind, severity, detail, advice) = match Life::decode(&head(disk, &path)?) {
@@ -317,7 +314,7 @@ pub(crate) fn unusable(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Re
     Ok(Finding::of_file(kind, severity, path, detail, advice).in_segment(id))
 }
 
-/// Of which life of a segment an index or a checkpoint must tell.
+/// The life of a segment that an index or a checkpoint must describe.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Known {
     pub(crate) life: Life,
@@ -325,8 +322,7 @@ pub(crate) struct Known {
     pub(crate) end: Position,
 }
 
-/// Reads the index of a segment, if it has one; what is wrong with it by itself. Gives the
-/// bytes read.
+/// Reads the index of a segment, if there is one, and checks it alone. Returns the bytes read.
 pub(crate) fn index(
     disk: &dyn Disk,
     known: &Known,
@@ -405,8 +401,8 @@ fn bad_rows(index: &SealedIndex) -> Option<String> {
     None
 }
 
-/// What is wrong with a checkpoint by itself and against the segments. `lsns` says how
-/// logs stand at the end of the segment that it ends with, if that is where we are.
+/// Faults of a checkpoint, alone and against the segments. `lsns`: state of the logs at the end of its last
+/// segment, if the walk is there.
 pub(crate) fn checkpoint(
     disk: &dyn Disk,
     id: SegmentId,
@@ -416,7 +412,7 @@ pub(crate) fn checkpoint(
 ) -> io::Result<Vec<Finding>> {
     let path = checkpoint::path(id);
     let bytes = match checkpoint::read(disk, id) {
-        // Newer ones took its place meanwhile.
+        // Newer checkpoints replaced it meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         bytes => bytes?,
     };
@@ -442,7 +438,7 @@ pub(crate) fn checkpoint(
     let mut stranger = None;
     let summary = checkpoint::decode(&bytes, |image| {
         let expected = lsns.filter(|lsns| !lsns.is_damaged());
-        // Of a log whose deletion is sorted nothing is there any more.
+        // If the deletion of a log is sorted, no file has the log any more.
         let sorted_away = |next: Lsn| image.deleted && next == Lsn::ZERO;
         if let Some(next) = expected.and_then(|lsns| lsns.of(image.id))
             && !sorted_away(next)

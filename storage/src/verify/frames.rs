@@ -1,7 +1,7 @@
 //! The frames of one segment in order, over damage too, in steps of 1 MiB.
 //!
-//! It sees what [`crate::recovery`] sees when it walks a finished segment, by the same
-//! rules, but keeps no more than one step or one frame in memory.
+//! It finds the same frames as [`crate::recovery`] in a finished segment, by the same rules, but keeps no more
+//! than one step or one frame in memory.
 
 use bytes::Bytes;
 
@@ -15,30 +15,29 @@ use crate::zeros::are_zeros;
 /// Bytes read at a time.
 pub(crate) const STEP_BYTES: u64 = 1 << 20;
 
-/// Zeros are passed over in steps of about this.
+/// Zeros are skipped in steps of about this, bytes.
 const ZERO_PAGE: usize = 4096;
 
-/// What comes next in a segment.
+/// The next item of a segment.
 pub(crate) enum Event<'a> {
     /// A frame with a good header.
     Frame {
         header: &'a Header,
-        /// All of it, as far as the file has it.
+        /// Header and body, as far as the file has them.
         bytes: &'a [u8],
         /// Its body as stored, if it matches its checksum.
         body: Option<&'a [u8]>,
     },
-    /// A stretch that does not verify.
+    /// A range of positions that does not verify.
     Hole {
         from: Position,
         to: Position,
-        /// The header at its start is good by itself, and does not follow from the frame
-        /// before.
+        /// A good header at its start that does not follow from the frame before.
         stranger: Option<Header>,
     },
 }
 
-/// Gives the bytes of a file from an offset on; fewer only where it ends.
+/// Returns the bytes of a file from an offset on; fewer only where it ends.
 pub(crate) type Read<'a> = dyn FnMut(u64, u64) -> Result<Bytes, Stop> + 'a;
 
 /// A part of a file in memory.
@@ -51,7 +50,7 @@ struct Window<'a, 'b> {
 }
 
 impl Window<'_, '_> {
-    /// What the file has from `offset` on: at least `need` bytes, unless it ends before.
+    /// The bytes of the file from `offset` on: at least `need`, unless it ends before.
     fn at(&mut self, offset: u64, need: u64) -> Result<&[u8], Stop> {
         let wanted = offset.saturating_add(need).min(self.limit);
         while self.start + (self.bytes.len() as u64) < wanted {
@@ -78,7 +77,7 @@ impl Window<'_, '_> {
     }
 }
 
-/// Goes over one segment.
+/// Walks one segment.
 pub(crate) struct Frames<'a, 'b> {
     life: Life,
     base: Position,
@@ -90,8 +89,7 @@ pub(crate) struct Frames<'a, 'b> {
 }
 
 impl<'a, 'b> Frames<'a, 'b> {
-    /// Goes over the frames up to `end`, where its successor, or a walk of the last
-    /// segment, says that they end.
+    /// Walks the frames up to `end`, which its successor records, or which a walk of the last segment found.
     pub(crate) fn new(life: Life, base: Position, end: Position, read: &'a mut Read<'b>) -> Self {
         Self {
             life,
@@ -108,7 +106,7 @@ impl<'a, 'b> Frames<'a, 'b> {
         }
     }
 
-    /// Gives the next frame or hole to `each`; `false` = there is none.
+    /// Calls `each` with the next frame or hole; `false` = there is none.
     pub(crate) fn next(&mut self, each: impl FnOnce(Event<'_>)) -> Result<bool, Stop> {
         if self.position >= self.end {
             return Ok(false);
@@ -165,7 +163,7 @@ impl<'a, 'b> Frames<'a, 'b> {
             let page = self.window.at(from.since(self.base), ZERO_PAGE as u64)?;
             let page = page.get(..ZERO_PAGE);
             let zeros = page.is_some_and(are_zeros);
-            // A header may begin with zeros, but not with so many.
+            // A header may begin with zeros, but not with a page of them.
             from = from.advance(if zeros {
                 (ZERO_PAGE - HEADER_BYTES) as u64
             } else {

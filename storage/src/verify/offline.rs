@@ -1,7 +1,6 @@
 //! A directory that nobody serves: opened without changing anything, and checked.
 //!
-//! Everything else that works on such a directory (dump, repair) opens it by
-//! [`Offline::open`] too.
+//! Other tools for such a directory (dump, repair) open it with [`Offline::open`], too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -33,12 +32,12 @@ pub struct Offline {
     _lock: Option<Box<dyn DiskLock>>,
 }
 
-/// What a verification of a directory came to.
+/// Result of the verification of a directory.
 #[derive(Debug, Clone)]
 pub struct OfflineReport {
     /// The store.
     pub store_id: u128,
-    /// Everything found, in journal order; files first.
+    /// All findings, in journal order; files first.
     pub findings: Vec<Finding>,
     /// Segments with frames.
     pub segments: u64,
@@ -51,27 +50,25 @@ pub struct OfflineReport {
     /// Bytes behind the end of the journal that were never proven flushed: the next start
     /// cuts them off.
     pub torn_bytes: u64,
-    /// What earlier starts cut off, with sizes.
+    /// Names and sizes in bytes of the files with tails that earlier starts cut off.
     pub quarantine: Vec<(String, u64)>,
-    /// Whether it was stopped before its end.
+    /// Whether the verification was stopped early.
     pub stopped: bool,
 }
 
 impl OfflineReport {
-    /// The worst that was found.
+    /// The highest severity of the findings.
     pub fn severity(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 }
 
 impl Offline {
-    /// Looks at the directory and makes sure that nobody serves it, and that nobody can
-    /// begin to as long as this lives. Also opens what a start refuses because its FORMAT
-    /// is gone.
+    /// Opens the directory after a check that no process serves it. No process can begin to serve it while this
+    /// value exists. Also opens a store that a start refuses because its FORMAT is gone.
     ///
     /// # Errors
-    /// If a process has it, if nothing of a store is there or half of a restore, or if it is of
-    /// a newer version.
+    /// If a process serves it, if it holds no store or an incomplete restore, or if it is of a newer version.
     pub fn open(disk: Arc<dyn Disk>) -> Result<Self, OpenError> {
         let lock = directory::lock_shared(&*disk)?;
         directory::check_restored(&*disk)?;
@@ -101,7 +98,7 @@ impl Offline {
         self.store.id
     }
 
-    /// Where its segments lie.
+    /// Finds the place of its segments.
     pub(crate) fn survey(&self) -> Result<Survey, OpenError> {
         recovery::survey(&self.disk, self.store)
     }
@@ -128,7 +125,7 @@ impl Offline {
     }
 }
 
-/// The store that most segments and sorted runs say they belong to.
+/// The store id in most segments and sorted runs.
 fn store_of_segments(disk: &dyn Disk) -> io::Result<Option<u128>> {
     let mut votes: BTreeMap<u128, u64> = BTreeMap::new();
     for directory in ["journal", "sorted"] {
@@ -147,7 +144,7 @@ fn store_of_segments(disk: &dyn Disk) -> io::Result<Option<u128>> {
     Ok(votes.into_iter().max_by_key(|(_, n)| *n).map(|(id, _)| id))
 }
 
-/// Reads a file in steps, from the device where that can be had.
+/// Reads a file in steps, from the device where that is possible.
 pub(crate) struct Reader<'a> {
     disk: &'a dyn Disk,
     path: String,
@@ -179,7 +176,7 @@ impl<'a> Reader<'a> {
         self.read_cached(from, bytes)
     }
 
-    /// The same from the page cache, where that has it.
+    /// Reads bytes from the page cache, if it has them.
     pub(crate) fn read_cached(&self, from: u64, bytes: u64) -> io::Result<Bytes> {
         Ok(read_some(&*self.file, from, bytes)?.into())
     }
@@ -192,11 +189,11 @@ struct Run<'a> {
     pace: Pace<'a>,
     tell: &'a mut dyn FnMut(&Progress),
     progress: Progress,
-    /// Faults of files and of how segments follow each other.
+    /// Faults of files and of the order of segments.
     findings: Vec<Finding>,
     /// Faults in segments, by their index in the survey.
     faults: Vec<(usize, Fault)>,
-    /// Records may be missing: recovery is to say which.
+    /// Records may be missing: recovery must identify them.
     needs_account: bool,
     frames: u64,
     records: u64,
@@ -280,7 +277,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The sorted runs: each by itself, and one after the other.
+    /// Checks the sorted runs: each alone, and in sequence.
     fn runs(&mut self, lsns: &mut NextLsns) -> Result<(), Stop> {
         let disk = &*self.offline.disk;
         let survey = self.survey;
@@ -397,7 +394,7 @@ impl<'a> Run<'a> {
             let used = paths.contains(path.as_str()) || self.survey.leftovers.contains(&path);
             if !used && !self.survey.ready.contains(&id) {
                 let finding = files::unusable(disk, id, self.offline.store.id)?;
-                // One that is there under another name is no loss.
+                // A segment that exists under another name is not lost.
                 self.needs_account |= !segments.contains_key(&id);
                 self.findings.push(finding);
             }
@@ -405,7 +402,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Whether something is missing between a segment and the one before it.
+    /// Whether a segment is missing between a segment and its predecessor.
     fn follows(&mut self, segment: &Surveyed, before: Option<&(SegmentId, Checked)>) -> bool {
         let Some(link) = &segment.link else {
             return false;
@@ -456,7 +453,7 @@ impl<'a> Run<'a> {
         );
     }
 
-    /// Segments that others tell of and that would stand behind the last.
+    /// Notes segments that other files name and that would stand behind the last one.
     fn end_of_journal(&mut self, checkpoints: &BTreeSet<SegmentId>) {
         let last = self.survey.segments.last();
         let last_id = last.map(|segment| segment.life.id);
@@ -472,7 +469,7 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        // Only what has a successor is cut to size.
+        // Only segments with a successor are cut to size.
         let Some(last) = last.filter(|_| !self.survey.is_sealed) else {
             return;
         };
@@ -525,7 +522,7 @@ impl<'a> Run<'a> {
         Ok(checked)
     }
 
-    /// The copy of its predecessor's end that a link holds.
+    /// Compares the predecessor's end that a link holds.
     fn compare_link(
         &mut self,
         number: usize,
@@ -569,7 +566,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Puts it all together; recovery tells whose records are missing.
+    /// Makes the report. Recovery identifies the missing records.
     fn report(mut self, stopped: bool, clock: &dyn Clock) -> Result<OfflineReport, OpenError> {
         let disk = Arc::clone(&self.offline.disk);
         let account = match self.needs_account && !stopped {
@@ -586,7 +583,7 @@ impl<'a> Run<'a> {
         let mut findings = self.findings;
         findings.extend(files::unreadable(&*disk));
         if account.as_ref().is_some_and(Account::is_all_accepted) {
-            // Of files that are gone, too, a start says nothing any more.
+            // A start no longer reports missing files, either.
             let lost = findings.iter_mut();
             for finding in lost.filter(|finding| finding.severity == Severity::Loss) {
                 finding.severity = Severity::Note;
@@ -607,7 +604,7 @@ impl<'a> Run<'a> {
                 )
             }));
             if !findings.iter().any(|f| f.severity > Severity::Note) {
-                // A start would say it: then it is not kept back here.
+                // A start would report these findings, so this report includes them.
                 findings.extend(account.findings.iter().map(|what| Finding {
                     file: None,
                     ..Finding::of_file(
@@ -642,10 +639,10 @@ fn known(segment: &Surveyed) -> Known {
     }
 }
 
-/// Brings together where something is wrong and whose records that takes.
+/// Matches faults with the records that they affect.
 struct Attribution<'a> {
     account: Option<&'a Account>,
-    /// Damage that recovery tells of and no fault was blamed for yet.
+    /// Damage that recovery reports and that is not matched with a fault yet.
     left: Vec<Damage>,
     names: HashMap<LogId, LogName>,
 }
@@ -667,7 +664,7 @@ impl<'a> Attribution<'a> {
         }
     }
 
-    /// The findings that come of one fault.
+    /// Adds the findings of one fault.
     fn attribute(&mut self, segment: &Surveyed, fault: &Fault, findings: &mut Vec<Finding>) {
         let base = Finding {
             severity: fault.severity,
@@ -699,7 +696,7 @@ impl<'a> Attribution<'a> {
             match &damage.log {
                 _ if damage.accepted => {}
                 Some(log) => {
-                    // What was trimmed is not missed.
+                    // Trimmed records are not missed.
                     let from = damage.from.max(log.state.read().coming_first());
                     if from < damage.to {
                         ranges
@@ -771,7 +768,7 @@ impl<'a> Attribution<'a> {
         }
     }
 
-    /// Records that are missing where no bytes are bad: of segments that are gone.
+    /// Records missing without bad bytes: records of missing segments.
     fn rest(&mut self, survey: &Survey, findings: &mut Vec<Finding>) {
         for damage in std::mem::take(&mut self.left) {
             let position = damage.position;
@@ -813,7 +810,7 @@ impl<'a> Attribution<'a> {
     }
 }
 
-/// What to do about a fault in a segment.
+/// The remedy for a fault in a segment.
 pub(super) fn advice_for(fault: &Fault, base: Position) -> &'static str {
     match (fault.severity, fault.kind) {
         (Severity::Loss, _) => advice::LOST,
@@ -823,7 +820,7 @@ pub(super) fn advice_for(fault: &Fault, base: Position) -> &'static str {
     }
 }
 
-/// Ranges that touch become one.
+/// Merges ranges that touch.
 pub(super) fn merged(mut ranges: Vec<(Lsn, Lsn)>) -> Vec<(Lsn, Lsn)> {
     ranges.sort_unstable();
     let mut merged: Vec<(Lsn, Lsn)> = Vec::with_capacity(ranges.len());

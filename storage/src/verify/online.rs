@@ -1,5 +1,5 @@
-//! The store of a running engine, checked beside its work. What is found becomes known to
-//! the engine at once: readers are told, numbers move, the next start finds it too.
+//! Checks the store of a running engine. The engine learns the findings at once: readers get them, metrics
+//! change, and the next start finds them, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -24,7 +24,7 @@ use crate::metrics::ChecksumSite;
 use crate::sorted::{self, BadRun, Run};
 use crate::sync::Mutex;
 
-/// Faults that were logged and counted, so that the next look does not do it again.
+/// Faults that were logged and counted, so that the next check does not repeat it.
 #[derive(Default)]
 pub(crate) struct Told(Mutex<HashSet<Logged>>);
 
@@ -38,7 +38,7 @@ type Files = (Vec<Arc<Run>>, Vec<Arc<Segment>>);
 type Logged = (Option<u64>, FindingKind, Option<Position>, String);
 
 impl Told {
-    /// Whether this is the first time.
+    /// Whether the finding is new.
     fn first(&self, finding: &Finding) -> bool {
         let from = finding.positions.map(|(from, _)| from);
         let file = finding.file.clone().unwrap_or_default();
@@ -48,19 +48,19 @@ impl Told {
     }
 }
 
-/// A verification that runs on a thread of its own. Dropping it ends it.
+/// A verification on its own thread. Dropping it ends the verification.
 pub struct Verification {
     pub(crate) control: Arc<Control>,
     pub(crate) mailbox: Arc<Mailbox>,
 }
 
-/// Findings that nobody has heard, beyond which a verification waits: they are in memory.
+/// Number of findings in memory, not yet read by the caller, from which on a verification waits.
 const MOST_UNHEARD: usize = 10_000;
 
-/// When to look again whether somebody has heard them.
+/// Pause between two checks whether the caller has read them.
 const UNHEARD: Duration = Duration::from_millis(50);
 
-/// Where the thread leaves what there is to say.
+/// Reports of the thread for the caller.
 #[derive(Default)]
 pub(crate) struct Mailbox(Mutex<Said>);
 
@@ -73,7 +73,7 @@ struct Said {
 }
 
 impl Mailbox {
-    /// Says what is new. Waits while there are too many findings that nobody has heard.
+    /// Adds new progress. Waits while the caller has too many unread findings.
     pub(crate) fn say(&self, progress: &mut Progress, control: &Control) {
         let mut said = self.0.lock();
         while said.progress.findings.len() >= MOST_UNHEARD && !control.is_stopped() {
@@ -91,7 +91,7 @@ impl Mailbox {
         }
     }
 
-    /// Whether the thread has nothing more to say.
+    /// Whether the thread has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.lock().ended.is_some()
     }
@@ -107,7 +107,7 @@ impl Mailbox {
 }
 
 impl Verification {
-    /// How far it is now, as soon as that has changed; `None` = it has ended.
+    /// Returns the progress as soon as it has changed; `None` = the verification has ended.
     ///
     /// # Errors
     /// If the store could not be read. Damage is no error.
@@ -147,7 +147,7 @@ impl Drop for Verification {
 }
 
 impl Core {
-    /// The run or the segment that has this number.
+    /// The run or the segment with this number.
     pub(crate) fn files_of(&self, id: u64) -> Result<Files, VerifyError> {
         let (mut runs, mut segments) = self.journal.runs_and_segments();
         let standing = runs.iter().find(|run| {
@@ -229,7 +229,7 @@ impl Core {
         Ok(())
     }
 
-    /// What is lost where no bytes are bad: in segments that are gone.
+    /// Losses without bad bytes: records in missing segments.
     fn known_losses(&self, named: &[(LogId, (Lsn, Lsn))]) -> Vec<Finding> {
         let mut findings = Vec::new();
         for damage in self
@@ -272,7 +272,7 @@ impl Core {
         findings
     }
 
-    /// Where the frames of a segment end that are on the device; `None` if none is.
+    /// End of the flushed frames of a segment; `None` if there are none.
     fn settled_end(&self, segment: &Segment) -> Option<Position> {
         let durable = self.journal.durable();
         let end = *segment.end.read();
@@ -280,8 +280,8 @@ impl Core {
         (end > segment.first() && end <= segment.limit()).then_some(end)
     }
 
-    /// Checks one segment and its index; what it finds is known to the engine from then on.
-    /// `spend` is told of bytes before they are read.
+    /// Checks one segment and its index. The engine knows the findings from then on. `spend` receives the
+    /// number of bytes before each read.
     pub(crate) fn check_segment(
         &self,
         segment: &Arc<Segment>,
@@ -350,7 +350,7 @@ impl Core {
         };
         let mut read = |from: u64, bytes: u64| {
             spend(bytes)?;
-            // What is being written is not read around the cache: that would write it back.
+            // A segment that is being written is not read around the cache: that would write it back.
             Ok(match &writer {
                 Some(_) => reader.read_cached(from, bytes)?,
                 None => reader.read(from, bytes)?,
@@ -367,7 +367,7 @@ impl Core {
         Ok(findings)
     }
 
-    /// Checks one run and its index; what it finds is known to the engine from then on.
+    /// Checks one run and its index. The engine knows the findings from then on.
     pub(crate) fn check_run(
         &self,
         run: &Arc<Run>,
@@ -422,7 +422,7 @@ impl Core {
             }
         }
         if segment.is_retired() {
-            // Nothing of it is read any more.
+            // Readers no longer use the run.
             return Ok(Vec::new());
         }
         for images in &walked.images {
@@ -470,7 +470,7 @@ impl Core {
         Ok(findings)
     }
 
-    /// Whether a stretch of a run is whole frames when it is read again, from the device.
+    /// Whether a range of a run consists of whole frames when it is read again, from the device.
     fn frames_verify_again(&self, segment: &Segment, hole: Hole) -> io::Result<bool> {
         let bytes = self.bytes_again(segment, hole.from, hole.to.since(hole.from))?;
         let mut at = hole.from;
@@ -488,7 +488,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Records of a run cannot be read: they are quarantined, if they are kept at all.
+    /// Quarantines unreadable records of a run, as far as they are kept.
     fn lose_of_run(
         &self,
         run: &Run,
@@ -532,7 +532,7 @@ impl Core {
         Some(finding.in_segment(run.id()).at(position, position))
     }
 
-    /// Nothing of a run can be read any more.
+    /// Notes that a run is no longer readable.
     fn lose_run(
         &self,
         run: &Arc<Run>,
@@ -545,7 +545,7 @@ impl Core {
         let first = self.journal.first_of_run(segment);
         let finding = finding.in_segment(run.id()).at(first, run.head.end);
         let mut findings = self.note(vec![finding], site);
-        // Without an index in memory or in its file nobody knows whose records they were.
+        // Without an index in memory or in its file the records cannot be attributed to logs.
         if let Some(index) = self.indexes.get(segment)? {
             for row in index.rows() {
                 let entries = index.entries(&row);
@@ -560,7 +560,7 @@ impl Core {
         Ok(findings)
     }
 
-    /// Whose records a fault takes; they are quarantined.
+    /// Finds the records that a fault affects, and quarantines them.
     fn attribute(
         &self,
         segment: &Arc<Segment>,
@@ -600,7 +600,7 @@ impl Core {
                 let entry = hit.entry(log.id.get()).or_insert_with(|| (log, Vec::new()));
                 entry.1.push(kept);
             }
-            // What was known already has no places any more.
+            // Records that were known as lost have no places any more.
             known = self.damages.between(fault.from, fault.to);
         } else if let Some(gap) = fault.touched.first().filter(|_| fault.is_gap) {
             known = self.damages.of_log(gap.log_id, gap.first_lsn);
@@ -633,7 +633,7 @@ impl Core {
         }
         if hit.is_empty() {
             let severity = match fault.severity {
-                // The engine knows all frames: no record that is kept is in it.
+                // The engine knows all frames: the damaged one has no record that is kept.
                 Severity::Loss if fault.is_unreadable() || is_known => Severity::Damage,
                 other => other,
             };
@@ -668,7 +668,7 @@ impl Core {
         Ok(())
     }
 
-    /// Frames with records that a stretch of a segment holds, by what the engine knows.
+    /// Frames with records within a range of a segment, by the indexes of the engine.
     fn places_within(
         &self,
         segment: &Segment,
@@ -698,7 +698,7 @@ impl Core {
         Ok(found)
     }
 
-    /// Counts and logs findings that are new; gives all of them back.
+    /// Counts and logs new findings. Returns all findings.
     pub(crate) fn note(&self, findings: Vec<Finding>, site: ChecksumSite) -> Vec<Finding> {
         for finding in &findings {
             if finding.severity > Severity::Note && self.told.first(finding) {
@@ -717,14 +717,14 @@ impl Core {
         findings
     }
 
-    /// Checks all that is no segment.
+    /// Checks all files except segments.
     fn check_files(&self, segments: &[Arc<Segment>]) -> Result<Vec<Finding>, Stop> {
         let disk = &*self.disk;
         let format = directory::look(disk).map_err(io::Error::other)?;
         let mut findings = files::small_files(disk, &format, self.store_id, segments.len())?;
         let ids: BTreeSet<SegmentId> = segments.iter().map(|segment| segment.life.id).collect();
         findings.extend(files::strays(disk, &ids, true)?);
-        // Those that a checkpoint tells of have ended long ago.
+        // Segments in a checkpoint have ended long ago.
         let known: BTreeMap<SegmentId, Known> = segments
             .iter()
             .filter_map(|segment| {
@@ -739,7 +739,7 @@ impl Core {
             .collect();
         let sorted = self.journal.runs().last().map(|run| run.head.last);
         for id in checkpoint::list(disk)? {
-            // One that is newer than what we listed is left to the next look.
+            // A checkpoint newer than this list is left to the next check.
             if known.contains_key(&id) {
                 let is_sorted = |id| Some(id) <= sorted;
                 let known = (&known, &is_sorted as &dyn Fn(SegmentId) -> bool);
@@ -750,8 +750,8 @@ impl Core {
     }
 }
 
-/// Result of a check of one file. The sorter may take a file while it is checked: a run then holds
-/// its records, and errors of the old file mean nothing.
+/// Result of a check of one file. The sorter may retire a file while it is checked: a run then holds its
+/// records, and errors of the old file mean nothing.
 fn after_retirement(
     segment: &Segment,
     lsns: &mut NextLsns,
@@ -813,7 +813,7 @@ mod tests {
         }
         assert!(block_on(verification.next()).is_none());
         thread.join().unwrap();
-        // One that is to end does not wait.
+        // A thread that must end does not wait.
         mailbox.say(&mut findings(MOST_UNHEARD), &control);
         drop(verification);
         mailbox.say(&mut findings(1), &control);

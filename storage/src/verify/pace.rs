@@ -1,4 +1,4 @@
-//! How far a verification is, how fast it may go, and whether it is to stop.
+//! Progress of a verification, its rate limit, and its stop signal.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use super::Finding;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
 
-/// What a verification says while it runs.
+/// Report of a verification while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes checked so far.
     pub checked_bytes: u64,
     /// Bytes to check in all; may grow.
     pub total_bytes: u64,
-    /// What was found since the last time.
+    /// Findings since the last report.
     pub findings: Vec<Finding>,
 }
 
@@ -23,13 +23,13 @@ pub struct Progress {
 pub struct Control {
     stopped: AtomicBool,
     bytes_per_second: AtomicU64,
-    /// For whoever waits out the rate.
+    /// For the thread that waits for the rate.
     sleeping: Mutex<()>,
     woken: Condvar,
 }
 
 impl Control {
-    /// Reads at most so many bytes a second; 0 = no bound.
+    /// Creates a control that allows at most this number of bytes per second; 0 = no bound.
     pub fn new(bytes_per_second: u64) -> Self {
         Self {
             bytes_per_second: AtomicU64::new(bytes_per_second),
@@ -37,19 +37,19 @@ impl Control {
         }
     }
 
-    /// Ends it within one step.
+    /// Ends the verification within one step.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         let _awake = self.sleeping.lock();
         self.woken.notify_all();
     }
 
-    /// Whether it is to end.
+    /// Whether the verification must end.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Waits, unless it is to end first.
+    /// Waits for this time, or until the verification must end.
     pub(crate) fn wait(&self, time: Duration) {
         let mut sleeping = self.sleeping.lock();
         if !self.is_stopped() {
@@ -58,7 +58,7 @@ impl Control {
     }
 }
 
-/// Why a verification did not come to its end.
+/// Reason why a verification did not finish.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Stopped,
@@ -71,10 +71,10 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Keeps to a rate: what was read is paid for by waiting.
+/// Keeps to a rate: waits in proportion to the bytes read.
 pub(crate) struct Pace<'a> {
     control: &'a Control,
-    /// When all that was read so far is paid for.
+    /// Time at which all bytes so far fit the rate.
     due: Option<Instant>,
     now: &'a dyn Fn() -> Instant,
 }
@@ -88,7 +88,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Waits until what was read before is paid for, then charges `bytes` more.
+    /// Waits until the earlier bytes fit the rate, then charges `bytes` more.
     pub(crate) fn spend(&mut self, bytes: u64) -> Result<(), Stop> {
         let rate = self.control.bytes_per_second.load(Ordering::Relaxed);
         if rate > 0 {
@@ -98,7 +98,7 @@ impl<'a> Pace<'a> {
                 self.control.wait(due - now);
                 now = (self.now)();
             }
-            // Time that was not used is not made up for.
+            // Unused time does not count.
             let micros = u128::from(bytes) * 1_000_000 / u128::from(rate);
             let cost = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
             self.due = due.max(now).checked_add(cost);

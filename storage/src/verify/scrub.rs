@@ -1,5 +1,5 @@
-//! Scrubbing: sealed segments are read again and again, slowly, so that what a device
-//! forgets is found while a backup still has it, and not when somebody needs it.
+//! Scrubbing: sealed segments are read again and again, slowly. Bytes that a device lost are found while a
+//! backup still has them, and not when a reader needs them.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::local::Core;
 use crate::metrics::ChecksumSite;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// How long one step gives way to appends that are under way, at most: so a pass goes on
-/// at 1 MiB a second at least, however busy the journal is.
+/// Maximum time that one step gives way to appends that are under way. A pass therefore reads at least 1 MiB
+/// per second, however busy the journal is.
 const GIVE_WAY: Duration = Duration::from_secs(1);
 
-/// How often it looks whether they are through.
+/// Pause between two checks for appends under way.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How far scrubbing is.
+/// Progress of scrubbing.
 pub(crate) struct Scrub {
     pub(crate) control: Control,
     /// Bytes read since the start.
     pub(crate) bytes: AtomicU64,
-    /// When the last pass over everything ended; 0 = none did yet.
+    /// End of the last complete pass; 0 = there is none.
     last_pass: AtomicI64,
 }
 
@@ -36,7 +36,7 @@ impl Scrub {
         }
     }
 
-    /// When the last pass over everything ended.
+    /// End of the last complete pass.
     pub(crate) fn last_pass(&self) -> Option<Timestamp> {
         let micros = self.last_pass.load(Ordering::Relaxed);
         (micros != 0).then(|| Timestamp::from_micros(micros))
@@ -44,8 +44,8 @@ impl Scrub {
 }
 
 impl Core {
-    /// Body of the scrubbing thread, until it is stopped. A run begins with the oldest
-    /// segment: where the run before had come to is not kept.
+    /// Body of the scrubbing thread, until it is stopped. Each process begins with the oldest segment: the
+    /// place of the previous process is not kept.
     pub(crate) fn scrub(&self) {
         while !self.scrub.control.is_stopped() {
             let began = self.journal.clock.monotonic();
@@ -53,7 +53,7 @@ impl Core {
                 tracing::warn!(%error, "a pass of scrubbing was cut off; the next one begins anew");
             }
             let took = self.journal.clock.monotonic().duration_since(began);
-            // At least a moment, so that an error that stays does not make a busy loop.
+            // Pauses at least 1 second, so that a permanent error does not cause a busy loop.
             let pause = self.config.scrub_interval.saturating_sub(took);
             self.scrub.control.wait(pause.max(Duration::from_secs(1)));
         }
@@ -71,7 +71,7 @@ impl Core {
         })
     }
 
-    /// The same pass. It calls `spend` with the bytes of each read.
+    /// One pass over all runs and sealed segments. It calls `spend` with the bytes of each read.
     pub(crate) fn scrub_with(
         &self,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
@@ -105,7 +105,7 @@ impl Core {
         Ok(())
     }
 
-    /// Lets appends that are under way go first, for so long at most.
+    /// Waits for appends that are under way, at most this long.
     pub(crate) fn give_way(&self, control: &Control, most: Duration) {
         let busy = || self.journal.inflight.load(Ordering::Relaxed) > 0;
         let mut waited = Duration::ZERO;

@@ -1,6 +1,5 @@
-//! Everything that one segment must be by itself and with its index: both life blocks,
-//! every frame and how it follows from the one before, atomic units, what directories and
-//! the seal tell of the frames, and that lsns have no gaps.
+//! Checks one segment and its index: both life blocks, every frame and its chain, atomic units, the claims of
+//! directories and of the seal, and lsns without gaps.
 
 use std::collections::HashMap;
 
@@ -19,18 +18,18 @@ use crate::journal::frame::{self, Directory, Header, Kind};
 use crate::journal::segment::{Life, bad_copies};
 use crate::local::Forgotten;
 
-/// Which segment, and what others say of it.
+/// A segment to check, and the facts that other files record of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) life: Life,
     pub(crate) base: Position,
-    /// Where its frames end.
+    /// End of its frames.
     pub(crate) end: Position,
     /// Bytes of its file.
     pub(crate) file_bytes: u64,
 }
 
-/// Whose something is that was hit.
+/// A frame affected by a fault, and its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Touched {
     pub(crate) position: Position,
@@ -51,14 +50,14 @@ impl Touched {
         }
     }
 
-    /// The records, if it has any.
+    /// Its records, if it is a batch.
     pub(crate) fn lsns(&self) -> Option<(Lsn, Lsn)> {
         let next = self.first_lsn.checked_advance(u64::from(self.count))?;
         (self.kind == Kind::Batch).then_some((self.first_lsn, next))
     }
 }
 
-/// Something wrong in a segment.
+/// A fault in a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) kind: FindingKind,
@@ -66,25 +65,25 @@ pub(crate) struct Fault {
     pub(crate) from: Position,
     pub(crate) to: Position,
     pub(crate) detail: String,
-    /// What was hit, as far as the segment itself tells.
+    /// Affected frames, as far as the segment itself shows.
     pub(crate) touched: Vec<Touched>,
     /// Frames cannot be read here.
     pub(crate) is_hole: bool,
     /// The frame is good, and records before it are missing.
     pub(crate) is_gap: bool,
-    /// All frames that were hit are among `touched`.
+    /// All affected frames are in `touched`.
     pub(crate) explained: bool,
 }
 
-/// What is known of one segment when all of it was looked at.
+/// Result of the check of one segment.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
     pub(crate) faults: Vec<Fault>,
-    /// Header checksum of the last frame; `None` if the last thing in it is a hole.
+    /// Header checksum of the last frame; `None` if the segment ends with a hole.
     pub(crate) chain: Option<u32>,
     /// Its link, if that is good.
     pub(crate) link: Option<Link>,
-    /// Where each log stood that it has records of, before these.
+    /// Next lsn of each log with records in the segment, before these records.
     pub(crate) before: HashMap<LogId, Lsn, foldhash::fast::RandomState>,
     /// Frames that verify, and records in them.
     pub(crate) frames: u64,
@@ -92,12 +91,12 @@ pub(crate) struct Checked {
 }
 
 impl Fault {
-    /// Whether records cannot be read where it is.
+    /// Whether its records cannot be read.
     pub(crate) fn is_unreadable(&self) -> bool {
         self.is_hole || self.severity == Severity::Loss && !self.is_gap
     }
 
-    /// A fault of the frame at `position`, which can be read all the same.
+    /// A fault of the frame at `position`, which is still readable.
     pub(crate) fn of_frame(
         kind: FindingKind,
         severity: Severity,
@@ -118,19 +117,18 @@ impl Fault {
     }
 }
 
-/// The next lsn of each log, as the journal is gone over.
+/// The next lsn of each log, in the order of the journal.
 #[derive(Debug, Default)]
 pub(crate) struct NextLsns {
     next: HashMap<LogId, Lsn, foldhash::fast::RandomState>,
-    /// Everything from the first segment on was seen, so that a log that is not here has
-    /// no records.
+    /// All segments from the first on were seen: a log without an entry here has no records.
     complete: bool,
-    /// Something was damaged or missing: gaps are to be expected after that.
+    /// A part was damaged or missing: gaps may follow.
     damaged: bool,
 }
 
 impl NextLsns {
-    /// Nothing was seen yet; `complete` = from now on all is.
+    /// Empty; `complete` = from now on every segment is checked.
     pub(crate) fn new(complete: bool) -> Self {
         Self {
             complete,
@@ -138,12 +136,12 @@ impl NextLsns {
         }
     }
 
-    /// What comes may have gaps.
+    /// Notes that the following segments may have gaps.
     pub(crate) fn expect_gaps(&mut self) {
         self.damaged = true;
     }
 
-    /// The next lsn of a log; `None` if that cannot be said.
+    /// The next lsn of a log; `None` if it is unknown.
     pub(crate) fn of(&self, log: LogId) -> Option<Lsn> {
         let known = self.next.get(&log).copied();
         known.or_else(|| (self.complete && !self.damaged).then_some(Lsn::ZERO))
@@ -153,13 +151,13 @@ impl NextLsns {
         self.damaged
     }
 
-    /// Where a log stood at a place where it is told.
+    /// Sets the next lsn of a log where a file records it.
     pub(crate) fn set(&mut self, log: LogId, next: Lsn) {
         self.next.insert(log, next);
     }
 }
 
-/// Looks at one segment. `read` gives the bytes of its file.
+/// Checks one segment. `read` returns the bytes of its file.
 pub(crate) fn check(
     target: &Target,
     index: Option<&SealedIndex>,
@@ -178,23 +176,23 @@ struct Check<'a> {
     index: Option<&'a SealedIndex>,
     lsns: &'a mut NextLsns,
     checked: Checked,
-    /// Frames since the one that carried the last directory, that one included: what the
-    /// next directory has to tell.
+    /// Frames from the one that carried the last directory on, including that frame: the group that the next
+    /// directory must list.
     group: Vec<Told>,
     digest: Xxh3,
     frames: u64,
     records: u64,
-    /// Batches. The index has all that can be read.
+    /// Number of batches. The index has all readable ones.
     batches: usize,
-    /// Batches that cannot be read. The index has them until it is written again.
+    /// Number of unreadable batches. The index has them until it is written again.
     bad_batches: usize,
-    /// The atomic unit at hand goes on.
+    /// Whether the current atomic unit continues.
     open_unit: bool,
     sealed: bool,
     has_holes: bool,
 }
 
-/// A frame, as a directory tells of it.
+/// A frame, as a directory lists it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Told {
     touched: Touched,
@@ -348,7 +346,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Whether the body is what the header says: whole, and readable as its kind.
+    /// Whether the body matches the header: complete, and readable as its kind.
     fn body(&mut self, header: &Header, body: Option<&[u8]>) -> bool {
         let readable = body.is_some_and(|body| match header.kind {
             Kind::Batch => compress::decompress(header.codec(), body)
@@ -360,7 +358,7 @@ impl<'a> Check<'a> {
             Kind::Link => Link::decode(body).is_some(),
             Kind::Seal => Seal::decode(body).is_some(),
             Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => true,
-            // They have no place in the journal.
+            // These kinds have no place in the journal.
             Kind::Run | Kind::Images | Kind::Pack | Kind::Order => false,
         });
         if readable {
@@ -405,8 +403,8 @@ impl<'a> Check<'a> {
         false
     }
 
-    /// A directory must tell the group before it as it is, and explains what is damaged
-    /// of that.
+    /// Checks that a directory lists the group before it correctly. The directory also explains damaged frames
+    /// of that group.
     fn directory(&mut self, directory: &Directory, header: &Header) {
         let mut position = directory.start;
         let mut told = Vec::with_capacity(directory.entries.len());
@@ -434,7 +432,7 @@ impl<'a> Check<'a> {
         }
         let group = std::mem::take(&mut self.group);
         let first = group.first().map(|told| told.touched.position);
-        // Behind a hole the group is known in part.
+        // Behind a hole the group is only partly known.
         let known = told
             .iter()
             .filter(|told| first.is_some_and(|first| told.touched.position >= first))
@@ -520,7 +518,7 @@ impl<'a> Check<'a> {
         let Some(seal) = body.and_then(Seal::decode) else {
             return;
         };
-        // Of a segment that is damaged anyway the digest says nothing new.
+        // The digest of a damaged segment adds no fact.
         if self.checked.faults.iter().any(|fault| fault.is_hole) {
             return;
         }
@@ -562,7 +560,7 @@ impl<'a> Check<'a> {
         if self.checked.faults.iter().any(hole_at_end) {
             self.checked.chain = None;
         }
-        // What only looks lost is not, where all that was hit is told and no record is in it.
+        // A hole is no loss if a directory lists all its frames, and none of them has records.
         for fault in &mut self.checked.faults {
             let records = |touched: &Touched| touched.kind == Kind::Batch;
             if fault.is_hole && fault.explained && !fault.touched.iter().any(records) {
