@@ -1,18 +1,17 @@
-//! The archive: what retention took, kept in a directory outside of the store.
+//! The archive: records that retention removed, kept in a directory outside of the store.
 //!
 //! ```text
 //!  run is built ─▶ <name>.new, flushed ─▶ <name>.pending ─▶ run is published ─▶ <name>.seg
-//!                  what retention took                      it is dropped
+//!                  expired records                          they are dropped
 //! ```
 //!
-//! The sorter drops what retention took; with an archive it writes that to a file there
-//! first, batches as they were stored, in the form of a sorted run. The file is `.pending`
-//! as long as it is not certain that the run was published. Before the sorter goes on, that
-//! is settled: a run that stands for the same segments and is not older says that it was;
-//! if there is none, the store still has all of it, and the file goes. So each record is in
-//! the store or in the archive, and after each step in one of them only.
+//! The sorter drops expired records. With an archive it first writes them to a file there: batches as they were
+//! stored, in the form of a sorted run. The file is `.pending` until it is certain that the run was published.
+//! The sorter settles this before it continues. A run that stands for the same segments and is not older proves
+//! the publication. Without such a run the store still has all the records, and the file is removed. Therefore
+//! each record is in the store or in the archive, and after each step in exactly one of them.
 //!
-//! Nothing of a store rests on its archive: files there may be moved, copied, removed.
+//! No store needs its archive: files there may be moved, copied, removed.
 
 mod keep;
 mod list;
@@ -25,7 +24,7 @@ pub use self::list::{
 pub use self::restore::{ArchiveRestored, SkippedLog, restore};
 use crate::ids::SegmentId;
 
-/// What a file of an archive is called: what it is of is told by its name, too.
+/// The name of a file of an archive. It identifies the records in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     store: u128,
@@ -33,11 +32,11 @@ struct Name {
     first: SegmentId,
     /// The run that was made without these records.
     run: SegmentId,
-    /// Of the file: no two have one name, also of stores that go on from one backup.
+    /// Random, so that no two files have one name, even of stores restored from one backup.
     salt: u64,
 }
 
-/// How far a file is.
+/// State of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     New,
@@ -82,7 +81,7 @@ impl Name {
     }
 }
 
-/// The lock by which one process at a time writes what is of one store.
+/// The lock that lets one process at a time write the files of one store.
 fn lock_path(store: u128) -> String {
     format!("{store:032x}.lock")
 }

@@ -40,10 +40,10 @@ use crate::disk::{Disk, read_whole};
 use crate::error::BackupError;
 use crate::ids::Timestamp;
 
-/// Read in one step.
+/// Bytes read in one step.
 const STEP: usize = 512 << 10;
 
-/// What is known of a file that does not change.
+/// Size and digest of a file that does not change.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     bytes: u64,
@@ -56,12 +56,12 @@ pub(crate) const AT_A_TIME: usize = 4;
 /// Time after which a backup ends if its caller takes no part of it.
 pub(crate) const UNREAD: Duration = Duration::from_secs(300);
 
-/// The backups that run, and digests taken by earlier ones.
+/// The running backups, and digests from earlier ones.
 pub(crate) struct Backups {
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
     digests: Mutex<HashMap<String, Known>>,
-    /// When the last whole backup ended, also before this start.
+    /// Time at which the last complete backup ended, also before this start.
     ended: Mutex<Option<Timestamp>>,
 }
 
@@ -80,7 +80,7 @@ struct State {
 /// One running backup.
 struct Running {
     held: Held,
-    /// When the last part of it was taken.
+    /// Time at which its last part was taken.
     taken: Instant,
 }
 
@@ -114,8 +114,8 @@ impl State {
                 self.doomed.push(path);
                 continue;
             }
-            // The names of what is removed here are not worth a flush: a crash brings back
-            // files that were there a moment ago, and the next start removes them.
+            // These removals are not worth a flush: a crash brings back files that existed a moment ago, and
+            // the next start removes them.
             match disk.remove(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     if !std::mem::replace(&mut self.told, true) {
@@ -130,7 +130,7 @@ impl State {
         self.told &= failed;
     }
 
-    /// The file is removed later.
+    /// Notes a file to be removed later.
     fn doom(&mut self, path: &str) {
         if !self.doomed.iter().any(|doomed| doomed == path) {
             self.doomed.push(path.to_owned());
@@ -149,13 +149,13 @@ impl Backups {
         })
     }
 
-    /// When the last whole backup of the store ended; `None` if none is known.
+    /// Time at which the last complete backup of the store ended; `None` if none is known.
     pub(crate) fn last_ended(&self) -> Option<Timestamp> {
         *self.ended.lock()
     }
 
-    /// A backup has sent everything. A store that cannot keep the time goes on: only the metric
-    /// forgets it with a restart.
+    /// Notes the end of a complete backup. If the store cannot keep the time, the store still works: only the
+    /// metric loses it with a restart.
     fn ended(&self, now: Timestamp) {
         let mut ended = self.ended.lock();
         *ended = Some(now);
@@ -164,7 +164,7 @@ impl Backups {
         }
     }
 
-    /// From now on no file is removed. `None` if [`AT_A_TIME`] backups run.
+    /// Stops the removal of files. `None` if [`AT_A_TIME`] backups run.
     fn pin(self: &Arc<Self>, now: Instant) -> Option<Pin> {
         self.end_unread(now);
         let mut state = self.state.lock();
@@ -202,7 +202,7 @@ impl Backups {
     /// Returns whether a backup holds it.
     ///
     /// # Errors
-    /// Of the file system. The removal is tried again by [`Backups::remove_left`].
+    /// The error of the file system. [`Backups::remove_left`] repeats the removal.
     pub(crate) fn remove(&self, path: &str) -> io::Result<bool> {
         let mut state = self.state.lock();
         if state.holds(path) {
@@ -218,7 +218,7 @@ impl Backups {
         }
     }
 
-    /// Tries again to remove files whose removal failed. The next start removes what is left.
+    /// Tries again to remove files whose removal failed. The next start removes the remaining ones.
     pub(crate) fn remove_left(&self) {
         let mut state = self.state.lock();
         if !state.doomed.is_empty() {
@@ -226,7 +226,7 @@ impl Backups {
         }
     }
 
-    /// Files that the start could not remove: they are removed later.
+    /// Takes over files that the start could not remove, to remove them later.
     pub(crate) fn take_over(&self, left: &[String]) {
         let mut state = self.state.lock();
         left.iter().for_each(|path| state.doom(path));
@@ -244,7 +244,7 @@ impl Backups {
         Ok(())
     }
 
-    /// A file has other content from now on: nothing that was known of it holds, and it stays.
+    /// Notes that a file has new content: its digest is forgotten, and it is not removed.
     pub(crate) fn replaced(&self, path: &str) {
         self.state.lock().doomed.retain(|doomed| doomed != path);
         self.forget(path);
@@ -266,8 +266,8 @@ impl Backups {
         result
     }
 
-    /// Does something with these files, unless a backup holds one of them. No backup begins
-    /// meanwhile. Returns whether it was done.
+    /// Runs `work` on these files, unless a backup holds one of them. No backup begins meanwhile. Returns
+    /// whether it ran.
     pub(crate) fn unless_held(
         &self,
         paths: &[String],
@@ -290,7 +290,7 @@ impl Backups {
         self.digests.lock().insert(path.to_owned(), known);
     }
 
-    /// Forgets the digests of all other files: most of them are gone since earlier backups.
+    /// Forgets the digests of all other files: most of them were removed since earlier backups.
     fn forget_others(&self, paths: &HashSet<String>) {
         let mut digests = self.digests.lock();
         digests.retain(|path, _| paths.contains(path));
@@ -327,7 +327,7 @@ impl Pin {
         Ok(())
     }
 
-    /// From now on only these files are kept.
+    /// Limits the backup to these files.
     fn hold(&self, paths: HashSet<String>) {
         let mut state = self.backups.state.lock();
         if let Some(backup) = state.running.get_mut(&self.number) {
@@ -336,7 +336,7 @@ impl Pin {
         }
     }
 
-    /// From now on this file is not kept: its content was sent.
+    /// Releases this file: its content was sent.
     fn let_go(&self, path: &str) {
         let mut state = self.backups.state.lock();
         if let Some(Running {

@@ -1,9 +1,8 @@
-//! What the fuzz targets of `storage/fuzz` call: everything that reads bytes of a data
-//! directory, with what must hold for any bytes at all. Checksums are made to fit on the
-//! way, or no mutation would get past them; each target says how.
+//! Functions for the fuzz targets of `storage/fuzz`: all code that reads bytes of a data directory, with
+//! conditions that must hold for any bytes. The functions make checksums valid, or no mutation would pass them;
+//! each target describes its method.
 //!
-//! Every function takes an input as the fuzzer mutates it, and panics if something that
-//! must hold does not.
+//! Every function takes an input as the fuzzer mutates it, and panics if a condition does not hold.
 
 mod backup;
 mod frames;
@@ -17,7 +16,7 @@ pub use tables::{checkpoint, index, table_seeds};
 
 use arbitrary::Unstructured;
 
-/// One number off the front of an input; 0 where it has ended.
+/// Takes one number off the front of an input; 0 if the input has ended.
 fn number<T: for<'a> arbitrary::Arbitrary<'a> + Default>(input: &mut Unstructured<'_>) -> T {
     input.arbitrary().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The archive as the sorter writes it.
+//! Writes the archive for the sorter.
 
 use std::io;
 use std::sync::Arc;
@@ -15,25 +15,24 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::wire;
 
-/// Where one store keeps what retention took.
+/// The archive of one store.
 pub(crate) struct Archive {
     disk: Arc<dyn Disk>,
     store_id: u128,
-    /// Whether nothing is there of which it is not certain whether the store has it too.
+    /// Whether no file is in doubt: the store may still have the records of such a file, too.
     settled: AtomicBool,
-    /// Files being written: the sorter may begin another one meanwhile.
+    /// Number of files being written: the sorter may begin another one meanwhile.
     writing: AtomicU64,
-    /// Bytes written, and how often something failed, since the start.
+    /// Bytes written, and number of failures, since the start.
     pub(crate) written: AtomicU64,
     pub(crate) failures: AtomicU64,
-    /// Why the newest try failed.
+    /// Reason of the newest failure.
     failing: Mutex<Option<String>>,
     _lock: Box<dyn DiskLock>,
 }
 
 impl Archive {
-    /// Takes the archive for this store: as long as it is open nobody else writes there in
-    /// its name.
+    /// Opens the archive for this store. While it is open, no other process writes files of this store there.
     pub(crate) fn open(disk: Arc<dyn Disk>, store_id: u128) -> Result<Self, OpenError> {
         let holder = format!(
             "process {} (wald {})",
@@ -62,12 +61,12 @@ impl Archive {
         })
     }
 
-    /// Why nothing can be archived, and so nothing is dropped, if that is so.
+    /// Why nothing can be archived, and therefore nothing is dropped. `None` if the archive works.
     pub(crate) fn failing(&self) -> Option<String> {
         self.failing.lock().clone()
     }
 
-    /// Counts a failure, and says which archive it is about. [`Self::went_well`] tells of its end.
+    /// Counts a failure, and adds the archive to its text. [`Self::went_well`] reports its end.
     fn told<T>(&self, result: io::Result<T>) -> io::Result<T> {
         result.map_err(|error| {
             let text = format!("archive {}: {error}", self.disk.location());
@@ -78,7 +77,7 @@ impl Archive {
         })
     }
 
-    /// Begins a file for what a run leaves out. Until there is something, there is none.
+    /// Begins a file for records that a run leaves out. The file is created with the first record.
     pub(crate) fn begin(&self, run: SegmentId, first: SegmentId) -> Archiving<'_> {
         self.writing.fetch_add(1, Ordering::Relaxed);
         Archiving {
@@ -93,11 +92,9 @@ impl Archive {
         }
     }
 
-    /// Makes certain of files that a crash, or a failure, has left in doubt. `runs` are those
-    /// of the store.
+    /// Settles files that a crash or a failure has left in doubt. `runs` are the runs of the store.
     pub(crate) fn settle(&self, runs: &[Arc<Run>]) -> io::Result<()> {
-        // While a file is written nothing is sorted but segments, which is nothing that a file
-        // in doubt can be of.
+        // While a file is written only segments are sorted. No file in doubt can be of those.
         let writing = self.writing.load(Ordering::Relaxed) > 0;
         if writing || self.settled.load(Ordering::Relaxed) {
             return Ok(());
@@ -107,7 +104,7 @@ impl Archive {
         Ok(())
     }
 
-    /// The sorter has come through a step.
+    /// Notes that a step of the sorter succeeded.
     pub(crate) fn went_well(&self) {
         if self.settled.load(Ordering::Relaxed) {
             *self.failing.lock() = None;
@@ -128,7 +125,7 @@ impl Archive {
             };
             match stage == Stage::Pending && runs.iter().any(|run| stands(&run)) {
                 true => self.disk.rename(&path, &name.path(Stage::Kept))?,
-                // The store has all of it.
+                // The store has all its records.
                 false => self.disk.remove(&path)?,
             }
             changed = true;
@@ -139,7 +136,7 @@ impl Archive {
         }
     }
 
-    /// The run was published: the store has not got any more what is in the file.
+    /// Keeps the file after its run was published: the store no longer has the records in it.
     pub(crate) fn keep(&self, pending: Pending) {
         let name = pending.0;
         let kept = self
@@ -151,7 +148,7 @@ impl Archive {
         }
     }
 
-    /// The run was not published: what is in the file is in the store.
+    /// Removes the file of a run that was not published: the store has its records.
     pub(crate) fn forget(&self, pending: Pending) {
         let gone = self
             .disk
@@ -163,7 +160,7 @@ impl Archive {
     }
 }
 
-/// A file that is whole, of a run that is not published yet.
+/// A complete file of a run that is not published yet.
 #[must_use]
 pub(crate) struct Pending(Name);
 
@@ -173,12 +170,12 @@ pub(crate) struct Archiving<'a> {
     run: SegmentId,
     first: SegmentId,
     begun: Option<(Name, Writer)>,
-    /// How its logs stood, as frames of images hold it.
+    /// States of its logs, encoded for frames of images.
     images: Vec<u8>,
-    /// What is there of the log at hand.
+    /// The archived records of the current log.
     log: Option<Archived>,
     records: u64,
-    /// Records that could not be archived, since they are damaged.
+    /// Number of records that were damaged and could not be archived.
     damaged: u64,
 }
 
@@ -223,12 +220,12 @@ impl Archiving<'_> {
         writer.add(piece, body, dropped)
     }
 
-    /// A batch that retention took does not verify. It cannot be had any more.
+    /// Notes a damaged expired batch. No copy of it is left.
     pub(crate) fn miss(&mut self, piece: u32) {
         self.damaged += u64::from(piece);
     }
 
-    /// All of a log is there, which stood so at the end of the run.
+    /// Ends a log with its state at the end of the run.
     pub(crate) fn end_log(&mut self, image: &Image) -> io::Result<()> {
         let (Some(archived), Some((_, writer))) = (self.log.take(), &mut self.begun) else {
             return Ok(());
@@ -245,14 +242,14 @@ impl Archiving<'_> {
         Ok(())
     }
 
-    /// Bytes written since this was asked last.
+    /// Bytes written since the last call.
     pub(crate) fn take_written(&mut self) -> u64 {
         self.begun
             .as_mut()
             .map_or(0, |(_, writer)| writer.take_written())
     }
 
-    /// Ends the file; it is on the device then. `None` if nothing was taken.
+    /// Ends the file and flushes it. `None` if nothing was taken.
     pub(crate) fn finish(mut self, head: Head) -> io::Result<Option<Pending>> {
         if self.damaged > 0 {
             tracing::error!(
@@ -289,7 +286,7 @@ impl Archiving<'_> {
                 Ok(Some(Pending(name)))
             }
             Err(error) => {
-                // One of them. What stays is removed before the next try.
+                // Only one of them exists. A remaining file is removed before the next try.
                 let _gone = archive.disk.remove(&name.path(Stage::New));
                 let _gone = archive.disk.remove(&pending);
                 archive.told(Err(error))
@@ -299,7 +296,7 @@ impl Archiving<'_> {
 }
 
 impl Drop for Archiving<'_> {
-    /// What was begun is of no use. If it stays, it is removed before the next try.
+    /// Removes an unfinished file. If that fails, the file is removed before the next try.
     fn drop(&mut self) {
         self.archive.writing.fetch_sub(1, Ordering::Relaxed);
         if let Some((name, writer)) = self.begun.take() {

@@ -1,4 +1,4 @@
-//! What an archive holds, and whether it is as it was written.
+//! Lists the content of an archive, and verifies it.
 
 use std::io;
 use std::ops::Range;
@@ -12,16 +12,16 @@ use crate::record::Retention;
 use crate::sorted::{self, BadRun, Images, Opened, Walked};
 use crate::verify::pace::Stop;
 
-/// Which of what an archive holds is meant.
+/// Selects logs in an archive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ArchiveFilter {
-    /// Of this store only.
+    /// Only the store with this id.
     pub store: Option<u128>,
-    /// Of the logs of this name only.
+    /// Only logs with this name.
     pub log: Option<LogName>,
-    /// Of logs whose names begin so.
+    /// Only logs whose names begin with this prefix.
     pub prefix: String,
-    /// Of this log only: another may have had its name.
+    /// Only the log with this id: another may have had its name.
     pub log_id: Option<LogId>,
 }
 
@@ -47,14 +47,14 @@ impl ArchiveFilter {
     }
 }
 
-/// What an archive holds.
+/// The content of an archive.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ArchiveListing {
-    /// Its files, by store, then in the order of what they hold.
+    /// Its files, by store, then in the order of their records.
     pub files: Vec<ArchiveFile>,
-    /// What is wrong with them.
+    /// Faults of the files.
     pub findings: Vec<ArchiveFinding>,
-    /// Files that are being written, or that a crash has cut off. The store has all of them.
+    /// Files that are being written, or that a crash has interrupted. The store has all their records.
     pub unfinished: Vec<String>,
     /// Files that are not of an archive.
     pub strangers: Vec<String>,
@@ -67,17 +67,17 @@ pub struct ArchiveFile {
     pub path: String,
     /// Bytes that it takes.
     pub bytes: u64,
-    /// The store that it is of.
+    /// Id of the store that the file belongs to.
     pub store_id: u128,
-    /// The sorted run that was made without what is in it.
+    /// The sorted run that was made without these records.
     pub run: SegmentId,
-    /// The first and the last segment that this stood for.
+    /// The first and the last segment that this run stands for.
     pub segments: (SegmentId, SegmentId),
-    /// Positions in the journal that it is of: from, to (exclusive).
+    /// Positions in the journal that the file covers: from, to (exclusive).
     pub positions: Range<Position>,
-    /// The store that it is of may have all of it too.
+    /// Whether the store may still have all these records.
     pub pending: bool,
-    /// What it holds, by log id; of logs that were asked for.
+    /// The selected logs in the file, by log id.
     pub logs: Vec<ArchivedLog>,
 }
 
@@ -88,15 +88,15 @@ pub struct ArchivedLog {
     pub log_id: LogId,
     /// Its name; `None` if the store had lost it to damage.
     pub name: Option<LogName>,
-    /// The first, and the one behind the last. Some between may not be there.
+    /// The first lsn, and the lsn behind the last. Some between them may be missing.
     pub lsns: Range<Lsn>,
-    /// How many there are.
+    /// Number of records.
     pub records: u64,
     /// Bytes of their batches as stored.
     pub bytes: u64,
     /// Arrival of the first and of the last batch.
     pub arrivals: (Timestamp, Timestamp),
-    /// The retention that the log had of its own.
+    /// The log's own retention, if it had one.
     pub retention: Option<Retention>,
 }
 
@@ -116,18 +116,18 @@ impl ArchivedLog {
     }
 }
 
-/// Something that is wrong with a file of an archive.
+/// A fault of a file of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArchiveFinding {
     /// The file.
     pub path: String,
-    /// The log, if it is about one.
+    /// The log, if the fault concerns one.
     pub log: Option<LogName>,
     /// Its id.
     pub log_id: Option<LogId>,
     /// Records that are lost: from, to (exclusive).
     pub lsns: Option<Range<Lsn>>,
-    /// In words.
+    /// Description of the fault.
     pub detail: String,
 }
 
@@ -153,17 +153,17 @@ impl ArchiveFinding {
     }
 }
 
-/// A file of an archive, as far as it was looked at.
+/// A file of an archive, as far as it was read.
 pub(super) struct Looked {
     pub(super) path: String,
     pub(super) pending: bool,
     pub(super) opened: Opened,
     pub(super) images: Vec<Images>,
-    /// All that is in it, if all was read.
+    /// The whole content, if all of it was read.
     pub(super) walked: Option<Walked>,
 }
 
-/// What lies in an archive.
+/// Names of the files in an archive.
 pub(super) struct Names {
     pub(super) files: Vec<(Name, String, bool)>,
     unfinished: Vec<String>,
@@ -191,11 +191,11 @@ pub(super) fn names(disk: &dyn Disk, filter: &ArchiveFilter) -> io::Result<Names
     Ok(names)
 }
 
-/// Tells what an archive holds. With `verify` all of it is read and compared with its
-/// checksums; `progress` is told how many bytes were read since the last time.
+/// Lists an archive. With `verify` all files are read and compared with their checksums; `progress` receives
+/// the number of bytes read since its last call.
 ///
 /// # Errors
-/// If the directory, or a file in it, cannot be read. Damage is none: see the findings.
+/// If the directory, or a file in it, cannot be read. Damage is no error: see the findings.
 pub fn list(
     disk: &dyn Disk,
     filter: &ArchiveFilter,
@@ -240,8 +240,8 @@ pub fn list(
     Ok(listing)
 }
 
-/// Looks at a file; `None` if nothing can be read of it, which the findings tell, or if it
-/// went away meanwhile.
+/// Reads a file. `None` if nothing of it is readable, which the findings report, or if it was removed
+/// meanwhile.
 pub(super) fn look(
     disk: &dyn Disk,
     (name, path, pending): (Name, String, bool),
@@ -301,7 +301,7 @@ pub(super) fn look(
 
 type Open = (String, bool, Opened);
 
-/// Opens a file, which may have got its last name meanwhile.
+/// Opens a file, which may have received its final name meanwhile.
 fn open(
     disk: &dyn Disk,
     name: &Name,
@@ -321,7 +321,7 @@ fn open(
     }
 }
 
-/// Says what of a file that was read does not verify.
+/// Adds findings for the damage of a file that was read.
 fn tell_damage(path: &str, walked: &Walked, images: &[Images], findings: &mut Vec<ArchiveFinding>) {
     if walked.lost_images {
         let what = "does not tell of all of its logs any more";
@@ -353,7 +353,7 @@ fn tell_damage(path: &str, walked: &Walked, images: &[Images], findings: &mut Ve
     }
 }
 
-/// What a file says of its logs, without reading the records; fewer where that is damaged.
+/// The images of the logs of a file, without reading the records. Fewer where the file is damaged.
 fn images(file: &dyn crate::disk::DiskFile, opened: &Opened) -> io::Result<Vec<Images>> {
     let head = &opened.head;
     let end = head.order.first().map_or(head.order_end, |(_, at)| *at);

@@ -1,8 +1,8 @@
-//! Making a store of what an archive holds.
+//! Makes a store of the records in an archive.
 //!
-//! The store has sorted runs and nothing else: what was archived of each log, as it was
-//! stored, with its lsns, arrivals and places in the journal. Files of an archive may overlap
-//! (a crash, a file that was copied back): what is there twice is taken once, by lsn.
+//! The store has only sorted runs: the archived records of each log, as they were stored, with their lsns,
+//! arrivals and places in the journal. Files of an archive may overlap (a crash, a file that was copied back).
+//! A record that exists twice is taken once, by lsn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::record::{LogConfig, Retention};
 use crate::recovery::{self, RecoveryReport};
 use crate::sorted::{self, Head, Piece, Writer, put_images};
 
-/// A run is ended, where that can be, when it has so many bytes.
+/// Size from which on a run is ended where possible, bytes.
 const RUN_BYTES: u64 = 1 << 30;
 
-/// What was restored.
+/// Result of a restore.
 #[derive(Debug, Clone)]
 pub struct ArchiveRestored {
     /// The id of the new store.
@@ -36,13 +36,13 @@ pub struct ArchiveRestored {
     pub files: u64,
     /// Bytes of batches that were restored.
     pub bytes: u64,
-    /// Batches that were there more than once.
+    /// Number of batches that existed more than once.
     pub duplicates: u64,
-    /// Logs that were not restored, since later ones have their names.
+    /// Logs that were not restored, since later logs have their names.
     pub skipped: Vec<SkippedLog>,
-    /// What is wrong with the archive.
+    /// Faults of the archive.
     pub findings: Vec<ArchiveFinding>,
-    /// What the first start will find.
+    /// Findings of the first start.
     pub report: RecoveryReport,
 }
 
@@ -59,22 +59,21 @@ pub struct SkippedLog {
 struct Part {
     /// The first record in it.
     first: Lsn,
-    /// Which file.
+    /// Index of the file.
     source: usize,
     address: Position,
     bytes: u32,
-    /// Where in the journal its first and its last piece were.
+    /// Positions of the first and of the last piece in the journal.
     positions: (Position, Position),
 }
 
-/// A log on its way.
+/// A log that is being restored.
 struct Restoring {
     image: Image,
     parts: Vec<Part>,
-    /// For each file that has some of it: the first record that no trim of somebody's had
-    /// taken then.
+    /// For each file with records of the log: the first record that no explicit trim had removed then.
     trimmed: BTreeMap<usize, Lsn>,
-    /// What of it was restored so far.
+    /// The next lsn after the records restored so far.
     next: Lsn,
     position: Position,
     kept: Option<Kept>,
@@ -83,12 +82,12 @@ struct Restoring {
     last_time: Timestamp,
 }
 
-/// All that there is to restore.
+/// Everything to restore.
 struct Plan {
     sources: Vec<Source>,
     logs: BTreeMap<LogId, Restoring>,
     skipped: Vec<SkippedLog>,
-    /// Where runs may end.
+    /// Positions at which runs may end.
     borders: BTreeSet<Position>,
     arrival: Timestamp,
 }
@@ -98,13 +97,13 @@ struct Source {
     life: Life,
 }
 
-/// Makes a store of what an archive holds, in an empty directory. Everything is compared with
-/// its checksums first; what is damaged is left out, and told. `progress` is told how many
-/// bytes of the archive were read since the last time.
+/// Makes a store of the records in an archive, in an empty directory. All files are compared with their
+/// checksums first. Damaged records are left out and reported. `progress` receives the number of bytes of the
+/// archive read since its last call.
 ///
 /// # Errors
-/// If there is nothing of that in the archive, if the directory is not empty or in use, or the
-/// file system says no: no start takes what is there for a store then.
+/// If the archive has no such records, if the directory is not empty or in use, or if the file system fails. In
+/// these cases no start accepts the directory as a store.
 pub fn restore(
     archive: &Arc<dyn Disk>,
     target: &Arc<dyn Disk>,
@@ -144,7 +143,7 @@ pub fn restore(
             .sync_directory(directory)
             .map_err(io("flushing names"))?;
     }
-    // Without it nothing is a store, whatever else is there.
+    // A directory without FORMAT is no store: this file comes last.
     directory::write_format(&**target, work.store_id, config.largest_body())?;
     let report = recovery::inspect(target, config)?;
     target.remove(RESTORING).map_err(io("removing RESTORING"))?;
@@ -167,7 +166,7 @@ fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
     file.sync()
 }
 
-/// Reads and verifies the archive, and says what is to be restored of it.
+/// Reads and verifies the archive, and plans the restore.
 fn plan(
     archive: &Arc<dyn Disk>,
     filter: &ArchiveFilter,
@@ -227,7 +226,7 @@ impl Plan {
             }
         }
         for pack in looked.walked.into_iter().flat_map(|walked| walked.packs) {
-            // A log of which no file tells any more has no name either.
+            // A log that no file describes any more has no name either.
             if let Some(log) = self.logs.get_mut(&pack.log) {
                 log.parts.push(Part {
                     first: pack.place.first_lsn,
@@ -244,7 +243,7 @@ impl Plan {
         });
     }
 
-    /// Leaves the logs that were asked for: of those of one name the newest.
+    /// Keeps the selected logs: of several with one name the newest.
     fn choose(&mut self, filter: &ArchiveFilter) {
         self.logs
             .retain(|_, log| filter.selects(&log.image) && !log.parts.is_empty());
@@ -271,7 +270,7 @@ impl Plan {
         }
     }
 
-    /// The stretches of the journal that one run each stands for.
+    /// The ranges of the journal that one run each stands for.
     fn stretches(&self) -> Vec<(Position, Position)> {
         let mut weights: BTreeMap<Position, u64> = BTreeMap::new();
         for part in self.logs.values().flat_map(|log| &log.parts) {
@@ -309,13 +308,12 @@ impl Restoring {
         }
     }
 
-    /// Takes note of what lies between what was restored so far and this piece. Returns how
-    /// many records that are.
+    /// Notes the records between the restored ones and this piece. Returns their number.
     fn skip_to(&mut self, piece: &Piece, source: usize) -> u64 {
         let first = piece.first_lsn;
         let trimmed = self.trimmed.get(&source).copied().unwrap_or(Lsn::ZERO);
         if self.kept.is_none() {
-            // Of a batch that a trim ended in the rest is kept.
+            // If a trim ends within a batch, the rest of the batch is kept.
             let begins = first.max(trimmed.min(piece.next_lsn()));
             self.kept = Some(Kept {
                 first: begins,
@@ -335,14 +333,14 @@ impl Restoring {
         first.since(self.next)
     }
 
-    /// How it stands, with what was restored so far.
+    /// The image of the log with the records restored so far.
     fn image(&self, segment: SegmentId) -> Image {
         let old = self.image.extras.as_deref().cloned().unwrap_or_default();
         let mut extras = ExtrasImage {
             writer_epoch: old.writer_epoch,
             cursors: old.cursors,
             missing: self.missing.clone(),
-            // What producers are remembered by may not be there.
+            // The archive has no facts that identify producers.
             ..ExtrasImage::default()
         };
         for mark in extras.cursors.values_mut() {
@@ -356,7 +354,7 @@ impl Restoring {
             last_end: self.position.advance(8),
             stored_bytes: self.bytes,
             deleted: false,
-            // Or it would all be forgotten again.
+            // With its own retention, all records would expire again.
             config: Arc::new(LogConfig {
                 retention: Some(Box::new(Retention::default())),
                 ..(*self.image.config).clone()
@@ -371,7 +369,7 @@ impl Restoring {
     }
 }
 
-/// Restoring.
+/// A restore in progress.
 struct Work<'a> {
     archive: &'a dyn Disk,
     target: &'a dyn Disk,
@@ -389,7 +387,7 @@ impl Work<'_> {
         let stretches = self.plan.stretches();
         let count = stretches.len() as u64;
         for (number, stretch) in (1..).zip(stretches) {
-            // Each stands for one segment; numbers of runs are beyond those.
+            // Each run stands for one segment. Numbers of runs are beyond the numbers of segments.
             self.write_run(
                 SegmentId::new(number),
                 SegmentId::new(count + number),
@@ -469,8 +467,8 @@ impl Work<'_> {
         write(self.target, &index_path(id), index.bytes()).map_err(writing())
     }
 
-    /// An epoch above those of the restored logs' ids, and probably above all epochs of the store
-    /// that they come from.
+    /// An epoch above the epochs in the ids of the restored logs, and probably above all epochs of their former
+    /// store.
     fn epoch(&self) -> RecoveryEpoch {
         let first = RecoveryEpoch::first_of(self.store_id);
         let highest = self.plan.logs.keys().map(|id| id.epoch()).max();
@@ -481,7 +479,7 @@ impl Work<'_> {
         }
     }
 
-    /// Writes what there is of a log in a stretch of the journal.
+    /// Writes the records of a log in a range of the journal.
     fn write_log(
         &mut self,
         writer: &mut Writer,
@@ -499,7 +497,7 @@ impl Work<'_> {
                 if piece.position < from || piece.position >= to {
                     continue;
                 }
-                // What is damaged was told when it was verified.
+                // Damage was reported during verification.
                 let Some(stored) = sorted::stored(&bytes, body, &piece) else {
                     continue;
                 };
@@ -518,7 +516,7 @@ impl Work<'_> {
                     .map_err(RestoreError::io(format!("writing {path}")))?;
                 log.next = piece.next_lsn();
                 log.position = piece.position;
-                // Of the frame that it was, but for extensions.
+                // Size of the former frame, without extensions.
                 log.bytes += HEADER_BYTES as u64 + u64::from(piece.stored).next_multiple_of(8);
                 self.bytes += u64::from(piece.stored);
                 last = Some((piece, stored.to_vec()));
@@ -533,7 +531,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The store that was archived has gone on from a backup: one lsn was given out twice.
+    /// Reports a conflict: the archived store went on from a backup, and one lsn was given out twice.
     fn conflict(&mut self, source: usize, log: &Restoring, piece: &Piece) {
         self.findings.push(ArchiveFinding {
             path: self.plan.sources[source].path.clone(),
@@ -544,7 +542,7 @@ impl Work<'_> {
         });
     }
 
-    /// Reads a pack: its bytes, where its body begins, its pieces.
+    /// Reads a pack. Returns its bytes, the offset of its body, and its pieces.
     fn read(&mut self, part: &Part) -> Result<(Vec<u8>, usize, Vec<Piece>), RestoreError> {
         let source = &self.plan.sources[part.source];
         let reading = || RestoreError::io(format!("reading {}", source.path));

@@ -5,15 +5,15 @@ use crate::journal::LIFE_BYTES;
 use crate::journal::frame::{self, HEADER_BYTES};
 use crate::journal::segment::Life;
 
-/// One segment on its way past, from its first byte on.
+/// Verifies one segment as its bytes pass, from its first byte on.
 pub(super) struct FrameCheck {
     life: Life,
-    /// Bytes of the life block that are still to come.
+    /// Remaining bytes of the life block.
     life_bytes: usize,
-    /// Where the next frame begins.
+    /// Position of the next frame.
     at: Position,
     chain: u32,
-    /// The beginning of a frame whose end has not come yet.
+    /// The beginning of an incomplete frame.
     rest: Vec<u8>,
     sound: bool,
     until: Position,
@@ -54,12 +54,12 @@ impl FrameCheck {
         }
     }
 
-    /// Verifies the frame at the front, if it is all there; returns its length.
+    /// Verifies the frame at the front, if it is complete; returns its length.
     fn frame(&mut self, bytes: &[u8]) -> Option<usize> {
         if bytes.len() < HEADER_BYTES {
             return None;
         }
-        // Not believed yet, but bounded: the header is waited for.
+        // The length is not verified yet, but bounded, so waiting for the header is safe.
         let header_len = usize::from(u16::from_le_bytes([bytes[4], bytes[5]])) * 8;
         if header_len > bytes.len() {
             return None;
@@ -86,14 +86,14 @@ impl FrameCheck {
         Some(length)
     }
 
-    /// Whether all of it verified, now that nothing more comes, and ended at `end`: behind
-    /// that a run has some bytes that are no frame.
+    /// Whether all frames verified and ended at `end`, after the last byte. Behind the end, a run has some
+    /// bytes that are no frame.
     pub(super) fn is_sound(&self, end: Position) -> bool {
         self.sound && self.rest.len() < HEADER_BYTES && self.at == end
     }
 
-    /// End of the last atomic unit that ends at or below the position asked for; means
-    /// something if it is sound.
+    /// End of the last atomic unit that ends at or below the requested position; valid only if the segment is
+    /// sound.
     pub(super) fn whole(&self) -> Option<Position> {
         self.whole
     }

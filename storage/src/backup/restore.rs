@@ -1,5 +1,5 @@
-//! Making a store of a backup. Until all of it is there and flushed the directory is none:
-//! `RESTORING` says so, which a start refuses.
+//! Makes a store of a backup. While files are missing or not flushed, the directory is no store: it holds
+//! `RESTORING`, which a start refuses.
 
 use std::sync::Arc;
 
@@ -11,27 +11,26 @@ use crate::error::RestoreError;
 use crate::ids::Position;
 use crate::recovery::{self, RecoveryReport};
 
-/// What was restored.
+/// Result of a restore.
 #[derive(Debug, Clone)]
 pub struct Restored {
-    /// Where the journal ends.
+    /// End of the journal.
     pub position: Position,
     /// Files that were written.
     pub files: u64,
     /// Bytes that were written.
     pub bytes: u64,
-    /// What the first start will find.
+    /// Findings of the first start.
     pub report: RecoveryReport,
 }
 
 impl BackupView {
-    /// Makes a store of what is seen, in an empty directory. Every file is compared with
-    /// its digest while it is copied. `progress` is told how many bytes were read since the
-    /// last time.
+    /// Makes a store of the view, in an empty directory. Every file is compared with its digest while it is
+    /// copied. `progress` receives the number of bytes read since its last call.
     ///
     /// # Errors
-    /// If the directory is not empty or in use, if a file is not what the manifest says, or
-    /// the file system says no: no start takes what is there for a store then.
+    /// If the directory is not empty or in use, if a file does not match the manifest, or if the file system
+    /// fails. In these cases no start accepts the directory as a store.
     pub fn restore(
         &self,
         target: &Arc<dyn Disk>,
@@ -60,7 +59,7 @@ impl BackupView {
                 .sync_directory(directory)
                 .map_err(io("flushing names"))?;
         }
-        // Without it nothing is a store, whatever else is there.
+        // A directory without FORMAT is no store: this file comes last.
         if let Some((path, shown)) = format {
             bytes += self.copy(path, shown, &**target, progress)?;
             files += 1;
@@ -78,7 +77,7 @@ impl BackupView {
         })
     }
 
-    /// Copies one file, flushed. Returns how many bytes were written.
+    /// Copies one file and flushes it. Returns the number of bytes written.
     fn copy(
         &self,
         path: &str,
@@ -113,8 +112,8 @@ fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
     file.sync()
 }
 
-/// Whatever is there is not written over. What file systems keep in their own directories
-/// is none of ours.
+/// Refuses a directory in use: existing files are never overwritten. Other directories of the file system do
+/// not count.
 pub(crate) fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
     for directory in std::iter::once("").chain(DIRECTORIES) {
         let names = match target.list(directory) {

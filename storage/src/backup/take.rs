@@ -1,4 +1,4 @@
-//! Taking a backup: what is to be saved, its digests, its content, step by step.
+//! Takes a backup: lists the files, computes their digests, and sends their content, step by step.
 
 use std::collections::HashSet;
 use std::io;
@@ -34,11 +34,11 @@ struct Source {
 }
 
 enum Kind {
-    /// A segment, up to here.
+    /// A segment, up to this position.
     Segment(Arc<Segment>, Position),
-    /// An index: it is left out if it is not good.
+    /// An index. A damaged index is left out.
     Index,
-    /// A checkpoint, held open since others may take its name; left out as well.
+    /// A checkpoint. It is held open, since another may replace it. A damaged one is left out.
     Checkpoint(Arc<dyn DiskFile>),
     Format,
 }
@@ -52,15 +52,15 @@ struct Reading {
     check: Check,
 }
 
-/// How its content is verified.
+/// Method of verifying the content.
 enum Check {
     Frames(FrameCheck),
-    /// The last four bytes are a checksum of all before.
+    /// The last four bytes are a checksum of all bytes before.
     Crc(Crc),
     Nothing,
 }
 
-/// Where it is.
+/// The current phase.
 enum Stage {
     Digesting,
     Sending,
@@ -72,13 +72,13 @@ struct Take {
     pin: Pin,
     known: HashSet<u128>,
     manifest: Arc<BackupManifest>,
-    /// While digesting: all; then those of the manifest, in its order.
+    /// While digesting: all files. Afterwards: the files of the manifest, in its order.
     sources: Vec<Source>,
     kept: Vec<bool>,
-    /// Segments of which what is saved is whole.
+    /// Segments whose saved content is undamaged.
     whole: Vec<Arc<Segment>>,
     stage: Stage,
-    /// Index of the file at hand.
+    /// Index of the current file.
     at: usize,
     reading: Option<Reading>,
 }
@@ -86,7 +86,7 @@ struct Take {
 /// Begins a backup.
 ///
 /// # Errors
-/// If as many run as may, or the journal has failed.
+/// If the maximum number of backups runs, or the journal has failed.
 pub(crate) async fn begin(
     core: &Arc<Core>,
     workers: &Arc<Workers>,
@@ -101,7 +101,7 @@ pub(crate) async fn begin(
         // Buffered records that cannot be written now are not in the backup.
         SyncError::Refused(_) | SyncError::LogNotFound { .. } => Ok(()),
     };
-    // Where there is no space for another segment, what this one holds is saved as it is.
+    // If there is no space for another segment, the content of the current one is saved as it is.
     let mut unfinished = false;
     if let Err(error) = core.leave_segment().await {
         failed(error)?;
@@ -159,7 +159,7 @@ impl Take {
         // The checkpoint may have taken long.
         pin.take(core.journal.clock.monotonic())?;
         let durable = core.journal.durable();
-        // Nothing is sorted, indexed or checkpointed meanwhile: what is listed goes together.
+        // Nothing is sorted, indexed or checkpointed meanwhile: the listed files match each other.
         let held = core.indexer.hold();
         let mut sources = vec![Source {
             path: directory::FORMAT.to_owned(),
@@ -265,7 +265,7 @@ impl Take {
         }
     }
 
-    /// Reads on for the digests; those of content that the caller has may be known.
+    /// Continues reading for the digests. Digests of content that the caller has may be known.
     fn digest(&mut self) -> Result<BackupPart, BackupError> {
         while let Some(source) = self.sources.get(self.at) {
             let Some(reading) = &mut self.reading else {
@@ -290,8 +290,8 @@ impl Take {
         Ok(BackupPart::Manifest(Arc::clone(&self.manifest)))
     }
 
-    /// Whether a derived file tells of damage that the content in this backup does not have: a
-    /// segment or run in it rotted after it was saved.
+    /// Whether a derived file records damage that the content in this backup does not have: a segment or run in
+    /// it rotted after it was saved.
     fn has_rotted_since(&self) -> bool {
         let core = &self.core;
         let rotted = |segment: &Segment| {
@@ -315,15 +315,15 @@ impl Take {
 
     fn begin_digest(&mut self) -> Result<(), BackupError> {
         if self.has_rotted_since() {
-            // Nothing rests on it: a start does without.
+            // A start does not need this file.
             self.at += 1;
             return Ok(());
         }
         let source = &self.sources[self.at];
         match source.open(&self.core) {
             Ok(reading) => {
-                // What is to be sent may have rotted since: it is read, so that the manifest
-                // is right about it. What the caller has is as it was.
+                // Content to be sent may have rotted since. It is read, so that the manifest is correct.
+                // Content that the caller has is unchanged.
                 let known = self.core.backups.digest(&source.path, reading.bytes);
                 let known = known.filter(|digest| self.known.contains(digest));
                 match known {
@@ -349,7 +349,7 @@ impl Take {
         }
     }
 
-    /// The file at hand was read to its end.
+    /// Ends the current file after its last byte was read.
     fn end_digest(&mut self) -> Result<(), BackupError> {
         let Some(reading) = self.reading.take() else {
             return Ok(());
@@ -388,7 +388,7 @@ impl Take {
                 self.core.backups.remember(&source.path, known);
             }
             (Kind::Index | Kind::Checkpoint(_), Check::Crc(crc)) if !crc.is_good() => {
-                // Nothing rests on it: a start does without.
+                // A start does not need this file.
                 self.at += 1;
                 return Ok(());
             }
@@ -402,7 +402,7 @@ impl Take {
         Arc::make_mut(&mut self.manifest)
     }
 
-    /// The file at hand goes into the manifest.
+    /// Adds the current file to the manifest.
     fn keep(&mut self, bytes: u64, digest: u128) {
         let known = self.known.contains(&digest);
         let path = self.sources[self.at].path.clone();
@@ -416,16 +416,15 @@ impl Take {
         });
     }
 
-    /// Damage that was found before, by a start or a read, is told with its records; but not
-    /// what the backup holds whole, since it was saved before it rotted, nor what somebody
-    /// has accepted.
+    /// Adds damage that a start or a read found before, with its records. Left out are damage of files that the
+    /// backup holds undamaged, since they were saved before they rotted, and accepted losses.
     fn tell_known_damage(&mut self) {
         let end = self.manifest.position;
         let mut known = self.core.damages.between(Position::ZERO, end);
         known.retain(|damage| {
             let journal = &self.core.journal;
             let is_at = |segment: &Arc<Segment>| match sorted::is_address(segment.base) {
-                // A run without bad bytes may say that it is without these records.
+                // A run without bad bytes may record that it lacks these records.
                 true => {
                     let run = journal.run_at(damage.position);
                     let at = run.is_some_and(|run| run.id() == segment.life.id);
@@ -439,7 +438,7 @@ impl Take {
         let journal = Arc::clone(&self.core.journal);
         let damage = known.into_iter().map(|damage| BackupDamage {
             segment: match journal.run_at(damage.position) {
-                // Numbers of runs are beyond those of all segments: the last it stands for.
+                // Numbers of runs are beyond the numbers of all segments: this is the last segment of the run.
                 Some(run) => Some(run.head.last),
                 None => journal.segment_at(damage.position).map(|s| s.life.id),
             },
@@ -465,7 +464,7 @@ impl Take {
                 Some(reading) => reading,
                 None => {
                     let mut opened = source.open(&self.core).map_err(failed_at(&source.path))?;
-                    // It was verified; what is sent is compared with the digest.
+                    // The content was verified. The sent bytes are compared with the digest.
                     opened.check = Check::Nothing;
                     opened.bytes = opened.bytes.min(file.bytes);
                     self.reading.insert(opened)
@@ -492,14 +491,14 @@ impl Take {
 }
 
 impl Source {
-    /// Opens it, to be read from its start.
+    /// Opens the file, to be read from its start.
     fn open(&self, core: &Core) -> io::Result<Reading> {
         let (file, most, check) = match &self.kind {
             Kind::Segment(segment, end) => {
                 let check = FrameCheck::new(segment.life, segment.base, *end);
                 let file = core.disk.open(&segment.path())?;
                 let most = match sorted::is_address(segment.base) {
-                    // What says where its last frame is.
+                    // The whole file: its last bytes give the offset of its last frame.
                     true => segment.life.size,
                     false => segment.offset(*end),
                 };
@@ -534,7 +533,7 @@ impl Reading {
         let mut bytes = vec![0; usize::try_from(left).unwrap_or(STEP).min(STEP)];
         let length = self.file.read_full_at(&mut bytes, self.offset)?;
         if length < bytes.len() {
-            // It was longer a moment ago.
+            // The file was longer a moment ago.
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.offset += length as u64;
@@ -548,7 +547,7 @@ impl Reading {
     }
 }
 
-/// Of a run, which of its segments it was in is not known: all of them.
+/// The damage of a file. For a run it covers all its segments: the damaged one is unknown.
 fn damage_at(core: &Core, segment: &Segment, from: Position, to: Position) -> BackupDamage {
     let runs = core.journal.runs();
     let run = runs.iter().find(|run| run.segment.base == segment.base);

@@ -1,5 +1,5 @@
-//! A backup seen as the directory that it was, without restoring it; cut at a position if
-//! that is wanted. Nothing can be changed through it.
+//! A backup shown as the directory that it was, without restoring it, and cut at a position on request. The
+//! view is read-only.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -24,32 +24,32 @@ use crate::journal::{LIFE_BYTES, frame};
 use crate::recovery::{self, LARGEST_SEGMENT, RecoveryReport, last_whole_unit};
 use crate::sorted;
 
-/// What is done with each piece of a file: its bytes, and where they begin.
+/// Called with each piece of a file: its bytes, and their offset.
 type Each<'a> = dyn FnMut(&[u8], u64) -> Result<(), RestoreError> + 'a;
 
-/// A restored store goes on at least so many epochs later: the old one may have had unclean
-/// starts after the backup, and what these gave out must not be taken for the new one's.
+/// Minimum number of epochs that a restored store skips. The old store may have had unclean starts after the
+/// backup, and their epochs must not repeat in the new one.
 const EPOCHS_AHEAD: u64 = 1 << 10;
-/// And at least so many positions beyond the backup (a pebibyte): the old one went on
-/// writing.
+/// Minimum number of positions that a restored store skips behind the backup (a pebibyte): the old store
+/// continued to write.
 const POSITIONS_AHEAD: u64 = 1 << 50;
-/// Positions leap by a multiple of this.
+/// Skipped positions are a multiple of this.
 const POSITIONS_STEP: u64 = 4096;
-/// No index, checkpoint or FORMAT is larger.
+/// No index, checkpoint or FORMAT is larger, bytes.
 const LARGEST_FILE: u64 = 1 << 40;
 
-/// Where the content with a digest is in a backup's directory.
+/// Path of the content with this digest in a backup's directory.
 pub fn content_path(digest: u128) -> String {
     format!("files/{digest:032x}")
 }
 
-/// One file as it is seen.
+/// One file of the view.
 pub(super) struct Shown {
-    /// What the manifest says of it; `None` = made here.
+    /// Its entry in the manifest; `None` = made here.
     pub(super) file: Option<BackupFile>,
-    /// Bytes of the content that are there.
+    /// Bytes of the stored content.
     pub(super) bytes: u64,
-    /// Size of the file: zeros after the content.
+    /// Size of the file in bytes: zeros follow the content.
     pub(super) size: u64,
     pub(super) made: Bytes,
 }
@@ -58,24 +58,24 @@ pub(super) struct Shown {
 pub struct BackupView {
     content: Arc<dyn Disk>,
     pub(super) files: BTreeMap<String, Shown>,
-    /// The position at which it is seen.
+    /// The position at which the view ends.
     pub(super) position: Position,
 }
 
-/// What a verification found.
+/// Result of a verification.
 #[derive(Debug, Clone)]
 pub struct BackupCheck {
     /// Files of the manifest.
     pub files: u64,
     /// Bytes that were read.
     pub bytes: u64,
-    /// What does not match its digest, or is missing: path and what is wrong with it.
+    /// Files that do not match their digest, or are missing: path and fault.
     pub bad_files: Vec<(String, String)>,
-    /// What a start from it would find.
+    /// Findings of a start from the backup.
     pub report: Option<RecoveryReport>,
 }
 
-/// A segment, as much of it as can be told without its frames.
+/// A segment, as far as it is known without its frames.
 struct Piece {
     id: SegmentId,
     path: String,
@@ -84,15 +84,14 @@ struct Piece {
 }
 
 impl BackupView {
-    /// Opens a backup: `content` is the directory with its files, as [`content_path`] names
-    /// them. Nothing the manifest says is believed: paths and sizes are checked here,
-    /// content when it is read. With a position, everything whose atomic unit ends at or
-    /// below it is seen, and nothing else. Where a store made of it goes on is drawn here:
-    /// each opening is for one restore.
+    /// Opens a backup: `content` is the directory with its files, as [`content_path`] names them. The manifest
+    /// is not trusted: paths and sizes are checked here, content when it is read. With a position, the view has
+    /// exactly the atomic units that end at or below it. The position at which a restored store continues is
+    /// random, so each opening is for one restore.
     ///
     /// # Errors
-    /// If the manifest is not one of ours, a file is missing or not of its size, or the
-    /// backup has nothing at the position or does not reach it.
+    /// If the manifest is malformed, a file is missing or not of its size, or the backup has nothing at the
+    /// position or does not reach it.
     pub fn open(
         content: Arc<dyn Disk>,
         manifest: &BackupManifest,
@@ -122,7 +121,7 @@ impl BackupView {
             if view.files.insert(file.path.clone(), shown).is_some() {
                 return Err(refused("is there twice"));
             }
-            // Each has an id or a name of its own in it.
+            // Each file has an id or a name of its own in its content.
             if !digests.insert(file.digest) {
                 return Err(refused("has the same content as another"));
             }
@@ -137,19 +136,19 @@ impl BackupView {
         let Some(last) = pieces.last() else {
             return Err(RestoreError::Manifest("it has no segment".to_owned()));
         };
-        // A last segment that is short would be one that has lost something.
+        // A short last segment would look like one with lost bytes.
         if let Some((life, _)) = last.begun
             && let Some(shown) = view.files.get_mut(&last.path)
         {
             shown.size = life.size.clamp(shown.bytes, LARGEST_SEGMENT);
         }
-        // What the backup should have had behind it is missing after a restore, too.
+        // Files that the backup lacked at its end are missing after a restore, too.
         let lost = manifest.damage.iter().filter_map(|damage| damage.segment);
         let lost = lost.max().filter(|_| at.is_none());
         let (epochs, positions) = leap(&*view.content)
             .map_err(RestoreError::io("drawing where a restored store goes on"))?;
         let begun = LastBegun {
-            // The first start is one epoch more.
+            // The first start adds one epoch.
             epoch: manifest.recovery_epoch.plus(epochs - 1),
             segment: lost.map_or(last.id, |lost| lost.max(last.id)),
             base: manifest.position.advance(positions),
@@ -165,8 +164,8 @@ impl BackupView {
         Ok(view)
     }
 
-    /// The position at which it is seen: that of the backup, or the end of the last unit
-    /// that ends at or below the one asked for.
+    /// The position at which the view ends: the end of the backup, or the end of the last unit at or below the
+    /// requested position.
     pub fn position(&self) -> Position {
         self.position
     }
@@ -177,11 +176,11 @@ impl BackupView {
         files.fold(0, |sum: u64, file| sum.saturating_add(file.bytes))
     }
 
-    /// Reads everything and compares it with its digest, then reads it as a start would.
-    /// `progress` is told how many bytes were read since the last time.
+    /// Reads all files and compares them with their digests, then reads them like a start. `progress` receives
+    /// the number of bytes read since its last call.
     ///
     /// # Errors
-    /// If the file system says no. What is bad is told, and no error.
+    /// If the file system fails. Damage is no error: the check reports it.
     pub fn verify(
         self: &Arc<Self>,
         config: &StorageConfig,
@@ -289,7 +288,7 @@ impl BackupView {
             let begun = match self.open_content(file) {
                 Ok(content) => begun(&*content, id, store_id)
                     .map_err(RestoreError::io(format!("reading {path}")))?,
-                // It is told when it is read.
+                // Reading the file reports the damage.
                 Err(RestoreError::Damaged { .. }) => None,
                 Err(error) => return Err(error),
             };
@@ -303,7 +302,7 @@ impl BackupView {
         Ok(pieces)
     }
 
-    /// Hides what ends beyond `at`.
+    /// Hides all units that end beyond `at`.
     fn cut(&mut self, pieces: &mut Vec<Piece>, at: Position) -> Result<(), RestoreError> {
         if at > self.position {
             return Err(RestoreError::Beyond {
@@ -341,8 +340,7 @@ impl BackupView {
             shown.bytes = shown.bytes.min(length);
             shown.size = shown.bytes;
         }
-        // Of a segment that is cut there is no index, and no checkpoint either. Runs lie before
-        // all segments, whatever their number is.
+        // A cut segment has no index and no checkpoint. Runs lie before all segments, whatever their number is.
         let runs = self.files.keys().filter_map(|path| run_id(path));
         let runs: Vec<SegmentId> = runs.collect();
         let beyond =
@@ -363,7 +361,7 @@ impl BackupView {
         Ok(())
     }
 
-    /// Where the last unit of a segment ends that ends at or below `at`.
+    /// End of the last unit of a segment that ends at or below `at`.
     fn last_unit(
         &self,
         file: &BackupFile,
@@ -386,9 +384,8 @@ impl BackupView {
     }
 }
 
-/// How many epochs and positions a restored store is ahead: at least what keeps it clear of
-/// the old store, less than twice that. They are drawn, so that two stores made of one backup
-/// do not give out the same.
+/// Numbers of epochs and positions that a restored store skips: at least the minimum, less than twice the
+/// minimum. They are random, so that two stores made of one backup do not give out the same ones.
 fn leap(disk: &dyn Disk) -> io::Result<(u64, u64)> {
     let mut drawn = [[0; 8]; 2];
     for word in &mut drawn {
@@ -402,7 +399,7 @@ fn leap(disk: &dyn Disk) -> io::Result<(u64, u64)> {
     ))
 }
 
-/// Refuses numbers that no store gets to: they are summed up from here on.
+/// Refuses numbers that no store reaches: later code adds them up.
 fn check_numbers(manifest: &BackupManifest) -> Result<(), RestoreError> {
     let beyond = |what: &str, number: u64, most: u64| match number <= most {
         true => Ok(()),
@@ -410,7 +407,7 @@ fn check_numbers(manifest: &BackupManifest) -> Result<(), RestoreError> {
             "{what} {number}, above {most}"
         ))),
     };
-    // As far as a restore leaps, and a start after it.
+    // A restore skips this far, and a start after it also needs numbers.
     let epochs = bounds::EPOCHS - 1 - 2 * EPOCHS_AHEAD;
     beyond("recovery epoch", manifest.recovery_epoch.get(), epochs)?;
     let positions = bounds::POSITIONS - bounds::POSITIONS_LEFT - 2 * POSITIONS_AHEAD;
@@ -450,8 +447,7 @@ fn index_id(name: &str) -> Option<SegmentId> {
     bounds::named(name, ".idx")
 }
 
-/// Whether a path is one that a store has, written as the store writes it, and the size is
-/// one that it can have.
+/// Whether a path is one that the store writes, in the same spelling, and the size is possible for such a file.
 fn is_of_a_store(file: &BackupFile) -> bool {
     let own = match file.path.split_once('/') {
         None => file.path == FORMAT,
@@ -474,7 +470,7 @@ fn is_of_a_store(file: &BackupFile) -> bool {
     own && file.bytes <= LARGEST_FILE
 }
 
-/// One file of a view, open.
+/// One open file of a view.
 struct Open {
     content: Option<Arc<dyn DiskFile>>,
     made: Bytes,
@@ -536,7 +532,7 @@ impl Disk for BackupView {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }
 
-    /// Nobody else can change it either: content has its name when it is whole.
+    /// No process can change the content: it gets its name when it is complete.
     fn lock_shared(&self, _path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
         Ok(Ok(None))
     }
@@ -572,7 +568,7 @@ impl Disk for BackupView {
         }))
     }
 
-    /// There is no cache to distrust: nothing is written here.
+    /// Nothing is written here, so the cache can be trusted.
     fn read_direct(&self, _path: &str, _from: u64, _bytes: u64) -> io::Result<Option<Bytes>> {
         Ok(None)
     }

@@ -1,4 +1,4 @@
-//! Manifests of backups, as somebody who writes to a directory of backups may make them up.
+//! Forged manifests, as a process that writes to a directory of backups could make them.
 
 use std::sync::{Arc, LazyLock};
 
@@ -44,7 +44,7 @@ fn saved() -> &'static (SimDisk, BackupManifest) {
     &SAVED
 }
 
-/// Changes one thing that the manifest says.
+/// Changes one field of the manifest.
 fn edit(manifest: &mut BackupManifest, input: &mut Unstructured<'_>) {
     let (what, which, value): (u8, u8, u64) = (number(input), number(input), number(input));
     match what % 8 {
@@ -82,8 +82,8 @@ fn edit(manifest: &mut BackupManifest, input: &mut Unstructured<'_>) {
     }
 }
 
-/// A manifest: edits of one of ours, and the position at which it is seen. It is refused, or what
-/// is restored of it is read, and goes on.
+/// Fuzzes a manifest: edits of a valid one, and the position of the view. The manifest is refused, or its store
+/// is restored, read and appended to.
 pub fn backup(data: &[u8]) {
     let (content, manifest) = saved();
     let mut manifest = manifest.clone();
@@ -112,12 +112,12 @@ pub fn backup(data: &[u8]) {
     if view.restore(&disk, &config(), &mut |_| {}).is_ok()
         && let Ok(core) = open(&target)
     {
-        // A log of a store that lost something may refuse.
+        // A log of a store with losses may refuse.
         let _appended = append(&core, batch("a", &[b"AFTER".to_vec()], None));
     }
 }
 
-/// Inputs of [`backup`]: each number beyond its bounds, paths that lead elsewhere.
+/// Inputs of [`backup`]: each number beyond its bounds, and paths to other places.
 pub fn backup_seeds() -> Vec<(String, Vec<u8>)> {
     let change = |what: u8, which: u8, value: u64, path: &[u8]| {
         let mut seed = vec![0; 8];

@@ -12,7 +12,7 @@ use crate::journal::compress;
 use crate::journal::frame::{self, HEADER_BYTES, Head, Header};
 use crate::journal::segment::{Key, Life};
 
-/// Makes the bytes of a frame one whose header verifies, if they are long enough.
+/// Makes the header of a frame verify, if there are enough bytes.
 pub(super) fn sign(bytes: &mut [u8], salt: u64, body_too: bool) {
     if bytes.len() < HEADER_BYTES {
         return;
@@ -39,8 +39,8 @@ pub(super) fn sign(bytes: &mut [u8], salt: u64, body_too: bool) {
     bytes[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// A frame: a salt, how it is signed, its bytes. What verifies is written again and reads
-/// back as the same, and no flipped bit and no other salt lets it verify.
+/// Fuzzes a frame: a salt, a method of signing, and its bytes. A frame that verifies is written again and reads
+/// back equal. With a flipped bit or another salt it does not verify.
 pub fn frame(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let (salt, how, flipped): (u64, u8, u16) =
@@ -61,7 +61,7 @@ pub fn frame(data: &[u8]) {
     let extensions = &bytes[HEADER_BYTES..length];
     let directory = frame::directory_of(&bytes, &header);
     if let Some(directory) = &directory {
-        // An entry takes six bytes at least: what is made of them is bounded by them.
+        // An entry takes at least six bytes, which bounds the number of entries.
         assert!(directory.entries.len() * 6 <= extensions.len());
     }
     if let Some((producer, digest)) = frame::producer_of(&bytes, &header) {
@@ -81,7 +81,7 @@ pub fn frame(data: &[u8]) {
     }
 
     assert_eq!(frame::decode_header(&bytes, salt ^ 1), None, "another salt");
-    // With another length another stretch is summed up: any sum may fit that.
+    // With another length a different range is summed up: any sum may match it.
     let bit = usize::from(flipped) % (length * 8);
     if !(32..48).contains(&bit) {
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -109,7 +109,7 @@ fn write_again(bytes: &[u8], header: &Header, extensions: &[u8], body: &[u8], sa
     assert_eq!(frame::decode_header(&out, salt), Some(written));
     assert_eq!(out.len() as u64, header.frame_len());
     assert_eq!(frame::verified_body(&out, &written), Some(body));
-    // The mark is told as a distance, and more than one tells that there is none.
+    // The mark is stored as a distance, and several distances mean that there is none.
     let same_mark = out[56..60] == bytes[56..60];
     let plain = bytes[21..24] == [0; 3];
     if same_mark && plain {
@@ -120,7 +120,7 @@ fn write_again(bytes: &[u8], header: &Header, extensions: &[u8], body: &[u8], sa
     }
 }
 
-/// What [`again`] makes of an input: nothing, or its second writing, which is the first.
+/// Checks that writing an input twice with [`again`] gives the same bytes, unless it is refused.
 fn settles(data: &[u8], again: impl Fn(&[u8]) -> Option<Vec<u8>>) {
     if let Some(first) = again(data) {
         let second = again(&first);
@@ -128,8 +128,8 @@ fn settles(data: &[u8], again: impl Fn(&[u8]) -> Option<Vec<u8>>) {
     }
 }
 
-/// A body: its first byte says of which kind. What is read of it is written again and
-/// reads back as the same.
+/// Fuzzes a body: its first byte selects the kind. A body that can be read is written again and reads back
+/// equal.
 pub fn body(data: &[u8]) {
     let Some((&which, data)) = data.split_first() else {
         return;
@@ -177,7 +177,7 @@ pub fn body(data: &[u8]) {
                 let crc = frame::crc32c(&copy[..64]);
                 copy[64..68].copy_from_slice(&crc.to_le_bytes());
             }
-            // Often enough the key is one that verifies.
+            // Often enough the key verifies.
             if copy.len() > 104 && copy[104] % 2 == 0 {
                 let crc = frame::crc32c(&copy[..100]);
                 copy[100..104].copy_from_slice(&crc.to_le_bytes());

@@ -1,9 +1,8 @@
-//! The start of a store whose files were changed, and all that is read from it.
+//! Fuzzes the start of a store whose files were changed, and all reads from it.
 //!
-//! An input is a list of changes to one store, which is the same in every process but for
-//! its salts. Changes of two sorts: damage, as a device does it, after which everything
-//! that is served must be right and everything that is missing named; and forgery, with
-//! checksums that fit, after which nothing may be believed that brings the process down.
+//! An input is a list of changes to one store, which is the same in every process except for its salts. There
+//! are two sorts of changes. After damage, as a device causes it, all served records must be right and all
+//! missing ones named. After forgery, with checksums that match, no forged fact may crash the process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -32,7 +31,7 @@ use crate::record::{
 };
 use crate::wire::{self, Value};
 
-/// Time stands still.
+/// A clock that stands still.
 struct Still(Instant);
 
 impl Clock for Still {
@@ -49,7 +48,7 @@ pub(super) struct File {
     pub(super) path: String,
     /// Bytes up to the last that is not zero.
     used: usize,
-    /// Of a segment; 0 of another file.
+    /// Salt of a segment; 0 for another file.
     pub(super) salt: u64,
 }
 
@@ -59,7 +58,7 @@ pub(super) struct Frame {
     pub(super) len: usize,
 }
 
-/// The store that is changed, and what it holds.
+/// The store to change, and its content.
 pub(super) struct Store {
     pub(super) disk: SimDisk,
     pub(super) files: Vec<File>,
@@ -101,8 +100,7 @@ fn target(name: &str) -> LogTarget {
     }
 }
 
-/// What a future gives that has nothing to wait for: without threads everything is done
-/// where it is asked for.
+/// The result of a future that has nothing to wait for: without threads every call is done immediately.
 fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut context = Context::from_waker(Waker::noop());
     match std::pin::pin!(future).poll(&mut context) {
@@ -140,7 +138,7 @@ pub(super) fn batch(log: &str, data: &[Vec<u8>], producer: Option<u64>) -> Batch
     }
 }
 
-/// Several segments, with an index and a checkpoint, unclean ends, and one of everything.
+/// Makes a store with several segments, an index, a checkpoint, unclean ends, and each kind of frame.
 fn make() -> Store {
     let disk = SimDisk::new();
     let mut model: BTreeMap<String, Vec<Vec<u8>>> = BTreeMap::new();
@@ -193,8 +191,8 @@ fn make() -> Store {
     }
 }
 
-/// What there is to change, and where the frames are. Files of the pool go: they hold
-/// nothing, and a start makes new ones.
+/// Lists the files and frames to change. Files of the pool are removed: they hold nothing, and a start makes
+/// new ones.
 fn explore(disk: &SimDisk) -> (Vec<File>, Vec<Frame>) {
     let (mut files, mut frames) = (Vec::new(), Vec::new());
     for directory in ["", "journal", "index", "checkpoint"] {
@@ -239,7 +237,7 @@ pub(super) fn store() -> &'static Store {
     &STORE
 }
 
-/// Carries out one change; whether it is a forgery.
+/// Makes one change. Returns whether it is a forgery.
 fn change(store: &Store, disk: &SimDisk, input: &mut Unstructured<'_>) -> bool {
     let (what, which, at): (u8, u8, u16) = (number(input), number(input), number(input));
     let file = &store.files[usize::from(which) % store.files.len()];
@@ -330,7 +328,7 @@ fn change(store: &Store, disk: &SimDisk, input: &mut Unstructured<'_>) -> bool {
     forged
 }
 
-/// Changes, then starts and reads, twice, appending in between.
+/// Fuzzes a store: makes changes, then starts and reads twice, with appends in between.
 pub fn recovery(data: &[u8]) {
     let store = store();
     let disk = store.disk.copy();
@@ -345,7 +343,7 @@ pub fn recovery(data: &[u8]) {
     for round in 0..2u8 {
         let core = match open(&disk) {
             Ok(core) => core,
-            // A start may refuse what no device does.
+            // A start may refuse changes that no device makes.
             Err(error) => return assert!(forged, "refused: {error}"),
         };
         let model = (!forged).then_some(&store.model);
@@ -418,7 +416,7 @@ fn read_log(core: &Arc<Core>, log: &str, model: Option<&BTreeMap<String, Vec<Vec
             Err(_) => return,
         }
         if next <= before {
-            // A forged index may say that nothing is where something is.
+            // A forged index may hide existing records.
             return assert!(model.is_none(), "a page goes on: {log} at {next}");
         }
     }
@@ -474,8 +472,8 @@ pub fn recovery_seeds() -> Vec<(String, Vec<u8>)> {
     seeds
 }
 
-/// Numbers that no store gets to, behind checksums that fit: in BEGUN, and in each number of the
-/// headers of the first frames, in a link among them.
+/// Numbers that no store reaches, behind checksums that match: in BEGUN, and in each number of the headers of
+/// the first frames, including a link.
 fn crafted_seeds() -> Vec<(String, Vec<u8>)> {
     let files = &store().files;
     let mut seeds = Vec::new();

@@ -23,8 +23,8 @@ pub(super) fn sign(bytes: &mut [u8]) {
     }
 }
 
-/// A checkpoint: how it is signed, then the file. What is read of it is written again and
-/// reads back as the same.
+/// Fuzzes a checkpoint: a method of signing, then the file. A checkpoint that can be read is written again and
+/// reads back equal.
 pub fn checkpoint(data: &[u8]) {
     let Some((how, file)) = data.split_first() else {
         return;
@@ -37,7 +37,7 @@ pub fn checkpoint(data: &[u8]) {
     let Some((summary, images)) = read(&file) else {
         return;
     };
-    // A log takes two bytes at least.
+    // A log takes at least two bytes.
     assert!(images.len() * 2 <= file.len() && summary.segments.len() * 2 <= file.len());
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
     let mut writer = Writer::new(&*disk, &summary).expect("there is space");
@@ -48,7 +48,7 @@ pub fn checkpoint(data: &[u8]) {
     let whole = checkpoint::read(&*disk, summary.last).expect("it is there");
     let mut again = Vec::new();
     let read = checkpoint::decode(&whole.expect("it is whole"), |image| again.push(image));
-    // Zeros are left out, and stand for nothing, or for the first.
+    // Zeros are left out. They mean none, or the first.
     let mut told = summary;
     told.before = told.before.filter(|before| before.get() != 0);
     told.sorted = told.sorted.filter(|sorted| sorted.get() != 0);
@@ -69,8 +69,8 @@ fn read(file: &[u8]) -> Option<(checkpoint::Summary, Vec<Image>)> {
     Some((summary, images))
 }
 
-/// An index: how it is signed, what is looked for, then the file. Every lookup ends, and
-/// what is made of its rows is an index that says the same.
+/// Fuzzes an index: a method of signing, a number to search for, then the file. Every lookup ends, and a new
+/// index made of its rows is equal.
 pub fn index(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let (how, wanted): (u8, u64) = (number(&mut input), number(&mut input));
@@ -139,8 +139,8 @@ pub fn index(data: &[u8]) {
     }
 }
 
-/// Inputs of [`super::frame`], [`super::body`], [`checkpoint`] and [`index`], by target and
-/// name, cut out of a store of the engine's own.
+/// Inputs of [`super::frame`], [`super::body`], [`checkpoint`] and [`index`], by target and name, cut out of a
+/// real store.
 pub fn table_seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let Store {
         disk,
