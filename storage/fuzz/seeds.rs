@@ -1,4 +1,4 @@
-//! Writes inputs to begin with into `corpus`, cut out of a store of the engine's own.
+//! Writes the first inputs into `corpus`, cut out of a store that the engine made.
 
 use std::path::Path;
 

@@ -7,7 +7,7 @@
 //!
 //! The sorter drops expired records. With an archive it first writes them to a file there: batches as they were
 //! stored, in the form of a sorted run. The file is `.pending` until it is certain that the run was published.
-//! The sorter settles this before it continues. A run that stands for the same segments and is not older proves
+//! The sorter settles this before it continues. A run that replaces the same segments and is not older proves
 //! the publication. Without such a run the store still has all the records, and the file is removed. Therefore
 //! each record is in the store or in the archive, and after each step in exactly one of them.
 //!

@@ -1,7 +1,7 @@
 //! Opens a store: reads its segments, finds the end of the journal, and chooses where it continues.
 //!
-//! Nothing is ever written into an old tail. A start finds its end. Then it begins a new segment at a position
-//! beyond all positions that the old tail can have given out, and the link of the new segment records that end.
+//! Nothing is ever written into an old tail. A start finds its end. Then it begins a new segment, at a position
+//! beyond all positions that the old tail can have given out. The link of the new segment records the end.
 //! Until that link is flushed, the directory keeps its earlier meaning. Therefore a crash at any step of a
 //! start leads to the same result.
 
@@ -181,8 +181,7 @@ pub(crate) struct Recovered {
     /// The successor that the last segment names, or the last segment itself if it was not read. The file is
     /// kept until a new segment has begun.
     expected: Option<SegmentId>,
-    /// Segments before this position are lost and left no other trace. The next link records this for later
-    /// starts.
+    /// Segments before this position are lost and left no other trace. The next link records this for later starts.
     lost_before: Option<Position>,
     /// Number of starts that may have raised the epoch without leaving a trace.
     lost_starts: u64,
@@ -407,7 +406,7 @@ impl Recovered {
         Ok(Some(self))
     }
 
-    /// Looks for the key of digests. Reports a missing key of a store that had begun before.
+    /// Finds the key of digests. Reports a missing key of a store that had begun before.
     fn read_key(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
         // A store that was restored from an archive has runs, but no segment with a key yet.
         let restored =
@@ -548,8 +547,7 @@ impl Recovered {
         Ok(())
     }
 
-    /// The successor that the seal of the last segment names. A checkpoint spared the start from reading that
-    /// segment.
+    /// The successor that the seal of the last segment names. A checkpoint spared the start from reading that segment.
     fn successor_of_last(&self, disk: &dyn Disk) -> Result<Option<SegmentId>, OpenError> {
         let segment = self.segments.values().next_back();
         let (Some(segment), Some(tail)) = (segment, &self.tail) else {
@@ -964,7 +962,7 @@ impl Recovered {
         *holes = subtract(holes, directory.start, position);
     }
 
-    /// Adds a segment to the served ones.
+    /// Adds a segment to the served segments.
     fn enter(&mut self, used: &Used, bytes: &Content<'_>, walked: &Walked, is_last: bool) {
         let segment = Segment::finished(used.life, used.base, used.misnamed(), bytes.size());
         *segment.end.write() = Some(walked.end);

@@ -1,5 +1,4 @@
-//! Checks all stored data: every checksum, chain, index and digest, unknown files, and missing files. Changes
-//! nothing.
+//! Checks all stored data: every checksum, chain, index and digest, unknown files, and missing files. Changes nothing.
 //!
 //! ```text
 //!                     ┌── offline: a directory that nobody serves (`offline.rs`)

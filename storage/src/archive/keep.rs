@@ -94,7 +94,7 @@ impl Archive {
 
     /// Settles files that a crash or a failure has left in doubt. `runs` are the runs of the store.
     pub(crate) fn settle(&self, runs: &[Arc<Run>]) -> io::Result<()> {
-        // While a file is written only segments are sorted. No file in doubt can be of those.
+        // While a file is written only segments are sorted. No file in doubt belongs to segments.
         let writing = self.writing.load(Ordering::Relaxed) > 0;
         if writing || self.settled.load(Ordering::Relaxed) {
             return Ok(());

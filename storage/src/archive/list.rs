@@ -71,7 +71,7 @@ pub struct ArchiveFile {
     pub store_id: u128,
     /// The sorted run that was made without these records.
     pub run: SegmentId,
-    /// The first and the last segment that this run stands for.
+    /// The first and the last segment that this run replaces.
     pub segments: (SegmentId, SegmentId),
     /// Positions in the journal that the file covers: from, to (exclusive).
     pub positions: Range<Position>,
@@ -240,8 +240,7 @@ pub fn list(
     Ok(listing)
 }
 
-/// Reads a file. `None` if nothing of it is readable, which the findings report, or if it was removed
-/// meanwhile.
+/// Reads a file. `None` if nothing of it is readable, which the findings report, or if it was removed meanwhile.
 pub(super) fn look(
     disk: &dyn Disk,
     (name, path, pending): (Name, String, bool),

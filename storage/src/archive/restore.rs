@@ -226,7 +226,7 @@ impl Plan {
             }
         }
         for pack in looked.walked.into_iter().flat_map(|walked| walked.packs) {
-            // A log that no file describes any more has no name either.
+            // A log that no file describes has no name either.
             if let Some(log) = self.logs.get_mut(&pack.log) {
                 log.parts.push(Part {
                     first: pack.place.first_lsn,
@@ -270,7 +270,7 @@ impl Plan {
         }
     }
 
-    /// The ranges of the journal that one run each stands for.
+    /// The ranges of the journal that one run each replaces.
     fn stretches(&self) -> Vec<(Position, Position)> {
         let mut weights: BTreeMap<Position, u64> = BTreeMap::new();
         for part in self.logs.values().flat_map(|log| &log.parts) {
@@ -387,7 +387,7 @@ impl Work<'_> {
         let stretches = self.plan.stretches();
         let count = stretches.len() as u64;
         for (number, stretch) in (1..).zip(stretches) {
-            // Each run stands for one segment. Numbers of runs are beyond the numbers of segments.
+            // Each run replaces one segment. Numbers of runs are beyond the numbers of segments.
             self.write_run(
                 SegmentId::new(number),
                 SegmentId::new(count + number),
@@ -467,8 +467,7 @@ impl Work<'_> {
         write(self.target, &index_path(id), index.bytes()).map_err(writing())
     }
 
-    /// An epoch above the epochs in the ids of the restored logs, and probably above all epochs of their former
-    /// store.
+    /// An epoch above the epochs in the ids of the restored logs, and probably above all epochs of their former store.
     fn epoch(&self) -> RecoveryEpoch {
         let first = RecoveryEpoch::first_of(self.store_id);
         let highest = self.plan.logs.keys().map(|id| id.epoch()).max();

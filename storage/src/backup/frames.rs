@@ -92,8 +92,7 @@ impl FrameCheck {
         self.sound && self.rest.len() < HEADER_BYTES && self.at == end
     }
 
-    /// End of the last atomic unit that ends at or below the requested position; valid only if the segment is
-    /// sound.
+    /// End of the last atomic unit that ends at or below the requested position; valid only if the segment is sound.
     pub(super) fn whole(&self) -> Option<Position> {
         self.whole
     }

@@ -90,8 +90,8 @@ impl BackupView {
     /// random, so each opening is for one restore.
     ///
     /// # Errors
-    /// If the manifest is malformed, a file is missing or not of its size, or the backup has nothing at the
-    /// position or does not reach it.
+    /// If the manifest is malformed, or a file is missing or not of its size. Also if the backup has nothing at
+    /// the position or does not reach it.
     pub fn open(
         content: Arc<dyn Disk>,
         manifest: &BackupManifest,
@@ -214,8 +214,7 @@ impl BackupView {
         Ok(check)
     }
 
-    /// Reads all content of a file, a piece at a time with its offset, and compares it with
-    /// the digest.
+    /// Reads all content of a file, a piece at a time with its offset, and compares it with the digest.
     pub(super) fn read_content(
         &self,
         file: &BackupFile,

@@ -128,8 +128,7 @@ fn settles(data: &[u8], again: impl Fn(&[u8]) -> Option<Vec<u8>>) {
     }
 }
 
-/// Fuzzes a body: its first byte selects the kind. A body that can be read is written again and reads back
-/// equal.
+/// Fuzzes a body: its first byte selects the kind. A body that can be read is written again and reads back equal.
 pub fn body(data: &[u8]) {
     let Some((&which, data)) = data.split_first() else {
         return;

@@ -191,8 +191,7 @@ fn make() -> Store {
     }
 }
 
-/// Lists the files and frames to change. Files of the pool are removed: they hold nothing, and a start makes
-/// new ones.
+/// Lists the files and frames to change. Files of the pool are removed: they hold nothing, and a start makes new ones.
 fn explore(disk: &SimDisk) -> (Vec<File>, Vec<Frame>) {
     let (mut files, mut frames) = (Vec::new(), Vec::new());
     for directory in ["", "journal", "index", "checkpoint"] {

@@ -245,8 +245,7 @@ impl Recovered {
         })
     }
 
-    /// Files that stop checkpoints and the sorter. Both could drop the only trace of a loss that later starts
-    /// have.
+    /// Files that stop checkpoints and the sorter. Both could drop the only trace of a loss that later starts have.
     fn files_in_the_way(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (id, _) in &self.runs.bad {
@@ -270,8 +269,7 @@ impl Recovered {
         found
     }
 
-    /// The key of the store's digests. A store without one gets a new key: a new store, or one of an older
-    /// version.
+    /// The key of the store's digests. A store without one gets a new key: a new store, or one of an older version.
     fn secret(&mut self, disk: &dyn Disk) -> std::io::Result<Secret> {
         let segments = self.segments.values();
         match self.key.secret(disk, segments, self.store.id)? {
@@ -407,9 +405,8 @@ impl Recovered {
     }
 }
 
-/// Files that the store can do without. A start on a full disk removes them one after the other, rather than
-/// refuse to serve. Each start needs a file and some space, and on some file systems a new file needs more than
-/// its size.
+/// Files that the store can do without. A start on a full disk removes them one after the other, rather than refuse
+/// to serve. Each start needs a file and some space, and on some file systems a new file needs more than its size.
 struct Spare<'a> {
     disk: &'a dyn Disk,
     /// Segments whose index may be removed, the newest first.

@@ -5,9 +5,9 @@
 //!                                         ^ piece: a part of one window, shared
 //! ```
 //!
-//! A segment may have 4 GiB, and most of it may be zeros or a hole of a sparse file. A start must
-//! not need memory for all of that. Files of up to [`WHOLE`] bytes are read at once; of a larger
-//! file two windows of [`WINDOW`] bytes are in memory, or of one frame if that is longer.
+//! A segment may have 4 GiB, and most of it may be zeros or a hole of a sparse file. A start must not need
+//! memory for all of that. Files of up to [`WHOLE`] bytes are read at once. Of a larger file two windows of
+//! [`WINDOW`] bytes are in memory. A window is larger if a frame is longer.
 //!
 //! A walk cannot fail. An error of the disk is kept instead, the bytes behind it count as missing,
 //! and [`Content::check`] reports the error after the walk.
@@ -19,8 +19,7 @@ use std::sync::Arc;
 
 use crate::disk::{Disk, DiskFile, are_unreadable, read_some};
 
-/// Files of up to this size are read at once, bytes. Small in tests, so that they walk windows of
-/// small segments.
+/// Files of up to this size are read at once, bytes. Small in tests, so that they walk windows of small segments.
 const WHOLE: u64 = if cfg!(test) { 32 << 10 } else { 16 << 20 };
 /// Size of a window of a larger file, bytes.
 const WINDOW: u64 = if cfg!(test) { 8 << 10 } else { 4 << 20 };

@@ -1,5 +1,5 @@
 //! The logs while they are being recovered. Frames, directories and closing states are applied in journal
-//! order. If damage took a fact from one of them, another one provides it.
+//! order. If damage took a fact from one source, another provides it.
 
 mod learn;
 
@@ -27,8 +27,7 @@ use crate::threads;
 /// Number of logs from which on a second thread is worthwhile.
 const MANY: usize = 20_000;
 
-/// A log that is being recovered. It is created in its final place, so that a million of them are in memory
-/// only once.
+/// A log that is being recovered. It is created in its final place, so that a million of them are in memory only once.
 struct Draft {
     log: Arc<Log>,
     /// Whether the name of the log is known.

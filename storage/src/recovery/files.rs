@@ -72,9 +72,8 @@ impl Used {
         Content::open(disk, &self.path).map_err(self.failed())
     }
 
-    /// The bytes of a segment, read from the device. The end of the last segment may never have been flushed,
-    /// and the cache must not be believed after a failed flush. Damage of another segment may exist only in the
-    /// cache.
+    /// The bytes of a segment, read from the device. The end of the last segment may never have been flushed, and
+    /// the cache must not be believed after a failed flush. Damage of another segment may exist only in the cache.
     pub(super) fn device_content<'d>(&self, disk: &'d dyn Disk) -> Result<Content<'d>, OpenError> {
         Content::from_device(disk, &self.path, self.life.size).map_err(self.failed())
     }
@@ -203,8 +202,8 @@ impl Recovered {
         self.drop_unwritten(disk, used)
     }
 
-    /// Notes an end of the journal that the device cannot read. The journal continues in a file with an
-    /// unreadable first frame, if it has left the last segment found, or if the last start began that file.
+    /// Notes an end of the journal that the device cannot read: a file with an unreadable first frame. The
+    /// journal continues there if it has left the last segment found, or if the last start began that file.
     pub(super) fn look_for_unread_end(&mut self, used: &[Used], tail: Option<&LoadedTail<'_>>) {
         let last = used.last().map(|last| last.life.id).or(self.last);
         let left = tail.map_or(!self.clean, |tail| tail.walked.is_sealed());

@@ -257,8 +257,8 @@ pub(crate) struct Around<'a> {
     pub(crate) goes_on: &'a dyn Fn(LogId) -> io::Result<Lsn>,
 }
 
-/// The complete index of a sealed segment, made from its frames, from the link of its successor, and from older
-/// and newer segments with its `logs`. `None` if unaccepted damage leaves some of it in doubt.
+/// The complete index of a sealed segment, made from its frames, from its successor's link, and from older and
+/// newer segments with its `logs`. `None` if unaccepted damage leaves some of it in doubt.
 ///
 /// # Errors
 /// If the segment cannot be read, or if `logs` fails.

@@ -363,8 +363,7 @@ impl Recovered {
         Ok(())
     }
 
-    /// Reads a whole run, and counts its unreadable records as lost. Its index describes logs whose images are
-    /// damaged.
+    /// Reads a whole run, and counts its unreadable records as lost. Its index describes logs whose images are damaged.
     fn walk_run(
         &mut self,
         disk: &dyn Disk,
@@ -436,7 +435,7 @@ impl Recovered {
         }
     }
 
-    /// Moves the files of unusable runs whose loss was accepted. No start looks for runs there, and only
+    /// Moves the files of unusable runs whose loss was accepted. No start searches for runs there, and only
     /// operators remove them.
     pub(crate) fn set_bad_runs_aside(&mut self, disk: &dyn Disk) -> io::Result<()> {
         if self.runs.bad.is_empty() {

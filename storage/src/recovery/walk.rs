@@ -156,8 +156,7 @@ impl<'a> Bytes<'a> {
         self.at(header.position, frame_bytes(header))
     }
 
-    /// The bytes of a frame that a walk found: all of it if its body is good, or else the header and its
-    /// extensions.
+    /// The bytes of a frame that a walk found: all of it if its body is good, or else the header and its extensions.
     pub(crate) fn walked(&self, header: &Header, body_good: bool) -> bytes::Bytes {
         match body_good {
             true => self.whole(header),
@@ -212,8 +211,7 @@ impl<'a> Bytes<'a> {
     }
 
     /// The first frame that a newer version wrote: its header verifies, but its kind or its compression is
-    /// unknown. Such a frame is neither damaged nor torn, and nothing may be decided without knowing its
-    /// meaning.
+    /// unknown. Such a frame is neither damaged nor torn, and nothing may be decided without knowing its meaning.
     pub(crate) fn newer(&self, walked: &Walked) -> Option<(Position, Newer)> {
         let unknown = |item: &Item| match *item {
             Item::Hole { from, to } => self.newer_header(from, to),

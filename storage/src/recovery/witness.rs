@@ -97,7 +97,7 @@ impl Recovered {
         self.witness.get_or_insert(Witness { last, path });
     }
 
-    /// Looks for a checkpoint that was set aside.
+    /// Finds a checkpoint that was set aside.
     pub(super) fn find_old_checkpoint(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
         let fail = || OpenError::io("reading a checkpoint");
         for id in checkpoint::list_old(disk)

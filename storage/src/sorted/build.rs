@@ -67,7 +67,7 @@ pub(super) struct Built {
     pub(super) life: Life,
     pub(super) head: Head,
     pub(super) index: IndexFile,
-    /// Bytes of its sources that were read, and of its own.
+    /// Bytes of its sources that were read, and bytes of the run that were written.
     pub(super) read: u64,
     pub(super) written: u64,
     /// The file with the expired records, which are not in the run.
@@ -258,7 +258,7 @@ impl Build<'_> {
         let (gone, kept) = fate(self.core, log.as_deref());
         let known_to_checkpoints = image.touched_in <= self.known_deleted;
         if image.deleted && self.earlier.is_empty() && known_to_checkpoints {
-            // No file describes the log any more.
+            // From now on no file describes the log.
             self.forgotten = self.forgotten.max(image.touched_in);
             return Ok(0);
         }

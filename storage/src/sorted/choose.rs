@@ -18,8 +18,7 @@
 //! runs, up to one that saw many deletions, become one when their descriptions of deleted logs take much space.
 //!
 //! **A full disk gives space back as long as more than a segment is dead.** The pool keeps enough space free to
-//! rewrite any run (`room.rs`), so that each run fits. At least half of the dead bytes lie in segments, or in
-//! runs:
+//! rewrite any run (`room.rs`). At least half of the dead bytes lie in segments, or in runs:
 //!
 //! - Segments are sorted oldest first, as many as fit, including segments without dead bytes before the dead
 //!   ones. Each step turns at least one segment into a run of about its size.
@@ -77,9 +76,8 @@ const MOST_LSNS: u64 = u32::MAX as u64;
 const MOST_PIECES: u64 = 8 << 20;
 const MOST_ORDER_BYTES: u64 = 11 * MOST_PIECES;
 
-/// Maximum bytes of indexes that were made again and wait for their segments to be sorted. An index beyond the
-/// bound is made at each use, and no index of a later segment can be made. The sorter takes the segments before
-/// it first.
+/// Maximum bytes of indexes that were made again and wait for their segments to be sorted. An index beyond the bound
+/// is made at each use, and no index of a later segment can be made. The sorter takes the segments before it first.
 const MOST_MADE_BYTES: u64 = 64 << 20;
 
 /// The largest range of lsns of one log in a segment or run. A log without kept records has an empty row.
@@ -99,17 +97,16 @@ pub(super) struct Task {
     pub(super) earlier: usize,
     /// Number of runs that it replaces.
     pub(super) replaced: usize,
-    /// The last segment that earlier runs stand for.
+    /// The last segment that earlier runs replace.
     after: Option<SegmentId>,
     /// Maximum bytes of the run and its index.
     pub(super) bytes: u64,
-    /// Links behind missing segments: the number of the source, and its own link. `None` if the link is
-    /// damaged.
+    /// Links behind missing segments: the number of the source, and its own link. `None` if the link is damaged.
     gaps: Vec<(usize, Option<Link>)>,
 }
 
 impl Task {
-    /// Whether a segment is missing that the run will stand for.
+    /// Whether a segment is missing that the run will replace.
     fn lacks(&self, id: SegmentId) -> bool {
         let mut sources = self.sources.iter();
         Some(id) > self.after && id < self.head.last && !sources.any(|s| s.segment.life.id == id)
@@ -454,9 +451,9 @@ impl Core {
         }
     }
 
-    /// Whether the newest finished segment has enough dead bytes to be worth a segment of the reserve,
-    /// and its run fits the free space without that segment. Only frames count: a segment that was
-    /// left early must not lead to the next one.
+    /// Whether the newest finished segment has enough dead bytes to be worth a segment of the reserve. Its run
+    /// must also fit the free space without that segment. Only frames count: a segment that was left early must
+    /// not lead to the next one.
     pub(super) fn hides_dead(&self) -> io::Result<bool> {
         let (_, Some(newest)) = self.unsorted() else {
             return Ok(false);

@@ -36,8 +36,7 @@ pub(crate) struct Head {
     pub(crate) pack_bytes: u64,
     /// Offset of the first frame of images; 0: unknown.
     pub(crate) images_at: u64,
-    /// Logs that were deleted up to this segment may be left out. A checkpoint that ends before it would
-    /// restore them.
+    /// Logs that were deleted up to this segment may be left out. A checkpoint that ends before it would restore them.
     pub(crate) forgotten: Option<SegmentId>,
     /// Accepted losses that links of these segments list, as far as they still matter.
     pub(crate) accepted: Vec<Accepted>,

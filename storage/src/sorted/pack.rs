@@ -4,10 +4,9 @@
 //! previous arrival (zigzag), position less the previous position, codec, stored bytes. The CRC-32C of the
 //! stored bytes follows (4 bytes). Therefore each piece is verified separately.
 //!
-//! The body of an order frame has these varints for each piece: position less the previous position, log id,
-//! offset of its pack in the run over 8, number of the piece in the pack, and number of dropped records of the
-//! log right before it. Where nothing of a log is kept, the pack is 0, and the lsn follows at which the log
-//! continues.
+//! The body of an order frame has varints. For each piece: position less the previous position, log id, offset
+//! of its pack in the run over 8, number of the piece in the pack, and number of records of the log that were
+//! dropped right before it. Where nothing of a log is kept, the pack is 0, and the lsn follows at which it continues.
 
 use crate::bounds;
 use crate::ids::{LogId, Lsn, Position, Timestamp};
@@ -222,8 +221,7 @@ pub(crate) struct Entry {
     /// Position of the piece in the journal.
     pub(crate) position: Position,
     pub(crate) log: LogId,
-    /// Offset of its pack, and its number there. `Err`: nothing of the log is kept, and the log continues at
-    /// this lsn.
+    /// Offset of its pack, and its number there. `Err`: nothing of the log is kept, and the log continues at this lsn.
     pub(crate) at: Result<(u64, u32), Lsn>,
     /// Number of dropped records of the log right before it.
     pub(crate) dropped: u64,

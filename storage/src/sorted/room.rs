@@ -25,8 +25,8 @@ const RESERVE_PART_OF_SEGMENT: u64 = 12;
 const OVERHEAD_PART: u64 = 32;
 const OVERHEAD_BYTES: u64 = 32 << 10;
 
-/// On a full disk the unused end of a finished segment goes back to the file system if it is at
-/// least this part of a segment (1/4).
+/// On a full disk the unused end of a finished segment goes back to the file system. It must have at least this
+/// part of a segment (1/4).
 const UNUSED_PART: u64 = 4;
 
 /// Small segments are sorted together up to these bytes: a run of one would take more than it gives.

@@ -171,7 +171,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Whether it is time to check runs: at once when no more segments wait, and seldom between segments. There
+    /// Whether it is time to check runs: at once when no segment waits, and seldom between segments. There
     /// a check takes longer in a larger store. In a larger store the bytes that die meanwhile also matter less.
     fn is_due(&self, now: Instant, between: bool, short: bool) -> bool {
         let Some((at, took)) = self.looked else {

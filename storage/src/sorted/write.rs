@@ -24,8 +24,8 @@ pub(crate) fn draw_salt(disk: &dyn Disk) -> io::Result<u64> {
 /// Bytes of one write.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// Maximum bytes of the body of a pack, and of its pieces. A reader of one piece reads the whole header of its
-/// pack.
+/// Maximum bytes of the body of a pack, and maximum number of its pieces. A reader of one piece reads the
+/// whole header of its pack.
 const PACK_BYTES: usize = 32 << 10;
 const PACK_PIECES: usize = 128;
 

@@ -438,7 +438,7 @@ pub(crate) fn checkpoint(
     let mut stranger = None;
     let summary = checkpoint::decode(&bytes, |image| {
         let expected = lsns.filter(|lsns| !lsns.is_damaged());
-        // If the deletion of a log is sorted, no file has the log any more.
+        // If the deletion of a log is sorted, no file has the log.
         let sorted_away = |next: Lsn| image.deleted && next == Lsn::ZERO;
         if let Some(next) = expected.and_then(|lsns| lsns.of(image.id))
             && !sorted_away(next)

@@ -1,7 +1,7 @@
 //! The frames of one segment in order, over damage too, in steps of 1 MiB.
 //!
-//! It finds the same frames as [`crate::recovery`] in a finished segment, by the same rules, but keeps no more
-//! than one step or one frame in memory.
+//! The walk finds the same frames as [`crate::recovery`] in a finished segment, by the same rules. It keeps at
+//! most one step or one frame in memory.
 
 use bytes::Bytes;
 

@@ -600,7 +600,7 @@ impl Core {
                 let entry = hit.entry(log.id.get()).or_insert_with(|| (log, Vec::new()));
                 entry.1.push(kept);
             }
-            // Records that were known as lost have no places any more.
+            // Records that were known as lost no longer have places.
             known = self.damages.between(fault.from, fault.to);
         } else if let Some(gap) = fault.touched.first().filter(|_| fault.is_gap) {
             known = self.damages.of_log(gap.log_id, gap.first_lsn);

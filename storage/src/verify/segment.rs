@@ -182,7 +182,7 @@ struct Check<'a> {
     digest: Xxh3,
     frames: u64,
     records: u64,
-    /// Number of batches. The index has all readable ones.
+    /// Number of batches. The index has all readable batches.
     batches: usize,
     /// Number of unreadable batches. The index has them until it is written again.
     bad_batches: usize,
