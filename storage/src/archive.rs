@@ -28,7 +28,7 @@ use crate::ids::SegmentId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     store: u128,
-    /// The first segment that its run stood for.
+    /// The first segment that its run replaced.
     first: SegmentId,
     /// The run that was made without these records.
     run: SegmentId,

@@ -6,17 +6,17 @@
 //!   go on in the next)                           on the way)         only named)
 //! ```
 //!
-//! Finished segments never change, so a backup needs no copy and stops nobody: it reads
-//! the files in place. While it lists files, no file is removed. From then on it holds the
-//! files it listed, and every other file is removed as usual. A backup stores the frames of a
-//! segment; the zeros behind them are no content.
+//! Finished segments never change. A backup therefore needs no copy and delays no other work: it reads the
+//! files in place. While it lists files, no file is removed. From then on it holds the files it listed, and
+//! every other file is removed as usual. A backup stores the frames of a segment; the zeros behind them are no
+//! content.
 //!
-//! Once the manifest is made, a backup holds the files whose content it still has to send: each
-//! is let go when its content was sent. A backup that nobody reads for [`UNREAD`] ends, and holds
-//! nothing from then on.
+//! Once the manifest is made, a backup holds the files whose content it still has to send. It releases each
+//! file when its content was sent. A backup without a reader for [`UNREAD`] ends, and holds nothing from then
+//! on.
 //!
-//! A [`BackupView`] shows a manifest and its content as the directory that it was, cut at
-//! a position if that is wanted. A store is opened, verified and restored through it.
+//! A [`BackupView`] shows a manifest and its content as the directory that it was, cut at a position on
+//! request. A store is opened, verified and restored through it.
 
 mod frames;
 mod restore;

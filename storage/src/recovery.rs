@@ -94,7 +94,7 @@ pub struct RecoveryReport {
     pub end: Position,
     /// Duration of the whole start.
     pub duration: Duration,
-    /// The parts of that duration, without some small ones.
+    /// The main parts of that duration.
     pub times: RecoveryTimes,
     /// Bytes cut off the tail because they were never proven flushed.
     pub torn_bytes: u64,

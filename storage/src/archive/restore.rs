@@ -340,7 +340,7 @@ impl Restoring {
             writer_epoch: old.writer_epoch,
             cursors: old.cursors,
             missing: self.missing.clone(),
-            // The archive has no facts that identify producers.
+            // The archive may lack the facts that identify producers.
             ..ExtrasImage::default()
         };
         for mark in extras.cursors.values_mut() {
@@ -354,7 +354,7 @@ impl Restoring {
             last_end: self.position.advance(8),
             stored_bytes: self.bytes,
             deleted: false,
-            // With its own retention, all records would expire again.
+            // An empty retention of its own: with any other, all records would expire again.
             config: Arc::new(LogConfig {
                 retention: Some(Box::new(Retention::default())),
                 ..(*self.image.config).clone()

@@ -112,7 +112,8 @@ fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
     file.sync()
 }
 
-/// Refuses a directory in use: existing files are never overwritten. Other directories of the file system do not count.
+/// Refuses a directory in use: existing files are never overwritten. Files in other directories, such as a file
+/// system's own, do not count.
 pub(crate) fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
     for directory in std::iter::once("").chain(DIRECTORIES) {
         let names = match target.list(directory) {

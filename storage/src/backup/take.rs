@@ -416,8 +416,8 @@ impl Take {
         });
     }
 
-    /// Adds damage that a start or a read found before, with its records. Left out are damage of files that the
-    /// backup holds undamaged, since they were saved before they rotted, and accepted losses.
+    /// Adds damage that a start or a read found before, with its records. It leaves out accepted losses, and
+    /// damage of files that the backup holds undamaged, since they were saved before they rotted.
     fn tell_known_damage(&mut self) {
         let end = self.manifest.position;
         let mut known = self.core.damages.between(Position::ZERO, end);

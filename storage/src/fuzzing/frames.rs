@@ -120,7 +120,7 @@ fn write_again(bytes: &[u8], header: &Header, extensions: &[u8], body: &[u8], sa
     }
 }
 
-/// Checks that writing an input twice with [`again`] gives the same bytes, unless it is refused.
+/// Checks that [`again`] refuses the input, or that its second writing equals the first.
 fn settles(data: &[u8], again: impl Fn(&[u8]) -> Option<Vec<u8>>) {
     if let Some(first) = again(data) {
         let second = again(&first);

@@ -140,7 +140,7 @@ pub fn index(data: &[u8]) {
 }
 
 /// Inputs of [`super::frame`], [`super::body`], [`checkpoint`] and [`index`], by target and name, cut out of a
-/// real store.
+/// store that the engine made.
 pub fn table_seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let Store {
         disk,

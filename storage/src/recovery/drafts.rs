@@ -560,7 +560,7 @@ impl Drafts {
         extras.move_cursor(header.end(), &cursor.name, mark, header.end());
     }
 
-    /// Applies a `Forgotten` frame. If it is damaged, its producers stay known for repeats.
+    /// Applies a `Forgotten` frame. If it is damaged, its producers stay known, and repeats are recognised.
     fn apply_forgotten(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
         let Some(forgotten) = body.and_then(Forgotten::decode) else {
             return;
@@ -633,7 +633,7 @@ impl Drafts {
         }
     }
 
-    /// Applies the closing states of a segment, which its successor records. Differences count as missing, at
+    /// Applies the closing states of a segment, which its successor records. Unseen records count as missing, at
     /// `position`.
     pub(super) fn reconcile(
         &mut self,
@@ -700,7 +700,7 @@ impl Drafts {
         self.put_all(new)
     }
 
-    /// Enters all these drafts. Returns `false` if there are none.
+    /// Enters all these drafts. Returns `false` if they could not be made (`None`).
     fn put_all(&mut self, new: Option<[Vec<Draft>; 2]>) -> bool {
         let Some(halves) = new else {
             return false;
@@ -857,7 +857,7 @@ impl Drafts {
             // Everything found is on the device by now.
             state.apply_trims(Position::new(u64::MAX));
             state.settle_extras();
-            // Runs describe the loss of trimmed records to readers.
+            // Readers learn from runs why trimmed records are gone.
             let kept = state.coming_first();
             state.forget_damage(|lost| lost.position < sorted_end && lost.to <= kept);
             if !state.deleted {

@@ -25,8 +25,8 @@ use crate::metrics::NoObserver;
 
 impl Recovered {
     /// Begins with the newest good checkpoint whose segments and their indexes are there, if that is `wanted`.
-    /// A start without it rebuilds a missing index; nothing else does. Segments and runs that the checkpoint
-    /// names count as missing in any case.
+    /// A start without it rebuilds a missing index; nothing else does. If segments or runs that the checkpoint
+    /// names are absent, the start notices this in any case.
     pub(super) fn read_checkpoint(
         &mut self,
         disk: &dyn Disk,
@@ -323,7 +323,7 @@ pub(crate) fn index_anew(
     Ok(Some(drafts.seal(&segment.life, segment.base, end, chain)))
 }
 
-/// The index of a sealed segment, made only from its frames, for a process that found its file damaged.
+/// The index of a sealed segment, rebuilt from its frames for a process that found the index file damaged.
 pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
     let content = Content::from_device(disk, &segment.path(), segment.life.size)?;
     let bytes = Bytes {

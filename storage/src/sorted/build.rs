@@ -107,7 +107,7 @@ pub(super) struct Build<'a> {
     pub(super) known_deleted: Option<SegmentId>,
     /// The last segment with the deletion of a log that was left out of the run.
     pub(super) forgotten: Option<SegmentId>,
-    /// How logs stood at the end of segments that are missing between the sources.
+    /// State of the logs at the end of missing segments between the sources.
     pub(super) gone: BTreeMap<LogId, Gone>,
     /// Records that counted as lost and can be read: log, from, to.
     pub(super) found: Vec<(Arc<Log>, Lsn, Lsn)>,

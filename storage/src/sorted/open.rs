@@ -398,7 +398,7 @@ impl Walked {
         &self.packs[first..last]
     }
 
-    /// The index of the run. It equals the written one if nothing is lost.
+    /// The index of the run. It equals the written index if nothing is lost.
     pub(crate) fn index(&self, opened: &Opened) -> SealedIndex {
         let rows = self.images.iter().map(|images| NewRow {
             places: self
@@ -473,7 +473,7 @@ fn reopened(disk: &dyn Disk, segment: &Segment) -> io::Result<Opened> {
     })
 }
 
-/// The index of a run made from its frames, for a run in which its file was found damaged.
+/// The index of a run, rebuilt from its frames for a process that found the index file damaged.
 pub(crate) fn index_of(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
     let opened = reopened(disk, segment)?;
     let walked = walk(disk, &opened)?;
@@ -492,5 +492,5 @@ pub(crate) fn stored<'a>(bytes: &'a [u8], body: usize, piece: &Piece) -> Option<
     (frame::crc32c(stored) == piece.crc).then_some(stored)
 }
 
-/// Bytes that are enough for the header of a pack, its pieces included, for almost any.
+/// Bytes that suffice for the header of almost any pack, including its pieces.
 pub(crate) const PACK_HEADER_BYTES: u64 = 8192;

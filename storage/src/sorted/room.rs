@@ -114,7 +114,7 @@ impl Core {
         let room = match self.pool().room_for_sorting() {
             Some(free) if short => free + self.pool().lendable(),
             Some(free) => free,
-            // Nothing else is known than the lent space.
+            // Only the lent space is known.
             None if short => self.config.segment_bytes,
             None => u64::MAX,
         };
@@ -159,9 +159,9 @@ impl Core {
         Ok(())
     }
 
-    /// The part of the room that a run may take which is larger than the runs it is made of. When the disk is
-    /// nearly full such a run must not raise the space kept for sorting. Otherwise appends would have less,
-    /// though nothing was appended.
+    /// The part of the room that a run may take if it is larger than its sources. On a nearly full disk such a
+    /// run must not raise the space kept for sorting. Otherwise appends would have less, though nothing was
+    /// appended.
     pub(super) fn room_without_growth(&self, room: u64) -> u64 {
         let of_segment = run_of_segment(self.config.segment_bytes);
         match self.pool().is_nearly_short() {
@@ -170,14 +170,14 @@ impl Core {
         }
     }
 
-    /// A run of about this number of bytes found no space, whatever the file system reports (quotas).
+    /// Notes that a run of about this number of bytes found no space, whatever the file system reports (quotas).
     pub(super) fn refuse_runs_of(&self, bytes: u64) {
         let least = &self.sorter.least_refused;
         let before = least.load(Ordering::Relaxed);
         least.store(before.min(bytes) / 2, Ordering::Relaxed);
     }
 
-    /// A run was written: larger ones may succeed, too.
+    /// Notes that a run was written: larger runs may succeed, too.
     pub(super) fn allow_larger_runs(&self) {
         let least = &self.sorter.least_refused;
         let before = least.load(Ordering::Relaxed);

@@ -522,7 +522,7 @@ impl<'a> Run<'a> {
         Ok(checked)
     }
 
-    /// Compares the predecessor's end that a link holds.
+    /// Compares the predecessor's end that a link records with the predecessor.
     fn compare_link(
         &mut self,
         number: usize,

@@ -24,7 +24,7 @@ use crate::metrics::ChecksumSite;
 use crate::sorted::{self, BadRun, Run};
 use crate::sync::Mutex;
 
-/// Faults that were logged and counted, so that the next check does not repeat it.
+/// Faults that were logged and counted, so that the next check does not log them again.
 #[derive(Default)]
 pub(crate) struct Told(Mutex<HashSet<Logged>>);
 

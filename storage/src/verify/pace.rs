@@ -98,7 +98,7 @@ impl<'a> Pace<'a> {
                 self.control.wait(due - now);
                 now = (self.now)();
             }
-            // Unused time does not count.
+            // Unused time is not credited.
             let micros = u128::from(bytes) * 1_000_000 / u128::from(rate);
             let cost = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
             self.due = due.max(now).checked_add(cost);
