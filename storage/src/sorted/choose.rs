@@ -865,7 +865,7 @@ impl Core {
         self.live_and_gone(index).0
     }
 
-    /// The result of [`Self::live_bytes`], and the number of deleted logs.
+    /// The result of [`Core::live_bytes`], and the number of deleted logs.
     fn live_and_gone(&self, index: &SealedIndex) -> (u64, usize) {
         let (mut live, mut of_gone) = (0, 0);
         for row in index.rows() {

@@ -53,7 +53,7 @@ pub(crate) struct Writer {
     told: Vec<Told>,
     pub(super) records: u64,
     pub(super) pack_bytes: u64,
-    /// Bytes written since the last call of [`Self::take_written`].
+    /// Bytes written since the last call of [`Writer::take_written`].
     written: u64,
 }
 
