@@ -1,10 +1,9 @@
-//! How large a number on disk may be.
+//! Bounds of the numbers on disk.
 //!
-//! A checksum says that bytes are those that were written, and not who wrote them. Whatever a
-//! store reads goes through these functions first: no sum of two numbers that passed overflows,
-//! and nothing is allocated by a number that did not. A number beyond its bound counts as damage,
-//! and no store gets near one: at 1 GB/s positions last 146 years, and each unclean end takes 1 of
-//! 8 million epochs.
+//! A checksum proves that bytes are the ones written, not which program wrote them. Each number that a store
+//! reads goes through these functions first: no sum of two numbers that passed overflows, and nothing is
+//! allocated by a number that did not pass. A number beyond its bound counts as damage, and no store gets
+//! near one: at 1 GB/s positions last 146 years, and each unclean end takes 1 of 8 million epochs.
 
 use std::io;
 
@@ -16,14 +15,14 @@ pub(crate) const EPOCHS: u64 = 1 << 23;
 pub(crate) const POSITIONS: u64 = 1 << 62;
 /// Lsns, and numbers of records, are below this.
 pub(crate) const LSNS: u64 = 1 << 62;
-/// Counters of log ids are below this where they are read. As many are left to be given out.
+/// Counters of log ids are below this where they are read. Another 2^39 of them can still be assigned.
 pub(crate) const COUNTERS: u64 = 1 << 39;
 /// Ids of segments are below this. A run has 4 GiB of addresses for each, from 2^63 on.
 pub(crate) const SEGMENTS: u64 = (1 << 31) - (1 << 20);
-/// No segment and no run is larger, bytes: offsets in one are kept in 32 bits.
+/// Maximum bytes of a segment or a run: offsets in one are kept in 32 bits.
 pub(crate) const LARGEST_SEGMENT: u64 = 1 << 32;
-/// Where a start goes on, so many positions are left: more than any machine writes before
-/// the next start, and enough for a restore to leap ahead.
+/// Positions left where a start goes on: more than any machine writes before the next start, and enough for a
+/// restore to leap ahead.
 pub(crate) const POSITIONS_LEFT: u64 = 1 << 52;
 /// Addresses in sorted runs begin here.
 pub(crate) const ADDRESSES: u64 = 1 << 63;

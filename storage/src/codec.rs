@@ -40,7 +40,7 @@ fn delimited_len(bytes: usize) -> usize {
     1 + wire::varint_len(bytes as u64) + bytes
 }
 
-/// One record as it is stored, but for the time that it will have.
+/// One record in its stored form, without the time that it will have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RecordRef<'a> {
     pub(crate) data: &'a [u8],
@@ -62,7 +62,7 @@ impl<'a> RecordRef<'a> {
             timestamp: None,
             crc32c: None,
         };
-        // Most have nothing else.
+        // Most records have nothing else.
         if input.is_empty() {
             return Some(record);
         }
@@ -115,7 +115,7 @@ impl<'a> RecordRef<'a> {
     }
 }
 
-/// Takes a length-delimited field off the front whose key is that.
+/// Takes a length-delimited field with this key off the front.
 fn take_field<'a>(input: &mut &'a [u8], key: u8) -> Option<&'a [u8]> {
     if input.first() != Some(&key) {
         return None;
@@ -123,7 +123,7 @@ fn take_field<'a>(input: &mut &'a [u8], key: u8) -> Option<&'a [u8]> {
     wire::take_entry(input)
 }
 
-/// Key and value of a header that is encoded as it is stored.
+/// Key and value of a header in its stored encoding.
 fn header_ref(message: &[u8]) -> Option<(&str, &[u8])> {
     let mut input = message;
     let mut field = |key| match input.first() {
@@ -138,14 +138,14 @@ fn header_ref(message: &[u8]) -> Option<(&str, &[u8])> {
     input.is_empty().then_some((key, value))
 }
 
-/// The most bytes that [`put_record`] writes for this record.
+/// Maximum bytes that [`put_record`] writes for this record.
 pub(crate) fn encoded_len(record: &RecordRef<'_>) -> usize {
     delimited_len(record.message_len(true))
 }
 
-/// Plain digest of records as they were sent: a repeat has the same, whenever it arrives.
+/// Plain digest of records as they were sent. A repeat has the same digest, whenever it arrives.
 ///
-/// Only batches of versions before digests were keyed have it; [`crate::digest`] has the others.
+/// Only batches of versions without keyed digests have it; [`crate::digest`] has the keyed ones.
 pub(crate) fn digest(records: &Records) -> u64 {
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     sent_parts(records, |part| {
@@ -214,7 +214,7 @@ pub(crate) fn put_sent(out: &mut Vec<u8>, record: &Record) {
     put_record(out, &sent, sent.timestamp);
 }
 
-/// Gives each entry the key that it has in a stored body.
+/// Sets the key of each entry to the key in a stored body.
 pub(crate) fn set_keys(entries: &mut [u8]) {
     let mut rest = entries;
     while let [key, behind @ ..] = rest {
@@ -227,8 +227,8 @@ pub(crate) fn set_keys(entries: &mut [u8]) {
     }
 }
 
-/// The entries of a body: where each ends, and the record in it; ends early at a malformed
-/// one. Whoever looks for a record passes all before it, so this looks at nothing in them.
+/// The entries of a body: the end of each, and its record. Ends early at a malformed entry. A search for a
+/// record passes all records before it, so this parses none of them.
 fn entries(body: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut input = body;
     std::iter::from_fn(move || {
@@ -242,19 +242,18 @@ fn entries(body: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     })
 }
 
-/// Whether a body may hold so many records: each takes two bytes at least. Whoever serves records
-/// by their number believes a header no further than that.
+/// Whether a body may hold `count` records: each takes at least two bytes. Code that serves records by their
+/// number trusts the count in a header no further than that.
 pub(crate) fn may_hold(body: &[u8], count: u32) -> bool {
     u64::from(count) * 2 <= body.len() as u64
 }
 
-/// Where each record of a body ends.
+/// The end of each record of a body.
 pub(crate) fn ends(body: &[u8]) -> impl Iterator<Item = usize> {
     entries(body).map(|(end, _)| end)
 }
 
-/// The times of their own that records of a body have, one after another; ends early at a
-/// malformed one.
+/// The own time of each record of a body, `None` if it has none. Ends early at a malformed record.
 pub(crate) fn own_times(body: &[u8]) -> impl Iterator<Item = Option<Timestamp>> {
     entries(body).map(|(_, message)| {
         wire::fields(message).find_map(|field| match field {

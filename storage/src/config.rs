@@ -8,20 +8,20 @@ use crate::journal::MIN_SEGMENT_BYTES;
 use crate::local::Bounds;
 use crate::record::{Retention, SyncMode};
 
-/// Sorting may take the space of so many segments.
+/// Minimum space for sorting, in segments.
 const LEAST_STEP: u64 = 4;
 
-/// Bytes of a run that is made for the sake of what describes logs. To make one takes 24 bytes of
-/// memory for each batch in it, and 200 for each log.
+/// Maximum bytes of a run that is large because descriptions of logs take much space. Making a run takes 24
+/// bytes of memory for each batch in it, and 200 for each log.
 const LARGEST_FOR_LOGS: u64 = 1 << 30;
 
 /// With the images of its logs a run stays below 4 GiB: file offsets in it are kept in 32 bits.
 pub(crate) const LARGEST_RUN: u64 = 3 << 30;
 
-/// Maximum number of files that one run is made of. Each log is looked for in each of them.
+/// Maximum number of files that one run is made of. Each log is searched for in each of them.
 pub(crate) const MOST_SOURCES: u64 = 128;
 
-/// What to do when a start finds damage below the proven end of the journal.
+/// Reaction of a start to damage below the proven end of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDamage {
     /// Quarantine exactly the damaged records and serve everything else. Default.
@@ -43,61 +43,60 @@ pub enum ReadStrategy {
 /// Settings of one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StorageConfig {
-    /// Size of every new segment file, zeroed when it enters the pool. Default: 64 MiB.
-    /// Minimum: 64 KiB. A request must fit half of one, so a small segment lowers
-    /// [`Limits::max_batch_bytes`]. Existing segments keep the size they have.
+    /// Size of every new segment file, zeroed when it enters the pool. Default: 16 MiB. Minimum: 64 KiB. A
+    /// request must fit into half a segment, so a small segment lowers [`Limits::max_batch_bytes`]. Existing
+    /// segments keep their size.
     pub segment_bytes: u64,
     /// Segments kept ready for the next roll. Default: 2. Minimum: 1.
     pub pool_segments: usize,
-    /// Segments kept ready beside those, that no record gets into: on a full disk trims
-    /// and deletions go on in them, and a restart begins in one. Default: 2. Minimum: 1.
+    /// Further segments kept ready that hold no records. On a full disk, trims and deletions go on in them,
+    /// and a restart begins in one. Default: 2. Minimum: 1.
     pub reserve_segments: usize,
     /// The sync mode of logs that have none of their own. Default: strict.
     pub sync_mode: SyncMode,
-    /// How long something written may stay unflushed when nobody asks for a flush,
-    /// outside `async` and `manual`. Default: 100 ms. Bounds what a power cut can take
-    /// from WRITTEN acks.
+    /// Maximum time that written data stays unflushed when no request asks for a flush, outside `async` and
+    /// `manual`. Default: 100 ms. Bounds the WRITTEN acks that a power cut can take back.
     pub sync_interval: Duration,
-    /// How many bytes may stay so, likewise. Default: 16 MiB.
+    /// Maximum unflushed bytes before a flush is forced. Default: 16 MiB.
     pub sync_bytes: u64,
-    /// Bytes that logs in sync mode `manual` may hold in memory, all together. Default:
-    /// 8 MiB. When it is full, everything in it is written.
+    /// Maximum bytes that all logs in sync mode `manual` together hold in memory. Default: 8 MiB. A full
+    /// buffer is written as a whole.
     pub buffer_bytes: u64,
     /// Idle time after which a marker frame is written, so that the newest records
     /// are proven durable in the journal itself. Default: 50 ms.
     pub marker_delay: Duration,
-    /// Bytes of appends in flight before new ones are refused with BUSY. Default:
-    /// 32 MiB. Bounds memory, and bounds the wait for an ack.
+    /// Maximum bytes of appends in flight. Default: 32 MiB. Beyond it, new appends are refused with BUSY.
+    /// Bounds memory and the wait for an ack.
     pub max_inflight_bytes: u64,
-    /// Largest record: data and headers, in bytes. Default: 1 MiB.
+    /// Maximum bytes of a record: data and headers. Default: 1 MiB.
     pub max_record_bytes: u32,
-    /// Largest request over all its logs: encoded bytes. Default: 4 MiB.
+    /// Maximum encoded bytes of a request over all its logs. Default: 4 MiB.
     pub max_batch_bytes: u32,
-    /// Most records in one request. Default: 1,000.
+    /// Maximum number of records in one request. Default: 1,000.
     pub max_batch_records: u32,
-    /// How far a record's own time may be ahead of the clock. Default: one minute.
+    /// Maximum time that a record's own time may be ahead of the clock. Default: one minute.
     pub max_future: Duration,
-    /// Batches of each producer whose repeats get the original answer. Default: 1,024.
-    /// Older ones are refused. Memory: some 16 bytes each.
+    /// Number of newest batches of each producer whose repeats get the original answer. Default: 1,024.
+    /// Repeats of older batches are refused. Memory: some 40 bytes each.
     pub producer_window: u64,
     /// Time after which an idle producer is forgotten, by the expiry clock. Default: 7 days; 0 =
     /// never. A late retry of a forgotten producer is refused.
     pub producer_max_idle: Duration,
-    /// Maximum number of producers of one log. Default: 10,000. A new one beyond that is refused.
+    /// Maximum number of producers of one log. Default: 10,000. Further new producers are refused.
     pub max_producers_per_log: u64,
-    /// Cursors of one log. Default: 10,000.
+    /// Maximum number of cursors of one log. Default: 10,000.
     pub max_cursors_per_log: u64,
-    /// Logs of the whole store. Default: 1,000,000. A deleted log counts no more once it is
-    /// deleted; but at most 1/4 of this and 1,024 more deleted logs may wait for the sorter.
-    /// Memory: some 350 bytes each, and the name.
+    /// Maximum number of logs. Default: 1,000,000. Deleted logs do not count, but logs and deleted logs that
+    /// wait for the sorter are together at most 5/4 of this and 1,024. Memory: some 350 bytes each, and the
+    /// name.
     pub max_logs: u64,
-    /// Producers of all logs; one that appends to two logs counts twice. Default: 100,000.
-    /// Memory: some 450 bytes each with one batch, up to 40 bytes for each more that is
-    /// remembered, and the id.
+    /// Maximum number of producers of all logs; a producer of two logs counts twice. Default: 100,000.
+    /// Memory: some 450 bytes each with one batch, up to 40 bytes for each further batch that is remembered,
+    /// and the id.
     pub max_producers: u64,
-    /// Cursors of all logs. Default: 100,000. Memory: some 350 bytes each, and the name.
+    /// Maximum number of cursors of all logs. Default: 100,000. Memory: some 350 bytes each, and the name.
     pub max_cursors: u64,
-    /// Bytes of the names of all logs, producers and cursors. Default: 64 MiB.
+    /// Maximum bytes of the names of all logs, producers and cursors. Default: 64 MiB.
     pub max_name_bytes: u64,
     /// Whether names of new logs, producers and cursors may have invisible characters. Default:
     /// no.
@@ -106,36 +105,36 @@ pub struct StorageConfig {
     pub auto_create: bool,
     /// Whether a directory without a store gets a new store. Default: yes.
     pub create_store: bool,
-    /// What a start does about damage. Default: quarantine.
+    /// Reaction of a start to damage. Default: quarantine.
     pub on_damage: OnDamage,
     /// How finished segments are read. Default: pread.
     pub read_strategy: ReadStrategy,
-    /// Finished segments open at a time, scans included. Default: 256. Minimum: 1.
+    /// Maximum number of finished segments open at a time, scans included. Default: 256. Minimum: 1.
     pub max_open_segments: usize,
-    /// Threads for reads that may wait for the disk. Default: 4.
+    /// Number of threads for reads that may wait for the disk. Default: 4.
     pub reader_threads: usize,
-    /// Bytes of sealed segments read again in a second, to find what the device forgets.
-    /// Default: 4 MiB, which is 1 % of a modest SSD and goes over 337 GiB in a day. 0: none.
+    /// Bytes of sealed segments read again per second, to find data that the device has lost. Default: 4 MiB,
+    /// which is 1 % of a modest SSD and covers 337 GiB in a day. 0: none.
     pub scrub_bytes_per_second: u64,
-    /// Least time from the beginning of one such pass to that of the next. Default: a day.
+    /// Minimum time from the beginning of one such pass to the beginning of the next. Default: a day.
     pub scrub_interval: Duration,
-    /// What logs forget that have no retention of their own. Default: nothing.
+    /// Retention of logs that have none of their own. Default: no bound.
     pub retention: Retention,
-    /// Maximum bytes of one log that only its cursors keep from being forgotten. Default: 0, no
-    /// bound. Beyond it the oldest are forgotten, although a cursor has not passed them.
+    /// Maximum bytes of one log that only its cursors keep from being forgotten. Default: 0, no bound. Beyond
+    /// it the oldest records are forgotten, although a cursor has not passed them.
     pub cursor_hold_bytes: u64,
-    /// Time from the end of one look for what is to be forgotten to the next. Default: 10 s.
-    /// Minimum: more than 0. What goes past a bound stays so much longer.
+    /// Pause between two retention passes. Default: 10 s. Minimum: more than 0. Records may outlive their
+    /// bound by this long.
     pub retention_interval: Duration,
-    /// Whether sealed segments are sorted by log, so that the space of what is trimmed or
-    /// deleted comes back. Default: yes.
+    /// Whether sealed segments are sorted by log, which returns the space of trimmed and deleted records.
+    /// Default: yes.
     pub sorter_enabled: bool,
-    /// Disk space for sorting, in bytes, beyond 1.3 times what is live: segments that wait, and
-    /// runs that are written while those that they take the place of are still there. Less than
-    /// 4 segments counts as 4 segments. Default: 512 MiB. A run is at most 3 GiB, so values above 24 GiB change nothing.
+    /// Disk space for sorting, in bytes, beyond 1.3 times the live data: for segments that wait, and for new
+    /// runs while the files they replace still exist. Less than 4 segments counts as 4 segments. Default: 512
+    /// MiB. A run is at most 3 GiB, so values above 24 GiB change nothing.
     pub sorter_step_bytes: u64,
-    /// Bytes that the sorter reads and writes in a second. Default: 0, as many as it can
-    /// beside appends, which go first.
+    /// Maximum bytes that the sorter reads and writes per second. Default: 0, no bound. Appends always go
+    /// first.
     pub sorter_bytes_per_second: u64,
 }
 
@@ -185,7 +184,7 @@ impl Default for StorageConfig {
 /// Why a configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Segments have to hold their own bookkeeping and half a request.
+    /// A segment must hold its own bookkeeping and half a request.
     #[error("segment_bytes is {0}; the least is {MIN_SEGMENT_BYTES} (64 KiB)")]
     SegmentTooSmall(u64),
     /// A sorted run of one segment stays below 4 GiB.
@@ -194,7 +193,7 @@ pub enum ConfigError {
     /// Frames are aligned to 8 bytes, and so are segments.
     #[error("segment_bytes is {0}; it must be a multiple of 4096")]
     SegmentUnaligned(u64),
-    /// A setting that must not be zero is.
+    /// A setting that must not be zero is zero.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
 }
@@ -239,7 +238,7 @@ impl StorageConfig {
         Ok(())
     }
 
-    /// What all logs together may have.
+    /// Bounds on the totals of all logs together.
     pub(crate) fn bounds(&self) -> Bounds {
         Bounds {
             logs: self.max_logs,
@@ -250,7 +249,7 @@ impl StorageConfig {
         }
     }
 
-    /// File descriptors that the store has open at most, without the finished segments that
+    /// Maximum number of file descriptors that the store has open, without the finished segments that
     /// `max_open_segments` bounds.
     pub fn descriptors(&self, archives: bool) -> u64 {
         // One each: LOCK, the segment that is written, one that is made ready, its directory, one
@@ -287,7 +286,7 @@ impl StorageConfig {
             .max(self.segment_bytes.saturating_mul(LEAST_STEP))
     }
 
-    /// Bytes of segments that one run is made of, at most.
+    /// Maximum bytes of segments that one run is made of.
     pub(crate) fn sorter_backlog(&self) -> u64 {
         (self.sorter_step() / 8)
             .min(LARGEST_RUN)
@@ -295,21 +294,21 @@ impl StorageConfig {
             .max(self.segment_bytes)
     }
 
-    /// Maximum bytes of a run that is made of others, in a store with `live` bytes of records. Where
-    /// much describes logs, larger runs save space, because each run describes its logs once: `described`
-    /// are the bytes of all runs and of their indexes then, or else 0.
+    /// Maximum bytes of a run that is made of others, in a store with `live` bytes of records. Each run
+    /// describes its logs once, so larger runs save space where descriptions take much. Then `described` is
+    /// the bytes of all runs and of their indexes; otherwise it is 0.
     pub(crate) fn sorter_run(&self, live: u64, described: u64) -> u64 {
         let plain = (self.sorter_step() / 4).max(live / 10);
         let larger = described.min(LARGEST_FOR_LOGS);
         plain.max(larger).min(LARGEST_RUN)
     }
 
-    /// The same for the oldest runs, where many deleted logs are forgotten by it.
+    /// Maximum bytes of a run made of the oldest runs, if this forgets many deleted logs.
     pub(crate) fn sorter_forgetting_run(&self, live: u64) -> u64 {
         (self.sorter_step() / 2).max(live / 10).min(LARGEST_RUN)
     }
 
-    /// The largest body that a frame gets, bytes: a request, or all that a log may have in memory.
+    /// Maximum bytes of the body of a frame: a request, and all that a log may have in memory.
     pub(crate) fn largest_body(&self) -> u32 {
         let request = u64::from(self.limits().max_batch_bytes);
         let unit = crate::journal::largest_unit(self.segment_bytes);
@@ -317,13 +316,13 @@ impl StorageConfig {
         u32::try_from(body).unwrap_or(u32::MAX)
     }
 
-    /// The largest batch that segments of this size have room for, bytes.
+    /// Maximum bytes of a batch that segments of this size have room for.
     pub fn largest_batch(&self) -> u64 {
-        // Frames take something too.
+        // Frames take some bytes, too.
         crate::journal::largest_unit(self.segment_bytes).saturating_sub(4096)
     }
 
-    /// The limits requests are held to, with what the segment size leaves of them.
+    /// Limits of requests, lowered where the segment size leaves less room.
     pub fn limits(&self) -> Limits {
         let fits = u32::try_from(self.largest_batch()).unwrap_or(u32::MAX);
         let max_batch_bytes = self.max_batch_bytes.min(fits);
@@ -338,7 +337,7 @@ impl StorageConfig {
     }
 }
 
-/// What a request may be at most.
+/// Limits of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Data and headers of one record, bytes.
@@ -356,10 +355,10 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Whether a request may have so many parts of a kind: as many as records.
+    /// Whether a request may have `count` parts of a kind: at most as many as records.
     ///
     /// # Errors
-    /// [`InvalidBatch::TooMany`], with `what` they are.
+    /// [`InvalidBatch::TooMany`], with the kind `what`.
     pub fn check_number(&self, what: &'static str, count: usize) -> Result<(), InvalidBatch> {
         let (count, limit) = (count as u64, u64::from(self.max_batch_records));
         match count <= limit {

@@ -1,4 +1,4 @@
-//! Digests that tell a repeat of a producer's batch from another batch.
+//! Digests that distinguish a repeat of a producer's batch from another batch.
 //!
 //! Without a key anybody can make two batches with one digest, and the second would be answered
 //! as a repeat and lost. Therefore each store draws a key, its [`Secret`]. The key lies in the
@@ -138,8 +138,8 @@ mod tests {
         parts.iter().map(record).collect()
     }
 
-    /// The vectors are those of `highwayhash_test.cc` in the reference implementation: the input is
-    /// the bytes 0, 1, 2 and so on.
+    /// The vectors come from `highwayhash_test.cc` in the reference implementation: the input is the bytes 0,
+    /// 1, 2 and so on.
     #[test]
     fn the_hash_gives_the_published_vectors() {
         let vectors: [(u8, [u64; 2]); 9] = [

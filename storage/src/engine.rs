@@ -1,9 +1,8 @@
-//! The seam above: what the service knows of an engine, and nothing else.
+//! The interface between the service and an engine. The service knows nothing else of an engine.
 //!
-//! An engine answers an append with a [`Ticket`] at once. The ticket resolves twice:
-//! *ordered* (lsns are assigned, or the request is refused) and *settled* (the level
-//! asked for is reached, or it is known that it cannot be). Refused means: provably
-//! nothing was written. Dropping a ticket cancels nothing.
+//! An engine answers an append with a [`Ticket`] at once. The ticket resolves twice: *ordered* (lsns are
+//! assigned, or the request is refused) and *settled* (the requested level is reached, or known to be out of
+//! reach). A refusal means that provably nothing was written. Dropping a ticket cancels nothing.
 //!
 //! Methods return plain futures, tied to no runtime; the trait is object-safe; no
 //! engine's own types appear in it.
@@ -34,7 +33,7 @@ use crate::verify::Verification;
 /// A future without a runtime.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What kind of engine this is and what it promises.
+/// Kind of an engine, and its promises.
 #[derive(Debug, Clone)]
 pub struct Profile {
     /// `local` or the like, for people.
@@ -43,7 +42,7 @@ pub struct Profile {
     pub strongest: Durability,
     /// Whether positions of different logs compare.
     pub ordered_across_logs: bool,
-    /// What a request may be at most.
+    /// Limits of a request.
     pub limits: Limits,
     /// Identity of the store, for ever.
     pub store_id: u128,
@@ -51,7 +50,7 @@ pub struct Profile {
     pub recovery_epoch: RecoveryEpoch,
 }
 
-/// Of the logs of a batch, of which most have one: that takes no allocation.
+/// A list with one entry for each log of a batch. Most batches have one log, which takes no allocation.
 pub type OneOrMore<T> = SmallVec<[T; 1]>;
 
 /// Lsns assigned to one log of a batch.
@@ -65,26 +64,26 @@ pub struct LogAppended {
     pub next_lsn: Lsn,
     /// Stored time of the first record.
     pub timestamp: Timestamp,
-    /// Time of arrival: what records without a time of their own get, unless the log's
-    /// newest record is later.
+    /// Time of arrival: the stored time of records without a time of their own, unless the log's newest
+    /// record is later.
     pub arrival: Timestamp,
-    /// Whether this is a repeat of a batch applied before, and the answer that one got.
+    /// Whether this batch repeats one applied before. If so, this is the answer of the first.
     pub deduplicated: bool,
 }
 
-/// A batch that has its place.
+/// A batch that has its place in the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ordered {
-    /// One for each of the batch's logs, in the order given.
+    /// One entry for each of the batch's logs, in the order given.
     pub appends: OneOrMore<LogAppended>,
     /// The batch's place in the journal; `None` for a batch of checks only.
     pub position: Option<Position>,
 }
 
-/// A batch that is as safe as was asked, or safer.
+/// A batch that has reached the requested level or a stronger one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Appended {
-    /// One for each of the batch's logs, in the order given.
+    /// One entry for each of the batch's logs, in the order given.
     pub appends: OneOrMore<LogAppended>,
     /// For each of them, the lsn below which the log is on the device.
     pub durable_lsns: OneOrMore<Lsn>,
@@ -92,11 +91,11 @@ pub struct Appended {
     pub durability: Durability,
     /// The batch's place in the journal; `None` for a batch of checks only.
     pub position: Option<Position>,
-    /// Where its time went in the engine.
+    /// Durations of its phases in the engine.
     pub times: AppendTimes,
 }
 
-/// A log whose older writers are shut out.
+/// A log after a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fenced {
     /// The log's identity.
@@ -107,20 +106,20 @@ pub struct Fenced {
     pub writer_epoch: u64,
 }
 
-/// Where the time of one append went in the engine.
+/// Durations of the phases of one append in the engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AppendTimes {
-    /// From submit until the committer took it.
+    /// From submit until the committer took the append.
     pub queue: Duration,
-    /// Until its group was put together, that of others in the group included.
+    /// Until its group was put together, with the other appends of the group.
     pub encode: Duration,
     /// The write of its group; zero if it is in memory only.
     pub write: Duration,
-    /// From written until the flush that it waited for; zero if it waited for none.
+    /// From the write until the end of the flush that the append waited for; zero if it waited for none.
     pub flush: Duration,
 }
 
-/// How far a [`LogEngine::sync`] goes.
+/// Extent of a [`LogEngine::sync`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncTarget {
     /// Handed to the operating system.
@@ -147,7 +146,7 @@ pub enum ReadStart {
     Lsn(Lsn),
     /// The first record whose stored time is not before this.
     Time(Timestamp),
-    /// The last so many records.
+    /// This number of records before the tail.
     TailOffset(u64),
 }
 
@@ -158,37 +157,37 @@ pub struct ReadRequest {
     pub log: LogTarget,
     /// Where to begin.
     pub start: ReadStart,
-    /// Most records to return, at least 1.
+    /// Maximum number of records to return, at least 1.
     pub max_records: u32,
-    /// Most bytes of bodies to return; one record is returned even if it is larger.
+    /// Maximum bytes of bodies to return; one record is returned even if it is larger.
     pub max_bytes: u32,
-    /// What to see; `None` = what the log's sync mode acknowledges.
+    /// Visibility; `None` = the level that the log's sync mode acknowledges.
     pub visibility: Option<Visibility>,
 }
 
-/// What a read found.
+/// Result of a read.
 #[derive(Debug, Clone)]
 pub struct Page {
     /// The log's identity.
     pub log_id: LogId,
     /// Consecutive stored batches; their records are dense in lsn.
     pub batches: Vec<StoredBatch>,
-    /// Where to read on.
+    /// The lsn to read on from.
     pub next_lsn: Lsn,
     /// The tail at the visibility asked for.
     pub tail_lsn: Lsn,
-    /// All below it are on the device.
+    /// All records below this are on the device.
     pub durable_lsn: Lsn,
     /// The first record kept.
     pub first_lsn: Lsn,
 }
 
-/// Which logs a scan delivers.
+/// Logs that a scan delivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
     /// One log.
     Log(LogTarget),
-    /// All logs whose name starts so; also those created later.
+    /// All logs whose name starts with this, also those created later.
     Prefix(String),
     /// All logs.
     All,
@@ -203,7 +202,7 @@ pub enum ScanStart {
     Lsn(Lsn),
     /// The first record of each log whose stored time is not before this.
     Time(Timestamp),
-    /// The last so many records (one log only), or with 0: from now on.
+    /// This number of records before the tail (one log only). 0 = from now on, for any selection.
     TailOffset(u64),
     /// Exactly after the message that carried this cursor.
     Cursor(Bytes),
@@ -212,20 +211,20 @@ pub enum ScanStart {
 /// A range of one or more logs.
 #[derive(Debug, Clone)]
 pub struct ScanRequest {
-    /// Which logs.
+    /// Logs to deliver.
     pub selector: Selector,
     /// Where to begin.
     pub start: ScanStart,
     /// Stop before this lsn (one log only).
     pub until_lsn: Option<Lsn>,
-    /// Stop after so many records; 0 = no bound.
+    /// Maximum number of records; 0 = no bound.
     pub max_records: u64,
-    /// Go on with records that are appended later. A scan that does not follow ends at the tail of the
-    /// moment it began.
+    /// Whether to go on with records that are appended later. A scan that does not follow ends at the tail of
+    /// the moment it began.
     pub follow: bool,
-    /// What to see; `None` = what the sync mode acknowledges.
+    /// Visibility; `None` = the level that the sync mode acknowledges.
     pub visibility: Option<Visibility>,
-    /// About how many bytes of bodies a chunk should carry.
+    /// Approximate bytes of bodies in a chunk.
     pub chunk_bytes: u32,
 }
 
@@ -236,45 +235,45 @@ pub struct ScanChunk {
     pub gaps: Vec<Gap>,
     /// Records, per log in lsn order, over logs in commit order.
     pub batches: Vec<StoredBatch>,
-    /// Whether the end is reached: of a scan that follows, the tail when this chunk was made, of
-    /// a plain scan, the tail when the scan began.
+    /// Whether the end is reached. For a scan that follows: the tail when this chunk was made. For a plain
+    /// scan: the tail when the scan began.
     pub caught_up: bool,
     /// Resumes exactly after this chunk.
     pub cursor: Bytes,
     /// The tail at the visibility asked for (one log only).
     pub tail_lsn: Option<Lsn>,
-    /// All below it are on the device (one log only).
+    /// All records below this are on the device (one log only).
     pub durable_lsn: Option<Lsn>,
 }
 
-/// Where a scan stands that follows one log without a bound. Scans that stand at the same
-/// place, but for `position`, are given the same next.
+/// Place of a scan that follows one log without a bound. Scans at the same place, apart from `position`, get
+/// the same chunk next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanPlace {
     /// The log's identity.
     pub log_id: LogId,
-    /// Which of its records are given.
+    /// Visibility of the records that the scan delivers.
     pub visibility: Visibility,
     /// The next record.
     pub next: Lsn,
-    /// Every record before that lies below it.
+    /// Every record before `next` lies below this position.
     pub position: Position,
 }
 
-/// The end of a log, as a scan that stands somewhere in it sees it.
+/// The end of a log, for a scan of that log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanEnd {
-    /// Whether it stands there.
+    /// Whether the scan is at the end.
     pub caught_up: bool,
     /// The tail at the visibility of the scan.
     pub tail_lsn: Lsn,
-    /// All below it are on the device.
+    /// All records below this are on the device.
     pub durable_lsn: Lsn,
 }
 
-/// Memory that a scan reads into. Whoever asks for the scan gives it out.
+/// Memory that a scan reads into. The caller of the scan grants it.
 pub trait Room: Send + Sync {
-    /// Resolves when the scan may read so many bytes. Bytes that it has not used count.
+    /// Resolves when the scan may read `bytes` bytes. Granted bytes that the scan has not used count.
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()>;
 
     /// The scan has found nothing to read, and waits.
@@ -283,28 +282,27 @@ pub trait Room: Send + Sync {
 
 /// A scan in progress. Holds no file and no memory of records between steps.
 pub trait Scan: Send {
-    /// From now on the scan reserves room for each chunk before it reads it. Without that it reads
-    /// whenever it is asked.
+    /// From now on the scan reserves room for each chunk before it reads the chunk. Without this call, it
+    /// reads whenever a chunk is requested.
     fn read_in(&mut self, room: Arc<dyn Room>);
 
-    /// The next chunk; waits for data when following; `None` at the end. Dropping the
-    /// future before it is done loses nothing: the next call gives the same chunk.
+    /// The next chunk; `None` at the end. A scan that follows waits for data. Dropping an unfinished future
+    /// loses nothing: the next call returns the same chunk.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>>;
 
     /// The cursor that resumes after the last chunk delivered.
     fn cursor(&self) -> Bytes;
 
-    /// How many scans follow the same log, or the same prefix, this one included; 0 before it
-    /// has reached the end for the first time.
+    /// Number of scans that follow the same log or the same prefix, this one included. 0 before this scan has
+    /// reached the end for the first time.
     fn followers(&self) -> usize;
 
-    /// Where it stands; `None` if it does not follow one log, has not begun, or ends somewhere.
+    /// Place of the scan; `None` if it does not follow one log, has not begun, or has an end.
     fn place(&self) -> Option<ScanPlace>;
 
-    /// Goes on at a place where a scan of the same log was or is: what lies between was given
-    /// by somebody else, or is to be given again. Tells the end as it is now; `None`, and it
-    /// stays where it is, if that is not its log, or what lies between is not to be given any
-    /// more.
+    /// Goes on at the place of another scan of the same log. That scan delivered the records between, or they
+    /// will be delivered again. Returns the end as it is now. Returns `None`, and changes nothing, if the
+    /// place is in another log or the records between must not be delivered any more.
     fn go_on_at(&mut self, place: &ScanPlace) -> Option<ScanEnd>;
 }
 
@@ -313,9 +311,9 @@ pub trait Scan: Send {
 pub struct LogStat {
     /// The log.
     pub info: LogInfo,
-    /// Where what was written in the recovery epoch asked for stopped surviving:
-    /// an ack of it survived if and only if its position is below. `None` if nothing
-    /// of that epoch was lost, because it is the current one.
+    /// End of the records of the requested recovery epoch that survived: an ack of that epoch survived if and
+    /// only if its position is below. `None` if nothing of that epoch was lost, because it is the current
+    /// one.
     pub survived_position: Option<Position>,
 }
 
@@ -324,15 +322,15 @@ pub struct LogStat {
 pub struct BackupFile {
     /// Its path below the data directory, with `/` between the parts.
     pub path: String,
-    /// Bytes of it that the backup holds: those of a segment up to the end of its frames.
+    /// Bytes of the file in the backup. A segment is saved up to the end of its frames.
     pub bytes: u64,
-    /// XXH3-128 of these.
+    /// XXH3-128 of these bytes.
     pub digest: u128,
-    /// The caller holds it: its content is not sent.
+    /// Whether the caller holds the file, so that its content is not sent.
     pub known: bool,
 }
 
-/// Something that does not verify in what a backup holds.
+/// Damage in the content of a backup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackupDamage {
     /// The segment; `None` = not known, or gone.
@@ -345,7 +343,7 @@ pub struct BackupDamage {
     pub records: Option<(LogName, Lsn, Lsn)>,
 }
 
-/// What a backup consists of.
+/// Contents of a backup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackupManifest {
     /// Identity of the store.
@@ -354,26 +352,26 @@ pub struct BackupManifest {
     pub recovery_epoch: RecoveryEpoch,
     /// Everything in the journal below this is in the backup.
     pub position: Position,
-    /// When the backup began.
+    /// Time at which the backup began.
     pub created: Timestamp,
     /// The files.
     pub files: Vec<BackupFile>,
-    /// What does not verify. It is saved as it is.
+    /// Damage in the content. Damaged bytes are saved as they are.
     pub damage: Vec<BackupDamage>,
 }
 
 /// One step of a backup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackupPart {
-    /// So many bytes were read and verified; nothing is to be sent.
+    /// Number of bytes that were read and verified; there is nothing to send.
     Read(u64),
-    /// What the backup consists of: once, before any content.
+    /// The contents of the backup: once, before any content of a file.
     Manifest(Arc<BackupManifest>),
     /// Content of a file, by its index in the manifest.
     Chunk {
         /// Index of the file.
         file: usize,
-        /// Where in it this begins.
+        /// Offset in the file at which this begins, in bytes.
         offset: u64,
         /// The content.
         data: Bytes,
@@ -382,8 +380,8 @@ pub enum BackupPart {
 
 /// A backup in progress.
 pub trait Backup: Send {
-    /// The next step; `None` at the end. Each reads half a megabyte at most, so that whoever asks
-    /// decides how fast it goes. A future that is dropped before it is done ends the backup.
+    /// The next step; `None` at the end. Each step reads at most half a megabyte, so the caller sets the
+    /// pace. Dropping an unfinished future ends the backup.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<BackupPart>, BackupError>>;
 }
 
@@ -402,15 +400,15 @@ pub struct Statistics {
     pub cursors: u64,
     /// Bytes of the names of logs, producers and cursors.
     pub name_bytes: u64,
-    /// The most logs.
+    /// Maximum number of logs.
     pub max_logs: u64,
-    /// The most producers of all logs.
+    /// Maximum number of producers of all logs.
     pub max_producers: u64,
-    /// The most producers of one log.
+    /// Maximum number of producers of one log.
     pub max_producers_per_log: u64,
-    /// The most cursors of all logs.
+    /// Maximum number of cursors of all logs.
     pub max_cursors: u64,
-    /// The most bytes of names.
+    /// Maximum bytes of names.
     pub max_name_bytes: u64,
     /// Bytes of appends in flight.
     pub inflight_bytes: u64,
@@ -426,7 +424,7 @@ pub struct Statistics {
     pub ready_segments: u64,
     /// Finished segments that are open for reading.
     pub open_segments: u64,
-    /// How many of these were closed to make room for others.
+    /// Number of finished segments that were closed to make room for others.
     pub segment_evictions: u64,
     /// Bytes of journal segments.
     pub journal_bytes: u64,
@@ -441,28 +439,27 @@ pub struct Statistics {
     pub quarantined_records: u64,
     /// Logs that lost records to damage.
     pub damaged_logs: u64,
-    /// Places of the journal where something is lost that nothing attributes to a log.
+    /// Places of the journal with losses that cannot be attributed to a log.
     pub unattributed_damages: u64,
     /// Bytes of files that the device could not read since the start.
     pub unreadable_bytes: u64,
     /// Whether the last index or checkpoint could not be written.
     pub indexing_failed: bool,
-    /// Why checkpoints, sorting and the return of space are held back, in sentences. Empty:
-    /// nothing is.
+    /// Why checkpoints, sorting and the return of space are held back, in sentences. Empty if they are not.
     pub held_back: Vec<String>,
     /// Bytes read by scrubbing since the start.
     pub scrubbed_bytes: u64,
-    /// When scrubbing last came through all that was sealed; `None` if it has not yet.
+    /// End of the last scrubbing pass over all sealed segments; `None` before the first.
     pub last_scrub: Option<Timestamp>,
-    /// Logs with records that go past a bound of retention and that only cursors keep.
+    /// Logs with records that exceed a bound of retention and that only cursors keep.
     pub held_logs: u64,
     /// Bytes of these records.
     pub held_bytes: u64,
-    /// Age of the oldest of them.
+    /// Age of the oldest of these records.
     pub held_age: Duration,
-    /// When the last whole backup ended, also before this start; `None` if none is known.
+    /// End of the last complete backup, also before this start; `None` if none is known.
     pub last_backup: Option<Timestamp>,
-    /// How far the expiry clock is behind the system's, in microseconds; below 0: ahead.
+    /// Microseconds that the expiry clock is behind the system's clock; below 0: ahead.
     pub expiry_lag_micros: i64,
     /// Jumps of the system's clock ahead since the start.
     pub clock_jumps_ahead: u64,
@@ -470,29 +467,29 @@ pub struct Statistics {
     pub clock_jumps_back: u64,
     /// Size of the last jump in microseconds; below 0: back. 0: none since the start.
     pub last_clock_jump_micros: i64,
-    /// Sorted runs. What they stand for is in no segment of the journal.
+    /// Sorted runs. They replace segments of the journal.
     pub sorted_runs: u64,
-    /// Bytes of their files.
+    /// Bytes of the files of sorted runs.
     pub sorted_bytes: u64,
     /// Bytes that the sorter read since the start.
     pub sorter_read_bytes: u64,
-    /// Bytes that it wrote.
+    /// Bytes that the sorter wrote since the start.
     pub sorter_written_bytes: u64,
-    /// Bytes of files that went by sorting, less those of the runs that took their place.
+    /// Bytes of files that sorting removed since the start, less the bytes of the runs that replaced them.
     pub sorter_freed_bytes: u64,
-    /// Bytes in sorted runs that hold records that are kept, by the last look at all of them.
+    /// Bytes in sorted runs that hold kept records, as of the last examination of all runs.
     pub sorted_live_bytes: u64,
-    /// Likewise, those that do not and can come back.
+    /// Bytes in sorted runs that hold no kept record and can be freed, as of the same examination.
     pub sorted_dead_bytes: u64,
     /// Bytes of sealed segments that are not sorted yet.
     pub unsorted_bytes: u64,
-    /// So many of them are sorted in one go; 0: nothing is sorted.
+    /// Bytes of unsorted segments that are sorted in one go; 0: nothing is sorted.
     pub sorter_part_bytes: u64,
     /// Bytes that were written to the archive since the start.
     pub archive_written_bytes: u64,
-    /// How often something failed there.
+    /// Number of failures of the archive since the start.
     pub archive_failures: u64,
-    /// Why nothing can be archived now, and so nothing is dropped; `None` if it can.
+    /// Why records cannot be archived now, and so none is dropped; `None` if they can.
     pub archive_failing: Option<String>,
     /// Scans that are waiting for data.
     pub followers: u64,
@@ -505,38 +502,38 @@ pub struct Statistics {
 pub struct SegmentInfo {
     /// Its number.
     pub id: u64,
-    /// Position of its first byte; of a sorted run, of that of the segments it stands for.
+    /// Position of its first byte. A sorted run has the base of the first segment that it replaced.
     pub base: Position,
     /// Size of the file.
     pub bytes: u64,
-    /// Where its frames end so far; of a sorted run, those of the segments it stands for.
+    /// End of its frames so far. A sorted run has the end of the last segment that it replaced.
     pub end: Position,
     /// Whether it is finished.
     pub sealed: bool,
     /// Whether frames in it cannot be read.
     pub damaged: bool,
-    /// The first and the last segment that it stands for, if it is a sorted run.
+    /// First and last segment that it replaced, if it is a sorted run.
     pub sorted: Option<(u64, u64)>,
-    /// What its index tells; `None` while it has none, or where that was not looked up.
+    /// Contents from its index; `None` while it has no index, or if they were not looked up.
     pub contents: Option<SegmentContents>,
 }
 
-/// What a finished segment or sorted run holds.
+/// Contents of a finished segment or sorted run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentContents {
-    /// Records that can be read or could be, trimmed ones included.
+    /// Records that can be read, or could be before they were trimmed.
     pub records: u64,
-    /// Logs that have anything in it, be it a trim.
+    /// Logs with at least one frame in it, if only a trim.
     pub logs: u64,
-    /// When the journal went on in the next segment; `None` if there is none yet, and of a
-    /// sorted run.
+    /// Time at which the journal went on in the next segment; `None` if there is no next segment yet, and for
+    /// a sorted run.
     pub left: Option<Timestamp>,
-    /// Bytes in a sorted run that hold a record that is kept, by now at least; `None` of a
-    /// segment, where nobody counts them.
+    /// Bytes in a sorted run that hold kept records at the time of the call; `None` for a segment, where
+    /// nothing counts them.
     pub live_bytes: Option<u64>,
 }
 
-/// What the device and its file system really promise, measured at start.
+/// Promises of the device and its file system, measured at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DurabilityTruth {
     /// Name of the file system under the data directory.
@@ -547,19 +544,19 @@ pub struct DurabilityTruth {
     pub flush_p50: Duration,
     /// Slowest of 100.
     pub flush_p99: Duration,
-    /// Memory that a power cut or reboot empties, whatever is flushed.
+    /// Whether the storage is memory that a power cut or reboot empties, even after a flush.
     pub volatile: bool,
     /// Caveats of the device and its file system now, in sentences.
     pub caveats: Vec<String>,
 }
 
-/// Keeps logs. See the module for the ticket's contract.
+/// Stores logs. The module describes the contract of tickets.
 pub trait LogEngine: Send + Sync + 'static {
-    /// What kind of engine this is and what it promises.
+    /// Kind of this engine, and its promises.
     fn profile(&self) -> Profile;
 
-    /// Takes a batch in. `durability` `None` = what the logs' sync modes say. Batches of one
-    /// `session` are applied in the order of the calls, and none after one that is refused.
+    /// Takes a batch in. Without `durability`, the sync modes of its logs decide. Batches of one `session`
+    /// are applied in the order of the calls, and none after a refused one.
     fn submit(
         &self,
         session: Option<&Session>,
@@ -567,8 +564,8 @@ pub trait LogEngine: Send + Sync + 'static {
         durability: Option<Durability>,
     ) -> Ticket;
 
-    /// The same for a caller that takes in more before it waits, and then calls
-    /// [`LogEngine::write_gathered`]: until then, perhaps, nobody writes what waits for no flush.
+    /// As [`LogEngine::submit`], for a caller that takes in more before it waits and calls
+    /// [`LogEngine::write_gathered`]. Until then, batches that need no flush may stay unwritten.
     fn gather(
         &self,
         session: Option<&Session>,
@@ -576,22 +573,21 @@ pub trait LogEngine: Send + Sync + 'static {
         durability: Option<Durability>,
     ) -> Ticket;
 
-    /// Puts `next` behind `batch`, so that they are submitted as one, if nobody can tell: both are
-    /// nothing but records of one log, neither is wrong by itself, and what is asked of the log
-    /// before `next` follows from what is asked before `batch`. Both must be of one session, in this
-    /// order, and ask for one durability. They are applied together or not at all; what they are
-    /// refused for is the first one's.
+    /// Puts `next` behind `batch`, so that they are submitted as one, if no client can see the difference.
+    /// Both must hold only records of one log, and each must be valid alone. The conditions of `next` must
+    /// follow from those of `batch`. Both must belong to one session, in this order, and ask for one
+    /// durability. They are applied together or not at all. A refusal is that of the first.
     ///
     /// # Errors
-    /// Gives `next` back where that is not so.
+    /// Returns `next` if these conditions do not hold.
     fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch>;
 
-    /// Writes on this thread what was gathered by anyone, unless that could take long, which
-    /// then other threads do: it may be called where nothing may block.
+    /// Writes all gathered batches on this thread. If that could take long, other threads write them instead,
+    /// so this may be called where nothing may block.
     fn write_gathered(&self);
 
-    /// Makes everything accepted before it as safe as `target` says; answers the
-    /// position below which everything is durable.
+    /// Makes everything accepted before as safe as `target`. Returns the position below which everything is
+    /// durable.
     fn sync(
         &self,
         target: SyncTarget,
@@ -601,8 +597,8 @@ pub trait LogEngine: Send + Sync + 'static {
     /// One page of one log.
     fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>>;
 
-    /// Resolves when the log's tail at the visibility is beyond `lsn`, or at once with
-    /// the reason why that will not come.
+    /// Resolves when the log's tail at the visibility exceeds `lsn`, or at once with the reason why it never
+    /// will.
     fn tail_beyond(
         &self,
         log: LogTarget,
@@ -613,7 +609,7 @@ pub trait LogEngine: Send + Sync + 'static {
     /// Begins a scan.
     ///
     /// # Errors
-    /// If the start does not go with the selection, or names what is not there. A
+    /// Fails if the start does not fit the selection, or names a record or log that does not exist. A
     /// following scan of an unknown log is not an error: it waits for the log.
     fn scan(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError>;
 
@@ -635,8 +631,8 @@ pub trait LogEngine: Send + Sync + 'static {
         config: LogConfig,
     ) -> BoxFuture<'_, Result<LogInfo, AdminError>>;
 
-    /// Changes some of a log's settings, durably. What it does not change stays as those
-    /// before it left it, also where several come at a time.
+    /// Changes some of a log's settings, durably. The other settings keep the results of earlier changes,
+    /// also if several changes come at a time.
     fn update_log(
         &self,
         name: LogName,
@@ -646,8 +642,8 @@ pub trait LogEngine: Send + Sync + 'static {
     /// Deletes a log and all its records, durably.
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>>;
 
-    /// Forgets the records below `before`, durably; answers the first lsn kept. Below
-    /// what is forgotten already it changes nothing.
+    /// Forgets the records below `before`, durably. Returns the first lsn kept. Changes nothing if these
+    /// records are forgotten already.
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>>;
 
     /// Raises a log's writer epoch, durably: by one, or to `epoch`, which must exceed it.
@@ -658,7 +654,7 @@ pub trait LogEngine: Send + Sync + 'static {
         epoch: Option<u64>,
     ) -> BoxFuture<'_, Result<Fenced, FenceError>>;
 
-    /// Moves a cursor, or makes it, durably.
+    /// Moves or creates a cursor, durably.
     fn commit_cursor(&self, commit: CursorCommit) -> BoxFuture<'_, Result<Cursor, CursorError>>;
 
     /// Forgets a cursor, durably.
@@ -676,8 +672,8 @@ pub trait LogEngine: Send + Sync + 'static {
         producer: Name,
     ) -> BoxFuture<'_, Result<(), AdminError>>;
 
-    /// Up to `limit` producers of a log, in the byte order of their ids, those after `after` only.
-    /// Everything that the answer shows is flushed to the device before it resolves.
+    /// At most `limit` producers of a log after `after`, in the byte order of their ids. Everything that the
+    /// answer shows is flushed to the device before it resolves.
     ///
     /// # Errors
     /// If there is no such log, or the journal has failed.
@@ -688,14 +684,13 @@ pub trait LogEngine: Send + Sync + 'static {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>>;
 
-    /// Where a cursor stands, as far as that is on the device.
+    /// Lsn of a cursor, as far as it is on the device.
     ///
     /// # Errors
     /// If there is no such log, or no such cursor.
     fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError>;
 
-    /// Up to `limit` cursors of a log, by name, those after `after` only, as far as they are
-    /// on the device.
+    /// At most `limit` cursors of a log after `after`, by name, as far as they are on the device.
     ///
     /// # Errors
     /// If there is no such log.
@@ -706,8 +701,7 @@ pub trait LogEngine: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<Cursor>, CursorError>;
 
-    /// Up to `limit` logs whose names start with `prefix`, in name order, those after
-    /// `after` only.
+    /// At most `limit` logs after `after` whose names start with `prefix`, in name order.
     fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo>;
 
     /// Numbers for metrics.
@@ -716,24 +710,24 @@ pub trait LogEngine: Send + Sync + 'static {
     /// Sorted runs and segment files, oldest first, without their contents.
     fn segments(&self) -> Vec<SegmentInfo>;
 
-    /// Begins a backup: everything accepted before it is made durable and put in finished
-    /// files. The files it lists are not removed before the backup is dropped. Of files whose
-    /// digest is `known` only that is told.
+    /// Begins a backup. Makes everything accepted before durable and puts it in finished files. The files
+    /// that the backup lists are not removed before the backup is dropped. Files whose digest is in `known`
+    /// are listed without content.
     ///
     /// # Errors
     /// If 4 backups run, or the journal has failed.
     fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
-    /// Up to `limit` sorted runs and segment files, oldest first, those that end behind
-    /// `after` only, with their contents. Reads indexes that were not looked at yet.
+    /// At most `limit` sorted runs and segment files that end behind `after`, oldest first, with their
+    /// contents. Reads indexes that were not read yet.
     fn describe_segments(
         &self,
         after: Option<Position>,
         limit: usize,
     ) -> BoxFuture<'_, Vec<SegmentInfo>>;
 
-    /// Checks all that is stored, or one segment, beside normal work, reading at most so
-    /// many bytes a second (0: no bound). What is found is known to the engine at once.
+    /// Checks all stored data, or one segment, during normal work. Reads at most `max_bytes_per_second` bytes
+    /// per second (0: no bound). The engine takes note of damage at once.
     ///
     /// # Errors
     /// If there is no such segment, or too many such checks run.
@@ -743,13 +737,13 @@ pub trait LogEngine: Send + Sync + 'static {
         max_bytes_per_second: u64,
     ) -> Result<Verification, VerifyError>;
 
-    /// What the device really promises.
+    /// Promises of the device, as measured.
     fn durability_truth(&self) -> DurabilityTruth;
 
     /// Resolves when the journal has failed, with the reason.
     fn failed(&self) -> BoxFuture<'_, Arc<io::Error>>;
 
-    /// Refuses new work, finishes what was accepted, flushes, marks the shutdown as
-    /// clean. Following scans end.
+    /// Refuses new work, finishes accepted work, flushes, and marks the shutdown as clean. Following scans
+    /// end.
     fn drain(&self) -> BoxFuture<'_, Result<(), SyncError>>;
 }

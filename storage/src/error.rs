@@ -1,4 +1,4 @@
-//! Errors, per operation. Each variant says what happened to the data and who acts.
+//! Errors, per operation. Each variant says whether data was written, and who must act.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ pub enum AppendError {
     /// The request itself is wrong; nothing was written.
     #[error(transparent)]
     Invalid(#[from] InvalidBatch),
-    /// Conditions did not hold, all that failed; nothing was written.
+    /// Conditions did not hold: all those that failed. Nothing was written.
     #[error("{}", ConditionList(.0))]
     ConditionsFailed(Vec<FailedCondition>),
     /// The log does not exist and is not created by appending; nothing was written.
@@ -51,8 +51,8 @@ pub enum AppendError {
         /// The newest epoch.
         current: u64,
     },
-    /// The batch is older than those whose answers are remembered; nothing was written,
-    /// now. Whether it was applied once is not known any more.
+    /// The batch is too old to check for duplicates: its answer is no longer remembered. Nothing was written
+    /// now. The batch may have been applied before.
     #[error(
         "producer {producer:?}, log {log:?}: sequence {given} is too old to check for duplicates (oldest known: {oldest}); nothing was appended now, and the batch may have been appended before"
     )]
@@ -66,8 +66,8 @@ pub enum AppendError {
         /// The oldest sequence that is remembered.
         oldest: u64,
     },
-    /// The producer was forgotten, or the log does not know the producer and its epoch is over;
-    /// nothing was written, now. Whether the batch was applied once is not known any more.
+    /// The log forgot the producer, or does not know it and its epoch is over. Nothing was written now. The
+    /// batch may have been applied before.
     #[error(
         "producer {producer:?}, log {log:?}: the log does not know the producer, or forgot it, and its epochs below {first_epoch} are over (given: {given}); nothing was appended now. Begin with epoch {first_epoch} and sequence 0"
     )]
@@ -81,8 +81,7 @@ pub enum AppendError {
         /// The lowest epoch that the producer may begin with.
         first_epoch: u64,
     },
-    /// The producer used the sequence for other records, or for another batch; nothing was
-    /// written.
+    /// The producer used the sequence for other records or for another batch. Nothing was written.
     #[error(
         "producer {producer:?} of log {log:?} used sequence {sequence} for something else: {what}"
     )]
@@ -93,7 +92,7 @@ pub enum AppendError {
         producer: Name,
         /// The sequence.
         sequence: u64,
-        /// How it differs.
+        /// The difference, in words.
         what: &'static str,
     },
     /// The epoch of a writer or a producer is too far above the current one; nothing was
@@ -102,23 +101,23 @@ pub enum AppendError {
     EpochJump {
         /// The log.
         log: LogName,
-        /// The producer; `None` if the log's writer epoch was to rise.
+        /// The producer; `None` if the epoch is the log's writer epoch.
         producer: Option<Name>,
         /// The epoch given.
         given: u64,
         /// The current epoch; 0 if there was none.
         current: u64,
     },
-    /// The log or the store has as many of something as a setting allows; nothing was written.
+    /// The log or the store has reached the limit of a setting. Nothing was written.
     #[error("{}", quota(log, *what, *used, *limit))]
     Quota {
         /// The log of the request; the first if there are several.
         log: LogName,
-        /// What there are too many of.
+        /// The kind of thing whose number has reached the limit.
         what: Bounded,
-        /// How many there are now.
+        /// Their number now.
         used: u64,
-        /// How many are allowed.
+        /// Their maximum number.
         limit: u64,
     },
     /// A new name has a character that people do not see; nothing was written.
@@ -137,7 +136,7 @@ pub enum AppendError {
         /// Its first such character.
         character: char,
     },
-    /// A cursor was to go beyond the tail; nothing was written.
+    /// The new lsn of a cursor exceeds the tail. Nothing was written.
     #[error("cursor {cursor:?} was to move to lsn {asked}, beyond the tail of log {log:?}, {tail}")]
     CursorBeyondTail {
         /// The log.
@@ -168,11 +167,11 @@ pub enum AppendError {
     Busy {
         /// Bytes in flight now.
         inflight: u64,
-        /// The most allowed.
+        /// Maximum bytes in flight.
         limit: u64,
     },
-    /// No segment could be prepared; nothing was written. Appends resume by
-    /// themselves when space is back.
+    /// No segment could be prepared; nothing was written. Appends resume automatically when space is free
+    /// again.
     #[error("no space for another segment in the data directory{0}")]
     DiskFull(FreeSpace),
     /// No file descriptor was left to make a segment ready; nothing was written. Appends resume
@@ -184,16 +183,16 @@ pub enum AppendError {
     /// The engine is shutting down; nothing was written.
     #[error("the engine is draining; nothing was written")]
     Draining,
-    /// The journal had failed before; nothing was written. It refuses appends until
-    /// the process restarts and recovers.
+    /// The journal failed earlier; nothing was written. It refuses appends until the process restarts and
+    /// recovers.
     #[error("the journal failed earlier and refuses appends until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),
-    /// The journal failed under this request: it may or may not survive a restart.
+    /// The journal failed under this request. The request may or may not survive a restart.
     #[error("the journal failed while this request was in flight: {0}")]
     Unknown(#[source] Arc<io::Error>),
 }
 
-/// How far the epoch of a writer or a producer may rise at a time: 2^32.
+/// Maximum rise of the epoch of a writer or a producer at a time: 2^32.
 pub const MAX_EPOCH_RISE: u64 = crate::local::MAX_EPOCH_RISE;
 
 fn epoch_jump(log: &LogName, producer: Option<&Name>, given: u64, current: u64) -> String {
@@ -206,13 +205,13 @@ fn epoch_jump(log: &LogName, producer: Option<&Name>, given: u64, current: u64) 
     )
 }
 
-/// Free space of the volume, in bytes, when a request was refused for want of space.
+/// Free space of the volume, in bytes, when a lack of space refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FreeSpace {
     /// Free bytes. `None` if the file system does not report them.
     pub free_bytes: Option<u64>,
-    /// Free bytes with which the request succeeds. `None` if a write failed for another reason than
-    /// the bytes that the file system reports, such as a quota.
+    /// Free bytes with which the request succeeds. `None` if a write failed for a reason that free bytes do
+    /// not show, such as a quota.
     pub needed_bytes: Option<u64>,
 }
 
@@ -228,7 +227,7 @@ impl std::fmt::Display for FreeSpace {
     }
 }
 
-/// Something that a client names.
+/// Kind of a thing that a client names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named {
     /// A log.
@@ -250,7 +249,7 @@ impl Named {
     }
 }
 
-/// Something that a setting bounds the number of.
+/// Kind of a thing whose number a setting bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bounded {
     /// Producers of one log.
@@ -259,7 +258,7 @@ pub enum Bounded {
     CursorsOfLog,
     /// Logs of the store.
     Logs,
-    /// Logs of the store and deleted ones that the sorter has not forgotten yet.
+    /// Logs of the store, and deleted logs that the sorter has not forgotten yet.
     DeletedLogs,
     /// Producers of all logs.
     Producers,
@@ -267,7 +266,7 @@ pub enum Bounded {
     Cursors,
     /// Bytes of the names of logs, producers and cursors.
     NameBytes,
-    /// The same, with the names of deleted logs that the sorter has not forgotten yet.
+    /// Bytes of all these names and of the names of deleted logs that the sorter has not forgotten yet.
     DeletedNameBytes,
 }
 
@@ -284,7 +283,7 @@ impl Bounded {
         }
     }
 
-    /// The setting that bounds it.
+    /// The setting that sets the bound.
     pub fn setting(self) -> &'static str {
         match self {
             Self::ProducersOfLog => "max_producers_per_log",
@@ -303,7 +302,7 @@ fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
         _ => "the store".to_owned(),
     };
     let remedy = match what {
-        // Producers are forgotten with their log only.
+        // A producer is forgotten only with its log.
         Bounded::ProducersOfLog => "use fewer producers",
         Bounded::Producers => "use fewer producers, delete logs",
         Bounded::CursorsOfLog | Bounded::Cursors => "delete cursors",
@@ -358,24 +357,24 @@ impl std::fmt::Display for ConditionList<'_> {
 /// One condition that did not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedCondition {
-    /// The log it was about.
+    /// The log of the condition.
     pub log: LogName,
-    /// What failed.
+    /// The failed check.
     pub check: FailedCheck,
 }
 
-/// What about a log was not as the request wanted it.
+/// Difference between a log and a condition of the request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FailedCheck {
-    /// The tail is elsewhere.
+    /// The tail is another lsn.
     #[error("expected lsn {expected}, the next is {actual}")]
     PositionMismatch {
-        /// What the request expected.
+        /// The lsn that the request expected.
         expected: Lsn,
         /// The log's tail.
         actual: Lsn,
     },
-    /// A writer is shut out.
+    /// The writer is fenced.
     #[error("the writer epoch is {current}, {}", match given {
         Some(given) => format!("not {given}"),
         None => "and the append names none".to_owned(),
@@ -386,20 +385,20 @@ pub enum FailedCheck {
         /// The log's writer epoch.
         current: u64,
     },
-    /// A cursor is elsewhere.
+    /// The cursor is at another lsn.
     #[error("cursor {cursor:?} was expected at lsn {expected}, it is at {actual}")]
     CursorMismatch {
         /// The cursor.
         cursor: Name,
-        /// Where the request expected it.
+        /// The lsn that the request expected.
         expected: Lsn,
-        /// Where it is; 0 if it does not exist.
+        /// The lsn of the cursor; 0 if it does not exist.
         actual: Lsn,
     },
-    /// It does not exist.
+    /// The log does not exist.
     #[error("it must exist and does not")]
     LogMissing,
-    /// It exists.
+    /// The log exists.
     #[error("it must not exist and does")]
     LogExists {
         /// The existing log's identity.
@@ -418,10 +417,10 @@ pub enum FailedCheck {
     },
 }
 
-/// What is wrong with a request, whatever the state of the logs.
+/// Fault of a request itself, in any state of the logs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidBatch {
-    /// Neither records nor checks, or a log without records.
+    /// The batch has neither records nor checks, or a log of it has no records.
     #[error("{}", match log {
         Some(log) => format!("no records are given for log {:?}", log.as_str()),
         None => "the batch is empty".to_owned(),
@@ -444,11 +443,10 @@ pub enum InvalidBatch {
         /// The cursor.
         cursor: Name,
     },
-    /// Some logs of the batch name a producer and this one does not: a repeat of it could
-    /// not be recognised.
+    /// Some logs of the batch name a producer and this one does not. A repeat of it could not be recognised.
     #[error("log {log:?} names no producer, and others of the batch do; name one for each log")]
     ProducerMissing {
-        /// The log without.
+        /// The log without a producer.
         log: LogName,
     },
     /// A record is over the limit.
@@ -460,7 +458,7 @@ pub enum InvalidBatch {
         log: LogName,
         /// Index of the record among the log's records in this request.
         index: usize,
-        /// Its data and headers.
+        /// Bytes of its data and headers.
         bytes: u64,
         /// The limit that applies.
         limit: u64,
@@ -474,13 +472,13 @@ pub enum InvalidBatch {
         log: LogName,
         /// Index of the record.
         index: usize,
-        /// How many headers it has.
+        /// Number of its headers.
         headers: usize,
         /// Bytes of their keys and values.
         bytes: u64,
-        /// The most headers.
+        /// Maximum number of headers.
         max_headers: u32,
-        /// The most bytes.
+        /// Maximum bytes of headers.
         max_bytes: u32,
     },
     /// The whole request is over a limit.
@@ -492,9 +490,9 @@ pub enum InvalidBatch {
         records: u64,
         /// Their encoded size.
         bytes: u64,
-        /// The most records.
+        /// Maximum number of records.
         max_records: u64,
-        /// The most bytes.
+        /// Maximum bytes.
         max_bytes: u64,
     },
     /// Too many logs, checks or cursors.
@@ -502,9 +500,9 @@ pub enum InvalidBatch {
     TooMany {
         /// `batches`, `checks` or `cursors`.
         what: &'static str,
-        /// How many there are.
+        /// Their number.
         count: u64,
-        /// The most: as many as records.
+        /// Their maximum number, which is the maximum number of records.
         limit: u64,
     },
     /// The producer's checksum does not match the data that arrived.
@@ -534,9 +532,9 @@ pub enum InvalidBatch {
         timestamp: Timestamp,
         /// The server's clock.
         now: Timestamp,
-        /// How far it is ahead, microseconds.
+        /// Microseconds that the record's time is ahead.
         ahead_micros: i64,
-        /// How far it may be, microseconds.
+        /// Maximum microseconds that it may be ahead.
         max_micros: i64,
     },
 }
@@ -567,7 +565,7 @@ pub enum ReadError {
     Trimmed {
         /// The log.
         log: LogName,
-        /// Where to read instead.
+        /// The first lsn that can be read.
         first: Lsn,
         /// The lsn asked for.
         asked: Lsn,
@@ -592,25 +590,25 @@ pub enum ReadError {
         log: LogName,
         /// The first damaged lsn.
         from: Lsn,
-        /// Read on from there; `None` if unknown.
+        /// The first lsn behind the damage; `None` if unknown.
         to: Option<Lsn>,
     },
     /// The cursor was not made by this store for this selection.
     #[error("the cursor cannot be used: {0}")]
     BadCursor(&'static str),
-    /// The start or bound does not go with the selection.
+    /// The start or bound does not fit the selection.
     #[error("{0}")]
     InvalidScan(&'static str),
-    /// The answer rests on changes that cannot be made durable now.
+    /// The answer depends on changes that cannot be made durable now.
     #[error("the changes that the answer rests on cannot be made durable now: {0}")]
     Refused(#[source] AppendError),
-    /// The journal failed: what lies beyond the durable lsn cannot be told now.
+    /// The journal failed. Records beyond the durable lsn cannot be read now.
     #[error(
         "the journal failed; records beyond the durable lsn cannot be read until a restart: {0}"
     )]
     JournalFailed(#[source] Arc<io::Error>),
-    /// The disk did not give the bytes, without saying that they are damaged
-    /// (for example: no file descriptors). Try again.
+    /// The disk did not return the bytes, but did not report damage either (for example: no file
+    /// descriptors). Try again.
     #[error("reading a segment failed: {0}")]
     Io(#[source] Arc<io::Error>),
 }
@@ -652,7 +650,7 @@ pub enum AdminError {
         /// The unknown producer.
         producer: Name,
     },
-    /// What stopped the change is what stops appends.
+    /// The change failed for a reason that also stops appends.
     #[error(transparent)]
     Append(#[from] AppendError),
 }
@@ -678,7 +676,7 @@ pub enum TrimError {
         /// The identity of the log that has the name now.
         actual: LogId,
     },
-    /// Records that do not exist yet cannot be forgotten.
+    /// The lsn exceeds the tail; records that do not exist cannot be forgotten.
     #[error("lsn {asked} is beyond the tail of log {log:?}, {tail}")]
     BeyondTail {
         /// The log.
@@ -688,7 +686,7 @@ pub enum TrimError {
         /// The lsn asked for.
         asked: Lsn,
     },
-    /// What stopped the trim is what stops appends.
+    /// The trim failed for a reason that also stops appends.
     #[error(transparent)]
     Append(#[from] AppendError),
 }
@@ -696,7 +694,7 @@ pub enum TrimError {
 /// Why a fence was not raised; nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FenceError {
-    /// No such log, and none is made.
+    /// The log does not exist, and `auto_create` is off.
     #[error("log {log:?} does not exist, and auto_create is off; create it with CreateLog")]
     LogNotFound {
         /// The unknown log.
@@ -715,17 +713,17 @@ pub enum FenceError {
         /// The identity of the log that has the name now.
         actual: Option<LogId>,
     },
-    /// The epoch given does not exceed the log's: another writer was faster.
+    /// The epoch given does not exceed the log's epoch: another writer was faster.
     #[error("log {log:?} has writer epoch {current}; {given} does not exceed it")]
     Fenced {
         /// The log.
         log: LogName,
-        /// The epoch given; one more than the highest there is, if none was.
+        /// The epoch given, or the log's epoch plus 1 if none was given.
         given: u64,
         /// The log's writer epoch.
         current: u64,
     },
-    /// What stopped the fence is what stops appends.
+    /// The fence failed for a reason that also stops appends.
     #[error(transparent)]
     Append(#[from] AppendError),
 }
@@ -759,12 +757,12 @@ pub enum CursorError {
         /// The cursor.
         cursor: Name,
     },
-    /// What stopped the change is what stops appends.
+    /// The change failed for a reason that also stops appends.
     #[error(transparent)]
     Append(#[from] AppendError),
 }
 
-/// Why a flush that was asked for did not happen.
+/// Why a requested flush did not happen.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SyncError {
     /// No such log.
@@ -776,7 +774,7 @@ pub enum SyncError {
     /// The cause also refuses appends. Records of `manual` logs that were not written stay buffered.
     #[error("the flush was refused: {0}")]
     Refused(#[source] AppendError),
-    /// The journal failed; what was not durable before may or may not be.
+    /// The journal failed. Records that were not durable before may or may not survive.
     #[error("the journal failed; it refuses to flush until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),
 }
@@ -795,13 +793,13 @@ impl From<AppendError> for SyncError {
 /// Why a backup was not made, or not finished.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BackupError {
-    /// As many backups run as may.
+    /// The maximum number of backups runs already.
     #[error("{running} backups run, which is the most; wait for the end of one")]
     Busy {
         /// Number of backups that run.
         running: usize,
     },
-    /// The journal failed: what was not durable before may or may not be.
+    /// The journal failed. Records that were not durable before may or may not survive.
     #[error("the journal failed; nothing is saved until a restart: {0}")]
     JournalFailed(#[source] Arc<io::Error>),
     /// A file cannot be read.
@@ -809,17 +807,17 @@ pub enum BackupError {
     Io {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The error of the system.
         source: Arc<io::Error>,
     },
-    /// Nobody took a part of the backup for this long, so it ended and holds no file any more.
+    /// No part of the backup was read for this long, so the backup ended and holds no file any more.
     #[error("nobody read the backup for {} s, so it ended; begin another one", limit.as_secs())]
     Unread {
         /// Longest pause between two parts.
         limit: Duration,
     },
-    /// A file changed after its digest was taken: it was found damaged meanwhile, or the
-    /// device gives other bytes each time.
+    /// A file changed after its digest was taken: damage was found in it meanwhile, or the device returns
+    /// other bytes each time.
     #[error("{path} is not what it was when the backup began; verify the store")]
     Changed {
         /// The file.
@@ -830,15 +828,15 @@ pub enum BackupError {
 /// Why a backup was not read or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The manifest says what no backup of ours does.
+    /// The manifest is not one that Wald writes.
     #[error("the manifest is not one of a backup: {0}")]
     Manifest(String),
-    /// A file of the backup is missing, or is not what the manifest says.
+    /// A file of the backup is missing, or differs from the manifest.
     #[error("{path}: {what}; `wald verify` tells what else is damaged in the backup")]
     Damaged {
-        /// The file, as the store calls it.
+        /// The file, by its name in the store.
         path: String,
-        /// What is wrong with it.
+        /// The fault, in words.
         what: String,
     },
     /// The backup does not reach so far.
@@ -849,29 +847,29 @@ pub enum RestoreError {
         /// The position of the backup.
         end: Position,
     },
-    /// There is nothing of the store at or below the position.
+    /// The store has no end at or below the position.
     #[error("the store begins at position {first}; nothing of it ends at or below {asked}")]
     Before {
         /// The position asked for.
         asked: Position,
-        /// The first that can be asked for.
+        /// The lowest position that can be asked for.
         first: Position,
     },
-    /// There is something where the store is to be.
+    /// The directory for the restored store is not empty.
     #[error("{directory} is not empty: {name} is there; a restore needs an empty directory")]
     NotEmpty {
         /// The directory.
         directory: String,
-        /// What was found.
+        /// The name of the file found there.
         name: String,
     },
-    /// The archive holds nothing of what was asked for.
+    /// The archive holds no record that was asked for.
     #[error("{directory} holds nothing of that; `wald archive list` shows what there is")]
     NothingArchived {
         /// The directory.
         directory: String,
     },
-    /// The archive is of more than one store.
+    /// The archive holds records of more than one store.
     #[error("{directory} holds archives of several stores; choose one with --store: {stores}")]
     SeveralStores {
         /// The directory.
@@ -879,15 +877,15 @@ pub enum RestoreError {
         /// Their ids.
         stores: String,
     },
-    /// What was restored, or is to be, cannot be opened.
+    /// The restored store, or the store to restore, cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("{action}: {source}")]
     Io {
-        /// What was being done, to what.
+        /// The action that failed, and its object.
         action: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -910,13 +908,13 @@ pub enum OpenError {
     Locked {
         /// The directory.
         directory: PathBuf,
-        /// Who holds it, as written into its lock file.
+        /// The holder, as written into the lock file.
         holder: String,
     },
-    /// The directory holds something, but not a store of ours.
+    /// The directory has files, but they are not a store of Wald.
     #[error("{what}")]
     NotAStore {
-        /// What was found, and what to do.
+        /// The file found, and the remedy, in words.
         what: String,
     },
     /// The directory has no store, and none may be made there.
@@ -925,7 +923,7 @@ pub enum OpenError {
         /// The directory.
         directory: PathBuf,
     },
-    /// Written by a version this one cannot read.
+    /// This version of Wald cannot read the format of the store.
     #[error("the store has format version {found}; this version reads {supported}")]
     Version {
         /// Version in FORMAT.
@@ -933,12 +931,12 @@ pub enum OpenError {
         /// Newest version known.
         supported: u32,
     },
-    /// Something in it is of a newer version, of which this one may not even write next to.
+    /// A newer version of Wald wrote a part of the store. This version must not even write next to it.
     #[error(
         "{what}; a newer version of Wald, or another build, wrote that and must go on with this store; nothing was changed"
     )]
     TooNew {
-        /// What, and where.
+        /// The part of the store, and its place.
         what: String,
     },
     /// The device cannot read the end of the journal, where the newest acknowledged records may be.
@@ -956,20 +954,20 @@ pub enum OpenError {
     /// Damage was found and `on_damage = refuse`.
     #[error("the store is damaged and on_damage is refuse: {0}")]
     Damaged(String),
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("{action}: {source}")]
     Io {
-        /// What was being done, to what.
+        /// The action that failed, and its object.
         action: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Why nothing is shown of what is stored.
+/// Why a dump shows nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
-    /// What was asked for is not there; in words.
+    /// The store does not hold the thing asked for; in words.
     #[error("{0}")]
     NotFound(String),
     /// The directory cannot be read.
@@ -977,7 +975,7 @@ pub enum DumpError {
     Open(#[from] OpenError),
 }
 
-/// Why nothing is verified.
+/// Why a verification did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     /// There is no such segment.
@@ -986,18 +984,18 @@ pub enum VerifyError {
         /// The segment asked for.
         segment: u64,
     },
-    /// It was sorted, and is gone.
+    /// The segment was sorted, and is gone.
     #[error("segment {segment:016x} was sorted: what it held is in the sorted run {run:016x}")]
     SegmentSorted {
         /// The segment asked for.
         segment: u64,
-        /// The run that stands for it.
+        /// The run that replaced it.
         run: u64,
     },
-    /// As many verifications as are allowed run already.
+    /// The maximum number of verifications runs already.
     #[error("{running} verifications run already, the most allowed")]
     Busy {
-        /// How many.
+        /// Number of verifications that run.
         running: usize,
     },
     /// No thread could be started for it.

@@ -1,5 +1,5 @@
-//! The numbers Wald counts with, each a type of its own, so that an lsn is never
-//! taken for a position and a position never for a file offset.
+//! The numbers that Wald counts with. Each has its own type, so that an lsn is never taken for a position and
+//! a position never for a file offset.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
@@ -41,8 +41,7 @@ impl Lsn {
         self.0.checked_add(count).map(Self)
     }
 
-    /// How many records lie from `earlier` (inclusive) to `self` (exclusive); 0 if
-    /// `earlier` is not earlier.
+    /// Number of records from `earlier` (inclusive) to `self` (exclusive); 0 if `earlier` is not earlier.
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -63,8 +62,8 @@ impl fmt::Display for Lsn {
     }
 }
 
-/// A place in the journal, in bytes: strictly increasing over everything ever
-/// committed, never given out twice, not even for something that a crash took back.
+/// A place in the journal, in bytes. It strictly increases over everything ever committed and is never
+/// assigned twice, not even after a crash took a frame back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Position(u64);
 
@@ -102,10 +101,10 @@ impl fmt::Display for Position {
     }
 }
 
-/// Identity of a log, unique for ever: a deleted and re-created name has another.
+/// Identity of a log, unique for ever: a re-created log of the same name has another id.
 ///
-/// Made of the recovery epoch it was given out in and a counter, so that an id which
-/// a crash took back (its log was never durable) is not given out again either.
+/// Consists of the recovery epoch in which it was assigned and a counter. So an id that a crash took back
+/// (its log was never durable) is not assigned again either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogId(u64);
 
@@ -146,7 +145,7 @@ impl LogId {
             .then_some(self.0 & ((1 << Self::COUNTER_BITS) - 1))
     }
 
-    /// The recovery epoch it was given out in.
+    /// The recovery epoch in which it was assigned.
     pub fn epoch(self) -> RecoveryEpoch {
         RecoveryEpoch((self.0 >> Self::COUNTER_BITS) + RecoveryEpoch::FIRST.get())
     }
@@ -157,8 +156,8 @@ impl LogId {
     }
 }
 
-/// Tables of log ids. Ids are the engine's own, given out one after the other: nobody can choose
-/// them to collide, and those that come one after the other lie so in a table, too.
+/// Hash for tables of log ids. The engine assigns ids one after the other, so no client can choose them to
+/// collide. Consecutive ids also lie next to each other in a table.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LogIdHash(u64);
 
@@ -172,9 +171,9 @@ impl BuildHasher for LogIdHash {
 
 impl Hasher for LogIdHash {
     fn write_u64(&mut self, id: u64) {
-        // Tables find their place by the low bits, and tell what they find by the highest.
-        // Counters begin anew in each epoch: without the epoch in the low bits, too, the ids of
-        // many epochs would all want the same few places.
+        // Tables find a place by the low bits and compare the highest bits there. Counters begin again in
+        // each epoch: without the epoch in the low bits, too, the ids of many epochs would all want the same
+        // few places.
         let place = id.wrapping_add((id >> 40).wrapping_mul(0x9E37_79B9));
         self.0 = place ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15) & 0xFFFF << 48;
     }
@@ -194,7 +193,7 @@ impl fmt::Display for LogId {
     }
 }
 
-/// Rises by one with each unclean start of a store, from the store's own first number. Raised
+/// Number that rises by one with each unclean start of a store, from the store's own first number. Raised
 /// durably before serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecoveryEpoch(u64);
@@ -316,13 +315,13 @@ impl Timestamp {
         self.0
     }
 
-    /// The time `micros` later, clamped to what can be said.
+    /// The time `micros` later, clamped to the range of the type.
     pub const fn saturating_add_micros(self, micros: i64) -> Self {
         Self(self.0.saturating_add(micros))
     }
 }
 
-/// The longest log name, in bytes of UTF-8.
+/// Maximum length of a log name, in bytes of UTF-8.
 pub const MAX_LOG_NAME_BYTES: usize = 255;
 
 /// The name of a log: 1 to 255 bytes of UTF-8 without control characters, not
@@ -350,7 +349,7 @@ impl LogName {
     }
 }
 
-/// As text in quotes: messages name logs so.
+/// As text in quotes, the form in messages.
 impl fmt::Debug for LogName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
@@ -409,7 +408,7 @@ impl std::borrow::Borrow<str> for Name {
     }
 }
 
-/// The rules that all names share.
+/// The rules for all names.
 fn check_name(name: &str) -> Result<(), InvalidName> {
     if name.is_empty() {
         return Err(InvalidName::Empty);
@@ -417,7 +416,7 @@ fn check_name(name: &str) -> Result<(), InvalidName> {
     if name.len() > MAX_LOG_NAME_BYTES {
         return Err(InvalidName::TooLong { bytes: name.len() });
     }
-    // Most names: a start checks those of all logs.
+    // Fast path for most names, since a start checks the names of all logs.
     if name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
         return Ok(());
     }
@@ -427,7 +426,7 @@ fn check_name(name: &str) -> Result<(), InvalidName> {
     }
 }
 
-/// Which rule the name of a producer or a cursor breaks.
+/// Rule that the name of a producer or a cursor breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidName {
     /// No name was given.
@@ -457,7 +456,7 @@ impl From<InvalidName> for InvalidLogName {
     }
 }
 
-/// Which rule a log name breaks.
+/// Rule that a log name breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLogName {
     /// No name was given.

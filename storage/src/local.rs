@@ -1,7 +1,7 @@
 //! The local engine: one journal in one directory.
 //!
-//! [`Core`] is all of it without threads, so that tests and simulations drive it step
-//! by step; [`LocalEngine`] adds the threads and is what the service holds.
+//! [`Core`] is the engine without threads, so that tests and simulations drive it step by step.
+//! [`LocalEngine`] adds the threads; the service holds it.
 
 mod admin;
 mod bounds;
@@ -62,9 +62,9 @@ use crate::ticket::{Awaited, Promise, Ticket};
 use crate::verify::online::Told;
 use crate::verify::scrub::Scrub;
 
-/// Why a request was not taken into the queue.
+/// Why the queue did not take a request.
 enum NotTaken {
-    /// There is no room for it now.
+    /// The queue has no room for it now.
     Busy(AppendError, Box<Batch>),
     Refused(AppendError),
 }
@@ -82,7 +82,7 @@ pub(crate) struct Core {
     pub(crate) open_segments: OpenSegments,
     pub(crate) indexes: Indexes,
     pub(crate) store_id: u128,
-    /// For each unclean start: the epoch that ended, and where what survived of it ends.
+    /// For each unclean start: the epoch that ended, and the end of its surviving records.
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
     pub(crate) followers: AtomicU64,
     pub(crate) quarantine_bytes: u64,
@@ -94,21 +94,21 @@ pub(crate) struct Core {
     truth: DurabilityTruth,
     /// Keys the digests of producers' batches.
     pub(crate) secret: Secret,
-    /// Faults that were told of.
+    /// Faults that were reported already.
     pub(crate) told: Told,
     pub(crate) scrub: Scrub,
     pub(crate) retainer: Retainer,
     pub(crate) sorter: Sorter,
-    /// Where what retention took is kept, if it is.
+    /// Archive of expired records, if there is one.
     pub(crate) archive: Option<Archive>,
     lock: Box<dyn DiskLock>,
 }
 
-/// What a store is opened for.
+/// Purpose for which a store is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     Serve,
-    /// What is lost is accepted, so that everything goes on.
+    /// Lost records are accepted as lost, so that the store works again.
     AcceptLoss,
     /// The clock of retention begins at the system's clock.
     ResetClock,
@@ -126,7 +126,7 @@ impl Core {
         Self::open_as(Start::Serve, (disk, None), config, clock, observer)
     }
 
-    /// The same, to serve or to accept what is lost; with an archive or without.
+    /// Locks, recovers, and begins a fresh segment, for the purpose `start`, with an archive or without.
     pub(crate) fn open_as(
         start: Start,
         (disk, archive): (Arc<dyn Disk>, Option<Arc<dyn Disk>>),
@@ -236,15 +236,15 @@ impl Core {
         !self.held_back.is_empty() || self.damages.first_doubt().is_some()
     }
 
-    /// Behind the damage of a segment or run lies nothing that a sorted run is made of: forgets
-    /// damage between these positions that no reader misses anything of.
+    /// Forgets damage between these positions whose records are all trimmed or deleted, and harmless damage
+    /// of no log. A sorted run has replaced the files there.
     pub(crate) fn forget_damage(&self, from: Position, to: Position) {
         let durable = self.journal.durable();
         let within = |position: Position| from <= position && position < to;
         let hit = self.damages.between(from, to).into_iter();
         let hit = hit.filter_map(|damage| Some((damage.log.as_ref()?.id, damage.log?)));
         let hit: BTreeMap<LogId, Arc<Log>> = hit.collect();
-        // Nothing is missed below these.
+        // Per log: records below this lsn are trimmed or deleted, so no reader misses them.
         let mut kept_from = BTreeMap::new();
         for (id, log) in hit {
             let mut state = log.state.write();
@@ -265,14 +265,13 @@ impl Core {
         });
     }
 
-    /// Where files wait for a new life.
+    /// The segment files that are ready for reuse.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Takes a request of a session into the queue, to be answered as its logs' sync modes say
-    /// if it does not. If it is refused here, the session has ended, unless there is only no
-    /// room for it now.
+    /// Takes a request, perhaps of a session, into the queue. Without a `level`, the sync modes of its logs
+    /// decide when it is answered. A refusal here ends the session, unless only room is missing now.
     fn accept(
         &self,
         session: Option<&Session>,
@@ -359,7 +358,7 @@ impl Core {
         Ok(ticket)
     }
 
-    /// Queues what costs nothing of the budget.
+    /// Queues an operation that costs nothing of the budget.
     fn push(&self, operation: Operation, level: Durability) {
         let submission = Submission {
             operation,
@@ -382,7 +381,7 @@ impl Core {
             .then_some(AppendError::Draining)
     }
 
-    /// Commits what still queues, then writes the clean seal.
+    /// Commits the queue, then writes the clean seal.
     pub(crate) fn close(&self) -> Result<(), SyncError> {
         let rest = self.intake.take();
         let mut committer = self.committer.lock();
@@ -401,22 +400,22 @@ impl Core {
         Ok(())
     }
 
-    /// Leaves the segment that is being written: what is safe is in finished ones then.
+    /// Leaves the segment that is being written, so that all safe records are in finished segments.
     pub(crate) fn leave_segment(&self) -> Awaited<Result<Position, SyncError>> {
         self.leave(false, Use::Growth)
     }
 
-    /// Leaves the segment that is being written twice: the sorter, which leaves the newest finished one
-    /// alone, gets to what is safe now.
+    /// Leaves the segment that is being written, twice. The sorter does not take the newest finished segment,
+    /// so this way it reaches all records that are safe now.
     pub(crate) fn leave_to_sorter(&self) {
         for always in [false, true] {
-            // Nobody waits: the sorter looks again.
+            // Nobody waits for the answer: the sorter looks again.
             drop(self.leave(always, Use::Growth));
         }
     }
 
-    /// Leaves the segment that is being written, for one of the reserve or a small one: the sorter gets
-    /// to the newest finished one, in which enough is dead to fill the reserve again.
+    /// Leaves the segment that is being written, for one of the reserve or a small one. The sorter can then
+    /// take the segment left, whose dead bytes are enough to fill the reserve again.
     pub(crate) fn leave_on_reserve(&self) {
         drop(self.leave(true, Use::Leave));
     }
@@ -444,11 +443,10 @@ impl Core {
             .unwrap_or(self.config.sync_mode)
     }
 
-    /// What an append is answered after that does not say: the strongest that one of
-    /// its logs asks for.
+    /// Level of an append that names none: the strongest level that the sync modes of its logs ask for.
     fn level(&self, batch: &Batch) -> Durability {
         if !batch.cursors.is_empty() {
-            // A cursor says what is done: that is to be as safe as by itself.
+            // A cursor records finished work, so it must be as safe as a cursor committed alone.
             return Durability::Durable;
         }
         let named = batch
@@ -463,7 +461,7 @@ impl Core {
             .unwrap_or(Durability::Durable)
     }
 
-    /// What a reader sees who does not say: what a plain append of this log promises.
+    /// Visibility for a reader that names none: the visibility that matches a plain append of this log.
     pub(crate) fn visibility(
         &self,
         asked: Option<Visibility>,
@@ -480,7 +478,7 @@ impl Core {
         tail_at(log, visibility, self.journal.published(visibility))
     }
 
-    /// The log, if a reader of this visibility may know of it.
+    /// The log, if it exists for a reader of this visibility.
     pub(crate) fn resolve(
         &self,
         target: &LogTarget,
@@ -507,8 +505,8 @@ impl Core {
         }
     }
 
-    /// Where what was written in an epoch stopped surviving; `None` for the current. A later
-    /// epoch belongs to another store, whose records are not here.
+    /// End of the records of an epoch that survived; `None` for the current epoch. A later epoch belongs to
+    /// another store, whose records are not here.
     pub(crate) fn survived(&self, epoch: RecoveryEpoch) -> Option<Position> {
         if epoch > self.journal.recovery_epoch {
             return Some(Position::ZERO);
@@ -520,7 +518,7 @@ impl Core {
     }
 }
 
-/// The tail of a log for a reader of this visibility who sees all below `published`.
+/// The tail of a log for a reader of this visibility to whom everything below `published` is visible.
 pub(crate) fn tail_at(log: &Log, visibility: Visibility, published: Position) -> Lsn {
     let state = log.state.read();
     match visibility {

@@ -1,31 +1,31 @@
-//! What the engine reports while it works. The service turns it into histograms; the
-//! engine knows no metrics library.
+//! Events that the engine reports while it works. The service turns them into histograms; the engine knows no
+//! metrics library.
 
 use std::time::Duration;
 
-/// A part of the way of one append through the engine.
+/// A phase of an append in the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// From submit until the committer took it.
+    /// From submit until the committer took the append.
     Queue,
     /// Check, assign, encode.
     Encode,
     /// The write call.
     Write,
-    /// From written until the flush that covers it returned.
+    /// From the write until the flush that covers it returned.
     Flush,
 }
 
-/// Where a checksum did not match.
+/// Activity during which a checksum did not match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChecksumSite {
     /// While opening the store.
     Recovery,
     /// While serving a read.
     Read,
-    /// While verifying the store because somebody asked for it.
+    /// While verifying the store at the request of a caller.
     Verify,
-    /// While reading sealed segments again, by itself.
+    /// While reading sealed segments again automatically.
     Scrub,
 }
 
@@ -83,22 +83,22 @@ impl Worker {
     }
 }
 
-/// What one look over all logs for what is to be forgotten came to.
+/// Result of one retention pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RetentionPass {
-    /// How long it took, waiting for its trims included.
+    /// Duration of the pass, the wait for its trims included.
     pub time: Duration,
     /// Trims made.
     pub trims: u64,
-    /// Records that these forgot.
+    /// Records that these trims removed.
     pub records: u64,
-    /// Bytes of the frames that nothing is kept of any more.
+    /// Bytes of the frames that hold no kept record any more.
     pub bytes: u64,
 }
 
-/// Receives what happens; called on the engine's threads, so it must be quick.
+/// Receives events. Its methods run on the engine's threads, so they must be quick.
 pub trait Observer: Send + Sync + 'static {
-    /// So many requests, each of them, spent `time` in `phase`; of encoding and writing, a group.
+    /// Each of `requests` requests spent `time` in `phase`. Encoding and writing are done for a whole group.
     fn phase(&self, _phase: Phase, _time: Duration, _requests: u32) {}
     /// One flush of the journal returned.
     fn flush(&self, _time: Duration) {}
@@ -108,9 +108,9 @@ pub trait Observer: Send + Sync + 'static {
     fn roll(&self, _time: Duration) {}
     /// A checkpoint was written.
     fn checkpoint(&self, _time: Duration) {}
-    /// Retention looked over all logs.
+    /// A retention pass ended.
     fn retention(&self, _pass: &RetentionPass) {}
-    /// Records were given to a reader.
+    /// Records were returned to a reader.
     fn read(&self, _records: u64, _bytes: u64) {}
     /// A checksum did not match.
     fn checksum_failure(&self, _site: ChecksumSite) {}

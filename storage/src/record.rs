@@ -1,7 +1,7 @@
-//! Records and batches as the engine takes them in, and as it gives them back.
+//! Records and batches, as the engine takes them in and returns them.
 //!
-//! A stored body is the protobuf encoding of `wald.v1.RecordBatch.records`, field 3:
-//! what is stored is what a reader is sent.
+//! A stored body is the protobuf encoding of `wald.v1.RecordBatch.records`, field 3. Readers receive the
+//! stored bytes.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -33,8 +33,8 @@ pub struct Header {
     pub value: Bytes,
 }
 
-/// What must be true of a log for a request on it to be applied; checked together
-/// with the assignment of lsns, so nothing comes between.
+/// Conditions that a log must meet for a request to be applied. They are checked together with the assignment
+/// of lsns, so nothing comes between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Guard {
     /// The log's tail must be exactly this. An unknown log's tail is 0.
@@ -43,29 +43,28 @@ pub struct Guard {
     pub must_exist: bool,
     /// The log must not exist.
     pub must_not_exist: bool,
-    /// The log must be this one, not a re-created one of the same name.
+    /// The log must have this id, so a re-created log of the same name does not pass.
     pub log_id: Option<LogId>,
-    /// The log's writer epoch must be this (0 until the first fence). A log that was fenced
-    /// takes no records from a batch that does not say.
+    /// The log's writer epoch must be this (0 until the first fence). A log that was fenced takes no records
+    /// from a batch without a writer epoch.
     pub writer_epoch: Option<u64>,
 }
 
 impl Guard {
-    /// What is as true once so many records were appended under this one; `None` if nothing
-    /// of the kind is.
+    /// The conditions that hold once `records` records were appended under these; `None` if there are none.
     fn after(mut self, records: u64) -> Option<Self> {
         if let Some(expected) = &mut self.expected_lsn {
-            // What a client expects may be anything.
+            // A client may expect any lsn.
             *expected = Lsn::new(expected.get().checked_add(records)?);
         }
         (!self.must_not_exist).then_some(self)
     }
 }
 
-/// Which batch of which source this is, so that a repeat of it is recognised.
+/// Identifies the producer and the sequence number of a batch, so that a repeat is recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Producer {
-    /// Name of the source, within the log.
+    /// Name of the producer, within the log.
     pub id: Name,
     /// Its incarnation; a higher one takes over.
     pub epoch: u64,
@@ -73,7 +72,7 @@ pub struct Producer {
     pub sequence: u64,
 }
 
-/// A cursor to be moved.
+/// A cursor to move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CursorCommit {
     /// The log it belongs to.
@@ -82,13 +81,13 @@ pub struct CursorCommit {
     pub cursor: Name,
     /// The next lsn to read; at most the tail.
     pub lsn: Lsn,
-    /// Where it must stand now; 0 is also a cursor that does not exist.
+    /// The lsn that it must have now; a cursor that does not exist counts as 0.
     pub expected_lsn: Option<Lsn>,
     /// The log must be this one.
     pub log_id: Option<LogId>,
 }
 
-/// A cursor as it stands.
+/// State of a cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor {
     /// Its name within the log.
@@ -97,11 +96,11 @@ pub struct Cursor {
     pub log_id: LogId,
     /// The next lsn to read.
     pub lsn: Lsn,
-    /// When it was last moved.
+    /// Time of its last move.
     pub update_time: Timestamp,
 }
 
-/// A producer of a log as it stands.
+/// State of a producer of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProducerInfo {
     /// Its id.
@@ -110,7 +109,7 @@ pub struct ProducerInfo {
     pub epoch: u64,
     /// The sequence of its next batch.
     pub next_sequence: u64,
-    /// When its newest batch arrived.
+    /// Arrival of its newest batch.
     pub last_append: Timestamp,
 }
 
@@ -139,18 +138,17 @@ pub struct LogCheck {
 /// A request to append: all of it becomes visible and durable together, or nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Whether this is one plain append: sync mode `batch` answers those WRITTEN, and
-    /// everything else DURABLE.
+    /// Whether this is one plain append. Sync mode `batch` acknowledges plain appends as WRITTEN, and all
+    /// others as DURABLE.
     pub single: bool,
-    /// What to append; no log twice, here and in `checks` together.
+    /// Records to append; no log twice, here and in `checks` together.
     pub logs: Vec<LogRecords>,
     /// Conditions on other logs.
     pub checks: Vec<LogCheck>,
     /// Cursors to move in the same step; none twice.
     pub cursors: Vec<CursorCommit>,
-    /// How many requests are part of this one behind the first: those that
-    /// [`LogEngine::join`](crate::LogEngine::join) has put there. Each has a position of its own,
-    /// one after the other from that of the batch on.
+    /// Number of requests that [`LogEngine::join`](crate::LogEngine::join) has put behind the first. Each has
+    /// its own position; they follow each other from the position of the batch on.
     pub(crate) joined: u32,
 }
 
@@ -165,19 +163,19 @@ impl From<Vec<LogRecords>> for Batch {
 }
 
 impl Batch {
-    /// How many requests it is.
+    /// Number of requests in it.
     pub fn requests(&self) -> u32 {
         self.joined + 1
     }
 
-    /// Whether it is records of one log and nothing else.
+    /// Whether it holds only records of one log.
     fn is_plain(&self) -> bool {
         let alone = self.checks.is_empty() && self.cursors.is_empty() && !self.single;
         alone && self.logs.len() == 1 && self.logs[0].producer.is_none()
     }
 
-    /// Whether this and `next` are both records of one log and nothing else, and what is asked of
-    /// the log before `next` is true whenever what is asked of it before this is.
+    /// Whether this and `next` hold only records of one log, and the conditions of `next` follow from the
+    /// conditions of this.
     pub(crate) fn leads_to(&self, next: &Self) -> bool {
         if !self.is_plain() || !next.is_plain() {
             return false;
@@ -196,9 +194,9 @@ pub struct StoredBatch {
     pub log_id: LogId,
     /// Lsn of the first record.
     pub first_lsn: Lsn,
-    /// How many records.
+    /// Number of records.
     pub count: u32,
-    /// Time of arrival; also the time of each record that has none of its own.
+    /// Time of arrival; also the time of each record without a time of its own.
     pub arrival: Timestamp,
     /// Encoded `wald.v1.RecordBatch.records`, verified against its checksum.
     pub body: Bytes,
@@ -220,7 +218,7 @@ pub struct Gap {
     pub from: Option<Lsn>,
     /// First lsn after the missing ones; `None` if it cannot be known.
     pub to: Option<Lsn>,
-    /// Why.
+    /// The reason.
     pub reason: GapReason,
 }
 
@@ -255,31 +253,31 @@ pub enum Durability {
 pub enum Visibility {
     /// Everything accepted.
     Accepted,
-    /// What the operating system has.
+    /// Everything handed to the operating system.
     Written,
-    /// Only what is on the device.
+    /// Only records on the device.
     Durable,
 }
 
-/// What an append that does not say otherwise is answered after.
+/// Event after which an append that names no durability is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SyncMode {
-    /// A flush. Nothing acknowledged is lost by a power cut.
+    /// A flush. A power cut takes back nothing acknowledged.
     Strict,
-    /// A flush for batches, a write for single appends; these are flushed with the next
-    /// batch of any log, or within the sync interval.
+    /// A flush for batches, a write for single appends. Single appends are flushed with the next batch of any
+    /// log, or within the sync interval.
     Batch,
     /// A write; flushed within the sync interval.
     Interval,
-    /// A write; flushed when the kernel likes, at a roll, at shutdown, on Sync.
+    /// A write; flushed when the kernel chooses, at a roll, at shutdown, on Sync.
     Async,
-    /// Taking it in; written on Sync, when the buffer is full, or when something
-    /// stronger touches the log. A process crash takes what was not written.
+    /// The intake; written on Sync, when the buffer is full, or when a stronger request touches the log. A
+    /// process crash loses records that were not written.
     Manual,
 }
 
 impl SyncMode {
-    /// What an append is answered after.
+    /// Durability after which an append is answered.
     pub fn durability(self, single: bool) -> Durability {
         match self {
             Self::Strict => Durability::Durable,
@@ -289,7 +287,7 @@ impl SyncMode {
         }
     }
 
-    /// What a reader sees who does not say: everything a plain append was answered for.
+    /// Visibility of a reader that names none: everything that plain appends were acknowledged for.
     pub fn visibility(self) -> Visibility {
         match self {
             Self::Strict => Visibility::Durable,
@@ -298,16 +296,16 @@ impl SyncMode {
         }
     }
 
-    /// Whether what was written is flushed within the sync interval unasked.
+    /// Whether written records are flushed within the sync interval automatically.
     pub fn flushes_by_itself(self) -> bool {
         matches!(self, Self::Strict | Self::Batch | Self::Interval)
     }
 }
 
-/// How bodies of frames are compressed, whole batches at a time, kept only if smaller.
+/// Compression of the bodies of frames, whole batches at a time, kept only if smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Not.
+    /// No compression.
     None,
     /// LZ4: fast.
     Lz4,
@@ -325,23 +323,22 @@ impl Compression {
     }
 }
 
-/// What a log forgets by itself, oldest first: what goes past any of the bounds. `None`, or
-/// 0 = no such bound.
+/// Bounds beyond which a log forgets its oldest records automatically. `None` or 0 = no such bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// Batches that arrived so long ago, by the expiry clock.
+    /// Maximum time since the arrival of a batch, by the expiry clock.
     pub max_age: Option<Duration>,
-    /// Bytes in segments: as many of the newest batches are kept as take this, or more.
+    /// Bytes in segments: the newest batches that together take at least this are kept.
     pub max_bytes: Option<u64>,
-    /// Records.
+    /// Maximum number of records.
     pub max_records: Option<u64>,
-    /// Nothing at or beyond the log's lowest cursor is forgotten, and nothing at all as long as
-    /// it has none.
+    /// Whether cursors keep records: nothing at or beyond the log's lowest cursor is forgotten, and nothing
+    /// at all while the log has no cursor.
     pub respect_cursors: bool,
 }
 
 impl Retention {
-    /// Whether anything is ever forgotten.
+    /// Whether any bound is set.
     pub fn is_bounded(&self) -> bool {
         self.age().is_some() || self.bytes().is_some() || self.records().is_some()
     }
@@ -359,24 +356,24 @@ impl Retention {
     }
 }
 
-/// Settings of one log. `None` = the server's.
+/// Settings of one log. `None` = the server's setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogConfig {
-    /// What an append that does not say otherwise is answered after.
+    /// Event after which an append that names no durability is answered.
     pub sync_mode: Option<SyncMode>,
-    /// What it forgets by itself. One of its own has nothing of the server's. Boxed, since few
-    /// logs of a million have one.
+    /// Retention. It replaces all retention defaults of the server. Boxed, since few logs of a million have
+    /// one of their own.
     pub retention: Option<Box<Retention>>,
-    /// How its frames are compressed from now on; older ones stay as they are. The
-    /// server's default is not to.
+    /// Compression of its frames from now on; older frames stay as they are. The server's default is no
+    /// compression.
     pub compression: Option<Compression>,
-    /// Largest record of this log, bytes; at most the server's limit.
+    /// Maximum bytes of a record of this log; at most the server's limit.
     pub max_record_bytes: Option<u32>,
 }
 
 impl LogConfig {
-    /// To be shared by whoever has these settings: those of nearly all logs, which say
-    /// nothing, are one for all of them.
+    /// These settings behind a shared pointer. Nearly all logs have the default settings, and all of them
+    /// share one copy.
     pub(crate) fn shared(self) -> Arc<Self> {
         static SERVERS: LazyLock<Arc<LogConfig>> = LazyLock::new(Arc::default);
         if self == **SERVERS {
@@ -387,21 +384,21 @@ impl LogConfig {
     }
 }
 
-/// What changes of a log's settings: all that is `None` here stays as it is.
+/// Changes of a log's settings. `None` keeps a setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogConfigChange {
-    /// The sync mode from now on; `Some(None)` = the server's.
+    /// The sync mode from now on; `Some(None)` = the server's setting.
     pub sync_mode: Option<Option<SyncMode>>,
     /// The compression from now on.
     pub compression: Option<Option<Compression>>,
-    /// The largest record from now on.
+    /// The maximum bytes of a record from now on.
     pub max_record_bytes: Option<Option<u32>>,
-    /// What it forgets from now on.
+    /// The retention from now on.
     pub retention: Option<RetentionChange>,
 }
 
 impl LogConfigChange {
-    /// What comes of settings.
+    /// Returns `current` with these changes.
     pub fn apply(&self, current: &LogConfig) -> LogConfig {
         let max_record_bytes = self.max_record_bytes;
         let own = current.retention.as_ref();
@@ -421,16 +418,16 @@ impl LogConfigChange {
     }
 }
 
-/// What changes of what a log forgets by itself.
+/// Change of the retention of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetentionChange {
-    /// All of it; `None` = the server's from now on.
+    /// Replaces all bounds; `None` = the server's retention from now on.
     Whole(Option<Box<Retention>>),
-    /// Single bounds. From now on it is the log's own, and has nothing of the server's.
+    /// Changes single bounds. From now on the log has its own retention, without any bound of the server's.
     Bounds(RetentionBounds),
 }
 
-/// Bounds that change; all that is `None` here stays as it is.
+/// Changes of bounds. `None` keeps a bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RetentionBounds {
     /// [`Retention::max_age`] from now on; `Some(None)` = no bound.
@@ -454,7 +451,7 @@ impl RetentionBounds {
     }
 }
 
-/// A log as administration sees it.
+/// State of a log, for administration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogInfo {
     /// The name.
@@ -465,15 +462,16 @@ pub struct LogInfo {
     pub config: Arc<LogConfig>,
     /// The first record kept.
     pub first_lsn: Lsn,
-    /// How many records right below went by retention; those below them, by a trim.
+    /// Number of records directly below `first_lsn` that retention expired. Trims removed everything below
+    /// those.
     pub expired: u64,
     /// The next lsn, at the visibility asked for.
     pub tail_lsn: Lsn,
-    /// All below it are on the device.
+    /// All records below this are on the device.
     pub durable_lsn: Lsn,
     /// Raised by each fence; 0 until the first.
     pub writer_epoch: u64,
-    /// Bytes the log's records take in segments, headers included.
+    /// Bytes that the log's records take in segments, headers included.
     pub stored_bytes: u64,
     /// When it was created.
     pub create_time: Timestamp,

@@ -1,5 +1,5 @@
-//! Records on their way in, in the form they are stored in: a client's bytes are looked
-//! through once and go into the journal's buffer by one copy, however many records there are.
+//! Records on their way in, in their stored form. The engine checks a client's bytes once and copies them
+//! once into the journal's buffer, however many records there are.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ use crate::wire;
 /// Records to append, in order: made from [`Record`]s, or of bytes that hold their encoding.
 #[derive(Clone, Default)]
 pub struct Records {
-    /// One after another, each behind a key that may be of any field and its length.
+    /// Entries, one after another. Each has a key of any field number, a length, and a record.
     entries: Bytes,
-    /// The same of those that were put behind.
+    /// Entries of records that were joined to these.
     joined: Vec<u8>,
     sums: Sums,
 }
 
-/// What is known of records without looking through them again.
+/// Totals of records, so that the records are not parsed again.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     count: u64,
@@ -29,7 +29,7 @@ struct Sums {
     stored: u64,
     with_headers: bool,
     timed: bool,
-    /// With a time that is none in the contract.
+    /// Whether a record has the time 0, which means no time in the contract.
     at_zero: bool,
     with_checksums: bool,
 }
@@ -63,9 +63,9 @@ impl Records {
     /// The records that `entries` holds: length-delimited fields of one number or several,
     /// each a `wald.v1.Record`, and nothing else.
     ///
-    /// `None` if one of them is not encoded as it would be stored: its payload as `data`,
-    /// fields in order, each once, none that the engine does not store, lengths in as few
-    /// bytes as they need. Then decode them, and collect the [`Record`]s.
+    /// `None` if a record is not encoded as it would be stored: its payload as `data`, fields in order, each
+    /// once, only fields that the engine stores, lengths in as few bytes as they need. In that case decode
+    /// them, and collect the [`Record`]s.
     pub fn of_encoded(entries: Bytes) -> Option<Self> {
         Self::summed(entries).filter(|records| !records.sums.at_zero)
     }
@@ -84,19 +84,19 @@ impl Records {
         })
     }
 
-    /// Goes on with these, by a copy.
+    /// Appends the records of `next`, by a copy.
     pub(crate) fn join(&mut self, next: &Self) {
         self.joined.extend_from_slice(&next.entries);
         self.joined.extend_from_slice(&next.joined);
         self.sums.join(&next.sums);
     }
 
-    /// How many there are.
+    /// Number of records.
     pub fn len(&self) -> u64 {
         self.sums.count
     }
 
-    /// Whether there are none.
+    /// Whether there is no record.
     pub fn is_empty(&self) -> bool {
         self.sums.count == 0
     }
@@ -106,44 +106,44 @@ impl Records {
         self.sums.bytes
     }
 
-    /// Bytes of data and headers of the largest.
+    /// Bytes of data and headers of the largest record.
     pub(crate) fn largest(&self) -> u64 {
         self.sums.largest
     }
 
-    /// The most bytes that they take in a frame's body.
+    /// Maximum bytes that the records take in a frame's body.
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.sums.stored
     }
 
-    /// Whether one has headers.
+    /// Whether a record has headers.
     pub(crate) fn have_headers(&self) -> bool {
         self.sums.with_headers
     }
 
-    /// Whether one has a time of its own.
+    /// Whether a record has a time of its own.
     pub(crate) fn have_times(&self) -> bool {
         self.sums.timed
     }
 
-    /// Whether one has a checksum.
+    /// Whether a record has a checksum.
     pub(crate) fn have_checksums(&self) -> bool {
         self.sums.with_checksums
     }
 
-    /// One after another.
+    /// The records, one after another.
     pub(crate) fn iter(&self) -> impl Iterator<Item = RecordRef<'_>> {
         let entries = [&self.entries[..], &self.joined];
         entries.into_iter().flat_map(|mut input| {
             std::iter::from_fn(move || {
                 let message = wire::take_entry(&mut input)?;
-                // They were looked at when this was made.
+                // The entries were checked when this was made.
                 RecordRef::checked(message)
             })
         })
     }
 
-    /// Writes all of them as they are: none has a time of its own, nor needs one.
+    /// Writes all records unchanged: none has a time of its own, or needs one.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&self.entries);
@@ -260,7 +260,7 @@ mod tests {
             };
             prop_assert_eq!(of_bytes.bytes(), records.iter().map(size).sum::<u64>());
             prop_assert_eq!(of_bytes.largest(), records.iter().map(size).max().unwrap_or(0));
-            // Copied at once as one by one.
+            // A copy of all entries equals copies one by one.
             let (mut at_once, mut singly) = (Vec::new(), Vec::new());
             of_bytes.put(&mut at_once);
             for record in of_bytes.iter() {
@@ -269,7 +269,7 @@ mod tests {
             prop_assert_eq!(&at_once, &singly);
             prop_assert_eq!(codec::records(&at_once), Some(records));
             prop_assert!(at_once.len() as u64 <= of_bytes.stored_bytes());
-            // Joined one by one as all together.
+            // Joins one by one equal all records together.
             let mut joined = Records::default();
             for message in &messages {
                 joined.join(&Records::of_encoded(encoded(std::slice::from_ref(message))).unwrap());
@@ -318,10 +318,10 @@ mod tests {
             );
         }
         let refused: [&[u8]; 10] = [
-            // A length, or that of the payload, in more bytes than it needs.
+            // A length, also of the payload, in more bytes than it needs.
             &[0x12, 0x83, 0x00, 0x0A, 1, b'x'],
             &[0x12, 4, 0x0A, 0x81, 0x00, b'x'],
-            // The payload twice, a field nobody knows, a time that is none.
+            // The payload twice, an unknown field, a time of 0.
             &[0x12, 6, 0x0A, 1, b'x', 0x0A, 1, b'x'],
             &[0x12, 5, 0x0A, 1, b'x', 0x78, 1],
             &[0x12, 12, 0x0A, 1, b'x', 0x19, 0, 0, 0, 0, 0, 0, 0, 0],

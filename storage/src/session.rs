@@ -1,7 +1,7 @@
 //! Sessions: batches that are applied in order, and none after one that was refused.
 //!
-//! Pipelined batches queue before the first of them is answered. Who is refused is known
-//! to the committer only, so it is the committer that refuses what comes after.
+//! Pipelined batches queue before the first of them is answered. Only the committer knows which batch is
+//! refused, so the committer refuses the batches after it.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ pub struct Session(Arc<Ended>);
 
 #[derive(Debug, Default)]
 struct Ended {
-    /// A batch was refused before it queued: what queues already is not after it.
+    /// A batch was refused before it queued. Batches that queue already come before it.
     at_intake: AtomicBool,
-    /// A batch was refused in its turn: all that comes now is after it.
+    /// A batch was refused in its turn. All batches from now on come after it.
     in_turn: AtomicBool,
     /// Start of the newest group that a batch was placed in; no group starts at 0.
     group: AtomicU64,

@@ -1,10 +1,9 @@
-//! Locks, atomics, threads, and waiting: those of the machine.
+//! Locks, atomics, threads, and waiting, from the machine.
 //!
-//! Under the feature `shuttle`, which only a test builds, they are those of a scheduler
-//! that runs one thread at a time and chooses at each of their steps who goes on. The
-//! rest of the engine does not know which. What is not here is not seen by that
-//! scheduler: `OnceLock`, whose steps never wait, and the locks of [`crate::disk`],
-//! which stand for the device's own order.
+//! Under the feature `shuttle`, which only a test builds, they come from a scheduler. It runs one thread at a
+//! time and chooses at each step which thread goes on. The rest of the engine does not see the difference.
+//! The scheduler does not see other primitives: `OnceLock`, whose steps never wait, and the locks of
+//! [`crate::disk`], which stand for the device's own order.
 
 #[cfg(not(feature = "shuttle"))]
 mod machine;

@@ -14,9 +14,9 @@
 //! wald-start          1 during a start  ends the start
 //! ```
 //!
-//! A thread of the first seven rows lives as long as the engine, and nobody waits for its answers.
-//! Without a failed journal its end would go unnoticed: the pool would run dry, or records would
-//! never expire. A panic of any thread is logged and counted ([`Observer::panicked`]).
+//! A thread of the first seven rows lives as long as the engine, and no caller waits for its answers. Without
+//! a failed journal its end would go unnoticed: the pool would run dry, or records would never expire. A
+//! panic of any thread is logged and counted ([`Observer::panicked`]).
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -30,7 +30,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, JoinHandle, Mutex, ThreadBuilder};
 use crate::ticket::{Awaited, Promise};
 
-/// What is added to the niceness of threads whose work can wait.
+/// Increase of the niceness of threads whose work can wait.
 const BEHIND: i32 = 10;
 
 /// Starts a named thread.
@@ -47,7 +47,7 @@ pub(crate) fn start(
         .spawn(body)
 }
 
-/// The same for work that can wait: where processors are scarce all others come first.
+/// Starts a named thread for work that can wait: all others come first where processors are scarce.
 ///
 /// # Errors
 /// As of [`start`].
@@ -56,7 +56,7 @@ pub(crate) fn start_behind(
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     start(name, || {
-        // On Linux this is about the thread alone. Not allowed to: so it has the same priority.
+        // On Linux this affects only this thread. If it is not allowed, the thread keeps its priority.
         let _ = rustix::process::nice(BEHIND);
         body();
     })
@@ -111,8 +111,8 @@ pub(crate) fn note_panic(
     io::Error::other(format!("the thread panicked: {text}"))
 }
 
-/// Does two things at a time, the second one on a thread of its own; one after the other if the
-/// system has no room for another.
+/// Runs two closures at a time, the second one on its own thread. Runs them one after the other if the system
+/// has no room for another thread.
 #[allow(clippy::disallowed_methods, reason = "this is the one place")]
 pub(crate) fn both<A, B: Send>(
     first: impl FnOnce() -> A,
@@ -189,8 +189,8 @@ impl Workers {
         }
     }
 
-    /// Runs `task` on one of the threads; at once and here if there are none, as in
-    /// simulations and after the engine is gone.
+    /// Runs `task` on one of the threads. Runs it here and at once if there are none, as in simulations and
+    /// after the engine is gone.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
@@ -210,7 +210,7 @@ impl Workers {
         awaited
     }
 
-    /// Ends the threads when what is queued is done.
+    /// Ends the threads once the queue is empty.
     pub(crate) fn stop(&self) {
         self.queue.lock().stopped = true;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! Tickets: the two answers to one submitted batch.
+//! Tickets: the two answers to one batch.
 //!
 //! A small one-shot cell of our own rather than a channel, because both answers live
 //! in one allocation, the first is free when nobody waits for it, and the waiter may
@@ -19,19 +19,19 @@ use crate::sync::Mutex;
 struct Answers {
     ordered: Option<Result<Ordered, AppendError>>,
     settled: Option<Result<Appended, AppendError>>,
-    /// Who waits for the first answer. Who waits for the last one only is not woken by the
-    /// first: there are as many of both, and most callers have no use for it.
+    /// Waker for the first answer. A caller that waits only for the last answer is not woken by the first:
+    /// both are equally frequent, and most callers have no use for the first.
     orders: Option<Waker>,
     waker: Option<Waker>,
-    /// What there was no room for.
+    /// The batch that there was no room for.
     refused: Option<Box<Batch>>,
 }
 
 /// The caller's side of a submitted batch. As a future it is the settled answer.
 pub struct Ticket(Arc<Mutex<Answers>>);
 
-/// The engine's side. Dropped without an answer, which only a panic does, the caller is told
-/// that nothing is known.
+/// The engine's side. If it is dropped without an answer, which only a panic does, the caller learns that the
+/// outcome is unknown.
 pub(crate) struct TicketAnswer(Option<Arc<Mutex<Answers>>>);
 
 impl Ticket {
@@ -47,15 +47,14 @@ impl Ticket {
         ticket
     }
 
-    /// The same, with the batch that may be submitted again.
+    /// A ticket refused for lack of room, with the batch, which may be submitted again.
     pub(crate) fn turned_away(error: AppendError, batch: Box<Batch>) -> Self {
         let ticket = Self::refused(error);
         ticket.0.lock().refused = Some(batch);
         ticket
     }
 
-    /// The batch, if it was refused as [`AppendError::Busy`]: to be submitted again when
-    /// there is room.
+    /// The batch, if it was refused as [`AppendError::Busy`]. Submit it again when there is room.
     pub fn take_back(&mut self) -> Option<Batch> {
         self.0.lock().refused.take().map(|batch| *batch)
     }
@@ -120,7 +119,7 @@ impl TicketAnswer {
         let (orders, waker) = {
             let mut answers = cell.lock();
             if answers.ordered.is_none() {
-                // A refusal has no place, nor has a batch of checks only.
+                // A refusal has no place, and neither has a batch of checks only.
                 let placeless = |appended: &Appended| Ordered {
                     appends: appended.appends.clone(),
                     position: appended.position,
@@ -145,7 +144,7 @@ impl Drop for TicketAnswer {
     }
 }
 
-/// One answer to come, for what is not an append.
+/// One answer to come, for an operation that is not an append.
 pub(crate) struct Promise<T>(Arc<Mutex<Promised<T>>>);
 
 /// The waiting side of a [`Promise`].
@@ -158,7 +157,7 @@ struct Promised<T> {
 }
 
 impl<T> Drop for Promise<T> {
-    /// Whoever was to keep it is gone, by a panic: the waiter must not wait for ever.
+    /// Wakes the waiter, also after a panic of the thread that should answer: no waiter waits for ever.
     fn drop(&mut self) {
         let waker = {
             let mut promised = self.0.lock();
@@ -181,7 +180,7 @@ impl<T> Promise<T> {
         (Self(Arc::clone(&cell)), Awaited(cell))
     }
 
-    /// Answers. Dropping the promise right after wakes whoever waits.
+    /// Answers. The promise is dropped right after, which wakes the waiter.
     pub(crate) fn keep(self, value: T) {
         self.0.lock().value = Some(value);
     }

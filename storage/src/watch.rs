@@ -1,4 +1,4 @@
-//! Waiting for something published to change, in any runtime or none.
+//! Waits for published state to change, in any runtime or none.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -10,27 +10,27 @@ use crate::record::Visibility;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// Who waits for one thing. Empty, it is two words: every log has one.
+/// Waiters for one thing. An empty watch takes two words, since every log has one.
 #[derive(Default)]
 pub(crate) struct Watch {
     waiting: Mutex<Option<Box<Waiting>>>,
-    /// How many of them there are.
+    /// Number of waiters.
     count: AtomicU32,
-    /// How many follow, waiting or not.
+    /// Number of followers, waiting or not.
     followers: AtomicU32,
 }
 
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    /// Of those who see what is on the device only.
+    /// Wakers of the waiters that see only records on the device.
     durable: BTreeMap<u64, Waker>,
-    /// Of those who see more.
+    /// Wakers of the waiters that see more.
     written: BTreeMap<u64, Waker>,
 }
 
 impl Waiting {
-    /// Those who see what is published at a level.
+    /// Wakers of the waiters that see publications at a level.
     fn of(&mut self, visibility: Visibility) -> &mut BTreeMap<u64, Waker> {
         match visibility {
             Visibility::Durable => &mut self.durable,
@@ -44,7 +44,7 @@ impl Waiting {
 }
 
 impl Watch {
-    /// Wakes all who wait. To be called after the change is visible.
+    /// Wakes all waiters. Call this after the change is visible.
     pub(crate) fn wake(&self) {
         self.wake_those(|waiting| {
             let mut wakers = std::mem::take(&mut waiting.durable);
@@ -53,9 +53,8 @@ impl Watch {
         });
     }
 
-    /// Wakes those for whom something was published who see what is published at this
-    /// level: a flush is no news to who sees what is written, nor a write to who sees
-    /// what is flushed.
+    /// Wakes the waiters that see publications at this level. A flush is no news to waiters that see written
+    /// records, and a write is no news to waiters that see flushed records.
     pub(crate) fn wake_at(&self, visibility: Visibility) {
         self.wake_those(|waiting| std::mem::take(waiting.of(visibility)));
     }
@@ -105,7 +104,7 @@ pub(crate) trait Watched: Send + Sync {
     fn watch(&self) -> &Watch;
 }
 
-/// One of those who follow something, until it is dropped.
+/// One follower of a thing, until it is dropped.
 pub(crate) struct Follower(Arc<dyn Watched>);
 
 impl Follower {
@@ -114,7 +113,7 @@ impl Follower {
         Self(watched)
     }
 
-    /// How many there are.
+    /// Number of followers of this thing.
     pub(crate) fn count(&self) -> usize {
         self.0.watch().followers.load(Ordering::SeqCst) as usize
     }
@@ -126,8 +125,8 @@ impl Drop for Follower {
     }
 }
 
-/// Resolves as soon as `check` gives a value; looks again whenever one of the watches
-/// wakes those of its visibility. Leaves nothing behind when dropped.
+/// Resolves as soon as `check` returns a value. Checks again whenever one of the watches wakes waiters of
+/// this visibility. Leaves nothing behind when dropped.
 pub(crate) struct Until<F> {
     watched: Vec<Arc<dyn Watched>>,
     visibility: Visibility,
@@ -171,7 +170,7 @@ where
         let visibility = this.visibility;
         let add = |watched: &Arc<dyn Watched>| watched.watch().add(waker.clone(), visibility);
         this.keys.extend(this.watched.iter().map(add));
-        // A change between the first look and the registration has woken nobody.
+        // A change between the first check and the registration has woken no waiter.
         match (this.check)() {
             Some(value) => {
                 this.leave();

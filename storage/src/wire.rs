@@ -59,7 +59,7 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
 /// Takes one varint off the front.
 pub(crate) fn take_varint(input: &mut &[u8]) -> Option<u64> {
     match *input {
-        // Keys, and most of what is counted.
+        // Keys, and most counts.
         [byte @ ..0x80, rest @ ..] => {
             *input = rest;
             return Some(u64::from(*byte));
@@ -94,8 +94,8 @@ pub(crate) fn take_bytes<'a>(input: &mut &'a [u8], count: u64) -> Option<&'a [u8
     Some(bytes)
 }
 
-/// Takes one length-delimited field off the front, whose key has one byte and whose length
-/// as few as it needs: its value.
+/// Takes one length-delimited field off the front and returns its value. The key must have one byte, and the
+/// length as few bytes as it needs.
 pub(crate) fn take_entry<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (key, rest) = input.split_first()?;
     if key & 0x87 != 2 {
@@ -127,7 +127,7 @@ pub(crate) fn take_field<'a>(input: &mut &'a [u8]) -> Option<(u32, Value<'a>)> {
     Some((field, value))
 }
 
-/// The fields of a message; `None` in the iterator ends it at a malformed one.
+/// The fields of a message. A malformed field gives `None` and ends the iterator.
 pub(crate) fn fields(mut input: &[u8]) -> impl Iterator<Item = Option<(u32, Value<'_>)>> {
     std::iter::from_fn(move || {
         if input.is_empty() {
@@ -151,7 +151,7 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(raw)
 }
 
-/// The same, of 8 bytes.
+/// The little-endian number of 8 bytes at an offset. Panics as [`u32_at`].
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut raw = [0; 8];
     raw.copy_from_slice(&bytes[at..at + 8]);

@@ -1,20 +1,20 @@
-//! Zeros, which a fresh file is full of. They are told by pieces that the processor compares at
-//! once: byte by byte, a start after a crash spends most of its time on what was never written.
+//! Finds zeros, which fill a fresh file. It compares pieces that the processor takes at once: byte by byte, a
+//! start after a crash spends most of its time on space that was never written.
 
-/// What is compared at once.
+/// Bytes compared at once.
 const PIECE: usize = 64;
 
 fn is_zero(piece: &[u8; PIECE]) -> bool {
     piece.iter().fold(0, |all, byte| all | byte) == 0
 }
 
-/// Whether these are all zeros.
+/// Whether all bytes are zero.
 pub(crate) fn are_zeros(bytes: &[u8]) -> bool {
     let (pieces, rest) = bytes.as_chunks();
     pieces.iter().all(is_zero) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// How many bytes there are up to the last that is not zero.
+/// Number of bytes up to the last one that is not zero.
 pub(crate) fn used_length(bytes: &[u8]) -> usize {
     let (_, pieces) = bytes.as_rchunks();
     let zeros = pieces.iter().rev().take_while(|piece| is_zero(piece));
@@ -38,7 +38,7 @@ mod tests {
                     bytes[at] = value;
                     assert!(!are_zeros(&bytes), "{at} of {length}");
                     assert_eq!(used_length(&bytes), at + 1, "{at} of {length}");
-                    // What comes before it changes nothing.
+                    // Bytes before it change nothing.
                     bytes[0] |= 1;
                     assert_eq!(used_length(&bytes), at + 1, "{at} of {length}");
                     bytes.fill(0);

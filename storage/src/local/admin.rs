@@ -81,7 +81,7 @@ impl Core {
         self.administer(AdminChange::ForgetProducer { target, producer })
     }
 
-    /// Lists producers, and makes durable what the list shows.
+    /// Lists producers, and makes the listed state durable first.
     pub(crate) async fn list_producers(
         &self,
         target: LogTarget,
@@ -260,7 +260,7 @@ impl Core {
             .collect()
     }
 
-    /// Runs and segments with what their indexes tell; of a segment that is looked up once.
+    /// Runs and segments with contents from their indexes. Contents of a segment are kept.
     pub(crate) fn describe_segments(
         &self,
         after: Option<Position>,

@@ -1,5 +1,5 @@
-//! Bounds on how much all logs together may have: logs, producers, cursors, bytes of their
-//! names. All of these stay in memory, so without a bound one client fills it.
+//! Bounds on the totals of all logs together: logs, producers, cursors, bytes of their names. All of these
+//! stay in memory, so without a bound one client fills it.
 //!
 //! The committer counts and checks in one step, before it gives a batch its lsns. A batch that
 //! makes several logs passes as a whole or not at all. A store that exceeds a bound (the setting
@@ -14,23 +14,23 @@ use super::extras::Extras;
 use crate::error::{AppendError, Bounded, Named};
 use crate::ids::{LogName, Name};
 
-/// Deleted logs that may wait for the sorter beyond `max_logs`: a part of `max_logs`, and some.
+/// Deleted logs that may wait for the sorter beyond `max_logs`: 1/4 of `max_logs`, and 1,024.
 const WAITING_PART: u64 = 4;
 const WAITING_LEAST: u64 = 1024;
 
-/// The most that all logs together may have.
+/// Maximum totals of all logs together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) logs: u64,
     pub(crate) producers: u64,
     pub(crate) cursors: u64,
-    /// Of logs, producers and cursors, as UTF-8.
+    /// Bytes of the names of logs, producers and cursors, as UTF-8.
     pub(crate) name_bytes: u64,
     /// Whether new names may have characters that people do not see.
     pub(crate) allow_invisible_names: bool,
 }
 
-/// What all logs together have.
+/// Totals of all logs together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Holdings {
     /// Logs with a name.
@@ -43,13 +43,13 @@ pub(crate) struct Holdings {
     pub(crate) cursors: u64,
     /// Forgotten producers whose ids are remembered.
     pub(crate) gone: u64,
-    /// Names of all but deleted logs.
+    /// Bytes of all names but those of deleted logs.
     pub(crate) name_bytes: u64,
-    /// Names of deleted logs.
+    /// Bytes of the names of deleted logs.
     pub(crate) deleted_name_bytes: u64,
 }
 
-/// What a request adds.
+/// Additions of a request to the totals.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     logs: u64,
@@ -98,8 +98,8 @@ impl Wanted {
 }
 
 impl Bounds {
-    /// The most logs, and bytes of names, with deleted logs. These stay in memory for a while: those
-    /// that come and go are bounded, too.
+    /// Maximum logs and bytes of names, with deleted logs. Deleted logs stay in memory for a while, so logs
+    /// that come and go need a bound, too.
     fn with_deleted(&self) -> (u64, u64) {
         let with_deleted = |limit: u64| {
             let slack = limit / WAITING_PART;
@@ -110,8 +110,8 @@ impl Bounds {
         (with_deleted(self.logs), name_bytes)
     }
 
-    /// Whether deleted logs have more than half of what others leave them. The sorter forgets them
-    /// then, however little there is to be sorted: it would wait for data that is refused.
+    /// Whether deleted logs have more than half of the room that other logs leave them. Then the sorter
+    /// forgets them even if it has little to sort: otherwise it would wait for data that is refused.
     pub(crate) fn is_crowded(&self, there: &Holdings) -> bool {
         let (logs, name_bytes) = self.with_deleted();
         let crowded =
@@ -120,8 +120,7 @@ impl Bounds {
             || crowded(there.deleted_name_bytes, there.name_bytes, name_bytes)
     }
 
-    /// What a request is refused with that adds so much, for `log` as the first. `None` if it
-    /// fits.
+    /// The error that refuses a request with these additions and the first log `log`. `None` if it fits.
     pub(crate) fn refuse(
         &self,
         there: &Holdings,
@@ -184,7 +183,7 @@ impl Bounds {
     }
 }
 
-/// What one log has besides itself.
+/// Totals of one log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) producers: u64,

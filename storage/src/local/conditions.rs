@@ -10,8 +10,7 @@ use crate::error::{AppendError, Bounded, FailedCheck, FailedCondition, InvalidBa
 use crate::ids::{LogName, Lsn, Position};
 use crate::record::{Batch, CursorCommit, Guard, LogRecords};
 
-/// What came of checking a batch. `reveals`: the answer tells of state that is only
-/// as safe as this position.
+/// Result of checking a batch. `reveals`: the answer reveals state that is only as safe as this position.
 pub(crate) enum Checked {
     Passed {
         reveals: Position,
@@ -22,7 +21,7 @@ pub(crate) enum Checked {
     },
 }
 
-/// What happens to an append to a log that does not exist.
+/// Effect of an append to a log that does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Creation {
     /// It creates the log.
@@ -33,28 +32,28 @@ pub(crate) enum Creation {
     Unproven,
 }
 
-/// What the settings let a request do.
+/// Limits that the settings set for a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allowed {
     pub(crate) creation: Creation,
-    /// Of one log.
+    /// Maximum number in one log.
     pub(crate) max_producers: u64,
     pub(crate) max_cursors: u64,
-    /// Of all logs together.
+    /// Bounds on all logs together.
     pub(crate) bounds: Bounds,
 }
 
-/// Who looks at a log under a guard.
+/// Role in the batch of a log with a guard.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// It is written: a log that was fenced wants to know by whom.
+    /// The batch writes to the log: if the log was fenced, the batch must name the writer epoch.
     Written,
-    /// It is not.
+    /// The batch only checks the log.
     Other,
 }
 
-/// Checks every condition of a batch. `targets[i]` is the log of `batch.logs[i]`, if
-/// it exists. All conditions that fail are told, not only the first.
+/// Checks every condition of a batch. `targets[i]` is the log of `batch.logs[i]`, if it exists. Reports all
+/// conditions that fail, not only the first.
 pub(crate) fn check(
     logs: &Logs,
     batch: &Batch,
@@ -88,7 +87,7 @@ pub(crate) fn check(
             &mut failed,
         );
     }
-    // Cursors that the batch makes, by log: together they must find room.
+    // Number of cursors that the batch creates, by log: together they must find room.
     let mut made = HashMap::new();
     for commit in &batch.cursors {
         let log = logs.by_name(commit.log.as_str());
@@ -124,7 +123,7 @@ fn named_first(batch: &Batch) -> Option<&LogName> {
     written.or_else(|| batch.cursors.first().map(|commit| &commit.log))
 }
 
-/// Counts what one log's part of a batch adds to the store.
+/// Counts the additions of one log's part of a batch to the totals of the store.
 fn add(records: &LogRecords, log: Option<&Log>, wanted: &mut Wanted) {
     if log.is_none() {
         wanted.add_log(&records.log);
@@ -191,7 +190,7 @@ fn check_guard(
     }
 }
 
-/// What the state of a log forbids, apart from conditions.
+/// The error with which the state of a log refuses a request, apart from conditions.
 fn refuse(
     records: &LogRecords,
     log: Option<&Log>,
@@ -229,7 +228,7 @@ fn refuse(
         });
     }
     let limit = u64::from(state.config.max_record_bytes?);
-    // Records that were joined fit when they were: before the limit was changed, if it was.
+    // Joined records fitted the limit when they were joined; it may have been lowered since.
     if joined || records.records.largest() <= limit {
         return None;
     }
@@ -245,9 +244,9 @@ fn refuse(
     }))
 }
 
-/// Checks what a commit of a cursor asks of its log and of the cursor. `made`: how many
-/// cursors of the log the request makes, up to and without this one, and what it adds to the
-/// store; counts this one.
+/// Checks the conditions of a cursor commit. `made` is the number of cursors of the log that the request
+/// creates, up to and without this one, and the additions of the request to the store. Both then count this
+/// cursor.
 pub(crate) fn check_cursor(
     log: Option<&Log>,
     commit: &CursorCommit,

@@ -97,7 +97,7 @@ impl Core {
         Ok(found.unwrap_or_default())
     }
 
-    /// Looks at what a log has of cursors, if it has any.
+    /// Passes the extras of a log, which hold its cursors, to `look`, if there are any.
     fn look_at_cursors<T>(
         &self,
         target: &LogTarget,

@@ -1,21 +1,18 @@
-//! Who drives the committer: two threads that are alike, and callers who write what they
-//! have gathered.
+//! Drives the committer from two identical threads. Callers write appends that need no flush.
 //!
-//! Each takes what is to do next: a flush, if somebody waits for one and none is
-//! running; otherwise the write of what has queued. So a lone request is written and
-//! flushed by the thread it woke, one wake-up in all. What comes in while that one
-//! flushes gathers and becomes the next group; the other thread writes at once what does
-//! not wait for a flush, or is much.
+//! Each driver takes the next job: a flush, if a request waits for one and none runs; otherwise the write of
+//! the queue. So the thread that a lone request wakes writes it and flushes it, with one wake-up in all.
+//! Requests that arrive during this flush gather and become the next group. Meanwhile the other thread writes
+//! the queue only if it holds at least `GATHER_BYTES`, or a request that waits for no flush.
 //!
-//! Callers that wait for their answer come back soon after it. So after a flush that
-//! answered several, the next group waits until as many are there, but no longer than twice
-//! what the flush took: a flush for the first few who are back would make all others wait
-//! for one more.
+//! Callers come back soon after their answer. So after a flush that answered several requests, the next group
+//! waits until as many requests have arrived. It waits at most twice as long as that flush took, and at most
+//! `MOST_GATHERING`. A flush for the first few callers would make all others wait for one more flush.
 //!
-//! What waits for no flush needs no thread: a caller that gathers requests, an event loop
-//! in one of its turns, writes them itself when it has nothing more to take in. To wake a
-//! thread takes longer than to write. But a caller does nothing that may take long: what is
-//! much, a new segment, and a device that has become slow are left to the drivers.
+//! Appends that need no flush need no thread. A caller that gathers requests, such as an event loop in one of
+//! its turns, writes them when it has nothing more to take in. To wake a thread takes longer than to write.
+//! But a caller does no work that may take long: drivers write large queues, begin new segments, and write
+//! while the device is slow.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,28 +25,26 @@ use crate::record::Durability;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::threads;
 
-/// So much is worth writing while a flush still runs.
+/// Queued bytes that are written even while a flush runs.
 const GATHER_BYTES: u64 = 256 << 10;
 
-/// Room is made at once for so many requests at most.
+/// Maximum number of requests for which a new queue reserves room.
 const MOST_EXPECTED: usize = 1024;
 
-/// For how long, at most, those are waited for whom the last flush answered, however long it
-/// took.
+/// Maximum wait for the callers that the last flush answered, however long that flush took.
 const MOST_GATHERING: Duration = Duration::from_millis(1);
 
-/// So much, and no more, a caller writes.
+/// Maximum bytes that a caller writes.
 const SHORT_BYTES: u64 = 128 << 10;
 
-/// What is written takes no more room than it costs of the budget and, with what comes around
-/// it, so much.
+/// Upper bound on a group's overhead beyond the bytes charged to the budget.
 const MARGIN_BYTES: u64 = 16 << 10;
 
-/// Once a write has taken a caller so long, the drivers write for so long.
+/// After a caller's write took at least `LONG_WRITE`, only drivers write, for `AFTER_LONG_WRITE`.
 const LONG_WRITE: Duration = Duration::from_millis(20);
 const AFTER_LONG_WRITE: Duration = Duration::from_secs(1);
 
-/// How many threads drive: one to flush, one to write.
+/// Number of driver threads: one to flush, one to write.
 pub(crate) const DRIVERS: usize = 2;
 
 #[derive(Default)]
@@ -61,36 +56,36 @@ pub(crate) struct Intake {
 #[derive(Default)]
 struct State {
     queue: Vec<Submission>,
-    /// Whether something in it does not wait for a flush.
+    /// Whether a request in the queue does not wait for a flush.
     urgent: bool,
-    /// Whether something in it is not an append, so that it may take long.
+    /// Whether an operation in the queue is not an append, so that it may take long.
     long: bool,
     queued_bytes: u64,
     queued_requests: usize,
-    /// What the committer has room for without anything that may take long, in bytes.
+    /// Bytes that the committer can write without an action that may take long.
     room: u64,
-    /// Until then callers write nothing.
+    /// Callers write nothing before this time.
     slow_until: Option<Instant>,
     writing: bool,
     flushing: bool,
-    /// What was durable when the queue was last written so that the coming flush has it.
+    /// Durable position when the queue was last written in order to join the coming flush.
     joined: Option<Position>,
     idle: usize,
-    /// When a driver that sleeps looks again, at the latest.
+    /// Latest time at which a sleeping driver looks again.
     looks_at: Option<Instant>,
-    /// How many the last flush answered, and until when they are waited for to ask again.
+    /// Number of requests that the last flush answered, and the end of the wait for their callers.
     answered: usize,
     gather_until: Option<Instant>,
-    /// When an idle journal is to be marked.
+    /// Time at which an idle journal gets a marker.
     mark_at: Option<Instant>,
-    /// A marker was written and is to be flushed.
+    /// A marker was written and needs a flush.
     marked: bool,
     stopped: bool,
 }
 
 impl State {
-    /// Whether to write what is queued now. While a flush runs, what waits for the next
-    /// one anyway is left to gather: it becomes one group, for one wake-up and one write.
+    /// Whether to write the queue now. While a flush runs, requests that wait for the next flush are left to
+    /// gather: they become one group, for one wake-up and one write.
     fn wants_write(&self) -> bool {
         let more_comes =
             self.flushing || (self.gather_until.is_some() && self.queued_requests < self.answered);
@@ -108,24 +103,24 @@ impl State {
         self.gather_until = None;
         self.queued_bytes = 0;
         self.queued_requests = 0;
-        // Soon there are about as many again.
+        // Soon about as many requests are queued again.
         let next = Vec::with_capacity(self.queue.len().min(MOST_EXPECTED));
         std::mem::replace(&mut self.queue, next)
     }
 }
 
-/// Who writes what waits for no flush.
+/// Writer of the requests that wait for no flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// A driver, which is woken for it.
+    /// A driver, which the request wakes.
     Driver,
-    /// Its caller, when it has nothing more to take in.
+    /// The caller, when it has nothing more to take in.
     Caller,
 }
 
-/// What a write leaves to be known.
+/// State of the committer after a write.
 struct Written {
-    /// When the journal is to be marked, if it is idle until then.
+    /// Time at which the journal gets a marker, if it is idle until then.
     mark_at: Option<Instant>,
     /// As [`State::room`].
     room: u64,
@@ -139,8 +134,8 @@ enum Job {
 }
 
 impl Intake {
-    /// Queues a request and wakes a driver if one is free to take it; not for what waits for
-    /// no flush, if its caller writes it.
+    /// Queues a request and wakes an idle driver to take it. Wakes none if the request waits for no flush and
+    /// its caller writes it.
     pub(crate) fn push(&self, submission: Submission, by: By) {
         let mut state = self.state.lock();
         let urgent = submission.level < Durability::Durable;
@@ -154,10 +149,10 @@ impl Intake {
         }
     }
 
-    /// Takes what is queued, for a caller that writes it. If that is for a driver, wakes one.
+    /// Takes the queue for a caller that writes it. If a driver must write the queue instead, wakes one.
     fn take_gathered(&self, now: Instant) -> Option<Vec<Submission>> {
         let mut state = self.state.lock();
-        // Whoever writes looks again.
+        // The thread that writes looks again.
         if !state.urgent || !state.can_write() {
             return None;
         }
@@ -172,7 +167,7 @@ impl Intake {
         Some(state.take_queue())
     }
 
-    /// Takes everything queued, for whoever drives without threads.
+    /// Takes the whole queue, for a caller that drives without threads.
     pub(crate) fn take(&self) -> Vec<Submission> {
         self.state.lock().take_queue()
     }
@@ -183,7 +178,7 @@ impl Intake {
         self.changed.notify_all();
     }
 
-    /// One driver is gone: the other must be able to answer everyone.
+    /// One driver is gone: the other must be able to answer all callers.
     fn give_up(&self) {
         let mut state = self.state.lock();
         state.writing = false;
@@ -198,8 +193,8 @@ impl Intake {
             state.gather_until = state.gather_until.filter(|until| *until > now);
             let wanted = state.marked || core.journal.wants_flush() || core.flush_is_due(now);
             if !state.flushing && wanted {
-                // What is queued by now goes with this flush: otherwise it waits for it and
-                // for one more. Once for each flush, or writes could put it off for ever.
+                // Requests queued by now join this flush. Otherwise they would wait for it and for one more.
+                // This happens once for each flush, or writes could put the flush off for ever.
                 let durable = core.journal.durable();
                 if state.can_write() && state.joined != Some(durable) {
                     state.joined = Some(durable);
@@ -208,7 +203,7 @@ impl Intake {
                 }
                 state.flushing = true;
                 state.marked = false;
-                // Before one driver goes away: the other takes what is queued.
+                // This driver leaves for the flush: the other one takes the queue.
                 self.hand_on(&state);
                 return Job::Flush;
             }
@@ -218,11 +213,11 @@ impl Intake {
             }
             // A caller that writes may leave something to be flushed.
             if state.stopped && state.queue.is_empty() && !state.writing {
-                // The other may sleep: it, too, has nothing left to do.
+                // The other driver may sleep: it, too, has nothing left to do.
                 self.changed.notify_all();
                 return Job::Stop;
             }
-            // Not idle while something gathers: it would wait for the marker's flush.
+            // Not idle while requests gather: they would wait for the marker's flush.
             let flushed = core.journal.durable() >= core.journal.written();
             let idle = flushed && !state.writing && state.queue.is_empty();
             if idle && state.mark_at.is_some_and(|at| at <= now) {
@@ -230,16 +225,16 @@ impl Intake {
                 state.writing = true;
                 return Job::Mark;
             }
-            // What is not flushed yet cannot be marked: the flush wakes us again.
+            // Unflushed records cannot be marked. Their flush wakes this driver again.
             let mark_at = state.mark_at.filter(|_| idle);
             let flush_at = core.flush_due_at().filter(|_| !state.flushing);
-            // Also while nothing is queued: what is then wakes nobody.
+            // Also while the queue is empty: a request that is queued to gather wakes no driver.
             let until = [flush_at, mark_at, state.gather_until];
             self.wait(&mut state, until.into_iter().flatten().min(), now);
         }
     }
 
-    /// Sleeps until something is queued, or until then.
+    /// Sleeps until a request is queued, or until `until`.
     fn wait(&self, state: &mut MutexGuard<'_, State>, until: Option<Instant>, now: Instant) {
         state.idle += 1;
         state.looks_at = until;
@@ -250,12 +245,12 @@ impl Intake {
             }
             None => self.changed.wait(state),
         }
-        // If the other one sleeps, it may be woken in vain.
+        // If the other driver sleeps, a caller may wake it in vain.
         state.looks_at = None;
         state.idle -= 1;
     }
 
-    /// A driver, if one is free, takes what is queued.
+    /// Wakes an idle driver to take the queue, if the queue can be written now.
     fn hand_on(&self, state: &State) {
         if state.wants_write() && state.idle > 0 {
             self.changed.notify_one();
@@ -270,14 +265,14 @@ impl Intake {
         state
     }
 
-    /// A caller has written: a driver does what is left to do, now or later.
+    /// Notes the write of a caller, and wakes a driver for the work that is left, now or later.
     fn wrote_gathered(&self, written: Written, core: &Core, began: Instant) {
         let now = core.journal.clock.monotonic();
         let mut state = self.wrote(written);
         if now.saturating_duration_since(began) >= LONG_WRITE {
             state.slow_until = Some(now + AFTER_LONG_WRITE);
         }
-        // Whoever flushes looks again.
+        // The thread that flushes looks again.
         let flush_at = match core.journal.wants_flush() {
             true => Some(now),
             false => core.flush_due_at(),
@@ -298,7 +293,7 @@ impl Intake {
         state.marked = true;
     }
 
-    /// A flush has answered so many, and ended then after so long.
+    /// Notes a flush that answered `answered` requests and ended at `now`, after `took`.
     fn flushed(&self, answered: usize, now: Instant, took: Duration) {
         let mut state = self.state.lock();
         state.flushing = false;
@@ -308,8 +303,8 @@ impl Intake {
     }
 }
 
-/// Body of one driver. If it panics, which would be a bug, the journal fails: nobody is
-/// left waiting for an answer that does not come.
+/// Body of one driver. If it panics, which would be a bug, the journal fails, so that no caller waits for
+/// ever.
 pub(crate) fn drive(core: &Arc<Core>) {
     let run = std::panic::AssertUnwindSafe(|| run(core));
     if let Err(panic) = std::panic::catch_unwind(run) {
@@ -317,11 +312,11 @@ pub(crate) fn drive(core: &Arc<Core>) {
     }
 }
 
-/// Fails the journal after a panic while it was written, and answers everyone who waits.
+/// Fails the journal after a panic in a write, and answers all callers that wait.
 fn panicked(core: &Core, panic: &(dyn std::any::Any + Send)) {
     threads::panicked(&core.journal, Worker::Commit, panic);
-    // Answers what was under way: the journal has failed. What panics again is dropped,
-    // which answers too.
+    // Answers the requests under way, since the journal has failed. Requests whose answer panics again are
+    // dropped, and the drop answers them.
     let answer = || core.committer.lock().commit(core.intake.take());
     let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
     core.intake.give_up();
@@ -361,7 +356,7 @@ impl Core {
         }
     }
 
-    /// Writes what callers have gathered, on this thread, unless that is for a driver.
+    /// Writes the requests that callers have gathered, on this thread, unless they are for a driver.
     pub(crate) fn write_gathered(&self) {
         let began = self.journal.clock.monotonic();
         let Some(submissions) = self.intake.take_gathered(began) else {
@@ -374,7 +369,7 @@ impl Core {
         }
     }
 
-    /// When what was written and nobody waits for is to be flushed.
+    /// Time of the next flush of written records that no request waits for.
     fn flush_due_at(&self) -> Option<Instant> {
         if self.journal.failure().is_some() {
             return None;
@@ -426,7 +421,7 @@ mod tests {
         drop(core.enqueue(of(bytes), Durability::Durable));
     }
 
-    /// One that waits for no flush, for its caller to write.
+    /// A request that waits for no flush, for its caller to write.
     fn gather(core: &Core, bytes: usize) -> Ticket {
         core.accept(None, of(bytes), Some(Durability::Written), By::Caller)
     }
@@ -471,7 +466,7 @@ mod tests {
         count
     }
 
-    /// Two have been answered, and are waited for.
+    /// Two requests were answered, and their callers are waited for.
     fn gather_for_a_day(core: &Core) {
         let mut state = core.intake.state.lock();
         state.answered = 2;
@@ -479,7 +474,7 @@ mod tests {
         state.gather_until = Some(core.journal.clock.monotonic() + day);
     }
 
-    /// Whether the next thing to do is a write, when it has come to that.
+    /// Whether the next job is a write, once there is a job.
     fn next_is_a_write(core: &Arc<Core>) -> mpsc::Receiver<bool> {
         let (sender, receiver) = mpsc::channel();
         let driver = Arc::clone(core);
@@ -490,7 +485,7 @@ mod tests {
             sender.send(matches!(next, Job::Write(_))).unwrap();
         })
         .unwrap();
-        // Until it sleeps, or has found something at once.
+        // Waits until the driver sleeps, or has found a job at once.
         while core.intake.state.lock().idle == 0
             && at_it.try_recv() == Err(mpsc::TryRecvError::Empty)
         {
@@ -505,7 +500,7 @@ mod tests {
             sync_interval: MAX_DELAY,
             ..StorageConfig::default()
         });
-        // What there is room for is not known yet.
+        // The room is not known yet.
         let mut first = gather(&core, 1);
         core.write_gathered();
         assert_eq!(level_of(&mut first), None);
@@ -517,7 +512,7 @@ mod tests {
         core.write_gathered();
         let levels = both.each_mut().map(level_of);
         assert_eq!(levels, [Some(Durability::Written); 2]);
-        // What came along is flushed by a driver.
+        // A driver flushes the durable request that came along.
         assert_eq!(level_of(&mut durable), None);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
@@ -540,7 +535,7 @@ mod tests {
         core.intake.state.lock().slow_until = Some(now + Duration::from_secs(24 * 3600));
         left(gather(&core, 1), 1);
         core.intake.state.lock().slow_until = Some(now);
-        // All of the segment but a little.
+        // The segment has little room left.
         core.intake.state.lock().room = MARGIN_BYTES;
         left(gather(&core, 1), 1);
         let mut last = gather(&core, 1);
@@ -554,7 +549,7 @@ mod tests {
         drop(gather(&core, 1));
         assert_eq!(write_next(&core), 1);
         core.journal.flush();
-        // It has nothing to wait for.
+        // The driver has nothing to wait for.
         let next = next_is_a_write(&core);
         drop(gather(&core, 1));
         core.write_gathered();
@@ -567,7 +562,7 @@ mod tests {
     #[test]
     fn as_many_as_were_answered_are_waited_for_and_fewer_not_for_long() {
         let core = core();
-        // As many as were answered end the wait, nothing else.
+        // The wait ends only when as many requests are queued as were answered.
         gather_for_a_day(&core);
         let next = next_is_a_write(&core);
         queue(&core, 1);
@@ -575,7 +570,7 @@ mod tests {
         queue(&core, 1);
         assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
         wrote(&core);
-        // One of three comes back: the flush took a second, and is not waited for that long.
+        // One of three callers comes back. The flush took 1 s, but the wait is shorter.
         let now = core.journal.clock.monotonic();
         core.intake.flushed(3, now, Duration::from_secs(1));
         let next = next_is_a_write(&core);
@@ -608,16 +603,16 @@ mod tests {
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
-        // Before that one is known to have ended, much is written that waits for the next.
+        // Before the end of that flush is noted, many bytes that wait for the next flush are written.
         queue(&core, usize::try_from(GATHER_BYTES).unwrap());
         assert_eq!(write_next(&core), 1);
-        // Little gathers.
+        // Few bytes gather.
         queue(&core, 1);
         assert!(!core.intake.state.lock().wants_write());
         core.intake
             .flushed(0, core.journal.clock.monotonic(), Duration::ZERO);
         assert!(core.journal.wants_flush());
-        // Nor is that flush without those who wait until more are there.
+        // The next flush also takes a request that still waits for others to gather.
         gather_for_a_day(&core);
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));

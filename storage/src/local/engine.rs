@@ -41,14 +41,14 @@ pub struct LocalEngine {
     pub(crate) core: Arc<Core>,
     workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Ended before those that it waits for.
+    /// Ended before the threads that it waits for.
     retention: Mutex<Option<JoinHandle<()>>>,
     verifying: Mutex<Vec<Verifying>>,
     /// Stops the checks of the data directory.
     guarding: Arc<Control>,
 }
 
-/// A verification that runs: what stops it, what it told, its thread.
+/// A running verification: its control, the mailbox of its findings, its thread.
 type Verifying = (Arc<Control>, Arc<Mailbox>, JoinHandle<()>);
 
 /// Verifications that may run at a time: each has a thread and reads the disk.
@@ -57,10 +57,8 @@ const VERIFICATIONS: usize = 4;
 impl LocalEngine {
     /// Opens the store on `disk`, creating it if there is none, and recovers it.
     ///
-    /// # Errors
-    /// If another process has it, if it is not a store, or not one this version can
-    /// read, or if the file system says no. Damage is no error, unless `on_damage` says
-    /// so: see the report.
+    /// Fails if another process has the store, if the directory holds no store that this version can read, or
+    /// if the file system returns an error. Damage is no error, unless `on_damage` says so: see the report.
     pub fn open(
         disk: Arc<dyn Disk>,
         config: StorageConfig,
@@ -70,10 +68,10 @@ impl LocalEngine {
         Self::open_with_archive(disk, None, config, clock, observer)
     }
 
-    /// The same, and what retention takes is kept in `archive`, if there is one.
+    /// As [`LocalEngine::open`]; keeps expired records in `archive`, if there is one.
     ///
     /// # Errors
-    /// Also if the archive cannot be used, or another process writes there for this store.
+    /// Also fails if the archive cannot be used, or another process writes there for this store.
     pub fn open_with_archive(
         disk: Arc<dyn Disk>,
         archive: Option<Arc<dyn Disk>>,
@@ -139,8 +137,8 @@ impl LocalEngine {
 }
 
 impl Drop for LocalEngine {
-    /// Stops the threads. Without a [`LogEngine::drain`] before, the next start counts
-    /// as unclean, but everyone who waits is answered.
+    /// Stops the threads. Without an earlier [`LogEngine::drain`] the next start counts as unclean, but every
+    /// waiting call is answered.
     fn drop(&mut self) {
         self.core.journal.stopping.drain();
         self.core.retainer.control.stop();

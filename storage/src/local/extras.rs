@@ -1,4 +1,4 @@
-//! What few logs have: a writer epoch, producers, cursors.
+//! State that few logs have: a writer epoch, producers, cursors.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::ids::{Lsn, Name, Position, Timestamp};
 use crate::record::GapReason;
 use crate::wire::{self, Value};
 
-/// Where a cursor stands, and since when.
+/// The lsn of a cursor, and the time at which it was committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) lsn: Lsn,
@@ -24,7 +24,7 @@ pub(crate) struct Mark {
 pub(crate) struct Missing {
     pub(crate) from: Lsn,
     pub(crate) to: Lsn,
-    /// Who had forgotten them.
+    /// The cause of their removal.
     pub(crate) by: TrimBy,
 }
 
@@ -37,7 +37,7 @@ impl Missing {
     }
 }
 
-/// Kept apart, so that a log without any of it takes one word for it.
+/// Kept apart, so that a log without any of these fields takes one word for all of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Extras {
     /// 0 until the first fence.
@@ -46,9 +46,9 @@ pub(crate) struct Extras {
     /// The producers as of the newest segment that has an index; `None` if nothing has changed
     /// since. A checkpoint needs them.
     pub(crate) indexed: Option<Box<Producers>>,
-    /// Where the producers changed last.
+    /// Position of the newest change of the producers.
     producers_changed: Position,
-    /// `None`: forgotten.
+    /// The value `None`: the cursor is forgotten.
     pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
     /// In order.
     pub(crate) missing: Vec<Missing>,
@@ -64,7 +64,7 @@ impl Extras {
         &mut self.producers
     }
 
-    /// The segment below `limit` has an index, and the producers stood so at its end.
+    /// The segment below `limit` has an index now, and `producers` is the state at its end.
     pub(crate) fn index_producers(&mut self, limit: Position, producers: Producers) {
         let changed = self.producers_changed >= limit;
         self.indexed = changed.then(|| Box::new(producers));
@@ -85,7 +85,7 @@ impl Extras {
         durable: Position,
     ) -> bool {
         if mark.is_none() {
-            // Those forgotten before are gone for every reader by now, or will be then.
+            // Drops cursors whose removal is on the device. A later call drops the others.
             self.cursors.retain(|_, versions| {
                 versions.settle(durable);
                 *versions != Versions::settled(None)
@@ -100,7 +100,7 @@ impl Extras {
         was_there
     }
 
-    /// What its cursors count among those of the whole store.
+    /// The log's cursors, as counted in the load of the whole store.
     pub(crate) fn cursor_load(&self) -> Load {
         let there = self.cursors.iter();
         let there = there.filter(|(_, mark)| mark.newest().is_some());
@@ -110,21 +110,21 @@ impl Extras {
         })
     }
 
-    /// How many cursors there are.
+    /// Number of cursors.
     pub(crate) fn cursor_count(&self) -> u64 {
         let there = self.cursors.values().filter(|mark| mark.newest().is_some());
         there.count() as u64
     }
 
-    /// Changes from `start` on were taken back, but for those of producers, which are taken
-    /// back one by one.
+    /// Takes back changes from `start` on. Changes of producers are not among them: they are taken back one
+    /// by one.
     pub(crate) fn cut(&mut self, start: Position) {
         self.writer_epoch.cut(start);
         self.cursors.values_mut().for_each(|mark| mark.cut(start));
     }
 }
 
-/// As an image of a log tells it: with all changes so far.
+/// The extras as an image of a log stores them: with all changes so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ExtrasImage {
     pub(crate) writer_epoch: u64,

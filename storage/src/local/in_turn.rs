@@ -1,4 +1,4 @@
-//! The engine driven step by step, by whoever has no threads for it: tests and simulations.
+//! Drives the engine step by step, for callers without threads: tests and simulations.
 
 use super::Core;
 use super::drive::By;
@@ -10,8 +10,7 @@ use crate::record::{Batch, Durability, LogConfig};
 use crate::ticket::{Awaited, Ticket};
 
 impl Core {
-    /// One turn without threads: writes all that is queued, then flushes if somebody
-    /// waits for it.
+    /// One turn without threads: writes the queue, then flushes if a request waits for a flush.
     pub(crate) fn turn(&self) {
         self.committer.lock().commit(self.intake.take());
         if self.journal.wants_flush() {
@@ -20,12 +19,12 @@ impl Core {
         self.index();
     }
 
-    /// Indexes what was sealed, without a thread.
+    /// Indexes sealed segments, without a thread.
     fn index(&self) {
         self.indexer.work(self, Wanted::WhenDue);
     }
 
-    /// What the passing of time does, without threads: flush, then mark.
+    /// The effect of passing time, without threads: flush, then mark.
     pub(crate) fn idle(&self) {
         self.journal.flush();
         self.committer.lock().mark();

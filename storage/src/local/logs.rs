@@ -1,8 +1,8 @@
-//! The table of logs, and what is known of each.
+//! The table of logs, and the state of each log.
 //!
-//! The committer is the only one who changes a log; readers look at it under a short
-//! lock. What a reader may see is decided by comparing positions with the journal's
-//! published ones, so a batch over several logs appears in all of them at once.
+//! Only the committer changes a log. Readers look at it under a short lock. Readers compare positions with
+//! the published positions of the journal to find the visible records, so a batch over several logs appears
+//! in all of them at once.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashSet};
@@ -25,23 +25,23 @@ use crate::threads;
 use crate::watch::{Watch, Watched};
 use crate::wire;
 
-/// Where a log begins, and how what lies before went.
+/// First record that a log keeps, and why the records below are gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
     /// The first record kept.
     pub(crate) first: Lsn,
-    /// So many records right below went by retention; those below them, by somebody's trim,
-    /// who said so of all that lies below.
+    /// Number of records directly below `first` that retention expired. Trims by clients removed everything
+    /// below those.
     pub(crate) expired: u64,
 }
 
 impl Kept {
-    /// The first record that no trim of somebody's took.
+    /// The first record that no trim of a client removed.
     pub(crate) fn trimmed(self) -> Lsn {
         Lsn::new(self.first.get().saturating_sub(self.expired))
     }
 
-    /// The same of a log that had come to `next` only.
+    /// These bounds for a log whose next lsn was only `next`.
     pub(crate) fn up_to(self, next: Lsn) -> Self {
         let first = self.first.min(next);
         Self {
@@ -50,8 +50,8 @@ impl Kept {
         }
     }
 
-    /// What becomes of it by a trim that keeps `first` and what follows. One that is not above
-    /// it changes nothing.
+    /// The bounds after a trim that keeps `first` and everything above. A trim that is not above the current
+    /// `first` changes nothing.
     fn trim(self, first: Lsn, by: TrimBy) -> Self {
         let more = first.since(self.first);
         match by {
@@ -65,19 +65,19 @@ impl Kept {
     }
 }
 
-/// Records of one log that damage took.
+/// Records of one log that are lost to damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lost {
     pub(crate) from: Lsn,
     /// The lsn behind the last of them.
     pub(crate) to: Lsn,
-    /// Where in the journal they were, as far as that is known.
+    /// Their position in the journal, as far as it is known.
     pub(crate) position: Position,
     /// An operator has accepted the loss.
     pub(crate) accepted: bool,
 }
 
-/// Losses but for the records from `from` up to `to`.
+/// The losses without the records from `from` up to `to`.
 pub(crate) fn without(losses: &[Lost], from: Lsn, to: Lsn) -> Vec<Lost> {
     let cut = |lost: &Lost| {
         let (below, above) = (lost.to.min(from), lost.from.max(to));
@@ -94,7 +94,7 @@ pub(crate) fn without(losses: &[Lost], from: Lsn, to: Lsn) -> Vec<Lost> {
 }
 
 impl Lost {
-    /// Appends it to a message.
+    /// Appends the encoded loss to a message.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         for number in [
             self.from.get(),
@@ -106,7 +106,7 @@ impl Lost {
         }
     }
 
-    /// Reads one. `None` if it is malformed.
+    /// Reads one encoded loss. `None` if it is malformed.
     pub(crate) fn decode(mut input: &[u8]) -> Option<Self> {
         let mut number = || wire::take_varint(&mut input);
         let from = bounds::lsn(number()?)?;
@@ -120,7 +120,7 @@ impl Lost {
     }
 }
 
-/// Who forgets records.
+/// Cause of a trim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TrimBy {
     Somebody,
@@ -144,8 +144,7 @@ impl TrimBy {
     }
 }
 
-/// One log. There may be a million of them, nearly all idle: what few of them have lies behind
-/// a pointer.
+/// One log. There may be a million logs, nearly all idle, so fields that few logs use lie behind a pointer.
 pub(crate) struct Log {
     pub(crate) id: LogId,
     pub(crate) name: LogName,
@@ -159,7 +158,7 @@ impl Watched for Log {
     }
 }
 
-/// What changes about a log.
+/// The part of a log that changes.
 #[derive(Debug, Clone)]
 pub(crate) struct LogState {
     /// The lsn of the next record to be assigned.
@@ -170,13 +169,13 @@ pub(crate) struct LogState {
     pub(crate) created_end: Position,
     /// End of the newest frame about the log.
     pub(crate) last_end: Position,
-    /// Where its frames are in segments that have no index yet.
+    /// Places of its frames in segments that have no index yet.
     pub(crate) places: Places,
-    /// The segments before, which have one.
+    /// Earlier segments, which have an index.
     pub(crate) chain: Chain,
-    /// Where it begins, as far as trims are on the device.
+    /// Where the log begins, by trims that are on the device.
     kept: Kept,
-    /// Trims on their way there: end of the frame, where the log begins after it.
+    /// Trims that are not on the device yet: end of the frame, where the log begins after it.
     trims: ThinVec<(Position, Kept)>,
     /// Records in memory only (sync mode `manual`).
     pub(crate) buffered: Option<Box<Buffered>>,
@@ -192,8 +191,8 @@ pub(crate) struct LogState {
     /// Damage may have taken records at and beyond `next`.
     pub(crate) unproven: bool,
     pub(crate) deleted: bool,
-    /// No record is too old before the expiry clock shows this, in seconds since the Unix
-    /// epoch. 0: that was not looked up since the start, or since the settings changed.
+    /// No record expires by age before the expiry clock shows this, in seconds since the Unix epoch. 0: not
+    /// looked up since the start, or since the settings changed.
     pub(crate) ages_at: u32,
     /// The segment that last counted this log among those it touches.
     pub(crate) touched_in: SegmentOrNone,
@@ -201,19 +200,19 @@ pub(crate) struct LogState {
     pub(crate) created_in: SegmentOrNone,
 }
 
-/// Records of one log that are accepted and not written.
+/// Records of one log that are accepted but not written.
 #[derive(Debug, Clone)]
 pub(crate) struct Buffered {
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
-    /// That of the newest; all have a time of their own.
+    /// Arrival of the newest record; each record has a stored time of its own.
     pub(crate) arrival: Timestamp,
-    /// Stored time of the record before.
+    /// Stored time of the record before `first_lsn`.
     pub(crate) time_before: Timestamp,
     pub(crate) body: Vec<u8>,
 }
 
-/// How a log stands, as far as only the committer changes it.
+/// State of a log that only the committer changes, saved for a rollback.
 #[derive(Debug)]
 pub(crate) struct Standing {
     next: Lsn,
@@ -225,7 +224,7 @@ pub(crate) struct Standing {
 }
 
 impl LogState {
-    /// What [`LogState::roll_back`] needs.
+    /// The state that [`LogState::roll_back`] needs.
     pub(crate) fn standing(&self) -> Standing {
         Standing {
             next: self.next,
@@ -237,7 +236,7 @@ impl LogState {
         }
     }
 
-    /// Everything from `start` on was taken back, where the log stood like this.
+    /// Takes back everything from `start` on, where the log had this state.
     pub(crate) fn roll_back(&mut self, start: Position, standing: Standing) {
         self.next = standing.next;
         self.last_time = standing.last_time;
@@ -255,7 +254,7 @@ impl LogState {
         self.stored_bytes -= self.places.cut(start).min(self.stored_bytes);
     }
 
-    /// The tail as it is when everything below `published` is visible.
+    /// The tail for a reader to whom everything below `published` is visible.
     pub(crate) fn tail(&self, published: Position) -> Lsn {
         let place = self
             .places
@@ -268,14 +267,14 @@ impl LogState {
         }
     }
 
-    /// The tail with everything that has a place in the journal.
+    /// The tail with all records that have a place in the journal.
     pub(crate) fn journaled_next(&self) -> Lsn {
         self.buffered
             .as_ref()
             .map_or(self.next, |buffered| buffered.first_lsn)
     }
 
-    /// The tail with what is in memory only.
+    /// The tail with records that are in memory only.
     pub(crate) fn accepted_tail(&self, written: Position) -> Lsn {
         if self.last_end <= written {
             self.next
@@ -284,19 +283,19 @@ impl LogState {
         }
     }
 
-    /// The first record kept, when everything below `durable` is on the device: a trim
-    /// that a power cut could take back is not shown.
+    /// The first record kept, when everything below `durable` is on the device. A trim that a power cut could
+    /// take back is not shown.
     pub(crate) fn first(&self, durable: Position) -> Lsn {
         self.kept(durable).first
     }
 
-    /// The same, and how what lies before went.
+    /// The first record kept, as for [`LogState::first`], and why the records below are gone.
     pub(crate) fn kept(&self, durable: Position) -> Kept {
         let visible = self.trims.iter().rev().find(|(end, _)| *end <= durable);
         visible.map_or(self.kept, |(_, kept)| *kept)
     }
 
-    /// The first record kept when all trims so far are through.
+    /// The first record kept once all trims so far are on the device.
     pub(crate) fn coming_first(&self) -> Lsn {
         self.coming_kept().first
     }
@@ -310,20 +309,20 @@ impl LogState {
         self.add_kept(end, self.coming_kept().trim(first, by));
     }
 
-    /// The log begins like this from the frame on that ends at `end`.
+    /// The log begins at `kept` once the frame that ends at `end` is on the device.
     pub(crate) fn add_kept(&mut self, end: Position, kept: Kept) {
         self.last_end = end;
         self.trims.push((end, kept));
     }
 
-    /// Forgets what trims on the device allow to. Places stay until they are indexed: an
-    /// index tells all that its segment holds, and so what became of an older epoch.
+    /// Applies trims that are on the device. Places stay until they are indexed: an index describes
+    /// everything that its segment holds, and so the fate of an older epoch.
     pub(crate) fn apply_trims(&mut self, durable: Position) {
         self.kept = self.kept(durable);
         self.trims.retain(|(end, _)| *end > durable);
     }
 
-    /// The damaged range that holds `lsn`, or begins first after it.
+    /// The damaged range that holds `lsn`, or the first one after it.
     pub(crate) fn damage_from(&self, lsn: Lsn) -> Option<(Lsn, Lsn)> {
         let index = self.damage.partition_point(|lost| lost.to <= lsn);
         let mut lost = self.damage.get(index..)?.iter();
@@ -355,8 +354,8 @@ impl LogState {
         self.extras.as_deref().map_or(&[], |extras| &extras.missing)
     }
 
-    /// Why the record at `from` cannot be had, which was not found where it should be, and up
-    /// to where that is the reason, `to` at most.
+    /// Why the record at `from`, which was not found in its place, cannot be read. Also returns the end of
+    /// the range with this reason, at most `to`.
     pub(crate) fn gap_from(&self, from: Lsn, to: Lsn) -> (Lsn, GapReason) {
         match self.missing().iter().find(|missing| missing.to > from) {
             Some(missing) if missing.from <= from => (missing.to.min(to), missing.reason()),
@@ -365,8 +364,8 @@ impl LogState {
         }
     }
 
-    /// Notes that records are lost to damage. Records that are known to be lost keep the place
-    /// that they were lost at. Returns the records that were not known to be lost.
+    /// Notes that records are lost to damage. Records already known to be lost keep their known position.
+    /// Returns the records that were not known to be lost.
     pub(crate) fn add_damage(&mut self, lost: Lost) -> Vec<Lost> {
         let mut from = lost.from;
         let mut at = self.damage.partition_point(|known| known.to <= from);
@@ -386,17 +385,17 @@ impl LogState {
         new
     }
 
-    /// Records that counted as lost can be read.
+    /// Records that counted as lost can be read again.
     pub(crate) fn find_again(&mut self, from: Lsn, to: Lsn) {
         self.damage = without(&self.damage, from, to).into();
     }
 
-    /// Forgets damage that no reader can meet any more: `gone` says which.
+    /// Forgets the damage for which `gone` is true, because no reader can meet it any more.
     pub(crate) fn forget_damage(&mut self, gone: impl Fn(&Lost) -> bool) {
         self.damage.retain(|lost| !gone(lost));
     }
 
-    /// Records that damage took between these positions.
+    /// Records lost to damage between these positions.
     pub(crate) fn lost_between(&self, from: Position, to: Position) -> Vec<Lost> {
         if self.deleted {
             return Vec::new();
@@ -405,13 +404,13 @@ impl LogState {
         self.damage.iter().filter(within).copied().collect()
     }
 
-    /// Whether records that damage took are still missed: they are neither trimmed nor deleted.
+    /// Whether records lost to damage are still missed: they are neither trimmed nor deleted.
     pub(crate) fn misses(&self, lost: &Lost) -> bool {
         !self.deleted && lost.to > self.coming_first()
     }
 
-    /// A record has the lsn `from` again, after the loss of all records from there on was accepted.
-    /// Returns whether all of them are lost, and so count as lost no more.
+    /// A record has the lsn `from` again, after the loss of all records from there on was accepted. Returns
+    /// whether all of them were lost; then they count as lost no more.
     pub(crate) fn give_again(&mut self, from: Lsn) -> bool {
         if !self.is_lost(from, self.next) {
             return false;
@@ -424,8 +423,8 @@ impl LogState {
         true
     }
 
-    /// No record is too old before the expiry clock shows this, by these settings. Those may
-    /// have changed since that was looked up: then it says nothing.
+    /// By these settings, no record expires before the expiry clock shows `ages_at`. Does nothing if the
+    /// settings changed since it was computed.
     pub(crate) fn note_ages_at(&mut self, ages_at: u32, config: &Arc<LogConfig>) {
         if self.config == *config {
             self.ages_at = ages_at;
@@ -443,7 +442,7 @@ impl LogState {
         damaged.chain(missing).fold(kept, u64::saturating_sub)
     }
 
-    /// What its cursors count among those of the whole store.
+    /// The log's cursors, as counted in the load of the whole store.
     pub(crate) fn cursor_load(&self) -> Load {
         let extras = self.extras.as_deref();
         extras.map_or_else(Load::default, Extras::cursor_load)
@@ -455,27 +454,27 @@ impl LogState {
         self.extras.as_deref().map_or(0, newest)
     }
 
-    /// Where the lowest cursor stands with every move so far; `None` without cursors.
+    /// The lsn of the lowest cursor with every move so far; `None` without cursors.
     pub(crate) fn lowest_cursor(&self) -> Option<Lsn> {
         let cursors = self.extras.as_deref()?.cursors.values();
         cursors.filter_map(|mark| Some((*mark.newest())?.lsn)).min()
     }
 
-    /// The newest frame about the log was a fence.
+    /// Notes a fence in the newest frame of the log.
     pub(crate) fn add_fence(&mut self, end: Position, epoch: u64, durable: Position) {
         self.last_end = self.last_end.max(end);
         let extras = self.extras.get_or_insert_default();
         extras.writer_epoch.push(end, epoch, durable);
     }
 
-    /// All frames so far are on the device.
+    /// Marks all changes so far as being on the device.
     pub(crate) fn settle_extras(&mut self) {
         if let Some(extras) = &mut self.extras {
             **extras = Extras::from(&ExtrasImage::from(&**extras));
         }
     }
 
-    /// How the log stands, without records that are in memory only.
+    /// The state of the log without records that are in memory only.
     pub(crate) fn image(&self, id: LogId, name: Option<LogName>) -> Image {
         Image {
             id,
@@ -507,7 +506,7 @@ impl LogState {
         }
     }
 
-    /// A log that stands as its image tells.
+    /// A log in the state of its image.
     pub(crate) fn of_image(image: Image) -> Self {
         let extras = image.extras.as_deref();
         let mut state = Self {
@@ -538,8 +537,8 @@ impl LogState {
         state
     }
 
-    /// What an image does not tell stays as it was before. Of producers it tells changes, of each
-    /// at most `window` batches.
+    /// Keeps from `before` everything that an image does not hold. An image holds changes of producers, with
+    /// at most `window` batches for each.
     pub(crate) fn follow(&mut self, before: &mut Self, window: u64) {
         self.places = std::mem::take(&mut before.places);
         for lost in before.damage.drain(..) {
@@ -562,13 +561,13 @@ impl LogState {
         extras.producers = producers;
     }
 
-    /// The segment at `base` has an index now, which tells of everything before `limit`.
+    /// The segment at `base` has an index now, which covers everything before `limit`.
     pub(crate) fn seal(&mut self, base: Position, limit: Position) {
         self.places.drop_before(limit);
         self.chain.push(base);
     }
 
-    /// The segment below `limit` has an index, and the producers stood so at its end.
+    /// The segment below `limit` has an index now, and `producers` is the state at its end.
     pub(crate) fn index_producers(&mut self, limit: Position, producers: Producers) {
         if let Some(extras) = &mut self.extras {
             extras.index_producers(limit, producers);
@@ -580,7 +579,7 @@ impl LogState {
         self.config.compression.unwrap_or(Compression::None)
     }
 
-    /// The newest frame takes so many bytes, after all.
+    /// Corrects the length of the newest frame to `frame_len` bytes.
     pub(crate) fn resize_newest(&mut self, frame_len: u32) {
         if let Some(place) = self.places.pop() {
             self.set_newest(Place { frame_len, ..place }, false);
@@ -588,7 +587,7 @@ impl LogState {
         }
     }
 
-    /// Enters the newest frame; `grows`: it is the newest frame there is, grown.
+    /// Enters the newest frame. `grows`: the frame replaces the newest one, which has grown.
     pub(crate) fn set_newest(&mut self, place: Place, grows: bool) {
         self.next = place.next_lsn();
         self.last_end = place.end();
@@ -648,8 +647,8 @@ impl Log {
         }
     }
 
-    /// The log as administration sees it: tail and writer epoch for who sees what lies
-    /// below `published`.
+    /// The log for administration: tail and writer epoch as visible to a reader that sees everything below
+    /// `published`.
     pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position, published: Position) -> LogInfo {
         let state = self.state.read();
         LogInfo {
@@ -675,12 +674,12 @@ impl Log {
     }
 }
 
-/// All logs, by name and by identity. Deleted logs keep their identity here until all of
-/// them is sorted away, so that a reader who comes upon their frames can say whose they were.
+/// All logs, by name and by id. Deleted logs keep their id here until all their frames are sorted away, so
+/// that a reader who meets their frames can name the log.
 #[derive(Default)]
 pub(crate) struct Logs {
     tables: RwLock<Tables>,
-    /// What all of them have besides themselves. Only the committer changes it.
+    /// Producers, cursors and name bytes of all logs. Only the committer changes it.
     load: Mutex<Load>,
     /// Number of logs, by their number of producers. Only the committer changes it.
     crowds: Mutex<Crowds>,
@@ -715,7 +714,7 @@ impl Crowds {
     }
 }
 
-/// A log in a table by id, which is not spelled out beside it: a million entries are 16 MiB less.
+/// A log in a table by id. The id is not stored a second time next to it: a million entries take 16 MiB less.
 struct ById(Arc<Log>);
 
 impl Borrow<LogId> for ById {
@@ -742,7 +741,7 @@ impl Eq for ById {}
 struct Tables {
     names: BTreeMap<LogName, Arc<Log>>,
     ids: HashSet<ById, LogIdHash>,
-    /// Those that are deleted.
+    /// Deleted logs.
     gone: BTreeMap<LogId, Arc<Log>>,
     /// Bytes of the names of `names`, and of `gone`.
     name_bytes: u64,
@@ -753,18 +752,17 @@ fn name_bytes(log: &Log) -> u64 {
     log.name.as_str().len() as u64
 }
 
-/// Whoever goes through all logs holds the tables for so many at a time: meanwhile none can be
-/// created.
+/// Logs that a walk over all logs visits under one hold of the tables. No log can be created meanwhile.
 const STEP: usize = 1024;
 
-/// So many logs are worth a second thread.
+/// Number of logs from which a second thread pays.
 const MANY: usize = 20_000;
 
-/// What is needed of a log to find its place by name, before they are out of order in memory:
-/// mostly the first bytes in which names differ, the name itself, the log.
+/// The sort key of a log by name, kept here because the logs are out of order in memory: usually the first
+/// bytes in which names differ, the name, the log.
 type Keyed = (u64, LogName, Arc<Log>);
 
-/// Logs in the order of their names; of two with one name the newer one comes last.
+/// Logs in the order of their names. Of two logs with one name, the newer one comes last.
 fn in_order(logs: &[Arc<Log>]) -> Vec<Keyed> {
     fn bytes(log: &Arc<Log>) -> &[u8] {
         log.name.as_str().as_bytes()
@@ -796,13 +794,13 @@ fn in_order(logs: &[Arc<Log>]) -> Vec<Keyed> {
     let (first, second) = logs.split_at(logs.len() / 2);
     let (mut first, second) = threads::both(|| sorted(first), || sorted(second));
     first.extend(second);
-    // Two that are in order each are merged.
+    // Merges the two halves, which are in order.
     first.sort_by(order);
     first
 }
 
 impl Tables {
-    /// Frees the name of a log, if it is that one's.
+    /// Frees the name of a log, if the name belongs to it.
     fn take_name(&mut self, log: &Log) {
         let named = self.names.get(&log.name);
         if named.is_some_and(|named| named.id == log.id) {
@@ -813,7 +811,7 @@ impl Tables {
 }
 
 impl Logs {
-    /// All logs at once, those that are deleted without their names.
+    /// Builds the table of all logs. Deleted logs have no names in it.
     pub(crate) fn of(logs: Vec<Arc<Log>>) -> Self {
         let (mut there, mut gone) = (Vec::with_capacity(logs.len()), BTreeMap::new());
         let (mut load, mut all_bytes, mut gone_bytes) = (Load::default(), 0, 0);
@@ -833,7 +831,7 @@ impl Logs {
         }
         let many = logs.len() >= MANY;
         let named = in_order(&there).into_iter();
-        // Of two with one name the last is kept.
+        // Of two logs with one name, the last is kept.
         let names = || named.map(|(_, name, log)| (name, log)).collect();
         let ids = || logs.into_iter().map(ById).collect();
         let (names, ids) = match many {
@@ -854,7 +852,7 @@ impl Logs {
         }
     }
 
-    /// What all logs together have.
+    /// Totals of all logs together.
     pub(crate) fn holdings(&self) -> Holdings {
         let load = *self.load.lock();
         let tables = self.tables.read();
@@ -870,7 +868,7 @@ impl Logs {
         }
     }
 
-    /// What all logs together have, counted again.
+    /// Totals of all logs together, counted again.
     #[cfg(test)]
     pub(crate) fn recount(&self) -> Holdings {
         let mut found = Holdings::default();
@@ -926,7 +924,7 @@ impl Logs {
         tables.names.insert(log.name.clone(), log);
     }
 
-    /// Takes out a log whose creation was taken back.
+    /// Removes a log whose creation was taken back.
     pub(crate) fn remove(&self, log: &Log) {
         let load = Load::of(log.state.read().extras.as_deref());
         self.take(load);
@@ -945,7 +943,7 @@ impl Logs {
         }
     }
 
-    /// The oldest of the deleted logs of a name that is `wanted` and not forgotten.
+    /// The oldest deleted log of this name that is not forgotten and for which `wanted` is true.
     pub(crate) fn deleted_by_name(
         &self,
         name: &LogName,
@@ -965,15 +963,15 @@ impl Logs {
         }
     }
 
-    /// Where the last of the deleted logs that are not forgotten ended.
+    /// End of the newest frame of all deleted logs that are not forgotten.
     pub(crate) fn last_deletion(&self) -> Option<Position> {
         let tables = self.tables.read();
         let ends = tables.gone.values().map(|log| log.state.read().last_end);
         ends.max()
     }
 
-    /// Forgets logs whose deletion lies below `end`, where everything is sorted: they left
-    /// nothing that anybody could come upon.
+    /// Forgets logs whose deletion lies below `end`, where everything is sorted: no frame is left that a
+    /// reader could meet.
     pub(crate) fn forget_deleted(&self, end: Position) {
         let mut after = Bound::Unbounded;
         loop {
@@ -999,8 +997,8 @@ impl Logs {
         self.tables.read().names.len()
     }
 
-    /// Goes over at most `count` logs that have a name, from behind `after` on, and keeps those
-    /// that are `wanted`. Tells the last one it looked at; `None` if none was left.
+    /// Visits at most `count` logs that have a name, from behind `after` on, and passes each to `wanted`.
+    /// Returns the last name visited; `None` if none was left.
     pub(crate) fn look_over(
         &self,
         after: Option<&LogName>,
@@ -1021,7 +1019,7 @@ impl Logs {
         last.cloned()
     }
 
-    /// Up to so many logs with names that start with `prefix`, in name order, after `after`.
+    /// At most `limit` and [`STEP`] logs whose names start with `prefix`, in name order, after `after`.
     fn step(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Arc<Log>> {
         let start = match after {
             Some(after) if after >= prefix => Bound::Excluded(after),
@@ -1037,8 +1035,8 @@ impl Logs {
             .collect()
     }
 
-    /// Every log that has a name, by name. Gathered step by step: of those created or deleted
-    /// meanwhile any may be in it.
+    /// Every log that has a name, by name. Gathered in steps: logs created or deleted meanwhile may or may
+    /// not be in it.
     pub(crate) fn all(&self) -> Vec<Arc<Log>> {
         let mut logs: Vec<Arc<Log>> = Vec::with_capacity(self.len());
         loop {
@@ -1050,7 +1048,7 @@ impl Logs {
         }
     }
 
-    /// Every log, those deleted too, by id, which is mostly the order of memory. As for
+    /// Every log, also deleted ones, by id, which is mostly the order of memory. Gathered in steps as by
     /// [`Logs::all`].
     pub(crate) fn all_known(&self) -> Vec<Arc<Log>> {
         let mut logs = self.all();
@@ -1068,13 +1066,13 @@ impl Logs {
             logs.extend(step);
         }
         logs.sort_by_cached_key(|log| log.id);
-        // One deleted meanwhile was met under its name, too.
+        // A log deleted meanwhile was also met under its name.
         logs.dedup_by_key(|log| log.id);
         logs
     }
 
-    /// Up to `limit` logs with names that start with `prefix` and come after `after`,
-    /// in name order, that `visible` lets pass.
+    /// At most `limit` logs whose names start with `prefix` and come after `after`, in name order, and for
+    /// which `visible` is true.
     pub(crate) fn page(
         &self,
         prefix: &str,
@@ -1090,7 +1088,7 @@ impl Logs {
             if page.len() == limit {
                 break;
             }
-            // Few are not visible: those created since the last flush.
+            // Few logs are not visible: those created since the last flush.
             step = self.step(prefix, Some(last.name.as_str()), limit);
         }
         page
@@ -1103,7 +1101,7 @@ mod tests {
 
     #[test]
     fn an_idle_log_takes_few_bytes() {
-        // A million of them are to fit 512 MiB, with their names and the tables.
+        // A million logs must fit 512 MiB, with their names and the tables.
         assert!(size_of::<Log>() <= 232, "{} bytes", size_of::<Log>());
     }
 

@@ -1,5 +1,5 @@
-//! Producers of a log: what is remembered of their newest batches, so that a repeat is
-//! recognised and gets the answer that the first got.
+//! Producers of a log. The log remembers their newest batches, so that a repeat is recognised and gets the
+//! first answer again.
 //!
 //! Every remembered batch takes 23 to 30 bytes, 16 of them for its digest, and some 40 in memory.
 //! Batches are kept as differences from one to the next, in chunks that images of the log share
@@ -25,19 +25,19 @@ use crate::ids::{LogId, Lsn, Name, Position, Timestamp};
 use crate::record::ProducerInfo;
 use crate::wire::{self, Value};
 
-/// How far an epoch may rise at a time. Without a bound one caller could take the last epoch
-/// there is, and shut the owner out for ever.
+/// Maximum rise of an epoch at a time. Without a bound, one caller could take the highest epoch and shut the
+/// owner out for ever.
 pub(crate) const MAX_EPOCH_RISE: u64 = 1 << 32;
 
 /// Fields of a producer that hold a chunk: digests of 8 bytes, or keyed ones of 16.
 const PLAIN_CHUNK: u32 = 4;
 const KEYED_CHUNK: u32 = 5;
 
-/// Batches in a chunk, at most.
+/// Maximum number of batches in a chunk.
 const CHUNK: u32 = 64;
 
-/// Forgotten producers of one log whose ids are remembered, at most. They take about 40 bytes each
-/// in memory and up to 18 on disk.
+/// Maximum number of forgotten producers of one log whose ids are remembered. Each takes about 40 bytes in
+/// memory and up to 18 on disk.
 pub(crate) const MAX_GONE: u64 = 1 << 16;
 
 /// Fields of an image for forgotten producers: the epoch that new producers begin at, and the
@@ -45,7 +45,7 @@ pub(crate) const MAX_GONE: u64 = 1 << 16;
 pub(crate) const FIRST_EPOCH: u32 = 22;
 pub(crate) const GONE: u32 = 23;
 
-/// What is remembered of one batch: its content, and its answer.
+/// One remembered batch: its content, and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Remembered {
     pub(crate) digest: Digest,
@@ -54,7 +54,7 @@ pub(crate) struct Remembered {
     pub(crate) arrival: Timestamp,
     /// Stored time of its first record.
     pub(crate) timestamp: Timestamp,
-    /// Of the request that it was part of.
+    /// Position of the request that it was part of.
     pub(crate) position: Position,
 }
 
@@ -75,7 +75,7 @@ impl Remembered {
         Lsn::new(self.first_lsn.get().wrapping_add(u64::from(self.count)))
     }
 
-    /// Writes what differs from the batch before.
+    /// Writes the differences from the batch before.
     fn put(&self, before: &Self, out: &mut Vec<u8>) {
         let lsns = self.first_lsn.get().wrapping_sub(before.next_lsn().get());
         let waited =
@@ -131,12 +131,12 @@ fn unzigzag(value: u64) -> i64 {
 /// Consecutive batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Chunk {
-    /// Sequence of the first.
+    /// Sequence of the first batch.
     first: u64,
     count: u32,
     /// Whether their digests are keyed: either all of them or none.
     keyed: bool,
-    /// The newest, which the next is told from.
+    /// The newest batch: the next one is written as the differences from it.
     newest: Remembered,
     bytes: Vec<u8>,
 }
@@ -182,7 +182,7 @@ impl Chunk {
         })
     }
 
-    /// Its batches from a position on: itself, a shorter one, or `None` if there are none.
+    /// Its batches from a position on: this chunk, a shorter one, or `None` if there is no such batch.
     fn since(this: &Arc<Self>, position: Position) -> Option<Arc<Self>> {
         if this.newest.position < position {
             return None;
@@ -213,14 +213,14 @@ pub(crate) struct Source {
     chunks: VecDeque<Arc<Chunk>>,
 }
 
-/// What a batch of a producer is.
+/// Verdict on a batch of a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recall {
-    /// One that comes next.
+    /// The batch comes next.
     New,
-    /// One that was applied.
+    /// The batch was applied before.
     Repeat(Remembered),
-    /// Something else was applied under its sequence.
+    /// Another batch was applied under its sequence.
     Conflict,
     /// Batches before it are missing.
     Gap { expected: u64 },
@@ -228,7 +228,7 @@ pub(crate) enum Recall {
     Fenced { current: u64 },
     /// Its epoch is more than [`MAX_EPOCH_RISE`] above the current one.
     EpochJump { current: u64 },
-    /// It is not known any more.
+    /// The batch is not remembered any more.
     Expired { oldest: u64 },
     /// The producer was forgotten, or its epoch is too low for a producer that is not known.
     Forgotten { first_epoch: u64 },
@@ -282,8 +282,8 @@ impl Source {
         chunk.get(sequence.checked_sub(chunk.first)?)
     }
 
-    /// Notes a batch; what is older than `window` batches is forgotten, a chunk at a time.
-    /// Returns what that is.
+    /// Notes a batch. Forgets batches older than `window` batches, a chunk at a time, and returns the
+    /// forgotten chunks.
     fn push(&mut self, sequence: u64, batch: Remembered, window: u64) -> Vec<Arc<Chunk>> {
         let keyed = matches!(batch.digest, Digest::Keyed(_));
         let joins = self.chunks.back().is_some_and(|chunk| {
@@ -299,7 +299,7 @@ impl Source {
         self.forget_old(window)
     }
 
-    /// Takes back the newest batch, for which `forgotten` was forgotten.
+    /// Takes back the newest batch, which had displaced the chunks `forgotten`.
     fn pop(&mut self, forgotten: Vec<Arc<Chunk>>) {
         for chunk in forgotten.into_iter().rev() {
             self.chunks.push_front(chunk);
@@ -319,12 +319,12 @@ impl Source {
         }
     }
 
-    /// When its newest batch arrived, and where.
+    /// Its newest batch.
     fn newest(&self) -> Option<&Remembered> {
         self.chunks.back().map(|chunk| &chunk.newest)
     }
 
-    /// The same with the batches from a position on only; `None` if there are none.
+    /// This producer with only the batches from a position on; `None` if there are none.
     fn since(&self, position: Position) -> Option<Self> {
         self.newest().filter(|newest| newest.position >= position)?;
         let from = self
@@ -350,7 +350,7 @@ impl Source {
         }
         for chunk in later.chunks {
             if chunk.first >= self.next && chunk.count == CHUNK {
-                // All of it is new: it is shared.
+                // All of the chunk is new: it is shared.
                 self.next = chunk.next();
                 self.chunks.push_back(chunk);
                 continue;
@@ -423,7 +423,7 @@ impl Source {
 struct Gone {
     /// Its batches of this epoch and of lower ones are refused.
     epoch: u64,
-    /// Where it was forgotten; 0 if an image told it.
+    /// Position at which it was forgotten; 0 if it comes from an image.
     position: Position,
 }
 
@@ -451,9 +451,9 @@ pub(crate) struct Before {
 
 #[derive(Debug)]
 enum Then {
-    /// It was the first of its epoch: what there was before.
+    /// The batch was the first of its epoch: the producer's state before it.
     Was(Option<Source>),
-    /// It goes on: what was forgotten for it.
+    /// The batch continued its epoch: the chunks that were forgotten for it.
     Forgot(Vec<Arc<Chunk>>),
 }
 
@@ -464,13 +464,13 @@ impl Before {
     }
 }
 
-/// How to take back that producers were forgotten.
+/// State that takes back the forgetting of producers.
 #[derive(Debug)]
 pub(crate) struct BeforeForgotten {
     known: Vec<(Name, Source)>,
     /// Entries that these hashes had before.
     gone: Vec<(u64, Option<Gone>)>,
-    /// All of it, if it was replaced by one number.
+    /// The former number and all entries, if one number replaced the entries.
     replaced: Option<(u64, HashMap<u64, Gone>)>,
 }
 
@@ -481,26 +481,26 @@ impl BeforeForgotten {
     }
 }
 
-/// Producers that are to be forgotten.
+/// Producers to forget.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Forgotten {
-    /// Each with the epoch that is over.
+    /// Each producer with the epoch that is over.
     pub(crate) producers: Vec<(Name, u64)>,
     /// Producers that the log does not know begin at this epoch; 0 changes nothing.
     pub(crate) first_epoch: u64,
 }
 
 impl Forgotten {
-    /// The most bytes that a producer of this id takes.
+    /// Maximum bytes that a producer of this id takes.
     pub(crate) fn bytes_of(id: &Name) -> usize {
         id.as_str().len() + 3 + 11 + 3
     }
 
-    /// The most bytes without producers.
+    /// Maximum bytes without producers.
     pub(crate) const REST_BYTES: usize = 11;
 
-    /// Fields: 1, repeated: 1 id, 2 the epoch that is over; 2 the epoch that producers begin at
-    /// that the log does not know.
+    /// Fields: 1, repeated: 1 id, 2 the epoch that is over; 2 the epoch at which producers begin that the log
+    /// does not know.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         let mut part = Vec::new();
         for (id, epoch) in &self.producers {
@@ -538,7 +538,7 @@ impl Forgotten {
 }
 
 impl Producers {
-    /// What a batch is.
+    /// The verdict on a batch.
     pub(crate) fn recall(
         &self,
         producer: &crate::record::Producer,
@@ -568,7 +568,7 @@ impl Producers {
         }
     }
 
-    /// What a batch of a producer is that is not known. Its epoch counts from 0.
+    /// The verdict on a batch of an unknown producer in a new log. Its epoch counts from 0.
     pub(crate) fn recall_new(producer: &crate::record::Producer) -> Recall {
         match producer.sequence {
             _ if producer.epoch > MAX_EPOCH_RISE => Recall::EpochJump { current: 0 },
@@ -577,7 +577,7 @@ impl Producers {
         }
     }
 
-    /// Whether it is known.
+    /// Whether the producer is known.
     pub(crate) fn knows(&self, id: &Name) -> bool {
         self.known.contains_key(id)
     }
@@ -591,7 +591,7 @@ impl Producers {
         self.first_epoch
     }
 
-    /// Forgotten producers that are remembered.
+    /// Number of forgotten producers that are remembered.
     pub(crate) fn gone(&self) -> u64 {
         self.gone.len() as u64
     }
@@ -601,7 +601,7 @@ impl Producers {
         self.known.keys().map(|id| id.as_str().len() as u64).sum()
     }
 
-    /// The epoch of a producer, and when its newest batch arrived.
+    /// The epoch of a producer, and the arrival of its newest batch.
     pub(crate) fn newest_of(&self, id: &Name) -> Option<(u64, Timestamp)> {
         let source = self.known.get(id)?;
         Some((source.epoch, source.newest()?.arrival))
@@ -613,7 +613,7 @@ impl Producers {
         known.filter_map(|(id, source)| Some((id, source.epoch, source.newest()?)))
     }
 
-    /// Up to `limit` producers in the order of their ids, those after `after` only.
+    /// At most `limit` producers after `after`, in the order of their ids.
     pub(crate) fn page(&self, after: Option<&str>, limit: usize) -> Vec<ProducerInfo> {
         let later = |id: &Name| after.is_none_or(|after| id.as_str() > after);
         let known = self.known.iter().filter(|(id, _)| later(id));
@@ -634,7 +634,7 @@ impl Producers {
         page.into_iter().map(info).collect()
     }
 
-    /// Notes a batch. Of a start after damage it may be one that leaves some out.
+    /// Notes a batch. During a start after damage, earlier batches of the producer may be missing.
     pub(crate) fn remember(
         &mut self,
         producer: &crate::record::Producer,
@@ -674,8 +674,8 @@ impl Producers {
         }
     }
 
-    /// The epoch that would stand for all forgotten producers: beyond those of all of them, and
-    /// of `more`.
+    /// The epoch that could replace the entries of all forgotten producers: it exceeds their epochs and the
+    /// epochs of `more`.
     pub(crate) fn epoch_beyond(&self, more: &[(Name, u64)]) -> u64 {
         let gone = self.gone.values().map(|gone| gone.epoch);
         let highest = gone.chain(more.iter().map(|(_, epoch)| *epoch)).max();
@@ -713,7 +713,7 @@ impl Producers {
         before
     }
 
-    /// Takes back that producers were forgotten.
+    /// Takes back the forgetting of producers.
     pub(crate) fn take_back_forgotten(&mut self, before: BeforeForgotten) {
         if let Some((first_epoch, gone)) = before.replaced {
             self.first_epoch = first_epoch;
@@ -808,7 +808,7 @@ impl Producers {
         wire::put_bytes(out, GONE, &part);
     }
 
-    /// Each producer, its epoch, what comes next, and what its newest batches are answered.
+    /// Each producer, its epoch, its next sequence, and the answers of its newest batches.
     #[cfg(test)]
     pub(crate) fn told(&self, window: u64) -> Vec<(Name, u64, u64, Vec<Remembered>)> {
         let newest = |source: &Source| {
@@ -834,14 +834,14 @@ impl Producers {
         (self.first_epoch, gone)
     }
 
-    /// Adds what [`Producers::encode`] put.
+    /// Adds a producer that [`Producers::encode`] wrote.
     pub(crate) fn decode(&mut self, input: &[u8]) -> Option<()> {
         let (id, source) = Source::decode(input)?;
         self.known.insert(id, source);
         Some(())
     }
 
-    /// Adds a field that [`Producers::encode_gone`] put.
+    /// Adds a field that [`Producers::encode_gone`] wrote.
     pub(crate) fn decode_gone(&mut self, field: u32, value: Value<'_>) -> Option<()> {
         match (field, value) {
             (FIRST_EPOCH, Value::Varint(epoch)) => self.first_epoch = epoch,
@@ -950,7 +950,7 @@ mod tests {
         assert_eq!(read, producers);
         assert!(bytes.len() < 150 * 28, "{}", bytes.len());
         for end in 0..bytes.len() {
-            // Cut anywhere it is refused or read as less, and never panics.
+            // Bytes that are cut anywhere are refused or read as less, and never panic.
             let _less = Producers::default().decode(&bytes[..end]);
         }
     }

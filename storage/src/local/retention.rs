@@ -1,16 +1,15 @@
-//! What logs forget by themselves: by age, bytes, records.
+//! Retention: logs forget records by age, by bytes and by number of records.
 //!
-//! A pass goes over all logs. Most are passed over by what is known in memory; those that may
-//! go past a bound are looked at (`border.rs`), the oldest segments' first, so that those whose
-//! records lie together come together. What is to be forgotten becomes trims, through the
-//! committer like anybody's. A step of a pass makes one portion of them, so that they take one
-//! group and one flush, and appends have to wait for few of them. It looks at so many logs at
-//! most, and then rests as long as that took: the first pass after a start may have to look at
-//! all there are.
+//! A pass visits all logs. For most of them, state in memory shows that nothing must go. A pass examines the
+//! logs that may exceed a bound (`border.rs`). It takes the logs of the oldest segments first, so that logs
+//! whose records lie together are examined together. The records to forget become trims through the
+//! committer, like trims of clients. A step of a pass hands in one portion of trims, so that they take one
+//! group and one flush, and appends wait for few of them. A step examines at most `STEP` logs, and the pass
+//! then rests as long as the step took: the first pass after a start may have to examine all logs.
 //!
-//! Only what is on the device is looked at: what a power cut or a void group could take back
-//! does not count. Nothing is kept of a pass but where the journal stood: a crash in the middle
-//! of one takes nothing back, and the next pass does the rest.
+//! A pass counts only records on the device, not those that a power cut or a void group could take back. It
+//! keeps nothing but the position of the journal: a crash in the middle of a pass takes nothing back, and the
+//! next pass does the rest.
 
 mod border;
 
@@ -30,27 +29,27 @@ use crate::sync::Mutex;
 use crate::ticket::{Awaited, Promise, block_on};
 use crate::verify::Control;
 
-/// Logs passed over in one go, while no log can be created.
+/// Logs visited in one go, while no log can be created.
 const LOOK_LOGS: usize = 256;
-/// Logs that are gathered before they are looked at in order: some 2 MB, be there a million.
+/// Logs gathered before they are examined in order: some 2 MB, even with a million logs.
 const GATHERED: usize = 1 << 16;
-/// Logs looked at in a step of a pass.
+/// Maximum number of logs examined in a step of a pass.
 const STEP: usize = 1024;
-/// Trims of one group at most: a fraction of a millisecond for those who wait behind.
+/// Maximum number of trims in one group: they delay waiting appends by a fraction of a millisecond.
 const PORTION: usize = 128;
-/// What the expiry clock shows is told at least this often, so that an unclean end sets it
+/// Maximum time between two records of the expiry clock in the journal, so that an unclean end sets the clock
 /// back by no more.
 const TELL_AFTER: Duration = Duration::from_secs(600);
 
-/// Least time between two looks at a log that cursors hold as a whole, by the expiry clock: each
-/// reads headers.
+/// Minimum time between two examinations of a log that cursors hold as a whole, by the expiry clock. Each
+/// examination reads headers.
 const LOOK_AT_HELD_AFTER: Duration = Duration::from_secs(60);
 
-/// How far retention is.
+/// Progress of retention.
 pub(crate) struct Retainer {
     pub(crate) control: Control,
     state: Mutex<State>,
-    /// Logs whose cursors hold back records that go past a bound.
+    /// Logs whose cursors hold back records that exceed a bound.
     held: Mutex<HashMap<LogId, Held>>,
 }
 
@@ -58,13 +57,13 @@ pub(crate) struct Retainer {
 #[derive(Clone, Copy)]
 struct Held {
     bytes: u64,
-    /// When the oldest of them arrived; `None` if that cannot be read.
+    /// Arrival of the oldest of these records; `None` if it cannot be read.
     arrival: Option<Timestamp>,
-    /// When the log was looked at.
+    /// Time at which the log was examined.
     looked_at: Timestamp,
 }
 
-/// All that cursors hold back.
+/// Totals of the records that cursors hold back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct HeldBack {
     /// Logs with such records.
@@ -76,18 +75,18 @@ pub(crate) struct HeldBack {
 }
 
 struct State {
-    /// Everything below was looked at by a whole pass.
+    /// A whole pass has covered everything below.
     seen: Position,
-    /// No log grows too old before the expiry clock shows this, in seconds.
+    /// No record of any log is too old before the expiry clock shows this, in seconds.
     ages_at: u32,
     /// Time of the expiry clock at the last whole pass. If the clock shows less now, it went back,
     /// and `ages_at` means nothing.
     passed_at: Timestamp,
-    /// The settings of logs were changed so often when no log had a bound.
+    /// Number of changes to settings of logs when no log had a bound.
     unbounded_at: Option<u64>,
     /// Whether any log had a bound of age.
     by_age: bool,
-    /// What the expiry clock showed when that was last told.
+    /// Time of the expiry clock when it was last recorded in the journal.
     told: Timestamp,
     /// Whether any log had producers that may expire.
     producers: bool,
@@ -98,31 +97,31 @@ struct State {
 /// A pass under way.
 pub(crate) struct Pass {
     began: Instant,
-    /// What is on the device, and what the expiry clock shows.
+    /// End of the durable journal, and time of the expiry clock, when the pass began.
     durable: Position,
     now: Timestamp,
     seen: Position,
     settings: u64,
-    /// The log to go on behind.
+    /// The last log visited.
     after: Option<LogName>,
-    /// Logs that are to be looked at, the last first. While they are gathered in no order.
+    /// Logs to examine, the last first. Unordered while they are gathered.
     candidates: Vec<Candidate>,
     /// All logs were passed.
     over: bool,
-    /// Whether something is left to be done.
+    /// Whether work is left for the next pass.
     left: bool,
     ages_at: u32,
     bounded: bool,
     bounded_by_age: bool,
-    /// Whether cursors held something back before.
+    /// Whether cursors held back records before.
     holds: bool,
     pub(crate) came_to: RetentionPass,
 }
 
-/// A log that may go past a bound.
+/// A log that may exceed a bound.
 struct Candidate {
-    /// The oldest segment that it is known to lie in, and its id: by these, those that lie
-    /// together come together.
+    /// The oldest segment in which the log is known to lie, and the log's id. This order puts logs that lie
+    /// together next to each other.
     oldest: (Position, LogId),
     log: Arc<Log>,
 }
@@ -131,7 +130,7 @@ struct Candidate {
 pub(crate) type Expiring = Awaited<Result<Vec<Option<Lsn>>, AppendError>>;
 
 impl Pass {
-    /// Whether there is nothing more to look at.
+    /// Whether no log is left to examine.
     pub(crate) fn is_through(&self) -> bool {
         self.over && self.candidates.is_empty()
     }
@@ -155,7 +154,7 @@ impl Retainer {
         }
     }
 
-    /// All that cursors hold back, as the last pass found it.
+    /// Totals of the records that cursors hold back, as the last pass found them.
     pub(crate) fn held_back(&self, now: Timestamp) -> HeldBack {
         let held = self.held.lock();
         let oldest = held.values().filter_map(|held| held.arrival).min();
@@ -171,7 +170,7 @@ impl Retainer {
         self.held.lock().keys().copied().collect()
     }
 
-    /// Notes what the cursors of a log hold back; `None`: nothing.
+    /// Notes the records that the cursors of a log hold back; `None`: none.
     fn note_held(&self, log: LogId, held: Option<Held>) {
         let mut all = self.held.lock();
         match held {
@@ -181,7 +180,7 @@ impl Retainer {
     }
 }
 
-/// A time in whole seconds, as far as they fit; what is before 1970 counts as that.
+/// A time in whole seconds, as far as they fit; times before 1970 count as 1970.
 fn seconds(time: Timestamp) -> u32 {
     let seconds = time.micros().div_euclid(1_000_000).max(0);
     u32::try_from(seconds).unwrap_or(u32::MAX)
@@ -198,7 +197,7 @@ impl Core {
         }
     }
 
-    /// One pass, if there can be anything to do.
+    /// Runs one pass, if it can find work.
     fn retain_once(&self) {
         if let Some(mut pass) = self.begin_pass() {
             while !self.retainer.control.is_stopped() && !pass.is_through() {
@@ -225,7 +224,7 @@ impl Core {
             }
         }
         if let Some(told) = self.tell_clock() {
-            // If it cannot be told now, it will be some other time.
+            // If recording the clock fails now, a later pass does it.
             let _told = block_on(told);
         }
     }
@@ -342,16 +341,16 @@ impl Core {
         self.retainer.state.lock().producers_at = Timestamp::from_micros(i64::MIN);
     }
 
-    /// What holds for a log with these settings.
+    /// The retention that holds for a log with these settings.
     pub(crate) fn retention_of(&self, config: &LogConfig) -> Retention {
         let own = config.retention.as_deref().copied();
         own.unwrap_or(self.config.retention)
     }
 
-    /// Begins a pass; `None` if it would find nothing.
+    /// Begins a pass; `None` if it would find nothing to do.
     pub(crate) fn begin_pass(&self) -> Option<Pass> {
         let settings = self.journal.retention_settings();
-        // First the position: what comes later is for the next pass.
+        // The position comes first: later records are for the next pass.
         let durable = self.journal.durable();
         let now = self.journal.expiry_now();
         let state = self.retainer.state.lock();
@@ -380,8 +379,7 @@ impl Core {
         })
     }
 
-    /// Goes on until a portion is full, or so many logs were looked at as one step may, or all
-    /// were, or it is to end.
+    /// Goes on until a portion is full, the logs of one step or all logs are examined, or the pass must stop.
     pub(crate) fn look(&self, pass: &mut Pass) -> Vec<Expiry> {
         let mut portion = Vec::new();
         if pass.candidates.is_empty() {
@@ -405,7 +403,7 @@ impl Core {
         portion
     }
 
-    /// Finds the next logs that are to be looked at.
+    /// Finds the next logs to examine.
     fn gather(&self, pass: &mut Pass) {
         while !pass.over && pass.candidates.len() < GATHERED && !self.retainer.control.is_stopped()
         {
@@ -419,7 +417,7 @@ impl Core {
         pass.candidates.sort_unstable_by_key(oldest);
     }
 
-    /// Whether a log may go past a bound, by what is in memory.
+    /// Adds a log to the candidates if state in memory shows that it may exceed a bound.
     fn glance(&self, log: &Arc<Log>, pass: &mut Pass) {
         let state = log.state.read();
         let retention = self.retention_of(&state.config);
@@ -432,7 +430,7 @@ impl Core {
         pass.bounded = true;
         pass.bounded_by_age |= retention.age().is_some();
         let kept = state.next.since(state.coming_first());
-        // What damage left in doubt is for people to decide.
+        // After damage that leaves records in doubt, people decide.
         if kept == 0 || state.unproven {
             return;
         }
@@ -441,7 +439,7 @@ impl Core {
         let large = retention
             .bytes()
             .is_some_and(|most| state.stored_bytes > most);
-        // Beyond the whole age from now: it was looked up before the clock went back.
+        // A time beyond the whole age from now was found before the clock went back.
         let aged = retention.age().is_some_and(|age| {
             let latest = seconds(pass.now.saturating_add_micros(micros(age))).saturating_add(1);
             state.ages_at <= seconds(pass.now) || state.ages_at > latest
@@ -459,7 +457,7 @@ impl Core {
         }
     }
 
-    /// What a log has to forget.
+    /// The records that a log must forget.
     fn expiry_of(&self, log: &Arc<Log>, pass: &mut Pass) -> std::io::Result<Option<Expiry>> {
         let (config, created, first, tail, cursor) = {
             let state = log.state.read();
@@ -470,7 +468,7 @@ impl Core {
             (config, state.create_time, first, tail, cursor)
         };
         let retention = self.retention_of(&config);
-        // Up to here cursors let go; without any cursor nothing goes.
+        // Cursors allow to forget up to here. Without any cursor they allow nothing.
         let free = match retention.respect_cursors {
             true => cursor.min(tail),
             false => tail,
@@ -497,8 +495,7 @@ impl Core {
                     let newest = pass.now.saturating_add_micros(-micros(age));
                     let border = self.border_by_age(log, (first, tail), (newest, pass.now))?;
                     before = before.max(border);
-                    // What is left of it is looked at by the next pass, unless there was
-                    // nothing that could be told to be old.
+                    // The next pass examines the rest of the log, unless no record was found to be old.
                     let mut ages_at = 0;
                     if border == first {
                         ages_at = seconds(pass.now.saturating_add_micros(micros(age / 8)));
@@ -521,12 +518,12 @@ impl Core {
             log: Arc::clone(log),
             before,
             config,
-            // Beyond what cursors may hold they are not asked.
+            // Beyond the bytes that cursors may hold, cursors do not count.
             respect_cursors: retention.respect_cursors && before <= free,
         }))
     }
 
-    /// Whether a log that cursors hold as a whole was looked at lately.
+    /// Whether a log that cursors hold as a whole was examined lately.
     fn was_looked_at(&self, log: LogId, now: Timestamp) -> bool {
         let held = self.retainer.held.lock();
         held.get(&log).is_some_and(|held| {
@@ -537,8 +534,8 @@ impl Core {
         })
     }
 
-    /// Notes the records from `free` on, below `before`, which only cursors keep. Returns up to
-    /// where the log may forget: further than `free` if they are more than cursors may hold.
+    /// Notes the records from `free` on, below `before`, which only cursors keep. Returns the lsn up to which
+    /// the log may forget. It exceeds `free` if these records take more bytes than cursors may hold.
     fn hold(
         &self,
         log: &Arc<Log>,
@@ -566,7 +563,7 @@ impl Core {
         Ok(from)
     }
 
-    /// The second up to which no record of the log is too old; `None` if one may be.
+    /// The second up to which no record of the log is too old; `None` if a record may be too old now.
     fn age_at_least(
         &self,
         log: &Log,
@@ -576,8 +573,8 @@ impl Core {
     ) -> std::io::Result<Option<u32>> {
         let grown = |since: Timestamp| since.saturating_add_micros(micros(age));
         let mut oldest = created;
-        // A time that is still to come says nothing of those that came later: the system's
-        // clock may have been put back.
+        // A creation time in the future says nothing about later records: the system's clock may have been
+        // put back.
         if created > now || grown(created) <= now {
             oldest = match self.arrival(log, first)? {
                 Some(arrival) if arrival <= now => arrival,
@@ -602,7 +599,7 @@ impl Core {
         awaited
     }
 
-    /// Counts what came of a portion.
+    /// Counts the result of a portion.
     pub(crate) fn count(
         &self,
         pass: &mut Pass,
@@ -651,7 +648,7 @@ impl Core {
         state.by_age = pass.bounded_by_age;
     }
 
-    /// Tells what the expiry clock shows, if it is time for that.
+    /// Records the time of the expiry clock in the journal, if that is due.
     pub(crate) fn tell_clock(&self) -> Option<Awaited<Result<Position, crate::error::SyncError>>> {
         let now = self.journal.expiry_now();
         let mut state = self.retainer.state.lock();
@@ -666,7 +663,7 @@ impl Core {
     }
 }
 
-/// Where a trim ends, for whoever counts what it took.
+/// End of a trim, used to count the records that the trim removed.
 pub(crate) struct Ends {
     pub(crate) log: Arc<Log>,
     pub(crate) before: Lsn,

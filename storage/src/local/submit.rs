@@ -1,5 +1,5 @@
-//! What a batch must be before it may queue: checked on the caller's thread, so the
-//! committer never sees it if it is wrong.
+//! Checks a batch before it may queue. This runs on the caller's thread, so the committer never sees a wrong
+//! batch.
 
 use std::collections::HashSet;
 
@@ -12,17 +12,17 @@ use crate::journal::frame::{HEADER_BYTES, crc32c};
 use crate::record::Batch;
 use crate::records::Records;
 
-/// So many requests become one at most: each has a position inside of one frame, of which a
-/// header is the least there is.
+/// Maximum number of requests joined into one: each has a position inside of one frame, and the shortest
+/// frame is a header.
 const MOST_JOINED: u64 = HEADER_BYTES as u64;
 
-/// What is joined is copied: no more than what costs less than a request.
+/// Maximum bytes of joined requests: up to this, the copy costs less than a request.
 const JOINED_BYTES: u64 = 32 << 10;
 
-/// What a log's part of a request takes in memory besides its records, about.
+/// Approximate memory of a log's part of a request besides its records, in bytes.
 const REQUEST_OVERHEAD: u64 = 256;
 
-/// Checks a batch against the limits. Returns what it costs of the in-flight budget.
+/// Checks a batch against the limits. Returns its cost to the in-flight budget, in bytes.
 pub(crate) fn validate(
     batch: &Batch,
     limits: &Limits,
@@ -49,7 +49,7 @@ pub(crate) fn validate(
         count += records.records.len();
         bytes += records.records.stored_bytes();
         if batch.joined > 0 {
-            // They were looked at when they were joined.
+            // The join checked these records.
             continue;
         }
         let small = records.records.largest() <= u64::from(limits.max_record_bytes);
@@ -82,8 +82,8 @@ pub(crate) fn validate(
     Ok(bytes + (parts as u64 + u64::from(batch.joined)) * REQUEST_OVERHEAD)
 }
 
-/// Puts `next` behind `batch` if nobody can tell, as [`LogEngine::join`]. `most` is how large a
-/// record of a log may be, where it has a limit of its own.
+/// Puts `next` behind `batch` if no client can see the difference, as [`LogEngine::join`]. `most` returns the
+/// maximum bytes of a record of a log that has its own limit.
 ///
 /// [`LogEngine::join`]: crate::LogEngine::join
 pub(crate) fn join(
@@ -99,7 +99,7 @@ pub(crate) fn join(
     }
     let joined = batch.requests() + next.requests();
     let is_wrong = |batch| validate(batch, limits, now, max_future_micros).is_err();
-    // Each as it comes, the first when something is put behind it.
+    // Each request is checked when it comes; the first one, when the second is put behind it.
     if (batch.joined == 0 && is_wrong(batch)) || is_wrong(next) {
         return false;
     }
@@ -111,7 +111,7 @@ pub(crate) fn join(
     {
         return false;
     }
-    // The committer does not say which of several requests has the record that is too large.
+    // For several requests, the committer does not report which of them has the record that is too large.
     let log = &next.logs[0].log;
     let largest = first.largest().max(more.largest());
     if most(log).is_some_and(|most| largest > most) {
@@ -122,7 +122,7 @@ pub(crate) fn join(
     true
 }
 
-/// Of each log's records as they were sent, if they are of producers.
+/// Digests of each log's records as they were sent, if producers sent them.
 pub(crate) fn digests(batch: &Batch, secret: &Secret) -> Vec<u128> {
     match batch.logs.first() {
         Some(first) if first.producer.is_some() => batch
@@ -147,8 +147,8 @@ fn check_cursors(batch: &Batch) -> Result<(), InvalidBatch> {
     Ok(())
 }
 
-/// All of a batch is a repeat, or nothing of it: that can only be told where every part
-/// says whose it is.
+/// Either the whole batch is a repeat, or nothing of it. That is known only where every part names its
+/// producer.
 fn check_producers(batch: &Batch) -> Result<(), InvalidBatch> {
     let without = batch.logs.iter().find(|log| log.producer.is_none());
     match without {

@@ -1,19 +1,18 @@
-//! A value that changes with the journal: what it is, and what it becomes when frames that
-//! are on their way are on the device. A change that a power cut could take back is shown
-//! to nobody who asks for what is durable.
+//! A value that changes with the journal: the value on the device, and its changes in frames on their way
+//! there. A reader of durable state never sees a change that a power cut could take back.
 
 use crate::ids::Position;
 
-/// A value and its changes on the way, in journal order.
+/// A value and the changes that are on their way to the device, in journal order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Versions<T> {
     settled: T,
-    /// End of the frame that changed it, and what to.
+    /// End of the frame that changed the value, and the new value.
     coming: Vec<(Position, T)>,
 }
 
 impl<T: Clone> Versions<T> {
-    /// A value that has been so for long.
+    /// A value whose changes are all on the device.
     pub(crate) fn settled(value: T) -> Self {
         Self {
             settled: value,
@@ -21,24 +20,24 @@ impl<T: Clone> Versions<T> {
         }
     }
 
-    /// With all changes so far.
+    /// The value with all changes so far.
     pub(crate) fn newest(&self) -> &T {
         self.coming.last().map_or(&self.settled, |(_, value)| value)
     }
 
-    /// As it is for who sees what lies below `published`.
+    /// The value for a reader to whom everything below `published` is visible.
     pub(crate) fn at(&self, published: Position) -> &T {
         let visible = self.coming.iter().rev().find(|(end, _)| *end <= published);
         visible.map_or(&self.settled, |(_, value)| value)
     }
 
-    /// Changes it in the frame that ends at `end`. What is below `durable` stays.
+    /// Changes the value in the frame that ends at `end`. Changes below `durable` become final.
     pub(crate) fn push(&mut self, end: Position, value: T, durable: Position) {
         self.settle(durable);
         self.coming.push((end, value));
     }
 
-    /// Forgets what it was before it was what it is on the device.
+    /// Forgets all values older than the value that is on the device.
     pub(crate) fn settle(&mut self, durable: Position) {
         let through = self.coming.partition_point(|(end, _)| *end <= durable);
         if let Some((_, value)) = self.coming.drain(..through).next_back() {
@@ -46,7 +45,7 @@ impl<T: Clone> Versions<T> {
         }
     }
 
-    /// Changes from `start` on were taken back.
+    /// Takes back changes from `start` on.
     pub(crate) fn cut(&mut self, start: Position) {
         self.coming.retain(|(end, _)| *end <= start);
     }

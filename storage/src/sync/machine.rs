@@ -1,4 +1,4 @@
-//! What every build but one uses.
+//! Locks, threads, and waiting for every build without the feature `shuttle`.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,13 +1,12 @@
-//! The same under a scheduler that chooses: `shuttle`, with the faces of `parking_lot`.
+//! Locks, threads, and waiting under the scheduler `shuttle`, with the interfaces of `parking_lot`.
 //!
-//! Time does not pass by itself here. A timed wait sets a timer, and [`run_timers`], on a
-//! thread of the test's, lets the nearest one ring whenever the scheduler turns to it: at
-//! once, or after everything else that can be done was done. A delay of [`NEVER`] or more
-//! never rings, so that where every delay is that long a wake-up that is missing is a
+//! Time does not pass automatically here. A timed wait sets a timer. [`run_timers`], on a thread of the test,
+//! lets the nearest timer ring whenever the scheduler turns to it: at once, or after all other possible
+//! steps. A delay of [`NEVER`] or more never rings. If every delay is that long, a missing wake-up is a
 //! deadlock, which the scheduler finds.
 //!
-//! All tasks of one run share one thread of the machine and give way at known steps only,
-//! so what is kept in `thread_local!` is theirs in common, and needs no order of its own.
+//! All tasks of one run share one thread of the machine and give way only at known steps. So they share the
+//! contents of `thread_local!`, which need no order of their own.
 
 #![cfg_attr(not(test), allow(dead_code, reason = "time passes in the test only"))]
 
@@ -25,11 +24,11 @@ pub(crate) use shuttle::future::block_on;
 pub(crate) use shuttle::sync::atomic;
 pub(crate) use shuttle::thread::{Builder as ThreadBuilder, JoinHandle};
 
-/// A delay that is not waited for.
+/// A delay that never ends.
 pub(crate) const NEVER: Duration = Duration::from_secs(3600);
 
 thread_local! {
-    /// How much time has passed in this run.
+    /// Time that has passed in this run.
     static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     static TIMERS: RefCell<Timers> = RefCell::new(Timers::default());
 }
@@ -41,12 +40,12 @@ struct Timers {
     stopped: bool,
 }
 
-/// How much time has passed since [`begin`].
+/// Time that has passed since [`begin`].
 pub(crate) fn passed() -> Duration {
     PASSED.get()
 }
 
-/// To be called before all else in each run.
+/// Resets the time. Call this first in each run.
 pub(crate) fn begin() {
     PASSED.set(Duration::ZERO);
     TIMERS.take();
@@ -73,7 +72,7 @@ pub(crate) fn run_timers() {
     while let Some((at, waiter)) = block_on(next()) {
         PASSED.set(PASSED.get().max(at));
         waiter.end(Woken::ByTime);
-        // Others before the next one, if the scheduler likes.
+        // Other threads may run before the next timer, if the scheduler chooses.
         shuttle::thread::yield_now();
     }
 }
@@ -115,7 +114,7 @@ impl Waiter {
         state.0.is_some()
     }
 
-    /// Wakes it, unless something has already.
+    /// Wakes it, unless it was woken already.
     fn end(&self, how: Woken) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.0.is_none() {
@@ -147,7 +146,7 @@ impl WaitTimeoutResult {
     }
 }
 
-/// `shuttle`'s own has no timed waits.
+/// A condition variable with timed waits, which the one of `shuttle` lacks.
 #[derive(Default)]
 pub(crate) struct Condvar(std::sync::Mutex<Vec<Arc<Waiter>>>);
 
@@ -162,7 +161,7 @@ impl Condvar {
 
     fn sleep<T>(&self, guard: &mut MutexGuard<'_, T>, delay: Option<Duration>) -> Woken {
         let waiter = Arc::new(Waiter::default());
-        // Waiting begins with the release of the lock, whoever notifies in between.
+        // Waiting begins with the release of the lock, whichever thread notifies in between.
         self.waiting().push(Arc::clone(&waiter));
         if let Some(delay) = delay {
             set_timer(delay, &waiter);
@@ -185,7 +184,7 @@ impl Condvar {
         WaitTimeoutResult(matches!(woken, Woken::ByTime))
     }
 
-    /// Wakes any one of those who wait, as the scheduler chooses.
+    /// Wakes one of the waiters, which the scheduler chooses.
     pub(crate) fn notify_one(&self) {
         let mut waiting = self.waiting();
         waiting.retain(|waiter| !waiter.has_ended());

@@ -1,4 +1,4 @@
-//! Where a log would begin if what goes past a bound were forgotten.
+//! Finds the lsn at which a log would begin if it forgot all records that exceed a bound.
 
 use std::io;
 
@@ -9,12 +9,12 @@ use crate::local::{Core, Log};
 use crate::read::{Reach, is_retired};
 use crate::sorted;
 
-/// Places looked at under a log's lock in one go.
+/// Places visited under a log's lock in one go.
 const PLACES: usize = 4096;
 
 impl Core {
-    /// The first record of the newest frames that take so many bytes or more, as few of them
-    /// as do; `None` if all there are take less.
+    /// The first record of the fewest newest frames that take at least `bytes` together; `None` if all frames
+    /// of the log take less.
     pub(super) fn border_by_bytes(
         &self,
         log: &Log,
@@ -43,7 +43,7 @@ impl Core {
                 );
             }
         };
-        // So many bytes lie behind the segment of a row.
+        // Bytes that lie behind the segment of a row.
         let behind = |stored: u64| total.saturating_sub(stored);
         let found = self.sealed_row(log.id, &chain, Reach::Disk, |index, row| {
             index
@@ -70,11 +70,11 @@ impl Core {
         Ok(None)
     }
 
-    /// The lsn behind the newest frame that arrived at `newest` or before, of those from
-    /// `first` on that begin before `limit`; `first` if none did.
+    /// The lsn behind the newest frame that arrived at `newest` or before, among the frames from `first` on
+    /// that begin before `limit`; `first` if there is none.
     ///
-    /// Whatever arrived before that frame is as old, also where the system's clock jumped
-    /// meanwhile, so that the times are in no order: then this may find less, and no more.
+    /// Records that arrived before that frame are as old, even if the system's clock jumped meanwhile and the
+    /// times are in no order. In that case this may find fewer old records, and never more.
     pub(super) fn border_by_age(
         &self,
         log: &Log,
@@ -90,17 +90,17 @@ impl Core {
             let old = frame.is_some_and(|(_, arrival)| arrival.is_some_and(|at| at <= newest));
             match frame.map(|(place, _)| place) {
                 Some(place) if old => low = place.next_lsn(),
-                // What lies before it in the same frame is no older.
+                // Earlier records of the same frame are no older.
                 Some(place) => high = middle.min(place.first_lsn).max(low),
                 None => high = middle,
             }
         }
-        // What lies before the first right time goes with the first record behind it that is old.
+        // Records before the first right time go with the first old record behind them.
         Ok(if low > start { low } else { first })
     }
 
-    /// The first record behind those that seem to have arrived later than `now`: the clock was
-    /// ahead then, and they arrived before that record. `first` if it has a right time.
+    /// The first record behind those that seem to have arrived later than `now`: they came earlier than that
+    /// record, while the clock was ahead. `first` if it has a right time.
     fn behind_wrong_clock(
         &self,
         log: &Log,
@@ -120,14 +120,14 @@ impl Core {
         Ok(low.min(limit))
     }
 
-    /// When the frame arrived that holds a record, or the next one that is not damaged; `None`
-    /// if its header cannot be read.
+    /// Arrival of the frame that holds a record, or of the next frame that is not damaged; `None` if its
+    /// header cannot be read.
     pub(super) fn arrival(&self, log: &Log, lsn: Lsn) -> io::Result<Option<Timestamp>> {
         Ok(self.arrived(log, lsn)?.and_then(|(_, arrival)| arrival))
     }
 
-    /// The frame that holds a record, or the next one that does not, and when it arrived. In a
-    /// sorted run what was one frame is a piece of a pack.
+    /// The frame that holds a record, or the next frame if none holds it, and its arrival. In a sorted run, a
+    /// former frame is a piece of a pack.
     fn arrived(&self, log: &Log, lsn: Lsn) -> io::Result<Option<(Place, Option<Timestamp>)>> {
         loop {
             let Some(place) = self.frame_of(log, lsn)? else {
@@ -138,7 +138,7 @@ impl Core {
                 return Ok(Some((place, header.map(|header| header.arrival))));
             }
             let pieces = match self.pieces_at(&place) {
-                // The run was made anew meanwhile.
+                // The run was rewritten meanwhile.
                 Err(error) if is_retired(&error) => continue,
                 pieces => pieces?,
             };
@@ -157,8 +157,8 @@ impl Core {
         }
     }
 
-    /// Bytes of the log's frames before the one that holds `lsn`, of all there ever were;
-    /// `None` where that is not known any more.
+    /// Bytes of all frames that the log ever had before the frame that holds `lsn`; `None` where that is not
+    /// known any more.
     pub(super) fn stored_before(&self, log: &Log, lsn: Lsn) -> io::Result<Option<u64>> {
         let (mut sum, mut from) = (0, lsn);
         let chain = loop {
@@ -194,7 +194,7 @@ impl Core {
             .map(|stored| stored.saturating_sub(here)))
     }
 
-    /// The frame that holds a record, or the next one that does not.
+    /// The frame that holds a record, or the next frame if none holds it.
     fn frame_of(&self, log: &Log, lsn: Lsn) -> io::Result<Option<Place>> {
         let (in_memory, chain) = {
             let state = log.state.read();
@@ -213,7 +213,7 @@ impl Core {
             if let Some(place) = entries.get(at) {
                 return Ok(Some(place));
             }
-            // All that it had of that was damaged.
+            // All frames of the row from there on were damaged.
             from = row.next_lsn;
         }
         Ok(in_memory)
@@ -231,7 +231,7 @@ impl Core {
                 let this = header.position == place.position && header.first_lsn == place.first_lsn;
                 return Ok(Some(header).filter(|_| this));
             }
-            // It says itself how long it is, with extensions.
+            // The header states its own length, with extensions.
             let claimed = frame::claimed_header_len(&bytes).unwrap_or(0);
             if claimed <= length || claimed > u64::from(place.frame_len) {
                 return Ok(None);
