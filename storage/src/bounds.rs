@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_of_what_passes_do_not_overflow() {
+    fn sums_of_accepted_numbers_do_not_overflow() {
         for number in [
             u64::MAX,
             1 << 63,

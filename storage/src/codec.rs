@@ -364,7 +364,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_body_is_what_prost_writes_for_the_same_records(records in records()) {
+        fn a_body_equals_the_prost_encoding_of_the_records(records in records()) {
             let mut body = Vec::new();
             let sent = Records::from(records.clone());
             for record in sent.iter() {

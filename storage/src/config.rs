@@ -57,7 +57,7 @@ pub struct StorageConfig {
     /// Maximum time that written data stays unflushed when no request asks for a flush, outside `async` and
     /// `manual`. Default: 100 ms. Bounds the WRITTEN acks that a power cut can take back.
     pub sync_interval: Duration,
-    /// Maximum unflushed bytes before a flush is forced. Default: 16 MiB.
+    /// Maximum unflushed bytes before a flush is forced, outside `async` and `manual`. Default: 16 MiB.
     pub sync_bytes: u64,
     /// Maximum bytes that all logs in sync mode `manual` together hold in memory. Default: 8 MiB. A full
     /// buffer is written as a whole.
@@ -87,7 +87,7 @@ pub struct StorageConfig {
     /// Maximum number of cursors of one log. Default: 10,000.
     pub max_cursors_per_log: u64,
     /// Maximum number of logs. Default: 1,000,000. Deleted logs do not count, but logs and deleted logs that
-    /// wait for the sorter are together at most 5/4 of this and 1,024. Memory: some 350 bytes each, and the
+    /// wait for the sorter are together at most 5/4 of this plus 1,024. Memory: some 350 bytes each, and the
     /// name.
     pub max_logs: u64,
     /// Maximum number of producers of all logs; a producer of two logs counts twice. Default: 100,000.

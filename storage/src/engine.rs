@@ -46,7 +46,7 @@ pub struct Profile {
     pub limits: Limits,
     /// Identity of the store, for ever.
     pub store_id: u128,
-    /// Unclean starts so far, from 1.
+    /// Number that rises by one with each unclean start.
     pub recovery_epoch: RecoveryEpoch,
 }
 
@@ -273,7 +273,7 @@ pub struct ScanEnd {
 
 /// Memory that a scan reads into. The caller of the scan grants it.
 pub trait Room: Send + Sync {
-    /// Resolves when the scan may read `bytes` bytes. Granted bytes that the scan has not used count.
+    /// Resolves when the scan may read `bytes` bytes. Bytes granted earlier and not used count.
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()>;
 
     /// The scan has found nothing to read, and waits.
@@ -575,7 +575,7 @@ pub trait LogEngine: Send + Sync + 'static {
 
     /// Puts `next` behind `batch`, so that they are submitted as one, if no client can see the difference.
     /// Both must hold only records of one log, and each must be valid alone. The conditions of `next` must
-    /// follow from those of `batch`. Both must belong to one session, in this order, and ask for one
+    /// follow from the conditions of `batch`. Both must belong to one session, in this order, and ask for one
     /// durability. They are applied together or not at all. A refusal is that of the first.
     ///
     /// # Errors
@@ -609,7 +609,7 @@ pub trait LogEngine: Send + Sync + 'static {
     /// Begins a scan.
     ///
     /// # Errors
-    /// Fails if the start does not fit the selection, or names a record or log that does not exist. A
+    /// If the start does not fit the selection, or names a record or log that does not exist. A
     /// following scan of an unknown log is not an error: it waits for the log.
     fn scan(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError>;
 

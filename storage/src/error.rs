@@ -15,7 +15,7 @@ pub enum AppendError {
     /// The request itself is wrong; nothing was written.
     #[error(transparent)]
     Invalid(#[from] InvalidBatch),
-    /// Conditions did not hold: all those that failed. Nothing was written.
+    /// All conditions that did not hold. Nothing was written.
     #[error("{}", ConditionList(.0))]
     ConditionsFailed(Vec<FailedCondition>),
     /// The log does not exist and is not created by appending; nothing was written.
@@ -205,7 +205,7 @@ fn epoch_jump(log: &LogName, producer: Option<&Name>, given: u64, current: u64) 
     )
 }
 
-/// Free space of the volume, in bytes, when a lack of space refused a request.
+/// Free space of the volume, in bytes, when a request was refused for lack of space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FreeSpace {
     /// Free bytes. `None` if the file system does not report them.
@@ -302,7 +302,6 @@ fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
         _ => "the store".to_owned(),
     };
     let remedy = match what {
-        // A producer is forgotten only with its log.
         Bounded::ProducersOfLog => "use fewer producers",
         Bounded::Producers => "use fewer producers, delete logs",
         Bounded::CursorsOfLog | Bounded::Cursors => "delete cursors",
@@ -839,7 +838,7 @@ pub enum RestoreError {
         /// The fault, in words.
         what: String,
     },
-    /// The backup does not reach so far.
+    /// The position lies beyond the end of the backup.
     #[error("the backup ends at position {end}; it does not reach {asked}")]
     Beyond {
         /// The position asked for.
@@ -847,7 +846,7 @@ pub enum RestoreError {
         /// The position of the backup.
         end: Position,
     },
-    /// The store has no end at or below the position.
+    /// No part of the store ends at or below the position.
     #[error("the store begins at position {first}; nothing of it ends at or below {asked}")]
     Before {
         /// The position asked for.
@@ -860,7 +859,7 @@ pub enum RestoreError {
     NotEmpty {
         /// The directory.
         directory: String,
-        /// The name of the file found there.
+        /// The name of an entry found there.
         name: String,
     },
     /// The archive holds no record that was asked for.
@@ -914,7 +913,7 @@ pub enum OpenError {
     /// The directory has files, but they are not a store of Wald.
     #[error("{what}")]
     NotAStore {
-        /// The file found, and the remedy, in words.
+        /// The finding, and the remedy, in words.
         what: String,
     },
     /// The directory has no store, and none may be made there.

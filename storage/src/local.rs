@@ -108,7 +108,7 @@ pub(crate) struct Core {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     Serve,
-    /// Lost records are accepted as lost, so that the store works again.
+    /// The loss of records is accepted, so that checkpoints and sorting go on.
     AcceptLoss,
     /// The clock of retention begins at the system's clock.
     ResetClock,
@@ -145,7 +145,7 @@ impl Core {
             Some(archive) => Some(Archive::open(archive, store.id)?),
             None => None,
         };
-        // What the settings allow is not taken for damage.
+        // A body of the largest size that the settings allow does not count as damage.
         compress::allow(config.largest_body());
         let seams = (&*clock, &*observer);
         let mut recovered = match start {

@@ -20,7 +20,7 @@ pub struct Record {
     pub headers: Vec<Header>,
     /// The producer's time; `None` = the engine's clock.
     pub timestamp: Option<Timestamp>,
-    /// The producer's CRC-32C of `data`; verified on arrival, stored, returned.
+    /// The producer's checksum of `data`, CRC-32C; verified on arrival, stored, returned.
     pub crc32c: Option<u32>,
 }
 

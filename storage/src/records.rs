@@ -246,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_client_encodes_is_what_its_records_come_to(
+        fn records_encoded_by_a_client_equal_decoded_records(
             sent in proptest::collection::vec(sent(), 0..5),
         ) {
             let (messages, records): (Vec<_>, Vec<_>) = sent.into_iter().unzip();
@@ -282,7 +282,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_taken_are_stored_as_they_are(
+        fn accepted_bytes_are_stored_unchanged(
             sent in proptest::collection::vec(sent(), 1..3), at: prop::sample::Index, byte: u8,
         ) {
             let messages: Vec<_> = sent.into_iter().map(|(message, _)| message).collect();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_stored_otherwise_is_not_taken_as_it_is() {
+    fn records_in_another_encoding_are_not_accepted_unchanged() {
         let text = v1::Record {
             payload: Some(v1::record::Payload::Text("x".to_owned())),
             ..v1::Record::default()

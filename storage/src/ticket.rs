@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_told_if_nobody_is_left_to_answer() {
+    fn a_waiter_learns_that_the_answering_thread_is_gone() {
         let (mut ticket, answer) = Ticket::new();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
             let _answer = answer;

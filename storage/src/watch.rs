@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_are_woken_who_see_what_was_published() {
+    fn only_waiters_that_see_a_publication_are_woken() {
         let thing = Arc::new(Thing::default());
         let levels = [
             Visibility::Durable,

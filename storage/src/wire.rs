@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn varint_reads_back_and_has_the_length_foretold(value: u64) {
+        fn a_varint_reads_back_and_has_the_predicted_length(value: u64) {
             let mut out = Vec::new();
             put_varint(&mut out, value);
             prop_assert_eq!(out.len(), varint_len(value));

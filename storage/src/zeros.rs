@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_is_looked_at() {
+    fn every_byte_is_checked() {
         for length in [0, 1, 7, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5] {
             let mut bytes = vec![0; length];
             assert!(are_zeros(&bytes), "{length}");

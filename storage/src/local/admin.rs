@@ -315,7 +315,7 @@ impl Core {
     }
 }
 
-/// Logs and records that an index tells of.
+/// Number of logs and of records in an index.
 fn told_by(index: &SealedIndex) -> SegmentContents {
     let mut contents = SegmentContents {
         records: 0,

@@ -43,7 +43,7 @@ pub(crate) struct Holdings {
     pub(crate) cursors: u64,
     /// Forgotten producers whose ids are remembered.
     pub(crate) gone: u64,
-    /// Bytes of all names but those of deleted logs.
+    /// Bytes of all names, without the names of deleted logs.
     pub(crate) name_bytes: u64,
     /// Bytes of the names of deleted logs.
     pub(crate) deleted_name_bytes: u64,
@@ -183,7 +183,7 @@ impl Bounds {
     }
 }
 
-/// Totals of one log.
+/// Producers and cursors of one log, and the bytes of their names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) producers: u64,

@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_writes_what_it_gathered_and_leaves_what_may_take_long() {
+    fn a_caller_writes_gathered_requests_and_leaves_long_work_to_drivers() {
         let core = core_of(StorageConfig {
             sync_interval: MAX_DELAY,
             ..StorageConfig::default()
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_caller_has_written_is_flushed_in_time() {
+    fn a_driver_flushes_the_writes_of_a_caller_in_time() {
         let core = core();
         drop(gather(&core, 1));
         assert_eq!(write_next(&core), 1);
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_were_answered_are_waited_for_and_fewer_not_for_long() {
+    fn the_next_group_waits_for_answered_callers_but_not_for_long() {
         let core = core();
         // The wait ends only when as many requests are queued as were answered.
         gather_for_a_day(&core);
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn no_marker_is_flushed_before_those_who_wait_for_more() {
+    fn no_marker_is_flushed_before_requests_that_gather() {
         let core = core();
         queue(&core, 1);
         assert_eq!(write_next(&core), 1);
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gathered_during_a_flush_is_in_the_next_one_whoever_waits_already() {
+    fn requests_gathered_during_a_flush_are_in_the_next_one() {
         let core = core();
         queue(&core, 1);
         assert_eq!(write_next(&core), 1);

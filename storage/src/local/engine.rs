@@ -57,8 +57,9 @@ const VERIFICATIONS: usize = 4;
 impl LocalEngine {
     /// Opens the store on `disk`, creating it if there is none, and recovers it.
     ///
-    /// Fails if another process has the store, if the directory holds no store that this version can read, or
-    /// if the file system returns an error. Damage is no error, unless `on_damage` says so: see the report.
+    /// # Errors
+    /// If another process has the store, if the directory holds no store that this version can read, or if the
+    /// file system returns an error. Damage is no error, unless `on_damage` says so: see the report.
     pub fn open(
         disk: Arc<dyn Disk>,
         config: StorageConfig,
@@ -71,7 +72,7 @@ impl LocalEngine {
     /// As [`LocalEngine::open`]; keeps expired records in `archive`, if there is one.
     ///
     /// # Errors
-    /// Also fails if the archive cannot be used, or another process writes there for this store.
+    /// Also if the archive cannot be used, or another process writes there for this store.
     pub fn open_with_archive(
         disk: Arc<dyn Disk>,
         archive: Option<Arc<dyn Disk>>,

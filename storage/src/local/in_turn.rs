@@ -79,7 +79,7 @@ mod of_tests {
             self.trim(target, before)
         }
 
-        /// One of a session.
+        /// Queues a request of a session.
         pub(crate) fn enqueue_of(
             &self,
             session: &Session,
@@ -89,7 +89,7 @@ mod of_tests {
             self.accept(Some(session), batch, Some(level), By::Driver)
         }
 
-        /// One step of the sorter, as its thread would do it. Tells whether there was one to do.
+        /// Does one step of the sorter, as its thread would. Returns whether there was work.
         pub(crate) fn sort_in_turn(&self) -> io::Result<bool> {
             let step = |of| self.sort_step(of, Load::AtRest, &mut |_| Ok(()));
             match step(Of::Segments).and_then(|done| Ok(done || step(Of::Runs)?)) {
@@ -114,7 +114,7 @@ mod of_tests {
             self.administer(AdminChange::Configure { name, change })
         }
 
-        /// Waits, in a later turn, for everything before to be as safe.
+        /// Makes everything before as safe as `level`, in a later turn.
         pub(crate) fn sync_in_turn(
             &self,
             level: Durability,
@@ -127,7 +127,7 @@ mod of_tests {
             self.administer(AdminChange::Delete(target))
         }
 
-        /// One that is to be answered as its logs' sync modes say.
+        /// Queues a request that is answered after the event that the sync modes of its logs name.
         pub(crate) fn enqueue_by_mode(&self, session: Option<&Session>, batch: Batch) -> Ticket {
             self.accept(session, batch, None, By::Driver)
         }

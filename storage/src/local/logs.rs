@@ -679,7 +679,7 @@ impl Log {
 #[derive(Default)]
 pub(crate) struct Logs {
     tables: RwLock<Tables>,
-    /// Producers, cursors and name bytes of all logs. Only the committer changes it.
+    /// Producers and cursors of all logs. Only the committer changes it.
     load: Mutex<Load>,
     /// Number of logs, by their number of producers. Only the committer changes it.
     crowds: Mutex<Crowds>,
@@ -758,8 +758,8 @@ const STEP: usize = 1024;
 /// Number of logs from which a second thread pays.
 const MANY: usize = 20_000;
 
-/// The sort key of a log by name, kept here because the logs are out of order in memory: usually the first
-/// bytes in which names differ, the name, the log.
+/// A log with its sort key, gathered in the order of memory: usually the first bytes in which names differ,
+/// the name, the log.
 type Keyed = (u64, LogName, Arc<Log>);
 
 /// Logs in the order of their names. Of two logs with one name, the newer one comes last.
@@ -1117,7 +1117,7 @@ mod tests {
     }
 
     #[test]
-    fn all_logs_are_gathered_in_steps_and_pages_have_those_that_are_visible() {
+    fn all_logs_are_gathered_in_steps_and_pages_hold_visible_logs() {
         let count = 3 * STEP as u64 + 7;
         let logs: Vec<_> = (1..=count).rev().map(log).collect();
         logs[0].state.write().deleted = true;
@@ -1139,7 +1139,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_logs_with_one_name_the_newer_has_it() {
+    fn the_newer_of_two_logs_with_one_name_keeps_the_name() {
         let name = LogName::new("log").unwrap();
         let log = |number| {
             let (config, time) = (LogConfig::default(), Timestamp::default());

@@ -939,7 +939,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_reads_back_and_costs_few_bytes() {
+    fn remembered_batches_read_back_and_cost_few_bytes() {
         let producers = filled(250);
         let mut bytes = Vec::new();
         let mut read = Producers::default();
@@ -956,7 +956,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_was_never_there() {
+    fn a_batch_taken_back_leaves_no_trace() {
         let mut producers = filled(130);
         let mut states = Vec::new();
         let rest = (130..200).map(|sequence| (3, sequence));

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_checksum_is_told_with_the_right_one() {
+    fn a_wrong_checksum_is_reported_with_the_right_one() {
         let data = Bytes::from_static(b"123456789");
         let good = Record {
             data: data.clone(),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_checks_pass_as_records_and_no_more() {
+    fn checks_pass_up_to_the_maximum_number_of_records() {
         let mut many = batch(Record::default());
         let limit = StorageConfig::default().max_batch_records;
         many.checks = (0..limit)

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reader_sees_what_is_published_for_it_and_a_cut_takes_back_the_rest() {
+    fn each_reader_sees_its_published_value_and_a_cut_drops_the_rest() {
         let at = Position::new;
         let mut epoch = Versions::settled(0);
         epoch.push(at(10), 1, at(0));
