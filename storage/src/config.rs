@@ -49,7 +49,7 @@ pub struct StorageConfig {
     pub segment_bytes: u64,
     /// Segments kept ready for the next roll. Default: 2. Minimum: 1.
     pub pool_segments: usize,
-    /// Further segments kept ready that hold no records. On a full disk, trims and deletions go on in them,
+    /// Further segments kept ready that take no records. On a full disk, trims and deletions go on in them,
     /// and a restart begins in one. Default: 2. Minimum: 1.
     pub reserve_segments: usize,
     /// The sync mode of logs that have none of their own. Default: strict.
@@ -130,8 +130,8 @@ pub struct StorageConfig {
     /// Default: yes.
     pub sorter_enabled: bool,
     /// Disk space for sorting, in bytes, beyond 1.3 times the live data: for segments that wait, and for new
-    /// runs while the files they replace still exist. Less than 4 segments counts as 4 segments. Default: 512
-    /// MiB. A run is at most 3 GiB, so values above 24 GiB change nothing.
+    /// runs while the files they replace still exist. Default: 512 MiB. Minimum: lower values count as 4
+    /// segments. A run is at most 3 GiB, so values above 24 GiB change nothing.
     pub sorter_step_bytes: u64,
     /// Maximum bytes that the sorter reads and writes per second. Default: 0, no bound. Appends always go
     /// first.
@@ -184,7 +184,7 @@ impl Default for StorageConfig {
 /// Why a configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A segment must hold its own bookkeeping and half a request.
+    /// A segment must hold its own bookkeeping, and a request must fit into half of it.
     #[error("segment_bytes is {0}; the least is {MIN_SEGMENT_BYTES} (64 KiB)")]
     SegmentTooSmall(u64),
     /// A sorted run of one segment stays below 4 GiB.

@@ -273,7 +273,7 @@ pub struct ScanEnd {
 
 /// Memory that a scan reads into. The caller of the scan grants it.
 pub trait Room: Send + Sync {
-    /// Resolves when the scan may read `bytes` bytes. Bytes granted earlier and not used count.
+    /// Resolves when the scan may read `bytes` bytes. Unused bytes of earlier grants count.
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()>;
 
     /// The scan has found nothing to read, and waits.

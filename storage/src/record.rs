@@ -54,7 +54,7 @@ impl Guard {
     /// The conditions that hold once `records` records were appended under these; `None` if there are none.
     fn after(mut self, records: u64) -> Option<Self> {
         if let Some(expected) = &mut self.expected_lsn {
-            // A client may expect any lsn.
+            // A client may expect any lsn, so the sum may overflow.
             *expected = Lsn::new(expected.get().checked_add(records)?);
         }
         (!self.must_not_exist).then_some(self)

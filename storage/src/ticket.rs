@@ -1,8 +1,7 @@
 //! Tickets: the two answers to one batch.
 //!
-//! A small one-shot cell of our own rather than a channel, because both answers live
-//! in one allocation, the first is free when nobody waits for it, and the waiter may
-//! be a task of any runtime or a plain thread.
+//! A ticket is a one-shot cell and not a channel. Both answers live in one allocation, and the first costs
+//! nothing when no caller waits for it. The waiter may be a task of any runtime or a plain thread.
 
 use std::future::Future;
 use std::io;

@@ -244,9 +244,8 @@ fn refuse(
     }))
 }
 
-/// Checks the conditions of a cursor commit. `made` is the number of cursors of the log that the request
-/// creates, up to and without this one, and the additions of the request to the store. Both then count this
-/// cursor.
+/// Checks the conditions of a cursor commit, and counts a new cursor in `made` and `wanted`. Before, `made` is
+/// the number of cursors that the request already creates in the log, and `wanted` its additions to the store.
 pub(crate) fn check_cursor(
     log: Option<&Log>,
     commit: &CursorCommit,

@@ -32,8 +32,8 @@ const GUARDING: &str = "checking the data directory";
 
 impl Core {
     /// Checks the data directory until `control` stops it or the journal has failed. Each check
-    /// also reads the clocks, so that a jump of the system's clock is reported by an idle store, and
-    /// ends backups that nobody reads.
+    /// also reads the clocks, so that an idle store reports a jump of the system's clock. It also ends
+    /// backups that no caller reads.
     pub(crate) fn guard(&self, control: &Control) {
         let mut before = None;
         while !control.is_stopped() && self.journal.failure().is_none() {

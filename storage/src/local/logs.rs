@@ -1,8 +1,8 @@
 //! The table of logs, and the state of each log.
 //!
-//! Only the committer changes a log. Readers look at it under a short lock. Readers compare positions with
-//! the published positions of the journal to find the visible records, so a batch over several logs appears
-//! in all of them at once.
+//! Only the committer changes a log. Readers look at it under a short lock. They find the visible records by
+//! comparing positions with the journal's published positions. So a batch over several logs appears in all
+//! of them at once.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashSet};

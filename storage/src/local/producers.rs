@@ -6,7 +6,7 @@
 //! with it. The same bytes go into indexes and checkpoints.
 //!
 //! A checkpoint holds all of a log's producers. The index of a segment and the image in a sorted
-//! run hold the changes since that segment or run began, so that an idle producer costs nothing
+//! run hold the changes since that segment or run began, so an idle producer costs nothing
 //! there. A start applies these changes in journal order ([`Producers::apply`]).
 //!
 //! A forgotten producer leaves a [`Gone`] behind: a hash of its id, and its epoch. A late retry of

@@ -3,7 +3,7 @@
 //! A pass visits all logs. For most of them, state in memory shows that nothing must go. A pass examines the
 //! logs that may exceed a bound (`border.rs`). It takes the logs of the oldest segments first, so that logs
 //! whose records lie together are examined together. The records to forget become trims through the
-//! committer, like trims of clients. A step of a pass hands in one portion of trims, so that they take one
+//! committer, like trims of clients. A step of a pass hands in one portion of trims. So they take one
 //! group and one flush, and appends wait for few of them. A step examines at most `STEP` logs, and the pass
 //! then rests as long as the step took: the first pass after a start may have to examine all logs.
 //!
