@@ -73,7 +73,7 @@ use crate::records::Records;
 use crate::recovery::RecoveryReport;
 use crate::ticket::Ticket;
 
-/// A clock that moves when told to.
+/// A clock that moves only when a test moves it.
 pub(crate) struct TestClock(Mutex<(Instant, i64)>);
 
 impl TestClock {
@@ -89,7 +89,7 @@ impl TestClock {
         now.1 += micros;
     }
 
-    /// What it shows changes, and no time passes.
+    /// Changes the time that the clock shows, while no time passes.
     fn jump(&self, micros: i64) {
         self.0.lock().1 += micros;
     }
@@ -105,7 +105,7 @@ impl Clock for TestClock {
     }
 }
 
-/// All settings change.
+/// Changes all settings.
 impl From<LogConfig> for LogConfigChange {
     fn from(config: LogConfig) -> Self {
         Self {
@@ -130,7 +130,7 @@ fn small_config() -> StorageConfig {
     StorageConfig {
         segment_bytes: 64 << 10,
         pool_segments: 1,
-        // Time stands still in tests: nobody would wait out a rate.
+        // Time stands still in tests, so nothing may wait for a rate.
         scrub_bytes_per_second: 0,
         retention_interval: Duration::from_secs(24 * 3600),
         ..StorageConfig::default()
@@ -172,7 +172,7 @@ impl Fixture {
         }
     }
 
-    /// Ends the process without a word, then starts again.
+    /// Ends the process without a shutdown, then starts again.
     fn restart(self) -> Self {
         let Self {
             disk,
@@ -192,7 +192,7 @@ impl Fixture {
         }
     }
 
-    /// Shuts down as it should be, then starts again.
+    /// Shuts down cleanly, then starts again.
     fn restart_cleanly(self) -> Self {
         self.core.close().unwrap();
         self.restart()
@@ -202,7 +202,7 @@ impl Fixture {
         self.core.enqueue(batch, Durability::Durable)
     }
 
-    /// Appends at once, to the device.
+    /// Appends in one turn, and waits for the device.
     fn append(&self, log: &str, data: &[u8]) -> Result<Appended, AppendError> {
         self.append_batch(batch(&[(log, &[data])]))
     }
@@ -270,12 +270,12 @@ fn read_request(log: &str, start: ReadStart) -> ReadRequest {
     }
 }
 
-/// A page as a thread that may wait reads it; what is given where nothing may wait is the same.
+/// Reads a page as a thread that may wait, and checks that a read that may not wait agrees.
 fn page_either_way(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, ReadError> {
     let page = read::page(core, request, Reach::Disk)?;
     let of = |page: &Page| page.batches.iter().flat_map(payloads).collect::<Vec<_>>();
     if let Ok(near) = read::page(core, request, Reach::Cached) {
-        // It may end where the next is not in memory.
+        // This page may end where the next record is not in memory.
         assert!(near.next_lsn <= page.next_lsn);
         assert!(of(&page).starts_with(&of(&near)));
     }
@@ -300,7 +300,7 @@ fn record(data: &[u8]) -> Record {
     }
 }
 
-/// Gives the first of some records, which have nothing but data, a time of its own.
+/// Sets the time of the first of some records, which have only data.
 fn set_time(records: &mut Records, time: Timestamp) {
     let mut times = std::iter::once(time);
     *records = records
@@ -369,7 +369,7 @@ fn contents(
     }
 }
 
-/// The ticket's last answer, if it is there.
+/// The ticket's last answer, if it has one.
 fn settled(ticket: &mut Ticket) -> Option<Result<Appended, AppendError>> {
     let mut context = Context::from_waker(Waker::noop());
     match Future::poll(Pin::new(ticket), &mut context) {
@@ -378,8 +378,8 @@ fn settled(ticket: &mut Ticket) -> Option<Result<Appended, AppendError>> {
     }
 }
 
-/// The scan's next chunk, if it is there. Fixture engines have no reader threads: what
-/// a scan hands to them is done here.
+/// The scan's next chunk, if there is one. Fixture engines have no reader threads: this call does their work
+/// for the scan.
 fn next_chunk(scan: &mut Box<dyn Scan>) -> Option<Result<Option<ScanChunk>, ReadError>> {
     let mut next = scan.next();
     let mut context = Context::from_waker(Waker::noop());

@@ -147,7 +147,7 @@ fn what_nobody_asked_to_flush_is_durable_within_the_interval() {
         .wait()
         .unwrap();
     assert_eq!(answer.durability, Durability::Written);
-    // Resolves only if a flush comes by itself: nobody else asks for one.
+    // Only an automatic flush resolves this wait: nobody else requests a flush.
     block_on(engine.tail_beyond(target("a"), Lsn::ZERO, Some(Visibility::Written))).unwrap();
     while engine.stat(target("a"), None, None).is_err() {
         std::thread::yield_now();
@@ -200,7 +200,7 @@ fn open_segments_are_bounded_while_many_scans_read_right() {
             .for_each(|ticket| drop(ticket.wait().unwrap()));
         block_on(engine.sync(SyncTarget::Device, None)).unwrap();
         assert!(engine.statistics().journal_segments > 60);
-        // Only after a start nothing is read from memory.
+        // Only after a start does no read come from memory.
         block_on(engine.drain()).unwrap();
         drop(engine);
         let engine = open();
@@ -261,8 +261,8 @@ fn everyone_who_waits_is_answered_when_the_engine_goes_away() {
     assert_eq!(count(&open(directory.path()), "a"), answered as u64);
 }
 
-/// Everything that a scan of all logs gives, until it has caught up: for each log the records
-/// in order, and nothing but trims missing.
+/// Number of records of each log in a scan of all logs, until it has caught up. Each log must be in order,
+/// and only trimmed records may be missing.
 fn scan_all(engine: &LocalEngine) -> std::collections::BTreeMap<String, u64> {
     let request = ScanRequest {
         selector: Selector::All,

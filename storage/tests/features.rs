@@ -1,5 +1,5 @@
-//! What a newer version wrote: ignored where that is allowed, and otherwise refused, with
-//! nothing changed in the directory.
+//! Files of a newer version: unknown features are ignored where that is allowed. Otherwise the start is
+//! refused, and the directory does not change.
 
 #![allow(
     clippy::unwrap_used,
@@ -50,7 +50,7 @@ fn append(engine: &LocalEngine, log: &str, bytes: usize) {
     ticket.wait().unwrap();
 }
 
-/// How many records of a log can be read.
+/// Number of readable records of a log.
 fn records(engine: &LocalEngine, log: &str) -> u64 {
     let (mut next, mut found) = (Lsn::ZERO, 0);
     loop {
@@ -90,7 +90,7 @@ fn store(clean: bool) -> TempDir {
         block_on(engine.drain()).unwrap();
         return directory;
     }
-    // What the operating system has when a process is killed.
+    // The copy holds the files as the operating system has them after a kill.
     let killed = tempfile::tempdir().unwrap();
     copy(directory.path(), killed.path());
     killed
@@ -104,7 +104,7 @@ fn copy(from: &Path, to: &Path) {
             fs::create_dir(&target).unwrap();
             copy(&entry.path(), &target);
         } else if fs::copy(entry.path(), target).is_err() {
-            // The indexer was moving it.
+            // The indexer moved this file meanwhile.
         }
     }
 }
@@ -243,7 +243,7 @@ fn unknown_features_refuse_the_start_in_whichever_segment_they_are() {
             assert_refused(store.path(), &words);
             set_life(&segment, offset, known);
         }
-        // Both kinds at once: the stronger is named.
+        // A segment with both kinds of features: the error names the stronger one.
         let engine = open(store.path()).unwrap();
         assert_eq!(records(&engine, "a"), RECORDS);
     }
@@ -290,7 +290,7 @@ fn newer_format_is_refused() {
 
 #[test]
 fn frames_that_are_not_known_are_neither_torn_nor_damaged() {
-    // Offset in the header, value, what is said.
+    // Offset in the header, value, words of the refusal.
     let cases = [
         (6, 2, "version 2"),
         (7, 200, "kind 200"),
@@ -309,7 +309,7 @@ fn frames_that_are_not_known_are_neither_torn_nor_damaged() {
             let batches: Vec<_> = frames.iter().filter(|at| bytes[**at + 7] == 1).collect();
             let (first, last) = (batches[0], batches[batches.len() - 1]);
             for frame in [first, last] {
-                // The index would tell what the frame was, and the segment not be read.
+                // With an index, the start would know the frame and not read the segment.
                 drop(fs::remove_dir_all(original.path().join("index")));
                 set_header(segment, *frame, offset, value);
                 let place = format!("offset {frame}");

@@ -1,6 +1,5 @@
-//! What the machine around the store may do to it: other users' rights, and links, pipes,
-//! directories and devices in the place of the store's files. `.ci/host.py` tries the same on
-//! the released binary, under every umask.
+//! The machine around the store: other users' rights, and links, pipes, directories and devices in the place
+//! of the store's files. `.ci/host.py` tries the same on the released binary, under every umask.
 
 #![allow(
     clippy::unwrap_used,
@@ -93,7 +92,7 @@ fn store_is_for_its_owner_only() {
         let right = if path.is_dir() { 0o700 } else { 0o600 };
         assert_eq!(mode, right, "{}", path.display());
     }
-    // What somebody opened stays open.
+    // Rights that somebody granted later stay.
     for path in [&data, &data.join("FORMAT")] {
         let mode = fs::metadata(path).unwrap().permissions().mode() | 0o055;
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -103,7 +102,7 @@ fn store_is_for_its_owner_only() {
     assert_eq!((mode(&data), mode(&data.join("FORMAT"))), (0o755, 0o655));
 }
 
-/// Kinds of things that are in the place of something else.
+/// Kinds of entries that may take the place of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Odd {
     Link,
@@ -125,7 +124,7 @@ impl Odd {
         }
     }
 
-    /// Puts one there; false where this user cannot.
+    /// Puts one there. Returns false if this user cannot.
     fn put(self, path: &Path, target: &Path) -> bool {
         use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
         let node = |kind, device| mknodat(CWD, path, kind, Mode::from_raw_mode(0o600), device);
@@ -196,7 +195,7 @@ fn odd_files_are_named_and_never_followed() {
         let data = scratch.path().join(number.to_string());
         copy(&good, &data);
         let place = data.join(path);
-        // A link leads to what would do, if it were followed.
+        // The link leads to a file or directory that would work if it were followed.
         let (file, directory) = (target.join("file"), target.join("directory"));
         let _gone = fs::remove_dir_all(&target);
         fs::create_dir(&target).unwrap();
@@ -247,7 +246,7 @@ impl Canonicalized for Path {
     }
 }
 
-/// Paths, sizes and bytes of what is below a directory.
+/// Paths and bytes of the files below a directory.
 fn listed(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let files = all(directory).into_iter().filter(|path| path.is_file());
     let mut listed: Vec<_> = files
@@ -266,7 +265,7 @@ fn data_directory_itself_may_be_a_link() {
     block_on(open(&link).unwrap().drain()).unwrap();
 }
 
-/// Waits until the idle journal has failed: the reason that appends get then. Panics after 20
+/// Waits until the idle journal has failed. Returns the reason that appends then get. Panics after 20
 /// seconds.
 fn failure(engine: &LocalEngine) -> String {
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -64,10 +64,10 @@ fn start_after_a_kill_needs_a_few_windows_of_a_large_segment() {
     for number in 0..60 {
         append(&engine, 1 << 20, number);
     }
-    // Without a word: the next start reads the whole segment.
+    // Ends without a shutdown: the next start reads the whole segment.
     drop(engine);
     wald_storage::give_back_memory();
-    // The highest value so far is forgotten.
+    // Resets the highest value so far.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS");
     let engine = open(directory.path());

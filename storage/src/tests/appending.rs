@@ -69,7 +69,7 @@ fn a_journal_of_many_segments_reads_back() {
 }
 
 #[test]
-fn appends_of_one_log_that_meet_in_a_group_share_a_frame_and_keep_their_answers() {
+fn appends_of_one_log_in_one_group_share_a_frame_and_keep_their_answers() {
     let fixture = Fixture::new();
     fixture.append("a", b"first").unwrap();
     let mut tickets: Vec<Ticket> = (0..10u8)
@@ -159,7 +159,7 @@ fn a_refusal_that_reveals_unflushed_state_is_answered_after_the_flush() {
     fixture.disk.fail_sync(1);
     let mut refused = fixture.submit(wrong);
     fixture.core.turn();
-    // The flush that the refusal needed failed, so what it would have told stays untold.
+    // The flush that the refusal needed failed, so the refusal reveals nothing.
     assert!(matches!(
         settled(&mut refused),
         Some(Err(AppendError::JournalFailed(_)))
@@ -271,7 +271,7 @@ fn stored_time_never_goes_back_within_a_log() {
     fixture.append("a", b"1").unwrap();
     fixture.clock.advance(-5_000_000);
     let later = fixture.append("a", b"2").unwrap().appends[0].timestamp;
-    // The clock jumped back by 10 seconds while 5 passed: stored times follow those 5.
+    // The clock jumped back by 10 seconds while 5 passed: stored times follow the 5 seconds.
     assert_eq!(later, Timestamp::from_micros(1_700_000_005_000_000));
     let fixture = fixture.restart();
     fixture.clock.advance(-5_000_000);
@@ -328,7 +328,7 @@ fn an_idle_journal_proves_what_it_flushed() {
     assert_eq!(fixture.disk.calls(), before, "one marker is enough");
 }
 
-/// Otherwise it reads that block from the device first, if the page cache no longer has it.
+/// A partial block is first read from the device if the page cache no longer has it.
 #[test]
 fn no_write_to_the_journal_enters_a_block_without_covering_it() {
     const BLOCK: u64 = 4096;

@@ -1,5 +1,5 @@
-//! The archive: what retention takes is in the store or there, at every moment, and comes
-//! back as it was.
+//! The archive: at every moment, each record that retention takes is in the store or in the archive. A
+//! restore returns the records unchanged.
 
 use std::collections::BTreeMap;
 
@@ -130,7 +130,7 @@ fn archiving(disk: &SimDisk, clock: &Arc<TestClock>) -> Result<Fixture, OpenErro
     start(disk, Some(archive_of(disk)), clock)
 }
 
-/// A batch: how many records, when it came, length and checksum of what is in it.
+/// A batch: number of records, arrival in microseconds, length and checksum of its body.
 type Stored = (u32, i64, usize, u32);
 
 /// Batches of each log, by their first lsn.
@@ -155,7 +155,7 @@ impl Fixture {
         block_on(done).unwrap();
     }
 
-    /// Appends to all logs over some segments, and notes what it appended.
+    /// Appends to all logs over some segments, and notes the appended batches.
     fn fill_noted(&self, segments: u64, told: &mut Told) {
         let begun = self.core.journal.current().base;
         let mut number = 0_u64;
@@ -179,14 +179,14 @@ impl Fixture {
             let end = of_log
                 .last_key_value()
                 .map_or(0, |(first, stored)| first + u64::from(stored.0));
-            // Of a batch that a trim ended in only a part can be read.
+            // A batch that a trim cut can only be read in part.
             let mut new = batches(self, log).unwrap_or_default();
             new.retain(|first, _| *first >= end);
             of_log.extend(new);
         }
     }
 
-    /// Has every log forget what its retention does not keep.
+    /// Expires all records beyond the retention of their logs.
     fn expire_all(&self) {
         let mut pass = self.core.begin_pass().unwrap();
         while !pass.is_through() {
@@ -221,7 +221,7 @@ impl Fixture {
         panic!("sorting comes to an end");
     }
 
-    /// Lsns of a log that lie in files of the store, whether they can be read or not.
+    /// Lsns of a log that lie in files of the store, readable or not.
     fn in_files(&self, log: &str) -> Vec<(u64, u64)> {
         let log = self.core.logs.by_name(log).unwrap();
         let mut found: Vec<(u64, u64)> = Vec::new();
@@ -296,7 +296,7 @@ fn archived(listing: &ArchiveListing, log: &str) -> Vec<(u64, u64)> {
     found
 }
 
-/// Ranges as few as they can be.
+/// Joins ranges that touch or overlap.
 fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges.sort_unstable();
     let mut joined: Vec<(u64, u64)> = Vec::new();
@@ -309,7 +309,7 @@ fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     joined
 }
 
-/// A store made of an archive, served.
+/// Restores an archive to a new store, and opens it.
 fn restored(archive: &Arc<dyn Disk>, filter: &ArchiveFilter) -> (Fixture, u64) {
     let disk = SimDisk::new();
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
@@ -376,7 +376,7 @@ fn what_retention_took_is_archived_and_comes_back_as_it_was() {
         found.insert(log.to_owned(), batches(&other, log).unwrap());
         assert_eq!(found[log], within(&told[log], &ranges), "{log}");
     }
-    // It is a store like any other.
+    // The restored store works like any other.
     let other = other.restart();
     other.fill_noted(6, &mut Told::new());
     other.sort_all();
@@ -406,7 +406,7 @@ fn what_the_archive_does_not_hold_is_told_as_what_took_it() {
     fixture.fill_noted(6, &mut told);
     fixture.expire_all();
     fixture.sort_all();
-    // And one without the archive.
+    // This run has no archive.
     drop(fixture);
     let fixture = start(&disk, None, &clock).unwrap();
     fixture.fill_noted(6, &mut told);
@@ -481,7 +481,7 @@ fn what_the_archive_does_not_hold_is_told_as_what_took_it() {
             }
         };
     }
-    // Newer archives only: the rest had been expired.
+    // Without the older files, earlier records count as expired.
     let newest = listed(&*archive).files.pop().unwrap();
     let alone = SimDisk::new();
     alone.replace(&newest.path, disk.contents(&under(&newest.path)).unwrap());
@@ -495,7 +495,7 @@ fn what_the_archive_does_not_hold_is_told_as_what_took_it() {
     assert_eq!(told[1].to, Some(Lsn::new(of_a[0].0)));
 }
 
-/// Every so many calls; every one if `WALD_EVERY` is set.
+/// Distance between the tested calls; 1 if `WALD_EVERY` is set.
 fn step() -> usize {
     match std::env::var("WALD_EVERY") {
         Ok(_) => 1,
@@ -503,7 +503,7 @@ fn step() -> usize {
     }
 }
 
-/// Sorts until there is nothing to do, or something fails.
+/// Sorts until nothing is left to do, or something fails.
 fn sort_on(fixture: &Fixture) {
     for _ in 0..50 {
         if !matches!(fixture.core.sort_in_turn(), Ok(true)) {
@@ -512,7 +512,7 @@ fn sort_on(fixture: &Fixture) {
     }
 }
 
-/// A store in which there is much to be archived, from segments and from runs; ended by a kill.
+/// A store with many records to archive, from segments and from runs; ended by a kill.
 fn unarchived() -> (SimDisk, Arc<TestClock>, Told) {
     let (disk, clock) = (SimDisk::new(), TestClock::new());
     let fixture = archiving(&disk, &clock).unwrap();
@@ -536,8 +536,8 @@ fn unarchived() -> (SimDisk, Arc<TestClock>, Told) {
     (disk, clock, told)
 }
 
-/// Every record that nobody trimmed is in the store or in the archive; once the sorter has gone
-/// on, in one of them only. What is in the archive comes back as it was.
+/// Checks that every record that nobody trimmed is in the store or in the archive. Once `settled`, it must be
+/// in only one of them. Archived records come back unchanged.
 fn assert_all_there(fixture: &Fixture, told: &Told, settled: bool, what: &str) {
     let archive = archive_of(&fixture.disk);
     let listing = listed(&*archive);
@@ -595,7 +595,7 @@ fn wherever_a_crash_comes_nothing_that_expired_is_lost_or_twice() {
             break;
         }
         points += 1;
-        // And again in the start that follows.
+        // A second crash comes in the start that follows.
         for then in [0, nth % 31 + 1] {
             let disk = disk.copy();
             if then > 0 {
@@ -612,7 +612,7 @@ fn wherever_a_crash_comes_nothing_that_expired_is_lost_or_twice() {
             assert_all_there(&fixture, &told, false, &what);
             fixture.sort_all();
             assert_all_there(&fixture, &told, true, &format!("{what}, then sorted"));
-            // A start without the archive, and one that has it again.
+            // A start without the archive comes after starts with it.
             drop(fixture);
             let fixture = start(&disk, None, &clock).unwrap();
             assert_all_there(&fixture, &told, true, &format!("{what}, then without"));
@@ -660,7 +660,7 @@ fn a_full_archive_holds_up_what_is_to_be_dropped_and_nothing_else() {
     let (disk, archive, clock) = (SimDisk::new(), SimDisk::new(), TestClock::new());
     let archive_disk = || Arc::new(archive.clone()) as Arc<dyn Disk>;
     let fixture = start(&disk, Some(archive_disk()), &clock).unwrap();
-    // One store, one writer.
+    // Only one store may write to an archive.
     let locked = start(&disk.copy(), Some(archive_disk()), &clock);
     assert!(matches!(locked, Err(OpenError::Locked { .. })));
     let mut told = Told::new();
@@ -791,7 +791,7 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
         let other = start(&target, None, &TestClock::new()).unwrap();
         let log = other.core.logs.by_name("a").unwrap();
         assert_eq!(log.id, id.unwrap_or(new));
-        // Nothing of it is to be forgotten again.
+        // The restored log has no retention, so nothing expires again.
         let retention = log.state.read().config.retention.clone();
         assert_eq!(retention.as_deref(), Some(&Retention::default()));
         let found = batches(&other, "a").unwrap();
@@ -799,7 +799,7 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
         for (first, stored) in found {
             assert_eq!(told["a"].get(&first), Some(&stored));
         }
-        // Nor is anything written over.
+        // A restore does not write over a store.
         let again = archive::restore(&archive, &target_disk, &filter, &config(), &mut |_| {});
         assert!(matches!(
             again,

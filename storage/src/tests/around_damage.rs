@@ -1,6 +1,6 @@
-//! Damage costs itself only: checkpoints are written, segments sorted and space given back around
-//! it. The gap keeps its name until its records are trimmed or deleted, or until an operator
-//! accepts the loss. After that the store is as if it had never been damaged.
+//! Damage costs only the damaged records: checkpoints are written, segments sorted and space given back
+//! around it. The gap keeps its name until its records are trimmed or deleted, or until an operator accepts
+//! the loss. After that the store works as if it had never been damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ enum At {
     Run,
 }
 
-/// How it is found.
+/// How the damage is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Read,
@@ -100,8 +100,7 @@ impl Store {
         replace_with(&mut self.fixture, how);
     }
 
-    /// Reads every log, and all of them by a scan. Every record must be right or named. Returns
-    /// the lsns that are named.
+    /// Reads every log, then all logs by a scan. Every record must be right or named. Returns the named lsns.
     fn named(&self, what: &str) -> Lsns {
         let mut named = Lsns::new();
         for (log, records) in &self.records {
@@ -161,7 +160,7 @@ impl Store {
         named
     }
 
-    /// Sorts all there is, and sees that nothing holds it back.
+    /// Sorts everything, and checks that nothing holds the sorter back.
     fn sorts(&mut self, what: &str) {
         self.fill(3);
         let steps = self.fixture.sort();
@@ -203,8 +202,8 @@ impl Store {
         );
     }
 
-    /// The page with a byte that was flipped leaves the cache, if its file is still there: what copies
-    /// the disk takes the cache for the device.
+    /// Evicts the page with the flipped byte from the cache, if its file still exists: copies of the disk
+    /// take the cache for the device.
     fn leaves_cache(&self, file: &Segment, at: usize) {
         let disk = &self.fixture.disk;
         if disk.contents(&file.path()).is_some() {
@@ -212,7 +211,7 @@ impl Store {
         }
     }
 
-    /// The worst that a verification finds, lost records, and all findings for people.
+    /// Returns the worst severity of a verification, the number of lost records, and all findings as text.
     fn verify(&self) -> (Option<Severity>, u64, String) {
         let offline = Offline::open(Arc::new(self.fixture.disk.copy())).unwrap();
         let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
@@ -229,7 +228,7 @@ impl Store {
         examine(&disk, &self.fixture.config).unwrap()
     }
 
-    /// Starts a copy of the store that refuses damage.
+    /// Whether a start that refuses damage fails on a copy of the store.
     fn refuses(&self) -> bool {
         let config = StorageConfig {
             on_damage: OnDamage::Refuse,
@@ -239,7 +238,7 @@ impl Store {
         matches!(opened, Err(OpenError::Damaged(_)))
     }
 
-    /// After every kind of start the same is named, and counted.
+    /// Checks that every kind of start names and counts the same lsns.
     fn stays_named(&mut self, expected: &Lsns, what: &str) {
         let count: u64 = expected.values().map(|lsns| lsns.len() as u64).sum();
         for start in ["killed", "clean", "bare"] {
@@ -293,7 +292,7 @@ impl Store {
         });
     }
 
-    /// Nobody is alarmed, and everything goes on.
+    /// Checks that every kind of start reports no damage, and that work goes on.
     fn is_as_new(&mut self, named: &Lsns, what: &str) {
         for start in ["killed", "clean", "bare"] {
             let what = format!("{what}, {start}");
@@ -333,7 +332,7 @@ fn replace_with(fixture: &mut Fixture, how: impl FnOnce(Fixture) -> Fixture) {
     *fixture = how(old);
 }
 
-/// A store with one damaged frame or pack, which was found. Returns the lsns that are lost.
+/// A store with one damaged frame or pack, which was found. Returns the lost lsns too.
 fn damaged(at: At, by: By, offset: u64, what: &str) -> (Store, Lsns) {
     let mut store = Store::new();
     store.append("early", b"once");
@@ -342,7 +341,7 @@ fn damaged(at: At, by: By, offset: u64, what: &str) -> (Store, Lsns) {
         store.fixture.sort();
         store.fill(3);
     }
-    // No record is in memory after it.
+    // After this restart no record is in memory.
     store.restart(Fixture::restart_cleanly);
     let (file, place) = store.place(at, "b/1");
     let offset = if offset == 0 {
@@ -371,7 +370,7 @@ fn damaged(at: At, by: By, offset: u64, what: &str) -> (Store, Lsns) {
 fn checkpoints_and_sorting_go_on_around_damage_and_its_gap_stays_named() {
     for at in [At::Segment, At::Run] {
         for by in [By::Read, By::Verify, By::Start, By::Sorter] {
-            // In the header, and in the middle of the body.
+            // Offset 40 is in the header; 0 stands for the middle of the body.
             for offset in [40, 0] {
                 let what = format!("{at:?}, found by {by:?}, offset {offset}");
                 let (mut store, named) = damaged(at, by, offset, &what);
@@ -426,7 +425,7 @@ fn damage_that_is_trimmed_deleted_or_accepted_is_forgotten() {
 fn sorter_keeps_records_that_only_the_page_cache_has_wrong() {
     // A run is written again only where damage is known.
     for (at, is_read) in [(At::Segment, false), (At::Segment, true), (At::Run, true)] {
-        // In the header, and in the middle of the body.
+        // Offset 40 is in the header; 0 stands for the middle of the body.
         for offset in [40, 0] {
             let what = format!("{at:?}, read before: {is_read}, offset {offset}");
             let mut store = Store::new();
@@ -454,7 +453,7 @@ fn sorter_keeps_records_that_only_the_page_cache_has_wrong() {
     }
 }
 
-/// What meets bytes that only the page cache has wrong.
+/// The reader that meets bytes that only the page cache has wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meets {
     Read,
@@ -466,7 +465,7 @@ enum Meets {
 fn nothing_counts_as_lost_that_only_the_page_cache_has_wrong() {
     for active in [true, false] {
         for meets in [Meets::Read, Meets::Scan, Meets::Verify] {
-            // In the header, and in the middle of the body.
+            // Offset 40 is in the header; 0 stands for the middle of the body.
             for offset in [40, 0] {
                 let what = format!("active: {active}, {meets:?}, offset {offset}");
                 let mut store = Store::new();
@@ -575,7 +574,7 @@ fn lsns_below_a_trim_or_a_cursor_are_never_given_out_again() {
             };
             let lost = place_of("log");
             assert_eq!(lost.first_lsn, Lsn::new(8));
-            // Its directory tells of the lost record, and goes too.
+            // The directory in this frame describes the lost record, and is lost too.
             fixture.append("other", b"lost").unwrap();
             let mut to = place_of("other").end();
             match by {
@@ -646,7 +645,7 @@ fn a_missing_segment_is_sorted_around_and_its_logs_stay_what_they_were() {
     store.append("gone", b"soon");
     store.fill(2);
     let before = store.fixture.core.journal.current();
-    // All that is known of this log lies in one segment, and the end of the other one.
+    // One segment holds all facts of log `only`, and the deletion of log `gone`.
     let there = |fixture: &Fixture| fixture.core.journal.current().base == before.base;
     store.append("only", b"here");
     let deleted = store.fixture.core.delete_in_turn(target("gone"));
@@ -1062,7 +1061,7 @@ fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
         drop(core);
         let clock = Arc::new(crate::clock::SystemClock);
         let on: Arc<dyn Disk> = Arc::new(disk.clone());
-        // The damage stays where it is.
+        // The damage stays in its place.
         let idle = StorageConfig {
             sorter_enabled: false,
             ..config.clone()
@@ -1134,7 +1133,7 @@ fn file_with_damage_that_an_index_names_gets_no_new_life() {
 #[test]
 fn scan_over_known_damage_leaves_index_and_checkpoints() {
     for at in [At::Segment, At::Run] {
-        // In the header: a scan finds the next one.
+        // The byte is in the header: a scan finds the next one.
         let what = format!("{at:?}");
         let (mut store, named) = damaged(at, By::Read, 40, &what);
         let derived = |store: &Store| {

@@ -16,7 +16,7 @@ use crate::record::{GapReason, LogConfig};
 use crate::repair::accept_loss;
 use crate::verify::{Control, Offline, Severity};
 
-/// How a store stands: each log's records, from its first lsn kept.
+/// State of a store: for each log its first kept lsn and its records.
 type Standing = BTreeMap<String, (u64, Vec<Vec<u8>>)>;
 
 fn standing(core: &Arc<Core>) -> Standing {
@@ -65,7 +65,7 @@ fn next(backup: &mut dyn Backup) -> Result<Option<BackupPart>, BackupError> {
     poll(&mut backup.next()).expect("there is no thread to wait for")
 }
 
-/// Where backups are kept, as a client does: content by its digest.
+/// Keeps backups as a client does: content by its digest.
 #[derive(Clone)]
 pub(super) struct Shelf(SimDisk);
 
@@ -86,8 +86,7 @@ impl Shelf {
         digests.collect()
     }
 
-    /// Takes a backup; `between` is done before each step. Returns how many bytes were
-    /// sent, too.
+    /// Takes a backup, and calls `between` before each step. Returns the number of bytes sent, too.
     pub(super) fn save(
         &self,
         fixture: &Fixture,
@@ -149,7 +148,7 @@ impl Shelf {
     }
 }
 
-/// A store with some segments, and how it stood after each unit: where that ends.
+/// A store with some segments, and its state at the end position of each unit.
 fn busy_store(seed: u64) -> (Fixture, Vec<(Position, Standing)>) {
     let mut fixture = Fixture::new();
     let mut random = StdRng::seed_from_u64(seed);
@@ -195,7 +194,7 @@ fn busy_store(seed: u64) -> (Fixture, Vec<(Position, Standing)>) {
         }
         fixture.clock.advance(1000);
         let position = fixture.core.journal.durable();
-        // A trim that trims nothing is no frame.
+        // A trim that removes nothing writes no frame.
         stood.retain(|(before, _)| *before < position);
         stood.push((position, standing(&fixture.core)));
     }
@@ -239,7 +238,7 @@ fn a_restored_store_holds_what_was_there_and_goes_on_beyond_the_old_one() {
     let position = after.append("a", b"on").unwrap().position.unwrap();
     assert!(position > beyond.advance(1 << 40));
 
-    // It is a store like any other: a backup of it shares what both have.
+    // The restored store works like any other: a backup of it shares content with the first one.
     let (again, sent_again) = shelf.save(&after, || {}).unwrap();
     assert_eq!(again.store_id, manifest.store_id);
     assert!(sent_again < sent / 4, "{sent_again} of {sent}");
@@ -313,7 +312,7 @@ fn a_store_is_restored_as_it_stood_at_any_position() {
                 standing_then,
                 "at {position}, seed {seed}"
             );
-            // Between two ends the lower one counts.
+            // A position between two ends restores the lower one.
             if let Some(before) = before {
                 let between = Position::new(position.get() - 1);
                 let restored = reopened(shelf.restore(&manifest, Some(between)));
@@ -451,7 +450,7 @@ fn backup_that_nobody_reads_ends_and_holds_nothing() {
     let mut unread = begin(&fixture, HashSet::new()).unwrap();
     assert!(next(&mut *unread).unwrap().is_some());
     assert!(backups.remove(&segment).unwrap());
-    // A part in time: the backup goes on.
+    // A part is read in time, so the backup goes on.
     fixture.clock.advance(limit - 1);
     backups.end_unread(fixture.core.journal.clock.monotonic());
     assert!(next(&mut *unread).unwrap().is_some());
@@ -466,7 +465,7 @@ fn backup_that_nobody_reads_ends_and_holds_nothing() {
         matches!(ended, Err(BackupError::Unread { .. })),
         "{ended:?}"
     );
-    // Also without a look in between, and its place is free.
+    // An unread backup also ends without `end_unread`, and makes room for another.
     let mut unread: Vec<_> = (0..backup::AT_A_TIME)
         .map(|_| begin(&fixture, HashSet::new()).unwrap())
         .collect();
@@ -503,7 +502,7 @@ fn backup_holds_only_the_files_that_it_still_sends() {
         }
     }
     assert!(sending + 1 == manifest.files.len() && sending > 2);
-    // Content that the caller has is not held.
+    // Content that the client has is not held.
     let known = manifest.files.iter().map(|file| file.digest).collect();
     let mut second = begin(&fixture, known).unwrap();
     loop {
@@ -574,7 +573,7 @@ fn damage_is_saved_as_it_is_and_told() {
     let view = shelf.view(&manifest, None).unwrap();
     let check = view.verify(&small_config(), &mut |_| {}).unwrap();
     assert_eq!(check.bad_files, [], "it is what was saved");
-    // A segment with an index is not read by a start: the damage is found by a read.
+    // A start does not read a segment with an index, so a read finds the damage.
     let restored = Fixture::on(shelf.restore(&manifest, None));
     let found = standing_over_gaps(&restored);
     assert_eq!(
@@ -605,7 +604,7 @@ fn saved_store(shelf: &Shelf) -> (Fixture, SegmentId, Arc<BackupManifest>) {
 }
 
 #[test]
-fn a_segment_that_rotted_since_the_last_backup_is_saved_as_it_is_where_it_is_not_held() {
+fn a_rotten_segment_that_no_earlier_backup_holds_is_saved_as_it_is() {
     let (fixture, rotten, _) = saved_store(&Shelf::default());
     flip(&fixture.disk, &format!("journal/{rotten}.seg"), 20_000);
     let other = Shelf::default();
@@ -622,7 +621,7 @@ fn a_segment_that_rotted_since_the_last_backup_is_saved_as_it_is_where_it_is_not
 fn a_segment_that_rotted_after_it_was_saved_is_whole_in_later_backups() {
     let shelf = Shelf::default();
     let (fixture, rotten, _) = saved_store(&shelf);
-    // No record is in memory after it.
+    // After this restart no record is in memory.
     let fixture = fixture.restart_cleanly();
     shelf.save(&fixture, || {}).unwrap();
     flip(&fixture.disk, &format!("journal/{rotten}.seg"), 20_000);
@@ -652,7 +651,7 @@ fn a_loss_that_was_accepted_alarms_nobody_in_a_backup() {
     let restored = shelf.restore_to(&manifest, None, &target).unwrap();
     assert_eq!(restored.report.damage, []);
     assert_eq!(standing_over_gaps(&Fixture::on(target)), (59, 1));
-    // What rots later is new.
+    // Later damage counts as new.
     flip(&sim, &format!("journal/{rotten}.seg"), 40_000);
     let (manifest, _) = Shelf::default().save(&fixture, || {}).unwrap();
     assert!(!manifest.damage.is_empty());
@@ -693,7 +692,7 @@ fn a_restored_store_knows_that_the_newest_segment_was_lost() {
     let (manifest, _) = shelf
         .save(&fixture, || {
             if newest.is_none() {
-                // Behind it is only the one that appends go on in.
+                // Only the segment that takes appends follows it.
                 let segments = fixture.core.journal.segments.read();
                 let id = segments.values().nth_back(1).unwrap().life.id;
                 fixture.disk.remove(&format!("journal/{id}.seg")).unwrap();
@@ -703,7 +702,7 @@ fn a_restored_store_knows_that_the_newest_segment_was_lost() {
         .unwrap();
     let newest = newest.unwrap();
     assert!(manifest.damage.iter().any(|d| d.segment == Some(newest)));
-    // A checkpoint would tell of it, too.
+    // A checkpoint would name the lost segment, too.
     let mut manifest = BackupManifest::clone(&manifest);
     manifest
         .files
@@ -793,7 +792,7 @@ fn a_restore_that_is_cut_off_anywhere_is_no_store() {
         match open(&target, &small_config(), &TestClock::new()) {
             Err(OpenError::NotAStore { .. }) => {
                 refused += 1;
-                // Nor is it one to those who verify or accept losses.
+                // Verification and acceptance of losses do not take it for a store either.
                 let before = target.fingerprint();
                 let disk: Arc<dyn Disk> = Arc::new(target.clone());
                 let clock = TestClock::new();
@@ -941,7 +940,7 @@ fn a_backup_of_a_sorted_store_is_whole_whatever_is_sorted_meanwhile() {
         .unwrap();
     assert!(sorted > 0, "something was sorted while it ran");
     assert_eq!(manifest.damage, []);
-    // What it held is gone by now.
+    // The files that only the backup held are gone by now.
     super::simulation::assert_no_leftovers(&fixture.disk, &fixture.core);
     assert_eq!(standing(&fixture.core), expected);
     let restored = reopened(shelf.restore(&manifest, None));
@@ -949,7 +948,7 @@ fn a_backup_of_a_sorted_store_is_whole_whatever_is_sorted_meanwhile() {
     let offline = Offline::open(Arc::new(shelf.restore(&manifest, None))).unwrap();
     let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
     assert_eq!(report.findings, []);
-    // A position in what is not sorted is reached, one in a run is refused, with the first.
+    // A position behind the runs is restored. One in a run is refused, with the first possible position.
     let first = fixture.core.journal.sorted_end();
     let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
     let before = Position::new(first.get() - 4096);
@@ -978,7 +977,7 @@ fn time_of_the_last_whole_backup_survives_a_restart() {
     let fixture = Fixture::new();
     fixture.append("a", b"1").unwrap();
     assert_eq!(fixture.core.statistics().last_backup, None);
-    // One that ends in the middle is none.
+    // A backup that is cut off does not count.
     let mut cut = begin(&fixture, HashSet::new()).unwrap();
     next(&mut *cut).unwrap();
     drop(cut);
@@ -988,7 +987,7 @@ fn time_of_the_last_whole_backup_survives_a_restart() {
     assert!(ended.is_some());
     let fixture = fixture.restart();
     assert_eq!(fixture.core.statistics().last_backup, ended);
-    // A file that is not whole tells nothing, and stops nothing.
+    // A damaged file gives no time, and stops nothing.
     let text = fixture.disk.contents("BACKUP").unwrap();
     for bytes in [&text[..text.len() / 2], b"", b"\xff"] {
         fixture.disk.replace("BACKUP", bytes.to_vec());

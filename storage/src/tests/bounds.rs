@@ -72,7 +72,7 @@ impl Fixture {
         found
     }
 
-    /// What is counted is what there is.
+    /// Checks that the counters equal a recount.
     fn count(&self) {
         assert_eq!(self.core.logs.holdings(), self.core.logs.recount());
     }
@@ -113,7 +113,7 @@ impl Fixture {
 fn every_way_to_a_log_ends_at_the_bound_of_logs() {
     let f = with(bounded(3, 9, 9, 999));
     f.append_batch(names(&["a"])).unwrap();
-    // Each fits alone, all together do not: none is made.
+    // Each log fits alone, but not all together: none is created.
     let over = (Bounded::Logs, 1, 3);
     assert_eq!(f.full(names(&["b", "c", "d"])), over);
     f.append_batch(names(&["a", "b", "c"])).unwrap();
@@ -133,7 +133,7 @@ fn every_way_to_a_log_ends_at_the_bound_of_logs() {
         other => panic!("{other:?}"),
     }
     assert!(f.read("d", 0).is_err());
-    // What is there goes on, and a deletion makes room at once.
+    // Existing logs go on, and a deletion makes room at once.
     f.append_batch(names(&["a", "b", "c"])).unwrap();
     f.raise("a", None).unwrap();
     f.drop_log("b");
@@ -156,7 +156,7 @@ fn producers_of_all_logs_are_bounded_together() {
     assert_eq!(f.full(by("a", "q", 0, 0)), full);
     assert_eq!(f.full(by("c", "p", 0, 0)), full);
     assert!(f.read("c", 0).is_err(), "a refusal makes no log");
-    // The next batch, a repeat and a higher epoch are of producers that are known.
+    // The next batch, a repeat and a higher epoch come from known producers.
     f.append_batch(by("a", "p", 0, 1)).unwrap();
     assert!(f.append_batch(by("a", "p", 0, 1)).unwrap().appends[0].deduplicated);
     f.append_batch(by("a", "p", 1, 0)).unwrap();
@@ -235,7 +235,7 @@ fn a_store_beyond_its_bounds_opens_and_takes_appends_to_what_is_there() {
 #[test]
 fn deleted_logs_that_are_not_sorted_are_bounded_too() {
     let f = with(bounded(1, 9, 9, 1 << 20));
-    // 1 and 1/4 of it, and 1,024 more.
+    // 1 log, 1/4 of that number, and 1,024 more.
     let most = 1 + 1024;
     for number in 0..most {
         let log = format!("log-{number}");
@@ -251,7 +251,7 @@ fn deleted_logs_that_are_not_sorted_are_bounded_too() {
 }
 
 #[test]
-fn deleted_logs_that_fill_their_bound_are_forgotten_though_there_is_little_to_sort() {
+fn deleted_logs_at_their_bound_are_forgotten_with_little_to_sort() {
     let f = with(bounded(1, 9, 9, 1 << 20));
     for number in 0..1025 {
         let log = format!("log-{number}");
@@ -272,7 +272,7 @@ fn deleted_logs_that_fill_their_bound_are_forgotten_though_there_is_little_to_so
     let waiting = f.core.logs.holdings().deleted;
     assert!(waiting <= 512, "{waiting}");
     f.append_batch(names(&["kept"])).unwrap();
-    // Few are left to be forgotten: no segment is left before it is full.
+    // Few deleted logs remain, so the current segment is not left before it is full.
     let segments = f.core.journal.segments.read().len();
     sort(&f);
     assert_eq!(f.core.journal.segments.read().len(), segments);
@@ -325,7 +325,7 @@ fn an_epoch_rises_by_two_to_the_32_at_a_time_and_no_more() {
         Err(AppendError::EpochJump { given, current, .. }) => (given, current),
         other => panic!("{other:?}"),
     };
-    // Of a producer, also of a new one, whose epoch counts from 0.
+    // Epoch of a producer. For a new producer it counts from 0.
     assert_eq!(
         jump(f.append_batch(by("a", "p", u64::MAX, 0))),
         (u64::MAX, 0)
@@ -341,10 +341,10 @@ fn an_epoch_rises_by_two_to_the_32_at_a_time_and_no_more() {
         jump(f.append_batch(by("a", "p", beyond, 0))),
         (beyond, RISE)
     );
-    // The owner goes on.
+    // The current owner goes on.
     f.append_batch(by("a", "p", RISE, 1)).unwrap();
     f.append_batch(by("a", "p", beyond - 1, 0)).unwrap();
-    // Of a writer.
+    // Epoch of a writer.
     let jump = |result: Result<u64, FenceError>| match result {
         Err(FenceError::Append(AppendError::EpochJump { given, current, .. })) => (given, current),
         other => panic!("{other:?}"),
@@ -359,7 +359,7 @@ fn an_epoch_rises_by_two_to_the_32_at_a_time_and_no_more() {
     assert_eq!(f.raise("new", Some(RISE)).unwrap(), RISE);
 }
 
-/// Which name of which kind was refused, and for which character.
+/// Kind and name that were refused, and the refused character.
 fn unseen(error: AppendError) -> (Named, String, char) {
     match error {
         AppendError::InvisibleName {
@@ -385,7 +385,7 @@ fn new_names_that_people_cannot_see_are_refused_on_every_way() {
     ] {
         let character = odd.chars().find(|c| !c.is_ascii()).unwrap();
         let log = (Named::Log, odd.to_owned(), character);
-        // The whole batch is refused, also what has a plain name.
+        // The whole batch is refused, logs with plain names included.
         let refused = f.append_batch(names(&["a", "b", odd])).unwrap_err();
         assert_eq!(unseen(refused), log);
         assert!(f.read("b", 0).is_err());

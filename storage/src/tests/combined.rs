@@ -23,7 +23,7 @@ use crate::ticket::Awaited;
 const KIB: u64 = 1 << 10;
 const SECOND: i64 = 1_000_000;
 const SEGMENT: u64 = 64 * KIB;
-/// A disk without a bound, compared with those of a run.
+/// Capacity in bytes that no run fills.
 const ENOUGH: u64 = 64 << 20;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -131,7 +131,7 @@ impl Run {
             self.work(&core, damages, counts);
             counts.failed_journals += u64::from(core.journal.failure().is_some());
             if core.journal.failure().is_none() && self.random.random_bool(0.2) {
-                // A power cut may be in its way.
+                // A power cut may interrupt the shutdown.
                 let _ended = core.close();
             }
             drop(core);
@@ -165,8 +165,8 @@ impl Run {
         open(&self.disk, &self.config, &self.clock)
     }
 
-    /// Starts and compares. A start that finds no space finds it on a larger disk. An operator gives up
-    /// an end of the journal that the device cannot read.
+    /// Starts and compares. A start that finds no space finds it on a larger disk. If the device cannot read
+    /// the end of the journal, an operator gives that end up.
     fn start(&mut self, counts: &mut Counts) -> Arc<Core> {
         if self.random.random_bool(0.2) {
             self.disk.crash_after(self.random.random_range(1..30));
@@ -260,7 +260,7 @@ impl Run {
             66..70 => self.delete(core),
             70..90 => {
                 self.clock.advance(self.random.random_range(0..30) * SECOND);
-                // The sorter would wait for one.
+                // The sorter would wait for a descriptor.
                 self.disk.set_out_of_descriptors(false);
                 self.sort(core, counts);
             }
@@ -274,7 +274,7 @@ impl Run {
         self.clock.advance(10_000);
     }
 
-    /// A step of the sorter. Its errors are those that the disk was to give.
+    /// A step of the sorter. All its errors must be planned faults.
     fn sort(&self, core: &Arc<Core>, counts: &mut Counts) -> bool {
         match core.sort_in_turn() {
             Ok(done) => {
@@ -382,7 +382,7 @@ impl Run {
         self.hit.extend(records_in(&bytes));
         self.damaged.insert(path.clone());
         if self.random.random_bool(0.5) {
-            // Real reads fail by the page: a small one before the bad byte, too.
+            // Real reads fail by the page: a small read before the bad byte fails, too.
             let page = at / 4096 * 4096;
             self.disk.set_unreadable(&path, page..page + 4096);
         } else {
@@ -391,8 +391,8 @@ impl Run {
         }
     }
 
-    /// Compares the store with the model: wrong records never, missing ones only where the run
-    /// damaged the file that held them.
+    /// Compares the store with the model: no record may be wrong, and only records in files that the run
+    /// damaged may be missing.
     fn compare(&mut self, core: &Arc<Core>, report: &RecoveryReport) {
         self.note_hit();
         let damaged = !self.damaged.is_empty();
@@ -446,7 +446,7 @@ impl Run {
         self.hit = hit;
     }
 
-    /// Every second log goes; a full disk gives space back, and appends go on.
+    /// Deletes every second log. A full disk gives space back, and appends go on.
     fn give_back_on_full_disk(&mut self, core: &Arc<Core>, counts: &mut Counts) {
         for round in 0..400 {
             let before = counts.full;
@@ -501,7 +501,7 @@ impl Run {
         );
     }
 
-    /// All logs go, and nearly all space comes back.
+    /// Deletes all logs. Nearly all space comes back.
     fn give_back_everything(&mut self, core: &Arc<Core>) {
         for log in core.logs.all() {
             let answer = core.delete_in_turn(target(log.name.as_str()));
@@ -597,7 +597,7 @@ fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSe
                     model.records = all;
                     model.records.truncate(tail);
                     model.maybe.clear();
-                    // So does a trim: it goes with the records before it.
+                    // A trim at such an end goes with the records before it.
                     model.first = model.first.min(tail);
                     model.maybe_first = model.maybe_first.map(|first| first.min(tail));
                     return;

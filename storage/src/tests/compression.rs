@@ -103,7 +103,7 @@ fn positions_go_up_also_where_a_shared_frame_shrinks() {
     assert_eq!(fixture.contents("a").len(), 200);
 }
 
-/// Requests of one record each, joined; all of them are one batch.
+/// Joins requests of one record each into one batch.
 pub(super) fn joined(fixture: &Fixture, log: &str, records: &[&[u8]]) -> Batch {
     let mut requests = records.iter().map(|data| batch(&[(log, &[data])]));
     let mut joined = requests.next().unwrap();
@@ -114,7 +114,7 @@ pub(super) fn joined(fixture: &Fixture, log: &str, records: &[&[u8]]) -> Batch {
 }
 
 #[test]
-fn each_of_the_requests_that_were_joined_has_a_position_of_its_own_in_their_frame() {
+fn joined_requests_have_their_own_positions_in_the_shared_frame() {
     for compression in [Compression::None, Compression::Lz4] {
         let fixture = with(compression);
         let data: &[u8] = &[7; 100];
@@ -155,7 +155,7 @@ fn a_damaged_compressed_frame_is_named_and_the_rest_is_served() {
         .unwrap();
     let segment = fixture.core.journal.segment_at(place.position).unwrap();
     let at = usize::try_from(segment.offset(place.position)).unwrap() + 66;
-    // What is new is read from memory.
+    // Without a restart, new records would be read from memory.
     let fixture = fixture.restart();
     let mut bytes = fixture.disk.contents(&segment.path()).unwrap();
     bytes[at] ^= 1;

@@ -6,8 +6,8 @@ use crate::disk::Disk;
 
 const BLOCK: usize = 4096;
 
-/// Appends records of many sizes until none is taken any more. Returns those that were acknowledged,
-/// and one whose outcome is not known.
+/// Appends records of many sizes until all are refused. Returns the acknowledged records, and one whose
+/// outcome is unknown.
 fn fill(fixture: &Fixture) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
     let mut acked = Vec::new();
     let mut refused = 0;
@@ -30,7 +30,7 @@ fn fill(fixture: &Fixture) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
     panic!("the disk never gets full");
 }
 
-/// Everything acknowledged is there, and nothing that was refused.
+/// Checks that all acknowledged records are there, and no refused one.
 fn compare(fixture: &Fixture, acked: &[Vec<u8>], unknown: Option<&Vec<u8>>, what: &str) {
     let found = fixture.contents("a");
     let whole = found == acked;
@@ -88,7 +88,7 @@ fn a_full_disk_that_copies_refuses_and_its_next_start_works() {
                     let mut opened = open(&disk, &config, &clock);
                     let full = |error: &OpenError| matches!(error, OpenError::Io { source, .. } if crate::disk::is_out_of_space(source));
                     if round > 0 && opened.as_ref().err().is_some_and(full) {
-                        // Each start takes a file, and the starts before took the last of the space.
+                        // Each start takes a file, and earlier starts took the last space.
                         without_space += 1;
                         disk.set_copy_on_write(100 << 20);
                         opened = open(&disk, &config, &clock);
@@ -124,7 +124,7 @@ fn a_group_in_a_full_copy_is_taken_back_with_the_space_of_the_pool() {
     let (fixture, before) = store(3, 1);
     let ready = fixture.core.pool().counts().0;
     assert!(ready > 0);
-    // Its first blocks find space, the others and zeros over the first do not.
+    // The first blocks of the group find space. The other blocks, and zeros over the first, find none.
     let refused = fixture.append("a", &[1; 20_000]);
     assert!(
         matches!(refused, Err(AppendError::DiskFull(_))),
@@ -132,7 +132,7 @@ fn a_group_in_a_full_copy_is_taken_back_with_the_space_of_the_pool() {
     );
     assert!(fixture.core.journal.failure().is_none());
     assert!(fixture.core.pool().counts().0 < ready);
-    // Records do not get into the space that was given up; people's requests do.
+    // Records may not use the space that was given up; requests of operators may.
     assert!(matches!(
         fixture.append("a", &[1; 10]),
         Err(AppendError::DiskFull(_))
@@ -172,7 +172,7 @@ fn a_full_disk_without_direct_reads_starts_after_a_kill() {
 }
 
 #[test]
-fn a_tail_that_the_page_cache_made_up_is_written_again_before_it_is_served() {
+fn a_tail_that_only_the_page_cache_has_is_written_again_before_serving() {
     for seed in 0..20 {
         let fixture = Fixture::new();
         fixture.disk.set_cached_only();

@@ -1,6 +1,6 @@
-//! Numbers that no store gets to, in files whose checksums fit: a start, `verify` and `repair`
-//! name them or refuse, and never panic, wrap around, or take memory by them. The same are
-//! seeds of the fuzz targets (`fuzzing::crafted_seeds`).
+//! Numbers that no store reaches, in files with valid checksums. A start, `verify` and `repair` name or
+//! refuse them, and never panic, overflow, or take memory by them. The fuzz targets have the same files as
+//! seeds (`fuzzing::crafted_seeds`).
 
 use super::*;
 use crate::backup::{BackupView, content_path};
@@ -174,8 +174,8 @@ fn store_that_cannot_go_on_is_refused_and_left_as_it_was() {
     assert!(open(&disk, &small_config(), &TestClock::new()).is_err());
 }
 
-/// Changes frames of all segments, each by its number, header and body at once; all
-/// checksums and the chain fit afterwards.
+/// Edits frames of all segments, each by its number, header and body together. Afterwards all checksums and
+/// the chain are valid.
 fn forge(disk: &SimDisk, edit: &dyn Fn(usize, Kind, &mut Vec<u8>)) {
     for name in disk.list("journal").unwrap() {
         forge_segment(disk, &format!("journal/{name}"), edit);
@@ -211,7 +211,7 @@ fn forge_segment(disk: &SimDisk, path: &str, edit: &dyn Fn(usize, Kind, &mut Vec
     disk.replace(path, bytes);
 }
 
-/// Whether a reader gets to the end of a log in a few pages: there are three records.
+/// Whether a reader reaches the end of a log with three records within 20 pages.
 fn ends(core: &Arc<Core>, log: &str) -> bool {
     let mut next = Lsn::ZERO;
     for _ in 0..20 {
@@ -225,7 +225,7 @@ fn ends(core: &Arc<Core>, log: &str) -> bool {
     false
 }
 
-/// Whatever it says, what is left of the store is served or refused in words.
+/// Checks that the rest of the store is served, or refused with a known error.
 fn survives(disk: &SimDisk, what: &str) {
     let findings = verified(disk);
     let refused = |error: OpenError| match error {
@@ -339,7 +339,7 @@ fn frame_that_claims_too_much_is_damage() {
     drop(created);
     fixture.append("packed", &[1; 700_000]).unwrap();
     fixture.append("other", b"good").unwrap();
-    // Some 340 KiB that become 80 MiB, as lz4 makes them.
+    // Some 340 KiB that decompress to 80 MiB, as lz4 makes them.
     let body = vec![0; 80 << 20];
     let mut stored = u32::try_from(body.len()).unwrap().to_le_bytes().to_vec();
     stored.extend(lz4_flex::block::compress(&body));
@@ -352,7 +352,7 @@ fn frame_that_claims_too_much_is_damage() {
             new.extend_from_slice(&stored);
         }
     });
-    // The frame is longer than it was: nothing behind it stands where it says.
+    // The frame is longer than before, so later frames are not at the position that they name.
     let findings = verified(&disk).unwrap();
     let claims = "claims 83886080 bytes decompressed, and no body of this store is larger than";
     assert!(

@@ -1,4 +1,4 @@
-//! Cursors: moved alone or with a batch, and shown only when that is durable.
+//! Cursors: moved alone or with a batch, and shown only when the move is durable.
 
 use super::*;
 use crate::disk::Disk;
@@ -45,11 +45,11 @@ impl Fixture {
         }
     }
 
-    /// Cursors of a log and where they stand.
+    /// Names and lsns of the cursors of a log.
     fn cursors(&self, log: &str) -> Vec<(String, u64)> {
         let mut found = Vec::new();
         let mut after = None;
-        // In pages of two.
+        // The pages hold two cursors.
         loop {
             let page = self
                 .core
@@ -105,7 +105,7 @@ fn cursors_stay_where_they_were_moved_to_over_every_kind_of_start() {
         f.core.cursor(&target("a"), &name("gone")),
         Err(CursorError::NotFound { .. })
     ));
-    // They go with their log.
+    // A deletion removes the cursors of the log.
     let mut deleted = f.core.delete_in_turn(target("a"));
     f.core.turn();
     assert!(
@@ -192,7 +192,7 @@ fn a_cursor_in_a_batch_moves_with_its_records_or_not_at_all() {
         .unwrap();
     assert_eq!(f.cursors("in"), pairs(&[("x", 1)]));
     assert_eq!(f.cursors("out"), pairs(&[("own", 1)]));
-    // Refused for the records: the cursor stands. Refused for the cursor: no records.
+    // A wrong condition of the records keeps the cursor. One of the cursor appends no records.
     let mut wrong = with(b"b", vec![to("in", "x", 2)]);
     wrong.logs[0].guard.expected_lsn = Some(Lsn::new(77));
     let mut both = wrong.clone();
@@ -208,7 +208,7 @@ fn a_cursor_in_a_batch_moves_with_its_records_or_not_at_all() {
         (f.cursors("in"), f.contents("out").len()),
         (pairs(&[("x", 1)]), 2)
     );
-    // Named twice; alone; with nothing else.
+    // A batch that names a cursor twice is refused. A batch of only a cursor is accepted.
     let twice = with(b"b", vec![to("in", "x", 2), to("in", "x", 2)]);
     assert!(matches!(
         f.append_batch(twice),

@@ -1,5 +1,5 @@
-//! Bytes flipped, files cut, files gone: what is served must be right, and what is
-//! missing must be named, exactly.
+//! Bytes flipped, files cut, files removed: served records must be right, and missing records must be named,
+//! exactly.
 //!
 //! `WALD_DAMAGE=all` tries every byte; otherwise every header byte of the sample and a
 //! part of the rest.
@@ -28,7 +28,7 @@ pub(super) struct Sample {
 pub(super) struct Known {
     pub(super) segment: usize,
     pub(super) from: usize,
-    /// End of what checksums cover: padding excluded.
+    /// End of the bytes that checksums cover, without padding.
     pub(super) covered: usize,
     pub(super) to: usize,
     pub(super) header_end: usize,
@@ -49,7 +49,7 @@ impl Sample {
         for round in 0..3u8 {
             for step in 0..6u8 {
                 let first = LOGS[usize::from(step) % LOGS.len()];
-                // The last log comes into being in the second segment.
+                // The last log is created in the second segment.
                 let first = if round == 0 && first == "d" {
                     "a"
                 } else {
@@ -170,9 +170,8 @@ impl Sample {
         self.records[log].len()
     }
 
-    /// Opens a changed copy; what is served must be right, what is missing must be
-    /// exactly `missing`, named; and every log must go on where it was: with indexes to
-    /// trust, and without.
+    /// Opens a changed copy, with its indexes and without. Served records must be right, exactly `missing` is
+    /// missing and named, and every log must go on where it was.
     pub(super) fn check(
         &self,
         disk: SimDisk,
@@ -218,7 +217,7 @@ impl Sample {
         self.check_scan_of_all(&fixture, missing, what);
     }
 
-    /// The journal scan must tell the same.
+    /// Checks that a scan of all logs reports the same.
     fn check_scan_of_all(
         &self,
         fixture: &Fixture,
@@ -261,7 +260,7 @@ impl Sample {
     }
 }
 
-/// The same store without what its indexer has written.
+/// A copy of the store without the files of its indexer.
 pub(super) fn without_indexes(disk: &SimDisk) -> SimDisk {
     let disk = disk.copy();
     for directory in ["index", "checkpoint"] {
@@ -272,7 +271,7 @@ pub(super) fn without_indexes(disk: &SimDisk) -> SimDisk {
     disk
 }
 
-/// What can be read of a log up to where its tail cannot be proven, and where that is.
+/// Reads a log up to the lsn where its tail cannot be proven. Returns the records and that lsn.
 pub(super) fn read_up_to_doubt(fixture: &Fixture, log: &str) -> (Vec<Vec<u8>>, u64) {
     let mut found = Vec::new();
     loop {
@@ -285,7 +284,7 @@ pub(super) fn read_up_to_doubt(fixture: &Fixture, log: &str) -> (Vec<Vec<u8>>, u
     }
 }
 
-/// What can be read of a log, and the lsns that are named as damaged.
+/// Readable records of a log, and the lsns that are named as damaged.
 pub(super) fn read_around(fixture: &Fixture, log: &str) -> (BTreeMap<u64, Vec<u8>>, BTreeSet<u64>) {
     let mut found = BTreeMap::new();
     let mut named = BTreeSet::new();
@@ -323,7 +322,7 @@ fn every_flipped_byte_is_noticed_and_its_records_are_named_exactly() {
     let mut tried = 0;
     for segment in 0..sample.paths.len() {
         let bytes = sample.bytes(segment);
-        // Behind the last frame of the last segment there are only zeros.
+        // Only zeros follow the last frame of the last segment.
         let end = (sample.end_of(segment) + 256).min(bytes.len());
         for at in (0..end).filter(|at| all() || at % 11 == 0) {
             let mut flipped = bytes.clone();
@@ -373,8 +372,8 @@ fn a_file_cut_at_any_offset_loses_exactly_what_was_cut() {
     println!("{tried} cuts, one at a time");
 }
 
-/// A last segment cut at an offset: what is left is a prefix, in whole units, and is
-/// served. Without its link the segment counts as gone, and no tail can be proven.
+/// Checks a last segment cut at an offset: the rest is a prefix of whole units, and is served. Without its
+/// link the segment counts as gone, and no tail can be proven.
 fn check_prefix(sample: &Sample, disk: SimDisk, at: usize, what: &str) {
     let link = sample
         .frames
@@ -413,7 +412,7 @@ fn a_segment_removed_loses_exactly_its_records() {
     let fixture = Fixture::on(disk);
     assert!(!fixture.report.findings.is_empty());
     for (log, records) in &sample.records {
-        // The newest records of any log may have been there: none goes on.
+        // The newest records of any log may have been in that segment, so no log takes appends.
         let (found, _) = read_up_to_doubt(&fixture, log);
         assert!(records.starts_with(&found), "{log}");
         let refused = fixture.append(log, b"after");

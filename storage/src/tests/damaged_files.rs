@@ -1,13 +1,13 @@
-//! What a start goes by beside the frames, damaged: indexes, checkpoints, BEGUN, FORMAT,
-//! REPAIRS; each byte flipped, files cut, emptied, removed, grown; alone, while the store
-//! is open, and together with the segment that an index is of.
+//! Damage in the files that a start uses besides frames: indexes, checkpoints, BEGUN, FORMAT, REPAIRS. Each
+//! byte is flipped; files are cut, emptied, removed, extended. Files are damaged alone, while the store is
+//! open, and together with the segment that an index describes.
 //!
-//! Of what is derived nothing may be missed: the store answers as if it were whole, to the
-//! position of the next append. Without FORMAT it is refused and left as it was. Frames
-//! that are damaged cost exactly their own records, whatever else is damaged beside them.
+//! Damage in derived files must not show: the store answers as if it were whole, to the position of the next
+//! append. Without FORMAT the store is refused and left unchanged. Damaged frames cost exactly their own
+//! records, whatever else is damaged.
 //!
-//! `WALD_DAMAGE=all` tries every byte; otherwise all of FORMAT and BEGUN, of other files
-//! the header and a hundredth of the rest.
+//! `WALD_DAMAGE=all` tries every byte. Otherwise tests try all of FORMAT and BEGUN, and of other files the
+//! header and 1/100 of the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -36,30 +36,30 @@ type Lsns = BTreeMap<&'static str, BTreeSet<u64>>;
 pub(super) enum End {
     Killed,
     Clean,
-    /// Damage was accepted, and there was another run.
+    /// An operator accepted damage, and another run followed.
     Repaired,
 }
 
-/// A store with something of everything, and what must be read of it.
+/// A store with data of every kind, and the answers that reads must give.
 pub(super) struct Store {
     end: End,
     pub(super) disk: SimDisk,
     pub(super) config: StorageConfig,
-    /// What was appended and neither trimmed nor deleted since.
+    /// Records that were appended and neither trimmed nor deleted since.
     pub(super) records: BTreeMap<&'static str, BTreeMap<u64, Vec<u8>>>,
-    /// What is missing already.
+    /// Lsns that are missing already.
     missing: Lsns,
     frames: Vec<Frame>,
-    /// All that the store tells.
+    /// All answers of the store.
     told: String,
 }
 
-/// A frame of records of a log that is there.
+/// A frame with records of an existing log.
 struct Frame {
     path: String,
     from: usize,
     body: usize,
-    /// End of what checksums cover: padding excluded.
+    /// End of the bytes that checksums cover, without padding.
     covered: usize,
     log: &'static str,
     lsns: std::ops::Range<u64>,
@@ -160,7 +160,7 @@ impl Writing {
         block_on(awaited).unwrap();
     }
 
-    /// Goes on in the next segment.
+    /// Leaves the segment, so that appends go on in the next one.
     fn leave(&mut self) {
         let awaited = self.fixture.core.leave_segment();
         self.fixture.core.turn();
@@ -179,7 +179,7 @@ impl Writing {
     }
 }
 
-/// The epoch that a writer who is up to date names.
+/// The epoch that the newest writer of the log sends.
 fn epoch_of(fixture: &Fixture, log: &str) -> Option<u64> {
     let log = fixture.core.logs.by_name(log)?;
     let epoch = log.state.read().writer_epoch();
@@ -187,8 +187,8 @@ fn epoch_of(fixture: &Fixture, log: &str) -> Option<u64> {
 }
 
 impl Store {
-    /// Seven segments of six runs: the checkpoint of the second begins a start, of all
-    /// but the last segment there are indexes.
+    /// Seven segments of six runs. A start begins at the checkpoint of the second run, and all segments but
+    /// the last have indexes.
     pub(super) fn new(end: End) -> Self {
         let mut store = Writing {
             fixture: Fixture::new(),
@@ -268,7 +268,7 @@ impl Store {
         store
     }
 
-    /// Damages two frames, accepts that, and serves once more.
+    /// Damages two frames, accepts the loss, and serves once more.
     fn repair(&mut self) {
         for frame in [3, self.frames.len() - 4] {
             let frame = &self.frames[frame];
@@ -284,14 +284,14 @@ impl Store {
         drop(self.open(self.disk.clone()));
     }
 
-    /// The records of a frame that are to be read.
+    /// Lsns of a frame that must be readable.
     fn kept(&self, frame: &Frame) -> BTreeSet<u64> {
         let of_log = &self.records[frame.log];
         let kept = frame.lsns.clone().filter(|lsn| of_log.contains_key(lsn));
         kept.collect()
     }
 
-    /// What is missing when frames are damaged of which a byte at `at` is covered.
+    /// Lsns that are missing after damage to the byte at `at`.
     fn missing_with(&self, path: &str, at: usize) -> Lsns {
         let mut missing = self.missing.clone();
         let hit = |frame: &&Frame| frame.path == path && (frame.from..frame.covered).contains(&at);
@@ -321,7 +321,7 @@ impl Store {
         names.iter().map(|n| format!("{directory}/{n}")).collect()
     }
 
-    /// Every derived file, and BEGUN and REPAIRS.
+    /// All derived files, BEGUN and REPAIRS.
     fn derived(&self) -> Vec<String> {
         let mut paths = [self.paths("index"), self.paths("checkpoint")].concat();
         let texts = ["BEGUN", REPAIRS].map(str::to_owned);
@@ -343,14 +343,14 @@ impl Store {
         disk
     }
 
-    /// Opens a copy in which nothing but derived files is damaged: nothing may be missed.
+    /// Opens a copy in which only derived files are damaged. All answers must be the same.
     fn check_whole(&self, disk: SimDisk, what: &str) {
         let fixture = self.open(disk);
         assert_eq!(tell(&fixture, &LOGS), self.told, "{:?}: {what}", self.end);
     }
 
-    /// Opens a damaged copy: what is served is right, by pages and by scans, what is missing
-    /// is exactly `missing`, named, and every log goes on where it was.
+    /// Opens a damaged copy. Pages and scans must serve right records, exactly `missing` is missing and
+    /// named, and every log goes on where it was.
     fn check(&self, disk: SimDisk, missing: &Lsns, what: &str) {
         let what = &format!("{:?}: {what}", self.end);
         let fixture = self.open(disk);
@@ -414,7 +414,7 @@ fn frames(disk: &SimDisk, ids: &BTreeMap<crate::ids::LogId, &'static str>) -> Ve
     frames
 }
 
-/// Where a segment's frames end.
+/// Offset behind the last frame of a segment.
 fn end_of_frames(bytes: &[u8]) -> usize {
     let life = Life::decode(bytes).unwrap();
     let mut from = FIRST_FRAME;
@@ -427,10 +427,10 @@ fn end_of_frames(bytes: &[u8]) -> usize {
     from
 }
 
-/// What was read, and the lsns that were named as damaged.
+/// Records that were read, and lsns that were named as damaged.
 type Seen = (BTreeMap<u64, Vec<u8>>, BTreeSet<u64>);
 
-/// Three records at a time.
+/// Reads a log by pages of three records.
 fn by_pages(fixture: &Fixture, log: &str, mut next: u64) -> Seen {
     let (mut found, mut named) = Seen::default();
     loop {
@@ -484,8 +484,8 @@ pub(super) fn append_after(fixture: &Fixture, log: &str) -> Appended {
     fixture.append_batch(batch).unwrap()
 }
 
-/// All that a store tells: how the start went, its logs and what they have, what is read by
-/// pages and by scans, and what the next appends are answered.
+/// All answers of a store: the report of the start, its logs and their facts, records by pages and by scans,
+/// and the answers to the next appends.
 fn tell(fixture: &Fixture, logs: &[&str]) -> String {
     let mut out = String::new();
     tell_what_is_there(fixture, &mut out);
@@ -528,13 +528,12 @@ fn tell_what_is_there(fixture: &Fixture, out: &mut String) {
     writeln!(out, "{scanned:?}").unwrap();
 }
 
-/// Whether a byte of a file of this size is tried: its first `header` bytes, and so much of
-/// the rest.
+/// Whether a byte of a file is tried: its first `header` bytes, and 1/100 of the rest.
 fn is_tried(at: usize, header: usize) -> bool {
     all() || at < header || at % 100 == 50
 }
 
-/// So many bytes a file begins with that say what it is; all of a short text.
+/// Number of bytes in the header of a file; all of a short text.
 fn header_of(path: &str) -> usize {
     match path.rsplit('.').next() {
         Some("idx" | "old") => 64,
@@ -549,7 +548,7 @@ fn flipped(bytes: &[u8], at: usize, bit: u32) -> Vec<u8> {
     flipped
 }
 
-/// Lengths that files are cut at.
+/// Lengths to which files are cut.
 fn lengths(bytes: &[u8]) -> impl Iterator<Item = usize> {
     let length = bytes.len();
     let some = [0, 1, 8, 12, 63, 64, length / 2, length - 5, length - 1];
@@ -593,7 +592,7 @@ fn no_flipped_byte_of_a_derived_file_is_noticed_by_anyone_who_reads() {
             let bytes = store.disk.contents(&path).unwrap();
             let header = header_of(&path);
             for at in (0..bytes.len()).filter(|at| is_tried(*at, header)) {
-                // Each bit of the texts, which are short.
+                // The texts are short, so all their bits are tried.
                 let bits = if header == 200 { 0..8 } else { 6..7 };
                 for bit in bits {
                     let disk = store.with(&path, Some(flipped(&bytes, at, bit)));
@@ -629,7 +628,7 @@ fn an_index_that_is_damaged_while_the_store_is_open_is_not_missed() {
 }
 
 #[test]
-fn derived_files_that_are_cut_emptied_grown_mistaken_or_gone_are_not_missed() {
+fn cut_extended_swapped_or_missing_derived_files_change_no_answer() {
     each(|store| {
         let mut tried = 0;
         let mut check = |disk: SimDisk, what: String| {
@@ -697,7 +696,7 @@ fn two_derived_files_that_are_damaged_are_not_missed() {
 }
 
 #[test]
-fn without_a_format_file_that_is_whole_a_store_is_refused_and_left_as_it_was() {
+fn a_store_without_a_whole_format_file_is_refused_and_left_unchanged() {
     each(|store| {
         let mut tried = 0;
         let bytes = store.disk.contents("FORMAT").unwrap();
@@ -727,7 +726,7 @@ fn without_a_format_file_that_is_whole_a_store_is_refused_and_left_as_it_was() {
 }
 
 #[test]
-fn a_damaged_frame_costs_exactly_its_records_whatever_index_is_damaged_beside_it() {
+fn a_damaged_frame_costs_exactly_its_records_with_any_index_damaged() {
     each(|store| {
         let mut tried = 0;
         for path in used_paths(&store.disk) {
@@ -738,7 +737,7 @@ fn a_damaged_frame_costs_exactly_its_records_whatever_index_is_damaged_beside_it
             let bytes = store.disk.contents(&path).unwrap();
             let frames: Vec<&Frame> = store.frames.iter().filter(|f| f.path == path).collect();
             for at in (0..index_bytes.len()).filter(|at| is_tried(*at, 64)) {
-                // Another frame each time, and another byte of its body.
+                // Each index byte is paired with another frame and another byte of its body.
                 let Some(frame) = frames.get(at % frames.len().max(1)) else {
                     continue;
                 };
@@ -759,14 +758,14 @@ fn a_damaged_frame_costs_exactly_its_records_whatever_index_is_damaged_beside_it
 }
 
 #[test]
-fn a_flipped_byte_of_a_segment_costs_exactly_its_records_with_indexes_and_without() {
+fn a_flipped_segment_byte_costs_exactly_its_records_with_any_indexes() {
     each(|store| {
         let mut tried = 0;
         for path in used_paths(&store.disk) {
             let bytes = store.disk.contents(&path).unwrap();
             let end = end_of_frames(&bytes);
             for at in 0..end {
-                // Of the life blocks little more means something than their first bytes.
+                // Behind the first 104 bytes of a life block, little has a meaning.
                 let in_life = at < FIRST_FRAME && at % 4096 >= 104;
                 let step = match (all(), in_life) {
                     (true, false) => 1,

@@ -1,4 +1,4 @@
-//! Deletions: many take one flush, in the order they were asked for.
+//! Deletions: one flush takes many of them, in the order of their requests.
 
 use super::*;
 use crate::error::AdminError;
@@ -38,7 +38,7 @@ fn many_are_flushed_together() {
 }
 
 #[test]
-fn one_that_comes_twice_is_not_found_the_second_time_and_what_follows_finds_the_name_free() {
+fn a_second_deletion_finds_no_log_and_later_requests_find_a_free_name() {
     let fixture = with_logs(3);
     let first = delete(&fixture, &name(0));
     let other = delete(&fixture, &name(1));

@@ -112,7 +112,7 @@ fn compare(fixture: &Fixture, acked: &Acked, first: u64) -> usize {
     unreadable
 }
 
-/// What a run of everything met.
+/// Number of refusals by kind of step in a run.
 #[derive(Default, Debug)]
 struct Met {
     appends: usize,
@@ -123,8 +123,8 @@ struct Met {
     verified: usize,
 }
 
-/// A store with all that opens files: segments, indexes, checkpoints, runs, a backup, a
-/// verification, starts. Returns what its steps met, and whether the planned fault occurred.
+/// Does everything that opens files: segments, indexes, checkpoints, runs, a backup, a verification, starts.
+/// Returns the refusals of its steps, and whether the planned fault occurred.
 fn live(disk: &SimDisk) -> (Met, bool) {
     let clock = TestClock::new();
     let mut met = Met::default();
@@ -133,7 +133,7 @@ fn live(disk: &SimDisk) -> (Met, bool) {
     met.appends += fill(&fixture, &mut acked, 14);
     let (_, times) = repeated(&fixture, || fixture.core.pool_in_turn(), is_missing);
     met.pools += times;
-    // Most of one log goes, so that there is something to sort.
+    // A trim removes most of one log, so that there is something to sort.
     let before = acked[0].1.len() as u64 - 3;
     let trimmed = fixture.core.trim_in_turn(target("a"), Lsn::new(before));
     fixture.core.turn();
@@ -198,7 +198,7 @@ fn poll_now<T>(mut future: impl Future<Output = T> + Unpin) -> Option<T> {
     }
 }
 
-/// Takes a backup to its end; what leaves the segment is a turn of its own.
+/// Takes a whole backup. The step that leaves the segment needs a turn of its own.
 fn saved(fixture: &Fixture) -> Result<(), BackupError> {
     let workers = Arc::default();
     let begun = crate::backup::begin(&fixture.core, &workers, std::collections::HashSet::new());
@@ -279,7 +279,7 @@ fn without_descriptors_appends_are_refused_and_trims_go_on() {
         let again = fixture.append("b", &data).unwrap_err();
         assert!(matches!(again, AppendError::NoDescriptors), "{again}");
     }
-    // The records of a manual log stay in memory.
+    // The records of a log in manual mode stay in memory.
     let mut kept = fixture
         .core
         .enqueue_by_mode(None, batch(&[("m", &[&[7u8; 8000] as &[u8]])]));
@@ -292,7 +292,7 @@ fn without_descriptors_appends_are_refused_and_trims_go_on() {
         matches!(sync, Err(SyncError::Refused(AppendError::NoDescriptors))),
         "{sync:?}"
     );
-    // Trims and deletions have the reserve.
+    // Trims and deletions may use the reserve.
     let trimmed = fixture.core.trim_in_turn(target("a"), Lsn::new(2));
     fixture.core.turn();
     match poll_now(trimmed).unwrap() {
@@ -300,7 +300,7 @@ fn without_descriptors_appends_are_refused_and_trims_go_on() {
         Err(TrimError::Append(error)) => panic!("the reserve is for trims: {error}"),
         Err(error) => panic!("{error}"),
     }
-    // Old records can be read if their file is open, and are not damaged.
+    // Old records can be read if their file is open, and do not count as damaged.
     match fixture.read("b", 0) {
         Ok(page) => assert!(!page.batches.is_empty()),
         Err(ReadError::Io(error)) => assert!(is_missing(&error), "{error}"),
@@ -330,7 +330,7 @@ fn without_descriptors_appends_are_refused_and_trims_go_on() {
     compare(&fixture, &acked, 2);
 }
 
-/// With all threads: descriptors go while segments roll and are sorted, and come back.
+/// Runs all threads. Descriptors run out while segments roll and are sorted, and come back.
 #[test]
 #[allow(clippy::disallowed_methods, reason = "threads and time of a test")]
 fn threads_wait_for_descriptors_and_go_on() {
@@ -436,7 +436,7 @@ fn an_index_whose_name_may_be_gone_stays_in_memory_and_is_written_again() {
         fill(&fixture, &mut acked, 1);
     }
     assert!(fixture.core.indexer.trouble().is_some());
-    // The names are gone from the cache too.
+    // The cache loses the names too.
     for name in fixture.disk.list("index").unwrap() {
         fixture.disk.remove(&format!("index/{name}")).unwrap();
     }
@@ -473,7 +473,7 @@ fn indexes_that_cannot_be_written_take_a_bounded_amount_of_memory() {
     assert!(poll_now(trimmed).is_some_and(|trimmed| trimmed.is_ok()));
     assert!(fixture.core.journal.failure().is_none());
     assert_eq!(fixture.read("a", 1).unwrap().first_lsn, Lsn::new(1));
-    // It goes on by itself.
+    // Work goes on automatically.
     fixture.disk.forget_faults();
     fixture.core.turn();
     fixture.append("a", &small).unwrap();
@@ -498,9 +498,9 @@ fn sort_step_has_few_files_open_whatever_the_number_of_indexes() {
             fixture.append_batch(batch(&parts)).unwrap();
         }
     }
-    // No index is in memory then.
+    // After this restart no index is in memory.
     let fixture = fixture.restart_cleanly();
-    // What stays open: the segment that is written, and those that are read.
+    // Open files: the segment that is written, and segments that are read.
     let (_, before) = fixture.disk.most_open_files();
     let steps = fixture.sort();
     let (most, _) = fixture.disk.most_open_files();

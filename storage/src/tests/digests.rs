@@ -1,5 +1,5 @@
-//! The key of producers' digests: where it lies, who draws it, and how it comes through crashes
-//! and damage.
+//! The key of producers' digests: where it is stored, when it is drawn, and how it survives crashes and
+//! damage.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ impl Fixture {
     }
 }
 
-/// The segment files, in order, with what each says of the key.
+/// The segment files in order, each with its copy of the key.
 fn keys(disk: &SimDisk) -> Vec<(String, Key)> {
     let names: BTreeSet<String> = disk.list("journal").unwrap().into_iter().collect();
     let key = |name: String| {
@@ -127,7 +127,7 @@ fn a_first_start_cut_off_anywhere_leaves_no_digest_without_its_key() {
     assert!(cut_after_append > 100, "{cut_after_append}");
 }
 
-/// A store with batches 0 to 3 behind a checkpoint, and more of segments behind that.
+/// A store with batches 0 to 3 below a checkpoint, and more segments behind it.
 fn store() -> (SimDisk, Secret) {
     let mut f = Fixture::new();
     for sequence in 0..4 {
@@ -147,13 +147,13 @@ fn store() -> (SimDisk, Secret) {
 fn a_damaged_key_falls_back_to_the_other_copy_and_then_to_other_segments() {
     let (disk, secret) = store();
     let paths: Vec<String> = keys(&disk).into_iter().map(|(path, _)| path).collect();
-    // One copy of all of them.
+    // Damages one copy in every segment.
     let halved = disk.copy();
     for (number, path) in paths.iter().enumerate() {
         flip(&halved, path, KEY + number % 36 + COPY * (number % 2));
     }
     assert_eq!(Fixture::on(halved).secret(), secret);
-    // Both copies of all but one, whichever that is: also one that the checkpoint covers.
+    // Damages both copies in all segments but one, also if a checkpoint covers that one.
     for whole in &paths {
         let disk = disk.copy();
         for path in paths.iter().filter(|path| *path != whole) {

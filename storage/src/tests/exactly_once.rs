@@ -1,4 +1,4 @@
-//! Repeats of producers, fences, sessions: what makes a retry safe and shuts writers out.
+//! Repeats of producers, fences, sessions: retries are safe, and old writers are shut out.
 
 use super::*;
 use crate::disk::Disk;
@@ -30,7 +30,7 @@ pub(super) fn of(logs: &[&str], data: &[u8], epoch: u64, sequence: u64) -> Batch
     batch
 }
 
-/// The same answer, but for what says that it is given again, and how safe things are now.
+/// Whether an answer equals the first one, apart from the mark of a repeat and the durability.
 fn is_repeat_of(again: &Appended, first: &Appended) -> bool {
     let mut appends = first.appends.clone();
     appends.iter_mut().for_each(|a| a.deduplicated = true);
@@ -48,8 +48,7 @@ impl Fixture {
         awaited_now(&mut awaited).expect("a turn flushes")
     }
 
-    /// Fills segments until there is a checkpoint and the log's frames are in none that a
-    /// start reads.
+    /// Fills segments until there is a checkpoint, and a start reads none of the log's frames.
     fn roll_far(&self) {
         while self.disk.list("checkpoint").unwrap().is_empty() {
             self.core.pool_in_turn().unwrap();
@@ -67,7 +66,7 @@ fn awaited_now<T>(awaited: &mut crate::ticket::Awaited<T>) -> Option<T> {
 }
 
 #[test]
-fn a_repeat_gets_the_original_answer_at_once_after_kills_rolls_trims_and_clean_starts() {
+fn a_repeat_gets_the_original_answer_after_kills_rolls_trims_and_starts() {
     let mut f = Fixture::new();
     f.append("a", b"someone else's").unwrap();
     let mut firsts = Vec::new();
@@ -77,7 +76,7 @@ fn a_repeat_gets_the_original_answer_at_once_after_kills_rolls_trims_and_clean_s
         f.clock.advance(1_000_000);
     }
     let both = f.answer(of(&["a", "new"], b"both", 7, 3)).unwrap_err();
-    // It counts batches of each log: this one has not had any.
+    // Sequences count per log, and this log has no batch yet.
     assert!(
         matches!(
             both,
@@ -139,7 +138,7 @@ fn a_repeat_in_flight_waits_with_the_original_and_shares_its_failure() {
     f.core.turn();
     let [first, again] = tickets.each_mut().map(|t| settled(t).unwrap().unwrap());
     assert!(is_repeat_of(&again, &first));
-    // Written, and not flushed: who wants less is answered, who wants more waits.
+    // The batch is written and not flushed: a request for less is answered, one for more waits.
     let mut weak = f.core.enqueue(of(&["a"], b"y", 0, 1), Durability::Written);
     f.core.turn();
     assert_eq!(
@@ -206,21 +205,21 @@ fn what_a_producer_may_not_send_is_refused_with_what_it_should() {
         AppendError::ProducerExpired { oldest: 10, .. }
     ));
     assert!(f.answer(of(&["a"], b"x", 1, 10)).unwrap().appends[0].deduplicated);
-    // A repeat and something new in one batch.
+    // One batch has a repeat and a new part.
     let mut mixed = of(&["a", "b"], b"x", 1, 19);
     mixed.logs[1].producer = Some(producer(1, 0));
     assert!(matches!(
         refused(mixed),
         AppendError::ProducerConflict { .. }
     ));
-    // One part whose repeat could not be recognised.
+    // One part has no producer, so its repeat could not be recognised.
     let mut half = of(&["a", "b"], b"x", 1, 20);
     half.logs[1].producer = None;
     assert!(matches!(
         refused(half),
         AppendError::Invalid(crate::error::InvalidBatch::ProducerMissing { .. })
     ));
-    // The limit of producers is never a reason to forget one.
+    // A log forgets no producer to stay within the limit.
     let named = |name: &str| {
         let mut batch = of(&["a"], b"x", 0, 0);
         batch.logs[0].producer.as_mut().unwrap().id = Name::new(name).unwrap();
@@ -236,13 +235,13 @@ fn what_a_producer_may_not_send_is_refused_with_what_it_should() {
         }
     ));
     assert!(f.answer(named("second")).unwrap().appends[0].deduplicated);
-    // A newer epoch takes over, beginning with 0.
+    // A newer epoch takes over, and begins with sequence 0.
     assert!(!f.answer(of(&["a"], b"x", 2, 0)).unwrap().appends[0].deduplicated);
     assert!(matches!(
         refused(of(&["a"], b"x", 1, 19)),
         AppendError::ProducerFenced { current: 2, .. }
     ));
-    // Checked before every other condition.
+    // A repeat is recognised before any condition is checked.
     let mut again = of(&["a"], b"x", 2, 0);
     again.logs[0].guard.expected_lsn = Some(Lsn::new(999));
     again.logs[0].guard.must_not_exist = true;
@@ -288,7 +287,7 @@ fn a_deleted_log_takes_nothing_from_those_who_knew_it() {
 }
 
 #[test]
-fn after_a_fence_nothing_of_an_older_writer_is_appended_whatever_was_under_way() {
+fn after_a_fence_no_append_of_an_older_writer_succeeds() {
     let mut f = Fixture::new();
     f.append("a", b"0").unwrap();
     let by = |epoch: Option<u64>| {
@@ -323,13 +322,13 @@ fn after_a_fence_nothing_of_an_older_writer_is_appended_whatever_was_under_way()
             Err(error) => panic!("{error}"),
         }
     }
-    // Explicit epochs must exceed.
+    // An explicit epoch must exceed the current one.
     assert!(matches!(
         f.fence("a", Some(1)),
         Err(FenceError::Fenced { current: 1, .. })
     ));
     assert_eq!(f.fence("a", Some(9)).unwrap().writer_epoch, 9);
-    // A log that is not there.
+    // A fence creates a missing log.
     let made = f.fence("new", None).unwrap();
     assert_eq!((made.tail_lsn.get(), made.writer_epoch), (0, 1));
     f = f.restart();
@@ -340,7 +339,7 @@ fn after_a_fence_nothing_of_an_older_writer_is_appended_whatever_was_under_way()
     assert!(f.append("new", b"x").is_err());
     assert!(f.answer(by(None)).is_err());
     assert_eq!(f.fence("a", None).unwrap().writer_epoch, 10);
-    // As a condition of a log that is not written, an epoch may be left out.
+    // A condition on a log that is not written may omit the epoch.
     let check = |epoch| LogCheck {
         log: LogName::new("a").unwrap(),
         guard: Guard {
@@ -381,7 +380,7 @@ fn a_fence_that_a_power_cut_could_take_back_is_shown_to_nobody() {
 }
 
 #[test]
-fn a_session_ends_with_its_first_refusal_and_what_queued_before_is_applied() {
+fn a_session_ends_with_its_first_refusal_and_applies_earlier_requests() {
     let f = Fixture::new();
     let session = Session::new();
     let submit = |data: &[u8], expected: Option<u64>| {
@@ -392,7 +391,7 @@ fn a_session_ends_with_its_first_refusal_and_what_queued_before_is_applied() {
     let mut tickets: Vec<Ticket> = (0..6)
         .map(|number| submit(&[number], (number == 3).then_some(77)))
         .collect();
-    // Another session, and none, are not concerned.
+    // The end of a session does not affect other requests.
     let mut other = f.submit(batch(&[("b", &[b"x"])]));
     f.core.turn();
     let answers: Vec<_> = tickets.iter_mut().map(|t| settled(t).unwrap()).collect();
@@ -410,7 +409,7 @@ fn a_session_ends_with_its_first_refusal_and_what_queued_before_is_applied() {
     ));
     assert_eq!(f.contents("a").len(), 3);
 
-    // Refused before it queues: what queued before is applied all the same.
+    // One request is refused before it queues, and earlier ones are still applied.
     let session = Session::new();
     let submit = |data: &[u8]| {
         let batch = batch(&[("a", &[data])]);
@@ -505,7 +504,7 @@ fn requests_are_joined_only_if_nobody_can_tell() {
             "{first:?} {next:?}"
         );
     }
-    // No more than so many, and no more than is worth a copy.
+    // At most 64 requests are joined, and only as many bytes as are worth a copy.
     let most = |data: &[u8]| {
         let mut joined = batch(&[("a", &[data])]);
         while f.core.join(&mut joined, batch(&[("a", &[data])])).is_ok() {}
@@ -514,7 +513,7 @@ fn requests_are_joined_only_if_nobody_can_tell() {
     assert_eq!(most(b"x"), 64);
     let bytes = f.config.limits().max_batch_bytes.min(32 << 10);
     assert_eq!(most(&[0; 5_000]), bytes / 5_008);
-    // A limit of the log's own.
+    // This log has its own limit.
     let config = LogConfig {
         max_record_bytes: Some(1),
         ..LogConfig::default()
@@ -641,7 +640,7 @@ fn what_a_session_has_in_memory_only_does_not_outlive_what_it_sent_before() {
 }
 
 #[test]
-fn what_a_batch_checks_is_as_safe_as_its_answer_also_if_it_was_in_memory_only() {
+fn records_that_a_batch_checks_are_as_safe_as_its_answer() {
     let manual = LogConfig {
         sync_mode: Some(SyncMode::Manual),
         ..LogConfig::default()
@@ -680,7 +679,7 @@ fn a_refusal_waits_for_all_parts_of_a_batch_that_it_tells_of() {
     f.answer(of(&["a"], b"1", 0, 0)).unwrap();
     let mut first = f.submit(of(&["b"], b"1", 0, 0));
     f.core.write_in_turn();
-    // Of `b` it is the next, which tells that what is not flushed yet was applied.
+    // For `b` this sequence is the next one, which reveals that an unflushed batch was applied.
     let mut both = of(&["a", "b"], b"1", 0, 0);
     both.logs[1].producer = Some(producer(0, 1));
     let mut refused = f.submit(both);

@@ -1,4 +1,4 @@
-//! Faults that once went wrong, each with the least that shows it.
+//! Faults that once went wrong, each in the smallest case that shows it.
 
 #![allow(clippy::disallowed_methods, reason = "threads and time of a test")]
 
@@ -302,7 +302,7 @@ fn until_marked(engine: &crate::local::LocalEngine) {
     }
 }
 
-/// What the interval flushed is proven by a marker, as what a request flushed is.
+/// A marker proves flushes of the interval, as it proves flushes for requests.
 #[test]
 fn what_the_interval_flushed_is_proven_by_a_marker() {
     use crate::engine::LogEngine;
@@ -508,7 +508,7 @@ fn a_damaged_frame_under_a_damaged_index_is_named_and_not_skipped() {
     assert_eq!(f.read("a", 2).unwrap().next_lsn, Lsn::new(3));
 }
 
-/// A store that rolled since its last start, and what its newest segments are.
+/// Fills segments until the store has rolled since its last start. Returns all segments with frames.
 fn rolled(f: &Fixture) -> Vec<String> {
     while f.core.journal.segments.read().len() < 4 {
         f.append("a", &[1; 9000]).unwrap();
@@ -517,7 +517,7 @@ fn rolled(f: &Fixture) -> Vec<String> {
 }
 
 #[test]
-fn the_last_segments_are_missed_when_they_are_gone_though_no_start_began_them() {
+fn lost_last_segments_are_missed_although_no_start_began_them() {
     for lost in 1..=3 {
         let f = Fixture::new();
         f.append("a", b"0").unwrap();
@@ -542,7 +542,7 @@ fn the_last_segments_are_missed_when_they_are_gone_though_no_start_began_them() 
             matches!(refused, Err(AppendError::TailUnproven { .. })),
             "{lost} lost"
         );
-        // Later starts know it too.
+        // Later starts miss the segments too.
         let f = f.restart().restart_cleanly();
         assert!(f.append("a", b"x").is_err());
     }
@@ -571,7 +571,7 @@ fn the_last_segments_are_missed_behind_a_checkpoint_too() {
 }
 
 #[test]
-fn a_torn_successor_that_a_start_passed_over_is_not_missed_when_the_start_is_cut_off() {
+fn a_torn_successor_is_not_missed_when_the_next_start_is_cut_off() {
     const SECOND: &str = "journal/0000000000000002.seg";
     for seed in 0..8 {
         let f = Fixture::new();
@@ -581,7 +581,7 @@ fn a_torn_successor_that_a_start_passed_over_is_not_missed_when_the_start_is_cut
         assert_eq!(used_paths(&f.disk).last().unwrap(), SECOND);
         let (disk, clock, config) = (f.disk.clone(), Arc::clone(&f.clock), f.config.clone());
         drop(f);
-        // Of its only group the device has the first bytes: the link is not whole.
+        // The device has only the first bytes of its only group, so the link is not whole.
         let mut bytes = disk.contents(SECOND).unwrap();
         bytes[8192 + 72..].fill(0);
         disk.replace(SECOND, bytes);

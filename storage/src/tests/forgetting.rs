@@ -50,7 +50,7 @@ impl Fixture {
         }
     }
 
-    /// Everything that the log remembers of producers.
+    /// All facts that the log remembers of producers.
     fn remembered(&self) -> String {
         let log = self.core.logs.by_name("a").unwrap();
         let extras = log.state.read().extras.clone().unwrap_or_default();
@@ -244,7 +244,7 @@ fn producers_of_a_moment_when_the_clock_was_a_year_ahead_expire() {
     passes(&f, 2 * HOUR);
     f = f.restart();
     f.append_batch(by("after", 0, 0)).unwrap();
-    // Half the time is the least that a producer stays.
+    // A producer stays for at least half the time.
     passes(&f, 3 * DAY);
     assert_eq!(f.core.statistics().producers, 12);
     passes(&f, 5 * DAY);

@@ -1,5 +1,5 @@
-//! A disk without space: what is refused leaves no trace, what is acked stays, trims and
-//! deletions go on, appends resume by themselves.
+//! A disk without space: refused requests leave no trace, acknowledged records stay, trims and deletions go
+//! on, and appends resume automatically.
 
 use std::io::ErrorKind::{Other, StorageFull};
 
@@ -32,7 +32,7 @@ fn same(data: &[u8], logs: &[&str]) -> Batch {
     batch(&logs.iter().map(|log| (*log, records)).collect::<Vec<_>>())
 }
 
-/// A store in which every kind of request finds something to do.
+/// A store in which every kind of request has an effect.
 fn furnished() -> Fixture {
     let f = Fixture::new();
     for log in ["a", "d", "c"] {
@@ -59,7 +59,7 @@ fn furnished() -> Fixture {
 
 /// Requests of every kind, in one turn.
 struct Load {
-    /// What each append adds, and to which logs.
+    /// Data of each append, and its logs.
     appends: Vec<(&'static [u8], &'static [&'static str], Ticket)>,
     trims: Vec<Awaited<Result<Lsn, TrimError>>>,
     creations: Vec<Awaited<Result<(), AdminError>>>,
@@ -108,7 +108,7 @@ impl Load {
     }
 }
 
-/// What became of one request.
+/// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Done,
@@ -124,7 +124,7 @@ fn fate<T>(answer: &Result<T, AppendError>) -> Fate {
     }
 }
 
-/// What became of all of them, and what a store must hold then.
+/// Outcomes of all requests. They determine the content of the store.
 #[derive(Debug)]
 struct Fates {
     appends: Vec<(&'static [u8], &'static [&'static str], Fate, Durability)>,
@@ -132,7 +132,7 @@ struct Fates {
     creations: Vec<Fate>,
     settings: Fate,
     deletion: Fate,
-    /// How many were refused for want of space.
+    /// Number of requests that were refused for lack of space.
     full: usize,
 }
 
@@ -163,7 +163,7 @@ impl Load {
             ));
             match answer {
                 Err(AdminError::Append(error)) => fate::<()>(&Err(error)),
-                // The first of the two made it.
+                // The first of the two requests created the log.
                 Err(AdminError::LogExists { .. }) => Fate::Done,
                 other => fate(&other.map_err(|_| AppendError::Draining)),
             }
@@ -197,7 +197,7 @@ impl Load {
     }
 }
 
-/// What a log holds, or `None` if there is none.
+/// Records of a log, or `None` if the log does not exist.
 fn held(core: &Arc<Core>, log: &str, visibility: Visibility) -> Option<Vec<Vec<u8>>> {
     let durable = core.journal.durable();
     let from = core.logs.by_name(log)?.state.read().first(durable);
@@ -211,8 +211,7 @@ fn held(core: &Arc<Core>, log: &str, visibility: Visibility) -> Option<Vec<Vec<u
 }
 
 impl Fates {
-    /// Compares with what is there; `level`: what did not survive for sure is not asked
-    /// for.
+    /// Compares the outcomes with the store. Acknowledged appends below `level` may be missing.
     fn compare(&self, core: &Arc<Core>, visibility: Visibility, level: Durability) {
         let held = |log: &str| held(core, log, visibility).unwrap_or_default();
         let mut by_creation = false;
@@ -258,7 +257,7 @@ fn is_spotless(report: &RecoveryReport) {
     assert_eq!(report.damage, []);
 }
 
-/// How many writes the load takes, without faults.
+/// Number of writes that the load takes without faults.
 fn writes_of_load() -> u64 {
     let f = furnished();
     let before = f.disk.writes();
@@ -275,7 +274,7 @@ fn writes_of_load() -> u64 {
 const PARTS: [usize; 6] = [0, 1, 64, 100, 513, 1 << 20];
 
 #[test]
-fn a_group_without_space_leaves_no_trace_and_what_it_refused_succeeds_later() {
+fn a_group_without_space_leaves_no_trace_and_retries_succeed_later() {
     let writes = writes_of_load();
     assert!(writes >= 3, "the load is several groups");
     for nth in 1..=writes {
@@ -290,7 +289,7 @@ fn a_group_without_space_leaves_no_trace_and_what_it_refused_succeeds_later() {
             fates.compare(&f.core, Visibility::Accepted, Durability::Accepted);
             let kept = ["a", "m", "t", "new", "w", "x", "d"]
                 .map(|log| held(&f.core, log, Visibility::Accepted));
-            // What was in memory only is written now.
+            // This sync writes the records that were in memory only.
             let mut sync = f.core.sync_in_turn(Durability::Durable);
             f.core.turn();
             poll(&mut sync).unwrap().unwrap();
@@ -306,7 +305,7 @@ fn a_group_without_space_leaves_no_trace_and_what_it_refused_succeeds_later() {
                     f.append_batch(same(data, logs)).unwrap();
                 }
             }
-            // Lsns are dense, which this asserts.
+            // Reading also asserts that lsns are dense.
             assert!(f.contents("a").len() >= 4);
         }
     }
@@ -352,14 +351,14 @@ fn a_power_cut_around_a_void_group_leaves_what_was_answered() {
 }
 
 #[test]
-fn a_group_that_cannot_be_voided_fails_the_journal_and_its_outcome_is_unknown() {
+fn a_group_that_cannot_be_voided_fails_the_journal_and_stays_unknown() {
     for flush in [false, true] {
         let f = furnished();
         f.disk.fail_write(1, StorageFull, 100);
         if flush {
             f.disk.fail_sync(1);
         } else {
-            // The first is short, the second has no space, the third is of zeros.
+            // The first write is short, the second has no space, the third writes zeros.
             f.disk.fail_write(3, Other, 0);
         }
         let load = Load::submit(&f);
@@ -413,7 +412,7 @@ fn a_roll_without_space_is_done_later() {
         f.append("a", &data).unwrap();
         let fits = (f.config.segment_bytes - crate::journal::LIFE_BYTES) / 12_200;
         (1..fits).for_each(|_| drop(f.append("a", &data).unwrap()));
-        // So that the roll has nothing to prepare.
+        // After this, the roll has nothing to prepare.
         f.core.pool_in_turn().unwrap();
         f
     };
@@ -421,7 +420,7 @@ fn a_roll_without_space_is_done_later() {
     let before = segments(&f);
     f.append("a", &data).unwrap();
     assert_eq!(segments(&f), before + 1);
-    // The seal, and the group that begins with the link.
+    // The first write is the seal, the second the group that begins with the link.
     for nth in 1..=2 {
         for part in PARTS {
             let f = about_to_roll();
@@ -441,7 +440,7 @@ fn a_roll_without_space_is_done_later() {
     }
 }
 
-/// Appends until the disk is full; tells how many went in.
+/// Appends until the disk is full. Returns the number of appends.
 fn fill(f: &Fixture, data: &[u8]) -> usize {
     for appended in 0..100 {
         match f.append("a", data) {
@@ -465,7 +464,7 @@ fn delete(f: &Fixture, log: LogTarget) -> Result<(), AdminError> {
     poll(&mut deletion).unwrap()
 }
 
-/// A store whose reserve is whole.
+/// A store with a full reserve.
 fn with_reserve() -> Fixture {
     let f = Fixture::new();
     while f.core.statistics().ready_segments < 2 {
@@ -475,7 +474,7 @@ fn with_reserve() -> Fixture {
 }
 
 #[test]
-fn trims_and_deletions_go_on_when_appends_are_refused_and_leave_them_refused() {
+fn trims_and_deletions_go_on_and_appends_stay_refused_on_a_full_disk() {
     let f = with_reserve();
     for n in 0..400 {
         f.append("t", &[0]).unwrap();
@@ -516,7 +515,7 @@ fn trims_and_deletions_go_on_when_appends_are_refused_and_leave_them_refused() {
 }
 
 #[test]
-fn what_a_deletion_takes_from_memory_counts_nowhere_and_is_back_if_it_is_void() {
+fn a_deletion_drops_records_in_memory_and_a_void_one_returns_them() {
     for void in [true, false] {
         let f = furnished();
         let log = f.core.logs.by_name("m").unwrap();
@@ -634,7 +633,7 @@ fn a_start_without_space_for_a_segment_gives_up_what_nothing_rests_on() {
             }
         }
     }
-    // Neither a segment of the usual size, which is not tried again so soon, nor twice a small one.
+    // No space for a segment of the usual size, which is not tried again so soon, nor twice for a small one.
     for nth in 1..=3 {
         let makes =
             |call: &Call<'_>| call.kind == CallKind::Create && call.path.starts_with("pool/");
@@ -700,14 +699,14 @@ fn a_clean_end_looks_for_space_once_more_for_what_is_in_memory() {
     f.core.turn();
     settled(&mut accepted).unwrap().unwrap();
     assert!(matches!(f.append("a", &[1]), Err(AppendError::DiskFull(_))));
-    // Space is back, and so soon that no request would look for it yet.
+    // Space is back, but no request would look for it so soon.
     f.disk.set_full(false);
     let f = f.restart_cleanly();
     assert_eq!(held(&f.core, "m", Visibility::Durable).unwrap(), [data]);
 }
 
 #[test]
-fn a_log_whose_creation_is_void_is_known_to_nobody_and_its_id_is_not_given_again() {
+fn a_log_of_a_void_creation_is_unknown_and_its_id_is_not_given_again() {
     let f = Fixture::new();
     f.disk.fail_write(1, StorageFull, 100);
     let mut first = f.submit(batch(&[("a", &[b"x"])]));

@@ -1,13 +1,12 @@
-//! Random histories, and after each of their starts the same question: does a start tell
-//! the same whatever index files and checkpoints there are?
+//! Random histories. After each start in them, tests ask: is every answer the same with any index files and
+//! checkpoints?
 //!
-//! Records, batches, producers and their repeats, fences, cursors, trims, retention, settings, logs deleted and created again, records in memory
-//! only, rolls, full disks; runs that end cleanly, with a kill or with a power cut. Then
-//! copies of the disk are started from: with all files, with none of what the indexer
-//! wrote, and with some of it missing, damaged, or from earlier in the history. All must
-//! answer everything alike.
+//! A history has records, batches, producers and their repeats, fences, cursors, trims, retention, settings,
+//! deleted and created logs, records in memory only, rolls, full disks. Runs end cleanly, with a kill or with
+//! a power cut. Then copies of the disk are started: with all files, with no file of the indexer, and with
+//! some of these missing, damaged, or from earlier in the history. All copies must answer alike.
 //!
-//! `WALD_HISTORIES` sets how many, `WALD_SEED` runs one seed only.
+//! `WALD_HISTORIES` sets the number of histories, `WALD_SEED` runs one seed only.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -28,7 +27,7 @@ struct History {
     disk: SimDisk,
     clock: Arc<TestClock>,
     config: StorageConfig,
-    /// What the indexer wrote, at any time.
+    /// Contents of all files that the indexer wrote, at any time.
     written: BTreeMap<String, Vec<Vec<u8>>>,
     cursors: Vec<(Selector, Bytes)>,
     times: Vec<i64>,
@@ -125,13 +124,13 @@ impl History {
                     versions.push(bytes);
                 }
             }
-            // Without the cut that did not come.
+            // The copy drops the planned cut that did not come.
             self.disk = self.disk.copy();
             self.compare(&sure);
         }
     }
 
-    /// Starts; sometimes the power goes meanwhile, and comes back.
+    /// Starts. Sometimes a power cut comes meanwhile.
     fn start(&mut self) -> Arc<Core> {
         loop {
             self.counts.starts += 1;
@@ -149,7 +148,7 @@ impl History {
         }
     }
 
-    /// What no ending may change: contents as far as they are durable.
+    /// The durable state, which no ending may change.
     fn durable_state(&self, core: &Arc<Core>) -> BTreeMap<String, (u64, u64, Vec<Vec<u8>>)> {
         let mut state = BTreeMap::new();
         for log in core.logs.all() {
@@ -299,7 +298,7 @@ impl History {
         }
     }
 
-    /// Moves a cursor, or forgets it.
+    /// Moves a cursor, or deletes it.
     fn cursor(&mut self, core: &Arc<Core>, log: &'static str) {
         let cursor = Name::new(["x", "y", "z"][self.random.random_range(0..3)]).unwrap();
         let operation = if self.chance(20) {
@@ -435,7 +434,7 @@ impl History {
                 self.disk = some;
             }
         }
-        // And with files damaged while it runs.
+        // Then some indexes are damaged while the engine runs.
         let (core, _) = open(&self.disk, &self.config, &self.clock).unwrap();
         self.counts.starts += 1;
         for path in self.derived() {
@@ -454,7 +453,7 @@ impl History {
         }
     }
 
-    /// Everything that a start tells, in words.
+    /// All answers after a start, as text.
     fn answers(
         &mut self,
         disk: &SimDisk,
@@ -465,8 +464,8 @@ impl History {
         assert_eq!(report.findings, Vec::<String>::new());
         assert_eq!(report.damage, []);
         for (name, (id, first, records)) in sure {
-            // Those not durable when it ended may be there or not: also deletions, and
-            // logs made after them.
+            // Logs that were not durable at the end may exist or not, and so may deletions and logs created
+            // after these. Only sure logs are expected.
             let log = core.logs.by_name(name).expect(name);
             assert_eq!(log.id.get(), *id);
             // More may have been trimmed, more may have survived.
@@ -523,7 +522,7 @@ impl History {
         }
     }
 
-    /// What few logs have, as far as anybody can ask.
+    /// Facts that few logs have, as far as a client can ask.
     fn ask_extras(&mut self, log: &crate::local::Log, out: &mut String) {
         let extras = log.state.read().extras.clone().unwrap_or_default();
         let there = extras
@@ -541,7 +540,7 @@ impl History {
         writeln!(out, "{told:?} {:?}", extras.producers.told_gone()).unwrap();
     }
 
-    /// What is written next: its ids, lsns, times, positions.
+    /// Ids, lsns, times and positions of the next writes.
     fn ask_for_more(&mut self, core: &Arc<Core>, report: &RecoveryReport, out: &mut String) {
         let epoch = report.recovery_epoch;
         writeln!(
@@ -576,7 +575,7 @@ fn checksum(records: &[Vec<u8>]) -> u64 {
     })
 }
 
-/// Every record of a log from one on.
+/// All records of a log from one lsn on.
 fn from(core: &Arc<Core>, log: &str, mut next: Lsn) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     loop {

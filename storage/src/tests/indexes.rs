@@ -1,5 +1,5 @@
-//! Index files and checkpoints: reads through them, and starts from them whatever is
-//! missing, damaged or of another time.
+//! Index files and checkpoints: reads through them, and starts with these files missing, damaged or of
+//! another time.
 
 #![allow(clippy::disallowed_methods, reason = "threads of a test")]
 
@@ -17,7 +17,7 @@ impl Fixture {
         self.core.journal.segments.read().len()
     }
 
-    /// Appends to a log until the journal has rolled so many times.
+    /// Appends to a log until the journal has rolled `times` times.
     fn roll(&self, log: &str, times: usize) {
         let before = self.segments();
         while self.segments() < before + times {
@@ -39,7 +39,7 @@ impl Fixture {
         block_on(awaited).unwrap();
     }
 
-    /// Appends one record with a time of its own, to memory only where the log's mode says so.
+    /// Appends one record with its own time. It may stay in memory where the log's mode says so.
     fn append_at(&self, log: &str, micros: i64, level: Durability) {
         let mut batch = batch(&[(log, &[b"timed"])]);
         set_time(&mut batch.logs[0].records, Timestamp::from_micros(micros));
@@ -71,7 +71,7 @@ fn now(fixture: &Fixture) -> i64 {
 }
 
 #[test]
-fn a_read_by_time_passes_over_a_segment_whose_records_were_trimmed_before_it_was_indexed() {
+fn a_read_by_time_passes_a_segment_that_was_trimmed_before_indexing() {
     let fixture = Fixture::new();
     let time = now(&fixture) + 10;
     fixture.append_at("a", time, Durability::Durable);
@@ -85,7 +85,7 @@ fn a_read_by_time_passes_over_a_segment_whose_records_were_trimmed_before_it_was
 }
 
 #[test]
-fn a_read_by_time_finds_a_record_that_was_in_memory_only_when_a_segment_was_left() {
+fn a_read_by_time_finds_a_record_that_was_in_memory_during_a_roll() {
     let fixture = Fixture::new();
     let time = now(&fixture) + 10;
     fixture.append_at("a", time, Durability::Durable);
@@ -255,7 +255,7 @@ fn no_segment_gets_the_id_of_one_that_a_checkpoint_tells_of() {
     fixture.roll("other", 1);
     fixture.core.close().unwrap();
     let disk = fixture.disk.clone();
-    // The newest files are gone, those made ready too.
+    // The newest files are gone, ready segments included.
     let gone = used(&disk).pop().unwrap();
     for name in disk.list("journal").unwrap() {
         let path = format!("journal/{name}");
@@ -304,7 +304,7 @@ fn a_segment_whose_beginning_is_lost_is_not_taken_for_a_ready_one() {
     let index = first.replace("journal", "index").replace(".seg", ".idx");
     disk.remove(&index).unwrap();
     let fixture = fixture.restart();
-    // Logs created in the lost stretch are named by the next link; what is left is served.
+    // The next link names logs created in the lost stretch; all other records are served.
     let mut readable = 0;
     let mut next = 0;
     loop {
@@ -411,7 +411,7 @@ fn an_index_made_anew_loses_nothing_that_an_old_cursor_has_seen() {
     assert_eq!((chunk.gaps, chunk.batches), (vec![], vec![]));
 }
 
-/// What one thread did to its log, and saw of it.
+/// Works on a log from one thread. Returns its first lsn and its records.
 fn work_on(engine: &Arc<dyn LogEngine>, log: &str, rounds: u32) -> (u64, Vec<Vec<u8>>) {
     let mut records: Vec<Vec<u8>> = Vec::new();
     let mut first = 0;
@@ -474,7 +474,7 @@ fn writers_trims_deletions_and_reads_go_on_while_segments_are_indexed() {
             .collect()
     });
     drop(engine);
-    // Without a drain: the newest checkpoint is one of the run.
+    // Without a drain, the newest checkpoint is from the run.
     assert!(!checkpoint::list(&disk).unwrap().is_empty());
     let bare = disk.copy();
     for directory in ["journal", "checkpoint"] {

@@ -1,10 +1,9 @@
-//! The whole engine with its threads, under a scheduler that chooses at each step of each
-//! of them who goes on: submitters, followers, a drain, and a flush that fails.
+//! The whole engine with its threads, under a scheduler that chooses the next thread at each step:
+//! submitters, followers, a drain, and a flush that fails.
 //!
-//! `WALD_SCHEDULES` sets how many schedules are tried, `WALD_SEED` repeats one. Two of
-//! three are drawn at random; the rest by PCT (Burckhardt et al., ASPLOS 2010), which
-//! finds what takes few switches at the right places. In three of four no timer rings,
-//! so that a wake-up that is missing is a deadlock and not a delay.
+//! `WALD_SCHEDULES` sets the number of schedules, `WALD_SEED` repeats one. Two of three are drawn at random;
+//! the rest by PCT (Burckhardt et al., ASPLOS 2010), which finds faults that take few switches at the right
+//! places. In three of four no timer rings, so that a missing wake-up is a deadlock and not a delay.
 
 use std::collections::HashMap;
 use std::io;
@@ -36,14 +35,14 @@ impl Clock for ScheduledClock {
     }
 }
 
-/// What has happened to records, from writes and flushes as the device sees them.
+/// Progress of records, from the writes and flushes that the device sees.
 #[derive(Default)]
 struct Seen {
     /// Grows with each event.
     now: u64,
-    /// By record: the file, and when the write that had it returned.
+    /// By record: its file, and the time when its write returned.
     written: HashMap<u64, (String, u64)>,
-    /// By file: when the last flush began that returned.
+    /// By file: the beginning of the last flush that returned.
     flushed: HashMap<String, u64>,
 }
 
@@ -66,11 +65,11 @@ impl Seen {
     }
 }
 
-/// A flush takes so long, at most, that the other driver can write a group meanwhile, and
-/// somebody who was told of that one can act on it.
+/// Maximum steps of a flush. Meanwhile the other driver can write a group, and a client can act on the
+/// answer.
 const FLUSH_STEPS: u32 = 60;
 
-/// A simulated disk that gives way around writes and flushes, and watches them.
+/// A simulated disk that yields around writes and flushes, and watches them.
 #[derive(Clone)]
 struct WatchedDisk {
     disk: SimDisk,
@@ -93,7 +92,7 @@ impl WatchedDisk {
         }
     }
 
-    /// Others may go on here, for up to so many steps: the device takes its time.
+    /// Yields to other threads for at most `most` steps: the device takes its time.
     fn give_way(&self, most: u32) {
         for _ in 0..shuttle::rand::thread_rng().gen_range(1..=most) {
             self.steps.fetch_add(1, Ordering::SeqCst);
@@ -102,7 +101,7 @@ impl WatchedDisk {
 
     fn watch(&self, path: &str, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
         Arc::new(WatchedFile {
-            // The name it has for good: segments are moved before they are written to.
+            // The final name: segments are renamed before they are written.
             path: path.rsplit('/').next().unwrap().to_owned(),
             file,
             on: self.clone(),
@@ -172,7 +171,7 @@ impl Disk for WatchedDisk {
     }
 }
 
-/// What marks a record in what is written; its number follows.
+/// Marks a record in written bytes; its number follows.
 const MARK: &[u8; 8] = b"\xF5record\xF5";
 
 fn data_of(record: u64) -> Vec<u8> {
@@ -198,7 +197,7 @@ impl DiskFile for WatchedFile {
         {
             let mut seen = self.on.seen.lock();
             let at = seen.tick();
-            // Records lie anywhere in it.
+            // Records lie anywhere in the written bytes.
             for from in memchr(bytes, MARK[0]) {
                 if let Some(data) = bytes[from..].get(..16)
                     && data.starts_with(MARK)
@@ -219,7 +218,7 @@ impl DiskFile for WatchedFile {
     fn sync(&self) -> io::Result<()> {
         let begun = self.on.seen.lock().tick();
         self.on.give_way(FLUSH_STEPS);
-        // What is written from here on may or may not be on the device.
+        // This flush may or may not cover later writes.
         let result = self.file.sync();
         self.on.give_way(FLUSH_STEPS);
         if result.is_ok() {
@@ -249,7 +248,7 @@ struct Run {
 const LOGS: [&str; 2] = ["a", "b"];
 
 impl Run {
-    /// Looks at what is published, which only ever goes up, for whoever looked before.
+    /// Checks that published positions only rise, and stores them in `before`.
     fn look(&self, before: &mut (u64, u64)) {
         let journal = &self.engine.core.journal;
         // Durable first: written has passed it by then.
@@ -278,7 +277,7 @@ impl Run {
             judge: None,
             early: None,
         };
-        // From here on the moment of the answer is seen.
+        // From here on the waker sees the moment of the answer.
         let mut context = Context::from_waker(Waker::noop());
         if let Poll::Ready(settled) = Pin::new(&mut answer).poll(&mut context) {
             answer.early = Some(settled);
@@ -304,12 +303,12 @@ impl Run {
         }
     }
 
-    /// Sends several, waiting for each answer or for all of them at the end.
+    /// Sends several records, and waits for each answer or for all of them at the end.
     fn submit_all(&self, records: std::ops::Range<u64>) {
         let mut random = shuttle::rand::thread_rng();
         let mut open = Vec::new();
         let mut before = (0, 0);
-        // Writes what waits for no flush itself, before it waits.
+        // May write records that wait for no flush itself, before it waits.
         let gathers = random.gen_bool(0.5);
         let write = || {
             if gathers {
@@ -317,8 +316,8 @@ impl Run {
             }
         };
         for record in records {
-            // Half do not wait for a flush: these are written while one runs, and with
-            // them whatever waits for the next.
+            // Half of the records do not wait for a flush: the engine writes them while one runs, with the
+            // records that wait for the next flush.
             let level = match random.gen_bool(0.5) {
                 true => Durability::Written,
                 false => Durability::Durable,
@@ -339,7 +338,7 @@ impl Run {
         }
     }
 
-    /// Reads a log as it grows, up to the end that it is told.
+    /// Reads a log as it grows, up to its announced end.
     fn follow(&self, follower: &Follower) {
         let Follower {
             log, visibility, ..
@@ -381,7 +380,7 @@ impl Run {
     }
 }
 
-/// A reader who waits at the tail, and where it ends.
+/// A reader that waits at the tail, and the lsn where it ends.
 struct Follower {
     log: &'static str,
     visibility: Visibility,
@@ -399,7 +398,7 @@ impl Follower {
         self.state.lock().end.is_some_and(|end| next >= end)
     }
 
-    /// What `grown` gives, or `None` when there is nothing more to come.
+    /// The result of `grown`, or `None` at the end of the log.
     async fn unless_at_end<T>(&self, next: Lsn, grown: impl Future<Output = T>) -> Option<T> {
         let mut grown = std::pin::pin!(grown);
         std::future::poll_fn(|context| {
@@ -412,8 +411,8 @@ impl Follower {
         .await
     }
 
-    /// Tells where it ends. Only if it is there already is it woken by this: otherwise
-    /// waking it is up to the engine.
+    /// Sets the end of the log. Wakes the follower only if it is already there: otherwise the engine must
+    /// wake it.
     fn end_at(&self, end: Lsn) {
         let waker = {
             let mut state = self.state.lock();
@@ -426,8 +425,7 @@ impl Follower {
     }
 }
 
-/// A ticket of which the very moment of the answer is judged: when its waker is woken, on
-/// the thread that answers.
+/// A ticket that judges the very moment of its answer: when its waker is woken, on the thread that answers.
 struct AtAnswer {
     ticket: Ticket,
     seen: Arc<Mutex<Seen>>,
@@ -440,7 +438,7 @@ struct Judge {
     inner: Waker,
     seen: Arc<Mutex<Seen>>,
     record: u64,
-    /// Whether it was written, and flushed, when it was woken last.
+    /// Whether the record was written, and flushed, at the last wake-up.
     was: Mutex<Option<(bool, bool)>>,
 }
 
@@ -503,7 +501,7 @@ fn config_of(timed: bool) -> StorageConfig {
     }
 }
 
-/// One schedule: what is done is drawn by it, too.
+/// Runs one schedule, which also draws the work.
 fn schedule(beginning: Instant) {
     scheduled::begin();
     let timers = shuttle::thread::spawn(scheduled::run_timers);
@@ -580,8 +578,7 @@ fn schedule(beginning: Instant) {
         submitting
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
-        // Followers come to the end before a drain wakes everyone: a wake-up that they
-        // missed is missing then.
+        // Followers reach the end before a drain wakes everyone, so that a missed wake-up shows.
         let synced = block_on(run.engine.sync(SyncTarget::Device, None));
         ends(is_safe(synced.map(drop)));
         following
@@ -590,13 +587,13 @@ fn schedule(beginning: Instant) {
         is_safe(block_on(run.engine.drain()));
     }
     let acked = std::mem::take(&mut *run.acked.lock());
-    // Whoever was answered has given its bytes back.
+    // Every answered request has given its bytes back.
     assert_eq!(run.engine.core.journal.inflight.load(Ordering::SeqCst), 0);
     drop(run);
     scheduled::stop_timers();
     timers.join().unwrap();
 
-    // What was acked outlives the power. The copy has no failure to come.
+    // Acknowledged records survive a power cut. The copy has no planned failure.
     let disk = disk.disk.copy_with_unflushed();
     disk.crash(0);
     let at = Arc::clone(&clock) as Arc<dyn Clock>;

@@ -36,11 +36,11 @@ const KIB: u64 = 1 << 10;
 const SECOND: i64 = 1_000_000;
 const DAY: i64 = 24 * HOUR;
 const SEGMENT: u64 = 64 * KIB;
-/// A disk without a bound, compared with the live data.
+/// Capacity in bytes, far above the live data.
 const ENOUGH: u64 = 64 << 20;
 /// A month begins here, since earlier clocks count as wrong.
 const BEGINNING: i64 = 1_780_000_000_000_000;
-/// 2000-01-01, as a clock shows that lost its time.
+/// 2000-01-01, the time of a clock that lost its time.
 const LOST_TIME: i64 = 946_684_800_000_000;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -52,7 +52,7 @@ const LAST: u64 = 4;
 /// Evenings on which the memory of a process that is not killed in between is measured at first.
 const BEGINS: u64 = 2;
 const SETTLED: u64 = 4;
-/// A figure of the last days may be this part of 10 of the first days' highest one.
+/// Maximum figure of the last days, in tenths of the first days' highest one.
 const GROWTH: u64 = 15;
 
 /// Logs that stay all the time, and their retention.
@@ -98,7 +98,7 @@ enum Step {
     Produce(String),
     /// Moves the cursor to the tail, and trims the log there.
     Consume,
-    /// A reader comes, and yesterday's goes.
+    /// Creates a cursor for a reader, and deletes yesterday's.
     Reader,
     Configure(String, Retention),
     Retention,
@@ -185,7 +185,7 @@ impl Month {
         self.disk.is_crashed() || self.core().journal.failure().is_some()
     }
 
-    /// Ends the process, without a word unless it was closed. Returns the memory that it held, bytes.
+    /// Ends the process, by a kill unless it was closed. Returns the memory that it held, in bytes.
     fn end(&mut self) -> u64 {
         let before = held_bytes();
         self.turns = Turns::default();
@@ -299,7 +299,7 @@ impl Month {
         let pause = 20 * HOUR / i64::try_from(steps.len()).expect("few");
         for (number, step) in steps.iter().enumerate() {
             self.clock.advance(pause);
-            // The first day makes the logs.
+            // The first day creates the logs.
             if self.day > 1 && faults.contains(&number) {
                 self.fault(damages);
             }
@@ -317,9 +317,9 @@ impl Month {
                     self.sort();
                 }
                 match tries {
-                    // Somebody makes room.
+                    // An operator makes room.
                     4 => self.disk.set_capacity(ENOUGH),
-                    // Damage is in the way until the evening.
+                    // Damage prevents the step until the evening.
                     8 => {
                         assert!(self.lossy, "{step:?} never succeeds");
                         self.counts.skipped += 1;
@@ -415,7 +415,7 @@ impl Month {
 
     // ---- steps
 
-    /// Whether there is nothing left to do of it.
+    /// Performs a step. Returns whether nothing of it is left to do.
     fn perform(&mut self, step: &Step) -> bool {
         if self.is_over() {
             return false;
@@ -515,7 +515,7 @@ impl Month {
             log_id: None,
         }));
         core.turn();
-        // All of the last days go, since a try may have had no answer.
+        // All cursors of the last days go, since a try may have had no answer.
         for day in self.day.saturating_sub(3)..self.day {
             let removed = core.move_cursor(CursorChange::Delete {
                 target: target("age/0"),
@@ -576,10 +576,10 @@ impl Month {
     }
 
     fn sort(&mut self) {
-        // The sorter would wait for one.
+        // The sorter would wait for a descriptor.
         self.disk.set_out_of_descriptors(false);
         let core = self.core();
-        // Its errors are those that the disk was to give.
+        // All its errors are planned faults.
         let _sorted = core.sort_turn(&mut self.turns, &mut |_| Ok(()));
         core.turn();
     }
@@ -596,7 +596,7 @@ impl Month {
 
     // ---- an evening
 
-    /// Faults end, an operator looks, and everything is done that waits.
+    /// Ends the faults, accepts the loss as an operator, and does all waiting work.
     fn rest(&mut self) {
         self.disk.set_capacity(ENOUGH);
         self.mend_clock();
@@ -756,10 +756,10 @@ impl Month {
     }
 }
 
-/// Bytes of forgotten producers and of unclean ends, for each day. Both have bounds of their own.
+/// Bytes of forgotten producers and of unclean ends, for each day. Both have separate bounds.
 const REMEMBERED: u64 = 400;
 
-/// The difference of a figure that chance may make, and these bytes.
+/// Allowed growth of a figure: chance, and `REMEMBERED` bytes a day where they count.
 fn slack(name: &str, days: u64) -> u64 {
     if name.starts_with("bytes in index") || name.starts_with("bytes in checkpoint") {
         16 * KIB + days * REMEMBERED
@@ -770,7 +770,7 @@ fn slack(name: &str, days: u64) -> u64 {
     } else if name.starts_with("reads") {
         40
     } else if name == "producers" {
-        // Those of 4 days whose clocks were a year ahead go with those of the next day.
+        // Producers of 4 days with clocks a year ahead go with the producers of the next day.
         16
     } else {
         6
@@ -814,7 +814,7 @@ fn live(seed: u64, days: u64) -> Vec<String> {
     for (name, now) in &last {
         let before = first[name];
         let most = match name.as_str() {
-            // Debris of torn tails is kept for people.
+            // Torn tails in quarantine are kept for operators.
             "files in quarantine/" => QUARANTINE_FILES as u64,
             "bytes in quarantine/" => QUARANTINE_FILES as u64 * SEGMENT,
             // Memory of a process that was just started is less.

@@ -1,7 +1,7 @@
-//! Power cuts at random points of random work, and inside recovery, rolls, checkpoints and
-//! the recycling of files more often than chance would have it.
+//! Power cuts at random points of random work. Cuts inside recovery, rolls, checkpoints and the recycling of
+//! files come more often than by chance.
 //!
-//! `WALD_CUTS` sets how many power cuts, `WALD_SEED` runs one seed only.
+//! `WALD_CUTS` sets the number of power cuts, `WALD_SEED` runs one seed only.
 
 use super::simulation::{Counts, Faults, Run, Verdict};
 
@@ -13,7 +13,7 @@ fn setting(name: &str) -> Option<u64> {
         .and_then(|value| value.parse().ok())
 }
 
-/// Runs one seed after the other until `done`; of one that fails tells how to repeat it.
+/// Runs one seed after the other until `done`. Prints how to repeat a seed that failed.
 fn simulate(test: &str, faults: Faults, mut done: impl FnMut(&Counts) -> bool) -> Counts {
     let mut all = Counts::default();
     let only = setting("WALD_SEED");
@@ -68,8 +68,8 @@ fn nothing_durable_is_lost_and_nothing_is_half_there_after_any_power_cut() {
     );
 }
 
-/// Flushes and other calls that fail, as well as cuts: the journal fails, and nothing that
-/// was acknowledged as durable is lost, with the power or without.
+/// Flushes and other calls fail, and power cuts come: the journal fails, and no record acknowledged as
+/// durable is lost, with or without a power cut.
 #[test]
 fn failing_calls_and_flushes_take_nothing_durable_with_them() {
     let faults = Faults {

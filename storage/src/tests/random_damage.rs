@@ -1,8 +1,8 @@
-//! Stores damaged at random: sectors zeroed or unreadable, bytes flipped or replaced, files cut,
-//! copied over each other, removed. Whatever is served must be right, whatever is missing must
-//! be named, no log id may be given out twice; also after the next start.
+//! Stores damaged at random: sectors zeroed or unreadable, bytes flipped or replaced, files cut, removed, or
+//! copied over each other. Every served record must be right, every missing record must be named, and no log
+//! id may be given out twice; also after the next start.
 //!
-//! `WALD_FUZZ` sets how many seeds are tried, `WALD_SEED` runs one.
+//! `WALD_FUZZ` sets the number of seeds, `WALD_SEED` runs one.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ fn seen(f: &Fixture, model: &BTreeMap<String, Vec<Vec<u8>>>) -> Seen {
     seen
 }
 
-/// No record that was served or named before is other now, or gone.
+/// Checks that no record that was served or named before has changed or gone.
 fn assert_same(before: &Seen, now: &Seen, what: &str) {
     for (log, records) in before {
         let now = now.get(log).cloned().unwrap_or_default();
@@ -128,7 +128,7 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
             drop(core);
             let mut paths = used_paths(&disk);
             if random.random_bool(0.5) {
-                // What the indexer wrote is damaged as well.
+                // Files of the indexer are damaged as well.
                 for directory in ["index", "checkpoint"] {
                     let names = disk.list(directory).unwrap();
                     paths.extend(names.iter().map(|name| format!("{directory}/{name}")));
@@ -171,7 +171,7 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                     }
                     5 => {
                         let to = at + random.random_range(1..9000usize);
-                        // Real reads fail by the page: a small one before the bad bytes, too.
+                        // Real reads fail by the page: a small read before the bad bytes fails, too.
                         disk.set_unreadable(path, at / 4096 * 4096..to.next_multiple_of(4096));
                         continue;
                     }
@@ -247,8 +247,8 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                                     }
                                 }
                                 if page.next_lsn == page.tail_lsn {
-                                    // All lies before the last segment, where nothing is
-                                    // torn: the tail cannot go back in silence.
+                                    // All records lie before the last segment, where nothing is torn: the
+                                    // tail cannot go back in silence.
                                     let tail = page.tail_lsn.get();
                                     let in_doubt = f.read(log, tail).is_err();
                                     let short = tail < records.len() as u64;

@@ -1,4 +1,4 @@
-//! Losses that are accepted: afterwards everything goes on, and what is gone stays named.
+//! Accepted losses: afterwards everything goes on, and lost records stay named.
 
 use super::faults::used_paths;
 use super::*;
@@ -26,7 +26,7 @@ fn store() -> Fixture {
     fixture
 }
 
-/// The store's last segment is gone.
+/// A store whose last segment is gone.
 fn without_its_end() -> Fixture {
     let Fixture { disk, core, .. } = store();
     drop(core);
@@ -54,7 +54,7 @@ fn accept(fixture: Fixture) -> (Loss, Option<RecoveryReport>, Fixture) {
     (loss, report, Fixture::on(sim))
 }
 
-/// What a verification finds, and the worst of it.
+/// The worst severity of a verification, and its findings.
 fn worst(disk: &SimDisk) -> (Option<Severity>, Vec<Finding>) {
     let offline = Offline::open(Arc::new(disk.copy())).unwrap();
     let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
@@ -62,7 +62,7 @@ fn worst(disk: &SimDisk) -> (Option<Severity>, Vec<Finding>) {
 }
 
 #[test]
-fn a_loss_of_newest_segments_is_found_by_a_verification_after_further_starts_too() {
+fn verification_finds_a_loss_of_newest_segments_after_more_starts() {
     let mut fixture = without_its_end();
     for _ in 0..2 {
         let (severity, findings) = worst(&fixture.disk);
@@ -118,7 +118,7 @@ fn trimmed_and_deleted_damage_is_no_loss_to_repair_and_verify() {
 }
 
 #[test]
-fn a_loss_that_was_accepted_is_a_note_to_whoever_verifies() {
+fn an_accepted_loss_is_only_a_note_in_a_verification() {
     for gone in [true, false] {
         let Fixture { disk, core, .. } = store();
         drop(core);
@@ -246,7 +246,7 @@ fn what_is_lost_stays_named_and_alarms_nobody_when_it_is_accepted() {
         }
         assert_eq!(named, lost);
     }
-    // What is damaged later was not accepted, wherever it lies.
+    // Later damage was not accepted, wherever it lies.
     for path in used_paths(&sim) {
         let bytes = sim.contents(&path).unwrap();
         let Some(at) = bytes.windows(2).skip(9700).position(|pair| pair == [2, 5]) else {

@@ -1,5 +1,5 @@
-//! Retention: what goes past a bound is forgotten, nothing else is, whatever the clock does,
-//! and readers are told what went how.
+//! Retention: records beyond a bound expire and no others do, whatever the clock does. Readers learn whether
+//! records were trimmed or expired.
 
 use super::*;
 use crate::journal::committer::Expiry;
@@ -33,7 +33,7 @@ pub(super) fn by_age(micros: i64) -> Retention {
 }
 
 impl Fixture {
-    /// Changes what a log forgets; `None` = what the server's settings say.
+    /// Changes the retention of a log; `None` = the server's settings.
     pub(super) fn retain(&self, log: &str, retention: Option<Retention>) {
         let config = LogConfig {
             retention: retention.map(Box::new),
@@ -48,7 +48,7 @@ impl Fixture {
         block_on(done).unwrap();
     }
 
-    /// A whole pass, as the thread would do it; `None` if there was no need.
+    /// Runs a whole pass, as the thread would; `None` if there was no need.
     pub(super) fn pass(&self) -> Option<RetentionPass> {
         let mut pass = self.core.begin_pass()?;
         while !pass.is_through() {
@@ -66,7 +66,7 @@ impl Fixture {
         Some(came_to)
     }
 
-    /// Has it told what the expiry clock shows, as the thread would, if it is time for that.
+    /// Records the time of the expiry clock if that is due, as the thread would.
     fn pass_told(&self) {
         if let Some(told) = self.core.tell_clock() {
             self.core.turn();
@@ -80,7 +80,7 @@ impl Fixture {
         page.batches.iter().flat_map(payloads).collect()
     }
 
-    /// What is to be expired now, not handed in yet.
+    /// Expiries that are due, not handed in yet.
     fn look(&self) -> Vec<Expiry> {
         let mut pass = self.core.begin_pass().unwrap();
         self.core.look(&mut pass)
@@ -91,14 +91,14 @@ impl Fixture {
         log.state.read().first(self.core.journal.durable()).get()
     }
 
-    /// So many records, each a batch of its own, of so many bytes.
+    /// Appends `records` batches of one record with `bytes` bytes.
     fn fill(&self, log: &str, records: u64, bytes: usize) {
         for _ in 0..records {
             self.append(log, &vec![7; bytes]).unwrap();
         }
     }
 
-    /// Bytes of the frames of a log that hold anything kept, as a dump tells them.
+    /// Bytes of each frame of a log that holds a kept record, as a dump reports them.
     fn kept_bytes(&self, log: &str) -> Vec<u64> {
         let id = self.core.logs.by_name(log).unwrap().id;
         let first = Lsn::new(self.first(log));
@@ -137,7 +137,7 @@ impl Fixture {
         block_on(awaited).unwrap();
     }
 
-    /// Moves a cursor, or forgets it.
+    /// Moves a cursor, or deletes it.
     fn cursor(&self, log: &str, cursor: &str, lsn: Option<u64>) {
         use crate::journal::committer::CursorChange;
         let cursor = crate::ids::Name::new(cursor).unwrap();
@@ -202,7 +202,7 @@ fn as_few_of_the_newest_batches_are_kept_as_take_the_bytes_or_more() {
         let gone: u64 = before.iter().sum::<u64>() - sum;
         assert_eq!(came_to.bytes, gone);
         assert_eq!(came_to.records, before.len() as u64 - kept.len() as u64);
-        // What is known of a sealed segment is the same after a start.
+        // A start has the same facts of a sealed segment.
         let first = fixture.first("a");
         let fixture = fixture.restart();
         fixture.pass();
@@ -214,7 +214,7 @@ fn as_few_of_the_newest_batches_are_kept_as_take_the_bytes_or_more() {
 }
 
 #[test]
-fn a_log_with_less_than_its_bounds_forgets_nothing_and_one_without_never_does() {
+fn a_log_within_its_bounds_or_without_bounds_forgets_nothing() {
     let fixture = Fixture::new();
     fixture.retain(
         "a",
@@ -239,7 +239,7 @@ fn a_log_with_less_than_its_bounds_forgets_nothing_and_one_without_never_does() 
 fn what_arrived_longer_ago_than_the_age_goes_and_the_next_frame_does_not() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_age(HOUR)));
-    // Some in sealed segments, some in memory; of each minute one, of other logs some.
+    // One record a minute, some in sealed segments, some in memory, with records of another log between them.
     for minute in 0..120 {
         fixture.append("a", &[minute; 1500]).unwrap();
         fixture.append("b", &[minute; 300]).unwrap();
@@ -276,7 +276,7 @@ fn the_producers_times_do_not_matter() {
 }
 
 #[test]
-fn a_clock_that_jumps_ahead_by_a_year_makes_nothing_go_before_half_its_age() {
+fn a_clock_that_jumps_ahead_a_year_expires_nothing_before_half_its_age() {
     for restart in [false, true] {
         let mut fixture = Fixture::new();
         fixture.retain("a", Some(by_age(10 * DAY)));
@@ -306,7 +306,7 @@ fn a_clock_that_jumps_back_makes_nothing_go_early() {
     fixture.fill("a", 1, 10);
     fixture.clock.advance(HOUR);
     fixture.pass();
-    // The clock was three days ahead, nobody wrote, and it is put right.
+    // The clock was three days ahead, there were no appends, and the clock is corrected.
     fixture.clock.advance(3 * DAY);
     fixture.pass();
     assert_eq!(fixture.first("a"), 1);
@@ -318,7 +318,7 @@ fn a_clock_that_jumps_back_makes_nothing_go_early() {
         assert_eq!((fixture.first("a"), fixture.first("b")), (1, 0));
         fixture.clock.advance(HOUR);
     }
-    // The clock is where it was; two days later they are old enough.
+    // The clock shows its former time; two days later the records are old enough.
     fixture.clock.advance(DAY);
     fixture.pass();
     assert_eq!((fixture.first("a"), fixture.first("b")), (1, 0));
@@ -328,7 +328,7 @@ fn a_clock_that_jumps_back_makes_nothing_go_early() {
 }
 
 #[test]
-fn records_of_a_moment_when_the_clock_was_a_year_ahead_hold_up_no_others_for_long() {
+fn records_of_a_clock_a_year_ahead_do_not_hold_up_others_for_long() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_age(DAY)));
     fixture.clock.jump(365 * DAY);
@@ -350,7 +350,7 @@ fn records_of_a_moment_when_the_clock_was_a_year_ahead_hold_up_no_others_for_lon
     assert_eq!(fixture.first("a"), 26);
 }
 
-/// A store whose clock was years ahead when it was made.
+/// A store whose clock was years ahead when it was created.
 fn began_ahead(years: i64) -> Fixture {
     let clock = TestClock::new();
     clock.jump(years * 365 * DAY);
@@ -370,7 +370,7 @@ fn records_of_a_first_clock_years_ahead_expire_with_later_ones() {
     let fixture = began_ahead(33);
     fixture.retain("a", Some(by_age(DAY)));
     fixture.fill("a", 50, 10);
-    // Put right, and believed after 10 minutes.
+    // The clock is corrected, and believed after 10 minutes.
     fixture.clock.jump(-30 * 365 * DAY);
     for _ in 0..3 {
         fixture.pass();
@@ -387,7 +387,7 @@ fn records_of_a_first_clock_years_ahead_expire_with_later_ones() {
 
 #[test]
 fn clock_that_began_years_ahead_is_reset() {
-    // The clock of the machine shows 2023: no daemon believes that it goes back.
+    // The clock of the machine shows 2023: no daemon believes that it went back.
     let fixture = began_ahead(30);
     fixture.retain("a", Some(by_age(DAY)));
     fixture.fill("a", 1, 10);
@@ -565,7 +565,7 @@ fn cursors_hold_back_no_more_than_they_may() {
         fixture.fill("a", 10, 100);
         fixture.pass();
         let held = fixture.core.statistics().held_bytes;
-        // One frame more may stay.
+        // One more frame may stay.
         assert!(held < 3_000 + 500, "{held}");
     }
     let first = fixture.first("a");
@@ -616,7 +616,7 @@ fn settings_that_change_at_a_time_leave_each_others_as_they_are() {
     };
     fixture.retain("a", Some(by_records(1)));
     fixture.fill("a", 5, 10);
-    // All of them before any is applied, so that none can have seen what another does.
+    // All changes are handed in before any is applied, so that none depends on another.
     let changes = [
         bounds(RetentionBounds {
             max_records: Some(None),
@@ -724,7 +724,7 @@ fn what_changes_after_the_look_is_respected_by_the_trim() {
     assert_eq!(expired, [None, None, None, None, Some(Lsn::ZERO), None]);
     let firsts = ["changed", "cursor", "again", "trimmed", "same"].map(|log| fixture.first(log));
     assert_eq!(firsts, [0, 0, 0, 9, 8]);
-    // And none of it is forgotten about.
+    // The next pass handles all of these logs.
     fixture.pass();
     let firsts = ["changed", "cursor", "again", "trimmed", "same"].map(|log| fixture.first(log));
     assert_eq!(firsts, [1, 5, 0, 9, 8]);
@@ -741,7 +741,7 @@ fn scans_tell_what_was_trimmed_from_what_expired() {
     fixture.pass();
     assert_eq!(fixture.first("a"), 6);
     for start in 0..4 {
-        // With what frames say, what indexes and checkpoint say, and what links say.
+        // The facts come from frames, from indexes and the checkpoint, and from links.
         fixture = match start {
             0 => fixture,
             1 => fixture.restart(),
@@ -767,7 +767,7 @@ fn scans_tell_what_was_trimmed_from_what_expired() {
         assert_eq!(fixture.gaps(one("a"), from(6)), []);
         assert_eq!(fixture.gaps(Selector::All, ScanStart::First), expected);
     }
-    // Whoever trims has said so of all that lies below.
+    // A trim covers all records below it, expired ones included.
     fixture.fill("a", 4, 10);
     fixture.pass();
     assert_eq!(
@@ -783,7 +783,7 @@ fn scans_tell_what_was_trimmed_from_what_expired() {
 }
 
 #[test]
-fn a_batch_that_was_trimmed_in_part_and_expired_in_part_is_told_so_to_scans_of_all() {
+fn scans_of_all_name_both_reasons_for_a_batch_trimmed_and_expired() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_records(2)));
     let six: &[&[u8]] = &[b"0", b"1", b"2", b"3", b"4", b"5"];
@@ -799,7 +799,7 @@ fn a_batch_that_was_trimmed_in_part_and_expired_in_part_is_told_so_to_scans_of_a
 }
 
 #[test]
-fn a_pass_over_idle_logs_looks_at_none_of_them_and_ends_at_once_where_nothing_moved() {
+fn a_pass_over_idle_logs_looks_at_none_and_ends_at_once() {
     let fixture = Fixture::new();
     for log in 0..300 {
         fixture.retain(&format!("l{log}"), Some(by_records(3)));
@@ -807,7 +807,7 @@ fn a_pass_over_idle_logs_looks_at_none_of_them_and_ends_at_once_where_nothing_mo
     }
     let first = fixture.pass().unwrap();
     assert_eq!((first.trims, first.records), (300, 300));
-    // Its own trims were to be looked at; then nothing has moved.
+    // This pass looks at the trims of the last pass; then nothing has moved.
     assert_eq!(fixture.pass().unwrap().trims, 0);
     assert_eq!(fixture.pass(), None);
     fixture.fill("l7", 1, 5);
@@ -826,7 +826,7 @@ fn without_any_bound_there_is_no_pass_until_a_log_gets_one() {
 }
 
 #[test]
-fn a_pass_that_is_cut_off_by_a_failed_flush_takes_nothing_and_the_next_start_goes_on() {
+fn a_pass_cut_off_by_a_failed_flush_takes_nothing_until_the_next_start() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_records(3)));
     fixture.fill("a", 10, 5);
@@ -973,7 +973,7 @@ fn what_was_looked_up_by_older_settings_does_not_hold_for_newer_ones() {
     let log = fixture.core.logs.by_name("a").unwrap();
     let older = Arc::clone(&log.state.read().config);
     fixture.retain("a", Some(by_age(HOUR)));
-    // A pass that was under way comes to its end.
+    // An older pass comes to its end.
     log.state.write().note_ages_at(u32::MAX, &older);
     fixture.clock.advance(2 * HOUR);
     fixture.pass();

@@ -1,8 +1,7 @@
-//! Producers and writers that do not give up, over kills, power cuts, failed flushes and full
-//! disks: every record is there exactly once and in order, and none of an older writer
-//! behind a fence that was answered.
+//! Producers and writers that retry over kills, power cuts, failed flushes and full disks: every record is
+//! there exactly once and in order. Behind an answered fence there is no record of an older writer.
 //!
-//! `WALD_RETRIES` sets how many runs, `WALD_SEED` runs one seed only.
+//! `WALD_RETRIES` sets the number of runs, `WALD_SEED` runs one seed only.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -19,7 +18,7 @@ use crate::ticket::Awaited;
 
 const LOGS: [&str; 3] = ["a", "b", "c"];
 
-/// One producer: what it has to send, and what of that is acknowledged.
+/// One producer: its requests under way, and its acknowledged records.
 struct Sender {
     id: &'static str,
     logs: Vec<&'static str>,
@@ -58,7 +57,7 @@ impl Sender {
     }
 }
 
-/// One who fences the log `f` and then writes to it, until another fences it.
+/// A writer that fences the log `f` and then appends to it, until another writer fences it.
 struct Writer {
     id: u8,
     epoch: Option<u64>,
@@ -73,7 +72,7 @@ struct Run {
     config: StorageConfig,
     senders: Vec<Sender>,
     writers: Vec<Writer>,
-    /// Fences that were answered: epoch, and the tail that none older passes.
+    /// Answered fences: epoch, and the tail that no older epoch may pass.
     fences: Vec<(u64, u64)>,
     counts: Counts,
 }
@@ -145,13 +144,13 @@ impl Run {
             }
             self.disk = self.disk.copy();
         }
-        // A last time, until everything is answered.
+        // The last start runs until everything is answered.
         let core = self.start(0);
         self.send_rest(&core);
         self.check(&core);
     }
 
-    /// Starts; so many times of 100 the power goes meanwhile, or soon after.
+    /// Starts; in `cuts` of 100 cases a power cut comes meanwhile, or soon after.
     fn start(&mut self, cuts: u32) -> Arc<Core> {
         loop {
             self.counts.starts += 1;
@@ -170,7 +169,7 @@ impl Run {
         }
     }
 
-    /// The connection is gone: nobody knows what became of these.
+    /// The connection is gone, so the outcome of these requests is unknown.
     fn forget_what_was_under_way(&mut self) {
         for sender in &mut self.senders {
             sender.sent.clear();
@@ -202,7 +201,7 @@ impl Run {
                 _ => {}
             }
             if self.chance(30) {
-                // What is written and not flushed is repeated too.
+                // Batches that are written and not flushed are repeated too.
                 core.write_in_turn();
             } else {
                 core.turn();
@@ -215,7 +214,7 @@ impl Run {
         }
     }
 
-    /// One producer sends its next record, or one again.
+    /// One producer sends its next record, or repeats one.
     fn send(&mut self, core: &Arc<Core>) {
         let level = [Durability::Written, Durability::Durable][self.random.random_range(0..2)];
         let new_epoch = self.chance(3);
@@ -226,7 +225,7 @@ impl Run {
             return;
         }
         if new_epoch && sender.acked == sender.ever_sent {
-            // Only who knows the fate of everything can begin anew.
+            // Only a producer that knows all outcomes can begin a new epoch.
             sender.epoch += 1;
             sender.base = sender.acked;
         }
@@ -278,7 +277,7 @@ impl Run {
                             assert!(number <= sender.acked, "acks come in order");
                             sender.acked = sender.acked.max(number + 1);
                         } else {
-                            // Asked again, for more.
+                            // Sent again later, for a durable answer.
                             failed = true;
                         }
                     }
@@ -377,7 +376,7 @@ fn batch_of(log: &str, data: &[u8]) -> Batch {
 }
 
 #[test]
-fn who_sends_again_until_it_is_answered_has_every_record_once_and_no_fence_is_passed() {
+fn retries_until_an_answer_store_each_record_once_and_pass_no_fence() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let seeds = match number("WALD_SEED") {
         Some(seed) => seed..seed + 1,

@@ -17,7 +17,7 @@ fn records(chunk: &ScanChunk) -> Vec<Seen> {
     records
 }
 
-/// All that a scan gives up to its end, or up to where it waits.
+/// Reads a scan up to its end, or until it waits. Returns all records and chunks.
 fn drain(scan: &mut Box<dyn Scan>) -> (Vec<Seen>, Vec<ScanChunk>) {
     let (mut found, mut chunks) = (Vec::new(), Vec::new());
     while let Some(chunk) = next_chunk(scan) {
@@ -258,7 +258,7 @@ fn a_log_that_came_and_went_while_awaited_is_named() {
         let mut scans = vec![fixture.scan(one("later"), cursor, true)];
         if again {
             fixture.append("later", b"2").unwrap();
-            // It looks only now, and finds the second log.
+            // This scan begins only now, and finds the second log.
             scans.push(scan);
         }
         for scan in &mut scans {
@@ -357,7 +357,7 @@ fn reads_begin_by_time_and_from_the_tail() {
 }
 
 #[test]
-fn a_cursor_beyond_what_survived_names_what_is_lost_and_goes_on_with_what_came_after() {
+fn a_cursor_beyond_a_loss_names_lost_records_and_goes_on_with_later_ones() {
     let fixture = Fixture::new();
     fixture.append("a", b"kept").unwrap();
     let mut ticket = fixture
@@ -383,7 +383,7 @@ fn a_cursor_beyond_what_survived_names_what_is_lost_and_goes_on_with_what_came_a
     let (of_one, of_all) = (cursor(one("a")), cursor(Selector::All));
     let Fixture { disk, core, .. } = fixture;
     drop(core);
-    // Some seed loses all that was not flushed.
+    // Some seed loses all unflushed records.
     let seed = (0..100)
         .find(|seed| {
             let disk = disk.copy_with_unflushed();
@@ -420,7 +420,7 @@ fn records_of_a_deleted_log_are_a_gap_in_a_scan_of_all() {
     let gap = &chunks[0].gaps[0];
     assert_eq!((gap.from, gap.to), (Some(Lsn::ZERO), Some(Lsn::new(26))));
     assert_eq!(gap.reason, GapReason::Deleted);
-    // Who follows it had read everything: it is told that nothing comes any more.
+    // A follower of the log had read everything: it learns that nothing more comes.
     let told = next_chunk(&mut following).unwrap().unwrap().unwrap();
     let gap = &told.gaps[0];
     assert_eq!((gap.from, gap.to), (Some(Lsn::new(26)), None));

@@ -1,8 +1,8 @@
 //! The engine on a simulated disk, with a ledger outside of it.
 //!
-//! One [`Run`] starts an engine, asks things of it at random, ends it in the middle of
-//! anything, and compares what the next start finds with the ledger, again and again. All
-//! of it comes from one seed: engine, disk and requests.
+//! One [`Run`] starts an engine, sends random requests, ends it at any point, and compares the state that the
+//! next start finds with the ledger, again and again. All of it comes from one seed: engine, disk and
+//! requests.
 
 mod ledger;
 mod lies;
@@ -24,12 +24,12 @@ use super::*;
 use crate::ids::{LogId, Position};
 use crate::record::Retention;
 
-/// Which faults there are beside power cuts and kills.
+/// Faults besides power cuts and kills.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Faults {
-    /// Of 100 runs of the process so many have a call that fails with EIO.
+    /// Runs of the process with a call that fails with EIO, per cent.
     pub(super) failing_calls: u32,
-    /// Of 100 runs so many have a flush that fails once.
+    /// Runs of the process with a flush that fails once, per cent.
     pub(super) failing_flushes: u32,
 }
 
@@ -99,28 +99,28 @@ pub(super) struct Run {
     config: StorageConfig,
     faults: Faults,
     ledger: Ledger,
-    /// Batches of producers, to be sent again.
+    /// Batches of producers that may be sent again.
     sent: Vec<(Batch, Vec<Part>, Vec<Move>)>,
     ids: BTreeMap<LogId, &'static str>,
-    /// All units ever, for those who do not compare with each start.
+    /// All units so far, for tests that do not compare after each start.
     units: Vec<Unit>,
     highest: Position,
     epoch: u64,
     payload: u64,
-    /// When each record was appended last, and its bytes.
+    /// Time of the last append of each record, and its bytes.
     born: HashMap<u64, (Instant, usize)>,
     /// Whether much is written, so that segments fill up.
     bulky: bool,
     without_space_until: u64,
-    /// Whether the cache may hold what the device does not.
+    /// Whether the cache may hold data that the device does not have.
     distrusted: bool,
     pub(super) counts: Counts,
 }
 
-/// One part of an append: which log, the digests of its records, whose it is.
+/// One part of an append: log, digests of its records, producer with epoch and sequence.
 type Part = (&'static str, Vec<u64>, Option<(&'static str, u64, u64)>);
 
-/// Where a batch moves a cursor: log, cursor, lsn.
+/// Move of a cursor by a batch: log, cursor, lsn.
 type Move = (&'static str, &'static str, u64);
 
 impl Run {
@@ -161,7 +161,7 @@ impl Run {
         }
     }
 
-    /// So many lives of the process, and a last start.
+    /// Runs `lives` lives of the process, and a last start.
     pub(super) fn run(&mut self, lives: u32) {
         for _ in 0..lives {
             let core = self.start(60);
@@ -171,7 +171,7 @@ impl Run {
         drop(self.start(0));
     }
 
-    /// Starts and compares; `cuts` times of 100 the power goes meanwhile, and comes back.
+    /// Starts and compares; in `cuts` of 100 cases a power cut comes meanwhile.
     fn start(&mut self, cuts: u32) -> Arc<Core> {
         loop {
             self.counts.starts += 1;
@@ -181,12 +181,12 @@ impl Run {
             }
             match open(&self.disk, &self.config, &self.clock) {
                 Ok((core, report)) => {
-                    // What was to come at a later call of the start comes while it serves.
+                    // A cut planned for a later call of the start comes while the engine serves.
                     self.started(&core, &report);
                     return core;
                 }
                 Err(error) => {
-                    // Nothing else is in its way, and it would not get any further if it were tried again.
+                    // Only a power cut may stop a start, since another try would get no further.
                     let cut = self.disk.is_crashed();
                     assert!(cut, "a start fails without a power cut: {error}");
                     self.cut(Phase::Start);
@@ -203,7 +203,7 @@ impl Run {
         self.distrusted = false;
     }
 
-    /// Compares what a start found with the ledger.
+    /// Compares the state after a start with the ledger.
     fn found_by(&mut self, core: &Arc<Core>, report: &RecoveryReport) {
         assert_eq!(report.findings, Vec::<String>::new());
         assert_eq!(report.damage, [], "a power cut damages nothing");
@@ -230,7 +230,7 @@ impl Run {
         self.distrusted = true;
     }
 
-    /// Sets when the power goes.
+    /// Plans a power cut.
     fn plan_cut(&mut self) {
         if self.random.random_range(0..100) < 35 {
             self.disk.crash_after(self.random.random_range(1..50));
@@ -275,7 +275,7 @@ impl Run {
             asked.push(self.ask(core));
         }
         if self.random.random_range(0..8) == 0 {
-            // Written and not flushed, when more comes.
+            // These requests are written and not flushed, when more requests come.
             core.write_in_turn();
             asked.push(self.ask(core));
         }
@@ -296,14 +296,14 @@ impl Run {
             _ => self.clock.advance(300_000),
         }
         if self.random.random_range(0..100) < 8 {
-            // Nothing must depend on that.
+            // Nothing must depend on jumps of the clock.
             let far = [1_000_000, 3_600_000_000, 365 * 24 * 3_600_000_000];
             let far = far[self.random.random_range(0..3)];
             self.clock.jump(self.random.random_range(-far..far));
         }
     }
 
-    /// A step of the sorter. If it fails nothing has changed, or the journal has failed.
+    /// A step of the sorter. If the step fails, nothing has changed, or the journal has failed.
     fn sort(&mut self, core: &Arc<Core>) {
         match core.sort_in_turn() {
             Ok(done) => self.counts.sorted += u64::from(done),
@@ -323,9 +323,9 @@ impl Run {
         }
     }
 
-    /// Sometimes one of the next writes finds no space, and then there is some again.
+    /// Sometimes one of the next writes finds no space, and later ones find some.
     fn run_out_of_space(&mut self) {
-        // One at a time: where voiding fails too, the journal does.
+        // One failure at a time: if voiding fails too, the journal fails.
         let through = self.disk.writes() > self.without_space_until;
         if through && self.random.random_range(0..100) < 8 {
             let part = [0, 8, 511, 512, 4000, 1 << 20][self.random.random_range(0..6)];
@@ -368,7 +368,7 @@ impl Run {
         }
     }
 
-    /// Everything that was accepted is on the device.
+    /// Records that every accepted request is on the device.
     fn all_forced(&mut self) {
         self.ledger.all_durable();
         self.ledger.add(Unit {
@@ -381,7 +381,7 @@ impl Run {
 
 const EIO: i32 = 5;
 
-/// A start leaves nothing of what a crash of the sorter left.
+/// Checks that a start removes all that a crash of the sorter left.
 pub(super) fn assert_no_leftovers(disk: &SimDisk, core: &Core) {
     use crate::disk::Disk;
     let runs = core.journal.runs();
@@ -408,10 +408,10 @@ pub(super) fn assert_no_leftovers(disk: &SimDisk, core: &Core) {
     }
 }
 
-/// Everything that a start serves.
+/// All logs that a start serves.
 ///
 /// # Errors
-/// What cannot be read.
+/// The record that cannot be read, in words.
 fn found(core: &Arc<Core>) -> Result<Logs, (Verdict, String)> {
     let mut logs = Logs::new();
     assert_eq!(core.logs.holdings(), core.logs.recount(), "what is counted");
@@ -455,7 +455,7 @@ fn found(core: &Arc<Core>) -> Result<Logs, (Verdict, String)> {
     Ok(logs)
 }
 
-/// Every record of a log from one on.
+/// Digests of all records of a log from one lsn on.
 fn digests(core: &Arc<Core>, log: &str, mut next: Lsn) -> Result<Vec<u64>, ReadError> {
     let mut found = Vec::new();
     loop {

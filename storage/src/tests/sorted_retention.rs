@@ -1,5 +1,4 @@
-//! Retention of what lies in sorted runs: as exact as of the journal, but that bytes are
-//! those of packs.
+//! Retention of records in sorted runs: as exact as in the journal, except that bytes are bytes of packs.
 
 use super::retention::{HOUR, by_age, by_bytes, by_records};
 use super::*;
@@ -8,7 +7,7 @@ use crate::record::{Gap, GapReason};
 
 const RECORDS: u64 = 400;
 
-/// A log of one record a minute, of which most lie in runs, and others beside it.
+/// A log with one record a minute, mostly in runs, and another log.
 fn minutes() -> Fixture {
     let mut fixture = Fixture::with(SimDisk::new(), sorting::config());
     for minute in 0..RECORDS {
@@ -21,7 +20,7 @@ fn minutes() -> Fixture {
         }
     }
     assert!(fixture.sort() > 0);
-    // One run: bytes that retention counts behind a run are those of frames, which packs are not.
+    // Makes one run. Behind a run, retention counts bytes of frames, and packs are no frames.
     fixture.config.sorter_step_bytes = 4 << 20;
     let fixture = fixture.restart_cleanly();
     fixture.sort();
@@ -29,7 +28,7 @@ fn minutes() -> Fixture {
     fixture
 }
 
-/// The lsn behind the newest record of the log that lies in a run.
+/// The lsn behind the newest record of the log in a run.
 fn in_runs(fixture: &Fixture) -> u64 {
     let id = fixture.core.logs.by_name("a").unwrap().id;
     let runs = fixture.core.journal.runs();
@@ -39,7 +38,7 @@ fn in_runs(fixture: &Fixture) -> u64 {
     next.max().unwrap()
 }
 
-/// Bytes of the packs and frames that hold anything of the log that is kept, in their order.
+/// Bytes of the packs and frames that hold kept records of the log, in order.
 fn kept_bytes(fixture: &Fixture) -> Vec<u64> {
     let log = fixture.core.logs.by_name("a").unwrap();
     let first = Lsn::new(fixture.first("a"));
@@ -66,7 +65,7 @@ fn kept_bytes(fixture: &Fixture) -> Vec<u64> {
         .collect()
 }
 
-/// What readers are told to be gone.
+/// The gaps that a reader gets.
 fn gaps(fixture: &Fixture) -> Vec<Gap> {
     let selector = Selector::Log(target("a"));
     let mut scan = fixture.scan(selector, ScanStart::Lsn(Lsn::ZERO), false);
@@ -77,7 +76,7 @@ fn gaps(fixture: &Fixture) -> Vec<Gap> {
     gaps
 }
 
-/// The records from the first on are those, and what lies before has expired.
+/// Checks that the log begins with this record, and that all earlier ones expired.
 fn assert_begins(fixture: &Fixture, first: u64) {
     assert_eq!(fixture.first("a"), first);
     let gaps = gaps(fixture);
@@ -103,7 +102,7 @@ fn exactly_so_many_records_are_kept_where_they_lie_in_runs() {
         fixture.retain("a", Some(by_records(RECORDS - first)));
         fixture.pass();
         assert_begins(&fixture, first);
-        // The run is made anew without it.
+        // The run is written again without the expired records.
         fixture.sort();
         assert_begins(&fixture, first);
         fixture = fixture.restart();
@@ -118,7 +117,7 @@ fn what_is_older_goes_to_the_minute_where_it_lies_in_runs() {
     let age = i64::try_from(RECORDS - border).unwrap() * (HOUR / 60);
     fixture.retain("a", Some(by_age(age)));
     fixture.pass();
-    // The record of minute `border` arrived exactly so long ago.
+    // The record of minute `border` is exactly as old as the bound.
     for first in border + 1..in_runs(&fixture) {
         assert_eq!(fixture.first("a"), first);
         fixture.clock.advance(HOUR / 60 - 1);
@@ -148,7 +147,7 @@ fn as_few_packs_are_kept_as_take_the_bytes_or_more() {
         assert!(sum - kept[0] < bytes, "{sum} bytes are more than need be");
         let first = fixture.first("a");
         assert_begins(&fixture, first);
-        // What is left is not less than the bound now that the run is made anew.
+        // After the run is written again, the kept bytes still reach the bound.
         fixture.sort();
         fixture.pass();
         assert_eq!(fixture.first("a"), first);

@@ -1,4 +1,4 @@
-//! What operators are shown of sorted runs.
+//! Reports on sorted runs for operators.
 
 use super::*;
 use crate::dump::{DumpFilter, Dumped};
@@ -45,7 +45,7 @@ fn runs_and_segments_are_listed_in_the_order_of_the_journal_page_by_page() {
 }
 
 #[test]
-fn one_run_is_verified_by_its_number_and_a_sorted_segment_is_said_to_be_in_it() {
+fn a_run_is_verified_by_its_number_and_named_for_a_sorted_segment() {
     let (disk, clock, _) = sorting::sorted_store();
     let (core, _) = open(&disk, &sorting::config(), &clock).unwrap();
     let run = core.journal.runs()[0].id().get();

@@ -1,4 +1,4 @@
-//! Sorted runs: the same is read of them, by everybody, and what is dead comes back.
+//! Sorted runs: every reader finds the same records in them, and dead bytes give their space back.
 
 use std::fmt::Write;
 
@@ -44,7 +44,7 @@ impl Fixture {
         }
     }
 
-    /// Sorts as much as there is. Returns in how many steps.
+    /// Sorts everything. Returns the number of steps.
     pub(super) fn sort(&self) -> usize {
         let mut steps = 0;
         while self.core.sort_in_turn().unwrap() {
@@ -70,7 +70,7 @@ impl Fixture {
         drop(deleted);
     }
 
-    /// All that can be read of one log, in every way.
+    /// All answers to reads of one log.
     fn told_of(&self, log: &str) -> String {
         let mut out = String::new();
         let info = match self.read_from(log, ReadStart::First) {
@@ -107,20 +107,19 @@ impl Fixture {
         out
     }
 
-    /// What scans of many logs give, from the beginning and from cursors on the way; gaps of
-    /// one log that touch are one.
+    /// Result of a scan of many logs. Gaps of one log that touch are merged.
     fn told_of_many(&self, selector: &Selector, start: ScanStart) -> String {
         Self::told_by(&mut self.scan(selector.clone(), start, false))
     }
 
-    /// The batches that a scan gives up to its end.
+    /// All batches and gaps that a scan returns up to its end.
     fn told_by(scan: &mut Box<dyn Scan>) -> String {
         let mut out = String::new();
         let mut gaps: Vec<Gap> = Vec::new();
         while let Some(chunk) = next_chunk(scan).unwrap().unwrap() {
             for gap in chunk.gaps {
                 if gap.reason == GapReason::Deleted {
-                    // A deleted log is forgotten when it is sorted.
+                    // The sorter forgets deleted logs.
                     continue;
                 }
                 let same = gaps
@@ -160,7 +159,7 @@ impl Fixture {
         }
     }
 
-    /// Starts without what is derived.
+    /// Starts without derived files.
     fn restart_bare(self) -> Self {
         let names = |directory: &str| self.disk.list(directory).unwrap();
         for directory in ["index", "checkpoint"] {
@@ -236,7 +235,7 @@ fn what_is_left_out_of_runs_is_told_once_however_small_a_chunk_is() {
     }
 }
 
-/// What comes after each cursor of a scan, and the cursors.
+/// The cursor of a scan after every 7 records.
 fn cursors(fixture: &Fixture, selector: &Selector) -> Vec<Bytes> {
     let mut cursors = Vec::new();
     let mut cursor = None;
@@ -300,7 +299,7 @@ fn plain_scan_ends_within_a_run_that_was_sorted_after_it_began() {
         fixture.fill_logs(1, 2);
         let expected = fixture.told_of_many(&selector, ScanStart::First);
         let mut scan = fixture.scan(selector, ScanStart::First, false);
-        // The end of the scan lies in a segment in the middle of those that are sorted.
+        // The end of the scan lies in the middle of the segments that are sorted.
         fixture.fill_logs(2, 6);
         assert!(fixture.sort() > 0);
         assert_eq!(Fixture::told_by(&mut scan), expected);
@@ -323,7 +322,7 @@ fn bytes_of(disk: &SimDisk) -> u64 {
 }
 
 #[test]
-fn what_is_trimmed_or_deleted_gives_its_space_back_and_an_idle_log_pins_nothing() {
+fn trims_and_deletions_give_space_back_and_an_idle_log_pins_nothing() {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.append("idle", b"once").unwrap();
     let mut most = 0;
@@ -337,8 +336,8 @@ fn what_is_trimmed_or_deleted_gives_its_space_back_and_an_idle_log_pins_nothing(
         fixture.sort();
         most = most.max(bytes_of(&fixture.disk));
     }
-    // 72 segments were written. What is there: the pool, what is not worth a step yet and the
-    // current one, and next to nothing in runs.
+    // 72 segments were written. The store holds the pool, segments not worth a step yet, the current one, and
+    // almost nothing in runs.
     assert!(most < 16 * (64 << 10), "{most} bytes");
     assert_eq!(fixture.contents("idle"), [b"once"]);
     let known = fixture.core.logs.all_known().len();
@@ -359,7 +358,7 @@ fn what_dies_in_runs_is_given_back_however_fast_segments_keep_coming() {
     let mut turns = Turns::default();
     let (mut most, mut most_runs) = (0, 0);
     for round in 0..60 {
-        // As much as is sorted in one go, every time: the sorter is never without segments.
+        // Each round appends as much as one step sorts, so the sorter is never without segments.
         fixture.fill_logs(round, 4);
         for log in ["a", "b/1", "b/2", "c"] {
             let tail = fixture.read_from(log, ReadStart::First).unwrap().tail_lsn;
@@ -370,7 +369,7 @@ fn what_dies_in_runs_is_given_back_however_fast_segments_keep_coming() {
         let bytes: u64 = runs.iter().map(|run| run.segment.life.size).sum();
         (most, most_runs) = (most.max(bytes), most_runs.max(runs.len()));
     }
-    // 15 MiB were written, of which next to nothing is kept.
+    // 15 MiB were written, and almost nothing of it is kept.
     assert!(
         most < 1 << 20 && most_runs < 8,
         "{most} bytes in {most_runs} runs"
@@ -422,8 +421,8 @@ fn runs_are_merged_and_what_died_in_them_is_left_out() {
     fixture.assert_told(&expected, "after merging and without what is derived");
 }
 
-/// A store in which there is much to be sorted: segments, small runs, a run that is mostly
-/// dead, a deleted log; ended by a kill.
+/// A store with much to sort: segments, small runs, a run that is mostly dead, a deleted log; ended by a
+/// kill.
 fn unsorted() -> (SimDisk, Arc<TestClock>, Vec<String>) {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.append("idle", b"once").unwrap();
@@ -458,7 +457,7 @@ fn start(disk: &SimDisk, clock: &Arc<TestClock>) -> Result<Fixture, OpenError> {
     })
 }
 
-/// Every so many calls; every one if `WALD_EVERY` is set.
+/// Distance between the tested calls; 1 if `WALD_EVERY` is set.
 fn step() -> usize {
     match std::env::var("WALD_EVERY") {
         Ok(_) => 1,
@@ -466,7 +465,7 @@ fn step() -> usize {
     }
 }
 
-/// Sorts until there is nothing to do, or something fails.
+/// Sorts until nothing is left to do, or something fails.
 fn sort_on(fixture: &Fixture) {
     for _ in 0..50 {
         if !matches!(fixture.core.sort_in_turn(), Ok(true)) {
@@ -476,7 +475,7 @@ fn sort_on(fixture: &Fixture) {
 }
 
 #[test]
-fn wherever_a_crash_comes_while_sorting_nothing_is_lost_and_nothing_is_left_behind() {
+fn a_crash_anywhere_in_sorting_loses_nothing_and_leaves_nothing_behind() {
     let (disk, clock, expected) = unsorted();
     let mut points = 0;
     for nth in (1..).step_by(step()) {
@@ -491,7 +490,7 @@ fn wherever_a_crash_comes_while_sorting_nothing_is_lost_and_nothing_is_left_behi
             break;
         }
         points += 1;
-        // And again in the start that follows.
+        // A second crash comes in the start that follows.
         for then in [0, nth % 7 + 1, nth % 13 + 3] {
             let disk = disk.copy();
             if then > 0 {
@@ -513,7 +512,7 @@ fn wherever_a_crash_comes_while_sorting_nothing_is_lost_and_nothing_is_left_behi
 }
 
 #[test]
-fn whichever_call_of_the_sorter_fails_everything_is_served_and_sorted_later() {
+fn after_any_failed_call_of_the_sorter_all_is_served_and_sorted_later() {
     let (disk, clock, expected) = unsorted();
     let mut points = 0;
     for nth in (1..).step_by(step()) {
@@ -540,13 +539,13 @@ fn whichever_call_of_the_sorter_fails_everything_is_served_and_sorted_later() {
     assert!(points * step() > 80, "{points}");
 }
 
-/// What is served of a damaged store is right, and what is not served is named.
+/// Checks that a damaged store serves right records and names all others. Returns the number of missing ones.
 fn assert_right(fixture: &Fixture, whole: &[(String, Vec<Vec<u8>>)], what: &str) -> usize {
     let mut missing = 0;
     for (log, records) in whole {
         let scan = fixture.try_scan(one(log), ScanStart::First, false);
         let Ok(mut scan) = scan else {
-            // Its name is gone with the images, the index and the checkpoints.
+            // The name of the log is gone with the images, the index and the checkpoints.
             assert!(!fixture.report.findings.is_empty(), "{what}");
             missing += records.len();
             continue;
@@ -634,7 +633,7 @@ fn a_damaged_run_serves_what_is_good_and_names_the_rest_exactly() {
             if fixture.report.findings.is_empty() {
                 most = most.max(missing);
             }
-            // A start that finds it says the same.
+            // A start that finds the damage reports the same.
             let again = fixture.restart();
             assert_eq!(
                 assert_right(&again, &whole, &what),
@@ -643,11 +642,11 @@ fn a_damaged_run_serves_what_is_good_and_names_the_rest_exactly() {
             );
         }
     }
-    // One frame of the journal, or one pack.
+    // The damage costs one frame of the journal, or one pack.
     assert!(most > 0 && most < 400, "{most}");
 }
 
-/// A store with runs and segments, trimmed and with a deleted log, ended as it should be.
+/// A store with runs and segments, trimmed and with a deleted log, ended cleanly.
 pub(super) fn sorted_store() -> (SimDisk, Arc<TestClock>, Vec<String>) {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.append("idle", b"once").unwrap();
@@ -833,14 +832,14 @@ fn images_of_deleted_logs_go_however_many_they_are() {
         let of = |run: &Arc<crate::sorted::Run>| run.segment.life.size - run.head.pack_bytes;
         runs.iter().map(of).sum()
     };
-    // More than runs are merged up to.
+    // The images take more bytes than the limit for merging runs.
     let before = images(&fixture);
     assert!(before > fixture.config.sorter_step_bytes / 4, "{before}");
     for number in 0..4000 {
         drop(fixture.core.delete_in_turn(target(&name(number))));
     }
     fixture.core.turn();
-    // Until both checkpoints know of it.
+    // Fills segments until both checkpoints know of the deletions.
     for seed in 2..6 {
         fixture.fill_logs(seed, 9);
         for log in LOGS.iter().take(4) {
@@ -926,7 +925,7 @@ fn fail_removals(disk: &SimDisk, count: u64) {
     }
 }
 
-/// Indexes of what is sorted.
+/// Number of indexes of segments that are sorted.
 fn orphans(fixture: &Fixture) -> usize {
     let runs = fixture.core.journal.runs();
     let last = runs.last().map(|run| run.head.last);
@@ -967,7 +966,7 @@ fn covered() -> (SimDisk, Arc<TestClock>, Vec<String>) {
     (disk, clock, expected)
 }
 
-/// Sorts all there is. Returns the number of segments that are left.
+/// Sorts everything. Returns the number of segments that are left.
 fn sort_all(fixture: &Fixture) -> usize {
     for _ in 0..5 {
         fixture.clock.advance(30_000_000);

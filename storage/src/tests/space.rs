@@ -25,7 +25,7 @@ fn name(log: usize) -> String {
     format!("log/{log}")
 }
 
-/// A record that no other one is like.
+/// A record unlike all others.
 fn text(log: usize, number: u64, bytes: usize) -> Vec<u8> {
     let mut data = format!("{log} {number} ").into_bytes();
     data.resize(
@@ -93,7 +93,7 @@ impl Store {
         steps
     }
 
-    /// Appends to these logs in turn until the disk is full, whatever is sorted. Returns bytes.
+    /// Appends to these logs in turn until the disk is full, with sorting or without. Returns the bytes.
     fn fill(&mut self, logs: &[usize], sorts: bool) -> u64 {
         let (mut appended, mut refused) = (0, 0);
         for turn in 0.. {
@@ -123,7 +123,7 @@ impl Store {
         self.kept.remove(&log).unwrap_or(0) * self.record as u64
     }
 
-    /// Everything that was acknowledged is there, and nothing else.
+    /// Checks that all acknowledged records are there, and no others.
     fn assert_whole(&self) {
         for (log, records) in &self.kept {
             let there = self.f.contents(&name(*log));
@@ -137,7 +137,7 @@ impl Store {
         }
     }
 
-    /// Where the space is, for a test that fails.
+    /// Use of the space, for the message of a failing test.
     fn spread(&self) -> String {
         let shown = self.f.core.statistics();
         let runs = self.f.core.journal.runs();
@@ -213,7 +213,7 @@ fn full_volume_gives_space_back_again_and_again() {
     let mut store = Store::new(24 * MIB, config(), 12_000);
     store.fill(&all(), true);
     for round in 0..12 {
-        // Only as much as some segments: most of each run lives.
+        // Some segments less may come back, since most of each run lives.
         let dead = store.delete(round);
         let again = store.fill(&[LOGS + round], true);
         let segment = store.f.config.segment_bytes;
@@ -236,7 +236,7 @@ fn sorter_enabled_on_a_full_volume_gives_space_back() {
             ..config()
         };
         let mut store = Store::new(24 * MIB, off, 12_000);
-        // The oldest segments have nothing dead.
+        // The oldest segments hold no dead records.
         let (kept, mixed): (Vec<usize>, Vec<usize>) = all().iter().partition(|log| **log < spared);
         for turn in 0..200 {
             assert!(store.append(kept[turn % kept.len()]));
@@ -289,7 +289,7 @@ fn space_of_old_logs_comes_back_behind_newer_live_data() {
 fn requests_on_the_reserve_leave_the_space_that_sorting_needs() {
     let mut store = Store::new(24 * MIB, config(), 12_000);
     store.fill(&all(), true);
-    // Settings have the reserve as trims do, and each takes a frame.
+    // Settings may use the reserve as trims do, and each takes a frame.
     let set = |store: &Store, bytes: u32| {
         let config = LogConfig {
             max_record_bytes: Some(bytes),
@@ -350,12 +350,12 @@ fn run_that_finds_less_space_than_reported_is_not_tried_for_ever() {
     }
     let newer: Vec<usize> = (10..LOGS).collect();
     store.fill(&newer, true);
-    // The older runs live but for a tenth, the newer ones are dead but for a tenth.
+    // Of the older runs 1/10 is dead, of the newer ones 9/10.
     let dead: u64 = (9..LOGS - 1).map(|log| store.delete(log)).sum();
     let disk = store.f.disk.clone();
     let (mut capacity, mut refused, mut ended) = (volume, 0, false);
     for _ in 0..100 {
-        // As a quota does: most of the free space cannot be had.
+        // As with a quota, most of the reported free space cannot be used.
         disk.hide_capacity(false);
         capacity = capacity + MIB - disk.free_bytes().unwrap().unwrap();
         disk.set_capacity(capacity);

@@ -1,6 +1,5 @@
-//! Bytes that verify and are not ours: what another history of the same store left in
-//! the same place. A disk that lost a write shows them, so does a snapshot that was put
-//! back in part.
+//! Valid bytes that are not ours: another history of the same store left them in the same place. A disk that
+//! lost a write shows such bytes, and so does a snapshot that was restored in part.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +11,14 @@ use crate::record::GapReason;
 
 const RECORDS: u8 = 40;
 
-/// The newest records of both histories: they tell them apart.
+/// Data of a newest record, which differs between the histories.
 fn data(history: u8, record: u8) -> Vec<u8> {
     let mut data = vec![history; 300];
     data.push(record);
     data
 }
 
-/// A store that goes on in two histories alike, but for their records; each as it was
-/// when its process ended.
+/// Two histories of one store that differ only in their records, each as its process left it.
 fn two_histories() -> [SimDisk; 2] {
     let fixture = Fixture::new();
     fixture.append("a", b"common").unwrap();
@@ -29,7 +27,7 @@ fn two_histories() -> [SimDisk; 2] {
     drop(fixture);
     [1, 2].map(|history| {
         let copy = disk.copy();
-        // Or both would draw the same salts.
+        // Without this draw both copies would use the same salts.
         copy.draw(&mut vec![0; 8 * usize::from(history)]).unwrap();
         let fixture = Fixture::on(copy);
         for record in 0..RECORDS {
@@ -81,10 +79,9 @@ fn blocks_of_another_history_are_damage_and_not_records() {
 }
 
 #[test]
-fn a_frame_that_does_not_follow_from_the_one_before_it_is_not_part_of_the_journal() {
-    // As when a group is taken back, the zeros over its second frame never reach the
-    // device, and the next group ends where that one begins: it is of this life, and where
-    // it says that it is.
+fn a_frame_that_does_not_follow_the_one_before_is_not_in_the_journal() {
+    // If a group is taken back, the zeros over its second frame may not reach the device. The next group then
+    // ends where that frame begins. The frame is of this life, and stands at the position that it names.
     let fixture = Fixture::new();
     fixture.append("b", b"0").unwrap();
     fixture.append("a", b"1").unwrap();

@@ -1,5 +1,5 @@
-//! Files of others in the data directory, and a torn tail that finds no space in quarantine: both are reported, and
-//! nothing stops for them.
+//! Files of other programs in the data directory, and a torn tail that finds no space in quarantine: both are
+//! reported, and all work goes on.
 
 use super::*;
 use crate::config::OnDamage;
@@ -22,7 +22,7 @@ fn strict_config() -> StorageConfig {
     }
 }
 
-/// Everything that a sound store does: it sorts, gives space back, and keeps checkpoints.
+/// Checks that a sound store does all its work: it sorts, gives space back, and keeps checkpoints.
 fn goes_on(fixture: &Fixture, what: &str) {
     let newest = || {
         let mut names = fixture.disk.list("checkpoint").unwrap();
@@ -78,7 +78,7 @@ fn torn_tail_stops_nothing_whether_it_is_kept_or_not() {
         let end = fixture.core.journal.durable().since(segment.base);
         let at = usize::try_from(end).unwrap().next_multiple_of(4096) + 4096;
         let mut bytes = fixture.disk.contents(&segment.path()).unwrap();
-        // Bytes of a write that never was acknowledged.
+        // These bytes look like a write that never was acknowledged.
         bytes[at..at + 100].fill(0x55);
         let size = bytes.len();
         bytes[size - 4096..].fill(0);

@@ -1,4 +1,4 @@
-//! Sync modes: what an ack means in each, and what a crash takes.
+//! Sync modes: the promise of an ack in each mode, and the records that a crash takes.
 
 use super::*;
 use crate::record::{LogConfig, SyncMode};
@@ -129,7 +129,7 @@ fn manual_loses_on_a_kill_exactly_what_was_not_synced_and_says_so() {
 }
 
 #[test]
-fn a_cursor_beyond_a_kill_names_what_memory_lost_and_goes_on_with_what_memory_has() {
+fn a_cursor_beyond_a_kill_names_records_lost_from_memory_and_goes_on() {
     let fixture = with_mode(SyncMode::Manual);
     fixture.append("a", b"kept").unwrap();
     fixture.append_by_mode(b"lost", true);

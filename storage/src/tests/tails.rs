@@ -22,7 +22,7 @@ fn empty_files(disk: &SimDisk) {
     }
 }
 
-/// Payloads of all that a scan gives up to where it waits.
+/// Payloads that a scan returns until it waits.
 fn given(scan: &mut Box<dyn Scan>) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     while let Some(chunk) = next_chunk(scan) {
@@ -126,7 +126,7 @@ fn a_group_whose_write_failed_is_not_in_memory() {
         Some(Err(AppendError::Unknown(_)))
     ));
     assert_eq!(recent(end), None);
-    // Nor is anything else: from now on readers see what is on the device.
+    // Memory holds nothing else either: from now on readers see the records on the device.
     assert_eq!(recent(Position::new(end.get() - 8)), None);
 }
 
@@ -197,11 +197,11 @@ fn what_is_in_memory_is_answered_at_once_and_the_rest_by_a_reader_thread() {
     let far = crate::ticket::block_on(engine.read(read_request("a", ReadStart::First)));
     let far = far.unwrap();
     assert_eq!(far.batches[0].first_lsn, Lsn::ZERO);
-    // The first page took what its size allows, and not only what memory had.
+    // The first page took as much as its size allows, and not only records in memory.
     assert!(far.next_lsn >= Lsn::new(9));
 }
 
-/// A read where nothing may wait: what it gives, or `None` if that is for another thread.
+/// A read that may not wait: its page, or `None` if another thread must read.
 fn near(core: &Arc<Core>, request: &ReadRequest) -> Option<Page> {
     match read::page(core, request, Reach::Cached) {
         Err(ReadError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => None,
@@ -210,7 +210,7 @@ fn near(core: &Arc<Core>, request: &ReadRequest) -> Option<Page> {
 }
 
 #[test]
-fn what_the_system_has_in_memory_is_read_at_once_if_nothing_else_needs_the_disk() {
+fn records_in_the_page_cache_are_read_at_once_if_nothing_needs_the_disk() {
     let fixture = Fixture::new();
     let expected: Vec<Vec<u8>> = (0..60u8).map(|n| vec![n; 3000]).collect();
     for data in &expected {
@@ -241,7 +241,7 @@ fn what_the_system_has_in_memory_is_read_at_once_if_nothing_else_needs_the_disk(
     let last = read_request("a", ReadStart::TailOffset(1));
     assert_eq!(data(near(&fixture.core, &last).unwrap()), expected[59..]);
 
-    // Indexes are read by other threads.
+    // Other threads read indexes.
     let id = fixture
         .core
         .journal
@@ -257,7 +257,7 @@ fn what_the_system_has_in_memory_is_read_at_once_if_nothing_else_needs_the_disk(
     read::page(&fixture.core, &first, Reach::Disk).unwrap();
     assert!(near(&fixture.core, &first).is_some());
 
-    // So is what is damaged: it has to be named.
+    // Another thread also reads damaged segments, since the damage must be named.
     empty_files(&fixture.disk);
     assert!(near(&fixture.core, &first).is_none());
     assert!(fixture.core.damages.logs() == (0, 0));
@@ -266,7 +266,7 @@ fn what_the_system_has_in_memory_is_read_at_once_if_nothing_else_needs_the_disk(
 }
 
 #[test]
-fn what_takes_long_to_decompress_is_for_a_reader_thread_however_little_was_stored() {
+fn a_long_decompression_is_for_a_reader_thread_even_of_few_stored_bytes() {
     let config = StorageConfig {
         segment_bytes: 4 << 20,
         ..small_config()
@@ -295,7 +295,7 @@ fn what_takes_long_to_decompress_is_for_a_reader_thread_however_little_was_store
     };
     assert_eq!(records(0, 1), Some(1));
     assert_eq!(records(1, 1), None);
-    // Of two the first is given.
+    // Two records were requested, and the first is given.
     assert_eq!(records(2, 2), Some(1));
     assert_eq!(records(3, 1), Some(1));
 }
@@ -333,7 +333,7 @@ fn few_records_are_read_at_once_and_many_or_long_ones_by_a_reader_thread() {
     };
     at_once(0, 1);
     assert!(at_once(0, 1));
-    // A reader thread may have answered before the first poll, now and then.
+    // Sometimes a reader thread answers before the first poll.
     assert!((0..100).any(|_| !at_once(0, 1000)));
     assert!((0..100).any(|_| !at_once(1, 1)));
 }
@@ -349,7 +349,7 @@ impl std::task::Wake for Wakes {
 
 type Given = (Box<dyn Scan>, ScanChunk);
 
-/// A scan that waits for its next chunk, and how often it was woken.
+/// A scan that waits for its next chunk, and its number of wake-ups.
 struct Follower {
     next: Pin<Box<dyn Future<Output = Given>>>,
     wakes: Arc<Wakes>,
@@ -368,8 +368,7 @@ impl Follower {
         }
     }
 
-    /// What there is; otherwise it is woken when there may be something. Answers the
-    /// cursor after it, too.
+    /// The next chunk, and the cursor after it. Without a chunk, the scan is woken when there may be one.
     fn poll(&mut self) -> Option<(ScanChunk, Bytes)> {
         let waker = Waker::from(Arc::clone(&self.wakes));
         match self.next.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -388,7 +387,7 @@ impl Follower {
 }
 
 #[test]
-fn a_follower_of_a_prefix_is_neither_woken_by_what_others_append_nor_reads_it() {
+fn a_follower_of_a_prefix_neither_wakes_for_other_logs_nor_reads_them() {
     let config = StorageConfig {
         segment_bytes: 2 << 20,
         ..small_config()
@@ -404,7 +403,7 @@ fn a_follower_of_a_prefix_is_neither_woken_by_what_others_append_nor_reads_it() 
         fixture.append("q", &[1; 100 << 10]).unwrap();
     }
     assert_eq!(follower.wakes(), 0);
-    // Whoever read any of that would now name damage.
+    // A reader of these frames would now name damage.
     empty_files(&fixture.disk);
     fixture.append("p/1", b"1").unwrap();
     assert_eq!(follower.wakes(), 1);
@@ -471,7 +470,7 @@ fn those_who_follow_the_same_are_counted() {
     for (count, scan) in &scans {
         assert_eq!(scan.followers(), *count);
     }
-    // Also while they do not wait.
+    // Followers count also while they do not wait.
     fixture.append("a", b"1").unwrap();
     assert_eq!(scans[0].1.followers(), 3);
     drop(scans.remove(1));
@@ -494,7 +493,7 @@ fn a_cursor_of_a_follower_passes_over_what_others_appended() {
     assert_ne!(cursor, before);
     fixture.append("p/1", b"1").unwrap();
     assert_eq!(scan.cursor(), cursor, "not over what was not given");
-    // Both resume with the same record.
+    // Both cursors resume with the same record.
     for cursor in [before, cursor] {
         let mut resumed = fixture.scan(prefix(), ScanStart::Cursor(cursor), false);
         assert_eq!(given(&mut resumed), [b"1"]);
@@ -523,17 +522,17 @@ fn a_scan_goes_on_where_another_stands_and_is_told_the_end_as_it_is_now() {
     assert_eq!(end.durable_lsn, Lsn::new(5));
     assert_eq!(late.place(), Some(there));
     assert_eq!(given(&mut late), [b"4"]);
-    // To the end, and what comes then is told.
+    // The scan goes on at the end, and has caught up there.
     given(&mut front);
     assert!(late.go_on_at(&front.place().unwrap()).unwrap().caught_up);
     assert!(next_chunk(&mut late).is_none());
-    // Back again, as when a chunk is given up to where others stand.
+    // The scan goes back, as when a chunk ends where other scans stand.
     assert!(!late.go_on_at(&there).unwrap().caught_up);
     let cursor = late.cursor();
     assert_eq!(given(&mut late), [b"4"]);
     let mut resumed = fixture.scan(one("a"), ScanStart::Cursor(cursor), false);
     assert_eq!(given(&mut resumed), [b"4"]);
-    // What is not kept any more is not passed over without a word, nor is another log's.
+    // A scan does not pass trimmed records in silence, and does not go on at a place of another log.
     let mut other = begin(one("b"));
     given(&mut other);
     assert!(other.go_on_at(&there).is_none());

@@ -1,4 +1,4 @@
-//! Trims: durable, shown only when they are, and never silent to a reader.
+//! Trims: durable, shown only when they are durable, and never silent to a reader.
 
 use super::*;
 use crate::error::TrimError;
@@ -93,8 +93,8 @@ fn scans_name_what_was_trimmed() {
     };
     let (of_one, of_all) = (cursor(one("a")), cursor(Selector::All));
     trim(&fixture, "a", 6).unwrap();
-    // A scan of all stops, full, after four records of the other log: it names what it
-    // has passed by then.
+    // A scan of all logs stops when it is full, after four records of the other log. It names the records
+    // that it has passed by then.
     for (selector, start, from, to) in [
         (one("a"), ScanStart::Lsn(Lsn::new(1)), 1, 6),
         (one("a"), of_one, 4, 6),

@@ -27,14 +27,13 @@ fn lose_sector(disk: &SimDisk, path: &str, page: usize) {
     disk.set_unreadable(path, page + 512..page + 1024);
 }
 
-/// Whether the device has to be asked for a page to know a frame.
+/// Whether a frame cannot be read without this page of the device.
 fn hits(page: usize, known: &Known) -> bool {
     known.from < page + PAGE && page < known.covered
 }
 
-/// The pages of a segment of the sample that hold frames or life blocks, without the page of the
-/// link and the marker that repeats it. Of the last segment only pages whose loss a later frame
-/// proves.
+/// The pages of a segment of the sample that hold frames or life blocks, without the page of the link and the
+/// marker that repeats it. The last segment has only pages whose loss a later frame proves.
 fn pages(sample: &Sample, segment: usize) -> impl Iterator<Item = usize> {
     let proofs = sample.frames.iter().filter(|f| f.segment == segment);
     let last = proofs
@@ -190,8 +189,7 @@ fn unproven_tail(sample: &Sample) -> (SimDisk, String, usize, usize) {
     (fixture.disk.clone(), current.path(), from, to)
 }
 
-/// If a start cannot read the end of the journal, an operator accepts the loss. Returns whether that was
-/// so.
+/// Accepts the loss, if a start cannot read the end of the journal. Returns whether that was the case.
 pub(super) fn give_up_unread_end(disk: &SimDisk) -> bool {
     let config = small_config();
     let opened = open(&disk.copy(), &config, &TestClock::new());
@@ -376,7 +374,7 @@ fn a_file_with_an_unreadable_page_gets_no_new_life() {
 }
 
 #[test]
-fn an_unreadable_link_names_all_that_may_be_lost_and_a_repair_ends_the_doubt() {
+fn an_unreadable_link_names_possible_losses_and_a_repair_ends_the_doubt() {
     let sample = Sample::with(RECORD_BYTES);
     for path in &sample.paths {
         let disk = sample.disk.copy();

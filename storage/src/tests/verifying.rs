@@ -1,6 +1,5 @@
-//! Verification: a store that is whole has no findings, whatever it went through; every
-//! fault is found, named exactly, and nothing else is; and what it says of records is what
-//! a start says.
+//! Verification: a whole store has no findings, whatever it went through. Every fault is found and named
+//! exactly, and nothing else is. Verification and a start report the same records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -132,7 +131,7 @@ fn every_flipped_byte_is_found_and_exactly_its_records_are_named() {
             let expected = names(&sample.lsns(hit));
             let report = verify(&disk);
             assert_eq!(lost(&report), expected, "{what}: {:#?}", report.findings);
-            // The last frame proves others flushed, and nothing proves it: its end is torn.
+            // The last frame proves earlier ones flushed, and nothing proves the last one: its end is torn.
             let torn = segment == 2 && sample.frames.last().is_some_and(hit);
             let covered = !torn && (at < 8192 || sample.frames.iter().any(hit));
             assert_eq!(report.torn_bytes > 0, torn, "{what}");
@@ -208,7 +207,7 @@ fn what_is_named_of_a_store_damaged_at_random_is_what_a_start_names() {
             disk.replace(path, bytes);
         }
         let report = verify(&disk);
-        // As a start after the damage was found.
+        // A start sets these files aside after the damage was found.
         let set_aside = disk.copy();
         for (directory, suffix) in [("index", ".idx"), ("checkpoint", ".ckp")] {
             for name in disk.list(directory).unwrap() {
@@ -267,7 +266,7 @@ fn rolled() -> (SimDisk, Vec<String>) {
     (disk, paths)
 }
 
-/// The only fault of a store that was changed.
+/// The only fault of a changed store.
 fn the_fault(disk: &SimDisk) -> Finding {
     let report = verify(disk);
     let faults = faults(&report);
@@ -479,8 +478,7 @@ fn a_verification_that_is_stopped_says_so() {
     assert!(report.stopped && report.checked_bytes < 100_000);
 }
 
-/// A running engine with a flipped byte in a body of a sealed segment, and which record
-/// that is.
+/// A running engine with a flipped byte in a body of a sealed segment, and the log and lsn of that record.
 fn running_with_damage() -> (Fixture, String, u64) {
     let fixture = Fixture::new();
     for number in 0..200u32 {
@@ -609,7 +607,7 @@ fn a_segment_that_goes_while_it_is_served_costs_its_records_only() {
             fixture.append(&log, &vec![b'r'; 1000]).unwrap();
         }
         fixture.core.idle();
-        // What is new is still in memory.
+        // Before a restart, new records are still in memory.
         let fixture = fixture.restart();
         let path = faults::used_paths(&fixture.disk)[1].clone();
         fixture.disk.remove(&path).unwrap();
@@ -682,7 +680,7 @@ fn reading_keeps_to_the_rate() {
     let offline = Offline::open(Arc::new(disk)).unwrap();
     let report = offline.verify(&Control::new(1 << 20), &mut |_| {}).unwrap();
     let took = clock.monotonic().duration_since(began);
-    // The last step is not paid for: nothing comes after it.
+    // The last step does not wait for the rate, since nothing follows it.
     let least = Duration::from_micros(((report.checked_bytes - (64 << 10)) * 1_000_000) >> 20);
     assert!(took >= least, "{took:?} for {} bytes", report.checked_bytes);
 }

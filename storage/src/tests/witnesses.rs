@@ -15,7 +15,7 @@ use crate::repair::{accept_loss, examine};
 
 const FIRST_FRAME: usize = 8192;
 
-/// What is known of each log apart from its records, by name.
+/// Facts about each log apart from its records, by name.
 fn facts(fixture: &Fixture) -> BTreeMap<String, String> {
     let core = &fixture.core;
     let durable = core.journal.durable();
@@ -41,7 +41,7 @@ fn facts(fixture: &Fixture) -> BTreeMap<String, String> {
     core.logs.all().into_iter().map(fact).collect()
 }
 
-/// Damages all frames of a segment but its link, and what the next link tells of them.
+/// Damages all frames of a segment but its link, and the next link's facts about them.
 fn destroy(disk: &SimDisk, segment: usize) {
     let paths = used_paths(disk);
     let link = |bytes: &[u8]| {

@@ -1,9 +1,9 @@
-//! Golden directories: what earlier versions wrote opens, reads as it did, and goes on.
+//! Golden directories: data of earlier versions opens, reads as it did, and goes on.
 //!
-//! `tests/golden/<version>/<name>.tar.gz` is a data directory that this version wrote, and
-//! `<name>.json` what it holds. They are never changed, only added to:
-//! `WALD_GOLDEN=<version> cargo test -p wald-storage --test golden -- --ignored` adds those
-//! of [`write`]. The reader in `storage/reader` reads them too, in `.ci/reader.py`.
+//! `tests/golden/<version>/<name>.tar.gz` is a data directory that this version wrote, and `<name>.json` its
+//! content. They are never changed, only added to:
+//! `WALD_GOLDEN=<version> cargo test -p wald-storage --test golden -- --ignored` adds the directories of
+//! [`write`]. The reader in `storage/reader` reads them too, in `.ci/reader.py`.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,11 +37,11 @@ fn golden() -> PathBuf {
 }
 
 fn open(directory: &Path) -> (Arc<LocalEngine>, RecoveryReport) {
-    // Logs are to stay as they are.
+    // Retention must leave the logs as they are.
     open_with(directory, Duration::from_secs(3600))
 }
 
-/// Looks for what is to expire so often.
+/// Opens with this pause between two passes of retention.
 fn open_with(directory: &Path, retention: Duration) -> (Arc<LocalEngine>, RecoveryReport) {
     open_as(
         directory,
@@ -55,7 +55,7 @@ fn open_with(directory: &Path, retention: Duration) -> (Arc<LocalEngine>, Recove
 fn config() -> StorageConfig {
     StorageConfig {
         segment_bytes: 64 << 10,
-        // No marker proves what is to look like a torn tail.
+        // No marker may prove the bytes that must look like a torn tail.
         marker_delay: Duration::from_secs(3600),
         sorter_enabled: false,
         ..StorageConfig::default()
@@ -67,8 +67,8 @@ fn open_as(directory: &Path, config: StorageConfig) -> (Arc<LocalEngine>, Recove
     LocalEngine::open(disk, config, Arc::new(SystemClock), Arc::new(NoObserver)).unwrap()
 }
 
-/// One batch of one log, as it is to be repeated: what a producer sends follows from its
-/// name and the sequence.
+/// One batch of one log that can be repeated: its records follow from the producer's name, its epoch and the
+/// sequence.
 fn sent(log: &str, producer: &str, epoch: u64, sequence: u64) -> Batch {
     let records = (0..2)
         .map(|index| Record {
@@ -88,7 +88,7 @@ fn sent(log: &str, producer: &str, epoch: u64, sequence: u64) -> Batch {
     }])
 }
 
-/// Every golden directory: what it is called, and where its archive is.
+/// Name and archive of every golden directory.
 fn archives() -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for version in fs::read_dir(golden()).unwrap() {
@@ -122,14 +122,14 @@ fn unpack(archive: &Path) -> TempDir {
     directory
 }
 
-/// What the directory holds, as it was when it was written.
+/// Content of the directory at the time when it was written.
 fn kept(archive: &Path) -> Value {
     let name = archive.to_str().unwrap().replace(".tar.gz", ".json");
     serde_json::from_str(&fs::read_to_string(name).unwrap()).unwrap()
 }
 
-/// Appends to every log, or finds it refused if its tail cannot be proven; gives back the
-/// number of records that were appended to each.
+/// Appends to every log, and expects a refusal if its tail cannot be proven. Returns the number of records
+/// appended to each.
 fn append_to_all(engine: &LocalEngine, logs: &serde_json::Map<String, Value>) -> Vec<u64> {
     let append = |(log, told): (&String, &Value)| {
         let batch = Batch::from(vec![LogRecords {
@@ -155,7 +155,7 @@ fn append_to_all(engine: &LocalEngine, logs: &serde_json::Map<String, Value>) ->
     logs.iter().map(append).collect()
 }
 
-/// The newest batch of every producer is known, and its next one is taken.
+/// Checks that the newest batch of every producer is known, and that the next one is accepted.
 fn producers_go_on(engine: &LocalEngine, name: &str, logs: &serde_json::Map<String, Value>) -> u64 {
     let mut found = 0;
     for (log, told) in logs {

@@ -1,4 +1,4 @@
-//! What a store holds, as JSON: the words of `storage/reader`.
+//! The content of a store as JSON, in the words of `storage/reader`.
 
 use prost::Message;
 use serde_json::{Map, Value, json};
@@ -101,13 +101,13 @@ fn log(engine: &LocalEngine, info: &LogInfo) -> Value {
         "digest": format!("{:032x}", digest.digest128()),
     });
     if expired > 0 {
-        // What was written before there was retention does not tell of it.
+        // Files of stores older than retention have no such key.
         told["expired"] = expired.into();
     }
     told
 }
 
-/// Bytes behind their length.
+/// Adds the length of `bytes` and then `bytes` to the digest.
 fn part(digest: &mut Xxh3, bytes: &[u8]) {
     digest.update(&(bytes.len() as u64).to_le_bytes());
     digest.update(bytes);
@@ -120,7 +120,7 @@ fn target(name: &LogName) -> LogTarget {
     }
 }
 
-/// The settings that are not left to the server.
+/// The settings that a log does not take from the server.
 fn config(info: &LogInfo) -> Value {
     let mut told = Map::new();
     if let Some(mode) = info.config.sync_mode {
@@ -161,7 +161,7 @@ fn config(info: &LogInfo) -> Value {
     Value::Object(told)
 }
 
-/// Every log is there with all that is kept of it, and no other.
+/// Checks that all kept logs and no others are there, with all their facts.
 pub(crate) fn assert_same(name: &str, seen: &Value, kept: &Map<String, Value>) {
     let names: Vec<&String> = seen.as_object().unwrap().keys().collect();
     assert_eq!(names, kept.keys().collect::<Vec<_>>(), "{name}");

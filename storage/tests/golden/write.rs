@@ -1,5 +1,5 @@
-//! Writes the golden directories of the version at hand. Run once for each version that
-//! changes the format, or that wants a case more; what is there is never written again.
+//! Writes the golden directories of the current version. Run it once for each version that changes the format
+//! or needs one more case; existing directories are never written again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Starts again without a word, to look for what is to expire so often.
+    /// Starts again without a shutdown, with this pause between two passes of retention.
     fn again(self, retention: Duration) -> Self {
         drop(self.engine);
         Self {
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Starts again without a word, to sort.
+    /// Starts again without a shutdown, with the sorter.
     fn sorting(self) -> Self {
         drop(self.engine);
         let config = StorageConfig {
@@ -91,7 +91,7 @@ impl Store {
         }
     }
 
-    /// Fills, and sorts what there is, and no more from then on.
+    /// Fills segments, sorts them, and stops sorting.
     fn sorted(self, epochs: [Option<u64>; 3]) -> Self {
         let store = self.sorting();
         store.fill(60, epochs);
@@ -123,7 +123,7 @@ impl Store {
         }
     }
 
-    /// All that a log can have.
+    /// Uses every feature of a log.
     fn act(&mut self) {
         let engine = Arc::clone(&self.engine);
         let settings = |sync_mode, compression| LogConfig {
@@ -156,7 +156,7 @@ impl Store {
                 self.producers.push(known);
             }
         }
-        // Headers, a time and a checksum of its own, a batch over logs with a cursor.
+        // A record with headers, a time and a checksum, and a batch over logs with a cursor.
         let checked = Record {
             data: "checked".into(),
             timestamp: Some(Timestamp::from_micros(1_000_000)),
@@ -209,7 +209,7 @@ impl Store {
         block_on(self.engine.drain()).unwrap();
     }
 
-    /// What is there when the process is killed now.
+    /// A copy of the directory as a kill leaves it now.
     fn killed(&self) -> TempDir {
         let copy = tempfile::tempdir().unwrap();
         // Every segment but the last has its index.
@@ -288,13 +288,13 @@ fn batches(path: &Path) -> Vec<usize> {
     found
 }
 
-/// Keeps a directory and what a start on it finds.
+/// Keeps a directory, and the content that a start on it finds.
 fn keep(into: &Path, name: &str, directory: &Path, store: &Store) {
     let archive = into.join(format!("{name}.tar.gz"));
     if archive.exists() {
         return;
     }
-    // Names its holder, and the holder its machine.
+    // LOCK names its holder, and the holder names the machine.
     fs::write(directory.join("LOCK"), "").unwrap();
     let done = Command::new("tar")
         .args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0"])
@@ -367,7 +367,7 @@ pub(crate) fn all(into: &Path) {
     forgotten(into);
 }
 
-/// Producers over some segments, whose indexes tell changes, and one that was forgotten.
+/// Producers over some segments, whose indexes store changes, and one that was forgotten.
 fn forgotten(into: &Path) {
     let mut store = Store::new();
     let submit = |store: &Store, producer: &str, epoch: u64, sequences: std::ops::Range<u64>| {
@@ -393,7 +393,7 @@ fn forgotten(into: &Path) {
     keep(into, "forgotten-clean", store.directory.path(), &store);
 }
 
-/// Producers' batches by digests that the store's key is in.
+/// Batches of producers, whose digests depend on the store's key.
 fn keyed(into: &Path) {
     let mut store = Store::new();
     store.fill(20, [None; 3]);
@@ -403,8 +403,8 @@ fn keyed(into: &Path) {
     keep(into, "keyed-clean", store.directory.path(), &store);
 }
 
-/// Runs of one step and of several, of all that a log can have, trimmed, expired and deleted
-/// logs among it; what is not sorted yet behind them.
+/// Runs of one step and of several, with every feature of a log, and with trimmed, expired and deleted logs.
+/// Unsorted segments follow them.
 fn sorted(into: &Path) {
     let mut store = Store::new();
     let bounded = LogConfig {
@@ -420,7 +420,7 @@ fn sorted(into: &Path) {
     let epochs = [None, None, Some(7)];
     store.fill(30, epochs);
     store = store.sorted(epochs);
-    // Of runs too something is trimmed and deleted.
+    // A trim and a deletion reach into runs, too.
     block_on(store.engine.trim(target("orders"), Lsn::new(20))).unwrap();
     block_on(store.engine.delete_log(target("modes/manual"))).unwrap();
     for _ in 0..4 {
@@ -430,7 +430,7 @@ fn sorted(into: &Path) {
     let late = LogConfig::default();
     block_on(store.engine.create_log(name("late"), late)).unwrap();
     block_on(store.engine.trim(target("payments"), Lsn::new(70))).unwrap();
-    // As a kill leaves it, with all threads ended.
+    // The copy is as a kill leaves it, with all threads ended.
     store = store.again(Duration::from_secs(3600));
     let killed = tempfile::tempdir().unwrap();
     copy_all(store.directory.path(), killed.path());
@@ -439,7 +439,7 @@ fn sorted(into: &Path) {
     keep(into, "sorted-clean", store.directory.path(), &store);
 }
 
-/// What was trimmed, what expired, and bounds of every kind.
+/// Trimmed and expired records, and bounds of every kind.
 fn retained(into: &Path) {
     let store = Store::new();
     let age = Duration::from_secs(3600);
@@ -483,7 +483,7 @@ fn retained(into: &Path) {
     while !by_records() || stat("orders/é").first_lsn == Lsn::ZERO {
         std::thread::yield_now();
     }
-    // Nothing is written while it is copied.
+    // No thread writes while the directory is copied.
     store = store.again(Duration::from_secs(3600));
     store.fill(2, [None; 3]);
     keep(into, "retention-killed", store.killed().path(), &store);
@@ -504,7 +504,7 @@ fn damaged(into: &Path) {
     ));
     let torn = store.killed();
     let last = used(torn.path()).pop().unwrap();
-    // Of the frames of the newest batch the last one did not reach the device.
+    // The last frame of the newest batch did not reach the device.
     let newest = *batches(&last).last().unwrap();
     assert!(newest > *batches(&used(before.path()).pop().unwrap()).last().unwrap());
     let mut bytes = fs::read(&last).unwrap();
@@ -518,7 +518,7 @@ fn damaged(into: &Path) {
         harm(&used(copy.path()), copy.path());
         copy
     };
-    // Bodies, headers, a link, 512 bytes; some indexes are there to tell, some are not.
+    // Damages bodies, headers, a link, 512 bytes. Some segments keep their index, some do not.
     let bytes = harmed(&|segments, directory| {
         for (number, segment) in segments.iter().enumerate() {
             let batches = batches(segment);

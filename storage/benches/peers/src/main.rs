@@ -1,13 +1,13 @@
-//! Wald's engine and its peers as libraries: the same work, on the same device, in one run.
+//! Compares Wald's engine with other libraries: the same work, on the same device, in one run.
 //!
 //! ```text
 //! cargo run --release --manifest-path storage/benches/peers/Cargo.toml -- [--help]
 //! ```
 //!
-//! Every workload is run by every system that can do it, in a process of its own, in rounds: round 1 of
-//! all systems, round 2 of all systems. So whatever drifts on the machine touches all alike, and only
-//! ratios within one run are told. Each figure is the median of the rounds. *As published* has set-up and
-//! tear-down inside the timer, as the predecessors' own benchmarks had; *steady* is what a store costs that is there.
+//! Each system runs every workload that it supports, in a process of its own, in rounds: round 1 of all
+//! systems, then round 2. Drift of the machine affects all systems alike, and only ratios within one run are
+//! meaningful. Each figure is the median of the rounds. *As published* also times set-up and tear-down, as
+//! the predecessors' own benchmarks did; *steady* times a store that already exists.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -39,22 +39,22 @@ struct Arguments {
     /// Only systems whose name contains one of these (comma-separated).
     #[arg(long, value_delimiter = ',')]
     systems: Vec<String>,
-    /// How often everything is run.
+    /// Number of rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Of the full size of workloads, so much: for a quick look, 0.01.
+    /// Fraction of the full size of workloads; 0.01 for a quick test.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Where stores are made: the device that is measured. By default below the build.
+    /// Directory for stores, on the device to measure. Default: next to this program.
     #[arg(long)]
     directory: Option<PathBuf>,
-    /// Where to write all figures of all rounds.
+    /// File for the figures of all rounds, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Print what there is, and run nothing.
+    /// Print all workloads and systems, and run nothing.
     #[arg(long)]
     list: bool,
-    /// Run one workload on one system, and print its figures: what each process does.
+    /// Run one workload on one system, and print its figures as a child process does.
     #[arg(long, hide = true, num_args = 2)]
     one: Option<Vec<String>>,
 }
@@ -97,7 +97,7 @@ fn main() -> Result<(), Failure> {
             }
         }
         report.print(workload);
-        // What there is so far is kept if the rest fails.
+        // The figures so far stay if a later workload fails.
         if let Some(file) = &arguments.json {
             std::fs::write(file, report.json()?)?;
         }
@@ -105,7 +105,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The child's side.
+/// Runs one workload on one system in the child process, and prints its rows as JSON.
 fn run_one(workload: &str, system: &str, directory: &Path, scale: f64) -> Result<(), Failure> {
     let workload = WORKLOADS.iter().find(|known| known.name == workload);
     let system = SYSTEMS.iter().find(|known| known.name == system);
@@ -114,7 +114,7 @@ fn run_one(workload: &str, system: &str, directory: &Path, scale: f64) -> Result
     };
     let mut bench = Bench::new(system, directory, scale);
     (workload.run)(&mut bench);
-    // The last line: a library may have printed others.
+    // The parent reads the last line, since a library may have printed others.
     println!("\n{}", serde_json::to_string(&bench.rows)?);
     Ok(())
 }
@@ -126,7 +126,7 @@ fn in_a_process(
     scale: f64,
 ) -> Result<Vec<Row>, Failure> {
     eprint!("\r\x1b[K{} on {} ", workload.name, system.name);
-    // Its own, which goes with all that is in it, however the process ends.
+    // A directory for this child only. It is removed with all files, however the child ends.
     let stores = tempfile::tempdir_in(directory)?;
     let directory = stores.path();
     let child = Command::new(std::env::current_exe()?)
@@ -135,7 +135,7 @@ fn in_a_process(
         .arg(scale.to_string())
         .arg("--directory")
         .arg(directory)
-        // Where walrus keeps its files, and that it does not tell of each.
+        // Directory of walrus's files, and no output for each of them.
         .env("WALRUS_DATA_DIR", directory)
         .env("WALRUS_QUIET", "1")
         .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! One workload on one system, in a process of its own: what it took, and from whom.
+//! Measures one workload on one system in a process of its own: time, CPU, writes, memory, flushes.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -15,22 +15,22 @@ use crate::store::{Level, Shape, Store, System, Unable};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     pub step: String,
-    /// What `value` is of: `s` an operation, or `bytes` each.
+    /// Unit of `value`: `s` for seconds per operation, or `bytes` each.
     pub unit: String,
     /// `None`: the system cannot do this; `note` says why.
     pub value: Option<f64>,
     pub operations: u64,
     pub flush: String,
     pub note: Option<String>,
-    /// Data of records, bytes a second.
+    /// Throughput of record data, in bytes per second.
     pub bytes_per_second: Option<f64>,
-    /// 50 %, 99 %, 99.9 %, and the most, in seconds; where each operation was timed.
+    /// Latency at 50 %, 99 %, 99.9 % and at most, in seconds, if each operation was timed.
     pub latency: Option<[f64; 4]>,
-    /// Of all threads, seconds an operation.
+    /// CPU time of all threads, in seconds per operation.
     pub cpu: Option<f64>,
-    /// What became dirty, bytes an operation.
+    /// Bytes that became dirty, per operation.
     pub written: Option<f64>,
-    /// Most that was resident, maps included.
+    /// Peak of resident memory, in bytes, maps included.
     pub peak_bytes: Option<u64>,
     pub flushes: Option<u64>,
 }
@@ -96,7 +96,7 @@ impl Bench {
         }
     }
 
-    /// How many, at the scale asked for.
+    /// Number of operations at the requested scale, at least 100 of them.
     pub fn count(&self, full: u64) -> u64 {
         ((full as f64 * self.scale) as u64).clamp(full.min(100), full)
     }
@@ -109,7 +109,7 @@ impl Bench {
         (self.system.open)(directory.path(), shape)
     }
 
-    /// The weakest that every system has: written, or durable where nothing less is offered.
+    /// The weakest level of this system: written, or durable if it offers nothing weaker.
     pub fn loose(&self) -> Level {
         match (self.system.flush)(Level::Written) {
             Ok(_) => Level::Written,
@@ -117,7 +117,7 @@ impl Bench {
         }
     }
 
-    /// Runs one step; if the system cannot do it, that is the row.
+    /// Runs one step. If the system cannot do it, its row says so.
     pub fn step(
         &mut self,
         step: &str,
@@ -138,7 +138,7 @@ impl Bench {
         }
     }
 
-    /// Times `work`, which is so many operations on so many bytes of data.
+    /// Times `work`, which does `operations` on `bytes` of data.
     pub fn time(
         &mut self,
         step: &str,
@@ -170,19 +170,19 @@ impl Bench {
         Ok(())
     }
 
-    /// What was timed elsewhere: so much for so many.
+    /// Adds a row for operations that the caller timed, in seconds.
     pub fn seconds(&mut self, step: &str, took: f64, operations: u64) {
         let value = took / operations as f64;
         self.rows.push(Row::new(step, "s", value, operations));
     }
 
-    /// A figure in bytes.
+    /// Adds a row in bytes.
     pub fn bytes(&mut self, step: &str, bytes: f64, each_of: u64) {
         let value = bytes / each_of as f64;
         self.rows.push(Row::new(step, "bytes", value, each_of));
     }
 
-    /// Adds to the newest row what a person should know with it.
+    /// Adds a note for readers to the newest row.
     pub fn note(&mut self, note: Option<String>) {
         if let (Some(row), Some(note)) = (self.rows.last_mut(), note) {
             row.note = Some(note);
@@ -190,7 +190,7 @@ impl Bench {
     }
 }
 
-/// A record of so many bytes that does not compress to nothing.
+/// A record of `bytes` random bytes, so that compression does not shrink it.
 pub fn record(bytes: usize) -> Bytes {
     let mut random = Random(bytes as u64);
     (0..bytes).map(|_| random.below(256) as u8).collect()
@@ -226,13 +226,13 @@ fn proc_number(file: &str, field: &str) -> u64 {
     number.unwrap_or(0)
 }
 
-/// The most resident begins anew.
+/// Resets the peak of resident memory.
 fn forget_peak() {
-    // Where that is not allowed, peaks are those since the start of the process.
+    // Where the system forbids this, peaks count from the start of the process.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Bytes that a directory takes on its device, and how many files.
+/// Bytes that a directory takes on its device, and its number of files.
 pub fn disk_bytes(directory: &Path) -> Result<(u64, u64), Unable> {
     use std::os::unix::fs::MetadataExt;
     let mut sum = (0, 0);

@@ -27,9 +27,9 @@ struct Figure {
 /// One step of one system, over the rounds.
 struct Line<'a> {
     system: &'static str,
-    /// Those of the rounds, least first.
+    /// Values of the rounds, least first.
     values: Vec<f64>,
-    /// The round that is the median.
+    /// Row of the median round.
     row: &'a Row,
 }
 
@@ -74,7 +74,7 @@ impl Report {
     fn steps(&self, workload: &str) -> Vec<&str> {
         let mut steps: Vec<&str> = Vec::new();
         for figure in self.figures.iter().filter(|f| f.workload == workload) {
-            // One that cannot do anything says so under the workload's name.
+            // A system that cannot run the workload reports that under the workload's name.
             if figure.row.value.is_some() && !steps.contains(&figure.row.step.as_str()) {
                 steps.push(&figure.row.step);
             }
@@ -139,7 +139,7 @@ impl Report {
                 }
             }
         }
-        // Those that have no figure at all for it say why once.
+        // A system without any figure for the workload says why, once.
         for figure in self.figures.iter().filter(|f| f.workload == workload.name) {
             let unknown = !self
                 .steps(workload.name)

@@ -1,4 +1,4 @@
-//! What every workload asks of every system, so that all do the same work.
+//! The interface between workloads and systems, so that all systems do the same work.
 
 use std::fmt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// How safe an append is when it returns.
+/// Durability of an append when it returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -42,7 +42,7 @@ impl<E: std::error::Error> From<E> for Unable {
     }
 }
 
-/// What a store is opened for. What is not said is the system's default.
+/// Requirements of a workload for its store. A missing value means the system's default.
 #[derive(Debug, Clone)]
 pub struct Shape {
     pub level: Level,
@@ -55,7 +55,7 @@ pub struct Shape {
     pub batch_records: u32,
     /// The largest request, in bytes of data.
     pub batch_bytes: u32,
-    /// If given, what is appended to is a key, and the logs are so many shards.
+    /// If given, appends name a key, and this number of shards takes the place of logs.
     pub shards: Option<u16>,
 }
 
@@ -73,18 +73,18 @@ impl Shape {
     }
 }
 
-/// What a scan gave.
+/// Result of a scan.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Scanned {
     pub records: u64,
-    /// Of their data, of which every record was looked at.
+    /// Bytes of record data. The scan read every record.
     pub bytes: u64,
 }
 
 /// A system with a directory open.
 pub trait Store: Send + Sync {
-    /// Appends, from one thread. `in_flight` is how many may be under way where the system
-    /// takes them in without waiting; every other one ignores it.
+    /// Appends, from one thread. `in_flight` is the maximum number of requests under way, for systems that
+    /// accept requests without waiting. Other systems ignore it.
     fn writer(&self, in_flight: Option<usize>) -> Box<dyn Writer + '_>;
 
     /// Length of the data of one record.
@@ -95,42 +95,42 @@ pub trait Store: Send + Sync {
     /// Reads a log from its first record to its last.
     fn scan(&self, log: u32) -> Result<Scanned, Unable>;
 
-    /// Makes what was appended so far durable, and waits for what goes on in the background.
+    /// Makes all earlier appends durable, and waits for background work.
     fn settle(&self) -> Result<(), Unable>;
 
-    /// Forgets of each log the records before the number given.
+    /// Drops the records of each log before the given number.
     fn forget(&self, _tails: &[u64]) -> Result<(), Unable> {
         unable("nothing can be dropped by number")
     }
 
-    /// Names, durably, where all shards stand.
+    /// Stores the positions of all shards durably under this name.
     fn checkpoint(&self, _id: &str) -> Result<(), Unable> {
         unable("no checkpoints over logs")
     }
 
-    /// How many shards the newest such checkpoint names.
+    /// Returns the number of shards in the newest checkpoint.
     fn load_checkpoint(&self) -> Result<usize, Unable> {
         unable("no checkpoints over logs")
     }
 
-    /// Flushes of the log so far, where that is counted.
+    /// Number of flushes so far, if the system counts them.
     fn flushes(&self) -> Option<u64> {
         None
     }
 
-    /// Where the time of opening went, where that is told.
+    /// Phases of the time that opening took, if the system reports them.
     fn opening(&self) -> Option<String> {
         None
     }
 
-    /// Ends as the system wants to be ended.
+    /// Closes the store in the system's regular way.
     fn close(self: Box<Self>) -> Result<(), Unable>;
 }
 
 /// Appends of one thread.
 pub trait Writer {
-    /// One request for one log; returns when it is as safe as the store's shape says, or
-    /// earlier if more may be in flight.
+    /// Sends one request for one log. Returns when it is as durable as the store's shape demands, or earlier
+    /// if more requests may be in flight.
     fn append(&mut self, log: u32, records: &[Bytes]) -> Result<(), Unable>;
 
     /// One request for several logs.
@@ -138,13 +138,13 @@ pub trait Writer {
         unable("no batch over several logs")
     }
 
-    /// Waits for everything in flight.
+    /// Waits for all requests in flight.
     fn finish(&mut self) -> Result<(), Unable> {
         Ok(())
     }
 }
 
-/// What a variant of a system is compared in.
+/// Operations in which a variant of a system is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     Append,
@@ -158,7 +158,7 @@ pub struct System {
     pub name: &'static str,
     pub about: &'static str,
     pub roles: &'static [Role],
-    /// How it reaches a level, in its own words.
+    /// Describes how the system reaches a level, in the system's terms.
     pub flush: fn(Level) -> Result<&'static str, Unable>,
     pub open: fn(&Path, &Shape) -> Result<Box<dyn Store>, Unable>,
 }

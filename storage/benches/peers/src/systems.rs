@@ -11,7 +11,7 @@ use crate::store::{Role, System};
 
 const ALL: &[Role] = &[Role::Append, Role::Get, Role::Scan, Role::Open];
 
-/// The first is what the others are compared with.
+/// The first system is the baseline for the others.
 pub static SYSTEMS: [System; 10] = [
     System {
         name: "wald",

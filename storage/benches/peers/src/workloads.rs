@@ -1,5 +1,5 @@
-//! What is measured. `W` are the workloads of Wald's own targets; the others are the headline
-//! workloads of the systems that Wald comes from.
+//! All workloads. Names with `W` mark Wald's own targets; the others are the headline workloads of the
+//! systems that Wald comes from.
 
 mod append;
 mod many;
@@ -166,7 +166,7 @@ pub static WORKLOADS: [Workload; 21] = [
     ),
 ];
 
-/// Fills logs for those who read, fast.
+/// Fills a log quickly, for workloads that read.
 fn fill(store: &dyn Store, log: u32, records: u64, data: &Bytes, batch: u64) -> Result<(), Unable> {
     let mut writer = store.writer(Some(64));
     let whole = vec![data.clone(); batch as usize];
@@ -177,11 +177,11 @@ fn fill(store: &dyn Store, log: u32, records: u64, data: &Bytes, batch: u64) -> 
     writer.finish()
 }
 
-/// The same work twice: as published on a store that is made and removed inside the timer, and steady.
+/// One workload in two ways: as published, on a store made and removed inside the timer, and steady.
 struct Twice<'a> {
     name: String,
     shape: Shape,
-    /// Operations, and bytes of data of each.
+    /// Number of operations in each way, then bytes of data of one operation.
     published: u64,
     steady: u64,
     each_bytes: u64,
@@ -211,7 +211,7 @@ impl Twice<'_> {
     fn in_a_steady_state(&self, bench: &mut Bench, step: &str) -> Result<(), Unable> {
         let directory = bench.directory()?;
         let store = bench.open(&directory, &self.shape)?;
-        // Logs are there, files have their first blocks.
+        // Creates logs, and the first blocks of files.
         (self.work)(&*store, self.published, &mut Latencies::new())?;
         store.settle()?;
         let operations = bench.count(self.steady);
@@ -223,7 +223,7 @@ impl Twice<'_> {
     }
 }
 
-/// Runs each thread's part; the first failure is everybody's.
+/// Runs each thread's part. Returns the first failure.
 fn on_threads(threads: u32, work: impl Fn(u32) -> Result<(), Unable> + Sync) -> Result<(), Unable> {
     std::thread::scope(|scope| {
         let work = &work;
@@ -236,7 +236,7 @@ fn on_threads(threads: u32, work: impl Fn(u32) -> Result<(), Unable> + Sync) -> 
     })
 }
 
-/// A bound for workloads that would take hours on systems that were not made for them.
+/// Time limit for workloads that would take hours on systems that were not made for them.
 struct Patience(Instant);
 
 impl Patience {

@@ -1,18 +1,18 @@
-//! The ledger: what the engine was asked and what it answered, kept outside of it.
+//! The ledger: requests to the engine and its answers, kept outside of it.
 //!
-//! Units stand in commit order: what each does to which logs, and what was promised of it.
-//! A unit is *acknowledged* (at a level), or *maybe* there (UNKNOWN); what was refused is in
-//! no unit. After a start the logs must be exactly as some prefix of the units leaves them,
-//! and that prefix must reach at least to the last unit that was promised to survive.
+//! Units stand in commit order. Each has its effects on logs, and the promise that it was given. A unit is
+//! *acknowledged* (at a level), or *maybe* there (UNKNOWN); refused requests are in no unit. After a start
+//! the logs must be exactly as some prefix of the units leaves them. That prefix must contain the last unit
+//! that was promised to survive.
 //!
-//! Records of sync mode `manual` are accepted at once and get their place in the journal
-//! later: of those behind the last unit that forces them out, any prefix may be there.
+//! Records of sync mode `manual` are accepted at once and get their place in the journal later. Behind the
+//! last unit that forces them out, any prefix of them may be there.
 
 use std::collections::BTreeMap;
 
 use crate::record::{LogConfig, LogConfigChange};
 
-/// What one unit does to one log.
+/// Effect of one unit on one log.
 #[derive(Debug, Clone)]
 pub(in crate::tests) enum Effect {
     Append {
@@ -30,7 +30,7 @@ pub(in crate::tests) enum Effect {
     Expire(&'static str, u64),
     Fence(&'static str, u64),
     Cursor(&'static str, &'static str, Option<u64>),
-    /// Everything accepted has its place in the journal.
+    /// All accepted records have their place in the journal.
     Force,
 }
 
@@ -50,7 +50,7 @@ impl Effect {
     }
 }
 
-/// What survives or not as one.
+/// Effects that survive together or not at all.
 #[derive(Debug, Clone)]
 pub(in crate::tests) struct Unit {
     pub(in crate::tests) effects: Vec<Effect>,
@@ -60,27 +60,27 @@ pub(in crate::tests) struct Unit {
     pub(in crate::tests) durable: bool,
 }
 
-/// How one log stands. Records are their digests.
+/// State of one log. Records are their digests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::tests) struct LogState {
     pub(in crate::tests) id: Option<u64>,
     pub(in crate::tests) first: u64,
-    /// How many right below that went by retention.
+    /// Number of records directly below `first` that retention expired.
     pub(in crate::tests) expired: u64,
     pub(in crate::tests) records: Vec<u64>,
     pub(in crate::tests) epoch: u64,
     pub(in crate::tests) cursors: BTreeMap<String, u64>,
-    /// Epoch, and the sequence that comes next.
+    /// Epoch and next sequence of each producer.
     pub(in crate::tests) producers: BTreeMap<String, (u64, u64)>,
     pub(in crate::tests) config: LogConfig,
-    /// Accepted, and perhaps in memory only: request by request.
+    /// Accepted records that may be in memory only, by request.
     pub(in crate::tests) pending: Vec<Vec<u64>>,
 }
 
 pub(in crate::tests) type Logs = BTreeMap<String, LogState>;
 
 impl LogState {
-    /// The tail as far as the journal has it.
+    /// The tail without records that may be in memory only.
     fn end(&self) -> u64 {
         self.first + self.records.len() as u64
     }
@@ -121,7 +121,7 @@ impl LogState {
         self.expired = expired;
     }
 
-    /// Whether `found` is this log, with some of what is pending.
+    /// Whether `found` is this log, with some of the pending records.
     fn is(&self, found: &Self) -> bool {
         let begins = (self.first, self.expired) == (found.first, found.expired);
         if !begins || !found.records.starts_with(&self.records) {
@@ -195,7 +195,7 @@ fn apply(effect: &Effect, logs: &mut Logs) {
     }
 }
 
-/// What a start got wrong. All must be 0.
+/// Mistakes of a start. All must be 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::tests) struct Verdict {
     /// Promised to survive, and not there.
@@ -206,7 +206,7 @@ pub(in crate::tests) struct Verdict {
     pub(in crate::tests) duplicate: u64,
     /// Neither served nor trimmed.
     pub(in crate::tests) gap: u64,
-    /// Of a unit that is there, something is not.
+    /// Missing parts of units that are there otherwise.
     pub(in crate::tests) partial: u64,
     /// Other bytes than were appended.
     pub(in crate::tests) wrong: u64,
@@ -228,11 +228,11 @@ impl Verdict {
 
 #[derive(Default)]
 pub(in crate::tests) struct Ledger {
-    /// As the last start found them.
+    /// The logs as the last start found them.
     base: Logs,
-    /// Since then, in commit order.
+    /// Units since then, in commit order.
     pub(in crate::tests) units: Vec<Unit>,
-    /// As all of these leave them.
+    /// The logs as all of these units leave them.
     pub(in crate::tests) live: Logs,
 }
 
@@ -244,14 +244,14 @@ impl Ledger {
         self.units.push(unit);
     }
 
-    /// Everything so far is promised to survive a power cut.
+    /// Promises all units to survive a power cut.
     pub(in crate::tests) fn all_durable(&mut self) {
         for unit in &mut self.units {
             unit.durable = true;
         }
     }
 
-    /// All that was written is on the device, and what is only accepted may not be.
+    /// Marks all written units as durable. Units that are only accepted may not be.
     pub(in crate::tests) fn all_written_durable(&mut self) {
         for unit in &mut self.units {
             let accepted =
@@ -260,7 +260,7 @@ impl Ledger {
         }
     }
 
-    /// Somebody was shown this log up to `tail`: so far it survives.
+    /// Marks a log as durable up to `tail`, which a client was shown.
     pub(in crate::tests) fn revealed(&mut self, log: &str, tail: u64) {
         for unit in &mut self.units {
             unit.durable |= unit.effects.iter().any(|effect| match effect {
@@ -276,17 +276,17 @@ impl Ledger {
         }
     }
 
-    /// How many units must have survived.
+    /// Number of units that must have survived.
     fn least(&self, power_cut: bool) -> usize {
         let must = |unit: &Unit| unit.durable || (unit.written && !power_cut);
         self.units.iter().rposition(must).map_or(0, |last| last + 1)
     }
 
-    /// Compares with what a start found, `power_cut`: what was not flushed may be lost.
-    /// Goes on from what was found.
+    /// Compares with the logs that a start found, and goes on from these. After a `power_cut`, unflushed
+    /// units may be lost.
     ///
     /// # Errors
-    /// What is wrong, and in words.
+    /// The mistakes, also in words.
     pub(in crate::tests) fn judge(
         &mut self,
         found: &Logs,
@@ -344,7 +344,7 @@ impl Ledger {
         }
     }
 
-    /// What is wrong, measured by the prefix that comes nearest.
+    /// The mistakes, measured by the nearest prefix.
     fn explain(&self, found: &Logs, prefix: usize, least: usize) -> (Verdict, String) {
         let mut verdict = Verdict::default();
         let mut logs = self.base.clone();

@@ -1,24 +1,23 @@
-//! A device that lies: a write that never gets there, one that lands in another place, bits
-//! that turn over at rest, blocks of another day. Nothing on the device need be as it was flushed, so not
-//! everything can be there; but what is served is right, and what is missing is named.
+//! A device that lies: a lost write, a write in another place, bits that flip at rest, blocks of another day.
+//! Flushed data may be gone, so not everything can be there; but served records are right, and missing
+//! records are named.
 //!
-//! **What cannot be known.** That a frame was there is proven by a later one: its durable
-//! mark says how far the journal was flushed when it was written. If the newest group is
-//! lost and nothing was written after it, or what was written after it is hit too, the
-//! journal looks as if it had ended before, as after a torn write. So what is missing
-//! without a word is an end of the journal, whole: no record of it or behind it is served.
-//! After one fault that end begins with the last turn at the earliest; only a write that
-//! landed in the journal, or several flips, can hit both something and its proof.
+//! **Limits of detection.** A later frame proves that a frame existed: its durable mark says how far the
+//! journal was flushed when it was written. If the newest group is lost, and no later frame exists or
+//! survives, the journal looks as if it had ended before, as after a torn write. A silent loss is therefore a
+//! whole end of the journal: no record of it or behind it is served. After one fault that end begins with the
+//! last turn at the earliest. Only a write that landed in the journal, or several flips, can hit both a frame
+//! and its proof.
 
 use super::requests::digest;
 use super::*;
 use crate::disk::Lie;
 
-/// One log as it is served: records by lsn, and what is named as damaged.
+/// One log as it is served: records by lsn, and ranges that are named as damaged.
 struct Served {
     records: BTreeMap<u64, u64>,
     named: Vec<(u64, u64)>,
-    /// Whether there is a log of that name.
+    /// Whether a log of that name exists.
     is_there: bool,
 }
 
@@ -43,7 +42,7 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
                         .records
                         .extend(lsns.zip(data.iter().map(|data| digest(data))));
                 }
-                // A tail in doubt is told to who asks there.
+                // A reader at the tail learns that the tail is in doubt.
                 if page.batches.is_empty() && page.next_lsn == page.tail_lsn {
                     return served;
                 }
@@ -71,13 +70,13 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
     }
 }
 
-/// What one run came to.
+/// Outcome of one run, in records.
 #[derive(Debug, Default)]
 pub(in crate::tests) struct Outcome {
     told: u64,
     served: u64,
     named: u64,
-    /// Missing without a word, where nobody can know.
+    /// Missing in silence, where nothing can prove the loss.
     cut: u64,
     not_opened: u64,
 }
@@ -98,15 +97,14 @@ enum Device {
     Loses,
     Misplaces,
     Flips,
-    /// Blocks are as another history of the same store had them, as when a snapshot is put
-    /// back in part.
+    /// Blocks come from another history of the same store, as when a snapshot is restored in part.
     Returns,
 }
 
 impl Run {
     fn lied_to(&mut self, device: Device) -> Outcome {
         let mut outcome = Outcome::default();
-        // For each turn: writes made before it, units before it.
+        // For each turn: number of writes and of units before it.
         let mut turns = Vec::new();
         let lives = self.random.random_range(1..4u32);
         let mut other = None;
@@ -140,7 +138,7 @@ impl Run {
         turns.push((self.disk.writes(), self.units.len()));
         let lies = self.disk.lies();
         outcome.told = lies.len() as u64;
-        // From here on the cache is no help. Everything was flushed.
+        // Drops the cache. Everything was flushed.
         self.disk.crash(1);
         let flips = match (device, other) {
             (Device::Flips, _) => self.flip(),
@@ -167,7 +165,7 @@ impl Run {
         outcome
     }
 
-    /// Some appends, flushed.
+    /// Appends some records, and flushes them.
     fn append_all(&mut self, core: &Arc<Core>) {
         let mut asked = Vec::new();
         for _ in 0..self.random.random_range(1..4u32) {
@@ -197,7 +195,7 @@ impl Run {
         }
     }
 
-    /// Turns over some bits of some files.
+    /// Flips some bits of some files.
     fn flip(&mut self) -> u64 {
         let flips = self.random.random_range(1..4);
         for _ in 0..flips {
@@ -218,7 +216,7 @@ impl Run {
         flips
     }
 
-    /// How the device would be if other records had been appended from here on.
+    /// The disk as other appends from here on would leave it.
     fn another_history(&mut self) -> SimDisk {
         let disk = self.disk.copy();
         let (core, _) = open(&disk, &self.config, &self.clock).unwrap();
@@ -234,8 +232,8 @@ impl Run {
         disk
     }
 
-    /// Puts some blocks of frames in the place of ours. Of segments that were made after the
-    /// histories parted: one that was ready before has the same salt in both.
+    /// Replaces some blocks of frames with blocks of the other history, in segments made after the histories
+    /// parted: a segment that was ready before has the same salt in both.
     fn put_back(&mut self, before: &SimDisk, other: &SimDisk) -> u64 {
         const BLOCK: usize = 4096;
         let mut blocks = Vec::new();
@@ -265,14 +263,13 @@ impl Run {
         chosen as u64
     }
 
-    /// A group is taken back for want of space, the zeros over it never get to the device,
-    /// and the next group ends where one of its frames begins. Tells whether that frame is
-    /// still on the device.
+    /// Takes a group back for want of space. The zeros over it never reach the device, and the next group
+    /// ends where one of its frames begins. Returns whether that frame is still on the device.
     fn taken_back(&mut self, size: usize) -> bool {
         let core = self.start(0);
         self.append_all(&core);
         let before = self.disk.writes();
-        // One write of the group, as much of it as can be; one that fails; the zeros.
+        // One write of the group, as long as possible; one that fails; the zeros.
         self.disk
             .fail_write(1, std::io::ErrorKind::StorageFull, usize::MAX);
         self.disk.lie_about_write(3, false, before);
@@ -280,7 +277,7 @@ impl Run {
         self.append_each(&core, &[("a", 1, size), ("b", 1, 21)]);
         assert_eq!(self.counts.refused, refused + 2, "there was no space");
         let end = core.journal.written();
-        // Long enough for what had no space to be tried again.
+        // After this time the engine tries again to find space.
         self.clock.advance(2_000_000);
         self.append_each(&core, &[("a", 1, size)]);
         assert_eq!(self.counts.refused, refused + 2, "there is space again");
@@ -304,7 +301,7 @@ impl Run {
         stale.is_some_and(|header| header.position == next)
     }
 
-    /// Appends, each by itself and all in one group.
+    /// Appends each record separately, all in one group.
     fn append_each(&mut self, core: &Arc<Core>, appends: &[(&'static str, usize, usize)]) {
         let mut asked = Vec::new();
         for append in appends {
@@ -315,7 +312,7 @@ impl Run {
         self.settle_all(core, asked);
     }
 
-    /// The first unit that may be missing without a word.
+    /// The first unit that may be missing in silence.
     fn earliest_silent(&self, turns: &[(u64, usize)], lies: &[Lie], flips: u64) -> usize {
         let landed = lies.iter().filter_map(|lie| lie.landed.as_ref());
         let places = landed.count() as u64 + flips;
@@ -353,7 +350,7 @@ impl Run {
         for log in core.logs.all() {
             assert!(all.contains_key(log.name.as_str()), "a log that never was");
         }
-        // Of a log whose name is lost a start can say no more than that.
+        // For a log whose name is lost, a start can report only that.
         let unnamed = nobody || !report.findings.is_empty();
         let mut end = None;
         for (index, unit) in self.units.iter().enumerate() {
@@ -375,7 +372,7 @@ impl Run {
     }
 }
 
-/// How many records of a unit are served, named as damaged, and neither.
+/// Number of records of a unit that are served, named as damaged, and neither.
 fn fate(unit: &Unit, all: &BTreeMap<String, Served>, unnamed: bool) -> (u64, u64, u64) {
     let (mut there, mut named, mut silent) = (0, 0, 0);
     for effect in &unit.effects {
@@ -453,10 +450,10 @@ fn blocks_of_another_history_are_named_and_not_served() {
 }
 
 #[test]
-fn a_group_that_was_taken_back_does_not_return_when_the_zeros_over_it_are_lost() {
+fn a_group_taken_back_does_not_return_when_the_zeros_over_it_are_lost() {
     let mut stale = 0;
     for seed in 0..4 {
-        // The device has whole sectors: with one of these sizes the next group ends with one.
+        // The device has whole sectors. With one of these sizes the next group ends at a sector's end.
         for size in 0..64 {
             let mut run = Run::new(seed, Faults::default());
             stale += u64::from(run.taken_back(8 * size));

@@ -1,4 +1,4 @@
-//! Where the power went: what the engine was doing, told from the call that was cut off.
+//! Points of power cuts: the activity of the engine, derived from the call that was cut off.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::disk::{Call, CallKind, CutPoint, Filter};
 use crate::journal::LIFE_BYTES;
 use crate::journal::frame::Kind;
 
-/// What the process was about.
+/// Phase of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tests) enum Phase {
     Start,
@@ -37,12 +37,12 @@ fn is_segment(path: &str) -> bool {
     path.starts_with("journal/")
 }
 
-/// The number in a segment's name, wherever it lies.
+/// The number in a segment's name, in any directory.
 fn number(path: &str) -> Option<&str> {
     path.rsplit('/').next()
 }
 
-/// Whether a file of an earlier life lies behind this change of names, or what it is for.
+/// Purpose of a rename: `recycle` for a file of an earlier life, otherwise its directory.
 fn of_name(from: Option<&str>, to: Option<&str>) -> &'static str {
     match (from, to) {
         (Some(from), Some(to)) if is_segment(from) && to.starts_with("pool/") => "recycle",
@@ -67,7 +67,7 @@ fn of_path(path: &str) -> &'static str {
     }
 }
 
-/// Whether a life block is written to a file that lies under another number.
+/// Whether a life block is written to a file whose name has another number.
 fn is_new_life(path: &str, writes: &[(u64, Vec<u8>)]) -> bool {
     writes.iter().any(|(offset, bytes)| {
         let id = bytes.get(24..32).map(|id| {
@@ -122,13 +122,13 @@ fn what(phase: Phase, point: &CutPoint) -> &'static str {
             let mut told = names
                 .iter()
                 .map(|(from, to)| of_name(from.as_deref(), to.as_deref()));
-            // A flush of a directory is about the last thing that was done in it.
+            // A flush of a directory concerns the last change in it.
             told.next_back().unwrap_or("directories")
         }
     }
 }
 
-/// How many power cuts fell where.
+/// Number of power cuts by activity.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(in crate::tests) struct Histogram(BTreeMap<&'static str, [u64; 3]>);
 
@@ -152,7 +152,7 @@ impl Histogram {
         self.0.values().flatten().sum()
     }
 
-    /// Inside recovery, roll, checkpoint, recycle, sorting.
+    /// Cuts inside recovery, roll, checkpoint, recycle and sorting.
     pub(in crate::tests) fn promised(&self) -> [u64; 5] {
         let row = |what: &str| self.0.get(what).map_or(0, |counts| counts.iter().sum());
         let starts = self.0.values().map(|counts| counts[0]).sum();
@@ -213,8 +213,7 @@ fn sorts(call: &Call<'_>) -> bool {
     call.path.starts_with("sorted/")
 }
 
-/// Stretches that the power is made to go in more often than chance would. The first five
-/// need segments that fill up.
+/// Stretches in which power cuts come more often than by chance. The first five need segments that fill up.
 pub(in crate::tests) const STRETCHES: [Filter; 7] = [
     rolls,
     fills_pool,

@@ -1,5 +1,4 @@
-//! What is asked of the engine, at random or by name, and what its answers mean for the
-//! ledger.
+//! Requests to the engine, at random or by name, and the meaning of their answers for the ledger.
 
 use rand::RngExt;
 
@@ -32,7 +31,7 @@ pub(in crate::tests) enum Asked {
     Cursor(Awaited<Result<Option<Cursor>, CursorError>>, Effect),
     Sync(Awaited<Result<Position, SyncError>>),
     Expire(Box<Expiring>),
-    /// What the expiry clock shows is told; that changes no log.
+    /// Record of the expiry clock's time, which changes no log.
     Told(Awaited<Result<Position, SyncError>>),
 }
 
@@ -45,10 +44,10 @@ pub(in crate::tests) struct Expiring {
     awaited: retention::Expiring,
 }
 
-/// What came of a request.
+/// Outcome of a request.
 enum Came {
     Done,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Maybe,
     Refused,
 }
@@ -70,8 +69,7 @@ fn ordered(ticket: &mut Ticket) -> Option<crate::engine::Ordered> {
     }
 }
 
-/// Tells apart what may have been done from what was certainly not; anything that nobody
-/// asked for is a fault of the engine.
+/// Whether a failed request may have had an effect. An unexpected error is a fault of the engine.
 fn came(error: &AppendError) -> Came {
     match error {
         AppendError::Unknown(_) => Came::Maybe,
@@ -90,7 +88,7 @@ fn came(error: &AppendError) -> Came {
     }
 }
 
-/// What a record with this number holds.
+/// Data of the record with this number.
 pub(in crate::tests) fn payload(number: u64, size: usize) -> Vec<u8> {
     let mut data = number.to_le_bytes().to_vec();
     data.resize(8 + size, u8::try_from(number % 251).unwrap());
@@ -111,7 +109,7 @@ pub(in crate::tests) fn digest(data: &[u8]) -> u64 {
         .fold(sum, |sum, byte| step(sum, u64::from(*byte)))
 }
 
-/// Some bound, or none.
+/// Random bounds, or none.
 pub(in crate::tests) fn retention(random: &mut StdRng) -> Option<Retention> {
     let mut retention = Retention {
         respect_cursors: random.random_range(0..100) < 15,
@@ -220,7 +218,7 @@ impl Run {
         Asked::Fence(core.fence(target(log), None), log)
     }
 
-    /// Moves a cursor, or forgets it.
+    /// Moves a cursor, or deletes it.
     pub(in crate::tests) fn cursor(
         &mut self,
         core: &Arc<Core>,
@@ -257,7 +255,7 @@ impl Run {
         }
     }
 
-    /// A pass of retention, or a word about its clock; `None` if it would find nothing.
+    /// A pass of retention, or a record of its clock; `None` if the pass would find nothing.
     pub(in crate::tests) fn retain(&mut self, core: &Arc<Core>) -> Option<Asked> {
         if self.chance(20)
             && let Some(told) = core.tell_clock()
@@ -279,8 +277,8 @@ impl Run {
         })))
     }
 
-    /// Enters into the ledger what retention took. It may take what its log still is to forget
-    /// when its turn comes, and nothing else.
+    /// Enters expired records into the ledger. Retention takes only records that their log must still forget
+    /// when its turn comes.
     fn expired(&mut self, expiring: Expiring) {
         let Expiring {
             core,
@@ -324,10 +322,10 @@ impl Run {
         }
     }
 
-    /// Whether a log is to forget what lies below an lsn.
+    /// Whether a log must forget the records below an lsn.
     ///
     /// # Panics
-    /// If it stands as retention saw it, and no bound says so.
+    /// If the log is as retention saw it, and no bound demands it.
     fn is_to_expire(&self, log: &str, id: LogId, before: u64, config: &LogConfig) -> bool {
         let Some(live) = self.ledger.live.get(log) else {
             return false;
@@ -362,7 +360,7 @@ impl Run {
         true
     }
 
-    /// An append of any form: to one log or several, with conditions, of a producer.
+    /// Sends an append of any form: to one log or several, with conditions, of a producer.
     fn append_any(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
         let mut logs = vec![log];
         if self.chance(25) {
@@ -426,7 +424,7 @@ impl Run {
         self.enqueue(core, batch, (parts, cursors), level)
     }
 
-    /// Sends again what a producer sent before, whatever became of it.
+    /// Sends an earlier batch of a producer again, whatever its outcome was.
     fn repeat(&mut self, core: &Arc<Core>) -> Asked {
         if self.sent.is_empty() {
             return self.append_any(core, LOGS[0]);
@@ -439,7 +437,7 @@ impl Run {
         self.enqueue(core, batch, (parts, cursors), Some(Durability::Durable))
     }
 
-    /// Records for some logs: how many, and their size.
+    /// Builds records for some logs: log, number of records, and their size.
     pub(in crate::tests) fn batch(
         &mut self,
         logs: &[(&'static str, usize, usize)],
@@ -500,7 +498,7 @@ impl Run {
         }
     }
 
-    /// Enters into the ledger what came of a request.
+    /// Enters the outcome of a request into the ledger.
     pub(in crate::tests) fn settle(&mut self, asked: Asked) {
         self.counts.requests += 1;
         let (came, effects, level) = match asked {
@@ -529,7 +527,7 @@ impl Run {
             Asked::Trim(mut awaited, log, before) => {
                 let first = self.ledger.live.get(log).map_or(0, |state| state.first);
                 let came = match poll(&mut awaited) {
-                    // Nothing was to do: there is no frame that anything could rest on.
+                    // There was nothing to trim: no frame exists that anything could rest on.
                     Ok(_) if before <= first => return,
                     Ok(_) => Came::Done,
                     Err(TrimError::Append(error)) => came(&error),
@@ -605,7 +603,7 @@ impl Run {
         });
     }
 
-    /// What came of an append; `None` if it stands in the ledger already, or never will.
+    /// Outcome of an append; `None` if it is in the ledger already, or never will be.
     fn appended(
         &mut self,
         mut ticket: Ticket,
@@ -624,7 +622,7 @@ impl Run {
             }
             Err(error) => (came(error), Durability::Accepted),
         };
-        // Who asks for less than DURABLE is refused before the flush.
+        // A request for less than DURABLE is refused before the flush.
         if let Err(AppendError::ConditionsFailed(failed)) = &answer
             && asked == Durability::Durable
         {
@@ -674,7 +672,7 @@ impl Run {
         Some((came, effects, level))
     }
 
-    /// The answer to a repeat names the records that were appended at first.
+    /// Checks that the answer to a repeat names the records that were appended at first.
     fn is_there(&self, log: &str, records: &[u64], first: u64) {
         let state = &self.ledger.live[log];
         for (lsn, record) in (first..).zip(records) {
@@ -686,7 +684,7 @@ impl Run {
         }
     }
 
-    /// An id is given to one log only.
+    /// Checks that an id is given to one log only.
     fn is_new(&mut self, log: &'static str, id: LogId) {
         let before = self.ids.insert(id, log);
         assert!(
@@ -706,7 +704,7 @@ fn commit(log: &str, cursor: Name, lsn: u64) -> CursorCommit {
     }
 }
 
-/// The same, if it can be so, as requests of one record each that are joined.
+/// Splits a batch into joined requests of one record each, if that is possible.
 fn in_requests(core: &Core, batch: Batch) -> Batch {
     let [all] = batch.logs.as_slice() else {
         return batch;
@@ -726,7 +724,7 @@ fn in_requests(core: &Core, batch: Batch) -> Batch {
     let mut joined = requests.next().unwrap();
     match requests.all(|next| core.join(&mut joined, next).is_ok()) {
         true => joined,
-        // With producers, cursors, limits of their log.
+        // Batches with producers, cursors or limits of their log are not joined.
         false => batch,
     }
 }

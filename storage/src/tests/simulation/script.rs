@@ -8,7 +8,7 @@ use super::*;
 use crate::disk::Call;
 use crate::record::{LogConfig, Producer, SyncMode};
 
-/// What befalls one call.
+/// Fault of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tests) enum Fault {
     None,
@@ -20,8 +20,8 @@ pub(in crate::tests) enum Fault {
     NoSpace {
         nth: u64,
     },
-    /// The power goes in the `nth` changing call, and in the `then`-th one of the next
-    /// start (0 = not again).
+    /// The power goes in the `nth` changing call, and in the `then`-th changing call of the next start (0 =
+    /// not again).
     Cut {
         nth: u64,
         then: u64,
@@ -38,7 +38,7 @@ pub(in crate::tests) enum Ending {
 const NO_SPACE: i32 = 28;
 
 impl Run {
-    /// Runs the script with one fault. Tells whether the fault came.
+    /// Runs the script with one fault. Returns whether the fault came.
     pub(in crate::tests) fn scripted(&mut self, fault: Fault, ending: Ending) -> bool {
         match fault {
             Fault::None => {}
@@ -49,7 +49,7 @@ impl Run {
             }
             Fault::Cut { nth, .. } => self.disk.crash_after(nth),
         }
-        // After an error the cache may hold what the device does not.
+        // After an error the cache may hold data that the device does not have.
         self.distrusted = fault != Fault::None;
         let mut came = fault == Fault::None;
         let mut then = match fault {
@@ -61,7 +61,7 @@ impl Run {
                 self.counts.starts += 1;
                 match open(&self.disk, &self.config, &self.clock) {
                     Ok((core, report)) => {
-                        // The fault is to befall the engine's own calls.
+                        // Only the engine's own calls may fail.
                         self.disk.hold_failures(true);
                         self.found_by(&core, &report);
                         self.disk.hold_failures(false);
@@ -81,7 +81,7 @@ impl Run {
                 came = true;
             } else if clean && core.close().is_ok() {
                 match fault {
-                    // Records in memory that find no space at the end were promised nothing.
+                    // Records in memory that find no space at the end had no promise.
                     Fault::NoSpace { .. } => self.ledger.all_written_durable(),
                     _ => self.all_forced(),
                 }
@@ -98,7 +98,7 @@ impl Run {
             }
         }
         came |= self.disk.faults_left() == 0;
-        // Nothing is wrong any more, and everything promised is there, now and later.
+        // All faults are over, and everything promised is there, now and later.
         self.disk.forget_faults();
         for _ in 0..2 {
             let core = self.start(0);
@@ -111,7 +111,7 @@ impl Run {
         came
     }
 
-    /// The power comes back, and goes again in the next start.
+    /// The power comes back, and may go again in the next start.
     fn again(&mut self, then: &mut u64) {
         if self.disk.is_crashed() {
             self.disk.crash(self.random.random());
@@ -175,11 +175,11 @@ impl Run {
         {
             core.journal.fail("filling the pool", &error);
         }
-        // Long enough for what had no space to be tried again.
+        // After this time the engine tries again to find space.
         self.clock.advance(2_000_000);
         self.idle(core);
         if core.journal.failure().is_none() && !self.disk.is_crashed() {
-            // The fault may come just now, and then it is over.
+            // The fault may come only now, and then it is over.
             let resumed = (0..2).any(|_| {
                 self.clock.advance(2_000_000);
                 self.append(core, &[("a", 1, 10)])
@@ -189,7 +189,7 @@ impl Run {
         }
     }
 
-    /// Appends to the device; tells whether it was acknowledged.
+    /// Appends durably. Returns whether the append was acknowledged.
     fn append(&mut self, core: &Arc<Core>, logs: &[(&'static str, usize, usize)]) -> bool {
         let (mut batch, parts) = self.batch(logs);
         for part in &mut batch.logs {
@@ -223,14 +223,14 @@ fn trial(fault: Fault, ending: Ending) -> bool {
     }
 }
 
-/// Every `step`-th, all of them if `WALD_EVERY` is set.
+/// Distance between tested calls: 1 if `WALD_EVERY` is set.
 fn step(default: u64) -> usize {
     let all = std::env::var("WALD_EVERY").is_ok();
     usize::try_from(if all { 1 } else { default }).unwrap()
 }
 
 #[test]
-fn whichever_call_fails_nothing_wrong_is_acknowledged_and_nothing_acknowledged_is_lost() {
+fn no_failing_call_loses_acknowledged_records_or_acknowledges_wrongly() {
     let mut came = 0;
     for nth in 1.. {
         let fault = Fault::Error { nth };
@@ -267,7 +267,7 @@ fn wherever_there_is_no_space_appends_are_refused_and_go_on_by_themselves() {
 }
 
 #[test]
-fn wherever_the_power_goes_and_goes_again_in_the_next_start_nothing_durable_is_lost() {
+fn power_cuts_at_any_call_and_in_the_next_start_lose_nothing_durable() {
     let (mut points, mut trials) = (0, 0);
     for nth in 1.. {
         if !trial(Fault::Cut { nth, then: 0 }, Ending::Kill) {

@@ -85,7 +85,7 @@ impl Writer for FjallWriter<'_> {
         let [record] = records else {
             return self.append_many(&[(log, records)]);
         };
-        // Of shards, the key says which.
+        // With shards, the key chooses the log.
         let log = log % u32::try_from(store.tails.len())?;
         let number = store.tails[log as usize].fetch_add(1, Ordering::Relaxed);
         store.records.insert(key(log, number), &record[..])?;

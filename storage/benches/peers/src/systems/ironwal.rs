@@ -1,4 +1,4 @@
-//! IronWal: a directory of segments for each stream, each flushed by itself.
+//! IronWal: a directory of segments for each stream, each flushed separately.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +91,7 @@ impl Store for IronWal {
     }
 
     fn settle(&self) -> Result<(), Unable> {
-        // There is no flush call; nothing goes on in the background.
+        // There is no flush call, and no background work.
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use crate::store::{Level, Scanned, Shape, Store, Unable, Writer, unable};
 
 struct OkayWal {
     log: WriteAheadLog,
-    /// Where each record is, which it leaves to its caller.
+    /// Position of each record. okaywal leaves this to its caller.
     positions: Mutex<Vec<LogPosition>>,
 }
 
@@ -117,7 +117,7 @@ impl Writer for OkayWriter<'_> {
         for record in records {
             positions.push(entry.write_chunk(record)?.position);
         }
-        // In the order of the entries.
+        // Positions are kept in the order of the entries.
         let mut kept = self.0.positions.lock().map_err(|_| poisoned())?;
         kept.extend(positions);
         drop(kept);

@@ -117,7 +117,7 @@ struct RaftWriter<'a>(&'a RaftEngine);
 
 impl RaftWriter<'_> {
     fn add(&self, batch: &mut LogBatch, log: u32, records: &[Bytes]) -> Result<(), Unable> {
-        // Of shards, the key says which.
+        // With shards, the key chooses the log.
         let log = log as usize % self.0.tails.len();
         let first = self.0.tails[log].fetch_add(records.len() as u64, Ordering::Relaxed) + 1;
         let entry = |(index, data): (u64, &Bytes)| {

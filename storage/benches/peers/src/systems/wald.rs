@@ -18,7 +18,7 @@ use wald_storage::{
 
 use crate::store::{Level, Scanned, Shape, Store, Unable, Writer, unable};
 
-/// What one thread may have in flight, in bytes: below what the engine refuses.
+/// Maximum bytes in flight for one thread, below the limit at which the engine refuses.
 const IN_FLIGHT_BYTES: usize = 4 << 20;
 
 struct Wald {
@@ -144,7 +144,7 @@ impl Wald {
     }
 }
 
-/// Of a record that this program appended.
+/// Data of a record that this program appended.
 fn data(payload: Option<Payload>) -> Bytes {
     match payload {
         Some(Payload::Data(data)) => data,
@@ -216,7 +216,7 @@ impl Store for Wald {
 
     fn settle(&self) -> Result<(), Unable> {
         block_on(self.engine.sync(SyncTarget::Device, None))?;
-        // What is sealed is sorted in the background, and segments are made ready there.
+        // The engine sorts sealed segments and makes new ones ready in the background.
         let defaults = StorageConfig::default();
         let ready = (defaults.pool_segments + defaults.reserve_segments) as u64;
         loop {
@@ -230,7 +230,7 @@ impl Store for Wald {
     }
 
     fn forget(&self, tails: &[u64]) -> Result<(), Unable> {
-        // All at a time, since a flush carries them all.
+        // Sends all trims together, since one flush carries them all.
         let trims = self.logs.iter().zip(tails).filter(|(_, tail)| **tail > 0);
         let trims = trims.map(|(log, tail)| self.engine.trim(target(log), Lsn::new(*tail)));
         for trim in trims.collect::<Vec<_>>() {
@@ -249,7 +249,7 @@ impl Store for Wald {
             let tail = stat.map_or(0, |stat| stat.info.tail_lsn.get());
             tails.extend_from_slice(&tail.to_le_bytes());
         }
-        // One journal: the flush of this covers all that came before it, in every log.
+        // All logs share one journal, so this flush covers all earlier appends.
         let mut batch = Batch::from(vec![records(&self.checkpoints, &[Bytes::from(tails)])]);
         batch.single = true;
         let ticket = self.engine.submit(None, batch, Some(Durability::Durable));
@@ -327,7 +327,7 @@ impl Writer for WaldWriter<'_> {
         for (log, data) in parts {
             let log = self.store.log(*log);
             bytes += data.iter().map(Bytes::len).sum::<usize>();
-            // Shards come more than once. There are few.
+            // A shard may occur several times. There are few shards.
             match logs
                 .iter_mut()
                 .find(|(there, _)| self.store.sharded && *there == log)

@@ -1,4 +1,4 @@
-//! walrus: topics in blocks of 10 MB; a reader consumes what it reads.
+//! walrus: topics in blocks of 10 MB; reading a record consumes it.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::store::{Level, Scanned, Shape, Store, Unable, Writer, unable};
 
 /// Each topic has a block of 10 MB of its own.
 const MOST_LOGS: u32 = 1000;
-/// A batch takes no more.
+/// Maximum number of records in a batch.
 const MOST_RECORDS: usize = 2000;
 
 struct Topics {
@@ -63,7 +63,7 @@ impl Store for Topics {
         let mut scanned = Scanned::default();
         loop {
             let topic = &self.logs[log as usize];
-            // Consumed as far as this reader goes, so that the next call goes on.
+            // This call consumes the records, so that the next call continues behind them.
             let records = self.walrus.batch_read_for_topic(topic, 256 << 10, true)?;
             if records.is_empty() {
                 return Ok(scanned);

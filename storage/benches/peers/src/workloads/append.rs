@@ -83,14 +83,14 @@ pub fn threads(bench: &mut Bench) {
     }
 }
 
-/// Manual flush is what is buffered in the process, sync off what is written, sync on what is
-/// durable. Random keys are random logs.
+/// RocksDB's manual flush is buffered in the process here, sync off is written, sync on is durable. Random
+/// keys are random logs.
 pub fn rocksdb(bench: &mut Bench) {
     const LOGS: u32 = 64;
     let cases = [
         ("manual flush", Level::Accepted, 1_000_000),
         ("no sync", Level::Written, 1_000_000),
-        // At 0.15 ms and more each, a million would take minutes and say the same.
+        // At 0.15 ms or more each, a million would take minutes for the same figure.
         ("sync", Level::Durable, 3_000),
     ];
     for (name, level, operations) in cases {
@@ -130,7 +130,7 @@ pub fn one_list(bench: &mut Bench) {
         let mut shape = Shape::new(level, 1);
         shape.batch_records = messages as u32;
         shape.batch_bytes = 12 * messages as u32;
-        // One list, however long the store is there.
+        // The published and the steady way append the same list.
         Twice {
             name: messages.to_string(),
             shape,

@@ -1,4 +1,4 @@
-//! Opening what is there.
+//! Opening existing stores.
 
 use tempfile::TempDir;
 
@@ -6,7 +6,7 @@ use super::fill;
 use crate::measure::{Bench, copy_tree, record};
 use crate::store::{Level, Shape, Unable};
 
-/// How often each process opens: its figure is the mean.
+/// Number of openings by each process: its figure is the mean.
 const OPENINGS: u64 = 5;
 
 pub fn two_gigabytes(bench: &mut Bench) {
@@ -26,7 +26,7 @@ pub fn two_gigabytes(bench: &mut Bench) {
 pub fn thousand_segments(bench: &mut Bench) {
     let records = bench.count(1000) * 10;
     let mut shape = Shape::new(bench.loose(), 1);
-    // Ten of 5,300 bytes and no eleventh fit.
+    // Ten records of 5,300 bytes fit, and no eleventh.
     shape.segment_bytes = Some(64 << 10);
     shape.segment_records = Some(10);
     opening(
@@ -60,7 +60,7 @@ struct Case {
     records: u64,
     bytes: usize,
     batch: u64,
-    /// Whether it is opened as a kill leaves it, too.
+    /// Whether the store is also opened as a kill leaves it.
     kill: bool,
 }
 
@@ -109,7 +109,7 @@ fn steady(bench: &mut Bench, case: &Case, step: &str) -> Result<(), Unable> {
     in_order(bench, case, &directory)
 }
 
-/// What was opened is all there.
+/// Opens the store and reads all records in order.
 fn in_order(bench: &mut Bench, case: &Case, directory: &TempDir) -> Result<(), Unable> {
     let store = bench.open(directory, &case.shape)?;
     let step = "steady, a record, all in order";
@@ -130,7 +130,7 @@ fn after_a_kill(bench: &mut Bench, case: &Case, step: &str) -> Result<(), Unable
     let store = bench.open(&directory, &case.shape)?;
     fill(&*store, 0, case.records, &record(case.bytes), case.batch)?;
     store.settle()?;
-    // What a kill leaves: the directory as it is.
+    // A kill leaves the directory as it is now.
     let copy = bench.directory()?;
     copy_tree(directory.path(), copy.path())?;
     store.close()?;

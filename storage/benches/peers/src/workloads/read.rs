@@ -6,7 +6,7 @@ use super::fill;
 use crate::measure::{Bench, Random, record};
 use crate::store::{Scanned, Shape, Store, Unable, unable};
 
-/// How long gets may take, before they are timed and while.
+/// Time limits of gets: before they are timed, and while they are timed.
 const WARM: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(10);
 
@@ -61,7 +61,7 @@ fn scan_all(store: &dyn Store, records: u64) -> Result<(), Unable> {
 
 pub fn get(bench: &mut Bench) {
     const GETS: u64 = 200_000;
-    // The active segment of 64 MB is not full with these, one after another or in batches.
+    // These records do not fill the active segment of 64 MB, appended one by one or in batches.
     let cases = [
         (
             "finished segments, appended 1 at a time",
@@ -108,7 +108,7 @@ fn random_gets(
             store = bench.open(&directory, &shape)?;
             store.settle()?;
         }
-        // With the newest half left out, all are in finished segments if any are.
+        // Without the newest half, all records are in finished segments if any are.
         let among = if reopen { records.div_ceil(2) } else { records };
         let mut random = Random(7);
         let warm = Instant::now();
@@ -117,7 +117,7 @@ fn random_gets(
             get_one(&*store, random.below(among))?;
             tried += 1;
         }
-        // A system that looks at all there is for each gets as many as it can do.
+        // A system that reads the whole store for each get does fewer gets.
         let each = warm.elapsed().as_secs_f64() / tried as f64;
         let gets = gets.min((MOST.as_secs_f64() / each) as u64).max(1);
         bench.time(step, (gets, gets * 128), None, |latencies| {

@@ -6,12 +6,12 @@ use super::Twice;
 use crate::measure::{Bench, Random, record};
 use crate::store::{Level, Shape, Store, Unable, Writer};
 
-/// A value has its series and its time beside it.
+/// Bytes of the series and the time of a value.
 const KEY_BYTES: usize = 16;
 
 const SERIES: u32 = 1_000;
 const BATCH: u64 = 100;
-/// A value with its key and its time.
+/// Bytes of a value with its key and its time.
 const VALUE: u64 = 32;
 
 pub fn series(bench: &mut Bench) {
@@ -35,7 +35,7 @@ pub fn buffers(bench: &mut Bench) {
     }
 }
 
-/// Gathers values until the buffer is full, each series' together; then appends them all.
+/// Gathers values by series until the buffer is full, then appends them all.
 struct Buffer<'a> {
     writer: Box<dyn Writer + 'a>,
     full: usize,
@@ -117,7 +117,8 @@ fn gathered(bench: &mut Bench, name: &str, series: u32, full: usize, level: Leve
     .run(bench);
 }
 
-/// Batches of 100 values of one series; what was written is dropped whenever so much has gathered.
+/// Appends batches of 100 values of one series. Drops written values whenever `rotate` bytes have
+/// gathered.
 pub fn rotation(bench: &mut Bench) {
     for megabytes in [16u64, 32, 64] {
         let level = Level::Written;
@@ -150,7 +151,7 @@ pub fn rotation(bench: &mut Bench) {
 }
 
 fn rotate_and_drop(store: &dyn Store, values: u64, rotate: u64) -> Result<(), Unable> {
-    // A system that cannot drop says so before it is filled.
+    // A system that cannot drop records reports that before it is filled.
     store.forget(&[])?;
     let batch = vec![record(14); BATCH as usize];
     let mut tails = vec![0; SERIES as usize];
