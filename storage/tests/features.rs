@@ -243,7 +243,7 @@ fn unknown_features_refuse_the_start_in_whichever_segment_they_are() {
             assert_refused(store.path(), &words);
             set_life(&segment, offset, known);
         }
-        // A segment with both kinds of features: the error names the stronger one.
+        // Without unknown features the store opens, and has all records.
         let engine = open(store.path()).unwrap();
         assert_eq!(records(&engine, "a"), RECORDS);
     }

@@ -122,7 +122,7 @@ impl Store {
     }
 
     /// Polls until the sorter has written nothing for 4 seconds: it looks for work every second. With
-    /// more logs a look takes longer, and so does a run.
+    /// more logs each search takes longer, and so does a run.
     fn rest(&self) {
         let deadline = Instant::now() + Duration::from_secs(1800);
         let mut still = 0;

@@ -22,7 +22,7 @@ fn config() -> StorageConfig {
     }
 }
 
-/// A directory of a simulated disk as a disk of its own: the power goes for both.
+/// A directory of a simulated disk as a separate disk. A power cut hits both.
 struct Under(SimDisk);
 
 struct NoLock;

@@ -737,7 +737,7 @@ fn a_damaged_frame_costs_exactly_its_records_with_any_index_damaged() {
             let bytes = store.disk.contents(&path).unwrap();
             let frames: Vec<&Frame> = store.frames.iter().filter(|f| f.path == path).collect();
             for at in (0..index_bytes.len()).filter(|at| is_tried(*at, 64)) {
-                // Each index byte is paired with another frame and another byte of its body.
+                // Each index byte goes with another frame, and with another byte of its body.
                 let Some(frame) = frames.get(at % frames.len().max(1)) else {
                     continue;
                 };

@@ -1,5 +1,5 @@
-//! A process without file descriptors: the journal never fails for it, nothing is lost or stored
-//! twice, no file is taken for damaged, and all work resumes when descriptors are back.
+//! A process without file descriptors: the journal does not fail, and no record is lost or stored twice.
+//! No file counts as damaged, and all work resumes when descriptors are back.
 
 use super::*;
 use crate::disk::{CallKind, Disk, is_out_of_descriptors};

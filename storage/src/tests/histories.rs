@@ -1,5 +1,5 @@
-//! Random histories. After each start in them, tests ask: is every answer the same with any index files and
-//! checkpoints?
+//! Random histories. After each run in them, the test asks: is every answer the same with any index files
+//! and checkpoints?
 //!
 //! A history has records, batches, producers and their repeats, fences, cursors, trims, retention, settings,
 //! deleted and created logs, records in memory only, rolls, full disks. Runs end cleanly, with a kill or with

@@ -308,7 +308,7 @@ impl Run {
         let mut random = shuttle::rand::thread_rng();
         let mut open = Vec::new();
         let mut before = (0, 0);
-        // May write records that wait for no flush itself, before it waits.
+        // This thread may write its gathered records itself, before it waits.
         let gathers = random.gen_bool(0.5);
         let write = || {
             if gathers {

@@ -1,8 +1,7 @@
 //! The engine on a simulated disk, with a ledger outside of it.
 //!
-//! One [`Run`] starts an engine, sends random requests, ends it at any point, and compares the state that the
-//! next start finds with the ledger, again and again. All of it comes from one seed: engine, disk and
-//! requests.
+//! One [`Run`] starts an engine, sends random requests, ends the engine at any point, and compares the next
+//! start with the ledger. It repeats this many times. Engine, disk and requests come from one seed.
 
 mod ledger;
 mod lies;

@@ -957,8 +957,7 @@ fn index_whose_removal_fails_goes_with_a_later_step_or_start() {
     assert_eq!(orphans(&fixture), 0);
 }
 
-/// A store that ended cleanly, with runs and with segments that a checkpoint covers and that are to be
-/// sorted.
+/// A store that ended cleanly, with runs and with unsorted segments that a checkpoint covers.
 fn covered() -> (SimDisk, Arc<TestClock>, Vec<String>) {
     let (disk, clock, expected) = unsorted();
     let fixture = start(&disk, &clock).unwrap();

@@ -32,8 +32,8 @@ fn hits(page: usize, known: &Known) -> bool {
     known.from < page + PAGE && page < known.covered
 }
 
-/// The pages of a segment of the sample that hold frames or life blocks, without the page of the link and the
-/// marker that repeats it. The last segment has only pages whose loss a later frame proves.
+/// Pages of a segment of the sample that hold frames or life blocks. They exclude the page of the link and
+/// the marker that repeats the link. The last segment has only pages whose loss a later frame proves.
 fn pages(sample: &Sample, segment: usize) -> impl Iterator<Item = usize> {
     let proofs = sample.frames.iter().filter(|f| f.segment == segment);
     let last = proofs

@@ -55,7 +55,7 @@ pub struct Shape {
     pub batch_records: u32,
     /// The largest request, in bytes of data.
     pub batch_bytes: u32,
-    /// If given, appends name a key, and this number of shards takes the place of logs.
+    /// Number of shards. If given, an append names a key instead of a log.
     pub shards: Option<u16>,
 }
 

@@ -4,7 +4,7 @@
 //!
 //! **Limits of detection.** A later frame proves that a frame existed: its durable mark says how far the
 //! journal was flushed when it was written. If the newest group is lost, and no later frame exists or
-//! survives, the journal looks as if it had ended before, as after a torn write. A silent loss is therefore a
+//! survives, the journal seems to end earlier, as after a torn write. A silent loss is therefore a
 //! whole end of the journal: no record of it or behind it is served. After one fault that end begins with the
 //! last turn at the earliest. Only a write that landed in the journal, or several flips, can hit both a frame
 //! and its proof.
@@ -42,7 +42,7 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
                         .records
                         .extend(lsns.zip(data.iter().map(|data| digest(data))));
                 }
-                // A reader at the tail learns that the tail is in doubt.
+                // The error for a tail in doubt goes to readers at the tail.
                 if page.batches.is_empty() && page.next_lsn == page.tail_lsn {
                     return served;
                 }

@@ -122,7 +122,7 @@ fn what(phase: Phase, point: &CutPoint) -> &'static str {
             let mut told = names
                 .iter()
                 .map(|(from, to)| of_name(from.as_deref(), to.as_deref()));
-            // A flush of a directory concerns the last change in it.
+            // The flush of a directory most likely follows the last change in it.
             told.next_back().unwrap_or("directories")
         }
     }

@@ -1,7 +1,6 @@
-//! One fixed history, short enough to be run once for every call that it makes: appends,
-//! batches, repeats, conditions, records in memory only, rolls, trims, a deletion, a log that
-//! comes back, cursors, fences, a full pool, a clean end with its checkpoint, and a start
-//! that goes on.
+//! One fixed history, short enough to run once for each of its calls. It has appends, batches, repeats,
+//! conditions, records in memory only, rolls, trims, a deletion, a log that comes back, cursors and fences.
+//! It ends with a full pool, a clean end with its checkpoint, and a start that goes on.
 
 use super::requests::Asked;
 use super::*;
@@ -20,8 +19,8 @@ pub(in crate::tests) enum Fault {
     NoSpace {
         nth: u64,
     },
-    /// The power goes in the `nth` changing call, and in the `then`-th changing call of the next start (0 =
-    /// not again).
+    /// The power goes in the `nth` changing call, and in the `then`-th changing call of the next start.
+    /// 0 = not again.
     Cut {
         nth: u64,
         then: u64,
