@@ -328,7 +328,7 @@ fn an_idle_journal_proves_what_it_flushed() {
     assert_eq!(fixture.disk.calls(), before, "one marker is enough");
 }
 
-/// A partial block is first read from the device if the page cache no longer has it.
+/// A partial write reads the block from the device first, if the page cache no longer has that block.
 #[test]
 fn no_write_to_the_journal_enters_a_block_without_covering_it() {
     const BLOCK: u64 = 4096;

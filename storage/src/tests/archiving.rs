@@ -179,7 +179,7 @@ impl Fixture {
             let end = of_log
                 .last_key_value()
                 .map_or(0, |(first, stored)| first + u64::from(stored.0));
-            // A batch that a trim cut can only be read in part.
+            // After a trim within a batch, only a part of the batch can be read.
             let mut new = batches(self, log).unwrap_or_default();
             new.retain(|first, _| *first >= end);
             of_log.extend(new);

@@ -453,7 +453,7 @@ fn sorter_keeps_records_that_only_the_page_cache_has_wrong() {
     }
 }
 
-/// The reader that meets bytes that only the page cache has wrong.
+/// Kind of reader that meets bytes that are wrong in the page cache only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meets {
     Read,

@@ -792,7 +792,7 @@ fn a_restore_that_is_cut_off_anywhere_is_no_store() {
         match open(&target, &small_config(), &TestClock::new()) {
             Err(OpenError::NotAStore { .. }) => {
                 refused += 1;
-                // Verification and acceptance of losses do not take it for a store either.
+                // Verification and acceptance of losses refuse it, too.
                 let before = target.fingerprint();
                 let disk: Arc<dyn Disk> = Arc::new(target.clone());
                 let clock = TestClock::new();

@@ -132,7 +132,7 @@ fn a_group_in_a_full_copy_is_taken_back_with_the_space_of_the_pool() {
     );
     assert!(fixture.core.journal.failure().is_none());
     assert!(fixture.core.pool().counts().0 < ready);
-    // Records may not use the space that was given up; requests of operators may.
+    // Requests of operators may use the space that was given up; records may not.
     assert!(matches!(
         fixture.append("a", &[1; 10]),
         Err(AppendError::DiskFull(_))

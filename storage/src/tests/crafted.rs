@@ -1,5 +1,5 @@
 //! Numbers that no store reaches, in files with valid checksums. A start, `verify` and `repair` name or
-//! refuse them, and never panic, overflow, or take memory by them. The fuzz targets have the same files as
+//! refuse them, and never panic, overflow, or size memory by them. The fuzz targets have the same files as
 //! seeds (`fuzzing::crafted_seeds`).
 
 use super::*;

@@ -192,7 +192,7 @@ fn a_cursor_in_a_batch_moves_with_its_records_or_not_at_all() {
         .unwrap();
     assert_eq!(f.cursors("in"), pairs(&[("x", 1)]));
     assert_eq!(f.cursors("out"), pairs(&[("own", 1)]));
-    // A wrong condition of the records keeps the cursor. One of the cursor appends no records.
+    // A failed condition of the records keeps the cursor. A failed condition of the cursor appends no records.
     let mut wrong = with(b"b", vec![to("in", "x", 2)]);
     wrong.logs[0].guard.expected_lsn = Some(Lsn::new(77));
     let mut both = wrong.clone();

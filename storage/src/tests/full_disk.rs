@@ -633,7 +633,7 @@ fn a_start_without_space_for_a_segment_gives_up_what_nothing_rests_on() {
             }
         }
     }
-    // No space for a segment of the usual size, which is not tried again so soon, nor twice for a small one.
+    // A segment of the usual size finds no space, and is not tried again so soon. A small one fails twice.
     for nth in 1..=3 {
         let makes =
             |call: &Call<'_>| call.kind == CallKind::Create && call.path.starts_with("pool/");

@@ -40,7 +40,7 @@ const SEGMENT: u64 = 64 * KIB;
 const ENOUGH: u64 = 64 << 20;
 /// A month begins here, since earlier clocks count as wrong.
 const BEGINNING: i64 = 1_780_000_000_000_000;
-/// 2000-01-01, the time of a clock that lost its time.
+/// 2000-01-01 in microseconds. A clock that lost its time shows this.
 const LOST_TIME: i64 = 946_684_800_000_000;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;

@@ -1,4 +1,4 @@
-//! Compares Wald's engine with other libraries: the same work, on the same device, in one run.
+//! Compares Wald's engine with other log libraries: the same work, on the same device, in one run.
 //!
 //! ```text
 //! cargo run --release --manifest-path storage/benches/peers/Cargo.toml -- [--help]
