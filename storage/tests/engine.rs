@@ -68,7 +68,7 @@ fn count(engine: &LocalEngine, log: &str) -> u64 {
 }
 
 #[test]
-fn many_writers_and_a_follower_agree_on_what_was_written() {
+fn many_writers_and_a_follower_agree_on_all_records() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path());
     let writers = 8;
@@ -139,7 +139,7 @@ fn many_writers_and_a_follower_agree_on_what_was_written() {
 }
 
 #[test]
-fn what_nobody_asked_to_flush_is_durable_within_the_interval() {
+fn records_without_a_flush_request_are_durable_within_the_interval() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path());
     let answer = engine
@@ -226,7 +226,7 @@ fn open_segments_are_bounded_while_many_scans_read_right() {
 }
 
 #[test]
-fn a_second_process_on_the_directory_would_be_told_who_holds_it() {
+fn a_second_process_on_the_directory_is_refused_with_the_holder() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path());
     let disk = RealDisk::open(directory.path()).unwrap();
@@ -247,7 +247,7 @@ fn a_second_process_on_the_directory_would_be_told_who_holds_it() {
 }
 
 #[test]
-fn everyone_who_waits_is_answered_when_the_engine_goes_away() {
+fn every_waiting_client_is_answered_when_the_engine_goes_away() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path());
     let tickets: Vec<_> = (0..1000)

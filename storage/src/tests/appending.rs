@@ -308,7 +308,7 @@ fn a_deleted_log_is_gone_and_its_name_makes_another_log() {
 }
 
 #[test]
-fn a_second_engine_on_the_same_directory_is_told_who_has_it() {
+fn a_second_engine_on_the_same_directory_is_refused_with_the_holder() {
     let fixture = Fixture::new();
     match open(&fixture.disk, &fixture.config, &fixture.clock) {
         Err(OpenError::Locked { holder, .. }) => {
@@ -319,7 +319,7 @@ fn a_second_engine_on_the_same_directory_is_told_who_has_it() {
 }
 
 #[test]
-fn an_idle_journal_proves_what_it_flushed() {
+fn an_idle_journal_proves_its_flushes() {
     let fixture = Fixture::new();
     fixture.append("a", b"1").unwrap();
     fixture.core.idle();

@@ -338,7 +338,7 @@ fn within(of_log: &BTreeMap<u64, Stored>, ranges: &[(u64, u64)]) -> BTreeMap<u64
 }
 
 #[test]
-fn what_retention_took_is_archived_and_comes_back_as_it_was() {
+fn expired_records_are_archived_and_restored_unchanged() {
     let (disk, clock) = (SimDisk::new(), TestClock::new());
     let fixture = archiving(&disk, &clock).unwrap();
     for (log, records) in [("a", 40), ("b/1", 9), ("c", 1)] {
@@ -388,7 +388,7 @@ fn what_retention_took_is_archived_and_comes_back_as_it_was() {
 }
 
 #[test]
-fn what_the_archive_does_not_hold_is_told_as_what_took_it() {
+fn gaps_of_a_restored_archive_name_why_records_went() {
     let (disk, clock) = (SimDisk::new(), TestClock::new());
     let fixture = archiving(&disk, &clock).unwrap();
     let mut told = Told::new();
@@ -656,7 +656,7 @@ fn whichever_call_fails_nothing_that_expired_is_lost_or_twice() {
 }
 
 #[test]
-fn a_full_archive_holds_up_what_is_to_be_dropped_and_nothing_else() {
+fn a_full_archive_delays_dropping_expired_records_and_nothing_else() {
     let (disk, archive, clock) = (SimDisk::new(), SimDisk::new(), TestClock::new());
     let archive_disk = || Arc::new(archive.clone()) as Arc<dyn Disk>;
     let fixture = start(&disk, Some(archive_disk()), &clock).unwrap();

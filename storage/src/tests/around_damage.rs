@@ -639,7 +639,7 @@ fn a_deleted_log_is_made_again_although_damage_had_hit_it() {
 }
 
 #[test]
-fn a_missing_segment_is_sorted_around_and_its_logs_stay_what_they_were() {
+fn a_missing_segment_is_sorted_around_and_its_logs_stay_unchanged() {
     let mut store = Store::new();
     store.fill(2);
     store.append("gone", b"soon");

@@ -210,7 +210,7 @@ fn reopened(disk: SimDisk) -> Fixture {
 }
 
 #[test]
-fn a_restored_store_holds_what_was_there_and_goes_on_beyond_the_old_one() {
+fn a_restored_store_holds_all_records_and_goes_on_beyond_the_old_one() {
     let (fixture, stood) = busy_store(1);
     let shelf = Shelf::default();
     let (manifest, sent) = shelf.save(&fixture, || {}).unwrap();
@@ -328,7 +328,7 @@ fn a_store_is_restored_as_it_stood_at_any_position() {
 }
 
 #[test]
-fn what_survived_of_older_epochs_is_told_after_a_restore() {
+fn a_restored_store_knows_how_much_of_older_epochs_survived() {
     let fixture = Fixture::new();
     fixture.append("a", b"1").unwrap();
     let first = fixture.report.recovery_epoch;
@@ -547,7 +547,7 @@ fn few_backups_run_at_a_time() {
 }
 
 #[test]
-fn damage_is_saved_as_it_is_and_told() {
+fn damage_is_saved_as_it_is_and_reported() {
     let fixture = Fixture::new();
     for _ in 0..60 {
         fixture.append("a", &[4; 4000]).unwrap();
@@ -636,7 +636,7 @@ fn a_segment_that_rotted_after_it_was_saved_is_whole_in_later_backups() {
 }
 
 #[test]
-fn a_loss_that_was_accepted_alarms_nobody_in_a_backup() {
+fn an_accepted_loss_is_no_damage_of_a_backup() {
     let (fixture, rotten, _) = saved_store(&Shelf::default());
     let (sim, clock) = (fixture.disk.clone(), Arc::clone(&fixture.clock));
     flip(&sim, &format!("journal/{rotten}.seg"), 20_000);
@@ -903,7 +903,7 @@ fn a_manifest_with_paths_of_its_own_is_refused() {
 }
 
 #[test]
-fn a_backup_of_a_sorted_store_is_whole_whatever_is_sorted_meanwhile() {
+fn a_backup_of_a_sorted_store_is_whole_while_the_sorter_works() {
     let config = StorageConfig {
         sorter_enabled: true,
         sorter_step_bytes: 1,

@@ -210,7 +210,7 @@ fn bytes_of_all_names_are_bounded_together() {
 }
 
 #[test]
-fn a_store_beyond_its_bounds_opens_and_takes_appends_to_what_is_there() {
+fn a_store_beyond_its_bounds_opens_and_takes_appends_to_existing_logs() {
     let f = Fixture::new();
     let logs: Vec<String> = (0..20).map(|number| format!("log-{number}")).collect();
     for log in &logs {

@@ -70,7 +70,7 @@ fn compressed_records_read_back_and_take_less_room() {
 }
 
 #[test]
-fn what_does_not_get_smaller_is_stored_plain() {
+fn records_that_do_not_get_smaller_are_stored_plain() {
     let fixture = with(Compression::Lz4);
     let mut noise = 1u64;
     let data: Vec<u8> = (0..2000)

@@ -343,7 +343,7 @@ fn every_flipped_byte_is_noticed_and_its_records_are_named_exactly() {
 }
 
 #[test]
-fn a_file_cut_at_any_offset_loses_exactly_what_was_cut() {
+fn a_file_cut_at_any_offset_loses_exactly_the_records_cut_off() {
     let sample = Sample::new();
     let mut tried = 0;
     for segment in 0..sample.paths.len() {
@@ -424,7 +424,7 @@ fn a_segment_removed_loses_exactly_its_records() {
 }
 
 #[test]
-fn swapped_files_are_told_apart_by_what_they_say_of_themselves() {
+fn swapped_files_are_recognised_by_the_identity_in_them() {
     let sample = Sample::new();
     let disk = sample.disk.copy();
     let (first, second) = (sample.bytes(0), sample.bytes(1));

@@ -585,7 +585,7 @@ fn each(check: impl Fn(&Store) -> u64) {
 }
 
 #[test]
-fn no_flipped_byte_of_a_derived_file_is_noticed_by_anyone_who_reads() {
+fn no_flipped_byte_of_a_derived_file_changes_an_answer() {
     each(|store| {
         let mut tried = 0;
         for path in store.derived() {
@@ -801,7 +801,7 @@ fn with_a_producer() -> SimDisk {
 }
 
 #[test]
-fn store_without_its_journal_directory_says_that_something_is_lost() {
+fn store_without_its_journal_directory_reports_a_loss() {
     let disk = with_a_producer();
     for name in disk.list("journal").unwrap() {
         disk.remove(&format!("journal/{name}")).unwrap();

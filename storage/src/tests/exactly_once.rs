@@ -167,7 +167,7 @@ fn a_repeat_in_flight_waits_with_the_original_and_shares_its_failure() {
 }
 
 #[test]
-fn what_a_producer_may_not_send_is_refused_with_what_it_should() {
+fn a_wrong_batch_of_a_producer_is_refused_with_the_expected_one() {
     let config = StorageConfig {
         producer_window: 10,
         max_producers_per_log: 2,
@@ -249,7 +249,7 @@ fn what_a_producer_may_not_send_is_refused_with_what_it_should() {
 }
 
 #[test]
-fn a_deleted_log_takes_nothing_from_those_who_knew_it() {
+fn deleting_a_log_takes_nothing_from_clients_that_knew_it() {
     let f = Fixture::new();
     let first = f.answer(of(&["a"], b"x", 0, 0)).unwrap();
     let id = first.appends[0].log_id;
@@ -358,7 +358,7 @@ fn after_a_fence_no_append_of_an_older_writer_succeeds() {
 }
 
 #[test]
-fn a_fence_that_a_power_cut_could_take_back_is_shown_to_nobody() {
+fn a_fence_that_a_power_cut_could_take_back_is_not_shown() {
     let f = Fixture::new();
     f.append("a", b"0").unwrap();
     let epoch = |f: &Fixture| {
@@ -431,7 +431,7 @@ fn a_session_ends_with_its_first_refusal_and_applies_earlier_requests() {
 }
 
 #[test]
-fn requests_are_joined_only_if_nobody_can_tell() {
+fn requests_are_joined_only_if_the_result_is_the_same() {
     let f = Fixture::new();
     let of = |log: &str, change: &dyn Fn(&mut Batch)| {
         let mut next = batch(&[(log, &[b"x"])]);
@@ -603,7 +603,7 @@ fn a_void_group_takes_back_producers_fences_cursors_and_its_sessions() {
 }
 
 #[test]
-fn what_a_session_has_in_memory_only_does_not_outlive_what_it_sent_before() {
+fn later_requests_of_a_session_in_memory_do_not_outlive_earlier_ones() {
     let f = Fixture::new();
     f.append("a", b"0").unwrap();
     let manual = LogConfig {
@@ -673,7 +673,7 @@ fn records_that_a_batch_checks_are_as_safe_as_its_answer() {
 }
 
 #[test]
-fn a_refusal_waits_for_all_parts_of_a_batch_that_it_tells_of() {
+fn a_refusal_waits_for_all_parts_of_a_batch_that_it_reveals() {
     let f = Fixture::new();
     f.append("b", b"0").unwrap();
     f.answer(of(&["a"], b"1", 0, 0)).unwrap();
@@ -693,7 +693,7 @@ fn a_refusal_waits_for_all_parts_of_a_batch_that_it_tells_of() {
 }
 
 #[test]
-fn a_producer_of_a_log_that_no_append_makes_is_told_so() {
+fn a_producer_of_a_log_that_appends_do_not_create_is_refused() {
     let config = StorageConfig {
         auto_create: false,
         ..small_config()
@@ -737,7 +737,7 @@ fn largest_step_of_epochs_and_largest_sequence_are_like_others() {
 }
 
 #[test]
-fn damage_lowers_no_epoch_and_lets_no_repeat_in_but_behind_what_is_lost() {
+fn damage_lowers_no_epoch_and_admits_repeats_only_behind_lost_records() {
     let mut f = Fixture::new();
     f.append("a", b"0").unwrap();
     let fenced = |sequence: u64, epoch| {

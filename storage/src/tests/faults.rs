@@ -44,7 +44,7 @@ fn a_batch_of_checks_only_is_ordered_too() {
 }
 
 #[test]
-fn what_a_failed_flush_left_in_the_page_cache_is_not_served_as_durable() {
+fn records_of_a_failed_flush_in_the_page_cache_are_not_served_as_durable() {
     let f = Fixture::new();
     f.append("a", b"0").unwrap();
     f.disk.fail_sync(1);
@@ -214,7 +214,7 @@ fn one_bad_sector_under_link_and_marker_reuses_no_log_id() {
 }
 
 #[test]
-fn a_scan_of_all_names_what_two_missing_segments_took() {
+fn a_scan_of_all_names_the_records_of_two_missing_segments() {
     let f = Fixture::new();
     f.append("a", b"0").unwrap();
     let f = f.restart();
@@ -304,7 +304,7 @@ fn until_marked(engine: &crate::local::LocalEngine) {
 
 /// A marker proves flushes of the interval, as it proves flushes for requests.
 #[test]
-fn what_the_interval_flushed_is_proven_by_a_marker() {
+fn a_marker_proves_flushes_of_the_interval() {
     use crate::engine::LogEngine;
     for level in [Durability::Durable, Durability::Written] {
         let disk = SimDisk::new();

@@ -312,7 +312,7 @@ fn a_group_without_space_leaves_no_trace_and_retries_succeed_later() {
 }
 
 #[test]
-fn a_power_cut_around_a_void_group_leaves_what_was_answered() {
+fn a_power_cut_around_a_void_group_keeps_its_answers_true() {
     let writes = writes_of_load();
     let mut cuts = 0;
     for nth in 1..=writes {
@@ -609,7 +609,7 @@ fn a_restart_on_a_full_disk_serves_reads_and_trims_and_refuses_appends() {
 }
 
 #[test]
-fn a_start_without_space_for_a_segment_gives_up_what_nothing_rests_on() {
+fn a_start_without_space_for_a_segment_gives_up_spare_files() {
     let mut f = Fixture::new();
     for number in 0..200u32 {
         f.append(&format!("log-{}", number % 7), &[1; 3000])
@@ -650,7 +650,7 @@ fn a_start_without_space_for_a_segment_gives_up_what_nothing_rests_on() {
 }
 
 #[test]
-fn a_trim_of_what_is_written_needs_no_space_for_what_is_in_memory() {
+fn a_trim_of_written_records_needs_no_space_for_records_in_memory() {
     let f = with_reserve();
     let manual = LogConfig {
         sync_mode: Some(SyncMode::Manual),
@@ -682,7 +682,7 @@ fn a_trim_of_what_is_written_needs_no_space_for_what_is_in_memory() {
 }
 
 #[test]
-fn a_clean_end_looks_for_space_once_more_for_what_is_in_memory() {
+fn a_clean_end_looks_for_space_once_more_for_records_in_memory() {
     let f = with_reserve();
     let manual = LogConfig {
         sync_mode: Some(SyncMode::Manual),

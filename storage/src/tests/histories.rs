@@ -622,7 +622,7 @@ fn write_scan(mut scan: Box<dyn Scan>, out: &mut String) {
 }
 
 #[test]
-fn a_start_tells_the_same_whatever_indexes_and_checkpoints_there_are() {
+fn a_start_answers_the_same_with_any_indexes_and_checkpoints() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let seeds = match number("WALD_SEED") {
         Some(seed) => seed..seed + 1,

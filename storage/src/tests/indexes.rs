@@ -168,7 +168,7 @@ fn used(disk: &SimDisk) -> Vec<String> {
 }
 
 #[test]
-fn a_last_segment_that_a_checkpoint_tells_of_is_missed() {
+fn a_lost_last_segment_is_missed_if_a_checkpoint_names_it() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();
     let fixture = fixture.restart_cleanly();
@@ -190,7 +190,7 @@ fn a_last_segment_that_a_checkpoint_tells_of_is_missed() {
 }
 
 #[test]
-fn what_a_lost_segment_took_is_remembered_by_the_start_after_the_next() {
+fn later_starts_remember_the_records_of_a_lost_segment() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();
     let fixture = fixture.restart_cleanly();
@@ -248,7 +248,7 @@ fn a_shutdown_without_a_seal_is_not_clean_by_its_checkpoint() {
 }
 
 #[test]
-fn no_segment_gets_the_id_of_one_that_a_checkpoint_tells_of() {
+fn no_segment_gets_the_id_of_one_that_a_checkpoint_names() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();
     let fixture = fixture.restart_cleanly();
@@ -273,7 +273,7 @@ fn no_segment_gets_the_id_of_one_that_a_checkpoint_tells_of() {
 }
 
 #[test]
-fn what_a_checkpoint_that_was_cut_short_left_is_removed() {
+fn files_of_a_checkpoint_that_was_cut_short_are_removed() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();
     fixture
@@ -508,7 +508,7 @@ fn writers_trims_deletions_and_reads_go_on_while_segments_are_indexed() {
 }
 
 #[test]
-fn an_old_cursor_is_told_of_a_loss_although_what_came_after_was_trimmed() {
+fn an_old_cursor_gets_a_loss_although_later_records_were_trimmed() {
     for restarts in 0..2 {
         let fixture = Fixture::new();
         fixture.append("a", b"kept").unwrap();

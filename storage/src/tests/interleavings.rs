@@ -608,7 +608,7 @@ fn schedule(beginning: Instant) {
 }
 
 #[test]
-fn no_schedule_acks_early_forgets_an_answer_or_shows_what_goes_away() {
+fn no_schedule_acks_early_loses_an_answer_or_shows_lost_records() {
     let number = |name| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
     let count = number("WALD_SCHEDULES").unwrap_or(300);
     let seeds = number("WALD_SEED").map_or(0..count, |seed| seed..seed + 1);

@@ -181,7 +181,7 @@ fn logs_whose_tails_are_in_doubt_go_on_when_the_loss_is_accepted() {
 }
 
 #[test]
-fn what_is_lost_stays_named_and_alarms_nobody_when_it_is_accepted() {
+fn lost_records_stay_named_without_alarm_once_the_loss_is_accepted() {
     let fixture = store();
     let path = used_paths(&fixture.disk)[1].clone();
     let (sim, clock) = (fixture.disk.clone(), Arc::clone(&fixture.clock));

@@ -236,7 +236,7 @@ fn a_log_within_its_bounds_or_without_bounds_forgets_nothing() {
 }
 
 #[test]
-fn what_arrived_longer_ago_than_the_age_goes_and_the_next_frame_does_not() {
+fn records_older_than_the_age_go_and_the_next_frame_does_not() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_age(HOUR)));
     // One record a minute, some in sealed segments, some in memory, with records of another log between them.
@@ -444,7 +444,7 @@ fn time_without_a_process_counts_once_it_is_made_up_for() {
 }
 
 #[test]
-fn what_the_expiry_clock_shows_survives_kills_of_a_store_that_is_idle() {
+fn the_time_of_the_expiry_clock_survives_kills_of_an_idle_store() {
     let mut fixture = Fixture::new();
     fixture.retain("a", Some(by_age(DAY)));
     fixture.fill("a", 1, 10);
@@ -461,7 +461,7 @@ fn what_the_expiry_clock_shows_survives_kills_of_a_store_that_is_idle() {
 }
 
 #[test]
-fn only_what_is_below_the_lowest_cursor_goes_where_cursors_are_respected() {
+fn only_records_below_the_lowest_cursor_go_if_cursors_are_respected() {
     let fixture = Fixture::new();
     let respecting = Retention {
         respect_cursors: true,
@@ -491,7 +491,7 @@ fn only_what_is_below_the_lowest_cursor_goes_where_cursors_are_respected() {
 }
 
 #[test]
-fn what_cursors_hold_back_is_told_in_logs_bytes_and_age() {
+fn statistics_show_logs_bytes_and_age_that_cursors_hold_back() {
     let respecting = Retention {
         respect_cursors: true,
         ..by_records(2)
@@ -528,7 +528,7 @@ fn what_cursors_hold_back_is_told_in_logs_bytes_and_age() {
 }
 
 #[test]
-fn logs_that_hold_nothing_any_more_are_not_told() {
+fn statistics_do_not_show_logs_that_hold_nothing_any_more() {
     let respecting = Retention {
         respect_cursors: true,
         ..by_records(2)
@@ -693,7 +693,7 @@ fn a_look_ends_when_it_is_to_stop_and_loses_nothing() {
 }
 
 #[test]
-fn what_changes_after_the_look_is_respected_by_the_trim() {
+fn trims_of_retention_respect_changes_after_the_look() {
     let fixture = Fixture::new();
     let respecting = Retention {
         respect_cursors: true,
@@ -731,7 +731,7 @@ fn what_changes_after_the_look_is_respected_by_the_trim() {
 }
 
 #[test]
-fn scans_tell_what_was_trimmed_from_what_expired() {
+fn scans_distinguish_trimmed_from_expired_records() {
     use GapReason::{Expired, Trimmed};
     let mut fixture = Fixture::new();
     fixture.retain("a", Some(by_records(10)));
@@ -860,7 +860,7 @@ fn a_lower_age_holds_from_the_next_pass_on() {
 }
 
 #[test]
-fn what_is_not_on_the_device_counts_for_nothing() {
+fn records_that_are_not_on_the_device_do_not_count() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_records(3)));
     fixture.retain("b", Some(by_bytes(70)));
@@ -879,7 +879,7 @@ fn what_is_not_on_the_device_counts_for_nothing() {
 }
 
 #[test]
-fn what_expired_in_a_segment_that_is_lost_is_told_by_the_next_link() {
+fn the_next_link_names_records_that_expired_in_a_lost_segment() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_records(2)));
     fixture.fill("a", 6, 10);
@@ -927,7 +927,7 @@ fn on_a_full_disk_retention_goes_on() {
 }
 
 #[test]
-fn what_waited_in_memory_is_as_old_as_it_is_when_it_is_written() {
+fn records_that_waited_in_memory_keep_their_age_when_written() {
     let fixture = Fixture::new();
     let config = LogConfig {
         sync_mode: Some(SyncMode::Manual),
@@ -966,7 +966,7 @@ fn what_waited_in_memory_is_as_old_as_it_is_when_it_is_written() {
 }
 
 #[test]
-fn what_was_looked_up_by_older_settings_does_not_hold_for_newer_ones() {
+fn ages_found_under_older_settings_do_not_hold_for_newer_ones() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_age(10 * DAY)));
     fixture.fill("a", 1, 10);

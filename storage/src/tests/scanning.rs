@@ -227,7 +227,7 @@ fn an_lsn_beyond_a_missing_log_is_refused_at_once() {
 }
 
 #[test]
-fn a_cursor_from_before_its_log_names_what_was_trimmed() {
+fn a_cursor_from_before_its_log_names_trimmed_records() {
     let fixture = Fixture::new();
     let mut scan = fixture.scan(one("later"), ScanStart::TailOffset(0), true);
     let cursor = caught_up_with_nothing(&mut scan);

@@ -111,7 +111,7 @@ fn exactly_so_many_records_are_kept_where_they_lie_in_runs() {
 }
 
 #[test]
-fn what_is_older_goes_to_the_minute_where_it_lies_in_runs() {
+fn older_records_in_runs_expire_to_the_minute() {
     let fixture = minutes();
     let border = in_runs(&fixture) / 4;
     let age = i64::try_from(RECORDS - border).unwrap() * (HOUR / 60);

@@ -77,7 +77,7 @@ fn a_run_is_verified_by_its_number_and_named_for_a_sorted_segment() {
 }
 
 #[test]
-fn a_dump_of_one_run_is_of_that_and_one_of_what_is_not_there_is_an_error() {
+fn a_dump_of_one_run_holds_only_that_and_of_a_missing_run_is_an_error() {
     let (disk, _, _) = sorting::sorted_store();
     let offline = Offline::open(Arc::new(disk)).unwrap();
     let dumped = |segment: u64| {

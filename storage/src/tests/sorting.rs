@@ -172,7 +172,7 @@ impl Fixture {
 }
 
 #[test]
-fn what_is_read_is_the_same_after_sorting_and_after_starts() {
+fn reads_are_the_same_after_sorting_and_after_starts() {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.append("idle", b"once").unwrap();
     fixture.fill_logs(1, 3);
@@ -195,7 +195,7 @@ fn what_is_read_is_the_same_after_sorting_and_after_starts() {
 }
 
 #[test]
-fn what_is_left_out_of_runs_is_told_once_however_small_a_chunk_is() {
+fn gaps_of_records_left_out_of_runs_come_once_in_chunks_of_any_size() {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.fill_logs(1, 9);
     for (log, before) in [("a", 90), ("b/1", 41), ("c", 3)] {
@@ -263,7 +263,7 @@ fn cursors(fixture: &Fixture, selector: &Selector) -> Vec<Bytes> {
 }
 
 #[test]
-fn a_scan_goes_on_behind_its_cursor_whatever_was_sorted_meanwhile() {
+fn a_scan_goes_on_behind_its_cursor_after_any_sorting() {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.fill_logs(1, 9);
     let selectors = [Selector::All, Selector::Prefix("b/".to_owned()), one("c")];
@@ -353,7 +353,7 @@ fn trims_and_deletions_give_space_back_and_an_idle_log_pins_nothing() {
 }
 
 #[test]
-fn what_dies_in_runs_is_given_back_however_fast_segments_keep_coming() {
+fn dead_records_in_runs_give_space_back_however_fast_segments_come() {
     let fixture = Fixture::with(SimDisk::new(), config());
     let mut turns = Turns::default();
     let (mut most, mut most_runs) = (0, 0);
@@ -377,7 +377,7 @@ fn what_dies_in_runs_is_given_back_however_fast_segments_keep_coming() {
 }
 
 #[test]
-fn runs_are_merged_and_what_died_in_them_is_left_out() {
+fn runs_are_merged_without_their_dead_records() {
     let config = StorageConfig {
         sorter_step_bytes: 2 << 20,
         ..config()
@@ -582,7 +582,7 @@ fn assert_right(fixture: &Fixture, whole: &[(String, Vec<Vec<u8>>)], what: &str)
 }
 
 #[test]
-fn a_damaged_run_serves_what_is_good_and_names_the_rest_exactly() {
+fn a_damaged_run_serves_good_records_and_names_the_rest_exactly() {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.fill_logs(1, 4);
     fixture.sort();
@@ -677,7 +677,7 @@ fn offline(disk: &SimDisk) -> crate::verify::OfflineReport {
 }
 
 #[test]
-fn verification_finds_nothing_in_what_is_sorted_and_every_flipped_byte() {
+fn verification_finds_nothing_in_sound_runs_and_every_flipped_byte() {
     let (disk, clock, _) = sorted_store();
     let report = offline(&disk);
     assert_eq!(report.findings, [], "offline");
@@ -738,7 +738,7 @@ fn verification_finds_nothing_in_what_is_sorted_and_every_flipped_byte() {
 }
 
 #[test]
-fn what_a_crash_of_the_sorter_left_is_named_and_taken_away() {
+fn files_that_a_crash_of_the_sorter_left_are_named_and_removed() {
     let (disk, clock, expected) = sorted_store();
     let before = offline(&disk).findings;
     assert_eq!(before, []);

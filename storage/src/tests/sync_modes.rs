@@ -91,7 +91,7 @@ fn a_batch_in_batch_mode_makes_every_earlier_append_durable() {
 }
 
 #[test]
-fn a_request_may_ask_for_more_than_the_mode_and_flushes_what_came_before() {
+fn a_request_for_more_than_the_mode_flushes_earlier_records_too() {
     for mode in [SyncMode::Async, SyncMode::Manual] {
         let fixture = with_mode(mode);
         fixture.append_by_mode(b"1", true);
@@ -103,7 +103,7 @@ fn a_request_may_ask_for_more_than_the_mode_and_flushes_what_came_before() {
 }
 
 #[test]
-fn manual_loses_on_a_kill_exactly_what_was_not_synced_and_says_so() {
+fn manual_loses_on_a_kill_exactly_unsynced_records_and_says_so() {
     let fixture = with_mode(SyncMode::Manual);
     let epoch = fixture.core.journal.recovery_epoch;
     for index in 0..10u8 {
@@ -150,7 +150,7 @@ fn a_cursor_beyond_a_kill_names_records_lost_from_memory_and_goes_on() {
 }
 
 #[test]
-fn what_a_deleted_log_had_in_memory_goes_with_it() {
+fn records_of_a_deleted_log_in_memory_go_with_it() {
     let fixture = with_mode(SyncMode::Manual);
     fixture.append_by_mode(b"gone", true);
     let deleted = fixture.core.delete_in_turn(target("a"));

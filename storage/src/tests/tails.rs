@@ -38,7 +38,7 @@ fn selectors() -> [Selector; 3] {
 }
 
 #[test]
-fn pages_and_scans_of_what_is_new_come_from_memory() {
+fn pages_and_scans_of_new_records_come_from_memory() {
     let fixture = Fixture::new();
     let expected: Vec<Vec<u8>> = (0..300u32).map(|n| n.to_le_bytes().repeat(200)).collect();
     for data in &expected {
@@ -78,7 +78,7 @@ fn followers_share_the_bytes_of_the_group() {
 }
 
 #[test]
-fn who_is_too_slow_for_memory_goes_on_from_the_segments() {
+fn a_reader_too_slow_for_memory_goes_on_from_the_segments() {
     let config = StorageConfig {
         segment_bytes: 2 << 20,
         ..small_config()
@@ -163,7 +163,7 @@ fn a_failed_flush_leaves_nothing_in_memory() {
 }
 
 #[test]
-fn what_is_in_memory_is_answered_at_once_and_the_rest_by_a_reader_thread() {
+fn records_in_memory_are_read_at_once_and_others_by_a_reader_thread() {
     let disk = SimDisk::new();
     let config = StorageConfig {
         segment_bytes: 2 << 20,
@@ -413,7 +413,7 @@ fn a_follower_of_a_prefix_neither_wakes_for_other_logs_nor_reads_them() {
 }
 
 #[test]
-fn followers_are_woken_by_what_they_may_see() {
+fn followers_are_woken_by_records_that_they_may_see() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();
     let mut followers = Vec::new();
@@ -454,7 +454,7 @@ fn followers_are_woken_by_what_they_may_see() {
 }
 
 #[test]
-fn those_who_follow_the_same_are_counted() {
+fn followers_of_the_same_log_are_counted() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();
     fixture.append("b", b"0").unwrap();
@@ -482,7 +482,7 @@ fn those_who_follow_the_same_are_counted() {
 }
 
 #[test]
-fn a_cursor_of_a_follower_passes_over_what_others_appended() {
+fn a_cursor_of_a_follower_passes_over_records_of_other_logs() {
     let fixture = Fixture::new();
     let prefix = || Selector::Prefix("p/".to_owned());
     let mut scan = fixture.scan(prefix(), ScanStart::First, true);
@@ -501,7 +501,7 @@ fn a_cursor_of_a_follower_passes_over_what_others_appended() {
 }
 
 #[test]
-fn a_scan_goes_on_where_another_stands_and_is_told_the_end_as_it_is_now() {
+fn a_scan_goes_on_where_another_stands_and_gets_the_current_end() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();
     fixture.append("b", b"0").unwrap();

@@ -22,7 +22,7 @@ fn trim(fixture: &Fixture, log: &str, before: u64) -> Result<u64, TrimError> {
 }
 
 #[test]
-fn a_trim_forgets_what_is_below_and_lasts() {
+fn a_trim_forgets_earlier_records_and_survives_restarts() {
     let fixture = ten();
     assert_eq!(trim(&fixture, "a", 4).unwrap(), 4);
     let check = |fixture: &Fixture| {
@@ -75,7 +75,7 @@ fn a_trim_that_is_not_on_the_device_is_not_shown() {
 }
 
 #[test]
-fn scans_name_what_was_trimmed() {
+fn scans_name_trimmed_records() {
     let fixture = ten();
     let request = |selector, start| ScanRequest {
         selector,

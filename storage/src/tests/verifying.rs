@@ -156,7 +156,7 @@ fn every_flipped_byte_is_found_and_exactly_its_records_are_named() {
 }
 
 #[test]
-fn what_is_named_of_a_store_damaged_at_random_is_what_a_start_names() {
+fn verification_of_random_damage_names_the_same_as_a_start() {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
     let seed: Option<u64> = std::env::var("WALD_SEED").ok().and_then(|n| n.parse().ok());
@@ -353,7 +353,7 @@ fn a_fault_of_every_kind_is_found_and_nothing_else() {
 }
 
 #[test]
-fn what_nobody_owns_is_noted_and_is_no_fault() {
+fn unknown_files_are_noted_and_are_no_fault() {
     let (disk, _) = rolled();
     let stray = [
         "mine.txt",
@@ -517,7 +517,7 @@ pub(super) fn online(fixture: &Fixture) -> Vec<Finding> {
 }
 
 #[test]
-fn what_a_running_engine_finds_is_known_at_once_and_after_the_next_start() {
+fn damage_that_a_running_engine_finds_is_known_at_once_and_later() {
     let (fixture, log, lsn) = running_with_damage();
     assert_eq!(fixture.core.statistics().quarantined_records, 0);
     for _ in 0..2 {
@@ -576,7 +576,7 @@ fn a_damaged_header_costs_a_running_engine_exactly_its_records() {
 }
 
 #[test]
-fn what_stands_behind_a_missing_segment_is_not_blamed_for_it() {
+fn records_behind_a_missing_segment_are_not_blamed_for_it() {
     let (disk, paths) = rolled();
     let whole = verify(&disk);
     disk.remove(&paths[2]).unwrap();
@@ -654,7 +654,7 @@ fn a_whole_engine_has_no_findings_while_it_works() {
 }
 
 #[test]
-fn scrubbing_finds_what_a_device_forgot_and_says_when_it_came_through() {
+fn scrubbing_finds_data_that_a_device_lost_and_reports_its_end() {
     let (fixture, log, lsn) = running_with_damage();
     assert_eq!(fixture.core.statistics().last_scrub, None);
     assert!(fixture.core.scrub_once().is_ok());
