@@ -380,7 +380,7 @@ fn a_fence_that_a_power_cut_could_take_back_is_not_shown() {
 }
 
 #[test]
-fn a_session_ends_with_its_first_refusal_and_applies_earlier_requests() {
+fn a_session_ends_at_its_first_refusal_and_earlier_requests_are_applied() {
     let f = Fixture::new();
     let session = Session::new();
     let submit = |data: &[u8], expected: Option<u64>| {

@@ -266,7 +266,7 @@ fn records_in_the_page_cache_are_read_at_once_if_nothing_needs_the_disk() {
 }
 
 #[test]
-fn a_long_decompression_is_for_a_reader_thread_even_of_few_stored_bytes() {
+fn long_decompressing_is_for_a_reader_thread_even_of_few_stored_bytes() {
     let config = StorageConfig {
         segment_bytes: 4 << 20,
         ..small_config()

@@ -266,7 +266,7 @@ fn wherever_there_is_no_space_appends_are_refused_and_go_on_by_themselves() {
 }
 
 #[test]
-fn power_cuts_at_any_call_and_in_the_next_start_lose_nothing_durable() {
+fn a_crash_at_any_call_and_in_the_next_start_loses_nothing_durable() {
     let (mut points, mut trials) = (0, 0);
     for nth in 1.. {
         if !trial(Fault::Cut { nth, then: 0 }, Ending::Kill) {
