@@ -83,12 +83,13 @@ where
         };
         let mut sending = Sending {
             sender,
+            data: Bytes::new(),
             patience: None,
             hurry: may_be_hurried.then(Hurry::default),
             sent: 0,
             terms: &terms,
         };
-        match sending.send(&mut body).await {
+        match poll_fn(|context| sending.poll(&mut body, context)).await {
             Ok(()) => {}
             Err(Broken::ByClient) => terms.peer.call_was_cancelled(),
             Err(Broken::Stalled) => sending.sender.send_reset(Reason::CANCEL),
@@ -100,6 +101,8 @@ where
 /// An answer under way.
 struct Sending<'a> {
     sender: SendStream<Piece>,
+    /// Bytes of the body that are not handed over yet.
+    data: Bytes,
     /// Made by the first wait for the client.
     patience: Option<Patience>,
     /// `None`: it holds nothing that others wait for.
@@ -110,28 +113,38 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    async fn send(&mut self, body: &mut (impl Body<Data = Bytes> + Unpin)) -> Result<(), Broken> {
+    /// Resolves when all of the answer was handed over.
+    ///
+    /// An async function would keep each frame and its own copies of the data in the future, which is
+    /// allocated for each call.
+    fn poll(
+        &mut self,
+        body: &mut (impl Body<Data = Bytes> + Unpin),
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Broken>> {
         loop {
-            let frame = poll_fn(|context| {
-                if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
-                    return Poll::Ready(Ok(frame));
-                }
-                self.sender
-                    .poll_reset(context)
-                    .map(|_| Err(Broken::ByClient))
-            });
-            let Some(frame) = frame.await? else {
+            ready!(self.poll_data(context))?;
+            let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) else {
+                return (self.sender.poll_reset(context)).map(|_| Err(Broken::ByClient));
+            };
+            let Some(frame) = frame else {
                 let nothing = self.terms.peer.piece(Bytes::new());
-                return self.hand_over(nothing, true);
+                return Poll::Ready(self.hand_over(nothing, true));
             };
             let frame = frame.map_err(|_| Broken::ByServer)?;
             match frame.into_data() {
-                Ok(data) => self.send_data(data).await?,
+                Ok(data) => {
+                    if let Some(hurry) = &mut self.hurry {
+                        hurry.begin();
+                    }
+                    self.data = data;
+                }
                 Err(frame) => {
                     let Ok(trailers) = frame.into_trailers() else {
                         continue;
                     };
-                    return (self.sender.send_trailers(trailers)).map_err(|_| Broken::ByClient);
+                    let sent = self.sender.send_trailers(trailers);
+                    return Poll::Ready(sent.map_err(|_| Broken::ByClient));
                 }
             }
         }
@@ -139,20 +152,17 @@ impl Sending<'_> {
 
     /// Hands over the data as the client's windows and the queue of the connection take it, so that
     /// no more of it than fits there waits in the HTTP/2 layer.
-    async fn send_data(&mut self, mut data: Bytes) -> Result<(), Broken> {
-        if let Some(hurry) = &mut self.hurry {
-            hurry.begin();
-        }
-        while !data.is_empty() {
-            let room = poll_fn(|context| self.poll_room(data.len(), context)).await?;
-            let part = data.split_to(room.min(data.len()));
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        while !self.data.is_empty() {
+            let room = ready!(self.poll_room(self.data.len(), context))?;
+            let part = self.data.split_to(room.min(self.data.len()));
             if let Some(hurry) = &mut self.hurry {
                 hurry.moved(part.len() as u64);
             }
             let part = self.terms.peer.piece(part);
             self.hand_over(part, false)?;
         }
-        Ok(())
+        Poll::Ready(Ok(()))
     }
 
     fn hand_over(&mut self, part: Piece, is_last: bool) -> Result<(), Broken> {
