@@ -27,7 +27,9 @@ pub(crate) use self::conditions::{Allowed, Checked, Creation, check, check_curso
 use self::drive::{By, Intake};
 pub use self::engine::LocalEngine;
 pub(crate) use self::extras::{Extras, ExtrasImage, Mark, Missing, producers_in};
-pub(crate) use self::logs::{Buffered, Kept, Log, LogState, Logs, Lost, Standing, TrimBy, without};
+pub(crate) use self::logs::{
+    Buffered, Kept, Log, LogState, Logs, Lost, Standing, TrimBy, cut, without,
+};
 pub(crate) use self::producers::{
     Before as ProducerBefore, BeforeForgotten, Forgotten, MAX_EPOCH_RISE, MAX_GONE, Producers,
     Recall, Remembered,

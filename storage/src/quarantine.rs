@@ -9,7 +9,7 @@ use crate::disk::Disk;
 use crate::ids::{LogId, Lsn, Position, SegmentId};
 use crate::journal::body::Accepted;
 use crate::known_bad::{self, Mistake};
-use crate::local::{Log, Lost};
+use crate::local::{Log, Lost, cut};
 use crate::record::{Gap, GapReason};
 use crate::sorted::LostInRun;
 use crate::sync::RwLock;
@@ -183,26 +183,20 @@ impl Damages {
     pub(crate) fn find_again(&self, log: LogId, from: Lsn, to: Lsn) {
         let mut damages = self.known.write();
         let of_log = |damage: &Damage| damage.log.as_ref().is_some_and(|other| other.id == log);
-        let all = std::mem::take(&mut *damages).into_iter();
-        *damages = all
-            .flat_map(|damage| match of_log(&damage) {
-                true => {
-                    let (below, above) = (damage.to.min(from), damage.from.max(to));
-                    let first = Damage {
-                        to: below,
-                        ..damage.clone()
-                    };
-                    let rest = Damage {
-                        from: above,
-                        ..damage
-                    };
-                    let is_left = |damage: &Damage| damage.from < damage.to;
-                    [Some(first).filter(is_left), Some(rest).filter(is_left)]
-                }
-                false => [Some(damage), None],
-            })
-            .flatten()
-            .collect();
+        let mut left = Vec::with_capacity(damages.len() + 1);
+        for damage in damages.drain(..) {
+            if !of_log(&damage) {
+                left.push(damage);
+                continue;
+            }
+            let parts = cut((damage.from, damage.to), (from, to));
+            left.extend(parts.map(|(from, to)| Damage {
+                from,
+                to,
+                ..damage.clone()
+            }));
+        }
+        *damages = left;
     }
 
     /// Forgets damage that `gone` selects.

@@ -79,18 +79,21 @@ pub(crate) struct Lost {
 
 /// The losses without the records from `from` up to `to`.
 pub(crate) fn without(losses: &[Lost], from: Lsn, to: Lsn) -> Vec<Lost> {
-    let cut = |lost: &Lost| {
-        let (below, above) = (lost.to.min(from), lost.from.max(to));
-        [
-            Lost { to: below, ..*lost },
-            Lost {
-                from: above,
-                ..*lost
-            },
-        ]
-    };
-    let rest = losses.iter().flat_map(cut);
-    rest.filter(|lost| lost.from < lost.to).collect()
+    let rest = losses.iter().flat_map(|lost| {
+        let parts = cut((lost.from, lost.to), (from, to));
+        parts.map(|(from, to)| Lost { from, to, ..*lost })
+    });
+    rest.collect()
+}
+
+/// The parts of a range that lie outside of another: below it and above it, none of them empty.
+pub(crate) fn cut(
+    range: (Lsn, Lsn),
+    without: (Lsn, Lsn),
+) -> impl Iterator<Item = (Lsn, Lsn)> + use<> {
+    let below = (range.0, range.1.min(without.0));
+    let above = (range.0.max(without.1), range.1);
+    [below, above].into_iter().filter(|(from, to)| from < to)
 }
 
 impl Lost {
