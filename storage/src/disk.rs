@@ -26,7 +26,7 @@ pub use private::{Owner, Strangers, make_directories, owner, strangers};
 pub use real::RealDisk;
 pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
 pub use unreadable::Unreadable;
-pub(crate) use unreadable::are_unreadable;
+pub(crate) use unreadable::{PIECE_BYTES, are_unreadable};
 
 /// The file system under the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -32,7 +32,8 @@ pub(crate) fn are_unreadable(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().all(|byte| *byte == UNREADABLE)
 }
 
-/// Maximum number of stretches that a disk remembers. The log names the others too.
+/// Maximum number of stretches that a disk remembers, and one more for each file. Beyond it, a new
+/// stretch is joined with the nearest one of its file. The range then covers readable bytes too.
 const MOST: usize = 1024;
 
 /// Whether an error says that the device has lost the bytes. Linux reports a medium error as EIO or
@@ -72,20 +73,27 @@ impl Unreadable {
         {
             return;
         }
-        let touches = |other: &Range<u64>| other.start <= bytes.end && bytes.start <= other.end;
-        if held < MOST || known.iter().any(touches) {
-            let stretches = files.entry(path.to_owned()).or_default();
-            let mut whole = bytes.clone();
-            stretches.retain(|other| {
-                let apart = !touches(other);
-                if !apart {
-                    whole = whole.start.min(other.start)..whole.end.max(other.end);
-                }
-                apart
-            });
-            let at = stretches.partition_point(|other| other.start < whole.start);
-            stretches.insert(at, whole);
+        let stretches = files.entry(path.to_owned()).or_default();
+        let mut from = stretches.partition_point(|other| other.end < bytes.start);
+        let mut to = stretches.partition_point(|other| other.start <= bytes.end);
+        if from == to && held >= MOST && !stretches.is_empty() {
+            // A caller must learn of every bad byte: each unread stretch stays in a range.
+            let gap_before = |at: usize| bytes.start - stretches[at].end;
+            let gap_after = |at: usize| stretches[at].start - bytes.end;
+            let is_before = match from {
+                0 => false,
+                at if at == stretches.len() => true,
+                at => gap_before(at - 1) <= gap_after(at),
+            };
+            match is_before {
+                true => from -= 1,
+                false => to += 1,
+            }
         }
+        let joined = stretches[from..to].iter().fold(bytes.clone(), |all, one| {
+            all.start.min(one.start)..all.end.max(one.end)
+        });
+        stretches.splice(from..to, [joined]);
         drop(files);
         tracing::error!(
             file = path,
@@ -100,12 +108,13 @@ impl Unreadable {
         self.0.lock().remove(path);
     }
 
-    /// The stretches of a file, in order.
+    /// The stretches of a file, in order. Beyond [`MOST`] stretches they cover readable bytes too.
     pub fn of(&self, path: &str) -> Vec<Range<u64>> {
         self.0.lock().get(path).cloned().unwrap_or_default()
     }
 
-    /// All stretches, by file. At most 1,024.
+    /// All stretches, by file: at most 1,024, and one more for each file. Beyond 1,024 they cover readable
+    /// bytes too.
     pub fn all(&self) -> Vec<(String, Range<u64>)> {
         let files = self.0.lock();
         let each = files.iter().flat_map(|(path, stretches)| {
@@ -303,15 +312,39 @@ mod tests {
     #[test]
     fn a_disk_remembers_a_bounded_number_of_unreadable_stretches() {
         let unreadable = Unreadable::default();
+        let stretch = |at: u64| at * 8192..at * 8192 + 4096;
         for at in 0..2 * MOST as u64 {
-            unreadable.note("x", at * 8192..at * 8192 + 4096);
+            unreadable.note("x", stretch(at));
         }
-        assert_eq!(unreadable.all().len(), MOST);
+        let of_x = unreadable.of("x");
+        assert_eq!(of_x.len(), MOST);
+        for at in 0..2 * MOST as u64 {
+            let covers =
+                |bytes: &Range<u64>| bytes.start <= at * 8192 && stretch(at).end <= bytes.end;
+            assert!(of_x.iter().any(covers), "stretch {at} is remembered");
+        }
+        // Each other file has room for one range.
+        for at in [50, 9, 100] {
+            unreadable.note("y", stretch(at));
+        }
+        let joined = stretch(9).start..stretch(100).end;
+        assert_eq!(unreadable.of("y"), std::slice::from_ref(&joined));
         // A stretch that joins two others needs no more room.
         unreadable.note("x", 4096..8192);
         assert_eq!(unreadable.of("x")[0], 0..12_288);
-        assert_eq!(unreadable.all().len(), MOST - 1);
+        assert_eq!(unreadable.all().len(), MOST);
         unreadable.forget("x");
+        unreadable.forget("y");
         assert_eq!(unreadable.all(), []);
+        // A new stretch is joined with the nearest one, before or behind.
+        for at in 0..MOST as u64 {
+            unreadable.note("z", at * 100_000..at * 100_000 + 4096);
+        }
+        unreadable.note("z", 8192..12_288);
+        unreadable.note("z", 290_816..294_912);
+        let of_z = unreadable.of("z");
+        assert_eq!(of_z[0], 0..12_288);
+        assert_eq!(of_z[3], 290_816..304_096);
+        assert_eq!(of_z.len(), MOST);
     }
 }

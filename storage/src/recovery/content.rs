@@ -17,7 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, are_unreadable, read_some};
+use crate::disk::{Disk, DiskFile, PIECE_BYTES, are_unreadable, read_some};
 
 /// Files of up to this size are read at once, bytes. Small in tests, so that they walk windows of small segments.
 const WHOLE: u64 = if cfg!(test) { 32 << 10 } else { 16 << 20 };
@@ -186,15 +186,21 @@ impl<'d> Content<'d> {
             return None;
         };
         let to = offset.saturating_add(length);
-        // A later read may have succeeded.
-        let is_bad = |stretch: &Range<u64>| {
-            let (from, to) = (stretch.start.max(offset), stretch.end.min(to));
-            let length = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
-            let bytes = self.piece(from, length);
-            are_unreadable(&bytes)
+        // A later read may have succeeded, and a stretch may cover readable bytes too.
+        let is_bad = |piece: &Range<u64>| {
+            let length = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);
+            are_unreadable(&self.piece(piece.start, length))
         };
-        let stretches = disk.unreadable().of(path).into_iter().filter(is_bad);
-        stretches.reduce(|first, last| first.start..last.end)
+        let touches = |stretch: &Range<u64>| stretch.start < to && offset < stretch.end;
+        let stretches = disk.unreadable().of(path).into_iter().filter(touches);
+        let pieces = stretches.flat_map(|stretch| {
+            let (from, to) = (stretch.start.max(offset), stretch.end.min(to));
+            let first = from / PIECE_BYTES * PIECE_BYTES;
+            let starts = (first..to).step_by(usize::try_from(PIECE_BYTES).unwrap_or(usize::MAX));
+            starts.map(move |start| start.max(from)..(start + PIECE_BYTES).min(to))
+        });
+        let bad = pieces.filter(is_bad);
+        bad.reduce(|first, last| first.start..last.end)
     }
 
     /// Reads a window that holds `length` bytes from `offset` on.
@@ -269,6 +275,28 @@ mod tests {
         let long = usize::try_from(2 * WINDOW).unwrap();
         assert_eq!(content.piece(100, long), bytes[100..100 + long]);
         assert!(content.piece(size, 1).is_empty());
+        content.check().unwrap();
+    }
+
+    #[test]
+    fn content_knows_each_unreadable_page_of_a_file_with_thousands() {
+        let (disk, pages) = (SimDisk::new(), 5000_u64);
+        disk.replace("x", vec![7; usize::try_from(pages * PIECE_BYTES).unwrap()]);
+        // Every second page, and none of the last 100.
+        let is_bad = |page: u64| page.is_multiple_of(2) && page < pages - 100;
+        for page in (0..pages).filter(|page| is_bad(*page)) {
+            let at = usize::try_from(page * PIECE_BYTES).unwrap();
+            disk.set_unreadable("x", at + 512..at + 1024);
+        }
+        let content = Content::from_device(&disk, "x", u64::MAX).unwrap();
+        for page in 0..pages {
+            let bytes = page * PIECE_BYTES + 10..page * PIECE_BYTES + 900;
+            let found = {
+                content.piece(bytes.start, 890);
+                content.unreadable(bytes.start, 890)
+            };
+            assert_eq!(found, is_bad(page).then_some(bytes), "page {page}");
+        }
         content.check().unwrap();
     }
 

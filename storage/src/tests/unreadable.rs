@@ -259,6 +259,29 @@ fn a_start_that_cannot_read_the_end_of_the_journal_is_refused() {
 }
 
 #[test]
+fn an_unread_end_refuses_a_start_behind_thousands_of_bad_sectors() {
+    let sample = Sample::with(RECORD_BYTES);
+    let (disk, path, from, _) = unproven_tail(&sample);
+    // The disk met them in another file before.
+    let pages = 2500;
+    disk.replace("other", vec![1; pages * PAGE]);
+    for page in (0..pages).step_by(2) {
+        lose_sector(&disk, "other", page * PAGE);
+    }
+    let mut read = vec![0; pages * PAGE];
+    disk.open("other")
+        .unwrap()
+        .read_full_at(&mut read, 0)
+        .unwrap();
+    lose_sector(&disk, &path, (from + PAGE) / PAGE * PAGE);
+    let opened = open(&disk, &small_config(), &TestClock::new());
+    assert!(
+        is_unread_end(opened, &path),
+        "acknowledged records are not cut"
+    );
+}
+
+#[test]
 fn an_error_at_the_end_of_the_journal_that_passes_costs_nothing() {
     let sample = Sample::with(RECORD_BYTES);
     let (disk, path, from, to) = unproven_tail(&sample);
