@@ -11,7 +11,7 @@ use super::frames::FrameCheck;
 use super::{AT_A_TIME, Known, Pin, STEP};
 use crate::checkpoint;
 use crate::directory;
-use crate::disk::DiskFile;
+use crate::disk::{Disk, DiskFile, read_again, read_some};
 use crate::engine::{Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture};
 use crate::error::{BackupError, SyncError};
 use crate::ids::Position;
@@ -31,6 +31,8 @@ struct Source {
     /// Its name in the backup.
     path: String,
     kind: Kind,
+    /// Whether reads bypass the page cache: bytes in it were wrong.
+    again: bool,
 }
 
 enum Kind {
@@ -46,6 +48,8 @@ enum Kind {
 /// A file that is being read.
 struct Reading {
     file: Arc<dyn DiskFile>,
+    /// If its reads bypass the page cache: the disk, and the path on it.
+    device: Option<(Arc<dyn Disk>, String)>,
     bytes: u64,
     offset: u64,
     digest: Xxh3,
@@ -164,6 +168,7 @@ impl Take {
         let mut sources = vec![Source {
             path: directory::FORMAT.to_owned(),
             kind: Kind::Format,
+            again: false,
         }];
         let indexes: HashSet<String> = core
             .disk
@@ -179,11 +184,13 @@ impl Take {
             sources.push(Source {
                 path: run.segment.path(),
                 kind: Kind::Segment(Arc::clone(&run.segment), end),
+                again: false,
             });
             if has_index {
                 sources.push(Source {
                     path: index,
                     kind: Kind::Index,
+                    again: false,
                 });
             }
         }
@@ -201,6 +208,7 @@ impl Take {
             sources.push(Source {
                 path: journal_path(id),
                 kind: Kind::Segment(segment, end),
+                again: false,
             });
             let index = index_path(id);
             let name = index.rsplit('/').next().unwrap_or_default();
@@ -208,6 +216,7 @@ impl Take {
                 sources.push(Source {
                     path: index,
                     kind: Kind::Index,
+                    again: false,
                 });
             }
         }
@@ -222,6 +231,7 @@ impl Take {
             sources.push(Source {
                 path,
                 kind: Kind::Checkpoint(file),
+                again: false,
             });
         }
         let paths = sources.iter().map(|source| source.path.clone());
@@ -363,6 +373,10 @@ impl Take {
                     let known = Known { bytes, digest };
                     self.core.backups.remember(&source.path, known);
                     self.whole.push(Arc::clone(segment));
+                } else if !source.again {
+                    // The memory of that read may be wrong. All of the file is read a second time.
+                    self.sources[self.at].again = true;
+                    return Ok(());
                 } else {
                     let segment = Arc::clone(segment);
                     let found = match sorted::is_address(segment.base) {
@@ -513,8 +527,15 @@ impl Source {
             Kind::Format => (core.disk.open(&self.path)?, u64::MAX, Check::Nothing),
         };
         let bytes = file.size()?.min(most);
+        let device = match &self.kind {
+            Kind::Segment(segment, _) if self.again => {
+                Some((Arc::clone(&core.disk), segment.path()))
+            }
+            _ => None,
+        };
         Ok(Reading {
             file,
+            device,
             bytes,
             offset: 0,
             digest: Xxh3::new(),
@@ -530,20 +551,23 @@ impl Reading {
         if left == 0 {
             return Ok(None);
         }
-        let mut bytes = vec![0; usize::try_from(left).unwrap_or(STEP).min(STEP)];
-        let length = self.file.read_full_at(&mut bytes, self.offset)?;
-        if length < bytes.len() {
+        let length = left.min(STEP as u64);
+        let bytes = match &self.device {
+            Some((disk, path)) => read_again(&**disk, path, self.offset, length)?,
+            None => read_some(&*self.file, self.offset, length)?.into(),
+        };
+        if (bytes.len() as u64) < length {
             // The file was longer a moment ago.
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.offset += length as u64;
+        self.offset += length;
         self.digest.update(&bytes);
         match &mut self.check {
             Check::Frames(frames) => frames.feed(&bytes),
             Check::Crc(crc) => crc.feed(&bytes),
             Check::Nothing => {}
         }
-        Ok(Some(bytes.into()))
+        Ok(Some(bytes))
     }
 }
 

@@ -110,32 +110,6 @@ pub(super) fn read_frames(
     (frames, None)
 }
 
-impl Core {
-    /// Whether all wanted records of the frame at a place verify when it is read again, from the device.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
-    pub(crate) fn verifies_again(
-        &self,
-        segment: &Segment,
-        place: &Place,
-        wanted: (Lsn, Lsn),
-    ) -> io::Result<bool> {
-        let bytes = self.bytes_again(segment, place.position, u64::from(place.frame_len))?;
-        let mut effort = Effort::within(Reach::Disk);
-        let taken = take(
-            segment,
-            place,
-            &bytes,
-            0,
-            wanted,
-            &mut effort,
-            &mut Vec::new(),
-        );
-        Ok(!taken.is_err_and(|bad| bad.is_damaged()))
-    }
-}
-
 /// Takes the frame at `from` in `buffer`, which is to be the one at `place`: all of it, or the wanted
 /// pieces of a pack until one is bad.
 fn take(

@@ -210,13 +210,13 @@ impl Recovered {
     }
 }
 
-/// Bytes of a segment, whose frames end at `end`, that do not verify.
+/// Bytes of a segment, whose frames end at `end`, that do not verify. They are read from the device.
 pub(crate) fn damage_in(
     disk: &dyn Disk,
     segment: &Segment,
     end: Position,
 ) -> io::Result<Vec<Hole>> {
-    let content = Content::open(disk, &segment.path())?;
+    let content = Content::from_device(disk, &segment.path(), segment.life.size)?;
     let bytes = Bytes {
         life: &segment.life,
         base: segment.base,

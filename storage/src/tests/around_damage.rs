@@ -525,6 +525,77 @@ fn nothing_counts_as_lost_that_only_the_page_cache_has_wrong() {
 }
 
 #[test]
+fn verification_believes_no_chain_that_only_the_page_cache_has_wrong() {
+    use crate::journal::frame;
+    let mut store = Store::new();
+    store.fill(4);
+    store.append("b/1", &[1; 900]);
+    // No later write touches its pages.
+    for _ in 0..3 {
+        store.append("a", &[2; 5000]);
+    }
+    store.fixture.core.idle();
+    let core = Arc::clone(&store.fixture.core);
+    let (file, disk) = (core.journal.current(), store.fixture.disk.clone());
+    let log = core.logs.by_name("b/1").unwrap();
+    let places = log
+        .state
+        .read()
+        .places
+        .within(file.base, file.limit())
+        .to_vec();
+    let place = places.last().unwrap();
+    let at = usize::try_from(file.offset(place.position)).unwrap();
+    // A frame that verifies, and that does not follow from the one before it.
+    let bytes = disk.contents(&file.path()).unwrap();
+    let header = frame::decode_header(&bytes[at..], file.life.salt).unwrap();
+    let mut other = bytes[at..at + header.header_len as usize].to_vec();
+    other[60] ^= 1;
+    let crc = frame::salted_crc32c(file.life.salt, &other[4..]);
+    other[..4].copy_from_slice(&crc.to_le_bytes());
+    for (offset, byte) in (at..).zip(&other) {
+        disk.flip_cached(&file.path(), offset, bytes[offset] ^ byte);
+    }
+    let cached = disk.contents(&file.path()).unwrap();
+    assert!(frame::decode_header(&cached[at..], file.life.salt).is_some());
+    core.journal.recent.clear();
+    core.verify(None, &Control::new(0), &mut |progress| {
+        assert_eq!(progress.findings, []);
+    })
+    .unwrap();
+    assert_eq!(core.statistics().quarantined_records, 0);
+    assert_eq!(store.named("a chain"), Lsns::new());
+}
+
+#[test]
+fn backup_saves_no_bytes_that_only_the_page_cache_has_wrong() {
+    for at in [At::Segment, At::Run] {
+        let what = format!("{at:?}");
+        let mut store = Store::new();
+        store.fill(5);
+        if at == At::Run {
+            store.fixture.sort();
+            store.fill(3);
+        }
+        store.restart(Fixture::restart_cleanly);
+        let (file, place) = store.place(at, "b/1");
+        let offset = file.offset(place.position) + u64::from(place.frame_len) / 2;
+        let offset = usize::try_from(offset).unwrap();
+        store.fixture.disk.flip_cached(&file.path(), offset, 1);
+        let shelf = backups::Shelf::default();
+        let (manifest, _) = shelf.save(&store.fixture, || {}).unwrap();
+        assert_eq!(manifest.damage, [], "{what}");
+        let disk = shelf.restore(&manifest, None);
+        store.restart(|fixture| {
+            drop(fixture);
+            Fixture::with(disk, sorting::config())
+        });
+        assert_eq!(store.named(&what), Lsns::new(), "{what}");
+        store.is_as_new(&Lsns::new(), &what);
+    }
+}
+
+#[test]
 fn a_frame_that_is_bad_on_the_device_is_read_from_there_once() {
     let mut store = Store::new();
     store.fill(1);

@@ -356,7 +356,17 @@ impl Core {
                 None => reader.read(from, bytes)?,
             })
         };
-        let checked = segment::check(&target, index.as_ref(), lsns, &mut read)?;
+        let before = lsns.clone();
+        let mut checked = segment::check(&target, index.as_ref(), lsns, &mut read)?;
+        if checked.faults.iter().any(Fault::is_unreadable) {
+            // The memory of that read may be wrong. The second read bypasses the page cache.
+            *lsns = before;
+            let mut again = |from: u64, bytes: u64| {
+                spend(bytes)?;
+                Ok(reader.read(from, bytes)?)
+            };
+            checked = segment::check(&target, index.as_ref(), lsns, &mut again)?;
+        }
         if segment.is_retired() {
             // Its file may have another life.
             return Ok(Vec::new());
@@ -580,20 +590,11 @@ impl Core {
         .at(fault.from, fault.to);
         let mut hit: BTreeMap<u64, Hit> = BTreeMap::new();
         let mut known = Vec::new();
-        let mut verifies_again = false;
         if fault.is_unreadable() && fault.from < fault.to {
             for (log, place) in self.places_within(segment, fault.from, fault.to)? {
                 let first = log.state.read().first(self.journal.durable());
                 let kept = (place.first_lsn.max(first), place.next_lsn());
                 if log.state.read().deleted || kept.0 >= kept.1 {
-                    continue;
-                }
-                // The memory of the first read may be wrong.
-                let all = (place.first_lsn, place.next_lsn());
-                if fault.kind == FindingKind::Checksum
-                    && self.verifies_again(segment, &place, all)?
-                {
-                    verifies_again = true;
                     continue;
                 }
                 self.quarantine_found(&log, &place, site);
@@ -606,9 +607,6 @@ impl Core {
             known = self.damages.of_log(gap.log_id, gap.first_lsn);
         }
         let is_known = !known.is_empty();
-        if verifies_again && hit.is_empty() && !is_known {
-            return Ok(());
-        }
         let mut accepted = false;
         for damage in known {
             accepted |= damage.accepted;

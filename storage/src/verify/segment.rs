@@ -118,7 +118,7 @@ impl Fault {
 }
 
 /// The next lsn of each log, in the order of the journal.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct NextLsns {
     next: HashMap<LogId, Lsn, foldhash::fast::RandomState>,
     /// All segments from the first on were seen: a log without an entry here has no records.
