@@ -1120,7 +1120,7 @@ fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
     use crate::engine::LogEngine;
     let what = "an idle store";
     let mut store = Store::new();
-    store.fill(5);
+    store.fill(10);
     store.restart(Fixture::restart_cleanly);
     let (file, place) = store.place(At::Segment, "b/1");
     store.flip(&file, &place, u64::from(place.frame_len) / 2);
@@ -1130,6 +1130,11 @@ fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
             disk, config, core, ..
         } = fixture;
         drop(core);
+        // The indexing thread writes one as soon as it runs. Later only damage can end its rest.
+        let checkpoints = || crate::checkpoint::list(&disk).unwrap();
+        for id in checkpoints() {
+            disk.remove(&crate::checkpoint::path(id)).unwrap();
+        }
         let clock = Arc::new(crate::clock::SystemClock);
         let on: Arc<dyn Disk> = Arc::new(disk.clone());
         // The damage stays in its place.
@@ -1139,6 +1144,14 @@ fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
         };
         let opened = crate::local::LocalEngine::open(on, idle, clock, Arc::new(NoObserver));
         let (engine, _) = opened.unwrap();
+        let wait_until = |is_done: &dyn Fn() -> bool| {
+            let until = Instant::now() + Duration::from_secs(60);
+            while !is_done() {
+                assert!(Instant::now() < until, "no checkpoint within a minute");
+                std::thread::yield_now();
+            }
+        };
+        wait_until(&|| !checkpoints().is_empty());
         let request = read_request("b/1", ReadStart::Lsn(place.first_lsn));
         let read = block_on(engine.read(request));
         assert!(
@@ -1146,14 +1159,7 @@ fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
             "{read:?}"
         );
         let index = crate::index::index_path(file.life.id);
-        let is_back = || {
-            !crate::checkpoint::list(&disk).unwrap().is_empty() && disk.contents(&index).is_some()
-        };
-        let until = Instant::now() + Duration::from_secs(60);
-        while !is_back() {
-            assert!(Instant::now() < until, "no checkpoint within a minute");
-            std::thread::yield_now();
-        }
+        wait_until(&|| !checkpoints().is_empty() && disk.contents(&index).is_some());
         drop(engine);
         Fixture::with(disk, config)
     });
