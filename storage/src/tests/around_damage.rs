@@ -1066,6 +1066,56 @@ fn a_run_that_cannot_be_used_holds_back_until_its_loss_is_accepted() {
 }
 
 #[test]
+fn space_comes_back_around_a_sector_that_cannot_be_read() {
+    for is_wanted in [false, true] {
+        let what = format!("its records are wanted: {is_wanted}");
+        let mut store = Store::new();
+        store.fill(5);
+        store.restart(Fixture::restart_cleanly);
+        let (file, place) = store.place(At::Segment, "b/1");
+        let (path, at) = (file.path(), file.offset(place.position));
+        drop(file);
+        let at = usize::try_from(at + u64::from(place.frame_len) / 2).unwrap();
+        let disk = store.fixture.disk.clone();
+        disk.set_unreadable(&path, at..at + 1);
+        let shelf = backups::Shelf::default();
+        let (manifest, _) = shelf.save(&store.fixture, || {}).unwrap();
+        assert!(!manifest.damage.is_empty(), "{what}: the backup names it");
+        let trim_all = |store: &mut Store, logs: &[&str]| {
+            for log in logs {
+                let tail = store.records[*log].len() as u64;
+                store.trim(log, tail);
+            }
+        };
+        let mut named = Lsns::new();
+        if is_wanted {
+            named = store.named(&what);
+            assert!(!named["b/1"].is_empty(), "{what}");
+        } else {
+            trim_all(&mut store, &LOGS);
+        }
+        store.sorts(&what);
+        assert_eq!(disk.contents(&path), None, "{what}: the file is gone");
+        let before = sorting::bytes_of(&disk);
+        for round in 0..4 {
+            for _ in 0..400 {
+                store.append("dead", &[9; 2000]);
+            }
+            trim_all(&mut store, &["dead"]);
+            store.fixture.sort();
+            let now = sorting::bytes_of(&disk);
+            // Two segments wait for a checkpoint, and the newest one is never sorted.
+            let most = before + 4 * (64 << 10);
+            assert!(now <= most, "{what}, round {round}: {before}, then {now}");
+        }
+        match is_wanted {
+            true => store.stays_named(&named, &what),
+            false => store.is_as_new(&named, &what),
+        }
+    }
+}
+
+#[test]
 fn index_of_a_run_without_a_name_does_not_show_a_missing_segment() {
     use crate::index::index_path;
     use crate::journal::frame;

@@ -307,7 +307,7 @@ fn plain_scan_ends_within_a_run_that_was_sorted_after_it_began() {
 }
 
 /// Bytes of all segments and runs.
-fn bytes_of(disk: &SimDisk) -> u64 {
+pub(super) fn bytes_of(disk: &SimDisk) -> u64 {
     let mut bytes = 0;
     for directory in ["journal", "sorted", "pool"] {
         for name in disk.list(directory).unwrap() {
