@@ -386,3 +386,40 @@ pub(crate) fn set_aside(backups: &Backups, id: SegmentId) -> io::Result<bool> {
         moved => moved.map(|()| true),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SimDisk;
+
+    #[test]
+    fn indexes_that_readers_make_take_bounded_memory() {
+        let indexes = Indexes::new(Arc::new(SimDisk::new()));
+        let large = |id| Arc::new(SealedIndex::of_places(id, 500_000));
+        let bytes = large(1).bytes().len();
+        assert!(bytes < CACHE_BYTES / 2, "it may be cached: {bytes}");
+        let most = MOST_MADE_BYTES / bytes;
+        let kept = || {
+            let state = indexes.state.lock();
+            let of = |index: &Arc<SealedIndex>| index.bytes().len();
+            let pinned: usize = state.pinned.values().map(of).sum();
+            let cached: usize = state.cached.values().map(|(index, _)| of(index)).sum();
+            assert_eq!(pinned, state.made.values().sum::<usize>());
+            assert_eq!(cached, state.cached_bytes);
+            (pinned, cached)
+        };
+        for id in 1..=2 * most as u64 + 8 {
+            indexes.keep_made(large(id));
+            let (pinned, cached) = kept();
+            assert!(pinned <= MOST_MADE_BYTES, "{id}: {pinned} bytes");
+            assert!(cached <= CACHE_BYTES, "{id}: {cached} bytes");
+            assert!(indexes.state.lock().in_memory(SegmentId::new(id)).is_some());
+        }
+        assert_eq!(kept().0, most * bytes, "the bound is reached");
+        // A segment that is sorted makes room.
+        indexes.forget([SegmentId::new(1)]);
+        assert_eq!(kept().0, (most - 1) * bytes);
+        indexes.keep_made(large(1000));
+        assert_eq!(kept().0, most * bytes);
+    }
+}

@@ -650,6 +650,35 @@ impl Entries {
 }
 
 #[cfg(test)]
+impl SealedIndex {
+    /// An index of one log with this number of places, which take 16 bytes or more each.
+    pub(crate) fn of_places(segment: u64, places: u32) -> Self {
+        let life = Life {
+            id: SegmentId::new(segment),
+            size: 1 << 30,
+            salt: 9,
+            store_id: 1,
+        };
+        let base = Position::new(segment << 33);
+        let mut image = Vec::new();
+        crate::wire::put_uint(&mut image, 1, 7);
+        crate::wire::put_uint(&mut image, 3, u64::from(places));
+        let places = (0..places).map(|number| Place {
+            position: base.advance(8192 + u64::from(number) * 1024),
+            first_lsn: Lsn::new(u64::from(number)),
+            count: 1,
+            frame_len: 64,
+        });
+        let row = NewRow {
+            image: Image::decode(&image).unwrap(),
+            places: places.collect(),
+            below: None,
+        };
+        Self::build(&life, base, base.advance(1 << 30), 77, std::iter::once(row))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -27,7 +27,7 @@
 //! - The newest finished segment is left for backups. If much of it is dead, the journal leaves its current
 //!   segment for one of the reserve, so that another one is the newest finished segment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 
@@ -614,11 +614,10 @@ impl Core {
             Ok(Some(index)) => {
                 let index = Arc::new(index);
                 let mut made = self.sorter.made.lock();
-                let bytes: u64 = made.values().map(|index| index.file_bytes()).sum();
-                let fits = bytes + index.file_bytes() <= MOST_MADE_BYTES;
-                if fits && !segment.is_retired() {
-                    made.insert(segment.life.id, Arc::clone(&index));
+                if !segment.is_retired() {
+                    keep_made(&mut made, &index);
                 }
+                drop(made);
                 Ok(Some(index))
             }
             Ok(None) => Ok(None),
@@ -933,6 +932,14 @@ impl Core {
     }
 }
 
+/// Keeps an index that was made again, unless all of them would exceed [`MOST_MADE_BYTES`].
+fn keep_made(made: &mut HashMap<SegmentId, Arc<SealedIndex>>, index: &Arc<SealedIndex>) {
+    let bytes: u64 = made.values().map(|index| index.file_bytes()).sum();
+    if bytes + index.file_bytes() <= MOST_MADE_BYTES {
+        made.insert(index.segment, Arc::clone(index));
+    }
+}
+
 /// About the bytes that `count` of `all` entries take.
 fn part_of(bytes: u64, count: usize, all: usize) -> u64 {
     bytes / (all as u64).max(1) * count as u64
@@ -1025,6 +1032,20 @@ mod tests {
             packs: (live + dead) * MIB,
             order: 0,
         }
+    }
+
+    #[test]
+    fn indexes_that_the_sorter_makes_take_bounded_memory() {
+        let mut made = HashMap::new();
+        let index = SealedIndex::of_places(1, 500_000);
+        let most = usize::try_from(MOST_MADE_BYTES / index.file_bytes()).unwrap();
+        for id in 1..=most as u64 + 8 {
+            keep_made(&mut made, &Arc::new(SealedIndex::of_places(id, 500_000)));
+            let bytes: u64 = made.values().map(|index| index.file_bytes()).sum();
+            assert!(bytes <= MOST_MADE_BYTES, "{id}: {bytes} bytes");
+        }
+        assert_eq!(made.len(), most, "the bound is reached");
+        assert!(made.contains_key(&SegmentId::new(1)), "the oldest stay");
     }
 
     #[test]
