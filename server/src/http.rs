@@ -178,14 +178,15 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
         },
         at_work: Arc::new(Semaphore::new(most / 2)),
     });
-    let places = Places::new(most);
+    let waits = &node.metrics.accept_waits.http;
+    let places = Places::new(most, waits.clone());
     loop {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(error) => {
                 // A descriptor of an idle connection may be all that is missing.
                 places.make_room();
-                pause_after_failed_accept(&error, "http").await;
+                pause_after_failed_accept(&error, waits).await;
                 continue;
             }
         };

@@ -5,6 +5,7 @@
 //! atomic additions. Every combination of labels starts at 0, so that a rate over the
 //! first event of a kind is seen; labels are bounded, and never the name of a log.
 
+mod accepts;
 mod calls;
 mod deadline;
 mod lag;
@@ -26,6 +27,8 @@ use wald_storage::{AppendError, Durability, RecoveryReport, Statistics, Timestam
 use crate::logging;
 use crate::status;
 
+pub(crate) use accepts::AcceptWaits;
+use accepts::AllAcceptWaits;
 pub(crate) use calls::{CallCounter, CallFuture, Class, Head, Rpc};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
@@ -152,6 +155,7 @@ pub(crate) struct Metrics {
     appended_bytes: IntCounter,
     deduplicated: IntCounter,
     sessions: IntGauge,
+    pub(crate) accept_waits: AllAcceptWaits,
     admitted: IntGaugeVec,
     memory: OnceLock<Memory>,
     condition_failures: IntCounterVec,
@@ -579,6 +583,7 @@ impl Metrics {
                 "Appends that repeat an earlier batch of their producer: answered, and not applied again.",
             )?,
             sessions: make.gauge("wald_append_sessions", "Open append sessions.")?,
+            accept_waits: AllAcceptWaits::new(&make)?,
             admitted,
             memory: OnceLock::new(),
             condition_failures: make.counters(

@@ -203,8 +203,9 @@ impl Server {
             routes: routes(&node, &life.health, config)?,
             http: addresses.1,
         });
-        let mut transport =
-            Transport::start(listener, &calls, config, &node.phase).map_err(|error| {
+        let waits = node.metrics.accept_waits.grpc.clone();
+        let mut transport = Transport::start(listener, &calls, config, &node.phase, waits)
+            .map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
             })?;
         let (admission, connections) = (

@@ -51,6 +51,7 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
+use crate::metrics::AcceptWaits;
 use crate::wakes;
 use conn::Conn;
 pub(crate) use incoming::Incoming;
@@ -148,6 +149,7 @@ impl Transport {
         calls: &Arc<Calls>,
         config: &Config,
         phase: &watch::Receiver<Phase>,
+        waits: AcceptWaits,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
         let connections = Arc::new(Connections::new(
@@ -180,6 +182,7 @@ impl Transport {
             loops,
             permits,
             connections: Arc::clone(&connections),
+            waits,
         };
         tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
         Ok(Self { ended, connections })
@@ -229,6 +232,7 @@ pub(crate) fn serve_here(
     calls: &Arc<Calls>,
     config: &Config,
     phase: &watch::Receiver<Phase>,
+    waits: AcceptWaits,
 ) {
     let (event_loop, server) = event_loop(calls, Settings::new(config), phase);
     tokio::spawn(server);
@@ -236,21 +240,23 @@ pub(crate) fn serve_here(
         loops: vec![event_loop],
         permits: None,
         connections: Arc::default(),
+        waits,
     };
     tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
 }
 
-/// Logs a failed accept and waits before the next one. `port`: its name in the log line.
-pub(crate) async fn pause_after_failed_accept(error: &std::io::Error, port: &str) {
+/// Logs a failed accept and waits before the next one.
+pub(crate) async fn pause_after_failed_accept(error: &std::io::Error, waits: &AcceptWaits) {
     tracing::warn!(
         error = error as &dyn std::error::Error,
-        port,
+        port = waits.port(),
         "accepting connections failed; clients wait, open connections go on"
     );
     // Without a descriptor (EMFILE, ENFILE) or memory another accept would fail again. A client
     // that has gone takes nothing.
     if error.kind() != std::io::ErrorKind::ConnectionAborted {
         tokio::time::sleep(ACCEPT_PAUSE).await;
+        waits.add(ACCEPT_PAUSE);
     }
 }
 
@@ -261,6 +267,7 @@ struct Acceptor {
     /// One for each connection; `None` if their number has no bound.
     permits: Option<Arc<Semaphore>>,
     connections: Arc<Connections>,
+    waits: AcceptWaits,
 }
 
 impl Acceptor {
@@ -272,7 +279,7 @@ impl Acceptor {
                         let permit = self.permit().await;
                         self.hand_over(socket, permit);
                     }
-                    Some(Err(error)) => pause_after_failed_accept(&error, "grpc").await,
+                    Some(Err(error)) => pause_after_failed_accept(&error, &self.waits).await,
                     None => return,
                 }
             }
@@ -294,9 +301,12 @@ impl Acceptor {
                 return Some(permit);
             }
             self.connections.make_room();
+            let begin = Instant::now();
             let freed = Arc::clone(permits).acquire_owned();
+            let permit = tokio::time::timeout(ROOM_PAUSE, freed).await;
+            self.waits.add(begin.elapsed());
             // The semaphore is never closed.
-            if let Ok(Ok(permit)) = tokio::time::timeout(ROOM_PAUSE, freed).await {
+            if let Ok(Ok(permit)) = permit {
                 return Some(permit);
             }
             tracing::warn!(

@@ -66,7 +66,7 @@ async fn old_connection_takes_no_more_calls_and_ends_after_its_grace() {
 }
 
 #[tokio::test]
-async fn connection_that_waits_for_a_place_is_logged() {
+async fn connection_that_waits_for_a_place_is_logged_and_counted() {
     let daemon = Daemon::start(&["--max-connections=1"]);
     let (client, _ended) = connect(&daemon).await;
     let watch = call(&client, "/grpc.health.v1.Health/Watch").await.unwrap();
@@ -81,6 +81,14 @@ async fn connection_that_waits_for_a_place_is_logged() {
         }
     };
     assert!(line.contains("max_connections"), "{line}");
+    // It counts while the connection waits.
+    let waited = |port| {
+        daemon.metric(&format!(
+            "wald_accept_wait_seconds_total{{port=\"{port}\"}}"
+        ))
+    };
+    assert!(waited("grpc") >= 0.1, "{}", waited("grpc"));
+    assert_eq!(waited("http"), 0.0);
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use crate::metrics::AcceptWaits;
+
 /// Longest time that a peer may leave an answer unread before its connection ends.
 pub(super) const UNREAD: Duration = Duration::from_secs(30);
 
@@ -186,6 +188,7 @@ pub(super) struct Places {
     taken: Mutex<Taken>,
     /// Notified when a place becomes free.
     free: Notify,
+    waits: AcceptWaits,
 }
 
 #[derive(Debug, Default)]
@@ -195,11 +198,12 @@ struct Taken {
 }
 
 impl Places {
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    pub(super) fn new(most: usize, waits: AcceptWaits) -> Arc<Self> {
         Arc::new(Self {
             most: most.max(1),
             taken: Mutex::default(),
             free: Notify::new(),
+            waits,
         })
     }
 
@@ -228,7 +232,9 @@ impl Places {
                     made_room = give_way(&taken);
                 }
             }
+            let begin = Instant::now();
             free.await;
+            self.waits.add(begin.elapsed());
         }
     }
 
@@ -275,11 +281,16 @@ impl Drop for Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
 
     const BOUNDS: Bounds = Bounds {
         head: Duration::from_secs(10),
         idle: Duration::from_secs(60),
     };
+
+    fn waits() -> AcceptWaits {
+        Metrics::new().unwrap().accept_waits.http.clone()
+    }
 
     async fn ends_after(place: &Place) -> (u64, Overdue) {
         let now = Instant::now();
@@ -293,7 +304,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_state_of_a_connection_has_its_own_bound() {
-        let (holder, _) = Places::new(1).take().await;
+        let (holder, _) = Places::new(1, waits()).take().await;
         let place = holder.place();
         assert_eq!(ends_after(place).await, (10, Overdue::Head));
         // Trickled bytes of the first head gain nothing.
@@ -325,7 +336,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn longest_idle_connection_gives_way_and_work_never_does() {
-        let places = Places::new(3);
+        let waits = waits();
+        let places = Places::new(3, waits.clone());
         let (working, _) = places.take().await;
         let work = working.place().work();
         after(1).await;
@@ -335,10 +347,12 @@ mod tests {
         assert!(!made_room);
         // An answer makes it the newest of all.
         drop(newer.place().work());
+        assert_eq!(waits.seconds(), 0.0);
         let task = tokio::spawn({
             let place = Arc::clone(oldest.place());
             async move {
                 let why = place.overdue(BOUNDS).await;
+                after(2).await;
                 drop(oldest);
                 why
             }
@@ -346,6 +360,7 @@ mod tests {
         let (_next, made_room) = places.take().await;
         assert!(made_room);
         assert_eq!(task.await.unwrap(), Overdue::GaveWay);
+        assert!((2.0..2.1).contains(&waits.seconds()), "{waits:?}");
         let quiet = Duration::from_secs(9);
         let place = Arc::clone(newer.place());
         assert!(

@@ -75,7 +75,8 @@ impl Fixture {
         config.listen = "127.0.0.1:0".parse().unwrap();
         let listener = Listener::bind(&config).unwrap();
         let address = listener.address();
-        serve_here(listener, &calls, &config, &node.phase);
+        let waits = metrics.accept_waits.grpc.clone();
+        serve_here(listener, &calls, &config, &node.phase, waits);
         let channel = Channel::from_shared(format!("http://{address}"));
         let channel = channel.unwrap().connect().await.unwrap();
         Self {
