@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::suspects::Suspects;
 use super::window::LEAST_WINDOW;
@@ -39,6 +40,12 @@ const CALL_BYTES: u64 = 128;
 /// Bytes by which those for calls may be more than all that were received: the data of a frame counts
 /// when its head is here.
 const USEFUL_AHEAD: u64 = 64 << 10;
+
+/// Time without a call after which a connection leaves if another one needs its window.
+pub(super) const IDLE: Duration = Duration::from_secs(10);
+
+/// Time between two looks for such a connection.
+const LOOKS: Duration = Duration::from_secs(1);
 
 /// State of one connection that its calls, its socket and the acceptor share.
 #[derive(Debug, Clone)]
@@ -104,6 +111,8 @@ impl Default for Connections {
         Self::new(usize::MAX, usize::MAX)
     }
 }
+    /// Time of the last look for an idle connection with a large window, in milliseconds since `begin`.
+    looked: AtomicU64,
 
 impl Connections {
     /// Makes an empty set. At most `max_silent` connections without a request and `max_calls` calls may be open.
@@ -132,6 +141,7 @@ impl Connections {
         if self.silent.fetch_add(1, Ordering::Relaxed) >= self.max_silent
             && let Some(oldest) = open.values().find(|peer| peer.is_silent())
         {
+            looked: AtomicU64::default(),
             oldest.cut_off();
         }
         open.insert(id, peer.clone());
@@ -179,6 +189,32 @@ impl Connections {
     /// Open gRPC connections.
     pub(crate) fn number(&self) -> usize {
         self.open.lock().len()
+    /// Asks a connection with more than the least window to leave: the one that has had no call for longest,
+    /// if that is [`IDLE`] or more.
+    fn make_room_for_windows(&self) {
+        let now = self.now();
+        let next = self.looked.load(Ordering::Relaxed) + millis(LOOKS);
+        if now < next {
+            return;
+        }
+        self.looked.store(now, Ordering::Relaxed);
+        let open = self.open.lock();
+        let idle = open
+            .values()
+            .filter(|peer| peer.window() > LEAST_WINDOW.into() && !peer.is_asked_to_leave())
+            .filter_map(|peer| Some((peer.idle_since()?, peer)))
+            .filter(|(since, _)| since + millis(IDLE) <= now)
+            .min_by_key(|(since, _)| *since);
+        if let Some((_, longest)) = idle {
+            longest.ask_to_leave();
+        }
+    }
+
+    /// Milliseconds since `begin`.
+    fn now(&self) -> u64 {
+        millis(self.begin.elapsed())
+    }
+
     }
 
     /// Calls that have not ended.
@@ -206,6 +242,10 @@ impl Peer {
     pub(super) fn suspects(&self) -> &Suspects {
         &self.state.connections.suspects
     }
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
 
     /// Ends the connection with all calls that run on it.
     pub(crate) fn cut_off(&self) {
@@ -303,6 +343,11 @@ impl Peer {
         let all = &self.state.connections.calls;
         all.fetch_add(1, Ordering::Relaxed);
         OpenCall(Arc::clone(&self.state))
+    }
+
+    /// Asks an idle connection with a large window to leave.
+    pub(super) fn make_room_for_windows(&self) {
+        self.state.connections.make_room_for_windows();
     }
 
     /// The calls of the connection that have ended before their requests.
@@ -404,9 +449,8 @@ impl Drop for Farewell {
 impl State {
     /// Notes the moment from which on the connection has no call.
     fn rest(&self) {
-        let since = self.connections.begin.elapsed().as_millis();
-        let since = u64::try_from(since).unwrap_or(u64::MAX);
-        self.idle_since.store(since, Ordering::Relaxed);
+        self.idle_since
+            .store(self.connections.now(), Ordering::Relaxed);
     }
 
     /// Most bytes that the queue takes now.
