@@ -159,6 +159,9 @@ def rounds(data, ballast):
         filled = ledger.fill(daemon)
         check("appends fill the disk until RESOURCE_EXHAUSTED, DISK_FULL, NOT_APPLIED", filled > 20, filled)
         check("reads go on", ledger.is_whole(daemon))
+        # A pod that is not ready would lose reads, and the trims that make room.
+        with urllib.request.urlopen(f"http://{daemon.http}/readyz") as ready:
+            check("it stays ready", ready.status == 200, ready.read())
         check("trims and deletions go on", make_room(daemon, ledger, 0))
         check("appends do not", ledger.append(daemon) is False)
         daemon.kill()
