@@ -312,6 +312,23 @@ async fn first_failure_ends_an_appender_and_every_ack_gets_its_outcome() {
 }
 
 #[tokio::test]
+async fn close_does_not_wait_for_a_server_that_never_ends_the_session() {
+    let (memory, client) = start().await;
+    memory.lingers.store(true, Ordering::Relaxed);
+    let patience = Duration::from_millis(200);
+    let appender = client.appender().ack_timeout(patience).open();
+    appender.append("log", "0").await.unwrap().await.unwrap();
+    let closed = tokio::time::timeout(Duration::from_secs(20), appender.close());
+    closed.await.unwrap().unwrap();
+    let producer = client.producer("log").retry_for(patience);
+    let producer = producer.open().await.unwrap();
+    produce(&producer, 1..2).await;
+    let closed = tokio::time::timeout(Duration::from_secs(20), producer.close());
+    closed.await.unwrap().unwrap();
+    assert_eq!(memory.payloads("log"), numbers(0..2));
+}
+
+#[tokio::test]
 async fn appender_whose_connection_is_lost_leaves_what_was_in_flight_unknown() {
     let (memory, client) = start().await;
     memory.script([Fault::None, Fault::Withhold, Fault::Cut]);

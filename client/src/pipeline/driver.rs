@@ -59,7 +59,7 @@ pub(super) struct Driver {
     gatherer: Gatherer,
     in_flight: VecDeque<InFlight>,
     next_request_id: u64,
-    /// Time of the last ack, or of a send while nothing else was in flight.
+    /// Time of the last ack, or of a send or half-close while nothing else was in flight.
     progress: Instant,
     /// Failures since then.
     failures: u32,
@@ -180,9 +180,18 @@ impl Driver {
                         }
                     }
                     // Half-closes: the server acks the requests it has, and ends the stream.
-                    None => requests = None,
+                    None => {
+                        requests = None;
+                        if self.in_flight.is_empty() {
+                            self.progress = Instant::now();
+                        }
+                    }
                 },
-                () = sleep_until(give_up_at), if !self.in_flight.is_empty() => {
+                () = sleep_until(give_up_at), if !self.in_flight.is_empty() || requests.is_none() => {
+                    if self.in_flight.is_empty() {
+                        // Only the end of the stream is missing.
+                        return Ended::Closed;
+                    }
                     return Ended::Failed(self.client.timed_out(self.patience));
                 }
             }

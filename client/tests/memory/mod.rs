@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use futures_core::Stream;
@@ -59,6 +59,8 @@ pub(crate) struct Memory {
     pub(crate) backups: Mutex<VecDeque<BackupManifest>>,
     /// Sessions opened so far.
     pub(crate) sessions: AtomicUsize,
+    /// Whether sessions stay open after their clients have half-closed.
+    pub(crate) lingers: AtomicBool,
     /// Cuts every connection through the proxy.
     cut: broadcast::Sender<()>,
 }
@@ -77,6 +79,7 @@ impl Memory {
             faults: Mutex::default(),
             backups: Mutex::default(),
             sessions: AtomicUsize::new(0),
+            lingers: AtomicBool::new(false),
             cut: broadcast::channel(8).0,
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -305,7 +308,11 @@ impl WalService for Memory {
         let answers = stream::unfold(begun, |session| async move {
             let (memory, mut requests, mut withheld) = session?;
             loop {
-                let request = requests.message().await.ok()??;
+                let request = requests.message().await.ok()?;
+                if request.is_none() && memory.lingers.load(Ordering::Relaxed) {
+                    std::future::pending::<()>().await;
+                }
+                let request = request?;
                 match memory.session_step(&mut withheld, request).await {
                     Some(Ok(_)) if withheld => {}
                     Some(Ok(ack)) => return Some((Ok(ack), Some((memory, requests, withheld)))),

@@ -9,7 +9,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+use tonic::transport::Channel;
 use wald_proto::v1::Visibility;
+use wald_proto::v1::wal_service_client::WalServiceClient;
 
 use super::contents;
 use super::ledger::{Counts, Crash, Ledger};
@@ -81,7 +83,7 @@ impl Users {
         });
         let mut clients = Vec::new();
         for _ in 0..CONNECTIONS {
-            clients.push(daemon.wal().await);
+            clients.push(WalServiceClient::new(channel(&daemon).await));
         }
         let mut clients = clients.iter().cycle().cloned();
         let mut readers = Vec::new();
@@ -120,6 +122,21 @@ impl Users {
         let shown = |sum: (u64, u64), reader: &Reader| (sum.0 + reader.shown, sum.1 + reader.lost);
         self.readers.iter().fold((0, 0), shown)
     }
+}
+
+/// A channel to the daemon whose calls end soon after the daemon, also if another process gets its port and
+/// never answers.
+async fn channel(daemon: &Daemon) -> Channel {
+    let address = daemon.start["grpc"].as_str().unwrap();
+    Channel::from_shared(format!("http://{address}"))
+        .unwrap()
+        .connect_timeout(PATIENCE / 6)
+        .http2_keep_alive_interval(PATIENCE / 6)
+        .keep_alive_timeout(PATIENCE / 3)
+        .keep_alive_while_idle(true)
+        .connect()
+        .await
+        .unwrap()
 }
 
 /// Waits for the user of a daemon that is gone, whose client must report its end.
