@@ -15,7 +15,7 @@ use http_body::Body;
 use tokio::sync::watch;
 
 use super::patience::{Hurry, Patience};
-use super::peer::{OpenCall, Peer, Piece};
+use super::peer::{OpenCall, Peer, Piece, Turn};
 use crate::answers::MayBeHurried;
 use crate::drain::Phase;
 
@@ -86,6 +86,7 @@ where
             data: Bytes::new(),
             patience: None,
             hurry: may_be_hurried.then(Hurry::default),
+            turn: None,
             sent: 0,
             terms: &terms,
         };
@@ -107,6 +108,8 @@ struct Sending<'a> {
     patience: Option<Patience>,
     /// `None`: it holds nothing that others wait for.
     hurry: Option<Hurry>,
+    /// Held while it waits for the queue of the connection.
+    turn: Option<Turn>,
     /// Bytes that the connection had sent when this call found its queue full last.
     sent: u64,
     terms: &'a Terms,
@@ -208,7 +211,10 @@ impl Sending<'_> {
         wanted: usize,
         context: &mut Context<'_>,
     ) -> Poll<Result<usize, Broken>> {
-        let room = ready!(self.terms.peer.poll_room(context));
+        let Poll::Ready(room) = self.terms.peer.poll_room(&mut self.turn, context) else {
+            // Nothing else would show that the client has given up.
+            return (self.sender.poll_reset(context)).map(|_| Err(Broken::ByClient));
+        };
         let wanted = wanted.min(room);
         self.sender.reserve_capacity(wanted);
         loop {
@@ -221,5 +227,55 @@ impl Sending<'_> {
                 Some(Err(_)) | None => return Poll::Ready(Err(Broken::ByClient)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::sync::Arc;
+
+    use http::Request;
+    use tokio::time::Instant;
+
+    use super::super::peer::QUEUE_BYTES;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn call_given_up_while_the_queue_is_full_ends_at_once() {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let client = tokio::spawn(h2::client::handshake(near));
+        let server = h2::server::Builder::new().handshake::<_, Piece>(far);
+        let mut server = server.await.unwrap();
+        let (client, connection) = client.await.unwrap().unwrap();
+        let client_side = tokio::spawn(connection);
+        let (answer, _) = client
+            .ready()
+            .await
+            .unwrap()
+            .send_request(Request::new(()), true)
+            .unwrap();
+        let (_request, respond) = server.accept().await.unwrap().unwrap();
+        let peer = Peer::new(&Arc::default());
+        let _full = peer.piece(Bytes::from(vec![0; QUEUE_BYTES]));
+        let (_phase, phase) = watch::channel(Phase::Serving);
+        let open = peer.begin_call();
+        let terms = Arc::new(Terms {
+            peer: peer.clone(),
+            phase,
+            progress_timeout: PATIENCE,
+        });
+        let response = Response::new(axum::body::Body::from("answer"));
+        let began = Instant::now();
+        let call = tokio::spawn(serve(ready(Ok(response)), respond, terms, open));
+        let server_side = tokio::spawn(async move { while server.accept().await.is_some() {} });
+        let body = answer.await.unwrap();
+        drop(body);
+        call.await.unwrap();
+        assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+        assert_eq!(peer.cancelled_so_far(), 1);
+        client_side.abort();
+        server_side.abort();
     }
 }

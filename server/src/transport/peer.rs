@@ -80,8 +80,28 @@ struct State {
     idle_since: AtomicU64,
     queued: AtomicUsize,
     farewells: AtomicUsize,
-    waiting: Mutex<Vec<Waker>>,
+    waiting: Mutex<Waiting>,
     connections: Arc<Connections>,
+}
+
+/// Calls that wait for the queue of their connection, in the order in which they began to wait.
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    wakers: BTreeMap<u64, Waker>,
+}
+
+/// Place of a call among those that wait, until the call is served or ends.
+#[derive(Debug)]
+pub(super) struct Turn {
+    number: u64,
+    state: Arc<State>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.state.waiting.lock().wakers.remove(&self.number);
+    }
 }
 
 /// All connections of a server, and sums over them.
@@ -91,6 +111,8 @@ pub(crate) struct Connections {
     /// The served connections, in the order in which they were accepted.
     open: Mutex<BTreeMap<u64, Peer>>,
     accepted: AtomicU64,
+    /// Time of the last look for an idle connection with a large window, in milliseconds since `begin`.
+    looked: AtomicU64,
     /// Connections on which no request head has arrived whole.
     silent: AtomicUsize,
     /// Most of those; the oldest gives way to one more.
@@ -111,8 +133,6 @@ impl Default for Connections {
         Self::new(usize::MAX, usize::MAX)
     }
 }
-    /// Time of the last look for an idle connection with a large window, in milliseconds since `begin`.
-    looked: AtomicU64,
 
 impl Connections {
     /// Makes an empty set. At most `max_silent` connections without a request and `max_calls` calls may be open.
@@ -121,6 +141,7 @@ impl Connections {
             begin: Instant::now(),
             open: Mutex::default(),
             accepted: AtomicU64::default(),
+            looked: AtomicU64::default(),
             silent: AtomicUsize::default(),
             max_silent,
             calls: AtomicUsize::default(),
@@ -141,7 +162,6 @@ impl Connections {
         if self.silent.fetch_add(1, Ordering::Relaxed) >= self.max_silent
             && let Some(oldest) = open.values().find(|peer| peer.is_silent())
         {
-            looked: AtomicU64::default(),
             oldest.cut_off();
         }
         open.insert(id, peer.clone());
@@ -169,26 +189,6 @@ impl Connections {
         }
     }
 
-    /// Asks the clients of all connections to leave.
-    pub(super) fn ask_all_to_leave(&self) {
-        for peer in self.open.lock().values() {
-            peer.ask_to_leave();
-        }
-    }
-
-    /// Bytes of answers that wait for sockets.
-    pub(crate) fn queued_bytes(&self) -> u64 {
-        self.queued.load(Ordering::Relaxed)
-    }
-
-    /// Bytes that were read for clients and that these have not taken.
-    pub(crate) fn answer_bytes(&self) -> u64 {
-        self.answers.bytes()
-    }
-
-    /// Open gRPC connections.
-    pub(crate) fn number(&self) -> usize {
-        self.open.lock().len()
     /// Asks a connection with more than the least window to leave: the one that has had no call for longest,
     /// if that is [`IDLE`] or more.
     fn make_room_for_windows(&self) {
@@ -215,12 +215,36 @@ impl Connections {
         millis(self.begin.elapsed())
     }
 
+    /// Asks the clients of all connections to leave.
+    pub(super) fn ask_all_to_leave(&self) {
+        for peer in self.open.lock().values() {
+            peer.ask_to_leave();
+        }
+    }
+
+    /// Bytes of answers that wait for sockets.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were read for clients and that these have not taken.
+    pub(crate) fn answer_bytes(&self) -> u64 {
+        self.answers.bytes()
+    }
+
+    /// Open gRPC connections.
+    pub(crate) fn number(&self) -> usize {
+        self.open.lock().len()
     }
 
     /// Calls that have not ended.
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Peer {
@@ -242,10 +266,6 @@ impl Peer {
     pub(super) fn suspects(&self) -> &Suspects {
         &self.state.connections.suspects
     }
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
 
     /// Ends the connection with all calls that run on it.
     pub(crate) fn cut_off(&self) {
@@ -325,6 +345,11 @@ fn millis(time: Duration) -> u64 {
         self.state.window.load(Ordering::Relaxed)
     }
 
+    /// Asks an idle connection with a large window to leave.
+    pub(super) fn make_room_for_windows(&self) {
+        self.state.connections.make_room_for_windows();
+    }
+
     /// Bytes that the socket gave and took so far.
     pub(super) fn moved_so_far(&self) -> u64 {
         self.received_so_far() + self.sent_so_far()
@@ -343,11 +368,6 @@ fn millis(time: Duration) -> u64 {
         let all = &self.state.connections.calls;
         all.fetch_add(1, Ordering::Relaxed);
         OpenCall(Arc::clone(&self.state))
-    }
-
-    /// Asks an idle connection with a large window to leave.
-    pub(super) fn make_room_for_windows(&self) {
-        self.state.connections.make_room_for_windows();
     }
 
     /// The calls of the connection that have ended before their requests.
@@ -392,17 +412,27 @@ fn millis(time: Duration) -> u64 {
     }
 
     /// Resolves with the number of bytes that may be sent when the queue of the connection has
-    /// room.
-    pub(super) fn poll_room(&self, context: &Context<'_>) -> Poll<usize> {
+    /// room. A call that waits has its turn in `turn`, and is woken before calls that began to wait later.
+    pub(super) fn poll_room(&self, turn: &mut Option<Turn>, context: &Context<'_>) -> Poll<usize> {
         if let Some(room) = self.state.room() {
+            *turn = None;
             return Poll::Ready(room);
         }
         let mut waiting = self.state.waiting.lock();
         // Bytes that left the queue meanwhile have woken no task here.
         if let Some(room) = self.state.room() {
+            drop(waiting);
+            *turn = None;
             return Poll::Ready(room);
         }
-        waiting.push(context.waker().clone());
+        let turn = turn.get_or_insert_with(|| {
+            waiting.next += 1;
+            Turn {
+                number: waiting.next,
+                state: Arc::clone(&self.state),
+            }
+        });
+        waiting.wakers.insert(turn.number, context.waker().clone());
         Poll::Pending
     }
 
@@ -527,8 +557,8 @@ impl Drop for Piece {
         if before - self.length > self.state.most() / 2 {
             return;
         }
-        let waiting = std::mem::take(&mut *self.state.waiting.lock());
-        for waker in waiting {
+        let waiting = std::mem::take(&mut self.state.waiting.lock().wakers);
+        for waker in waiting.into_values() {
             waker.wake();
         }
     }
@@ -536,20 +566,65 @@ impl Drop for Piece {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Wake;
+
     use super::*;
 
     #[test]
     fn queue_is_full_until_a_piece_has_left_it() {
         let peer = Peer::new(&Arc::default());
         let context = Context::from_waker(Waker::noop());
-        assert_eq!(peer.poll_room(&context), Poll::Ready(QUEUE_BYTES));
+        let mut turn = None;
+        assert_eq!(
+            peer.poll_room(&mut turn, &context),
+            Poll::Ready(QUEUE_BYTES)
+        );
         let first = peer.piece(Bytes::from(vec![0; 100]));
         let second = peer.piece(Bytes::from(vec![0; QUEUE_BYTES - 100]));
-        assert_eq!(peer.poll_room(&context), Poll::Pending);
+        assert_eq!(peer.poll_room(&mut turn, &context), Poll::Pending);
         drop(first);
-        assert_eq!(peer.poll_room(&context), Poll::Ready(100));
+        assert_eq!(peer.poll_room(&mut turn, &context), Poll::Ready(100));
         drop(second);
         assert_eq!(peer.state.connections.queued_bytes(), 0);
+    }
+
+    /// Writes its number down when it is woken.
+    struct Woken(usize, Arc<Mutex<Vec<usize>>>);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().push(self.0);
+        }
+    }
+
+    #[test]
+    fn calls_that_wait_for_the_queue_take_turns_and_leave_nothing() {
+        let peer = Peer::new(&Arc::default());
+        let woken = Arc::default();
+        let wakers = [0, 1, 2].map(|call| Waker::from(Arc::new(Woken(call, Arc::clone(&woken)))));
+        let poll = |call: usize, turn: &mut Option<Turn>| {
+            peer.poll_room(turn, &Context::from_waker(&wakers[call]))
+        };
+        let [mut first, mut second, mut third] = [None, None, None];
+        let full = peer.piece(Bytes::from(vec![0; QUEUE_BYTES]));
+        // A call that is polled often is woken once.
+        for _ in 0..3 {
+            assert!(poll(0, &mut first).is_pending());
+        }
+        assert!(poll(1, &mut second).is_pending());
+        assert!(poll(2, &mut third).is_pending());
+        drop(third);
+        drop(full);
+        assert_eq!(std::mem::take(&mut *woken.lock()), [0, 1]);
+        // The first one fills the queue, and waits behind the second one from now on.
+        assert!(poll(0, &mut first).is_ready());
+        let full = peer.piece(Bytes::from(vec![0; QUEUE_BYTES]));
+        assert!(poll(0, &mut first).is_pending());
+        assert!(poll(1, &mut second).is_pending());
+        drop(full);
+        assert_eq!(*woken.lock(), [1, 0]);
+        drop((first, second));
+        assert!(peer.state.waiting.lock().wakers.is_empty());
     }
 
     #[test]
@@ -559,7 +634,7 @@ mod tests {
         let context = Context::from_waker(Waker::noop());
         let mut pieces = Vec::new();
         for peer in &peers {
-            while let Poll::Ready(room) = peer.poll_room(&context) {
+            while let Poll::Ready(room) = peer.poll_room(&mut None, &context) {
                 pieces.push(peer.piece(Bytes::from(vec![0; room])));
             }
         }
