@@ -48,7 +48,9 @@ type Producer struct {
 	bytes   int
 	next    uint64
 	closing bool
-	failure *Error
+	// Ends the stream that is open.
+	endStream context.CancelFunc
+	failure   *Error
 	// The reason why the last stream broke.
 	interruption *Error
 }
@@ -138,6 +140,8 @@ const (
 	DefaultDeliveryTimeout = 60 * time.Second
 	// Maximum time that Close waits for the server to forget a random id.
 	forgetTimeout = time.Second
+	// Maximum time that Close waits for the server to end a stream whose batches are all acked.
+	streamEndTimeout = time.Second
 )
 
 // Producer opens a producer of a log, which is created if there is none. It keeps to that log:
@@ -286,6 +290,7 @@ func (p *Producer) Close(ctx context.Context) error {
 	p.mutex.Lock()
 	p.closing = true
 	p.change.raise()
+	p.endStreamSoon()
 	p.mutex.Unlock()
 	select {
 	case <-p.done:
@@ -372,8 +377,8 @@ func (p *Producer) waitForWork(ctx context.Context) bool {
 
 // deliver sends all unacked batches, and later ones, on one stream, and takes the acks. No
 // failure: the stream ended with nothing due.
-func (p *Producer) deliver(ctx context.Context) (acked bool, failure *Error) {
-	ctx, cancel := context.WithCancel(ctx)
+func (p *Producer) deliver(running context.Context) (acked bool, failure *Error) {
+	ctx, cancel := context.WithCancel(running)
 	attempt, _ := watchSending(ctx)
 	stream, err := p.client.wal.AppendSession(attempt)
 	if err != nil {
@@ -382,6 +387,7 @@ func (p *Producer) deliver(ctx context.Context) (acked bool, failure *Error) {
 	}
 	p.mutex.Lock()
 	p.out = 0
+	p.endStream = cancel
 	p.mutex.Unlock()
 	sender := make(chan struct{})
 	go func() {
@@ -399,7 +405,8 @@ func (p *Producer) deliver(ctx context.Context) (acked bool, failure *Error) {
 			p.mutex.Lock()
 			idle := len(p.unacked) == 0
 			p.mutex.Unlock()
-			if idle && guarded.allows(failure) {
+			ended := ctx.Err() != nil && running.Err() == nil
+			if idle && (ended || guarded.allows(failure)) {
 				return acked, nil
 			}
 			return acked, failure
@@ -467,7 +474,15 @@ func (p *Producer) acked(answer *waldv1.AppendSessionResponse) *Error {
 	}
 	batch.resolve(ack.Appends[0])
 	p.change.raise()
+	p.endStreamSoon()
 	return nil
+}
+
+// endStreamSoon ends the stream of a closing producer if the server does not: nothing else is due.
+func (p *Producer) endStreamSoon() {
+	if p.closing && len(p.unacked) == 0 && p.endStream != nil {
+		time.AfterFunc(streamEndTimeout, p.endStream)
+	}
 }
 
 // interrupt handles a broken stream. Its batches may have been applied, unless the server

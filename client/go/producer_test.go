@@ -264,6 +264,26 @@ func TestAckOnTimeKeepsTheProducerAlive(t *testing.T) {
 	}
 }
 
+func TestCloseDoesNotWaitForAServerThatNeverEndsTheStream(t *testing.T) {
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		applyAll(j, stream, always)
+		<-stream.Context().Done()
+		return nil
+	})
+	producer := open(t, f)
+	for _, pending := range produceAll(t, producer, 3) {
+		if _, err := pending.Wait(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := producer.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	if len(j.applied) != 3 {
+		t.Errorf("applied %v", j.applied)
+	}
+}
+
 func TestProducerHoldsBackWhatIsTooMuch(t *testing.T) {
 	goOn := make(chan struct{})
 	f, _ := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {

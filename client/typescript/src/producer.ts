@@ -102,6 +102,9 @@ interface Entry {
   unknown: boolean;
 }
 
+/** Time that `close` waits for the server to end the session, in milliseconds. */
+const SESSION_END_MS = 1_000;
+
 /** Defaults of a producer. */
 export const PRODUCER_DEFAULTS = {
   windowBytes: 8 << 20,
@@ -242,8 +245,14 @@ export class Producer {
     try {
       await this.flush();
     } finally {
-      this.#stream?.end();
-      await this.#stream?.ended;
+      const stream = this.#stream;
+      if (stream !== undefined) {
+        // There is nothing underway, so that it ends at once.
+        stream.end();
+        const timer = setTimeout(() => stream.abort("the server does not end the session"), SESSION_END_MS);
+        await stream.ended;
+        clearTimeout(timer);
+      }
       this.#forget();
     }
     if (wasOpen && this.#nextSequence > 0n) {

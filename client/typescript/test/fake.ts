@@ -40,6 +40,8 @@ export class Fake {
   before: (records: string[]) => void | Promise<void> = () => {};
   /** Asked after each batch was applied, before it is acked. */
   after: (records: string[]) => void | Promise<void> = () => {};
+  /** Asked after the last request of a session, before the session ends. */
+  last: () => void | Promise<void> = () => {};
   /** The messages of a scan. */
   scan: (request: ScanRequest, signal: AbortSignal) => AsyncIterable<MessageInitShape<typeof ScanResponseSchema>> =
     async function* () {};
@@ -114,6 +116,7 @@ export class Fake {
             throw error instanceof Refusal ? error.status({ request_id: String(requestId) }) : error;
           }
         }
+        await this.last();
       }.bind(this),
     });
   }

@@ -150,6 +150,16 @@ test("server that never answers is given up", async () => {
   open();
 });
 
+test("close does not wait for a server that never ends the session", async () => {
+  const { opened, open } = gate();
+  fake.last = () => opened;
+  const producer = await client.producer("log");
+  await producer.append("a");
+  await producer.close();
+  assert.deepEqual(fake.records, ["a"]);
+  open();
+});
+
 test("lingering sends share a batch, each with its own ack", async () => {
   const producer = await client.producer("log", { lingerMs: 5, maxBatchRecords: 4 });
   const sent = await Promise.all(numbers(10).map((record) => producer.send(record)));
