@@ -2,7 +2,7 @@
 """usage: .ci/known_bad.py [--all] [MISTAKE...]
 
 A test that would also pass on a broken build is worth nothing. Engines that are wrong on purpose, one mistake
-each (storage/src/known_bad.rs), go through the layers of tests: which layer catches which, and how soon. A
+each (storage/src/disk/known_bad.rs), go through the layers of tests: which layer catches which, and how soon. A
 mistake that no layer catches fails this; so does a layer that fails without any mistake, and one that does not
 come to an end: a test that hangs says nothing. Sizes are small: a layer that catches nothing here may do so in a
 longer run. With CI_LIGHT=1 a mistake goes through the layers in turn and stops at the first that catches it. With

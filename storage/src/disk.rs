@@ -8,6 +8,9 @@
 mod behind;
 #[cfg(test)]
 pub(crate) mod counted;
+pub(crate) mod directory;
+pub(crate) mod held_files;
+pub(crate) mod known_bad;
 mod map;
 pub(crate) mod memory;
 mod private;
@@ -21,6 +24,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::api::error::Shortage;
 pub use memory::{give_back_memory, keep_little_free_memory};
 pub use private::{Owner, Strangers, make_directories, owner, strangers};
 pub use real::RealDisk;
@@ -339,11 +343,37 @@ pub(crate) fn shortage(error: &io::Error) -> Option<Shortage> {
     }
 }
 
-/// A resource of the host that ran out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shortage {
-    /// Space in the file system.
-    Space,
-    /// File descriptors of the process or of the system.
-    Descriptors,
+/// Writes a file from parts under a temporary name and moves it to its place. Flushes the file, but not
+/// the directory.
+pub(crate) fn replace_file(
+    disk: &dyn Disk,
+    new: &str,
+    path: &str,
+    parts: &[&[u8]],
+) -> io::Result<()> {
+    let file = create_anew(disk, new)?;
+    let mut at = 0;
+    let written = parts.iter().try_for_each(|part| {
+        file.write_all_at(part, at)?;
+        at += part.len() as u64;
+        Ok(())
+    });
+    let written = written.and_then(|()| file.sync());
+    if let Err(error) = written {
+        // Half a file is useless. If this removal fails too, the next attempt removes it.
+        let _gone = disk.remove(new);
+        return Err(error);
+    }
+    disk.rename(new, path)
+}
+
+/// Creates an empty file, in place of one that a crash left.
+pub(crate) fn create_anew(disk: &dyn Disk, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+    match disk.create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            disk.remove(path)?;
+            disk.create(path)
+        }
+        other => other,
+    }
 }

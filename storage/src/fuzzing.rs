@@ -9,12 +9,12 @@ mod frames;
 mod recovery;
 mod tables;
 
+use arbitrary::Unstructured;
+
 pub use backup::{backup, backup_seeds};
 pub use frames::{body, frame};
 pub use recovery::{recovery, recovery_seeds};
 pub use tables::{checkpoint, index, table_seeds};
-
-use arbitrary::Unstructured;
 
 /// Takes one number off the front of an input; 0 if the input has ended.
 fn number<T: for<'a> arbitrary::Arbitrary<'a> + Default>(input: &mut Unstructured<'_>) -> T {

@@ -9,15 +9,17 @@
 //! the next group. Each stage *publishes* the position up to which it is done. Readers compare
 //! positions, and never ask the committer.
 
-pub(crate) mod body;
 pub(crate) mod committer;
-pub(crate) mod compress;
 pub(crate) mod expiry;
-pub(crate) mod frame;
+pub(crate) mod inbox;
 pub(crate) mod pool;
 pub(crate) mod prefixes;
 pub(crate) mod recent;
+pub(crate) mod run;
+pub(crate) mod seal;
 pub(crate) mod segment;
+pub(crate) mod vital;
+pub(crate) mod volume;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -32,30 +34,21 @@ use self::prefixes::Prefixes;
 use self::recent::Recent;
 use self::waiting::Waiting;
 pub(crate) use self::waiting::{Answer, Placement, Reply, Waiter};
-use crate::clock::Clock;
-use crate::ids::{Position, RecoveryEpoch, Timestamp};
-use crate::known_bad::{self, Mistake};
-use crate::local::Log;
-use crate::metrics::{Observer, Phase};
-use crate::record::{Durability, Visibility};
-use crate::sorted::{self, Run};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, RwLock};
-use crate::watch::{Watch, Watched};
+use crate::api::error::AppendError;
+use crate::api::record::{Durability, Visibility};
+use crate::api::watch::{Watch, Watched};
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::clock::Clock;
+use crate::base::ids::{Position, RecoveryEpoch, Timestamp};
+use crate::base::metrics::{Observer, Phase};
+use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::base::sync::{Mutex, RwLock};
+use crate::disk::known_bad;
+use crate::disk::known_bad::Mistake;
+use crate::format::address;
+use crate::journal::run::Run;
+use crate::logs::Log;
 use segment::Segment;
-
-/// Minimum size of a segment file, in bytes.
-pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
-
-/// Bytes at the start of every segment. They hold the two copies of its life block.
-pub(crate) const LIFE_BYTES: u64 = 8 << 10;
-
-/// Maximum size of one atomic unit in a segment of `segment_bytes`, in bytes, including its directory
-/// entries. It is half of the space for frames. A unit, the link before and the seal after it therefore
-/// always fit a fresh segment.
-pub(crate) fn largest_unit(segment_bytes: u64) -> u64 {
-    (segment_bytes - LIFE_BYTES) / 2
-}
 
 /// The part of the journal that all threads share.
 pub(crate) struct Journal {
@@ -101,7 +94,7 @@ pub(crate) struct Journal {
 #[derive(Default)]
 pub(crate) struct Stopping {
     watch: Watch,
-    draining: crate::sync::atomic::AtomicBool,
+    draining: crate::base::sync::atomic::AtomicBool,
 }
 
 impl Watched for Stopping {
@@ -128,6 +121,14 @@ impl Watched for Journal {
 }
 
 impl Journal {
+    /// Why no operation is accepted, if none is.
+    pub(crate) fn refusal(&self) -> Option<AppendError> {
+        if let Some(error) = self.failure() {
+            return Some(AppendError::JournalFailed(error));
+        }
+        self.stopping.is_draining().then_some(AppendError::Draining)
+    }
+
     /// A journal that continues in `current`; everything below `end` is durable. The expiry clock
     /// continues from the last stored value.
     pub(crate) fn new(
@@ -502,7 +503,7 @@ impl Journal {
 
     /// The segment or sorted run that holds the data at `position`.
     pub(crate) fn segment_at(&self, position: Position) -> Option<Arc<Segment>> {
-        if sorted::is_address(position) {
+        if address::is_address(position) {
             let runs = self.runs.read();
             let within =
                 |run: &&Arc<Run>| run.segment.base <= position && position < run.segment.limit();

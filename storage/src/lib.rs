@@ -3,94 +3,76 @@
 //! Three pages next to this crate are its design. `README.md` has the commit protocol, recovery,
 //! sorting and faults; `FORMAT.md` every byte of a store; `DECISIONS.md` the reasons.
 
-mod archive;
-mod backup;
-mod bounds;
-mod checkpoint;
-mod clock;
-mod codec;
-mod config;
-mod digest;
-mod directory;
-mod disk;
-mod dump;
+mod api;
+mod base;
 mod engine;
-mod error;
-mod expiry_clock;
+mod format;
+mod logs;
+mod tools;
+mod upkeep;
+
+mod disk;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod ids;
 mod index;
-mod indexer;
 mod journal;
-mod known_bad;
-mod local;
-mod metrics;
-mod quarantine;
 mod read;
-mod record;
-mod records;
 mod recovery;
-mod repair;
-mod session;
-mod sorted;
-mod sync;
 #[cfg(test)]
 mod tests;
-mod threads;
-mod ticket;
-mod verify;
-mod watch;
-mod wire;
-mod zeros;
 
-pub use archive::{
-    ArchiveFile, ArchiveFilter, ArchiveFinding, ArchiveListing, ArchiveRestored, ArchivedLog,
-    SkippedLog, list as list_archive, restore as restore_archive,
-};
-pub use backup::{BackupCheck, BackupView, Restored, content_path};
-pub use clock::{Clock, SystemClock};
-pub use config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
-pub use digest::Digest;
-pub use directory::is_own_name;
-pub use disk::{
-    Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Filter,
-    Lie, Owner, RealDisk, SimDisk, Strangers, Unreadable, give_back_memory,
-    keep_little_free_memory, make_directories, owner, strangers,
-};
-pub use dump::{
-    DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,
-    DumpedRecord, DumpedRow, DumpedRun, DumpedSegment, Enough,
-};
-pub use engine::{
+pub use crate::api::config::MIN_SEGMENT_BYTES;
+pub use crate::api::config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
+pub use crate::api::engine::{
     AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture,
     DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget, OneOrMore, Ordered, Page,
     Profile, ReadRequest, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanRequest,
     ScanStart, SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
 };
-pub use error::{
+pub use crate::api::error::{
     AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck,
     FailedCondition, FenceError, FreeSpace, InvalidBatch, MAX_EPOCH_RISE, Named, OpenError,
     ReadError, RestoreError, SyncError, TrimError, VerifyError,
 };
-pub use expiry_clock::{expiry_clock, reset_expiry_clock};
-pub use ids::{
-    InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
-    RecoveryEpoch, SegmentId, Timestamp, records_in_words,
-};
-pub use journal::MIN_SEGMENT_BYTES;
-pub use local::LocalEngine;
-pub use metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass, Worker};
-pub use record::{
+pub use crate::api::finding::{Finding, FindingKind, Severity};
+pub use crate::api::pace::{Control, Progress};
+pub use crate::api::record::{
     Batch, Compression, Cursor, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
     LogConfig, LogConfigChange, LogInfo, LogRecords, Producer, ProducerInfo, Record, Retention,
     RetentionBounds, RetentionChange, StoredBatch, SyncMode, Visibility,
 };
-pub use records::Records;
-pub use recovery::{RecoveryReport, RecoveryTimes};
-pub use repair::{Loss, UnnamedLog, accept_loss, examine, logs};
-pub use ticket::block_on;
-pub use verify::{
-    Control, Finding, FindingKind, Offline, OfflineReport, Progress, Severity, Verification,
+pub use crate::api::records::Records;
+pub use crate::api::ticket::block_on;
+pub use crate::api::verification::Verification;
+pub use crate::base::clock::{Clock, SystemClock};
+pub use crate::base::ids::{
+    InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
+    RecoveryEpoch, SegmentId, Timestamp, records_in_words,
 };
+pub use crate::base::metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass, Worker};
+pub use crate::disk::directory::is_own_name;
+pub use crate::engine::LocalEngine;
+pub use crate::engine::expiry_clock::{expiry_clock, reset_expiry_clock};
+pub use crate::engine::repair::{accept_loss, examine, logs};
+pub use crate::format::digest::Digest;
+pub use crate::index::drafts::UnnamedLog;
+pub use crate::recovery::Loss;
+pub use crate::tools::archive::list::list as list_archive;
+pub use crate::tools::archive::list::{
+    ArchiveFile, ArchiveFilter, ArchiveFinding, ArchiveListing, ArchivedLog,
+};
+pub use crate::tools::archive::restore::restore as restore_archive;
+pub use crate::tools::archive::restore::{ArchiveRestored, SkippedLog};
+pub use crate::tools::backup::{BackupCheck, BackupView, Restored, content_path};
+pub use crate::tools::dump::{
+    DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,
+    DumpedRecord, DumpedRow, DumpedRun, DumpedSegment, Enough,
+};
+pub use crate::tools::verify::{Offline, OfflineReport};
+pub use disk::{
+    Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Filter,
+    Lie, Owner, RealDisk, SimDisk, Strangers, Unreadable, give_back_memory,
+    keep_little_free_memory, make_directories, owner, strangers,
+};
+pub use recovery::{RecoveryReport, RecoveryTimes};

@@ -7,36 +7,41 @@
 mod buffers;
 mod cursor;
 mod frames;
+pub(crate) mod held_back;
 mod journal_scan;
 mod log_scan;
 mod open_segments;
 mod reach;
+pub(crate) mod rebuilt;
 pub(crate) mod scan;
 mod sealed;
+pub(crate) mod store;
 mod times;
-
-pub(crate) use self::frames::Fault;
-use self::frames::{Bad, Frame, read_frames};
-pub(crate) use self::open_segments::OpenSegments;
-pub(crate) use self::reach::{Reach, is_retired, near_or_far};
-use self::times::lsn_at;
 
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::codec;
-use crate::engine::{Page, ReadRequest, ReadStart};
-use crate::error::ReadError;
-use crate::ids::{Lsn, Position};
-use crate::index::{Place, SealedIndex};
-use crate::journal::segment::{Hole, Segment};
-use crate::local::{Core, Log, Lost};
-use crate::metrics::ChecksumSite;
-use crate::quarantine::Damage;
-use crate::record::{GapReason, StoredBatch, Visibility};
-use crate::sorted;
+pub(crate) use self::frames::Fault;
+use self::frames::{Bad, Frame, read_frames};
+pub(crate) use self::open_segments::OpenSegments;
+pub(crate) use self::reach::{Reach, is_retired, near_or_far};
+use self::times::lsn_at;
+use crate::api::codec;
+use crate::api::engine::{Page, ReadRequest, ReadStart};
+use crate::api::error::ReadError;
+use crate::api::record::{GapReason, StoredBatch, Visibility};
+use crate::base::ids::{Lsn, Position};
+use crate::base::metrics::ChecksumSite;
+use crate::format::active::Place;
+use crate::format::address;
+use crate::format::address::Hole;
+use crate::index::SealedIndex;
+use crate::journal::segment::Segment;
+use crate::logs::damages::Damage;
+use crate::logs::{Log, Lost};
+use crate::read::store::Store;
 
 /// Frames that lie together are read together, up to this.
 const SPAN_BYTES: u64 = 256 << 10;
@@ -45,7 +50,7 @@ const SPAN_BYTES: u64 = 256 << 10;
 /// disk: each may lie in a frame of its own.
 const FEW_RECORDS: u32 = 16;
 
-impl Core {
+impl Store {
     /// A frame that was good once is not any more, although it was read again from the device: from now
     /// on its records are named as damaged, and everything else is served.
     fn quarantine(&self, log: &Arc<Log>, place: &Place) {
@@ -55,7 +60,7 @@ impl Core {
     /// Where in the journal that was which lies at `address`, about: of what is in a run, and
     /// does not tell it any more, the beginning of that.
     pub(crate) fn position_of(&self, segment: &Segment, address: Position) -> Position {
-        match sorted::is_address(address) {
+        match address::is_address(address) {
             true => self.journal.first_of_run(segment),
             false => address,
         }
@@ -138,7 +143,7 @@ impl Core {
     }
 
     /// Damage took the records that the index of a segment lists, which was made again. Returns as
-    /// [`Core::learn_of`].
+    /// [`Store::learn_of`].
     pub(crate) fn learn_lost(&self, index: &SealedIndex) -> bool {
         let mut any = false;
         for row in index.rows() {
@@ -217,7 +222,7 @@ struct Step {
 }
 
 /// Reads records of `log` from `from` on, within bounds, up to the first damage.
-fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, ReadError> {
+fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, ReadError> {
     let mut step = Step {
         batches: Vec::new(),
         next: from,
@@ -238,7 +243,7 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
             bytes,
             ..bounds
         };
-        let (places, damage) = match look_up(core, log, step.next, left) {
+        let (places, damage) = match look_up(store, log, step.next, left) {
             // What was found is given; what is not in memory comes with the next step.
             Err(error) if reach::is_far(&error) && !step.batches.is_empty() => return Ok(step),
             found => found?,
@@ -258,20 +263,21 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
             }
             break;
         }
-        let Some(segment) = core.journal.segment_at(places[0].position) else {
+        let Some(segment) = store.journal.segment_at(places[0].position) else {
             // It was sorted since it was looked up: it is in a run now.
             continue;
         };
         let wanted = (step.next, damage.map_or(bounds.until, |(from, _)| from));
-        let (frames, bad) = read_frames(core, &segment, &places, wanted, bounds.reach);
+        let (frames, bad) = read_frames(store, &segment, &places, wanted, bounds.reach);
         for frame in frames {
             let room = bounds.until.since(step.next).min(records);
-            let batch = part(core.stored(log, frame), step.next, room);
+            let batch = part(store.stored(log, frame), step.next, room);
             if !step.batches.is_empty() && batch.body.len() > bytes {
                 return Ok(step);
             }
             let batch = fitting(batch, bytes);
-            core.journal
+            store
+                .journal
                 .observer
                 .read(u64::from(batch.count), batch.body.len() as u64);
             step.next = batch.next_lsn();
@@ -295,7 +301,7 @@ fn step(core: &Core, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, 
             _ if segment.is_retired() => {}
             // It is read again from the device first, and to name it may take long.
             Fault::Damaged if bounds.reach != Reach::Disk => return Err(reach::far().into()),
-            Fault::Damaged => core.quarantine_at(log, &place, position, ChecksumSite::Read),
+            Fault::Damaged => store.quarantine_at(log, &place, position, ChecksumSite::Read),
             Fault::Io(error) if reach::is_far(&error) && !step.batches.is_empty() => {
                 return Ok(step);
             }
@@ -341,7 +347,7 @@ fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
 type LookedUp = (Vec<Place>, Option<(Lsn, Lsn)>);
 
 /// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
-fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<LookedUp> {
+fn look_up(store: &Store, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<LookedUp> {
     let until = bounds.until;
     let (stop, known, chain, damage) = {
         let state = log.state.read();
@@ -356,7 +362,7 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
         let buffered = state.buffered.as_ref().map(|buffered| buffered.first_lsn);
         let known = candidates.first().map(|place| place.first_lsn).or(buffered);
         if known.is_some_and(|known| known <= lsn) {
-            let places = together(core, candidates.iter().copied(), (lsn, stop), bounds);
+            let places = together(store, candidates.iter().copied(), (lsn, stop), bounds);
             return Ok((places, damage));
         }
         (stop, known, state.chain.clone(), damage)
@@ -369,18 +375,18 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
         let to = known.unwrap_or(until).min(stop);
         Ok((Vec::new(), Some((lsn, to))))
     };
-    let found = core.sealed_row(log.id, &chain, bounds.reach, |_, row| row.next_lsn > lsn)?;
+    let found = store.sealed_row(log.id, &chain, bounds.reach, |_, row| row.next_lsn > lsn)?;
     let Some((index, row)) = found else {
         return nowhere(known);
     };
     let entries = index.entries(&row);
     let first = entries.partition_point(|place| place.next_lsn() <= lsn);
     if row.next_lsn < stop && bounds.reach == Reach::Disk {
-        core.read_ahead(log.id, &index, stop);
+        store.read_ahead(log.id, &index, stop);
     }
     match entries.get(first).map(|place| place.first_lsn) {
         Some(found) if found <= lsn => {
-            let places = together(core, entries.from(first), (lsn, stop), bounds);
+            let places = together(store, entries.from(first), (lsn, stop), bounds);
             Ok((places, damage))
         }
         found => nowhere(found.or(Some(row.next_lsn))),
@@ -390,7 +396,7 @@ fn look_up(core: &Core, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Looke
 /// The first of these places, in order, as far as no record is missing between them, reading
 /// them in one go pays, and as much is asked for.
 fn together(
-    core: &Core,
+    store: &Store,
     candidates: impl Iterator<Item = Place>,
     (from, stop): (Lsn, Lsn),
     bounds: Bounds,
@@ -415,7 +421,7 @@ fn together(
             if span > SPAN_BYTES || span > useful * 4 || place.end() > limit {
                 break;
             }
-        } else if let Some(segment) = core.journal.segment_at(place.position) {
+        } else if let Some(segment) = store.journal.segment_at(place.position) {
             limit = segment.limit();
         }
         places.push(place);
@@ -434,9 +440,9 @@ fn quarantined(log: &Log, from: Lsn, to: Option<Lsn>) -> ReadError {
 
 /// Readers of what is not durable are told when the journal has failed: what they saw
 /// beyond the durable lsn may not be there after a restart.
-fn check_journal(core: &Core, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
-    match core.journal.failure() {
-        Some(error) if lsn >= log.state.read().tail(core.journal.durable()) => {
+fn check_journal(store: &Store, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
+    match store.journal.failure() {
+        Some(error) if lsn >= log.state.read().tail(store.journal.durable()) => {
             Err(ReadError::JournalFailed(error))
         }
         _ => Ok(()),
@@ -453,15 +459,15 @@ pub(crate) fn near(request: &ReadRequest) -> Reach {
 
 /// One page of one log.
 pub(crate) fn page(
-    core: &Arc<Core>,
+    store: &Arc<Store>,
     request: &ReadRequest,
     reach: Reach,
 ) -> Result<Page, ReadError> {
-    let visibility = core.visibility(request.visibility, Some(&request.log.name));
-    let log = core.resolve(&request.log, visibility)?;
-    let tail = core.tail(&log, visibility);
-    let first = log.state.read().first(core.journal.durable());
-    let start = start_lsn(core, &log, request.start, tail, reach)?;
+    let visibility = store.visibility(request.visibility, Some(&request.log.name));
+    let log = store.resolve(&request.log, visibility)?;
+    let tail = store.tail(&log, visibility);
+    let first = log.state.read().first(store.journal.durable());
+    let start = start_lsn(store, &log, request.start, tail, reach)?;
     if start < first {
         return Err(ReadError::Trimmed {
             log: log.name.clone(),
@@ -469,14 +475,14 @@ pub(crate) fn page(
             asked: start,
         });
     }
-    check_journal(core, start, &log)?;
+    check_journal(store, start, &log)?;
     let bounds = Bounds {
         until: tail,
         records: u64::from(request.max_records),
         bytes: request.max_bytes as usize,
         reach,
     };
-    let found = step(core, &log, start, bounds)?;
+    let found = step(store, &log, start, bounds)?;
     if let Some((from, to)) = found.damage.filter(|_| found.batches.is_empty()) {
         let mut first = from;
         while first < to {
@@ -503,20 +509,20 @@ pub(crate) fn page(
         next_lsn: found.next,
         batches: found.batches,
         tail_lsn: tail,
-        durable_lsn: log.state.read().tail(core.journal.durable()),
+        durable_lsn: log.state.read().tail(store.journal.durable()),
         first_lsn: first,
     })
 }
 
 /// Where a read of a log begins.
 fn start_lsn(
-    core: &Core,
+    store: &Store,
     log: &Arc<Log>,
     start: ReadStart,
     tail: Lsn,
     reach: Reach,
 ) -> Result<Lsn, ReadError> {
-    let first = log.state.read().first(core.journal.durable());
+    let first = log.state.read().first(store.journal.durable());
     match start {
         ReadStart::First => Ok(first),
         ReadStart::Lsn(asked) if asked > tail => Err(ReadError::BeyondTail {
@@ -528,13 +534,13 @@ fn start_lsn(
         ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back)).max(first)),
         // A search over the whole log goes far.
         ReadStart::Time(_) if reach != Reach::Disk => Err(reach::far().into()),
-        ReadStart::Time(time) => Ok(lsn_at(core, log, time, tail)?.max(first)),
+        ReadStart::Time(time) => Ok(lsn_at(store, log, time, tail)?.max(first)),
     }
 }
 
 /// Whether the log's tail is beyond `lsn`, or cannot get there.
 pub(crate) fn tail_is_beyond(
-    core: &Core,
+    store: &Store,
     log: &Arc<Log>,
     lsn: Lsn,
     visibility: Visibility,
@@ -546,10 +552,11 @@ pub(crate) fn tail_is_beyond(
         }));
     }
     drop(state);
-    if core.tail(log, visibility) > lsn {
+    if store.tail(log, visibility) > lsn {
         return Some(Ok(()));
     }
-    core.journal
+    store
+        .journal
         .failure()
         .map(|error| Err(ReadError::JournalFailed(error)))
 }

@@ -6,61 +6,61 @@
 //! start leads to the same result.
 
 mod begin;
-mod content;
-mod drafts;
 mod files;
 mod history;
 mod key;
 mod known;
 mod runs;
 mod survey;
-mod walk;
 mod witness;
-
-pub(crate) use self::files::base_of;
-pub(crate) use self::history::bound_ends;
-pub(crate) use self::known::{Around, damage_in, index_anew, index_from_frames, last_whole_unit};
-pub(crate) use self::runs::Found as FoundRun;
-pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::content::Content;
-use self::drafts::{Drafts, Found};
+pub(crate) use self::files::base_of;
 use self::files::{LoadedTail, Used};
+pub(crate) use self::history::bound_ends;
 use self::history::{End, add_end};
 use self::key::FoundKey;
+pub(crate) use self::known::{Around, damage_in, index_anew, last_whole_unit};
+pub(crate) use self::runs::Found as FoundRun;
 use self::runs::Runs;
-use self::walk::{Bytes, Item, Walked};
+pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 use self::witness::Witness;
-use crate::bounds;
-use crate::clock::{Clock, SystemClock};
-use crate::config::{OnDamage, StorageConfig};
-use crate::digest::Secret;
-use crate::directory::{self, LastBegun, ReadBegun, Store};
+use crate::api::config::{OnDamage, StorageConfig};
+use crate::api::error::OpenError;
+use crate::api::record::Gap;
+use crate::api::record::LogInfo;
+use crate::base::bounds;
+pub(crate) use crate::base::bounds::LARGEST_SEGMENT;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::clock::{Clock, SystemClock};
+use crate::base::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::base::metrics::{ChecksumSite, NoObserver, Observer};
 use crate::disk::Disk;
-use crate::error::OpenError;
-use crate::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::disk::directory;
+use crate::disk::directory::{LastBegun, ReadBegun, Store};
+use crate::format::address::Hole;
+use crate::format::address::is_address;
+use crate::format::body::{Accepted, Closing, Marker};
+use crate::format::content::Content;
+use crate::format::digest::Secret;
+use crate::format::frame;
+use crate::format::frame::{Header, Kind};
+use crate::format::walk;
+use crate::format::walk::{Bytes, Item, Walked};
+use crate::index::drafts::UnnamedLog;
+use crate::index::drafts::{Drafts, Found};
+use crate::index::queue::{IndexQueue, Progress};
 use crate::index::{Indexes, SealedIndex, base_of_index, index_id, old_id};
-use crate::indexer::{Indexer, Progress};
-use crate::journal::body::{Accepted, Closing, Marker};
+use crate::journal::Journal;
 use crate::journal::committer::Committer;
-use crate::journal::frame::{Header, Kind};
 use crate::journal::pool::Pool;
-use crate::journal::segment::{Hole, Segment};
-use crate::journal::{Journal, LIFE_BYTES, frame};
-use crate::local::Logs;
-use crate::metrics::{ChecksumSite, NoObserver, Observer};
-use crate::quarantine::{DEBRIS_BYTES, Damage, Damages};
-use crate::record::Gap;
-use crate::record::LogInfo;
-use crate::repair::Loss;
-use crate::sorted::is_address;
-
-pub(crate) use crate::bounds::LARGEST_SEGMENT;
+use crate::journal::segment::Segment;
+use crate::logs::Logs;
+use crate::logs::damages::{DEBRIS_BYTES, Damage, Damages};
 
 /// Time that each phase of a start took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -215,7 +215,7 @@ pub(crate) struct Begun {
     pub(crate) history: Vec<End>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) indexes: Indexes,
-    pub(crate) indexer: Arc<Indexer>,
+    pub(crate) indexing: Arc<IndexQueue>,
     pub(crate) committer: Committer,
     pub(crate) quarantine_bytes: u64,
     /// Files that the start could not remove.
@@ -1067,4 +1067,38 @@ fn subtract(holes: &[Hole], from: Position, to: Position) -> Vec<Hole> {
         }
     }
     rest
+}
+
+/// Losses of a store that were not accepted yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// Records that were durable once and cannot be read. A gap without a log cannot be attributed to
+    /// one.
+    pub gaps: Vec<Gap>,
+    /// Logs that refuse appends, since records beyond those found may have existed.
+    pub unproven: Vec<LogName>,
+    /// Logs whose names are lost: their records are unreachable now.
+    pub unnamed: Vec<UnnamedLog>,
+    /// Whether damage may have removed every trace of some logs. No log is created then.
+    pub unknown_logs: bool,
+    /// Other findings, in sentences.
+    pub findings: Vec<String>,
+    /// Whether FORMAT is missing or damaged. The segments hold the store's id.
+    pub format: bool,
+}
+
+impl Loss {
+    /// Whether there is no loss to accept.
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            gaps,
+            unproven,
+            unnamed,
+            unknown_logs,
+            findings,
+            format,
+        } = self;
+        let nothing = gaps.is_empty() && unproven.is_empty() && findings.is_empty();
+        nothing && unnamed.is_empty() && !unknown_logs && !format
+    }
 }

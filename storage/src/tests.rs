@@ -55,23 +55,24 @@ use parking_lot::Mutex;
 use prost::Message;
 use wald_proto::v1;
 
-use crate::clock::Clock;
-use crate::config::StorageConfig;
-use crate::disk::SimDisk;
-use crate::engine::{Appended, LogTarget, Page, ReadRequest, ReadStart, Scan, ScanChunk};
-use crate::engine::{ScanRequest, ScanStart, Selector};
-use crate::error::{AppendError, OpenError, ReadError};
-use crate::ids::{LogName, Lsn, Timestamp};
-use crate::local::Core;
-use crate::metrics::NoObserver;
-use crate::read::{self, Reach};
-use crate::record::{
+use crate::api::config::StorageConfig;
+use crate::api::engine::{Appended, LogTarget, Page, ReadRequest, ReadStart, Scan, ScanChunk};
+use crate::api::engine::{ScanRequest, ScanStart, Selector};
+use crate::api::error::{AppendError, OpenError, ReadError};
+use crate::api::record::{
     Batch, Durability, Guard, LogConfig, LogConfigChange, LogRecords, Record, RetentionChange,
     StoredBatch, Visibility,
 };
-use crate::records::Records;
+use crate::api::records::Records;
+use crate::api::ticket::Ticket;
+use crate::base::clock::Clock;
+use crate::base::ids::{LogName, Lsn, Timestamp};
+use crate::base::metrics::NoObserver;
+use crate::disk::SimDisk;
+use crate::engine::Core;
+use crate::read::scan;
+use crate::read::{self, Reach};
 use crate::recovery::RecoveryReport;
-use crate::ticket::Ticket;
 
 /// A clock that moves only when a test moves it.
 pub(crate) struct TestClock(Mutex<(Instant, i64)>);
@@ -218,7 +219,7 @@ impl Fixture {
     }
 
     fn read_from(&self, log: &str, start: ReadStart) -> Result<Page, ReadError> {
-        read::page(&self.core, &read_request(log, start), Reach::Disk)
+        read::page(&self.core.store, &read_request(log, start), Reach::Disk)
     }
 
     /// Every record of a log, read page by page.
@@ -249,7 +250,7 @@ impl Fixture {
     }
 
     fn begin(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError> {
-        read::scan::begin(&self.core, &Arc::default(), request)
+        scan::begin(&self.core.store, &Arc::default(), request)
     }
 }
 
@@ -272,9 +273,9 @@ fn read_request(log: &str, start: ReadStart) -> ReadRequest {
 
 /// Reads a page as a thread that may wait, and checks that a read that may not wait agrees.
 fn page_either_way(core: &Arc<Core>, request: &ReadRequest) -> Result<Page, ReadError> {
-    let page = read::page(core, request, Reach::Disk)?;
+    let page = read::page(&core.store, request, Reach::Disk)?;
     let of = |page: &Page| page.batches.iter().flat_map(payloads).collect::<Vec<_>>();
-    if let Ok(near) = read::page(core, request, Reach::Cached) {
+    if let Ok(near) = read::page(&core.store, request, Reach::Cached) {
         // This page may end where the next record is not in memory.
         assert!(near.next_lsn <= page.next_lsn);
         assert!(of(&page).starts_with(&of(&near)));
@@ -352,7 +353,7 @@ fn contents(
     loop {
         let mut request = read_request(log, ReadStart::Lsn(next));
         request.visibility = Some(visibility);
-        let page = read::page(core, &request, Reach::Disk)?;
+        let page = read::page(&core.store, &request, Reach::Disk)?;
         for batch in &page.batches {
             assert_eq!(batch.first_lsn, next, "lsns are dense");
             next = batch.next_lsn();

@@ -31,7 +31,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::private::{DIRECTORY, FILE, Odd, close_directory, close_file, make_directories};
 use super::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
-use crate::error::OpenError;
+use crate::api::error::OpenError;
 
 /// Bytes of directory entries that are read at a time: some thousand names.
 const NAMES_BYTES: usize = 64 << 10;

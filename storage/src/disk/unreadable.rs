@@ -19,7 +19,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::{Disk, DiskFile};
-use crate::known_bad::{self, Mistake};
+use crate::disk::known_bad;
+use crate::disk::known_bad::Mistake;
 
 /// Size of one piece in bytes: a page of the cache, and enough for every block device in use.
 pub(crate) const PIECE_BYTES: u64 = 4096;

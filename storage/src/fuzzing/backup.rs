@@ -6,11 +6,11 @@ use arbitrary::Unstructured;
 
 use super::number;
 use super::recovery::{append, batch, config, open, store};
-use crate::backup::{BackupView, content_path};
-use crate::directory;
+use crate::api::engine::{BackupDamage, BackupFile, BackupManifest};
+use crate::base::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::disk::directory;
 use crate::disk::{Disk, SimDisk};
-use crate::engine::{BackupDamage, BackupFile, BackupManifest};
-use crate::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::tools::backup::{BackupView, content_path};
 
 /// A backup of the store of [`super::recovery`]: its content and its manifest.
 fn saved() -> &'static (SimDisk, BackupManifest) {

@@ -4,13 +4,17 @@ use arbitrary::Unstructured;
 use bytes::Bytes;
 
 use super::number;
-use crate::codec;
-use crate::ids::Position;
-use crate::index::Image;
-use crate::journal::body::{self, Created, CursorBody, Link, Seal};
-use crate::journal::compress;
-use crate::journal::frame::{self, HEADER_BYTES, Head, Header};
-use crate::journal::segment::{Key, Life};
+use crate::api::codec;
+use crate::base::bounds;
+use crate::base::crc;
+use crate::base::ids::Position;
+use crate::format::body;
+use crate::format::body::{Created, CursorBody, Link, Seal};
+use crate::format::compress;
+use crate::format::frame;
+use crate::format::frame::{HEADER_BYTES, Head, Header};
+use crate::format::life::{Key, Life};
+use crate::logs::image::Image;
 
 /// Makes the header of a frame verify, if there are enough bytes.
 pub(super) fn sign(bytes: &mut [u8], salt: u64, body_too: bool) {
@@ -30,7 +34,7 @@ pub(super) fn sign(bytes: &mut [u8], salt: u64, body_too: bool) {
     if body_too {
         let told = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) as usize;
         let body = told.min(bytes.len() - length);
-        let crc = frame::crc32c(&bytes[length..length + body]);
+        let crc = crc::crc32c(&bytes[length..length + body]);
         let told = u32::try_from(body).unwrap_or(0);
         bytes[8..12].copy_from_slice(&told.to_le_bytes());
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
@@ -76,7 +80,7 @@ pub fn frame(data: &[u8]) {
         assert_eq!(read, Some((producer, digest)));
     }
     if let Some(body) = frame::verified_body(&bytes, &header) {
-        assert_eq!(frame::crc32c(body), header.body_crc);
+        assert_eq!(crc::crc32c(body), header.body_crc);
         write_again(&bytes, &header, extensions, body, salt);
     }
 
@@ -173,12 +177,12 @@ pub fn body(data: &[u8]) {
             let mut copy = data.to_vec();
             if copy.len() >= 68 {
                 copy[..8].copy_from_slice(b"WALDSEG\0");
-                let crc = frame::crc32c(&copy[..64]);
+                let crc = crc::crc32c(&copy[..64]);
                 copy[64..68].copy_from_slice(&crc.to_le_bytes());
             }
             // Often enough the key verifies.
             if copy.len() > 104 && copy[104] % 2 == 0 {
-                let crc = frame::crc32c(&copy[..100]);
+                let crc = crc::crc32c(&copy[..100]);
                 copy[100..104].copy_from_slice(&crc.to_le_bytes());
             }
             settles(&copy, |data| {
@@ -193,7 +197,7 @@ pub fn body(data: &[u8]) {
         7 => {
             let (codec, stored) = data.split_first().unwrap_or((&0, &[]));
             if let Some(plain) = compress::decompress(codec % 8, stored) {
-                let most = (stored.len().max(1) << 16).min(compress::LARGEST_BODY as usize);
+                let most = (stored.len().max(1) << 16).min(bounds::LARGEST_BODY as usize);
                 assert!(codec % 8 == compress::PLAIN || plain.len() <= most);
             }
         }

@@ -13,23 +13,25 @@ use arbitrary::Unstructured;
 
 use super::frames;
 use super::{number, tables};
-use crate::clock::Clock;
-use crate::config::StorageConfig;
-use crate::directory::LastBegun;
-use crate::disk::{Disk, SimDisk};
-use crate::engine::{LogTarget, ReadRequest, ReadStart, ScanRequest, ScanStart, Selector};
-use crate::error::{AppendError, OpenError, ReadError};
-use crate::ids::{LogName, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
-use crate::journal::frame;
-use crate::journal::segment::Life;
-use crate::local::Core;
-use crate::metrics::NoObserver;
-use crate::read::{self, Reach};
-use crate::record::{
+use crate::api::config::StorageConfig;
+use crate::api::engine::{LogTarget, ReadRequest, ReadStart, ScanRequest, ScanStart, Selector};
+use crate::api::error::{AppendError, OpenError, ReadError};
+use crate::api::record::{
     Batch, Compression, CursorCommit, Durability, LogConfig, LogRecords, Producer, Record,
     StoredBatch, Visibility,
 };
-use crate::wire::{self, Value};
+use crate::base::clock::Clock;
+use crate::base::ids::{LogName, Lsn, Name, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::base::metrics::NoObserver;
+use crate::base::wire;
+use crate::base::wire::Value;
+use crate::disk::directory::LastBegun;
+use crate::disk::{Disk, SimDisk};
+use crate::engine::Core;
+use crate::format::frame;
+use crate::format::life::Life;
+use crate::read::scan;
+use crate::read::{self, Reach};
 
 /// A clock that stands still.
 struct Still(Instant);
@@ -397,7 +399,7 @@ fn read_log(core: &Arc<Core>, log: &str, model: Option<&BTreeMap<String, Vec<Vec
             visibility: Some(Visibility::Durable),
         };
         let before = next;
-        match read::page(core, &request, Reach::Disk) {
+        match read::page(&core.store, &request, Reach::Disk) {
             Ok(page) => {
                 for batch in &page.batches {
                     assert!(batch.first_lsn >= next, "lsns go up");
@@ -432,7 +434,7 @@ fn scan_all(core: &Arc<Core>, model: Option<&BTreeMap<String, Vec<Vec<u8>>>>) {
         visibility: Some(Visibility::Durable),
         chunk_bytes: 64 << 10,
     };
-    let Ok(mut scan) = read::scan::begin(core, &Arc::default(), request) else {
+    let Ok(mut scan) = scan::begin(&core.store, &Arc::default(), request) else {
         return;
     };
     for _ in 0..10_000 {

@@ -7,13 +7,16 @@ use bytes::Bytes;
 
 use super::number;
 use super::recovery::{Store, store};
-use crate::backup::Backups;
-use crate::checkpoint::{self, Writer};
+use crate::base::crc::crc32c;
+use crate::base::ids::{LogId, Lsn, RecoveryEpoch, SegmentId};
+use crate::disk::held_files::Backups;
 use crate::disk::{Disk, SimDisk};
-use crate::ids::{LogId, Lsn, RecoveryEpoch, SegmentId};
-use crate::index::{Image, NewRow, Place, SealedIndex};
-use crate::journal::frame::crc32c;
-use crate::journal::segment::Life;
+use crate::format::active::Place;
+use crate::format::life::Life;
+use crate::index::checkpoint;
+use crate::index::checkpoint::Writer;
+use crate::index::{NewRow, SealedIndex};
+use crate::logs::image::Image;
 
 /// Replaces the checksum at the end of a file, if it has room for one.
 pub(super) fn sign(bytes: &mut [u8]) {

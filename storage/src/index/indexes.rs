@@ -9,11 +9,11 @@ use bytes::Bytes;
 use super::large::LargeIndex;
 use super::pages::Readers;
 use super::sealed::{HEADER, Head, Row, SealedIndex, index_path, old_path};
-use crate::backup::Backups;
+use crate::base::ids::{LogId, Position, SegmentId};
+use crate::base::sync::Mutex;
+use crate::disk::held_files::Backups;
 use crate::disk::{Disk, is_out_of_descriptors, read_some, read_whole};
-use crate::ids::{LogId, Position, SegmentId};
 use crate::journal::segment::Segment;
-use crate::sync::Mutex;
 
 /// Maximum size of all cached whole indexes, in bytes.
 const CACHE_BYTES: usize = 32 << 20;

@@ -8,11 +8,12 @@
 use std::io;
 
 use super::sealed::{ENTRY, HEADER, Head, ROW, Row, SealedIndex, index_path, row};
+use crate::base::crc::crc32c;
+use crate::base::ids::{LogId, SegmentId};
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::wire::u64_at;
 use crate::disk::{Disk, DiskFile};
-use crate::ids::{LogId, SegmentId};
-use crate::journal::frame::{RunningCrc, crc32c};
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::wire::u64_at;
+use crate::format::frame::RunningCrc;
 
 /// Unit of reading and verification, in bytes. No row crosses a boundary.
 pub(super) const BLOCK: usize = 4096;
@@ -193,10 +194,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::base::ids::{Lsn, Position};
     use crate::disk::SimDisk;
-    use crate::ids::{Lsn, Position};
-    use crate::index::{Below, Image, NewRow, Place};
-    use crate::journal::segment::Life;
+    use crate::format::active::Place;
+    use crate::format::chain::Below;
+    use crate::format::life::Life;
+    use crate::index::NewRow;
+    use crate::logs::image::Image;
 
     const ID: SegmentId = SegmentId::new(3);
 
@@ -212,9 +216,9 @@ mod tests {
         let rows: Vec<NewRow> = (1..=logs)
             .map(|number| {
                 let mut bytes = Vec::new();
-                crate::wire::put_uint(&mut bytes, 1, number * 3);
-                crate::wire::put_uint(&mut bytes, 3, 100 + number);
-                crate::wire::put_uint(&mut bytes, 10, number * 7);
+                crate::base::wire::put_uint(&mut bytes, 1, number * 3);
+                crate::base::wire::put_uint(&mut bytes, 3, 100 + number);
+                crate::base::wire::put_uint(&mut bytes, 10, number * 7);
                 let places = if number % 10 == 0 { 600 } else { number % 3 };
                 let places = (0..places).map(|index| Place {
                     position: base.advance(8192 + number * 64 + index * 1024),

@@ -14,10 +14,10 @@ use bytes::Bytes;
 
 use super::large::{BLOCK, LargeIndex};
 use super::sealed::index_path;
+use crate::base::ids::LogId;
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicUsize, Ordering};
 use crate::disk::{Disk, is_out_of_descriptors};
-use crate::ids::LogId;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Maximum and minimum size of a window, in bytes.
 const WINDOW: usize = 64 << 10;

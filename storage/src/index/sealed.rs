@@ -22,18 +22,22 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::chain::{Below, Chain};
 use super::large::LargeIndex;
 use super::pages::{Pages, Part, Readers};
-use super::{Image, Place};
-use crate::bounds;
+use crate::base::bounds;
+use crate::base::crc::crc32c;
+use crate::base::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
+use crate::base::wire::{u32_at, u64_at};
 use crate::disk::Disk;
-use crate::ids::{LogId, Lsn, Position, SegmentId, Timestamp};
-use crate::journal::frame::{RunningCrc, crc32c};
-use crate::journal::segment::Life;
-use crate::local::{Lost, Producers, producers_in};
-use crate::sorted;
-use crate::wire::{u32_at, u64_at};
+use crate::format::active::Place;
+use crate::format::address;
+use crate::format::chain::{Below, Chain};
+use crate::format::frame::RunningCrc;
+use crate::format::life::Life;
+use crate::logs::Lost;
+use crate::logs::extras::producers_in;
+use crate::logs::image::Image;
+use crate::logs::producers::Producers;
 
 const MAGIC: [u8; 8] = *b"WALDIDX\0";
 const VERSION: u32 = 1;
@@ -237,7 +241,7 @@ impl SealedIndex {
         let mut before = None;
         for mut row in new {
             debug_assert!(before.replace(row.image.id) < Some(row.image.id));
-            if !sorted::is_address(base) {
+            if !address::is_address(base) {
                 // Indexes of earlier segments list their own losses.
                 let limit = base.advance(life.size);
                 let lost = &mut row.image.lost;
@@ -462,7 +466,7 @@ impl SealedIndex {
 
     /// Returns the stored bytes of a row's log at the end of the segment.
     pub(crate) fn stored_bytes(&self, row: &Row) -> Option<u64> {
-        super::image::stored_bytes(&self.image_bytes(row)?)
+        crate::logs::image::stored_bytes(&self.image_bytes(row)?)
     }
 
     /// Returns the changes of producers in the segment or run of a row. `None` if they cannot be read.
@@ -503,7 +507,7 @@ impl IndexBuilder {
     pub(crate) fn push(&mut self, mut row: NewRow) {
         let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");
         let image_at = self.images.len();
-        if !sorted::is_address(self.base) {
+        if !address::is_address(self.base) {
             // The rows themselves form the chain.
             row.image.chain = Chain::default();
         }
@@ -661,8 +665,8 @@ impl SealedIndex {
         };
         let base = Position::new(segment << 33);
         let mut image = Vec::new();
-        crate::wire::put_uint(&mut image, 1, 7);
-        crate::wire::put_uint(&mut image, 3, u64::from(places));
+        crate::base::wire::put_uint(&mut image, 1, 7);
+        crate::base::wire::put_uint(&mut image, 3, u64::from(places));
         let places = (0..places).map(|number| Place {
             position: base.advance(8192 + u64::from(number) * 1024),
             first_lsn: Lsn::new(u64::from(number)),
@@ -692,8 +696,8 @@ mod tests {
         let base = Position::new(1 << 33);
         let rows = [2u64, 5, 9].map(|id| {
             let mut bytes = Vec::new();
-            crate::wire::put_uint(&mut bytes, 1, id);
-            crate::wire::put_uint(&mut bytes, 3, 100 + id);
+            crate::base::wire::put_uint(&mut bytes, 1, id);
+            crate::base::wire::put_uint(&mut bytes, 3, 100 + id);
             let places = (0..id).map(|index| Place {
                 position: base.advance(8192 + id * 64 + index * 1024),
                 first_lsn: Lsn::new(100 + index),

@@ -28,26 +28,31 @@ use xxhash_rust::xxh3::Xxh3;
 pub(crate) use self::forget::Idle;
 pub(crate) use self::retention::Expiry;
 use self::void::Undo;
-use super::body::Link;
-use super::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use super::pool::{Pool, Use};
 use super::recent::Keeper;
 use super::segment::Segment;
-use super::{Answer, Journal, LIFE_BYTES, Reply, Waiter, frame};
-use crate::disk::{DiskFile, is_out_of_space};
-use crate::engine::{AppendTimes, Fenced, LogTarget};
-use crate::error::{
+use crate::api::config::Bounds;
+use crate::api::engine::{AppendTimes, Fenced, LogTarget};
+use crate::api::error::{
     AdminError, AppendError, CursorError, FenceError, FreeSpace, SyncError, TrimError,
 };
-use crate::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
-use crate::indexer::Indexer;
-use crate::local::{Adds, Allowed, Bounds, Creation, Log, Logs};
-use crate::metrics::Phase;
-use crate::record::{
+use crate::api::record::{
     Batch, Compression, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
 };
-use crate::session::Session;
-use crate::ticket::TicketAnswer;
+use crate::api::session::Session;
+use crate::api::ticket::TicketAnswer;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
+use crate::base::metrics::Phase;
+use crate::disk::{DiskFile, is_out_of_space};
+use crate::format::body::Link;
+use crate::format::frame;
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::journal::seal::SealSink;
+use crate::journal::{Answer, Journal, Reply, Waiter};
+use crate::logs::conditions::{Allowed, Creation};
+use crate::logs::quotas::Wanted as Adds;
+use crate::logs::{Log, Logs};
 
 /// Size at which a group is written, in bytes.
 const GROUP_BYTES: usize = 4 << 20;
@@ -220,7 +225,7 @@ pub(crate) struct Committer {
     journal: Arc<Journal>,
     logs: Arc<Logs>,
     pool: Arc<Pool>,
-    indexer: Arc<Indexer>,
+    seals: Arc<dyn SealSink>,
     settings: Settings,
     /// Logs with records in memory only, and the bytes of these records.
     buffered: Vec<Arc<Log>>,
@@ -320,7 +325,7 @@ impl Committer {
         journal: Arc<Journal>,
         logs: Arc<Logs>,
         pool: Arc<Pool>,
-        indexer: Arc<Indexer>,
+        seals: Arc<dyn SealSink>,
         settings: Settings,
         resume: Resume,
     ) -> Self {
@@ -330,7 +335,7 @@ impl Committer {
             journal,
             logs,
             pool,
-            indexer,
+            seals,
             settings,
             buffered: Vec::new(),
             buffered_bytes: 0,
@@ -458,7 +463,7 @@ impl Committer {
             if sealed.is_ok() && self.journal.failure().is_none() {
                 let (_, sealed) = self.leave_segment(0);
                 self.segment.close();
-                self.indexer.take_over(sealed);
+                self.seals.take_over(sealed);
                 ended = true;
             }
         }

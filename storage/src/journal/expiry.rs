@@ -34,7 +34,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ids::Timestamp;
+use crate::base::ids::Timestamp;
 
 /// A smaller difference between two clocks is no jump.
 const JUMP: i64 = 1_000_000;

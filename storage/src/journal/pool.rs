@@ -10,17 +10,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::MIN_SEGMENT_BYTES;
-use super::segment::{HAS_RUNS, Life, journal_path, pool_path};
-use crate::bounds;
-use crate::clock::Clock;
-use crate::digest::Secret;
+use crate::api::config::MIN_SEGMENT_BYTES;
+use crate::api::error::FreeSpace;
+use crate::base::bounds;
+use crate::base::clock::Clock;
+use crate::base::ids::SegmentId;
+use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::disk::known_bad;
+use crate::disk::known_bad::Mistake;
 use crate::disk::{Disk, DiskFile, is_out_of_descriptors, is_out_of_space, is_shortage};
-use crate::error::FreeSpace;
-use crate::ids::SegmentId;
-use crate::known_bad::{self, Mistake};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::format::digest::Secret;
+use crate::format::life::{HAS_RUNS, Life, journal_path, pool_path};
 
 const CHUNK: usize = 1 << 20;
 

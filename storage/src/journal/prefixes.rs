@@ -17,11 +17,11 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::ids::Position;
-use crate::local::Log;
-use crate::record::Visibility;
-use crate::sync::Mutex;
-use crate::watch::{Watch, Watched};
+use crate::api::record::Visibility;
+use crate::api::watch::{Watch, Watched};
+use crate::base::ids::Position;
+use crate::base::sync::Mutex;
+use crate::logs::Log;
 
 /// Maximum number of known stretches of one prefix. A follower further behind also reads the bytes
 /// between.
@@ -199,8 +199,8 @@ impl Drop for Followed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{LogId, LogName, Timestamp};
-    use crate::record::LogConfig;
+    use crate::api::record::LogConfig;
+    use crate::base::ids::{LogId, LogName, Timestamp};
 
     fn at(position: u64) -> Position {
         Position::new(position)

@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::ids::Position;
-use crate::sync::RwLock;
+use crate::base::ids::Position;
+use crate::base::sync::RwLock;
 
 /// Maximum memory of the groups with their overhead, in bytes. At 100 MB/s it reaches back about 80 ms,
 /// which is more than a follower that keeps up needs. The page cache has older bytes. Dropped groups

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Journal;
-use crate::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore, Ordered};
-use crate::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
-use crate::ids::{Lsn, Position};
-use crate::local::Log;
-use crate::record::{Cursor, Durability};
-use crate::ticket::{Promise, TicketAnswer};
+use crate::api::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore, Ordered};
+use crate::api::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
+use crate::api::record::{Cursor, Durability};
+use crate::api::ticket::TicketAnswer;
+use crate::base::ids::{Lsn, Position};
+use crate::base::promise::Promise;
+use crate::logs::Log;
 
 /// The promise of an answer to a caller.
 pub(crate) type Answer<T, E> = Promise<Result<T, E>>;
@@ -295,9 +296,9 @@ mod tests {
     use rand::{RngExt, SeedableRng};
 
     use super::*;
-    use crate::clock::{Clock, SystemClock};
-    use crate::ids::{LogId, LogName, Timestamp};
-    use crate::record::LogConfig;
+    use crate::api::record::LogConfig;
+    use crate::base::clock::{Clock, SystemClock};
+    use crate::base::ids::{LogId, LogName, Timestamp};
 
     fn log(number: u64) -> Arc<Log> {
         let (id, name) = (LogId::new(number), LogName::new("a").unwrap());

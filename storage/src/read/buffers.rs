@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::sync::Mutex;
+use crate::base::sync::Mutex;
 
 /// From this size on they are worth keeping; below, the allocator is quicker.
 const SMALLEST: usize = 4 << 10;

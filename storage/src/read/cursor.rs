@@ -12,11 +12,11 @@
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::bounds;
-use crate::engine::Selector;
-use crate::error::ReadError;
-use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
-use crate::journal::frame::crc32c;
+use crate::api::engine::Selector;
+use crate::api::error::ReadError;
+use crate::base::bounds;
+use crate::base::crc::crc32c;
+use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch};
 
 const VERSION: u8 = 1;
 const ONE_LOG: u8 = 1;

@@ -6,14 +6,17 @@ use std::io;
 use bytes::Bytes;
 
 use super::reach::{Reach, far};
-use crate::codec;
-use crate::ids::{Lsn, Position, Timestamp};
-use crate::index::Place;
-use crate::journal::compress;
-use crate::journal::frame::{self, Header, Kind};
+use crate::api::codec;
+use crate::base::ids::{Lsn, Position, Timestamp};
+use crate::format::active::Place;
+use crate::format::compress;
+use crate::format::frame;
+use crate::format::frame::{Header, Kind};
+use crate::format::pack;
+use crate::format::pack::Piece;
+use crate::index::run_file;
 use crate::journal::segment::Segment;
-use crate::local::Core;
-use crate::sorted::{self, Piece};
+use crate::read::store::Store;
 
 /// So much is decompressed where nothing may take long, however little was stored.
 const SHORT_PLAIN_BYTES: u32 = 128 << 10;
@@ -55,7 +58,7 @@ impl Bad {
 /// until one is bad. Of packs only the pieces with records that are wanted. A frame that does not verify
 /// is read again from the device, if `reach` goes so far.
 pub(super) fn read_frames(
-    core: &Core,
+    store: &Store,
     segment: &Segment,
     places: &[Place],
     wanted: Wanted,
@@ -70,12 +73,12 @@ pub(super) fn read_frames(
     for place in places {
         let bad = |fault| Bad {
             place: *place,
-            position: core.position_of(segment, place.position),
+            position: store.position_of(segment, place.position),
             fault,
         };
         if place.end() > start.advance(buffer.len() as u64) {
             start = place.position;
-            buffer = match core.bytes(segment, start, last.end().since(start), reach) {
+            buffer = match store.bytes(segment, start, last.end().since(start), reach) {
                 Ok(buffer) => buffer,
                 Err(error) => return (frames, Some(bad(Fault::Io(error)))),
             };
@@ -93,7 +96,7 @@ pub(super) fn read_frames(
         );
         if reach == Reach::Disk && taken.as_ref().is_err_and(Bad::is_damaged) {
             frames.truncate(before);
-            taken = match core.bytes_again(segment, place.position, u64::from(place.frame_len)) {
+            taken = match store.bytes_again(segment, place.position, u64::from(place.frame_len)) {
                 Ok(again) => take(segment, place, &again, 0, wanted, &mut effort, &mut frames),
                 Err(error) => Err(bad(Fault::Io(error))),
             };
@@ -101,7 +104,7 @@ pub(super) fn read_frames(
         if let Err(found) = taken {
             // A frame of a run does not tell where it was in the journal.
             let position = match found.position == place.position {
-                true => core.position_of(segment, place.position),
+                true => store.position_of(segment, place.position),
                 false => found.position,
             };
             return (frames, Some(Bad { position, ..found }));
@@ -204,7 +207,7 @@ fn unpack(
         frame_len: 0,
     };
     let bytes = buffer.get(from..).unwrap_or(&[]);
-    let Some(pieces) = sorted::pieces(bytes, header) else {
+    let Some(pieces) = pack::pieces(bytes, header) else {
         return Err(Bad {
             place,
             position: header.position,
@@ -245,7 +248,7 @@ fn unpack(
 
 /// The verified and decompressed body of a piece of the pack whose body is at `at` in `buffer`.
 pub(super) fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, Fault> {
-    let stored = sorted::stored(buffer, at, piece).ok_or(Fault::Damaged)?;
+    let stored = run_file::stored(buffer, at, piece).ok_or(Fault::Damaged)?;
     let from = at + piece.offset as usize;
     let body = decompressed(piece.codec, stored, piece.position, || {
         buffer.slice(from..from + piece.stored as usize)

@@ -2,23 +2,24 @@
 
 mod look;
 
-use self::look::Work;
-use bytes::Bytes;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
+use self::look::Work;
 use super::cursor::Cursor;
 use super::scan::{Common, Following};
 use super::{Reach, near_or_far};
-use crate::engine::{BoxFuture, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
-use crate::error::ReadError;
-use crate::ids::{Position, Timestamp};
-use crate::journal::LIFE_BYTES;
-use crate::journal::frame;
+use crate::api::engine::{BoxFuture, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
+use crate::api::error::ReadError;
+use crate::api::record::{Gap, GapReason};
+use crate::api::watch::{Follower, Until, Watched};
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::{Position, Timestamp};
+use crate::format::frame;
 use crate::journal::prefixes::Followed;
 use crate::journal::segment::Segment;
-use crate::local::Core;
-use crate::record::{Gap, GapReason};
-use crate::watch::{Follower, Until, Watched};
+use crate::read::store::Store;
 
 /// Records dated ahead of their arrival are at most this much ahead.
 const MAX_AHEAD_MICROS: i64 = 24 * 3600 * 1_000_000;
@@ -47,12 +48,12 @@ impl JournalScan {
         start: ScanStart,
         cursor: Option<Cursor>,
     ) -> Result<Self, ReadError> {
-        let core = Arc::clone(&common.core);
+        let store = Arc::clone(&common.store);
         let follow = common.follow;
-        let end = (!follow).then(|| core.journal.published(common.visibility));
+        let end = (!follow).then(|| store.journal.published(common.visibility));
         let mut scan = Self {
             common,
-            followed: follow.then(|| core.journal.prefixes.follow(&prefix)),
+            followed: follow.then(|| store.journal.prefixes.follow(&prefix)),
             prefix: prefix.into(),
             at: Position::ZERO,
             skip: 0,
@@ -72,7 +73,7 @@ impl JournalScan {
             ) => {
                 scan.at = position;
                 scan.skip = skip;
-                if let Some(end) = core.survived(epoch)
+                if let Some(end) = store.survived(epoch)
                     && (position > end || (position == end && skip > 0))
                 {
                     scan.lost = true;
@@ -85,10 +86,10 @@ impl JournalScan {
             }
             (ScanStart::Time(time), None) => {
                 scan.not_before = Some(time);
-                scan.at = first_arriving(&core, time);
+                scan.at = first_arriving(&store, time);
             }
             (ScanStart::TailOffset(_), None) => {
-                scan.at = core.journal.published(scan.common.visibility);
+                scan.at = store.journal.published(scan.common.visibility);
             }
             (ScanStart::First | ScanStart::Lsn(_) | ScanStart::Cursor(_), None) => {}
         }
@@ -101,13 +102,13 @@ impl JournalScan {
                 return Ok(None);
             }
             self.common.reserve().await;
-            let core = Arc::clone(&self.common.core);
-            let published = core.journal.published(self.common.visibility);
+            let store = Arc::clone(&self.common.store);
+            let published = store.journal.published(self.common.visibility);
             let published = self.end.map_or(published, |end| published.min(end));
             (self.at, self.skip) = self.jump(published);
             let work = Work {
                 published,
-                core: Arc::clone(&core),
+                store: Arc::clone(&store),
                 looked: 0,
                 prefix: Arc::clone(&self.prefix),
                 at: self.at,
@@ -125,7 +126,7 @@ impl JournalScan {
             if let Some(chunk) = self.accept(work, caught_up) {
                 return Ok(Some(chunk));
             }
-            if let Some(error) = core
+            if let Some(error) = store
                 .journal
                 .failure()
                 .filter(|_| self.common.in_doubt() && caught_up)
@@ -185,7 +186,7 @@ impl JournalScan {
     }
 
     fn encode_cursor(&self) -> Bytes {
-        let journal = &self.common.core.journal;
+        let journal = &self.common.store.journal;
         let (position, skip) = self.jump(journal.published(self.common.visibility));
         Cursor::ManyLogs {
             epoch: journal.recovery_epoch,
@@ -197,8 +198,8 @@ impl JournalScan {
 
     /// Waits until more is published; `false` = the engine drains.
     async fn wait(&mut self) -> Result<bool, ReadError> {
-        let _following = Following::new(&self.common.core);
-        let core = Arc::clone(&self.common.core);
+        let _following = Following::new(&self.common.store);
+        let store = Arc::clone(&self.common.store);
         let (at, seen, visibility) = (self.at, self.seen, self.common.visibility);
         let Some(prefix) = self.followed.as_ref().map(|f| Arc::clone(&f.prefix)) else {
             return Ok(false);
@@ -207,17 +208,18 @@ impl JournalScan {
         self.common.follower.get_or_insert_with(follower);
         let watched: Vec<Arc<dyn Watched>> = vec![
             Arc::clone(&prefix) as _,
-            Arc::clone(&core.journal.stopping) as _,
+            Arc::clone(&store.journal.stopping) as _,
         ];
         Until::new(watched, visibility, move || {
-            if core.journal.stopping.is_draining() {
+            if store.journal.stopping.is_draining() {
                 return Some(Ok(false));
             }
-            let published = core.journal.published(visibility);
+            let published = store.journal.published(visibility);
             if published > seen && prefix.next(at, published) < published {
                 return Some(Ok(true));
             }
-            core.journal
+            store
+                .journal
                 .failure()
                 .map(|error| Err(ReadError::JournalFailed(error)))
         })
@@ -254,17 +256,17 @@ impl Scan for JournalScan {
 /// Where to begin looking for records of `time` and later: before the first segment that
 /// was begun after any of them can have arrived. The clock may have jumped, so segments
 /// are not sorted by time.
-fn first_arriving(core: &Core, time: Timestamp) -> Position {
-    let ahead = i64::try_from(core.config.max_future.as_micros()).unwrap_or(i64::MAX);
+fn first_arriving(store: &Store, time: Timestamp) -> Position {
+    let ahead = i64::try_from(store.config.max_future.as_micros()).unwrap_or(i64::MAX);
     let before = time.saturating_add_micros(ahead.max(MAX_AHEAD_MICROS).saturating_neg());
-    let (runs, segments) = core.journal.runs_and_segments();
+    let (runs, segments) = store.journal.runs_and_segments();
     if let Some(run) = runs.iter().find(|run| run.head.arrival >= before) {
         return run.head.first_base.advance(LIFE_BYTES);
     }
     let sorted = runs.last().map_or(Position::ZERO, |run| run.head.limit);
     let begun = |segment: &Arc<Segment>| {
         let length = frame::HEADER_BYTES as u64;
-        let bytes = core
+        let bytes = store
             .open_segments
             .read(segment, segment.first(), length)
             .ok()?;

@@ -9,17 +9,22 @@ use super::cursor::{self, Cursor};
 use super::reach::{far, is_retired, retired};
 use super::scan::{Common, Following};
 use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
-use crate::engine::{
+use crate::api::engine::{
     BoxFuture, LogTarget, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart,
 };
-use crate::error::ReadError;
-use crate::ids::{LogId, Lsn, Position, RecoveryEpoch};
-use crate::index::{Place, Row, SealedIndex};
-use crate::journal::frame;
-use crate::local::{Core, Kept, Log, tail_at};
-use crate::record::{Gap, GapReason, Visibility};
-use crate::sorted::{self, Piece};
-use crate::watch::{Follower, Until, Watched};
+use crate::api::error::ReadError;
+use crate::api::record::{Gap, GapReason, Visibility};
+use crate::api::watch::{Follower, Until, Watched};
+use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch};
+use crate::format::active::Place;
+use crate::format::address;
+use crate::format::frame;
+use crate::format::pack;
+use crate::format::pack::Piece;
+use crate::index::{Row, SealedIndex};
+use crate::logs::tail_at;
+use crate::logs::{Kept, Log};
+use crate::read::store::Store;
 
 /// Where the scan stands.
 #[derive(Clone, Copy)]
@@ -73,7 +78,7 @@ struct Found {
 
 /// What a worker needs to look.
 struct Work {
-    core: Arc<Core>,
+    store: Arc<Store>,
     log: Arc<Log>,
     at: At,
     visibility: Visibility,
@@ -84,8 +89,8 @@ struct Work {
 
 impl Work {
     fn run(&self, reach: Reach) -> Result<Found, ReadError> {
-        let (core, log) = (&self.core, &self.log);
-        let published = core.journal.published(self.visibility);
+        let (store, log) = (&self.store, &self.log);
+        let published = store.journal.published(self.visibility);
         // Of the same moment: every record below the tail lies below what is published.
         let tail = tail_at(log, self.visibility, published);
         let (deleted, unproven, kept) = {
@@ -93,12 +98,12 @@ impl Work {
             (
                 state.deleted,
                 state.unproven,
-                state.kept(core.journal.durable()),
+                state.kept(store.journal.durable()),
             )
         };
-        let durable = log.state.read().tail(core.journal.durable());
+        let durable = log.state.read().tail(store.journal.durable());
         let (from, lost) = match self.at {
-            At::Start(start) => (start_lsn(core, log, start, tail, reach)?, None),
+            At::Start(start) => (start_lsn(store, log, start, tail, reach)?, None),
             At::Before { .. } => (Lsn::ZERO, None),
             At::Next { next, .. } => (next, None),
             // What survived is told by index files.
@@ -109,7 +114,7 @@ impl Work {
                 next,
                 ..
             } => {
-                let from = survivors(core, log, epoch, position, next)?;
+                let from = survivors(store, log, epoch, position, next)?;
                 (from, (from < next).then_some((from, next)))
             }
         };
@@ -122,14 +127,14 @@ impl Work {
                 damage: None,
             }
         } else {
-            check_journal(core, from, log)?;
+            check_journal(store, from, log)?;
             let bounds = Bounds {
                 until: self.until.min(tail),
                 records: self.records,
                 bytes: self.bytes,
                 reach,
             };
-            step(core, log, from, bounds)?
+            step(store, log, from, bounds)?
         };
         Ok(Found {
             step,
@@ -146,13 +151,13 @@ impl Work {
 
 /// The lsn up to which what an older cursor has passed is still there.
 fn survivors(
-    core: &Core,
+    store: &Store,
     log: &Log,
     epoch: RecoveryEpoch,
     seen: Position,
     next: Lsn,
 ) -> Result<Lsn, ReadError> {
-    let Some(end) = core.survived(epoch).filter(|end| seen >= *end) else {
+    let Some(end) = store.survived(epoch).filter(|end| seen >= *end) else {
         return Ok(next);
     };
     let (chain, in_memory) = {
@@ -165,12 +170,13 @@ fn survivors(
         (state.chain.clone(), first)
     };
     loop {
-        let ends_beyond = |index: &SealedIndex| core.journal_end_of(index) > end;
-        let sealed = core.sealed_row(log.id, &chain, Reach::Disk, |index, _| ends_beyond(index))?;
+        let ends_beyond = |index: &SealedIndex| store.journal_end_of(index) > end;
+        let sealed =
+            store.sealed_row(log.id, &chain, Reach::Disk, |index, _| ends_beyond(index))?;
         let first = match sealed {
             None => in_memory,
-            Some((index, row)) if sorted::is_address(index.base) => {
-                match first_piece_beyond(core, &index, &row, end) {
+            Some((index, row)) if address::is_address(index.base) => {
+                match first_piece_beyond(store, &index, &row, end) {
                     Err(error) if is_retired(&error) => continue,
                     found => found?,
                 }
@@ -190,7 +196,7 @@ fn survivors(
 /// The first lsn of a log in a run that was at or beyond `end` in the journal; its next one
 /// behind the run if there is none.
 fn first_piece_beyond(
-    core: &Core,
+    store: &Store,
     index: &SealedIndex,
     row: &Row,
     end: Position,
@@ -203,7 +209,7 @@ fn first_piece_beyond(
         let Some(place) = entries.get(middle) else {
             break;
         };
-        let beyond = core
+        let beyond = store
             .pieces_at(&place)?
             .iter()
             .find(|piece| piece.position >= end)
@@ -219,7 +225,7 @@ fn first_piece_beyond(
     Ok(found)
 }
 
-impl Core {
+impl Store {
     /// Where in the journal that ends which an index tells of.
     fn journal_end_of(&self, index: &SealedIndex) -> Position {
         let runs = self.journal.runs();
@@ -238,7 +244,7 @@ impl Core {
         }
         let header = frame::decode_header(&bytes, segment.life.salt);
         let header = header.filter(|header| header.position == place.position);
-        let pieces = header.and_then(|header| sorted::pieces(&bytes, &header));
+        let pieces = header.and_then(|header| pack::pieces(&bytes, &header));
         Ok(pieces.unwrap_or_default())
     }
 }
@@ -321,15 +327,15 @@ impl LogScan {
     }
 
     fn published(&self) -> Position {
-        self.common.core.journal.published(self.common.visibility)
+        self.common.store.journal.published(self.common.visibility)
     }
 
     /// Begins at the tail of this moment, or `back` records before it.
     fn pin(&mut self, log: Arc<Log>, back: u64) {
-        let core = &self.common.core;
-        let position = core.journal.published(self.common.visibility);
+        let store = &self.common.store;
+        let position = store.journal.published(self.common.visibility);
         let tail = tail_at(&log, self.common.visibility, position);
-        let first = log.state.read().first(core.journal.durable());
+        let first = log.state.read().first(store.journal.durable());
         self.at = At::Next {
             log_id: log.id,
             next: Lsn::new(tail.get().saturating_sub(back)).max(first),
@@ -351,13 +357,13 @@ impl LogScan {
     /// The oldest deleted log of the name that was created above `position`, if it is known.
     fn deleted_since(&self, position: Position) -> Option<Arc<Log>> {
         let is_later = |log: &Log| log.state.read().created_end > position;
-        let logs = &self.common.core.logs;
+        let logs = &self.common.store.logs;
         logs.deleted_by_name(&self.target.name, is_later)
     }
 
     /// The log, if there is one by now; `None` = a following scan waits for it.
     fn locate(&mut self) -> Result<Option<Arc<Log>>, ReadError> {
-        let core = &self.common.core;
+        let store = &self.common.store;
         let known = match self.at {
             At::Next { .. } => return Ok(self.log.clone()),
             At::Resumed { log_id, .. } => Some(log_id),
@@ -365,7 +371,7 @@ impl LogScan {
             At::Before { .. } => {
                 // A log that is created with a sync mode of its own has its own visibility.
                 let name = Some(&self.target.name);
-                self.common.visibility = core.visibility(self.common.asked, name);
+                self.common.visibility = store.visibility(self.common.asked, name);
                 self.target.log_id
             }
         };
@@ -373,7 +379,7 @@ impl LogScan {
             name: self.target.name.clone(),
             log_id: known,
         };
-        match (core.resolve(&target, self.common.visibility), self.at) {
+        match (store.resolve(&target, self.common.visibility), self.at) {
             (Ok(log), At::Before { position }) => {
                 // A log that came and went meanwhile is named first.
                 let first = self.deleted_since(position).unwrap_or(log);
@@ -426,7 +432,7 @@ impl LogScan {
             };
             self.common.reserve().await;
             let work = Work {
-                core: Arc::clone(&self.common.core),
+                store: Arc::clone(&self.common.store),
                 log: Arc::clone(&log),
                 at: self.at,
                 visibility: self.common.visibility,
@@ -534,7 +540,7 @@ impl LogScan {
     }
 
     fn encode_cursor(&self) -> Bytes {
-        let epoch = self.common.core.journal.recovery_epoch;
+        let epoch = self.common.store.journal.recovery_epoch;
         let cursor = match self.at {
             At::Next {
                 log_id,
@@ -571,24 +577,24 @@ impl LogScan {
 
     /// Waits until a log of this name can be seen; `false` = the engine drains.
     async fn wait_for_log(&self) -> Result<bool, ReadError> {
-        let _following = Following::new(&self.common.core);
-        let core = Arc::clone(&self.common.core);
+        let _following = Following::new(&self.common.store);
+        let store = Arc::clone(&self.common.store);
         let (target, visibility) = (self.target.clone(), self.common.visibility);
         let asked = self.common.asked;
         let watched: Vec<Arc<dyn Watched>> = vec![
-            Arc::clone(&core.journal) as _,
-            Arc::clone(&core.journal.stopping) as _,
+            Arc::clone(&store.journal) as _,
+            Arc::clone(&store.journal.stopping) as _,
         ];
         Until::new(watched, visibility, move || {
-            if core.journal.stopping.is_draining() {
+            if store.journal.stopping.is_draining() {
                 return Some(Ok(false));
             }
             // A log with a visibility of its own wakes other waiters than these.
-            let other = core.visibility(asked, Some(&target.name)) != visibility;
-            if other || core.resolve(&target, visibility).is_ok() {
+            let other = store.visibility(asked, Some(&target.name)) != visibility;
+            if other || store.resolve(&target, visibility).is_ok() {
                 return Some(Ok(true));
             }
-            let failure = core.journal.failure();
+            let failure = store.journal.failure();
             failure.map(|error| Err(ReadError::JournalFailed(error)))
         })
         .await
@@ -601,19 +607,19 @@ impl LogScan {
         };
         let follower = || Follower::new(Arc::clone(log) as _);
         self.common.follower.get_or_insert_with(follower);
-        let _following = Following::new(&self.common.core);
-        let core = Arc::clone(&self.common.core);
+        let _following = Following::new(&self.common.store);
+        let store = Arc::clone(&self.common.store);
         let visibility = self.common.visibility;
         let watched: Vec<Arc<dyn Watched>> = vec![
             Arc::clone(log) as _,
-            Arc::clone(&core.journal.stopping) as _,
+            Arc::clone(&store.journal.stopping) as _,
         ];
         let log = Arc::clone(log);
         Until::new(watched, visibility, move || {
-            if core.journal.stopping.is_draining() {
+            if store.journal.stopping.is_draining() {
                 return Some(Ok(false));
             }
-            match super::tail_is_beyond(&core, &log, next, visibility) {
+            match super::tail_is_beyond(&store, &log, next, visibility) {
                 Some(Err(ReadError::LogNotFound { .. })) => Some(Ok(true)),
                 other => other.map(|beyond| beyond.map(|()| true)),
             }
@@ -660,16 +666,16 @@ impl Scan for LogScan {
 
     fn go_on_at(&mut self, place: &ScanPlace) -> Option<ScanEnd> {
         let (here, log) = (self.place()?, self.log.as_ref()?);
-        let core = &self.common.core;
+        let store = &self.common.store;
         let same = here.log_id == place.log_id && here.visibility == place.visibility;
         if !same || self.common.in_doubt() {
             return None;
         }
-        let published = core.journal.published(place.visibility);
+        let published = store.journal.published(place.visibility);
         let tail_lsn = tail_at(log, place.visibility, published);
         let durable_lsn = {
             let state = log.state.read();
-            let durable = core.journal.durable();
+            let durable = store.journal.durable();
             let is_gone = state.kept(durable).first > here.next.min(place.next);
             // Who reaches a tail that is not proven is to be told so.
             let untold = state.unproven && !self.common.caught_up;

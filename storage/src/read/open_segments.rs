@@ -9,11 +9,11 @@ use bytes::Bytes;
 
 use super::buffers::Buffers;
 use super::reach::far;
-use crate::config::ReadStrategy;
+use crate::api::config::ReadStrategy;
+use crate::base::ids::{Position, SegmentId};
+use crate::base::sync::Mutex;
 use crate::disk::{Disk, DiskFile, DiskMap, is_out_of_descriptors, no_more_than_there_is};
-use crate::ids::{Position, SegmentId};
 use crate::journal::segment::Segment;
-use crate::sync::Mutex;
 
 /// One open segment; stays valid for who holds it, also after it is closed here.
 struct OpenSegment {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::api::error::ReadError;
+use crate::base::ids::Position;
+use crate::base::threads::Workers;
 use crate::disk::read_again;
-use crate::error::ReadError;
-use crate::ids::Position;
 use crate::journal::segment::Segment;
-use crate::local::Core;
-use crate::threads::Workers;
+use crate::read::store::Store;
 
 /// How far a read may go for bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum Reach {
 /// What is read in one go where nothing may take long: a fraction of a flush.
 const SHORT_BYTES: u64 = 64 << 10;
 
-impl Core {
+impl Store {
     /// Up to `length` bytes of a segment from a position on: from memory if the group
     /// that begins there or before is still shared, and then no more than of this group;
     /// otherwise from the file.

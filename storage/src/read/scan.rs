@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering;
 use super::cursor::{self, Cursor};
 use super::journal_scan::JournalScan;
 use super::log_scan::LogScan;
-use crate::engine::{Room, Scan, ScanRequest, ScanStart, Selector};
-use crate::error::ReadError;
-use crate::local::Core;
-use crate::record::Visibility;
-use crate::threads::Workers;
-use crate::watch::Follower;
+use crate::api::engine::{Room, Scan, ScanRequest, ScanStart, Selector};
+use crate::api::error::ReadError;
+use crate::api::record::Visibility;
+use crate::api::watch::Follower;
+use crate::base::threads::Workers;
+use crate::read::store::Store;
 
 /// What every scan has.
 pub(super) struct Common {
-    pub(super) core: Arc<Core>,
+    pub(super) store: Arc<Store>,
     pub(super) workers: Arc<Workers>,
     /// The visibility that the request names; `None` = the one of the sync mode.
     pub(super) asked: Option<Visibility>,
@@ -38,7 +38,7 @@ impl Common {
     /// Whether the journal has failed under a reader of what is not durable: what lies
     /// beyond the durable lsn cannot be told, so the end that is seen is not the end.
     pub(super) fn in_doubt(&self) -> bool {
-        self.visibility != Visibility::Durable && self.core.journal.failure().is_some()
+        self.visibility != Visibility::Durable && self.store.journal.failure().is_some()
     }
 
     /// Waits for the memory of a chunk.
@@ -61,12 +61,12 @@ impl Common {
 }
 
 /// Counts a scan among those that wait for data.
-pub(super) struct Following(Arc<Core>);
+pub(super) struct Following(Arc<Store>);
 
 impl Following {
-    pub(super) fn new(core: &Arc<Core>) -> Self {
-        core.followers.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(core))
+    pub(super) fn new(store: &Arc<Store>) -> Self {
+        store.followers.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(store))
     }
 }
 
@@ -78,11 +78,11 @@ impl Drop for Following {
 
 /// Begins a scan.
 pub(crate) fn begin(
-    core: &Arc<Core>,
+    store: &Arc<Store>,
     workers: &Arc<Workers>,
     request: ScanRequest,
 ) -> Result<Box<dyn Scan>, ReadError> {
-    let selection = cursor::selection(core.store_id, &request.selector);
+    let selection = cursor::selection(store.store_id, &request.selector);
     let cursor = match &request.start {
         ScanStart::Cursor(bytes) => Some(Cursor::decode(bytes, selection)?),
         _ => None,
@@ -92,10 +92,10 @@ pub(crate) fn begin(
         Selector::Prefix(_) | Selector::All => None,
     };
     let common = Common {
-        core: Arc::clone(core),
+        store: Arc::clone(store),
         workers: Arc::clone(workers),
         asked: request.visibility,
-        visibility: core.visibility(request.visibility, name),
+        visibility: store.visibility(request.visibility, name),
         follow: request.follow,
         remaining: if request.max_records == 0 {
             u64::MAX

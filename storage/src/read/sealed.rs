@@ -5,13 +5,16 @@ use std::io;
 use std::sync::Arc;
 
 use super::reach::{Reach, far};
-use crate::ids::{LogId, Lsn, Position};
-use crate::index::{self, Below, Chain, Found, Row, SealedIndex};
+use crate::base::ids::{LogId, Lsn, Position};
+use crate::base::metrics::ChecksumSite;
+use crate::format::address;
+use crate::format::chain::{Below, Chain};
+use crate::index;
+use crate::index::rebuild;
+use crate::index::run_file;
+use crate::index::{Found, Row, SealedIndex};
 use crate::journal::segment::Segment;
-use crate::local::Core;
-use crate::metrics::ChecksumSite;
-use crate::recovery;
-use crate::sorted;
+use crate::read::store::Store;
 
 /// So much is read ahead in later runs.
 const READ_AHEAD: u64 = 1 << 20;
@@ -32,7 +35,7 @@ fn knows((index, row): &Found) -> bool {
     !index.is_partial() || index.entries(row).len() > 0
 }
 
-impl Core {
+impl Store {
     /// The oldest sealed row of a log for which `holds`; it must be false for all rows up
     /// to some row, and true for all after. Indexes are read for [`Reach::Disk`] only.
     pub(crate) fn sealed_row(
@@ -94,7 +97,7 @@ impl Core {
     /// A reader of a log is in the run of this index, and will go on to the next ones: the disk
     /// may begin with that. Each has a small part of the log, and would be waited for alone.
     pub(super) fn read_ahead(&self, log: LogId, at: &SealedIndex, until: Lsn) {
-        if !sorted::is_address(at.base) {
+        if !address::is_address(at.base) {
             return;
         }
         let runs = self.journal.runs();
@@ -208,9 +211,9 @@ impl Core {
         if segment.is_retired() {
             return Ok(None);
         }
-        let made = match sorted::is_address(segment.base) {
-            true => sorted::index_of(&*self.disk, segment),
-            false => recovery::index_from_frames(&*self.disk, segment),
+        let made = match address::is_address(segment.base) {
+            true => run_file::index_of(&*self.disk, segment),
+            false => rebuild::index_from_frames(&*self.disk, segment),
         };
         if segment.is_retired() {
             return Ok(None);
@@ -233,7 +236,7 @@ impl Core {
     /// Sets the index of a segment or run aside, durably. The next start begins without a checkpoint,
     /// reads the frames and writes the index.
     pub(crate) fn set_index_aside(&self, segment: &Segment) -> io::Result<()> {
-        match index::set_aside(&self.backups, segment.life.id)? {
+        match index::set_aside(&self.held_files, segment.life.id)? {
             true => self.disk.sync_directory("index"),
             false => Ok(()),
         }

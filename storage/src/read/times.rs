@@ -4,38 +4,41 @@ use std::sync::Arc;
 
 use super::frames::{ALL, Bad, Fault, Frame, read_frames};
 use super::reach::{Reach, is_retired, retired};
-use crate::codec;
-use crate::error::ReadError;
-use crate::ids::{Lsn, Timestamp};
-use crate::index::{Chain, Place, Row};
-use crate::local::{Core, Log};
-use crate::metrics::ChecksumSite;
+use crate::api::codec;
+use crate::api::error::ReadError;
+use crate::base::ids::{Lsn, Timestamp};
+use crate::base::metrics::ChecksumSite;
+use crate::format::active::Place;
+use crate::format::chain::Chain;
+use crate::index::Row;
+use crate::logs::Log;
+use crate::read::store::Store;
 
 /// The first lsn whose stored time is not before `time`: a binary search over sealed
 /// segments or over frames in memory, since stored time never goes back, then a look into
 /// one frame.
 pub(super) fn lsn_at(
-    core: &Core,
+    store: &Store,
     log: &Arc<Log>,
     time: Timestamp,
     tail: Lsn,
 ) -> Result<Lsn, ReadError> {
     loop {
-        match try_lsn_at(core, log, time, tail) {
+        match try_lsn_at(store, log, time, tail) {
             Err(ReadError::Io(error)) if is_retired(&error) => {}
             found => return found,
         }
     }
 }
 
-fn try_lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
+fn try_lsn_at(store: &Store, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
     let (chain, places) = {
         let state = log.state.read();
         (state.chain.clone(), state.places.clone())
     };
-    let place = match sealed_at(core, log, &chain, time)? {
+    let place = match sealed_at(store, log, &chain, time)? {
         Some(place) => Some(place),
-        None => first_not_before(core, log, time, places.len(), |index| {
+        None => first_not_before(store, log, time, places.len(), |index| {
             places
                 .get(index)
                 .copied()
@@ -45,10 +48,10 @@ fn try_lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result
     let Some(place) = place else {
         return Ok(tail);
     };
-    let Some(segment) = core.journal.segment_at(place.position) else {
+    let Some(segment) = store.journal.segment_at(place.position) else {
         return Err(retired().into());
     };
-    let (frames, _) = read_frames(core, &segment, &[place], ALL, Reach::Disk);
+    let (frames, _) = read_frames(store, &segment, &[place], ALL, Reach::Disk);
     let mut found = frames
         .first()
         .map_or(place.first_lsn, |frame| frame.first_lsn);
@@ -66,7 +69,7 @@ fn try_lsn_at(core: &Core, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result
 
 /// The first place in sealed segments whose frame holds a record that is not before `time`.
 fn sealed_at(
-    core: &Core,
+    store: &Store,
     log: &Arc<Log>,
     chain: &Chain,
     time: Timestamp,
@@ -75,12 +78,12 @@ fn sealed_at(
     loop {
         let wanted = |row: &Row| row.last_time >= time && row.next_lsn > after;
         let Some((index, row)) =
-            core.sealed_row(log.id, chain, Reach::Disk, |_, row| wanted(row))?
+            store.sealed_row(log.id, chain, Reach::Disk, |_, row| wanted(row))?
         else {
             return Ok(None);
         };
         let entries = index.entries(&row);
-        let place = first_not_before(core, log, time, entries.len(), |index| entries.get(index))?;
+        let place = first_not_before(store, log, time, entries.len(), |index| entries.get(index))?;
         if place.is_some() {
             return Ok(place);
         }
@@ -92,7 +95,7 @@ fn sealed_at(
 /// The first of `count` places whose frame holds a record that is not before `time`; where
 /// `get` has none, nothing that a reader may see is left.
 fn first_not_before(
-    core: &Core,
+    store: &Store,
     log: &Arc<Log>,
     time: Timestamp,
     count: usize,
@@ -103,7 +106,7 @@ fn first_not_before(
     while low < high {
         let middle = low + (high - low) / 2;
         let earlier = match get(middle) {
-            Some(place) => last_time(core, log, &place)?.is_some_and(|last| last < time),
+            Some(place) => last_time(store, log, &place)?.is_some_and(|last| last < time),
             None => false,
         };
         if earlier {
@@ -116,11 +119,11 @@ fn first_not_before(
 }
 
 /// Stored time of a frame's last record; `None` if the frame is damaged.
-fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timestamp>, ReadError> {
-    let Some(segment) = core.journal.segment_at(place.position) else {
+fn last_time(store: &Store, log: &Arc<Log>, place: &Place) -> Result<Option<Timestamp>, ReadError> {
+    let Some(segment) = store.journal.segment_at(place.position) else {
         return Err(retired().into());
     };
-    let (frames, bad) = read_frames(core, &segment, &[*place], ALL, Reach::Disk);
+    let (frames, bad) = read_frames(store, &segment, &[*place], ALL, Reach::Disk);
     let last = |frames: &[Frame]| {
         let frame = frames.last()?;
         let last = codec::own_times(&frame.body).last()?;
@@ -134,7 +137,7 @@ fn last_time(core: &Core, log: &Arc<Log>, place: &Place) -> Result<Option<Timest
             position,
             fault: Fault::Damaged,
         }) => {
-            core.quarantine_at(log, &place, position, ChecksumSite::Read);
+            store.quarantine_at(log, &place, position, ChecksumSite::Read);
             // The rest of a pack is good.
             Ok(last(&frames))
         }

@@ -6,27 +6,30 @@ use std::time::Duration;
 
 use super::history::add_end;
 use super::{Begun, Recovered, RecoveryReport, Tail};
-use crate::backup::Backups;
-use crate::checkpoint;
-use crate::clock::Clock;
-use crate::config::StorageConfig;
-use crate::digest::Secret;
-use crate::directory::LastBegun;
+use crate::api::config::StorageConfig;
+use crate::api::error::OpenError;
+use crate::base::bounds::largest_unit;
+use crate::base::clock::Clock;
+use crate::base::ids::{LogId, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::base::metrics::Observer;
+use crate::disk::directory::LastBegun;
+use crate::disk::held_files::Backups;
 use crate::disk::{Disk, is_out_of_space};
-use crate::error::OpenError;
-use crate::ids::{LogId, Position, RecoveryEpoch, SegmentId, Timestamp};
+use crate::format::body::Link;
+use crate::format::digest::Secret;
+use crate::format::life;
+use crate::index::checkpoint;
+use crate::index::queue::{IndexQueue, Newest};
 use crate::index::{index_id, index_path};
-use crate::indexer::{Indexer, Newest};
-use crate::journal::body::Link;
+use crate::journal::Journal;
 use crate::journal::committer::{Committer, Resume, Settings};
 use crate::journal::expiry::Clocks;
 use crate::journal::pool::{Pool, Use};
+use crate::journal::run;
 use crate::journal::segment::Segment;
-use crate::journal::{Journal, largest_unit, segment};
-use crate::metrics::Observer;
-use crate::quarantine;
-use crate::quarantine::Damages;
-use crate::sorted::{self, Volume};
+use crate::journal::volume::Volume;
+use crate::logs::damages;
+use crate::logs::damages::Damages;
 
 const DAY_MICROS: i64 = 24 * 3600 * 1_000_000;
 
@@ -161,12 +164,12 @@ impl Recovered {
             arrival,
             expiry: shows,
         });
-        let indexer = Arc::new(Indexer::new(self.progress));
+        let indexing = Arc::new(IndexQueue::new(self.progress));
         let mut committer = Committer::new(
             Arc::clone(&journal),
             Arc::clone(&logs),
             Arc::clone(&pool),
-            Arc::clone(&indexer),
+            Arc::clone(&indexing) as _,
             Settings {
                 auto_create: config.auto_create,
                 largest_unit: largest_unit(config.segment_bytes),
@@ -222,9 +225,9 @@ impl Recovered {
         };
         written.map_err(fail())?;
         if !lists_losses {
-            set_checkpoints_aside(disk, &indexer);
+            set_checkpoints_aside(disk, &indexing);
         }
-        let quarantine_bytes = quarantine::bytes(&**disk).map_err(fail())?;
+        let quarantine_bytes = damages::bytes(&**disk).map_err(fail())?;
         report.times.begin = journal.clock.monotonic().duration_since(started);
         let damages = Damages::new(finished.damages, finished.accepted);
         let history = self.history;
@@ -235,7 +238,7 @@ impl Recovered {
             history,
             pool,
             indexes: self.indexes,
-            indexer,
+            indexing,
             committer,
             quarantine_bytes,
             left: self.left,
@@ -251,7 +254,7 @@ impl Recovered {
         for (id, _) in &self.runs.bad {
             found.push(format!(
                 "{} cannot be used; put it back from a copy, or stop the daemon and run `wald repair --accept-loss`",
-                sorted::path(*id)
+                run::path(*id)
             ));
         }
         for segment in self
@@ -263,7 +266,7 @@ impl Recovered {
                 "{} holds segment {}; stop the daemon and rename the file to {}",
                 segment.path(),
                 segment.life.id,
-                segment::journal_path(segment.life.id)
+                life::journal_path(segment.life.id)
             ));
         }
         found
@@ -341,8 +344,7 @@ impl Recovered {
         if tail.debris.is_empty() {
             return Ok(0);
         }
-        let kept =
-            quarantine::keep_debris(&**disk, tail.id, tail.end.since(tail.base), &tail.debris);
+        let kept = damages::keep_debris(&**disk, tail.id, tail.end.since(tail.base), &tail.debris);
         match kept {
             Ok(_) => {}
             // Starting matters more than keeping bytes that were never acknowledged.
@@ -449,7 +451,7 @@ impl<'a> Spare<'a> {
         let checkpoints = checkpoint::list(self.disk)?;
         let older = checkpoints.iter().rev().skip(1);
         paths.extend(older.map(|id| checkpoint::path(*id)));
-        paths.extend(quarantine::debris_paths(self.disk)?.into_iter().rev());
+        paths.extend(damages::debris_paths(self.disk)?.into_iter().rev());
         Ok(paths)
     }
 
@@ -502,13 +504,13 @@ impl<'a> Spare<'a> {
 
 /// Sets checkpoints aside after a start that found damage and did not begin with one. They may not list the
 /// lost records, and a later start could begin with one when all indexes are there again.
-fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexer: &Indexer) {
+fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexing: &IndexQueue) {
     // No backup of a closed store runs.
     let backups = Backups::new(Arc::clone(disk));
     if let Err(error) = checkpoint::set_aside(&**disk, &backups) {
         tracing::warn!(%error, "checkpoints that do not list all lost records cannot be set aside; the next start reads the same segments again");
         // No start begins with a checkpoint while an index is missing.
-        indexer.hold().unwritten.clear();
+        indexing.hold().unwritten.clear();
     }
 }
 

@@ -3,17 +3,19 @@
 use std::ops::Range;
 
 use super::Recovered;
-use super::content::Content;
-use super::walk::{Bytes, Walked};
-use crate::directory;
+use crate::api::error::OpenError;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
+use crate::base::zeros::are_zeros;
+use crate::disk::directory;
 use crate::disk::{Disk, DiskFile, are_unreadable, read_again, read_some};
-use crate::error::OpenError;
-use crate::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
-use crate::journal::body::Link;
-use crate::journal::frame::{Header, Kind};
-use crate::journal::segment::{BadLife, Life, journal_path};
-use crate::journal::{LIFE_BYTES, frame, segment};
-use crate::zeros::are_zeros;
+use crate::format::body::Link;
+use crate::format::content::Content;
+use crate::format::frame;
+use crate::format::frame::{Header, Kind};
+use crate::format::life;
+use crate::format::life::{BadLife, Life, journal_path};
+use crate::format::walk::{Bytes, Walked};
 
 /// Bytes of a file in which frames are searched for without a good link. Frames are written from the start of a
 /// file on. If none is found here, as in a segment that is ready and was not begun, none is expected behind.
@@ -109,14 +111,14 @@ impl Recovered {
             directory::visit(disk, directory, each)
                 .map_err(OpenError::io(format!("listing {directory}")))
         };
-        visit("pool", &mut |name| match segment::id_of(name) {
+        visit("pool", &mut |name| match life::id_of(name) {
             Some(id) => self.note_pool_file(id),
             None => self
                 .notes
                 .push(format!("pool/{name} is not one of Wald's files")),
         })?;
         let mut ids = Vec::new();
-        visit("journal", &mut |name| match segment::id_of(name) {
+        visit("journal", &mut |name| match life::id_of(name) {
             Some(id) => ids.push(id),
             None => self
                 .notes

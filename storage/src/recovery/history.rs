@@ -3,7 +3,7 @@
 //! Each unclean end adds an entry. Readers and clients ask with the epoch that they know, mostly one of
 //! the newest. So the list is bounded, and old entries become one.
 
-use crate::ids::{Position, RecoveryEpoch};
+use crate::base::ids::{Position, RecoveryEpoch};
 
 /// An epoch that ended, and the end of its surviving records.
 pub(crate) type End = (RecoveryEpoch, Position);

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::digest::Secret;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::SegmentId;
 use crate::disk::{Disk, is_shortage};
-use crate::ids::SegmentId;
-use crate::journal::LIFE_BYTES;
-use crate::journal::segment::{Key, Life, Segment};
+use crate::format::digest::Secret;
+use crate::format::life::{Key, Life};
+use crate::journal::segment::Segment;
 
 /// The key in the segments whose beginnings were read.
 #[derive(Debug, Default)]

@@ -5,23 +5,28 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-use super::content::Content;
-use super::drafts::{Drafts, Found};
 use super::files::Used;
 use super::history::bound_ends;
-use super::walk::{self, Bytes, Item, Walked};
 use super::{Recovered, Tail};
-use crate::checkpoint::{self, SegmentEntry, Summary};
-use crate::directory::{self, Store};
+use crate::api::error::OpenError;
+use crate::base::ids::{LogId, Lsn, Position, SegmentId};
+use crate::base::metrics::NoObserver;
+use crate::disk::directory;
+use crate::disk::directory::Store;
 use crate::disk::{Disk, DiskFile};
-use crate::error::OpenError;
-use crate::ids::{LogId, Lsn, Position, SegmentId};
-use crate::index::{Image, SealedIndex, index_id, index_path, read_index};
-use crate::journal::body::{Accepted, Link};
-use crate::journal::frame;
-use crate::journal::segment;
-use crate::journal::segment::{Hole, Life, Segment};
-use crate::metrics::NoObserver;
+use crate::format::address::Hole;
+use crate::format::body::{Accepted, Link};
+use crate::format::content::Content;
+use crate::format::frame;
+use crate::format::life;
+use crate::format::life::Life;
+use crate::format::walk::{Bytes, Item, Walked};
+use crate::index::checkpoint;
+use crate::index::checkpoint::{SegmentEntry, Summary};
+use crate::index::drafts::Drafts;
+use crate::index::{SealedIndex, index_id, index_path, read_index};
+use crate::journal::segment::Segment;
+use crate::logs::image::Image;
 
 impl Recovered {
     /// Begins with the newest good checkpoint whose segments and their indexes are there, if that is `wanted`.
@@ -124,7 +129,7 @@ impl Recovered {
                     id: entry.life.id,
                     before: summary.before,
                     path: (!self.runs.hold(entry.life.id))
-                        .then(|| segment::journal_path(entry.life.id)),
+                        .then(|| life::journal_path(entry.life.id)),
                     base: entry.base,
                     end: entry.end,
                     chain: summary.chain,
@@ -321,32 +326,4 @@ pub(crate) fn index_anew(
     let (end, chain) = (walked.end, walked.chain);
     let drafts = &mut recovered.drafts;
     Ok(Some(drafts.seal(&segment.life, segment.base, end, chain)))
-}
-
-/// The index of a sealed segment, rebuilt from its frames for a process that found the index file damaged.
-pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Result<SealedIndex> {
-    let content = Content::from_device(disk, &segment.path(), segment.life.size)?;
-    let bytes = Bytes {
-        life: &segment.life,
-        base: segment.base,
-        bytes: &content,
-    };
-    let end = segment.end.read().unwrap_or(segment.base);
-    let walked = bytes.walk_finished(end);
-    let mut drafts = Drafts::new(0);
-    for item in &walked.items {
-        if let Item::Frame { header, body_good } = item {
-            let frame = bytes.walked(header, *body_good);
-            let found = Found {
-                header,
-                body: walk::body_of(&frame, header, *body_good),
-                producer: None,
-                unit: header.position,
-            };
-            drafts.apply(segment.life.id, &found, segment.base);
-        }
-    }
-    content.check()?;
-    let index = drafts.seal(&segment.life, segment.base, end, walked.chain);
-    Ok(index.into_partial())
 }

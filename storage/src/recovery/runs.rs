@@ -5,27 +5,34 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::content::Content;
 use super::files::{base_of, read_head};
 use super::history::add_end;
-use super::walk::{Bytes, Item};
 use super::witness::any_index;
 use super::{Recovered, Tail, Trust};
-use crate::bounds;
-use crate::checkpoint::Summary;
-use crate::directory;
+use crate::api::error::OpenError;
+use crate::base::bounds;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::{Position, SegmentId};
+use crate::base::zeros::are_zeros;
+use crate::disk::directory;
+use crate::disk::known_bad;
+use crate::disk::known_bad::Mistake;
 use crate::disk::{Disk, DiskFile, is_out_of_space};
-use crate::error::OpenError;
-use crate::ids::{Position, SegmentId};
+use crate::format::address;
+use crate::format::address::Hole;
+use crate::format::content::Content;
+use crate::format::frame::Kind;
+use crate::format::life::{Life, journal_path};
+use crate::format::walk::{Bytes, Item};
+use crate::index::checkpoint::Summary;
+use crate::index::run_file;
+use crate::index::run_file::{BadRun, Opened};
 use crate::index::{SealedIndex, base_of_index, index_id, old_id, read_index};
-use crate::journal::LIFE_BYTES;
-use crate::journal::frame::Kind;
-use crate::journal::segment::{Hole, Life, Segment, journal_path};
-use crate::known_bad::{self, Mistake};
-use crate::local::Lost;
-use crate::quarantine;
-use crate::sorted::{self, BadRun, Opened, Run};
-use crate::zeros::are_zeros;
+use crate::journal::run;
+use crate::journal::run::Run;
+use crate::journal::segment::Segment;
+use crate::logs::Lost;
+use crate::logs::damages;
 
 /// Size of the pieces in which a file is compared with zeros, bytes.
 const LOOK: usize = 1 << 20;
@@ -73,8 +80,8 @@ impl Runs {
 
     /// Files that the next start removes: leftovers of a crash of the sorter.
     pub(super) fn leftovers(&self) -> Vec<String> {
-        let unfinished = self.unfinished.iter().map(|id| sorted::new_path(*id));
-        let stale = self.stale.iter().map(|id| sorted::path(*id));
+        let unfinished = self.unfinished.iter().map(|id| run::new_path(*id));
+        let stale = self.stale.iter().map(|id| run::path(*id));
         let sorted = self.sorted.iter().map(|id| journal_path(*id));
         unfinished.chain(stale).chain(sorted).collect()
     }
@@ -109,7 +116,7 @@ impl Recovered {
         disk: &dyn Disk,
         ids: &mut Vec<SegmentId>,
     ) -> Result<(), OpenError> {
-        let listed = sorted::list(disk).map_err(OpenError::io("listing sorted"))?;
+        let listed = run_file::list(disk).map_err(OpenError::io("listing sorted"))?;
         let mut runs = Runs {
             whole: true,
             unfinished: listed.unfinished,
@@ -124,7 +131,7 @@ impl Recovered {
         }
         let mut opened = Vec::new();
         for id in listed.runs {
-            match sorted::open(disk, id, self.store.id) {
+            match run_file::open(disk, id, self.store.id) {
                 Ok(run) => opened.push(run),
                 Err(BadRun::Newer(what)) => return Err(OpenError::TooNew { what }),
                 Err(BadRun::Damaged(what)) => {
@@ -133,9 +140,7 @@ impl Recovered {
                     runs.whole = false;
                 }
                 Err(BadRun::Io(error)) => {
-                    return Err(OpenError::io(format!("reading {}", sorted::path(id)))(
-                        error,
-                    ));
+                    return Err(OpenError::io(format!("reading {}", run::path(id)))(error));
                 }
             }
         }
@@ -157,8 +162,8 @@ impl Recovered {
                 runs.gaps.push(head.first_base);
             }
             end = head.limit;
-            let base = sorted::base_of(opened.life.id);
-            let path = sorted::path(opened.life.id);
+            let base = address::base_of(opened.life.id);
+            let path = run::path(opened.life.id);
             let segment = Segment::finished(opened.life, base, Some(path), opened.life.size);
             *segment.end.write() = Some(base.advance(opened.end));
             segment.set_indexed();
@@ -371,7 +376,7 @@ impl Recovered {
         run: &Run,
         index: Option<SealedIndex>,
     ) -> io::Result<()> {
-        let mut walked = sorted::walk(disk, opened)?;
+        let mut walked = run_file::walk(disk, opened)?;
         self.lacks_facts |= !walked.holes.is_empty();
         if let Some(index) = index.filter(|_| walked.lost_images) {
             walked.learn_images(&index);
@@ -380,7 +385,7 @@ impl Recovered {
             run.segment.add_hole(*hole);
         }
         let head = &run.head;
-        let first = head.first_base.advance(crate::journal::LIFE_BYTES);
+        let first = head.first_base.advance(crate::base::bounds::LIFE_BYTES);
         for images in &walked.images {
             let id = images.image.id;
             self.highest_epoch = self.highest_epoch.max(id.epoch());
@@ -442,7 +447,7 @@ impl Recovered {
             return Ok(());
         }
         for (id, _) in std::mem::take(&mut self.runs.bad) {
-            disk.rename(&sorted::path(id), &quarantine::run_path(id))?;
+            disk.rename(&run::path(id), &damages::run_path(id))?;
         }
         disk.sync_directory("quarantine")?;
         disk.sync_directory("sorted")
@@ -460,7 +465,7 @@ impl Recovered {
             return Ok(());
         }
         for path in std::mem::take(&mut runs.strays) {
-            match quarantine::keep_file(disk, &path) {
+            match damages::keep_file(disk, &path) {
                 // The next start finds it again.
                 Err(error) if is_out_of_space(&error) => {}
                 kept => kept?,
@@ -484,8 +489,8 @@ impl Recovered {
         if unfinished.is_empty() && stale.is_empty() && sorted.is_empty() && damaged.is_empty() {
             return Ok(());
         }
-        let unfinished = unfinished.iter().map(|id| sorted::new_path(*id));
-        let stale = stale.iter().map(|id| sorted::path(*id));
+        let unfinished = unfinished.iter().map(|id| run::new_path(*id));
+        let stale = stale.iter().map(|id| run::path(*id));
         let damaged = damaged.iter().map(|id| journal_path(*id));
         for path in unfinished.chain(stale).chain(damaged) {
             self.remove_or_leave(disk, path);
@@ -520,7 +525,7 @@ impl Recovered {
         for (path, id) in doomed {
             let is_sorted = || {
                 let base = base_of_index(disk, &path)?;
-                let is_old = |base| sorted::is_address(base) || Some(base) < sorted_end;
+                let is_old = |base| address::is_address(base) || Some(base) < sorted_end;
                 // An unreadable index is judged by its name.
                 Ok::<_, io::Error>(base.map_or(id <= last_sorted, is_old))
             };
@@ -567,7 +572,7 @@ fn find_holes(disk: &dyn Disk, run: &Run) -> io::Result<()> {
     match index.filter(|index| index.is_of(&segment.life, segment.base)) {
         Some(index) => note_holes(segment, &index),
         None => {
-            for hole in sorted::holes_of(disk, segment)? {
+            for hole in run_file::holes_of(disk, segment)? {
                 segment.add_hole(hole);
             }
         }

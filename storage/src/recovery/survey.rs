@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use super::files::Used;
 use super::{FoundRun, Recovered, Trust};
-use crate::clock::Clock;
-use crate::directory::{LastBegun, Store};
+use crate::api::error::OpenError;
+use crate::base::clock::Clock;
+use crate::base::ids::{Position, SegmentId};
+use crate::base::metrics::NoObserver;
 use crate::disk::Disk;
-use crate::error::OpenError;
-use crate::ids::{Position, SegmentId};
-use crate::journal::body::Link;
-use crate::journal::segment::Life;
-use crate::local::Logs;
-use crate::metrics::NoObserver;
-use crate::quarantine::Damage;
+use crate::disk::directory::{LastBegun, Store};
+use crate::format::body::Link;
+use crate::format::life::Life;
+use crate::logs::Logs;
+use crate::logs::damages::Damage;
 
 /// Batches of producers are not needed here, but the minimum is one.
 const PRODUCER_WINDOW: u64 = 1;

@@ -17,15 +17,18 @@ use std::sync::Arc;
 
 use super::Recovered;
 use super::files::Used;
-use super::walk::{Item, Walked};
-use crate::backup::Backups;
-use crate::checkpoint::{self, Summary};
+use crate::api::error::OpenError;
+use crate::base::ids::{Position, SegmentId};
 use crate::disk::Disk;
-use crate::error::OpenError;
-use crate::ids::{Position, SegmentId};
+use crate::disk::held_files::Backups;
+use crate::format::address::Hole;
+use crate::format::body::Link;
+use crate::format::life::Life;
+use crate::format::walk::{Item, Walked};
+use crate::index::checkpoint;
+use crate::index::checkpoint::Summary;
 use crate::index::{self, SealedIndex};
-use crate::journal::body::Link;
-use crate::journal::segment::{Hole, Life};
+use crate::logs::image;
 
 /// A checkpoint that a start does not begin with.
 pub(super) struct Witness {
@@ -212,7 +215,7 @@ fn is_readable(index: &SealedIndex) -> bool {
 }
 
 /// Gives every log of a checkpoint to `log`. `None` if it cannot be read.
-fn read_checkpoint(disk: &dyn Disk, path: &str, log: impl FnMut(index::Image)) -> Option<Summary> {
+fn read_checkpoint(disk: &dyn Disk, path: &str, log: impl FnMut(image::Image)) -> Option<Summary> {
     match checkpoint::read_at(disk, path) {
         Ok(bytes) => checkpoint::decode(&bytes?, log),
         Err(error) => {

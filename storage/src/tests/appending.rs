@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::*;
-use crate::error::{FailedCheck, InvalidBatch};
-use crate::ids::{LogId, Position};
-use crate::record::LogCheck;
+use crate::api::error::{FailedCheck, InvalidBatch};
+use crate::api::record::LogCheck;
+use crate::base::ids::{LogId, Position};
 
 #[test]
 fn records_come_back_in_order_after_kill_and_after_clean_shutdown() {
@@ -203,7 +203,7 @@ fn append_after_failed_sync_is_refused_even_if_sync_would_now_succeed() {
     let mut request = read_request("a", ReadStart::Lsn(Lsn::new(1)));
     request.visibility = Some(Visibility::Written);
     assert!(matches!(
-        read::page(&fixture.core, &request, Reach::Disk),
+        read::page(&fixture.core.store, &request, Reach::Disk),
         Err(ReadError::JournalFailed(_))
     ));
     let Fixture { disk, core, .. } = fixture;
@@ -285,7 +285,7 @@ fn a_deleted_log_is_gone_and_its_name_makes_another_log() {
     let old = fixture.append("a", b"old").unwrap().appends[0].log_id;
     let awaited = fixture.core.delete_in_turn(target("a"));
     fixture.core.turn();
-    assert!(crate::ticket::block_on(awaited).is_ok());
+    assert!(crate::api::ticket::block_on(awaited).is_ok());
     assert!(matches!(
         fixture.read("a", 0),
         Err(ReadError::LogNotFound { .. })

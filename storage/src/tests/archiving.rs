@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 
 use super::exactly_once::of;
 use super::*;
-use crate::archive::{self, ArchiveFilter, ArchiveListing};
+use crate::api::record::{Gap, GapReason, LogConfig, Retention};
+use crate::api::ticket::block_on;
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
-use crate::local::Start;
-use crate::record::{Gap, GapReason, LogConfig, Retention};
-use crate::ticket::block_on;
+use crate::engine::Start;
+use crate::tools::archive::list;
+use crate::tools::archive::list::{ArchiveFilter, ArchiveListing};
+use crate::tools::archive::restore;
 
 const LOGS: [&str; 4] = ["a", "b/1", "b/2", "c"];
 
@@ -188,16 +190,16 @@ impl Fixture {
 
     /// Expires all records beyond the retention of their logs.
     fn expire_all(&self) {
-        let mut pass = self.core.begin_pass().unwrap();
+        let mut pass = self.core.retainer.begin_pass().unwrap();
         while !pass.is_through() {
-            let portion = self.core.look(&mut pass);
+            let portion = self.core.retainer.look(&mut pass);
             if !portion.is_empty() {
-                let expired = self.core.expire(portion);
+                let expired = self.core.retainer.expire(portion);
                 self.core.turn();
                 block_on(expired).unwrap();
             }
         }
-        self.core.end_pass(pass);
+        self.core.retainer.end_pass(pass);
     }
 
     fn drop_below(&self, log: &str, before: u64) {
@@ -264,7 +266,7 @@ fn batches(fixture: &Fixture, log: &str) -> Option<BTreeMap<u64, Stored>> {
         match fixture.read(log, next.get()) {
             Ok(page) => {
                 for batch in &page.batches {
-                    let crc = crate::journal::frame::crc32c(&batch.body);
+                    let crc = crate::base::crc::crc32c(&batch.body);
                     let (arrival, length) = (batch.arrival.micros(), batch.body.len());
                     let stored = (batch.count, arrival, length, crc);
                     found.insert(batch.first_lsn.get(), stored);
@@ -280,7 +282,7 @@ fn batches(fixture: &Fixture, log: &str) -> Option<BTreeMap<u64, Stored>> {
 }
 
 fn listed(disk: &dyn Disk) -> ArchiveListing {
-    let listing = archive::list(disk, &ArchiveFilter::default(), true, &mut |_| {}).unwrap();
+    let listing = list::list(disk, &ArchiveFilter::default(), true, &mut |_| {}).unwrap();
     assert_eq!(listing.findings, []);
     listing
 }
@@ -313,12 +315,12 @@ fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 fn restored(archive: &Arc<dyn Disk>, filter: &ArchiveFilter) -> (Fixture, u64) {
     let disk = SimDisk::new();
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
-    let restored = archive::restore(archive, &target, filter, &config(), &mut |_| {}).unwrap();
+    let restored = restore::restore(archive, &target, filter, &config(), &mut |_| {}).unwrap();
     assert_eq!(restored.findings, []);
     assert_eq!(restored.report.findings, Vec::<String>::new());
     assert_eq!(restored.report.damage, []);
-    let offline = crate::verify::Offline::open(Arc::new(disk.copy())).unwrap();
-    let control = crate::verify::Control::new(0);
+    let offline = crate::tools::verify::Offline::open(Arc::new(disk.copy())).unwrap();
+    let control = crate::api::pace::Control::new(0);
     let report = offline.verify(&control, &mut |_| {}).unwrap();
     assert_eq!(report.findings, []);
     assert!(report.records > 0);
@@ -360,7 +362,7 @@ fn expired_records_are_archived_and_restored_unchanged() {
     assert!(listing.unfinished.is_empty() && listing.strangers.is_empty());
     assert!(listing.files.iter().all(|file| !file.pending));
     assert_eq!(archived(&listing, "b/2"), [], "it forgets nothing");
-    let quick = archive::list(&*archive, &ArchiveFilter::default(), false, &mut |_| {}).unwrap();
+    let quick = list::list(&*archive, &ArchiveFilter::default(), false, &mut |_| {}).unwrap();
     assert_eq!(
         quick, listing,
         "what is told without reading all is the same"
@@ -461,10 +463,10 @@ fn gaps_of_a_restored_archive_name_why_records_went() {
             other => panic!("{when}: {other:?}"),
         }
         let mut found = Vec::new();
-        let control = crate::verify::Control::new(0);
+        let control = crate::api::pace::Control::new(0);
         let tell =
-            &mut |progress: &mut crate::verify::Progress| found.append(&mut progress.findings);
-        other.core.verify(None, &control, tell).unwrap();
+            &mut |progress: &mut crate::api::pace::Progress| found.append(&mut progress.findings);
+        other.core.verifier.verify(None, &control, tell).unwrap();
         assert_eq!(found, [], "{when}");
         other = match when {
             "at first" => other.restart(),
@@ -707,8 +709,9 @@ fn damage_in_an_archive_is_named_and_all_else_is_restored() {
     drop(fixture);
     let archive = archive_of(&disk);
     let listing = listed(&*archive);
-    let count =
-        |file: &crate::archive::ArchiveFile| file.logs.iter().map(|log| log.records).sum::<u64>();
+    let count = |file: &crate::tools::archive::list::ArchiveFile| {
+        file.logs.iter().map(|log| log.records).sum::<u64>()
+    };
     let all: u64 = listing.files.iter().map(count).sum();
     let file = listing.files.iter().max_by_key(|file| file.bytes).unwrap();
     let path = under(&file.path);
@@ -723,11 +726,11 @@ fn damage_in_an_archive_is_named_and_all_else_is_restored() {
         disk.replace(&path, damaged);
         let archive = archive_of(&disk);
         let filter = ArchiveFilter::default();
-        let found = archive::list(&*archive, &filter, true, &mut |_| {}).unwrap();
+        let found = list::list(&*archive, &filter, true, &mut |_| {}).unwrap();
         let target = SimDisk::new();
         let target_disk: Arc<dyn Disk> = Arc::new(target.clone());
         let restored =
-            archive::restore(&archive, &target_disk, &filter, &config(), &mut |_| {}).unwrap();
+            restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {}).unwrap();
         assert_eq!(restored.findings, found.findings, "{what}");
         assert_eq!(restored.report.findings, Vec::<String>::new(), "{what}");
         assert_eq!(restored.report.damage, [], "{what}");
@@ -785,7 +788,7 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
         let target = SimDisk::new();
         let target_disk: Arc<dyn Disk> = Arc::new(target.clone());
         let restored =
-            archive::restore(&archive, &target_disk, &filter, &config(), &mut |_| {}).unwrap();
+            restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {}).unwrap();
         let ids: Vec<_> = restored.skipped.iter().map(|log| log.log_id).collect();
         assert_eq!(ids, skipped);
         let other = start(&target, None, &TestClock::new()).unwrap();
@@ -800,10 +803,10 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
             assert_eq!(told["a"].get(&first), Some(&stored));
         }
         // A restore does not write over a store.
-        let again = archive::restore(&archive, &target_disk, &filter, &config(), &mut |_| {});
+        let again = restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {});
         assert!(matches!(
             again,
-            Err(crate::error::RestoreError::NotEmpty { .. })
+            Err(crate::api::error::RestoreError::NotEmpty { .. })
         ));
     }
     let nothing = ArchiveFilter {
@@ -811,10 +814,10 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
         ..ArchiveFilter::default()
     };
     let target: Arc<dyn Disk> = Arc::new(SimDisk::new());
-    let restored = archive::restore(&archive, &target, &nothing, &config(), &mut |_| {});
+    let restored = restore::restore(&archive, &target, &nothing, &config(), &mut |_| {});
     assert!(matches!(
         restored,
-        Err(crate::error::RestoreError::NothingArchived { .. })
+        Err(crate::api::error::RestoreError::NothingArchived { .. })
     ));
 }
 

@@ -5,16 +5,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::config::OnDamage;
+use crate::api::config::OnDamage;
+use crate::api::finding::Severity;
+use crate::api::pace::Control;
+use crate::api::record::GapReason;
+use crate::api::ticket::block_on;
+use crate::base::crc;
+use crate::base::ids::Position;
 use crate::disk::Disk;
-use crate::ids::Position;
-use crate::index::Place;
+use crate::engine::repair::{accept_loss, examine};
+use crate::format::active::Place;
 use crate::journal::segment::Segment;
-use crate::record::GapReason;
-use crate::repair::{Loss, accept_loss, examine};
-use crate::sorted::{Load, Of};
-use crate::ticket::block_on;
-use crate::verify::{Control, Offline, Severity};
+use crate::recovery::Loss;
+use crate::tools::verify::Offline;
+use crate::upkeep::sorter::{Load, Of};
 
 const LOGS: [&str; 4] = ["a", "b/1", "b/2", "c"];
 
@@ -354,7 +358,9 @@ fn damaged(at: At, by: By, offset: u64, what: &str) -> (Store, Lsns) {
         By::Read => {}
         By::Verify => {
             let core = Arc::clone(&store.fixture.core);
-            core.verify(None, &Control::new(0), &mut |_| {}).unwrap();
+            core.verifier
+                .verify(None, &Control::new(0), &mut |_| {})
+                .unwrap();
         }
         By::Start => store.restart(bare),
         By::Sorter => store.sorts(what),
@@ -506,10 +512,11 @@ fn nothing_counts_as_lost_that_only_the_page_cache_has_wrong() {
                         assert_eq!(store.named_by_scan(&what), Lsns::new(), "{what}");
                     }
                     Meets::Verify => {
-                        core.verify(None, &Control::new(0), &mut |progress| {
-                            assert_eq!(progress.findings, [], "{what}");
-                        })
-                        .unwrap();
+                        core.verifier
+                            .verify(None, &Control::new(0), &mut |progress| {
+                                assert_eq!(progress.findings, [], "{what}");
+                            })
+                            .unwrap();
                     }
                 }
                 drop(core);
@@ -526,7 +533,7 @@ fn nothing_counts_as_lost_that_only_the_page_cache_has_wrong() {
 
 #[test]
 fn verification_believes_no_chain_that_only_the_page_cache_has_wrong() {
-    use crate::journal::frame;
+    use crate::format::frame;
     let mut store = Store::new();
     store.fill(4);
     store.append("b/1", &[1; 900]);
@@ -559,10 +566,11 @@ fn verification_believes_no_chain_that_only_the_page_cache_has_wrong() {
     let cached = disk.contents(&file.path()).unwrap();
     assert!(frame::decode_header(&cached[at..], file.life.salt).is_some());
     core.journal.recent.clear();
-    core.verify(None, &Control::new(0), &mut |progress| {
-        assert_eq!(progress.findings, []);
-    })
-    .unwrap();
+    core.verifier
+        .verify(None, &Control::new(0), &mut |progress| {
+            assert_eq!(progress.findings, []);
+        })
+        .unwrap();
     assert_eq!(core.statistics().quarantined_records, 0);
     assert_eq!(store.named("a chain"), Lsns::new());
 }
@@ -767,6 +775,7 @@ fn log_of_a_missing_segment_takes_appends_while_a_run_is_built() {
     let records = store.records.get_mut("only").unwrap();
     let step = fixture
         .core
+        .sorter
         .sort_step(Of::Segments, Load::AtRest, &mut |_| {
             let data = (records.len() as u64).to_le_bytes().to_vec();
             let appended = fixture.append("only", &data).unwrap();
@@ -893,7 +902,8 @@ fn a_segment_that_is_put_back_after_a_run_was_made_is_kept() {
 
 #[test]
 fn damaged_links_seals_orders_and_images_hold_nothing_back() {
-    use crate::journal::frame::{self, Kind};
+    use crate::format::frame;
+    use crate::format::frame::Kind;
     for (at, kind) in [
         (At::Segment, Kind::Link),
         (At::Segment, Kind::Seal),
@@ -922,7 +932,9 @@ fn damaged_links_seals_orders_and_images_hold_nothing_back() {
         bytes[offset + 70] ^= 1;
         store.fixture.disk.replace(&path, bytes);
         let core = &store.fixture.core;
-        core.verify(None, &Control::new(0), &mut |_| {}).unwrap();
+        core.verifier
+            .verify(None, &Control::new(0), &mut |_| {})
+            .unwrap();
         store.sorts(&what);
         assert_eq!(store.named(&what), Lsns::new());
         store.is_as_new(&Lsns::new(), &what);
@@ -956,7 +968,7 @@ fn damage_found_for_want_of_an_index_stays_named_when_the_index_is_back() {
     store.restart(Fixture::restart);
     // Only this start reads the segment. It ends before a checkpoint is due.
     let core = &store.fixture.core;
-    core.indexer.work(core, crate::indexer::Wanted::WhenDue);
+    core.indexer.work(crate::upkeep::indexer::Wanted::WhenDue);
     assert!(store.fixture.disk.contents(&index).is_some(), "{what}");
     let count = core.statistics().quarantined_records;
     assert!(count > 0, "{what}");
@@ -1117,8 +1129,8 @@ fn space_comes_back_around_a_sector_that_cannot_be_read() {
 
 #[test]
 fn index_of_a_run_without_a_name_does_not_show_a_missing_segment() {
+    use crate::format::frame;
     use crate::index::index_path;
-    use crate::journal::frame;
     let what = "an index before its run";
     let mut store = Store::new();
     store.fill(5);
@@ -1127,16 +1139,16 @@ fn index_of_a_run_without_a_name_does_not_show_a_missing_segment() {
     let of_run = index_path(core.journal.runs()[0].id());
     let mut index = store.fixture.disk.contents(&of_run).unwrap();
     // The sorter begins another run, appends go on, and a kill comes before the run has its name.
-    let id = core.pool().draw_id();
+    let id = core.pool.draw_id();
     store.fill(6);
     let (_, segments) = core.journal.runs_and_segments();
     let behind = segments.iter().find(|segment| segment.life.id > id);
     let behind = Arc::clone(behind.expect("a segment that began after the run"));
     drop((core, segments));
     index[16..24].copy_from_slice(&id.get().to_le_bytes());
-    index[32..40].copy_from_slice(&crate::sorted::base_of(id).get().to_le_bytes());
+    index[32..40].copy_from_slice(&crate::format::address::base_of(id).get().to_le_bytes());
     let end = index.len() - 4;
-    let crc = frame::crc32c(&index[..end]);
+    let crc = crc::crc32c(&index[..end]);
     index[end..].copy_from_slice(&crc.to_le_bytes());
     let disk = store.fixture.disk.clone();
     disk.replace(&index_path(id), index);
@@ -1167,7 +1179,7 @@ fn index_of_a_run_without_a_name_does_not_show_a_missing_segment() {
 #[test]
 #[allow(clippy::disallowed_methods, reason = "threads and time of a test")]
 fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
-    use crate::engine::LogEngine;
+    use crate::api::engine::LogEngine;
     let what = "an idle store";
     let mut store = Store::new();
     store.fill(10);
@@ -1181,18 +1193,18 @@ fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
         } = fixture;
         drop(core);
         // The indexing thread writes one as soon as it runs. Later only damage can end its rest.
-        let checkpoints = || crate::checkpoint::list(&disk).unwrap();
+        let checkpoints = || crate::index::checkpoint::list(&disk).unwrap();
         for id in checkpoints() {
-            disk.remove(&crate::checkpoint::path(id)).unwrap();
+            disk.remove(&crate::index::checkpoint::path(id)).unwrap();
         }
-        let clock = Arc::new(crate::clock::SystemClock);
+        let clock = Arc::new(crate::base::clock::SystemClock);
         let on: Arc<dyn Disk> = Arc::new(disk.clone());
         // The damage stays in its place.
         let idle = StorageConfig {
             sorter_enabled: false,
             ..config.clone()
         };
-        let opened = crate::local::LocalEngine::open(on, idle, clock, Arc::new(NoObserver));
+        let opened = crate::engine::LocalEngine::open(on, idle, clock, Arc::new(NoObserver));
         let (engine, _) = opened.unwrap();
         let wait_until = |is_done: &dyn Fn() -> bool| {
             let until = Instant::now() + Duration::from_secs(60);

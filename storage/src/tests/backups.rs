@@ -7,14 +7,18 @@ use rand::{RngExt, SeedableRng};
 
 use super::exactly_once::of;
 use super::*;
-use crate::backup::{self, BackupView, content_path};
+use crate::api::engine::{Backup, BackupManifest, BackupPart};
+use crate::api::error::{BackupError, RestoreError};
+use crate::api::finding::Severity;
+use crate::api::pace::Control;
+use crate::api::record::{GapReason, LogConfig};
+use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::Disk;
-use crate::engine::{Backup, BackupManifest, BackupPart};
-use crate::error::{BackupError, RestoreError};
-use crate::ids::{Position, RecoveryEpoch, SegmentId};
-use crate::record::{GapReason, LogConfig};
-use crate::repair::accept_loss;
-use crate::verify::{Control, Offline, Severity};
+use crate::disk::held_files;
+use crate::engine::repair::accept_loss;
+use crate::tools::backup;
+use crate::tools::backup::{BackupView, content_path};
+use crate::tools::verify::Offline;
 
 /// State of a store: for each log its first kept lsn and its records.
 type Standing = BTreeMap<String, (u64, Vec<Vec<u8>>)>;
@@ -29,7 +33,7 @@ fn standing(core: &Arc<Core>) -> Standing {
             let mut next = first;
             while next < info.tail_lsn {
                 let request = read_request(&name, ReadStart::Lsn(next));
-                let page = read::page(core, &request, Reach::Disk).unwrap();
+                let page = read::page(&core.store, &request, Reach::Disk).unwrap();
                 for batch in &page.batches {
                     assert_eq!(batch.first_lsn, next, "lsns are dense");
                     next = batch.next_lsn();
@@ -51,7 +55,13 @@ fn poll<T>(future: &mut Pin<Box<impl Future<Output = T> + ?Sized>>) -> Option<T>
 
 fn begin(fixture: &Fixture, known: HashSet<u128>) -> Result<Box<dyn Backup>, BackupError> {
     let workers = Arc::default();
-    let mut beginning = Box::pin(backup::begin(&fixture.core, &workers, known));
+    let mut beginning = Box::pin(backup::begin(
+        &fixture.core.store,
+        &fixture.core.inbox,
+        &fixture.core.indexer,
+        &workers,
+        known,
+    ));
     for _ in 0..4 {
         if let Some(begun) = poll(&mut beginning) {
             return begun;
@@ -412,7 +422,7 @@ fn a_store_on_a_full_disk_can_be_saved() {
 #[test]
 fn backups_hold_the_files_they_listed_and_no_others() {
     let (fixture, _) = busy_store(3);
-    let backups = &fixture.core.backups;
+    let backups = &fixture.core.held_files;
     let index = format!("index/{}", fixture.disk.list("index").unwrap()[0]);
     let is_there = || fixture.disk.contents(&index).is_some();
     let mut first = begin(&fixture, HashSet::new()).unwrap();
@@ -429,7 +439,7 @@ fn backups_hold_the_files_they_listed_and_no_others() {
     assert!(next(&mut *running).unwrap().is_some());
     // A file that was written after the list was made is removed at once.
     let new = format!("{index}.new");
-    crate::checkpoint::replace(&fixture.disk, &format!("{new}.new"), &new, &[b"later"]).unwrap();
+    crate::disk::replace_file(&fixture.disk, &format!("{new}.new"), &new, &[b"later"]).unwrap();
     assert!(!backups.remove(&new).unwrap());
     assert!(fixture.disk.contents(&new).is_none());
     let whole = |path: &str| vec![path.to_owned()];
@@ -443,8 +453,8 @@ fn backups_hold_the_files_they_listed_and_no_others() {
 #[test]
 fn backup_that_nobody_reads_ends_and_holds_nothing() {
     let (fixture, _) = busy_store(3);
-    let backups = &fixture.core.backups;
-    let limit = i64::try_from(backup::UNREAD.as_micros()).unwrap();
+    let backups = &fixture.core.held_files;
+    let limit = i64::try_from(held_files::UNREAD.as_micros()).unwrap();
     let segment = format!("journal/{}", fixture.disk.list("journal").unwrap()[0]);
     let is_there = || fixture.disk.contents(&segment).is_some();
     let mut unread = begin(&fixture, HashSet::new()).unwrap();
@@ -466,7 +476,7 @@ fn backup_that_nobody_reads_ends_and_holds_nothing() {
         "{ended:?}"
     );
     // An unread backup also ends without `end_unread`, and makes room for another.
-    let mut unread: Vec<_> = (0..backup::AT_A_TIME)
+    let mut unread: Vec<_> = (0..crate::disk::held_files::AT_A_TIME)
         .map(|_| begin(&fixture, HashSet::new()).unwrap())
         .collect();
     fixture.clock.advance(limit);
@@ -482,7 +492,7 @@ fn backup_that_nobody_reads_ends_and_holds_nothing() {
 #[test]
 fn backup_holds_only_the_files_that_it_still_sends() {
     let (fixture, _) = busy_store(3);
-    let backups = &fixture.core.backups;
+    let backups = &fixture.core.held_files;
     let held = |path: &str| !backups.unless_held(&[path.to_owned()], || Ok(())).unwrap();
     let mut first = begin(&fixture, HashSet::new()).unwrap();
     let manifest = loop {
@@ -531,7 +541,7 @@ fn digests_of_files_that_are_gone_are_forgotten() {
         fixture.trim_to("a", u64::from(number) * 200);
         fixture.sort();
         let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
-        let known = fixture.core.backups.known_digests();
+        let known = fixture.core.held_files.known_digests();
         assert!(known > 0 && known <= manifest.files.len(), "{known}");
     }
 }
@@ -540,8 +550,12 @@ fn digests_of_files_that_are_gone_are_forgotten() {
 fn few_backups_run_at_a_time() {
     let (fixture, _) = busy_store(3);
     let begin = || begin(&fixture, HashSet::new());
-    let running: Vec<_> = (0..backup::AT_A_TIME).map(|_| begin().unwrap()).collect();
-    assert!(matches!(begin(), Err(BackupError::Busy { running }) if running == backup::AT_A_TIME));
+    let running: Vec<_> = (0..crate::disk::held_files::AT_A_TIME)
+        .map(|_| begin().unwrap())
+        .collect();
+    assert!(
+        matches!(begin(), Err(BackupError::Busy { running }) if running == held_files::AT_A_TIME)
+    );
     drop(running);
     assert!(begin().is_ok());
 }
@@ -726,7 +740,7 @@ fn standing_over_gaps(fixture: &Fixture) -> (u64, u64) {
             .iter()
             .map(|b| u64::from(b.count))
             .sum::<u64>();
-        let quarantined = |gap: &&crate::record::Gap| gap.reason == GapReason::Quarantined;
+        let quarantined = |gap: &&crate::api::record::Gap| gap.reason == GapReason::Quarantined;
         for gap in chunk.gaps.iter().filter(quarantined) {
             lost += gap.to.unwrap().since(gap.from.unwrap());
         }
@@ -797,7 +811,7 @@ fn a_restore_that_is_cut_off_anywhere_is_no_store() {
                 let disk: Arc<dyn Disk> = Arc::new(target.clone());
                 let clock = TestClock::new();
                 let accepted =
-                    crate::repair::accept_loss(&disk, &small_config(), clock, "by a test");
+                    crate::engine::repair::accept_loss(&disk, &small_config(), clock, "by a test");
                 assert!(matches!(accepted, Err(OpenError::NotAStore { .. })));
                 assert_eq!(target.fingerprint(), before);
             }

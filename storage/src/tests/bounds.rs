@@ -3,11 +3,11 @@
 use std::io::ErrorKind::StorageFull;
 
 use super::*;
-use crate::error::{AdminError, Bounded, CursorError, FenceError, Named};
-use crate::ids::Name;
-use crate::record::{CursorCommit, Producer};
-use crate::sorted::Turns;
-use crate::ticket::block_on;
+use crate::api::error::{AdminError, Bounded, CursorError, FenceError, Named};
+use crate::api::record::{CursorCommit, Producer};
+use crate::api::ticket::block_on;
+use crate::base::ids::Name;
+use crate::upkeep::sorter::Turns;
 
 const RISE: u64 = 1 << 32;
 
@@ -264,7 +264,10 @@ fn deleted_logs_at_their_bound_are_forgotten_with_little_to_sort() {
         let mut turns = Turns::default();
         for _ in 0..20 {
             f.core.pool_in_turn().unwrap();
-            f.core.sort_turn(&mut turns, &mut |_| Ok(())).unwrap();
+            f.core
+                .sorter
+                .sort_turn(&mut turns, &mut |_| Ok(()))
+                .unwrap();
             f.core.turn();
         }
     };

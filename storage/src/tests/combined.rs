@@ -14,11 +14,11 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::api::error::{AdminError, TrimError};
+use crate::base::promise::Awaited;
 use crate::disk::{CallKind, Disk, Filter, is_out_of_space};
-use crate::error::{AdminError, TrimError};
-use crate::repair::accept_loss;
-use crate::sorted::Turns;
-use crate::ticket::Awaited;
+use crate::engine::repair::accept_loss;
+use crate::upkeep::sorter::Turns;
 
 const KIB: u64 = 1 << 10;
 const SECOND: i64 = 1_000_000;
@@ -477,7 +477,7 @@ impl Run {
         let mut steps = 0;
         for _ in 0..60 {
             self.clock.advance(30 * SECOND);
-            let done = match core.sort_turn(&mut turns, &mut |_| Ok(())) {
+            let done = match core.sorter.sort_turn(&mut turns, &mut |_| Ok(())) {
                 Ok(done) => done,
                 Err(error) => panic!("sorting on a full disk: {error:?}"),
             };
@@ -513,7 +513,7 @@ impl Run {
         let mut idle = 0;
         for _ in 0..300 {
             self.clock.advance(30 * SECOND);
-            let done = core.sort_turn(&mut turns, &mut |_| Ok(()));
+            let done = core.sorter.sort_turn(&mut turns, &mut |_| Ok(()));
             core.turn();
             match done {
                 Ok(true) => idle = 0,
@@ -548,8 +548,12 @@ fn read_from(core: &Arc<Core>, log: &str, next: usize) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let mut next = Lsn::new(next as u64);
     loop {
-        let page = read::page(core, &read_request(log, ReadStart::Lsn(next)), Reach::Disk)
-            .unwrap_or_else(|error| panic!("{log}: {error}"));
+        let page = read::page(
+            &core.store,
+            &read_request(log, ReadStart::Lsn(next)),
+            Reach::Disk,
+        )
+        .unwrap_or_else(|error| panic!("{log}: {error}"));
         found.extend(page.batches.iter().flat_map(payloads));
         next = page.next_lsn;
         if next == page.tail_lsn {
@@ -577,7 +581,7 @@ fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSe
     let mut next = 0;
     loop {
         let start = ReadStart::Lsn(Lsn::new(next));
-        match read::page(core, &read_request(log, start), Reach::Disk) {
+        match read::page(&core.store, &read_request(log, start), Reach::Disk) {
             Ok(page) => {
                 for stored in &page.batches {
                     for (lsn, data) in (stored.first_lsn.get()..).zip(payloads(stored)) {

@@ -1,9 +1,9 @@
 //! Compression: chosen per log, kept only where it helps, mixed in one log.
 
 use super::*;
-use crate::ids::Position;
-use crate::record::{Compression, LogConfig};
-use crate::ticket::block_on;
+use crate::api::record::{Compression, LogConfig};
+use crate::api::ticket::block_on;
+use crate::base::ids::Position;
 
 fn with(compression: Compression) -> Fixture {
     let fixture = Fixture::new();

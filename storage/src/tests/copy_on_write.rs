@@ -54,7 +54,7 @@ fn store(blocks: usize, reserve: usize) -> (Fixture, Vec<Vec<u8>>) {
     for data in &before {
         fixture.append("a", data).unwrap();
     }
-    fixture.core.pool().fill().unwrap();
+    fixture.core.pool.fill().unwrap();
     fixture.disk.set_copy_on_write(blocks * BLOCK);
     (fixture, before)
 }
@@ -122,7 +122,7 @@ fn a_full_disk_that_copies_refuses_and_its_next_start_works() {
 #[test]
 fn a_group_in_a_full_copy_is_taken_back_with_the_space_of_the_pool() {
     let (fixture, before) = store(3, 1);
-    let ready = fixture.core.pool().counts().0;
+    let ready = fixture.core.pool.counts().0;
     assert!(ready > 0);
     // The first blocks of the group find space. The other blocks, and zeros over the first, find none.
     let refused = fixture.append("a", &[1; 20_000]);
@@ -131,7 +131,7 @@ fn a_group_in_a_full_copy_is_taken_back_with_the_space_of_the_pool() {
         "{refused:?}"
     );
     assert!(fixture.core.journal.failure().is_none());
-    assert!(fixture.core.pool().counts().0 < ready);
+    assert!(fixture.core.pool.counts().0 < ready);
     // Requests of operators may use the space that was given up; records may not.
     assert!(matches!(
         fixture.append("a", &[1; 10]),
@@ -231,6 +231,6 @@ fn indexes_that_a_full_disk_cannot_hold_are_written_later() {
     for n in 0..40_u8 {
         fixture.append("a", &[n; 5000]).unwrap();
     }
-    assert!(fixture.core.indexer.trouble().is_none());
+    assert!(fixture.core.indexing.trouble().is_none());
     assert!(!fixture.disk.list("index").unwrap().is_empty());
 }

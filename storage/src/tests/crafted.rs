@@ -3,20 +3,24 @@
 //! seeds (`fuzzing::crafted_seeds`).
 
 use super::*;
-use crate::backup::{BackupView, content_path};
-use crate::bounds;
-use crate::config::OnDamage;
-use crate::directory::{self, LastBegun};
+use crate::api::config::OnDamage;
+use crate::api::engine::{BackupFile, BackupManifest};
+use crate::api::error::RestoreError;
+use crate::api::finding::Finding;
+use crate::api::pace::Control;
+use crate::api::record::Compression;
+use crate::base::bounds;
+use crate::base::crc;
+use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::Disk;
-use crate::engine::{BackupFile, BackupManifest};
-use crate::error::RestoreError;
-use crate::ids::{Position, RecoveryEpoch, SegmentId};
-use crate::journal::compress;
-use crate::journal::frame::{self, Kind};
-use crate::journal::segment::Life;
-use crate::record::Compression;
-use crate::repair::accept_loss;
-use crate::verify::{Control, Finding, Offline};
+use crate::disk::directory;
+use crate::disk::directory::LastBegun;
+use crate::engine::repair::accept_loss;
+use crate::format::frame;
+use crate::format::frame::Kind;
+use crate::format::life::Life;
+use crate::tools::backup::{BackupView, content_path};
+use crate::tools::verify::Offline;
 
 const FIRST_FRAME: usize = 8192;
 
@@ -200,7 +204,7 @@ fn forge_segment(disk: &SimDisk, path: &str, edit: &dyn Fn(usize, Kind, &mut Vec
         let head = header.header_len as usize;
         let body_len = u32::try_from(new.len() - head).unwrap();
         new[8..12].copy_from_slice(&body_len.to_le_bytes());
-        let body_crc = frame::crc32c(&new[head..]);
+        let body_crc = crc::crc32c(&new[head..]);
         new[12..16].copy_from_slice(&body_crc.to_le_bytes());
         new[60..64].copy_from_slice(&chain.to_le_bytes());
         chain = frame::salted_crc32c(salt, &new[4..head]);
@@ -216,7 +220,7 @@ fn ends(core: &Arc<Core>, log: &str) -> bool {
     let mut next = Lsn::ZERO;
     for _ in 0..20 {
         let request = read_request(log, ReadStart::Lsn(next));
-        match read::page(core, &request, Reach::Disk) {
+        match read::page(&core.store, &request, Reach::Disk) {
             Ok(page) if page.next_lsn < page.tail_lsn => next = page.next_lsn,
             Err(ReadError::Quarantined { to: Some(to), .. }) => next = to,
             Ok(_) | Err(_) => return true,
@@ -277,7 +281,7 @@ fn forged_headers_are_damage() {
 
 #[test]
 fn forged_links_are_damage() {
-    use crate::journal::body::Link;
+    use crate::format::body::Link;
     let fixture = store().restart();
     let edits: [(&str, Edit<'_, Link>); 9] = [
         ("end within all bounds", &|link| {
@@ -383,7 +387,7 @@ fn format_tells_bodies_that_are_larger_than_those_of_any_store() {
         "versions before this one read it"
     );
     let id = directory::read_format(&*disk).unwrap();
-    let larger = compress::LARGEST_BODY + 4096;
+    let larger = bounds::LARGEST_BODY + 4096;
     directory::allow(&*disk, larger).unwrap();
     assert!(text().contains("version 2\n"), "{}", text());
     assert!(
@@ -397,7 +401,7 @@ fn format_tells_bodies_that_are_larger_than_those_of_any_store() {
         "it only grows"
     );
     assert_eq!(directory::read_format(&*disk).unwrap(), id);
-    assert!(compress::allowed() >= larger);
+    assert!(bounds::allowed_body() >= larger);
     assert!(
         verified(&fixture.disk)
             .unwrap()

@@ -1,11 +1,11 @@
 //! Cursors: moved alone or with a batch, and shown only when the move is durable.
 
 use super::*;
+use crate::api::error::{CursorError, FailedCheck};
+use crate::api::record::{Cursor, CursorCommit};
+use crate::base::ids::Name;
+use crate::base::promise::Awaited;
 use crate::disk::Disk;
-use crate::error::{CursorError, FailedCheck};
-use crate::ids::Name;
-use crate::record::{Cursor, CursorCommit};
-use crate::ticket::Awaited;
 
 fn name(cursor: &str) -> Name {
     Name::new(cursor).unwrap()
@@ -165,7 +165,7 @@ fn a_wrong_move_is_refused_and_moves_nothing() {
     ));
     let id = f.core.logs.by_name("a").unwrap().id;
     let of_another = CursorCommit {
-        log_id: Some(crate::ids::LogId::new(id.get() + 1)),
+        log_id: Some(crate::base::ids::LogId::new(id.get() + 1)),
         ..to("a", "x", 0)
     };
     let Err(CursorError::Append(AppendError::ConditionsFailed(failed))) = f.commit(of_another)

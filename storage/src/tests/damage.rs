@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::api::record::GapReason;
 use crate::disk::Disk;
-use crate::journal::frame::{self, Kind};
-use crate::journal::segment::Life;
-use crate::record::GapReason;
+use crate::format::frame;
+use crate::format::frame::Kind;
+use crate::format::life::Life;
 
 const LOGS: [&str; 4] = ["a", "b", "c/1", "d"];
 const FIRST_FRAME: usize = 8192;
@@ -106,7 +107,7 @@ impl Sample {
             {
                 if header.kind == Kind::Created {
                     let body = frame::verified_body(&bytes[from..], &header).unwrap();
-                    let created = crate::journal::body::Created::decode(body).unwrap();
+                    let created = crate::format::body::Created::decode(body).unwrap();
                     let log = LOGS.into_iter().find(|log| *log == created.name).unwrap();
                     ids.insert(header.log_id, log);
                 }

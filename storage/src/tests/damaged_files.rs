@@ -15,15 +15,16 @@ use std::fmt::Write;
 use super::damage::{all, without_indexes};
 use super::faults::used_paths;
 use super::*;
-use crate::directory::{DIRECTORIES, REPAIRS};
+use crate::api::record::{Compression, CursorCommit, GapReason, LogConfig, Producer};
+use crate::api::ticket::block_on;
+use crate::base::ids::Name;
 use crate::disk::Disk;
-use crate::ids::Name;
+use crate::disk::directory::{DIRECTORIES, REPAIRS};
+use crate::engine::repair::accept_loss;
+use crate::format::frame;
+use crate::format::frame::Kind;
+use crate::format::life::Life;
 use crate::journal::committer::CursorChange;
-use crate::journal::frame::{self, Kind};
-use crate::journal::segment::Life;
-use crate::record::{Compression, CursorCommit, GapReason, LogConfig, Producer};
-use crate::repair::accept_loss;
-use crate::ticket::block_on;
 
 const LOGS: [&str; 5] = ["a", "b", "c/1", "gone", "packed"];
 const FIRST_FRAME: usize = 8192;
@@ -69,7 +70,7 @@ struct Frame {
 struct Writing {
     fixture: Fixture,
     records: BTreeMap<&'static str, BTreeMap<u64, Vec<u8>>>,
-    ids: BTreeMap<crate::ids::LogId, &'static str>,
+    ids: BTreeMap<crate::base::ids::LogId, &'static str>,
     written: u64,
 }
 
@@ -162,7 +163,7 @@ impl Writing {
 
     /// Leaves the segment, so that appends go on in the next one.
     fn leave(&mut self) {
-        let awaited = self.fixture.core.leave_segment();
+        let awaited = self.fixture.core.inbox.leave_segment();
         self.fixture.core.turn();
         block_on(awaited).unwrap();
     }
@@ -386,7 +387,7 @@ impl Store {
 }
 
 /// The frames that hold records of these logs.
-fn frames(disk: &SimDisk, ids: &BTreeMap<crate::ids::LogId, &'static str>) -> Vec<Frame> {
+fn frames(disk: &SimDisk, ids: &BTreeMap<crate::base::ids::LogId, &'static str>) -> Vec<Frame> {
     let mut frames = Vec::new();
     for path in used_paths(disk) {
         let bytes = disk.contents(&path).unwrap();
@@ -436,7 +437,7 @@ fn by_pages(fixture: &Fixture, log: &str, mut next: u64) -> Seen {
     loop {
         let mut request = read_request(log, ReadStart::Lsn(Lsn::new(next)));
         request.max_records = 3;
-        match read::page(&fixture.core, &request, Reach::Disk) {
+        match read::page(&fixture.core.store, &request, Reach::Disk) {
             Ok(page) => {
                 for batch in &page.batches {
                     found.extend((batch.first_lsn.get()..).zip(payloads(batch)));
@@ -496,7 +497,7 @@ fn tell(fixture: &Fixture, logs: &[&str]) -> String {
     writeln!(out, "{:?}", fixture.core.history).unwrap();
     for log in logs.iter().chain(&["another"]) {
         let mut appended = append_after(fixture, log);
-        appended.times = crate::engine::AppendTimes::default();
+        appended.times = crate::api::engine::AppendTimes::default();
         writeln!(out, "{appended:?}").unwrap();
     }
     out
@@ -807,7 +808,7 @@ fn store_without_its_journal_directory_reports_a_loss() {
         disk.remove(&format!("journal/{name}")).unwrap();
     }
     let copy: Arc<dyn Disk> = Arc::new(disk.copy());
-    let loss = crate::repair::examine(&copy, &small_config()).unwrap();
+    let loss = crate::engine::repair::examine(&copy, &small_config()).unwrap();
     assert!(loss.unknown_logs, "{loss:?}");
     let fixture = Fixture::on(disk);
     let findings = fixture.report.findings.join("; ");
@@ -834,7 +835,7 @@ fn a_lost_key_of_digests_is_reported_by_start_and_repair() {
         disk.replace(&path, bytes);
     }
     let copy: Arc<dyn Disk> = Arc::new(disk.copy());
-    let loss = crate::repair::examine(&copy, &small_config()).unwrap();
+    let loss = crate::engine::repair::examine(&copy, &small_config()).unwrap();
     let told = |findings: &[String]| findings.iter().any(|f| f.contains("key of digests"));
     assert!(told(&loss.findings), "{loss:?}");
     let fixture = Fixture::on(disk);

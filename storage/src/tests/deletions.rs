@@ -1,8 +1,9 @@
 //! Deletions: one flush takes many of them, in the order of their requests.
 
 use super::*;
-use crate::error::AdminError;
-use crate::ticket::{Awaited, block_on};
+use crate::api::error::AdminError;
+use crate::api::ticket::block_on;
+use crate::base::promise::Awaited;
 
 fn name(number: usize) -> String {
     format!("log/{number:05}")
@@ -46,7 +47,7 @@ fn a_second_deletion_finds_no_log_and_later_requests_find_a_free_name() {
     let mut appended = fixture.submit(batch(&[(&name(1), &[b"new", b"log"])]));
     let once_more = delete(&fixture, &name(1));
     let replaced = LogTarget {
-        log_id: Some(crate::ids::LogId::new(7_000_000)),
+        log_id: Some(crate::base::ids::LogId::new(7_000_000)),
         ..target(&name(2))
     };
     let replaced = fixture.core.delete_in_turn(replaced);

@@ -2,12 +2,12 @@
 //! No file counts as damaged, and all work resumes when descriptors are back.
 
 use super::*;
+use crate::api::engine::LogEngine;
+use crate::api::error::{BackupError, SyncError, TrimError};
+use crate::api::pace::Control;
+use crate::api::record::SyncMode;
 use crate::disk::{CallKind, Disk, is_out_of_descriptors};
-use crate::engine::LogEngine;
-use crate::error::{BackupError, SyncError, TrimError};
-use crate::local::LocalEngine;
-use crate::record::SyncMode;
-use crate::verify::Control;
+use crate::engine::LocalEngine;
 
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
@@ -160,16 +160,19 @@ fn live(disk: &SimDisk) -> (Met, bool) {
     met.backups += saved.1;
     let verify = || {
         let mut findings = Vec::new();
-        let mut tell = |progress: &mut crate::verify::pace::Progress| {
+        let mut tell = |progress: &mut crate::api::pace::Progress| {
             findings.append(&mut progress.findings);
         };
-        let checked = fixture.core.verify(None, &Control::new(0), &mut tell);
+        let checked = fixture
+            .core
+            .verifier
+            .verify(None, &Control::new(0), &mut tell);
         checked.map(|()| findings)
     };
     let (findings, times) = repeated(
         &fixture,
         verify,
-        |stop| matches!(stop, crate::verify::pace::Stop::Io(error) if error.to_string().contains("Too many open files")),
+        |stop| matches!(stop, crate::api::pace::Stop::Io(error) if error.to_string().contains("Too many open files")),
     );
     assert_eq!(findings, []);
     met.verified += times;
@@ -201,7 +204,13 @@ fn poll_now<T>(mut future: impl Future<Output = T> + Unpin) -> Option<T> {
 /// Takes a whole backup. The step that leaves the segment needs a turn of its own.
 fn saved(fixture: &Fixture) -> Result<(), BackupError> {
     let workers = Arc::default();
-    let begun = crate::backup::begin(&fixture.core, &workers, std::collections::HashSet::new());
+    let begun = crate::tools::backup::begin(
+        &fixture.core.store,
+        &fixture.core.inbox,
+        &fixture.core.indexer,
+        &workers,
+        std::collections::HashSet::new(),
+    );
     let mut begun = Box::pin(begun);
     let mut context = Context::from_waker(Waker::noop());
     let mut backup = loop {
@@ -338,7 +347,7 @@ fn threads_wait_for_descriptors_and_go_on() {
     let (engine, _) = LocalEngine::open(
         Arc::new(disk.clone()),
         config(),
-        Arc::new(crate::clock::SystemClock),
+        Arc::new(crate::base::clock::SystemClock),
         Arc::new(NoObserver),
     )
     .unwrap();
@@ -376,7 +385,7 @@ fn threads_wait_for_descriptors_and_go_on() {
         }
         acked += 1;
     }
-    let trimmed = crate::ticket::block_on(engine.trim(target("a"), Lsn::new(acked - 1)));
+    let trimmed = crate::api::ticket::block_on(engine.trim(target("a"), Lsn::new(acked - 1)));
     assert_eq!(trimmed.unwrap(), Lsn::new(acked - 1));
     disk.set_out_of_descriptors(true);
     disk.set_out_of_descriptors(false);
@@ -385,7 +394,7 @@ fn threads_wait_for_descriptors_and_go_on() {
         append().unwrap();
         assert!(Instant::now() < until, "the sorter goes on");
     }
-    crate::ticket::block_on(engine.drain()).unwrap();
+    crate::api::ticket::block_on(engine.drain()).unwrap();
     assert!(engine.core.journal.failure().is_none());
     assert!(engine.core.damages.logs() == (0, 0));
 }
@@ -416,7 +425,7 @@ fn an_index_or_checkpoint_that_cannot_be_written_is_written_later() {
             assert!(fixture.core.journal.failure().is_none());
             compare(&fixture, &acked, 0);
             assert!(!fixture.disk.list("checkpoint").unwrap().is_empty());
-            assert_eq!(fixture.core.indexer.trouble(), None);
+            assert_eq!(fixture.core.indexing.trouble(), None);
             let fixture = fixture.restart();
             assert_eq!(fixture.report.damage, []);
             compare(&fixture, &acked, 0);
@@ -435,7 +444,7 @@ fn an_index_whose_name_may_be_gone_stays_in_memory_and_is_written_again() {
     while fixture.disk.faults_left() > 0 {
         fill(&fixture, &mut acked, 1);
     }
-    assert!(fixture.core.indexer.trouble().is_some());
+    assert!(fixture.core.indexing.trouble().is_some());
     // The cache loses the names too.
     for name in fixture.disk.list("index").unwrap() {
         fixture.disk.remove(&format!("index/{name}")).unwrap();
@@ -443,7 +452,7 @@ fn an_index_whose_name_may_be_gone_stays_in_memory_and_is_written_again() {
     compare(&fixture, &acked, 0);
     fixture.core.turn();
     assert!(!fixture.disk.list("index").unwrap().is_empty());
-    assert!(fixture.core.indexer.trouble().is_none());
+    assert!(fixture.core.indexing.trouble().is_none());
 }
 
 /// No index can be written for long: memory has a bound, and nothing but new records waits.
@@ -465,7 +474,7 @@ fn indexes_that_cannot_be_written_take_a_bounded_amount_of_memory() {
         assert!(acked < 100_000, "appends go on without a bound");
     };
     assert!(matches!(refused, AppendError::DiskFull(_)), "{refused}");
-    assert!(fixture.core.indexer.trouble().is_some());
+    assert!(fixture.core.indexing.trouble().is_some());
     // More than one segment was begun since, and trims go on.
     assert!(fixture.core.journal.segments.read().len() > 3);
     let trimmed = fixture.core.trim_in_turn(target("a"), Lsn::new(1));
@@ -477,7 +486,7 @@ fn indexes_that_cannot_be_written_take_a_bounded_amount_of_memory() {
     fixture.disk.forget_faults();
     fixture.core.turn();
     fixture.append("a", &small).unwrap();
-    assert!(fixture.core.indexer.trouble().is_none());
+    assert!(fixture.core.indexing.trouble().is_none());
 }
 
 #[test]

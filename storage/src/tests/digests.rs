@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use super::exactly_once::of;
 use super::*;
-use crate::digest::Secret;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::SegmentId;
 use crate::disk::Disk;
-use crate::ids::SegmentId;
-use crate::journal::LIFE_BYTES;
-use crate::journal::segment::{Key, Life, journal_path};
+use crate::format::digest::Secret;
+use crate::format::life::{Key, Life, journal_path};
 
 const KEY: usize = 68;
 const COPY: usize = 4096;

@@ -1,11 +1,11 @@
 //! Repeats of producers, fences, sessions: retries are safe, and old writers are shut out.
 
 use super::*;
+use crate::api::engine::Session;
+use crate::api::error::{FailedCheck, FenceError};
+use crate::api::record::{LogCheck, LogConfig, Producer, SyncMode};
+use crate::base::ids::Name;
 use crate::disk::Disk;
-use crate::engine::Session;
-use crate::error::{FailedCheck, FenceError};
-use crate::ids::Name;
-use crate::record::{LogCheck, LogConfig, Producer, SyncMode};
 
 fn producer(epoch: u64, sequence: u64) -> Producer {
     Producer {
@@ -42,7 +42,11 @@ impl Fixture {
         self.append_batch(batch)
     }
 
-    fn fence(&self, log: &str, epoch: Option<u64>) -> Result<crate::engine::Fenced, FenceError> {
+    fn fence(
+        &self,
+        log: &str,
+        epoch: Option<u64>,
+    ) -> Result<crate::api::engine::Fenced, FenceError> {
         let mut awaited = self.core.fence(target(log), epoch);
         self.core.turn();
         awaited_now(&mut awaited).expect("a turn flushes")
@@ -57,7 +61,7 @@ impl Fixture {
     }
 }
 
-fn awaited_now<T>(awaited: &mut crate::ticket::Awaited<T>) -> Option<T> {
+fn awaited_now<T>(awaited: &mut crate::base::promise::Awaited<T>) -> Option<T> {
     let mut context = Context::from_waker(Waker::noop());
     match Future::poll(Pin::new(awaited), &mut context) {
         Poll::Ready(answer) => Some(answer),
@@ -217,7 +221,7 @@ fn a_wrong_batch_of_a_producer_is_refused_with_the_expected_one() {
     half.logs[1].producer = None;
     assert!(matches!(
         refused(half),
-        AppendError::Invalid(crate::error::InvalidBatch::ProducerMissing { .. })
+        AppendError::Invalid(crate::api::error::InvalidBatch::ProducerMissing { .. })
     ));
     // A log forgets no producer to stay within the limit.
     let named = |name: &str| {
@@ -522,7 +526,7 @@ fn requests_are_joined_only_if_the_result_is_the_same() {
         .core
         .create_in_turn(LogName::new("small").unwrap(), config);
     f.core.turn();
-    crate::ticket::block_on(created).unwrap();
+    crate::api::ticket::block_on(created).unwrap();
     assert!(join(of("small", &plain), of("small", &plain)).is_some());
     assert!(join(of("small", &plain), batch(&[("small", &[b"xy"])])).is_none());
     assert!(join(batch(&[("small", &[b"xy"])]), of("small", &plain)).is_none());

@@ -3,10 +3,10 @@
 #![allow(clippy::disallowed_methods, reason = "threads and time of a test")]
 
 use super::*;
+use crate::api::error::SyncError;
+use crate::api::record::{GapReason, LogCheck};
+use crate::base::ids::Position;
 use crate::disk::{CallKind, Disk};
-use crate::error::SyncError;
-use crate::ids::Position;
-use crate::record::{GapReason, LogCheck};
 
 fn poll_ordered(ticket: &mut Ticket) -> bool {
     let mut context = Context::from_waker(Waker::noop());
@@ -96,7 +96,7 @@ fn a_seal_that_was_lost_damages_nothing_after_a_power_cut() {
     } = f;
     drop(core);
     disk.crash(3);
-    config.on_damage = crate::config::OnDamage::Refuse;
+    config.on_damage = crate::api::config::OnDamage::Refuse;
     let r = open(&disk, &config, &clock);
     assert!(r.is_ok(), "{:?}", r.err().map(|e| e.to_string()));
 }
@@ -259,7 +259,7 @@ fn after_a_failure_nothing_beyond_the_durable_lsn_is_read() {
     assert!(f.core.journal.failure().is_some());
     let mut request = read_request("a", ReadStart::First);
     request.visibility = Some(Visibility::Written);
-    let page = read::page(&f.core, &request, Reach::Disk);
+    let page = read::page(&f.core.store, &request, Reach::Disk);
     let mut many = f
         .begin(ScanRequest {
             selector: Selector::All,
@@ -281,11 +281,11 @@ fn after_a_failure_nothing_beyond_the_durable_lsn_is_read() {
     assert!(n <= 1);
 }
 
-fn threaded(disk: &SimDisk, config: StorageConfig) -> Arc<crate::local::LocalEngine> {
-    crate::local::LocalEngine::open(
+fn threaded(disk: &SimDisk, config: StorageConfig) -> Arc<crate::engine::LocalEngine> {
+    crate::engine::LocalEngine::open(
         Arc::new(disk.clone()),
         config,
-        Arc::new(crate::clock::SystemClock),
+        Arc::new(crate::base::clock::SystemClock),
         Arc::new(NoObserver),
     )
     .unwrap()
@@ -293,8 +293,8 @@ fn threaded(disk: &SimDisk, config: StorageConfig) -> Arc<crate::local::LocalEng
 }
 
 /// Waits until an idle journal has written its marker and flushed it.
-fn until_marked(engine: &crate::local::LocalEngine) {
-    use crate::engine::LogEngine;
+fn until_marked(engine: &crate::engine::LocalEngine) {
+    use crate::api::engine::LogEngine;
     let end = || engine.segments().last().map(|segment| segment.end);
     let before = end();
     while end() == before || engine.statistics().durable_lag_bytes > 0 {
@@ -305,7 +305,7 @@ fn until_marked(engine: &crate::local::LocalEngine) {
 /// A marker proves flushes of the interval, as it proves flushes for requests.
 #[test]
 fn a_marker_proves_flushes_of_the_interval() {
-    use crate::engine::LogEngine;
+    use crate::api::engine::LogEngine;
     for level in [Durability::Durable, Durability::Written] {
         let disk = SimDisk::new();
         let engine = threaded(&disk, small_config());
@@ -428,7 +428,7 @@ fn gaps_of_deleted_logs_are_merged() {
 
 #[test]
 fn followers_are_woken_by_the_flush() {
-    use crate::engine::LogEngine;
+    use crate::api::engine::LogEngine;
     let disk = SimDisk::new();
     let config = StorageConfig {
         sync_interval: Duration::from_secs(3600),
@@ -449,7 +449,7 @@ fn followers_are_woken_by_the_flush() {
         std::thread::spawn(move || {
             let mut next = 1;
             loop {
-                crate::ticket::block_on(engine.tail_beyond(target(l), Lsn::new(next), None))
+                crate::api::ticket::block_on(engine.tail_beyond(target(l), Lsn::new(next), None))
                     .unwrap();
                 next += 1;
                 if tx.send(l).is_err() {
@@ -551,10 +551,10 @@ fn lost_last_segments_are_missed_although_no_start_began_them() {
 #[test]
 fn the_last_segments_are_missed_behind_a_checkpoint_too() {
     let f = Fixture::new();
-    while crate::checkpoint::list(&f.disk).unwrap().is_empty() {
+    while crate::index::checkpoint::list(&f.disk).unwrap().is_empty() {
         f.append("a", &[1; 9000]).unwrap();
     }
-    let told = crate::checkpoint::list(&f.disk).unwrap();
+    let told = crate::index::checkpoint::list(&f.disk).unwrap();
     let (disk, clock, config) = (f.disk.clone(), Arc::clone(&f.clock), f.config.clone());
     drop(f);
     let newest = format!("journal/{}.seg", told.last().unwrap());

@@ -4,12 +4,12 @@
 use super::exactly_once::of;
 use super::retention::HOUR;
 use super::*;
+use crate::api::error::AdminError;
+use crate::api::record::{Producer, ProducerInfo};
+use crate::api::ticket::block_on;
+use crate::base::ids::Name;
 use crate::disk::Disk;
-use crate::error::AdminError;
-use crate::ids::Name;
-use crate::local::{Forgotten, MAX_GONE};
-use crate::record::{Producer, ProducerInfo};
-use crate::ticket::block_on;
+use crate::logs::producers::{Forgotten, MAX_GONE};
 
 const DAY: i64 = 24 * HOUR;
 
@@ -35,8 +35,8 @@ impl Fixture {
 
     /// Forgets idle producers as the thread of retention would.
     fn forget_idle(&self) {
-        for portion in self.core.idle_producers() {
-            let done = self.core.forget_idle(portion);
+        for portion in self.core.retainer.idle_producers() {
+            let done = self.core.retainer.forget_idle(portion);
             self.core.turn();
             block_on(done).unwrap();
         }
@@ -59,7 +59,7 @@ impl Fixture {
     }
 
     fn leave(&self) {
-        let left = self.core.leave_segment();
+        let left = self.core.inbox.leave_segment();
         self.core.turn();
         block_on(left).unwrap();
     }
@@ -133,7 +133,7 @@ fn producers_read_back_from_frames_indexes_runs_and_checkpoints() {
         }
         let before = f.remembered();
         // A checkpoint while the log moves on.
-        f.core.indexer.work(&f.core, crate::indexer::Wanted::AtRest);
+        f.core.indexer.work(crate::upkeep::indexer::Wanted::AtRest);
         f = f.restart();
         assert_eq!(f.remembered(), before, "round {round}");
     }
@@ -257,9 +257,9 @@ fn a_producer_that_appends_before_it_is_forgotten_stays() {
     f.append_batch(by("p", 0, 0)).unwrap();
     f.append_batch(by("q", 0, 0)).unwrap();
     f.clock.advance(8 * DAY);
-    let mut portions = f.core.idle_producers();
+    let mut portions = f.core.retainer.idle_producers();
     f.append_batch(by("p", 0, 1)).unwrap();
-    let done = f.core.forget_idle(portions.remove(0));
+    let done = f.core.retainer.forget_idle(portions.remove(0));
     f.core.turn();
     block_on(done).unwrap();
     assert!(f.append_batch(by("p", 0, 1)).unwrap().appends[0].deduplicated);
@@ -386,9 +386,9 @@ fn one_epoch_stands_for_too_many_forgotten_producers() {
     {
         let mut state = log.state.write();
         let producers = &mut state.extras.as_mut().unwrap().producers;
-        producers.forget(&many, crate::ids::Position::ZERO);
+        producers.forget(&many, crate::base::ids::Position::ZERO);
     }
-    f.core.logs.add(crate::local::Load::gone(MAX_GONE));
+    f.core.logs.add(crate::logs::quotas::Load::gone(MAX_GONE));
     f.forget_now("p").unwrap();
     assert_eq!(f.core.logs.holdings().gone, 0);
     for _ in 0..2 {

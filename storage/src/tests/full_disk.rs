@@ -4,13 +4,13 @@
 use std::io::ErrorKind::{Other, StorageFull};
 
 use super::*;
+use crate::api::engine::LogTarget;
+use crate::api::error::{AdminError, FailedCheck, SyncError, TrimError};
+use crate::api::record::{LogConfig, SyncMode};
+use crate::base::ids::{LogId, Position};
+use crate::base::promise::Awaited;
 use crate::disk::{Call, CallKind, Disk};
-use crate::engine::LogTarget;
-use crate::error::{AdminError, FailedCheck, SyncError, TrimError};
-use crate::ids::{LogId, Position};
 use crate::journal::committer::Expiry;
-use crate::record::{LogConfig, SyncMode};
-use crate::ticket::Awaited;
 
 const ENOSPC: i32 = 28;
 
@@ -203,7 +203,7 @@ fn held(core: &Arc<Core>, log: &str, visibility: Visibility) -> Option<Vec<Vec<u
     let from = core.logs.by_name(log)?.state.read().first(durable);
     let mut request = read_request(log, ReadStart::Lsn(from));
     request.visibility = Some(visibility);
-    match read::page(core, &request, read::Reach::Disk) {
+    match read::page(&core.store, &request, read::Reach::Disk) {
         Ok(page) => Some(page.batches.iter().flat_map(payloads).collect()),
         Err(ReadError::LogNotFound { .. }) => None,
         Err(error) => panic!("{error}"),
@@ -410,7 +410,7 @@ fn a_roll_without_space_is_done_later() {
     let about_to_roll = || {
         let f = Fixture::new();
         f.append("a", &data).unwrap();
-        let fits = (f.config.segment_bytes - crate::journal::LIFE_BYTES) / 12_200;
+        let fits = (f.config.segment_bytes - crate::base::bounds::LIFE_BYTES) / 12_200;
         (1..fits).for_each(|_| drop(f.append("a", &data).unwrap()));
         // After this, the roll has nothing to prepare.
         f.core.pool_in_turn().unwrap();
@@ -565,7 +565,7 @@ fn trims_by_retention_go_on_and_leave_some_of_the_reserve_to_people() {
             config: Arc::clone(&log.state.read().config),
             respect_cursors: false,
         };
-        let mut expired = f.core.expire(vec![expiry]);
+        let mut expired = f.core.retainer.expire(vec![expiry]);
         f.core.turn();
         poll(&mut expired).unwrap()
     };
@@ -716,7 +716,7 @@ fn a_log_of_a_void_creation_is_unknown_and_its_id_is_not_given_again() {
         Some(Err(AppendError::DiskFull(_)))
     ));
     let epoch = f.core.journal.recovery_epoch;
-    let store = crate::directory::read_format(&f.disk).unwrap();
+    let store = crate::disk::directory::read_format(&f.disk).unwrap();
     let id = LogId::compose(epoch, LogId::first_counter(store, epoch));
     assert!(f.core.logs.by_name("a").is_none() && f.core.logs.by_id(id).is_none());
     let answer = f.append("a", b"y").unwrap();

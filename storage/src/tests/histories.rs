@@ -15,10 +15,10 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::api::record::{Compression, CursorCommit, LogConfig, Producer, Retention, SyncMode};
+use crate::base::ids::Name;
 use crate::disk::Disk;
-use crate::ids::Name;
 use crate::journal::committer::CursorChange;
-use crate::record::{Compression, CursorCommit, LogConfig, Producer, Retention, SyncMode};
 
 const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "e"];
 
@@ -177,7 +177,7 @@ impl History {
                 visibility: Some(Visibility::Written),
                 chunk_bytes: 64 << 10,
             };
-            let Ok(mut scan) = read::scan::begin(core, &Arc::default(), request) else {
+            let Ok(mut scan) = read::scan::begin(&core.store, &Arc::default(), request) else {
                 continue;
             };
             while let Some(Ok(Some(_))) = next_chunk(&mut scan) {}
@@ -247,8 +247,8 @@ impl History {
             }
             26..28 => drop(core.sync_in_turn(Durability::Durable)),
             37..43 => {
-                if let Some(mut pass) = core.begin_pass() {
-                    drop(core.expire(core.look(&mut pass)));
+                if let Some(mut pass) = core.retainer.begin_pass() {
+                    drop(core.retainer.expire(core.retainer.look(&mut pass)));
                 }
             }
             43..46 => {
@@ -496,7 +496,7 @@ impl History {
                 let start = ReadStart::Time(Timestamp::from_micros(*time));
                 let mut request = read_request(name, start);
                 request.max_records = 1;
-                let page = read::page(core, &request, Reach::Disk).unwrap();
+                let page = read::page(&core.store, &request, Reach::Disk).unwrap();
                 write!(out, "{} ", page.next_lsn).unwrap();
                 self.counts.answers += 1;
             }
@@ -513,7 +513,7 @@ impl History {
                     visibility: None,
                     chunk_bytes: 64 << 10,
                 };
-                match read::scan::begin(core, &Arc::default(), request) {
+                match read::scan::begin(&core.store, &Arc::default(), request) {
                     Ok(scan) => write_scan(scan, out),
                     Err(error) => writeln!(out, "{error}").unwrap(),
                 }
@@ -523,7 +523,7 @@ impl History {
     }
 
     /// Facts that few logs have, as far as a client can ask.
-    fn ask_extras(&mut self, log: &crate::local::Log, out: &mut String) {
+    fn ask_extras(&mut self, log: &crate::logs::Log, out: &mut String) {
         let extras = log.state.read().extras.clone().unwrap_or_default();
         let there = extras
             .cursors

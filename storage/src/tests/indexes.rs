@@ -4,13 +4,13 @@
 #![allow(clippy::disallowed_methods, reason = "threads of a test")]
 
 use super::*;
-use crate::checkpoint;
+use crate::api::engine::LogEngine;
+use crate::api::record::{LogConfig, SyncMode};
+use crate::api::ticket::block_on;
+use crate::base::ids::SegmentId;
 use crate::disk::Disk;
-use crate::engine::LogEngine;
-use crate::ids::SegmentId;
-use crate::local::LocalEngine;
-use crate::record::{LogConfig, SyncMode};
-use crate::ticket::block_on;
+use crate::engine::LocalEngine;
+use crate::index::checkpoint;
 
 impl Fixture {
     fn segments(&self) -> usize {
@@ -51,7 +51,7 @@ impl Fixture {
     fn lsn_at(&self, log: &str, micros: i64) -> u64 {
         let mut request = read_request(log, ReadStart::Time(Timestamp::from_micros(micros)));
         request.max_records = 1;
-        let page = read::page(&self.core, &request, Reach::Disk).unwrap();
+        let page = read::page(&self.core.store, &request, Reach::Disk).unwrap();
         page.batches
             .first()
             .map_or(page.tail_lsn, |b| b.first_lsn)
@@ -455,7 +455,7 @@ fn writers_trims_deletions_and_reads_go_on_while_segments_are_indexed() {
         ..StorageConfig::default()
     };
     let open = |disk: &SimDisk| {
-        let clock = Arc::new(crate::clock::SystemClock);
+        let clock = Arc::new(crate::base::clock::SystemClock);
         let disk = Arc::new(disk.clone());
         LocalEngine::open(disk, config.clone(), clock, Arc::new(NoObserver)).unwrap()
     };
@@ -544,7 +544,7 @@ fn an_old_cursor_gets_a_loss_although_later_records_were_trimmed() {
         let mut scan = fixture.begin(request).unwrap();
         let chunk = next_chunk(&mut scan).unwrap().unwrap().unwrap();
         let lost = &chunk.gaps[0];
-        assert_eq!(lost.reason, crate::record::GapReason::Lost);
+        assert_eq!(lost.reason, crate::api::record::GapReason::Lost);
         assert_eq!((lost.from, lost.to), (Some(Lsn::new(1)), Some(Lsn::new(3))));
     }
 }

@@ -13,13 +13,13 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use super::*;
+use crate::api::engine::{LogEngine, SyncTarget};
+use crate::api::error::SyncError;
+use crate::api::record::SyncMode;
+use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::base::sync::{block_on, scheduled};
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
-use crate::engine::{LogEngine, SyncTarget};
-use crate::error::SyncError;
-use crate::local::LocalEngine;
-use crate::record::SyncMode;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{block_on, scheduled};
+use crate::engine::LocalEngine;
 
 /// Time as the schedule lets it pass.
 struct ScheduledClock(Instant);

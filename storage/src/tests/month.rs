@@ -22,15 +22,15 @@ use rand::{RngExt, SeedableRng};
 use super::combined::{DERIVED, poll, setting};
 use super::retention::{HOUR, by_age, by_bytes, by_records};
 use super::*;
+use crate::api::record::{CursorCommit, Producer, Retention};
+use crate::base::ids::Name;
 use crate::disk::counted::held_bytes;
 use crate::disk::{Disk, is_out_of_space};
-use crate::ids::Name;
+use crate::engine::repair::accept_loss;
 use crate::journal::committer::CursorChange;
-use crate::local::retention::Ends;
-use crate::quarantine::QUARANTINE_FILES;
-use crate::record::{CursorCommit, Producer, Retention};
-use crate::repair::accept_loss;
-use crate::sorted::Turns;
+use crate::logs::damages::QUARANTINE_FILES;
+use crate::upkeep::retention::Ends;
+use crate::upkeep::sorter::Turns;
 
 const KIB: u64 = 1 << 10;
 const SECOND: i64 = 1_000_000;
@@ -549,28 +549,28 @@ impl Month {
     /// A pass of retention, as its thread does it.
     fn retain(&mut self) {
         let core = self.core();
-        if let Some(mut pass) = core.begin_pass() {
+        if let Some(mut pass) = core.retainer.begin_pass() {
             while !pass.is_through() {
-                let portion = core.look(&mut pass);
+                let portion = core.retainer.look(&mut pass);
                 if portion.is_empty() {
                     continue;
                 }
                 let ends: Vec<Ends> = portion.iter().map(Ends::of).collect();
-                let expired = core.expire(portion);
+                let expired = core.retainer.expire(portion);
                 core.turn();
                 let Some(expired) = poll(expired) else { return };
-                core.count(&mut pass, &ends, &expired);
+                core.retainer.count(&mut pass, &ends, &expired);
             }
-            core.end_pass(pass);
+            core.retainer.end_pass(pass);
         }
-        for portion in core.idle_producers() {
-            let forgotten = core.forget_idle(portion);
+        for portion in core.retainer.idle_producers() {
+            let forgotten = core.retainer.forget_idle(portion);
             core.turn();
             if !matches!(poll(forgotten), Some(Ok(()))) {
-                core.retry_producers();
+                core.retainer.retry_producers();
             }
         }
-        let written = core.tell_clock();
+        let written = core.retainer.tell_clock();
         core.turn();
         drop(written.map(poll));
     }
@@ -580,7 +580,7 @@ impl Month {
         self.disk.set_out_of_descriptors(false);
         let core = self.core();
         // All its errors are planned faults.
-        let _sorted = core.sort_turn(&mut self.turns, &mut |_| Ok(()));
+        let _sorted = core.sorter.sort_turn(&mut self.turns, &mut |_| Ok(()));
         core.turn();
     }
 
@@ -631,14 +631,18 @@ impl Month {
             self.retain();
             core.idle();
             let mut steps = 0;
-            while core.sort_turn(&mut self.turns, &mut |_| Ok(())).unwrap() {
+            while core
+                .sorter
+                .sort_turn(&mut self.turns, &mut |_| Ok(()))
+                .unwrap()
+            {
                 core.turn();
                 steps += 1;
                 assert!(steps < 200, "sorting comes to an end");
             }
             core.turn();
         }
-        assert!(core.scrub_once().is_ok());
+        assert!(core.scrubber.scrub_once().is_ok());
         self.compare(&core);
         let shown = core.statistics();
         println!(
@@ -664,7 +668,11 @@ impl Month {
                 assert_eq!(next.get(), known.tail.saturating_sub(most), "{name}");
             }
             while next.get() < known.tail {
-                match read::page(core, &read_request(name, ReadStart::Lsn(next)), Reach::Disk) {
+                match read::page(
+                    &core.store,
+                    &read_request(name, ReadStart::Lsn(next)),
+                    Reach::Disk,
+                ) {
                     Ok(page) => {
                         for stored in &page.batches {
                             for (lsn, data) in (stored.first_lsn.get()..).zip(payloads(stored)) {

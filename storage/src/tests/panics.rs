@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
 use super::*;
+use crate::api::engine::LogEngine;
+use crate::api::ticket::block_on;
+use crate::base::metrics::{Observer, Worker};
 use crate::disk::Call;
-use crate::engine::LogEngine;
-use crate::local::LocalEngine;
-use crate::metrics::{Observer, Worker};
-use crate::ticket::block_on;
+use crate::engine::LocalEngine;
 
 /// Name of the threads that panic as soon as they use the disk or the clock. Only the test below
 /// sets it.
@@ -96,7 +96,7 @@ impl Trapped {
         let (sender, failed) = mpsc::channel();
         let engine = Arc::clone(&self.engine);
         let wait = move || drop(sender.send(block_on(engine.failed()).to_string()));
-        crate::threads::start("test", wait).unwrap();
+        crate::base::threads::start("test", wait).unwrap();
         let within = Duration::from_secs(60);
         failed.recv_timeout(within).expect("the journal fails")
     }
@@ -109,7 +109,7 @@ impl Trapped {
             drop(engine);
             let _ = sender.send(());
         };
-        crate::threads::start("test", drop_engine).unwrap();
+        crate::base::threads::start("test", drop_engine).unwrap();
         let within = Duration::from_secs(60);
         ended.recv_timeout(within).expect("all threads end");
         *TRAPPED.lock() = "";

@@ -11,7 +11,7 @@ use super::faults::used_paths;
 use super::unreadable::give_up_unread_end;
 use super::*;
 use crate::disk::Disk;
-use crate::repair::{accept_loss, examine};
+use crate::engine::repair::{accept_loss, examine};
 
 /// By log, each lsn that is served, with its bytes, or named as lost, without bytes.
 type Seen = BTreeMap<String, BTreeMap<u64, Option<Vec<u8>>>>;
@@ -217,7 +217,7 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                             steps > 0,
                             "nothing is sorted: {} bytes, {:?}, {:?}",
                             statistics.unsorted_bytes,
-                            f.core.indexer.covered(),
+                            f.core.indexing.covered(),
                             f.report.findings
                         );
                         assert!(!f.disk.list("checkpoint").unwrap().is_empty());
@@ -353,7 +353,7 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                 let steps = f.sort();
                 let now = f.core.statistics();
                 let (unsorted, stuck) = (now.unsorted_bytes, now.held_back);
-                let covered = f.core.indexer.covered();
+                let covered = f.core.indexing.covered();
                 assert!(
                     steps > 0,
                     "accepted, and nothing is sorted: {unsorted} bytes, {covered:?}, {stuck:?}"

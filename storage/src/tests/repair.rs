@@ -2,10 +2,13 @@
 
 use super::faults::used_paths;
 use super::*;
-use crate::config::OnDamage;
+use crate::api::config::OnDamage;
+use crate::api::finding::{Finding, Severity};
+use crate::api::pace::Control;
 use crate::disk::Disk;
-use crate::repair::{Loss, accept_loss, examine};
-use crate::verify::{Control, Finding, Offline, Severity};
+use crate::engine::repair::{accept_loss, examine};
+use crate::recovery::Loss;
+use crate::tools::verify::Offline;
 
 const LOGS: [&str; 3] = ["a", "b", "c/1"];
 
@@ -220,7 +223,7 @@ fn lost_records_stay_named_without_alarm_once_the_loss_is_accepted() {
         for gap in [first, last] {
             let log = gap.log.as_ref().unwrap().as_str();
             let page = read::page(
-                &core,
+                &core.store,
                 &read_request(log, ReadStart::Lsn(gap.from.unwrap())),
                 Reach::Disk,
             );
@@ -235,7 +238,7 @@ fn lost_records_stay_named_without_alarm_once_the_loss_is_accepted() {
             visibility: None,
             chunk_bytes: 64 << 10,
         };
-        let mut scan = read::scan::begin(&core, &Arc::default(), request).unwrap();
+        let mut scan = read::scan::begin(&core.store, &Arc::default(), request).unwrap();
         let mut named = 0;
         while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
             named += chunk

@@ -2,11 +2,11 @@
 //! records were trimmed or expired.
 
 use super::*;
+use crate::api::record::{GapReason, Retention, RetentionBounds, SyncMode};
+use crate::api::ticket::block_on;
+use crate::base::metrics::RetentionPass;
 use crate::journal::committer::Expiry;
-use crate::local::retention::Ends;
-use crate::metrics::RetentionPass;
-use crate::record::{GapReason, Retention, RetentionBounds, SyncMode};
-use crate::ticket::block_on;
+use crate::upkeep::retention::Ends;
 
 pub(super) const HOUR: i64 = 3600 * 1_000_000;
 const DAY: i64 = 24 * HOUR;
@@ -50,25 +50,27 @@ impl Fixture {
 
     /// Runs a whole pass, as the thread would; `None` if there was no need.
     pub(super) fn pass(&self) -> Option<RetentionPass> {
-        let mut pass = self.core.begin_pass()?;
+        let mut pass = self.core.retainer.begin_pass()?;
         while !pass.is_through() {
-            let portion = self.core.look(&mut pass);
+            let portion = self.core.retainer.look(&mut pass);
             if portion.is_empty() {
                 continue;
             }
             let ends: Vec<Ends> = portion.iter().map(Ends::of).collect();
-            let expired = self.core.expire(portion);
+            let expired = self.core.retainer.expire(portion);
             self.core.turn();
-            self.core.count(&mut pass, &ends, &block_on(expired));
+            self.core
+                .retainer
+                .count(&mut pass, &ends, &block_on(expired));
         }
         let came_to = pass.came_to;
-        self.core.end_pass(pass);
+        self.core.retainer.end_pass(pass);
         Some(came_to)
     }
 
     /// Records the time of the expiry clock if that is due, as the thread would.
     fn pass_told(&self) {
-        if let Some(told) = self.core.tell_clock() {
+        if let Some(told) = self.core.retainer.tell_clock() {
             self.core.turn();
             block_on(told).unwrap();
         }
@@ -82,8 +84,8 @@ impl Fixture {
 
     /// Expiries that are due, not handed in yet.
     fn look(&self) -> Vec<Expiry> {
-        let mut pass = self.core.begin_pass().unwrap();
-        self.core.look(&mut pass)
+        let mut pass = self.core.retainer.begin_pass().unwrap();
+        self.core.retainer.look(&mut pass)
     }
 
     pub(super) fn first(&self, log: &str) -> u64 {
@@ -109,8 +111,8 @@ impl Fixture {
             while at < end {
                 let bytes = self.core.open_segments.read(segment, at, 64 << 10).unwrap();
                 let header =
-                    crate::journal::frame::decode_header(&bytes, segment.life.salt).unwrap();
-                let batch = header.kind == crate::journal::frame::Kind::Batch;
+                    crate::format::frame::decode_header(&bytes, segment.life.salt).unwrap();
+                let batch = header.kind == crate::format::frame::Kind::Batch;
                 if batch && header.log_id == id && header.next_lsn() > Some(first) {
                     found.push(header.frame_len());
                 }
@@ -140,9 +142,9 @@ impl Fixture {
     /// Moves a cursor, or deletes it.
     fn cursor(&self, log: &str, cursor: &str, lsn: Option<u64>) {
         use crate::journal::committer::CursorChange;
-        let cursor = crate::ids::Name::new(cursor).unwrap();
+        let cursor = crate::base::ids::Name::new(cursor).unwrap();
         let operation = match lsn {
-            Some(lsn) => CursorChange::Commit(crate::record::CursorCommit {
+            Some(lsn) => CursorChange::Commit(crate::api::record::CursorCommit {
                 log: LogName::new(log).unwrap(),
                 cursor,
                 lsn: Lsn::new(lsn),
@@ -682,12 +684,12 @@ fn a_look_ends_when_it_is_to_stop_and_loses_nothing() {
         fixture.retain(name, Some(by_records(1)));
         fixture.fill(name, 3, 10);
     }
-    let mut pass = fixture.core.begin_pass().unwrap();
+    let mut pass = fixture.core.retainer.begin_pass().unwrap();
     let control = &fixture.core.retainer.control;
     control.stop();
-    assert!(fixture.core.look(&mut pass).is_empty());
+    assert!(fixture.core.retainer.look(&mut pass).is_empty());
     assert!(!pass.is_through());
-    fixture.core.end_pass(pass);
+    fixture.core.retainer.end_pass(pass);
     let fixture = fixture.restart();
     assert_eq!(fixture.pass().unwrap().trims, 3);
 }
@@ -718,7 +720,7 @@ fn trims_of_retention_respect_changes_after_the_look() {
         block_on(deleted).unwrap();
     }
     fixture.fill("again", 9, 10);
-    let expired = fixture.core.expire(portion);
+    let expired = fixture.core.retainer.expire(portion);
     fixture.core.turn();
     let expired = block_on(expired).unwrap();
     assert_eq!(expired, [None, None, None, None, Some(Lsn::ZERO), None]);
@@ -830,14 +832,17 @@ fn a_pass_cut_off_by_a_failed_flush_takes_nothing_until_the_next_start() {
     let fixture = Fixture::new();
     fixture.retain("a", Some(by_records(3)));
     fixture.fill("a", 10, 5);
-    let mut pass = fixture.core.begin_pass().unwrap();
-    let portion = fixture.core.look(&mut pass);
+    let mut pass = fixture.core.retainer.begin_pass().unwrap();
+    let portion = fixture.core.retainer.look(&mut pass);
     let ends: Vec<Ends> = portion.iter().map(Ends::of).collect();
     fixture.disk.fail_sync(1);
-    let expired = fixture.core.expire(portion);
+    let expired = fixture.core.retainer.expire(portion);
     fixture.core.turn();
-    fixture.core.count(&mut pass, &ends, &block_on(expired));
-    fixture.core.end_pass(pass);
+    fixture
+        .core
+        .retainer
+        .count(&mut pass, &ends, &block_on(expired));
+    fixture.core.retainer.end_pass(pass);
     assert_eq!(fixture.first("a"), 0);
     assert_eq!(fixture.pass(), None, "a journal that failed takes no trims");
     fixture.disk.crash(3);
@@ -954,7 +959,7 @@ fn records_that_waited_in_memory_keep_their_age_when_written() {
     fixture.pass();
     assert_eq!(fixture.first("a"), 0, "the newest is not an hour old");
     let page = fixture.read("a", 0).unwrap();
-    let own = crate::codec::own_times(&page.batches[0].body);
+    let own = crate::api::codec::own_times(&page.batches[0].body);
     let own: Vec<_> = own.collect::<Option<_>>().unwrap();
     assert!(
         own.windows(2)

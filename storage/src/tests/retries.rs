@@ -10,11 +10,11 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
-use crate::engine::Fenced;
-use crate::error::FenceError;
-use crate::ids::Name;
-use crate::record::Producer;
-use crate::ticket::Awaited;
+use crate::api::engine::Fenced;
+use crate::api::error::FenceError;
+use crate::api::record::Producer;
+use crate::base::ids::Name;
+use crate::base::promise::Awaited;
 
 const LOGS: [&str; 3] = ["a", "b", "c"];
 

@@ -1,7 +1,7 @@
 //! Scans: ranges, prefixes, everything; following, resuming, gaps.
 
 use super::*;
-use crate::record::{GapReason, SyncMode};
+use crate::api::record::{GapReason, SyncMode};
 
 /// A record as a scan gave it: log, lsn, payload.
 type Seen = (String, u64, Vec<u8>);
@@ -235,7 +235,7 @@ fn a_cursor_from_before_its_log_names_trimmed_records() {
     fixture.append_batch(batch(&[("later", records)])).unwrap();
     let trimmed = fixture.core.trim_in_turn(target("later"), Lsn::new(2));
     fixture.core.turn();
-    crate::ticket::block_on(trimmed).unwrap();
+    crate::api::ticket::block_on(trimmed).unwrap();
     for scan in [&mut scan, &mut fixture.scan(one("later"), cursor, true)] {
         let (found, chunks) = drain(scan);
         let gap = &chunks[0].gaps[0];
@@ -254,7 +254,7 @@ fn a_log_that_came_and_went_while_awaited_is_named() {
         fixture.append("later", b"1").unwrap();
         let deleted = fixture.core.delete_in_turn(target("later"));
         fixture.core.turn();
-        crate::ticket::block_on(deleted).unwrap();
+        crate::api::ticket::block_on(deleted).unwrap();
         let mut scans = vec![fixture.scan(one("later"), cursor, true)];
         if again {
             fixture.append("later", b"2").unwrap();
@@ -285,7 +285,7 @@ fn a_log_made_with_its_own_sync_mode_is_followed_by_that() {
         .core
         .create_in_turn(LogName::new("later").unwrap(), config);
     fixture.core.turn();
-    crate::ticket::block_on(created).unwrap();
+    crate::api::ticket::block_on(created).unwrap();
     assert!(next_chunk(&mut scan).is_none());
     let mut ticket = fixture
         .core
@@ -413,7 +413,7 @@ fn records_of_a_deleted_log_are_a_gap_in_a_scan_of_all() {
     drain(&mut following);
     let awaited = fixture.core.delete_in_turn(target("q"));
     fixture.core.turn();
-    crate::ticket::block_on(awaited).unwrap();
+    crate::api::ticket::block_on(awaited).unwrap();
     let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
     let (found, chunks) = drain(&mut scan);
     assert!(found.iter().all(|(log, _, _)| log != "q"));

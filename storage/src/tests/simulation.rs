@@ -20,8 +20,8 @@ pub(super) use self::points::Histogram;
 use self::points::{Phase, STRETCHES};
 use self::requests::Asked;
 use super::*;
-use crate::ids::{LogId, Position};
-use crate::record::Retention;
+use crate::api::record::Retention;
+use crate::base::ids::{LogId, Position};
 
 /// Faults besides power cuts and kills.
 #[derive(Debug, Clone, Copy, Default)]
@@ -392,7 +392,7 @@ pub(super) fn assert_no_leftovers(disk: &SimDisk, core: &Core) {
     assert_eq!(names, expected);
     let last = runs.last().map(|run| run.head.last);
     for name in disk.list("journal").unwrap() {
-        let id = crate::journal::segment::id_of(&name).unwrap();
+        let id = crate::format::life::id_of(&name).unwrap();
         assert!(Some(id) > last, "journal/{name} is sorted");
     }
     for name in disk.list("index").unwrap() {

@@ -2,8 +2,8 @@
 
 use super::retention::{HOUR, by_age, by_bytes, by_records};
 use super::*;
-use crate::ids::Position;
-use crate::record::{Gap, GapReason};
+use crate::api::record::{Gap, GapReason};
+use crate::base::ids::Position;
 
 const RECORDS: u64 = 400;
 
@@ -32,8 +32,9 @@ fn minutes() -> Fixture {
 fn in_runs(fixture: &Fixture) -> u64 {
     let id = fixture.core.logs.by_name("a").unwrap().id;
     let runs = fixture.core.journal.runs();
-    let row =
-        |run: &Arc<crate::sorted::Run>| fixture.core.indexes.get(&run.segment).unwrap()?.row(id);
+    let row = |run: &Arc<crate::journal::run::Run>| {
+        fixture.core.indexes.get(&run.segment).unwrap()?.row(id)
+    };
     let next = runs.iter().filter_map(row).map(|row| row.next_lsn.get());
     next.max().unwrap()
 }

@@ -1,9 +1,9 @@
 //! Reports on sorted runs for operators.
 
 use super::*;
-use crate::dump::{DumpFilter, Dumped};
-use crate::error::{DumpError, VerifyError};
-use crate::verify::Offline;
+use crate::api::error::{DumpError, VerifyError};
+use crate::tools::dump::{DumpFilter, Dumped};
+use crate::tools::verify::Offline;
 
 #[test]
 fn runs_and_segments_are_listed_in_the_order_of_the_journal_page_by_page() {
@@ -49,17 +49,17 @@ fn a_run_is_verified_by_its_number_and_named_for_a_sorted_segment() {
     let (disk, clock, _) = sorting::sorted_store();
     let (core, _) = open(&disk, &sorting::config(), &clock).unwrap();
     let run = core.journal.runs()[0].id().get();
-    let (runs, segments) = core.files_of(run).ok().unwrap();
+    let (runs, segments) = core.verifier.files_of(run).ok().unwrap();
     assert_eq!((runs.len(), segments.len()), (1, 0));
     let path = runs[0].segment.path();
     let found = |core: &Core| {
         let mut findings = Vec::new();
-        let only = core.files_of(run).ok();
-        let tell = &mut |progress: &mut crate::verify::Progress| {
+        let only = core.verifier.files_of(run).ok();
+        let tell = &mut |progress: &mut crate::api::pace::Progress| {
             findings.append(&mut progress.findings);
         };
-        let control = crate::verify::Control::new(0);
-        assert!(core.verify(only, &control, tell).is_ok());
+        let control = crate::api::pace::Control::new(0);
+        assert!(core.verifier.verify(only, &control, tell).is_ok());
         findings
     };
     assert_eq!(found(&core), []);
@@ -68,11 +68,11 @@ fn a_run_is_verified_by_its_number_and_named_for_a_sorted_segment() {
     disk.replace(&path, bytes);
     let findings = found(&core);
     assert!(findings.iter().any(|f| f.lsns.is_some()), "{findings:?}");
-    let refused = core.files_of(1).err();
+    let refused = core.verifier.files_of(1).err();
     assert!(
         matches!(refused, Some(VerifyError::SegmentSorted { segment: 1, run: told }) if told == run)
     );
-    let refused = core.files_of(9999).err();
+    let refused = core.verifier.files_of(9999).err();
     assert!(matches!(refused, Some(VerifyError::SegmentNotFound { .. })));
 }
 

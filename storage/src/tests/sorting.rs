@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::*;
+use crate::api::record::{Gap, GapReason};
 use crate::disk::Disk;
-use crate::record::{Gap, GapReason};
-use crate::sorted::Turns;
+use crate::upkeep::sorter::Turns;
 
 const LOGS: [&str; 5] = ["a", "b/1", "b/2", "c", "idle"];
 
@@ -364,7 +364,13 @@ fn dead_records_in_runs_give_space_back_however_fast_segments_come() {
             let tail = fixture.read_from(log, ReadStart::First).unwrap().tail_lsn;
             fixture.trim_to(log, tail.get().saturating_sub(5));
         }
-        assert!(fixture.core.sort_turn(&mut turns, &mut |_| Ok(())).unwrap());
+        assert!(
+            fixture
+                .core
+                .sorter
+                .sort_turn(&mut turns, &mut |_| Ok(()))
+                .unwrap()
+        );
         let runs = fixture.core.journal.runs();
         let bytes: u64 = runs.iter().map(|run| run.segment.life.size).sum();
         (most, most_runs) = (most.max(bytes), most_runs.max(runs.len()));
@@ -670,9 +676,9 @@ pub(super) fn sorted_store() -> (SimDisk, Arc<TestClock>, Vec<String>) {
     (disk, clock, expected)
 }
 
-fn offline(disk: &SimDisk) -> crate::verify::OfflineReport {
-    let offline = crate::verify::Offline::open(Arc::new(disk.copy())).unwrap();
-    let control = crate::verify::Control::new(0);
+fn offline(disk: &SimDisk) -> crate::tools::verify::OfflineReport {
+    let offline = crate::tools::verify::Offline::open(Arc::new(disk.copy())).unwrap();
+    let control = crate::api::pace::Control::new(0);
     offline.verify(&control, &mut |_| {}).unwrap()
 }
 
@@ -686,7 +692,8 @@ fn verification_finds_nothing_in_sound_runs_and_every_flipped_byte() {
     let mut found = Vec::new();
     fixture
         .core
-        .verify(None, &crate::verify::Control::new(0), &mut |progress| {
+        .verifier
+        .verify(None, &crate::api::pace::Control::new(0), &mut |progress| {
             found.append(&mut progress.findings);
         })
         .unwrap();
@@ -719,12 +726,12 @@ fn verification_finds_nothing_in_sound_runs_and_every_flipped_byte() {
             }
         };
         let mut found = Vec::new();
-        let control = crate::verify::Control::new(0);
+        let control = crate::api::pace::Control::new(0);
         let tell =
-            &mut |progress: &mut crate::verify::Progress| found.append(&mut progress.findings);
-        fixture.core.verify(None, &control, tell).unwrap();
+            &mut |progress: &mut crate::api::pace::Progress| found.append(&mut progress.findings);
+        fixture.core.verifier.verify(None, &control, tell).unwrap();
         assert!(padding || !found.is_empty(), "byte {at}, online");
-        let lost = |findings: &[crate::verify::Finding]| {
+        let lost = |findings: &[crate::api::finding::Finding]| {
             let lsns = findings.iter().filter_map(|f| f.lsns);
             lsns.map(|(from, to)| to.since(from)).sum::<u64>()
         };
@@ -750,7 +757,7 @@ fn files_that_a_crash_of_the_sorter_left_are_named_and_removed() {
     let leftovers = offline(&disk).findings;
     let notes = leftovers
         .iter()
-        .all(|f| f.severity == crate::verify::Severity::Note);
+        .all(|f| f.severity == crate::api::finding::Severity::Note);
     assert!(notes, "{leftovers:?}");
     let fixture = start(&disk, &clock).unwrap();
     fixture.assert_told(&expected, "after what was left was taken away");
@@ -759,20 +766,20 @@ fn files_that_a_crash_of_the_sorter_left_are_named_and_removed() {
 #[test]
 fn a_sorted_store_is_dumped_whole() {
     let (disk, _, _) = sorted_store();
-    let offline = crate::verify::Offline::open(Arc::new(disk)).unwrap();
+    let offline = crate::tools::verify::Offline::open(Arc::new(disk)).unwrap();
     let mut records = std::collections::BTreeMap::<String, u64>::new();
     let mut damaged = 0;
     offline
-        .dump_frames(&crate::dump::DumpFilter::default(), &mut |piece| {
+        .dump_frames(&crate::tools::dump::DumpFilter::default(), &mut |piece| {
             match piece {
-                crate::dump::Dumped::Frame(frame) => {
-                    if let crate::dump::DumpedBody::Records(found) = &frame.body {
+                crate::tools::dump::Dumped::Frame(frame) => {
+                    if let crate::tools::dump::DumpedBody::Records(found) = &frame.body {
                         let log = frame.log.as_ref().map_or("?", LogName::as_str);
                         *records.entry(log.to_owned()).or_default() += found.len() as u64;
                     }
-                    damaged += u64::from(frame.body == crate::dump::DumpedBody::Damaged);
+                    damaged += u64::from(frame.body == crate::tools::dump::DumpedBody::Damaged);
                 }
-                crate::dump::Dumped::Damaged { .. } => damaged += 1,
+                crate::tools::dump::Dumped::Damaged { .. } => damaged += 1,
                 _ => {}
             }
             Ok(())
@@ -799,10 +806,10 @@ fn accepted_damage_of_a_run_is_named_and_the_store_goes_on() {
     let disk_of = || Arc::new(disk.clone()) as Arc<dyn Disk>;
     let clock_of = Arc::clone(&clock) as Arc<dyn Clock>;
     let (loss, report) =
-        crate::repair::accept_loss(&disk_of(), &config(), clock_of, "by a test").unwrap();
+        crate::engine::repair::accept_loss(&disk_of(), &config(), clock_of, "by a test").unwrap();
     assert_eq!(loss.gaps.len(), 1, "{loss:?}");
     assert!(report.is_some());
-    let again = crate::repair::examine(&disk_of(), &config()).unwrap();
+    let again = crate::engine::repair::examine(&disk_of(), &config()).unwrap();
     assert!(again.is_empty(), "{again:?}");
     let (core, report) = open(&disk, &config(), &clock).unwrap();
     assert_eq!(report.findings, Vec::<String>::new());
@@ -829,7 +836,7 @@ fn images_of_deleted_logs_go_however_many_they_are() {
     fixture.sort();
     let images = |fixture: &Fixture| -> u64 {
         let runs = fixture.core.journal.runs();
-        let of = |run: &Arc<crate::sorted::Run>| run.segment.life.size - run.head.pack_bytes;
+        let of = |run: &Arc<crate::journal::run::Run>| run.segment.life.size - run.head.pack_bytes;
         runs.iter().map(of).sum()
     };
     // The images take more bytes than the limit for merging runs.
@@ -871,17 +878,20 @@ fn verification_goes_on_whenever_the_sorter_takes_its_files() {
         let mut told = 0;
         let mut sorted = false;
         let mut found = Vec::new();
-        let control = crate::verify::Control::new(0);
-        let verified = fixture.core.verify(None, &control, &mut |progress| {
-            if told == nth {
-                fixture.sort();
-                sorted = true;
-            }
-            told += 1;
-            found.append(&mut progress.findings);
-        });
+        let control = crate::api::pace::Control::new(0);
+        let verified = fixture
+            .core
+            .verifier
+            .verify(None, &control, &mut |progress| {
+                if told == nth {
+                    fixture.sort();
+                    sorted = true;
+                }
+                told += 1;
+                found.append(&mut progress.findings);
+            });
         assert!(verified.is_ok(), "sorted at step {nth}: {verified:?}");
-        found.retain(|finding| finding.severity > crate::verify::Severity::Note);
+        found.retain(|finding| finding.severity > crate::api::finding::Severity::Note);
         assert!(found.is_empty(), "sorted at step {nth}: {found:?}");
         if !sorted {
             assert!(nth > 8, "a verification of several files has several steps");
@@ -896,7 +906,7 @@ fn scrubbing_goes_on_whenever_the_sorter_takes_its_files() {
         let fixture = to_be_sorted();
         let mut reads = 0;
         let mut sorted = false;
-        let scrubbed = fixture.core.scrub_with(&mut |_| {
+        let scrubbed = fixture.core.scrubber.scrub_with(&mut |_| {
             if reads == nth {
                 fixture.sort();
                 sorted = true;

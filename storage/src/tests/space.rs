@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::api::pace::Stop;
+use crate::api::record::SyncMode;
 use crate::disk::Disk;
-use crate::record::SyncMode;
-use crate::sorted::Turns;
-use crate::verify::pace::Stop;
+use crate::upkeep::sorter::Turns;
 
 const MIB: u64 = 1 << 20;
 const SECOND: i64 = 1_000_000;
@@ -79,7 +79,12 @@ impl Store {
     /// Sorts until there is nothing to do, as the thread does. No step finds too little space.
     fn sort(&mut self) -> usize {
         let mut steps = 0;
-        let mut turn = || match self.f.core.sort_turn(&mut self.turns, &mut |_| Ok(())) {
+        let mut turn = || match self
+            .f
+            .core
+            .sorter
+            .sort_turn(&mut self.turns, &mut |_| Ok(()))
+        {
             Ok(sorted) => sorted,
             Err(Stop::Io(error)) => panic!("a run fits when it is begun: {error}"),
             Err(Stop::Stopped) => panic!("nobody stops it"),
@@ -180,10 +185,10 @@ fn gives_back(volume: u64, record: usize, deleted: impl Fn(usize) -> bool, resta
         store = store.restart();
     }
     let kept = *store.kept.keys().next().unwrap();
-    let (before, kept_before) = (store.spread(), store.f.core.pool().sorting_reserve());
+    let (before, kept_before) = (store.spread(), store.f.core.pool.sorting_reserve());
     let again = store.fill(&[kept], true);
-    let grown = store.f.core.pool().sorting_reserve()
-        - kept_before.min(store.f.core.pool().sorting_reserve());
+    let grown =
+        store.f.core.pool.sorting_reserve() - kept_before.min(store.f.core.pool.sorting_reserve());
     // A segment may be left in each of: runs, segments, the reserve. Larger runs need more space.
     let segment = store.f.config.segment_bytes;
     assert!(
@@ -392,7 +397,7 @@ fn pool_file_that_is_gone_hides_no_file_that_is_there() {
     let newest = waiting.pop().unwrap();
     disk.remove(&format!("pool/{newest}")).unwrap();
     // There is no space for another file.
-    let kept = MIB + store.f.core.pool().sorting_reserve();
+    let kept = MIB + store.f.core.pool.sorting_reserve();
     let used = volume - disk.free_bytes().unwrap().unwrap();
     disk.set_capacity(used + kept + (40 << 10));
     let segments = || store.f.core.journal.segments.read().len();
@@ -417,7 +422,7 @@ fn run_is_made_of_a_bounded_number_of_small_segments() {
     }
     while fixture.core.sort_in_turn().unwrap() {}
     let runs = fixture.core.journal.runs();
-    let segments = |run: &Arc<crate::sorted::Run>| {
+    let segments = |run: &Arc<crate::journal::run::Run>| {
         let head = &run.head;
         head.limit.since(head.first_base) / fixture.config.segment_bytes
     };

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use super::faults::used_paths;
 use super::*;
+use crate::api::record::GapReason;
 use crate::disk::Disk;
-use crate::journal::frame::{self, Head, Kind};
-use crate::record::GapReason;
+use crate::format::frame;
+use crate::format::frame::{Head, Kind};
 
 const RECORDS: u8 = 40;
 

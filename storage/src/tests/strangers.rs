@@ -2,7 +2,7 @@
 //! reported, and all work goes on.
 
 use super::*;
-use crate::config::OnDamage;
+use crate::api::config::OnDamage;
 use crate::disk::Disk;
 
 /// Files as NFS, macOS and rsync leave them.

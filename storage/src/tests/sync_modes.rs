@@ -1,8 +1,8 @@
 //! Sync modes: the promise of an ack in each mode, and the records that a crash takes.
 
 use super::*;
-use crate::record::{LogConfig, SyncMode};
-use crate::ticket::block_on;
+use crate::api::record::{LogConfig, SyncMode};
+use crate::api::ticket::block_on;
 
 fn with_mode(mode: SyncMode) -> Fixture {
     let config = StorageConfig {
@@ -215,10 +215,10 @@ fn buffered_records_keep_their_times_and_are_read_part_by_part() {
     }
     let mut request = read_request("a", ReadStart::Lsn(Lsn::new(2)));
     request.max_records = 2;
-    let page = read::page(&fixture.core, &request, Reach::Disk).unwrap();
+    let page = read::page(&fixture.core.store, &request, Reach::Disk).unwrap();
     assert_eq!(payloads(&page.batches[0]), [[2], [3]]);
     let before = read::page(
-        &fixture.core,
+        &fixture.core.store,
         &read_request("a", ReadStart::First),
         Reach::Disk,
     )

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::config::ReadStrategy;
-use crate::engine::LogEngine;
-use crate::ids::Position;
+use crate::api::config::ReadStrategy;
+use crate::api::engine::LogEngine;
+use crate::api::record::{Compression, LogConfig};
+use crate::base::ids::Position;
+use crate::engine::LocalEngine;
 use crate::journal::recent::RECENT_BYTES;
-use crate::local::LocalEngine;
-use crate::record::{Compression, LogConfig};
 
 /// Zeros all frames of all files, as if nothing had ever been written.
 fn empty_files(disk: &SimDisk) {
@@ -51,7 +51,7 @@ fn pages_and_scans_of_new_records_come_from_memory() {
     empty_files(&fixture.disk);
     assert_eq!(fixture.contents("a"), expected);
     let last = read_request("a", ReadStart::TailOffset(1));
-    assert!(read::page(&fixture.core, &last, Reach::Memory).is_ok());
+    assert!(read::page(&fixture.core.store, &last, Reach::Memory).is_ok());
     for selector in selectors() {
         let mut scan = fixture.scan(selector, ScanStart::First, false);
         assert_eq!(given(&mut scan), expected);
@@ -101,7 +101,7 @@ fn a_reader_too_slow_for_memory_goes_on_from_the_segments() {
             fixture.append("a", data).unwrap();
         }
         let oldest = read_request("a", ReadStart::First);
-        assert!(read::page(&fixture.core, &oldest, Reach::Memory).is_err());
+        assert!(read::page(&fixture.core.store, &oldest, Reach::Memory).is_err());
         for scan in &mut slow {
             assert_eq!(given(scan), expected);
         }
@@ -194,7 +194,7 @@ fn records_in_memory_are_read_at_once_and_others_by_a_reader_thread() {
     assert_eq!(page.unwrap().next_lsn, last.advance(1));
     let mut empty = engine.read(read_request("a", ReadStart::Lsn(last.advance(1))));
     assert!(empty.as_mut().poll(&mut context).is_ready());
-    let far = crate::ticket::block_on(engine.read(read_request("a", ReadStart::First)));
+    let far = crate::api::ticket::block_on(engine.read(read_request("a", ReadStart::First)));
     let far = far.unwrap();
     assert_eq!(far.batches[0].first_lsn, Lsn::ZERO);
     // The first page took as much as its size allows, and not only records in memory.
@@ -203,7 +203,7 @@ fn records_in_memory_are_read_at_once_and_others_by_a_reader_thread() {
 
 /// A read that may not wait: its page, or `None` if another thread must read.
 fn near(core: &Arc<Core>, request: &ReadRequest) -> Option<Page> {
-    match read::page(core, request, Reach::Cached) {
+    match read::page(&core.store, request, Reach::Cached) {
         Err(ReadError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => None,
         page => Some(page.unwrap()),
     }
@@ -235,7 +235,7 @@ fn records_in_the_page_cache_are_read_at_once_if_nothing_needs_the_disk() {
         near(&fixture.core, &first).is_none(),
         "its file is not open"
     );
-    read::page(&fixture.core, &first, Reach::Disk).unwrap();
+    read::page(&fixture.core.store, &first, Reach::Disk).unwrap();
     assert_eq!(data(near(&fixture.core, &first).unwrap()), expected[..1]);
     // The segment that is written is open.
     let last = read_request("a", ReadStart::TailOffset(1));
@@ -254,14 +254,14 @@ fn records_in_the_page_cache_are_read_at_once_if_nothing_needs_the_disk() {
         .id;
     fixture.core.indexes.forget([id]);
     assert!(near(&fixture.core, &first).is_none());
-    read::page(&fixture.core, &first, Reach::Disk).unwrap();
+    read::page(&fixture.core.store, &first, Reach::Disk).unwrap();
     assert!(near(&fixture.core, &first).is_some());
 
     // Another thread also reads damaged segments, since the damage must be named.
     empty_files(&fixture.disk);
     assert!(near(&fixture.core, &first).is_none());
     assert!(fixture.core.damages.logs() == (0, 0));
-    let damaged = read::page(&fixture.core, &first, Reach::Disk);
+    let damaged = read::page(&fixture.core.store, &first, Reach::Disk);
     assert!(matches!(damaged, Err(ReadError::Quarantined { .. })));
 }
 
@@ -280,7 +280,7 @@ fn long_decompressing_is_for_a_reader_thread_even_of_few_stored_bytes() {
         .core
         .create_in_turn(LogName::new("a").unwrap(), config);
     fixture.core.turn();
-    crate::ticket::block_on(created).unwrap();
+    crate::api::ticket::block_on(created).unwrap();
     for bytes in [100 << 10, 300 << 10, 100 << 10, 100 << 10] {
         fixture.append("a", &vec![7; bytes]).unwrap();
     }
@@ -327,7 +327,7 @@ fn few_records_are_read_at_once_and_many_or_long_ones_by_a_reader_thread() {
         let mut read = engine.read(request.clone());
         let ready = read.as_mut().poll(&mut context).is_ready();
         if !ready {
-            crate::ticket::block_on(read).unwrap();
+            crate::api::ticket::block_on(read).unwrap();
         }
         ready
     };

@@ -1,9 +1,9 @@
 //! Trims: durable, shown only when they are durable, and never silent to a reader.
 
 use super::*;
-use crate::error::TrimError;
-use crate::record::GapReason;
-use crate::ticket::block_on;
+use crate::api::error::TrimError;
+use crate::api::record::GapReason;
+use crate::api::ticket::block_on;
 
 fn ten() -> Fixture {
     let fixture = Fixture::new();

@@ -10,10 +10,10 @@ use super::backups::Shelf;
 use super::damage::{Known, Sample, all, read_around};
 use super::verifying::{lost, online, verify};
 use super::*;
-use crate::directory::FORMAT;
 use crate::disk::Disk;
-use crate::journal::frame::Kind;
-use crate::repair::{accept_loss, examine};
+use crate::disk::directory::FORMAT;
+use crate::engine::repair::{accept_loss, examine};
+use crate::format::frame::Kind;
 
 const PAGE: usize = 4096;
 const FIRST_FRAME: usize = 8192;
@@ -311,7 +311,7 @@ fn a_last_segment_whose_first_page_is_unreadable_refuses_the_start() {
     let fixture = Fixture::new();
     let path = loop {
         fixture.append("a", &[7; PAGE]).unwrap();
-        fixture.core.pool().fill().unwrap();
+        fixture.core.pool.fill().unwrap();
         if super::faults::used_paths(&fixture.disk).len() == 2 {
             break super::faults::used_paths(&fixture.disk).pop().unwrap();
         }
@@ -390,7 +390,7 @@ fn a_file_with_an_unreadable_page_gets_no_new_life() {
     let mut fixture = Fixture::on(disk.clone());
     for round in 0..40_u8 {
         fixture.append("a", &[round; 3000]).unwrap();
-        fixture.core.pool().fill().unwrap();
+        fixture.core.pool.fill().unwrap();
     }
     fixture = fixture.restart();
     assert_eq!(fixture.contents("a").len(), 40);

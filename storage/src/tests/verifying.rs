@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::damage::{Sample, all};
 use super::*;
+use crate::api::finding::{Finding, FindingKind, Severity};
+use crate::api::pace::Control;
+use crate::api::record::{CursorCommit, Producer};
+use crate::base::ids::Name;
 use crate::disk::Disk;
-use crate::ids::Name;
-use crate::record::{CursorCommit, Producer};
-use crate::verify::{Control, Finding, FindingKind, Offline, OfflineReport, Severity};
+use crate::tools::verify::{Offline, OfflineReport};
 
 pub(super) fn verify(disk: &SimDisk) -> OfflineReport {
     let offline = Offline::open(Arc::new(disk.clone())).unwrap();
@@ -315,10 +317,10 @@ fn a_fault_of_every_kind_is_found_and_nothing_else() {
     // The padding behind a body of 1,001 bytes is covered by the digest alone.
     let padding = {
         let bytes = disk.contents(&paths[1]).unwrap();
-        let life = crate::journal::segment::Life::decode(&bytes).unwrap();
+        let life = crate::format::life::Life::decode(&bytes).unwrap();
         let mut at = 8192;
         loop {
-            let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
+            let header = crate::format::frame::decode_header(&bytes[at..], life.salt).unwrap();
             let end = at + (header.header_len + header.body_len) as usize;
             at += usize::try_from(header.frame_len()).unwrap();
             if end < at {
@@ -431,7 +433,7 @@ fn newest_segments_that_no_start_began_are_missed_too() {
             );
             let examined: Arc<dyn Disk> = Arc::new(disk.copy());
             assert!(
-                !crate::repair::examine(&examined, &config)
+                !crate::engine::repair::examine(&examined, &config)
                     .unwrap()
                     .is_empty()
             );
@@ -487,11 +489,11 @@ fn running_with_damage() -> (Fixture, String, u64) {
     }
     let path = faults::used_paths(&fixture.disk)[1].clone();
     let bytes = fixture.disk.contents(&path).unwrap();
-    let life = crate::journal::segment::Life::decode(&bytes).unwrap();
+    let life = crate::format::life::Life::decode(&bytes).unwrap();
     let mut at = 8192;
     let header = loop {
-        let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
-        if header.kind == crate::journal::frame::Kind::Batch && at > 30_000 {
+        let header = crate::format::frame::decode_header(&bytes[at..], life.salt).unwrap();
+        if header.kind == crate::format::frame::Kind::Batch && at > 30_000 {
             break header;
         }
         at += usize::try_from(header.frame_len()).unwrap();
@@ -507,11 +509,11 @@ fn running_with_damage() -> (Fixture, String, u64) {
 
 pub(super) fn online(fixture: &Fixture) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let tell = &mut |progress: &mut crate::verify::Progress| {
+    let tell = &mut |progress: &mut crate::api::pace::Progress| {
         findings.append(&mut progress.findings);
     };
     let control = Control::new(0);
-    assert!(fixture.core.verify(None, &control, tell).is_ok());
+    assert!(fixture.core.verifier.verify(None, &control, tell).is_ok());
     findings.retain(|finding| finding.severity > Severity::Note);
     findings
 }
@@ -556,14 +558,14 @@ fn a_damaged_header_costs_a_running_engine_exactly_its_records() {
     let (fixture, _, _) = running_with_damage();
     let path = faults::used_paths(&fixture.disk)[0].clone();
     let bytes = fixture.disk.contents(&path).unwrap();
-    let life = crate::journal::segment::Life::decode(&bytes).unwrap();
+    let life = crate::format::life::Life::decode(&bytes).unwrap();
     let mut at = 8192;
     for _ in 0..25 {
-        let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
+        let header = crate::format::frame::decode_header(&bytes[at..], life.salt).unwrap();
         at += usize::try_from(header.frame_len()).unwrap();
     }
-    let header = crate::journal::frame::decode_header(&bytes[at..], life.salt).unwrap();
-    assert_eq!(header.kind, crate::journal::frame::Kind::Batch);
+    let header = crate::format::frame::decode_header(&bytes[at..], life.salt).unwrap();
+    assert_eq!(header.kind, crate::format::frame::Kind::Batch);
     change(&fixture.disk, &path, |bytes| bytes[at + 40] ^= 1);
     let findings = online(&fixture);
     assert_eq!(findings.len(), 2, "{findings:#?}");
@@ -657,7 +659,7 @@ fn a_whole_engine_has_no_findings_while_it_works() {
 fn scrubbing_finds_data_that_a_device_lost_and_reports_its_end() {
     let (fixture, log, lsn) = running_with_damage();
     assert_eq!(fixture.core.statistics().last_scrub, None);
-    assert!(fixture.core.scrub_once().is_ok());
+    assert!(fixture.core.scrubber.scrub_once().is_ok());
     let now = fixture.core.statistics();
     assert_eq!(now.quarantined_records, 1);
     assert!(now.last_scrub.is_some() && now.scrubbed_bytes > 100_000);
@@ -665,9 +667,9 @@ fn scrubbing_finds_data_that_a_device_lost_and_reports_its_end() {
         fixture.read(&log, lsn),
         Err(ReadError::Quarantined { .. })
     ));
-    fixture.core.scrub.control.stop();
+    fixture.core.scrubber.control.stop();
     assert!(
-        fixture.core.scrub_once().is_err(),
+        fixture.core.scrubber.scrub_once().is_err(),
         "it stops when it is told to"
     );
 }
@@ -675,7 +677,7 @@ fn scrubbing_finds_data_that_a_device_lost_and_reports_its_end() {
 #[test]
 fn reading_keeps_to_the_rate() {
     let (disk, _) = rolled();
-    let clock = crate::clock::SystemClock;
+    let clock = crate::base::clock::SystemClock;
     let began = clock.monotonic();
     let offline = Offline::open(Arc::new(disk)).unwrap();
     let report = offline.verify(&Control::new(1 << 20), &mut |_| {}).unwrap();

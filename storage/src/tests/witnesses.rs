@@ -7,11 +7,11 @@ use super::damage::without_indexes;
 use super::damaged_files::{End, Store};
 use super::faults::used_paths;
 use super::*;
+use crate::base::ids::Position;
 use crate::disk::Disk;
-use crate::ids::Position;
-use crate::journal::frame;
-use crate::journal::segment::Life;
-use crate::repair::{accept_loss, examine};
+use crate::engine::repair::{accept_loss, examine};
+use crate::format::frame;
+use crate::format::life::Life;
 
 const FIRST_FRAME: usize = 8192;
 
@@ -19,7 +19,7 @@ const FIRST_FRAME: usize = 8192;
 fn facts(fixture: &Fixture) -> BTreeMap<String, String> {
     let core = &fixture.core;
     let durable = core.journal.durable();
-    let fact = |log: Arc<crate::local::Log>| {
+    let fact = |log: Arc<crate::logs::Log>| {
         let info = log.info(core.tail(&log, Visibility::Durable), durable, durable);
         let extras = log.state.read().extras.clone().unwrap_or_default();
         let cursors: Vec<_> = extras
@@ -61,7 +61,7 @@ fn destroy(disk: &SimDisk, segment: usize) {
     }
 }
 
-fn accept(store: &Store, disk: &SimDisk) -> crate::repair::Loss {
+fn accept(store: &Store, disk: &SimDisk) -> crate::recovery::Loss {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     let (loss, _) = accept_loss(&disk, &store.config, TestClock::new(), "by a test").unwrap();
     loss

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use super::{About, Committer, Placed, refused};
-use crate::engine::LogTarget;
-use crate::error::{AdminError, AppendError, TrimError};
-use crate::ids::{LogId, LogName, Lsn, Position};
-use crate::journal::body::{Created, MAX_CONFIG_LEN};
-use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::api::engine::LogTarget;
+use crate::api::error::{AdminError, AppendError, TrimError};
+use crate::api::record::{LogConfig, LogConfigChange};
+use crate::base::ids::{LogId, LogName, Lsn, Position};
+use crate::format::body::{Created, MAX_CONFIG_LEN};
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Adds, Load, Log, TrimBy};
-use crate::record::{LogConfig, LogConfigChange};
+use crate::logs::quotas::{Load, Wanted as Adds};
+use crate::logs::{Log, TrimBy};
 
 /// Maximum number of logs deleted with one flush.
 const MOST_DELETIONS: usize = 256;
@@ -67,7 +68,7 @@ impl Committer {
         };
         let bounded = config.retention.is_some();
         let header = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
-            crate::journal::body::put_config(out, &config);
+            crate::format::body::put_config(out, &config);
         });
         let start = self.position(0);
         {
@@ -168,7 +169,7 @@ impl Committer {
                     state.extras = None;
                 }
                 self.logs.remove_name(&log);
-                crate::watch::Watched::watch(&*log).wake();
+                crate::api::watch::Watched::watch(&*log).wake();
             }
             self.pending.push(pending);
         }

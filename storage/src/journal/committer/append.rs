@@ -6,18 +6,19 @@ use smallvec::smallvec;
 
 use super::producers::Recognised;
 use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES, refused};
-use crate::codec;
-use crate::digest::Digest;
-use crate::engine::{LogAppended, OneOrMore};
-use crate::error::AppendError;
-use crate::ids::{Lsn, Position};
-use crate::index::Place;
+use crate::api::codec;
+use crate::api::engine::{LogAppended, OneOrMore};
+use crate::api::error::AppendError;
+use crate::api::record::{Batch, Compression, LogConfig, LogRecords};
+use crate::api::records::Records;
+use crate::base::ids::{Lsn, Position};
+use crate::format::active::Place;
+use crate::format::body::{Created, CursorBody};
+use crate::format::digest::Digest;
+use crate::format::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
 use crate::journal::Placement;
-use crate::journal::body::{Created, CursorBody};
-use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
-use crate::local::{Checked, Log, check};
-use crate::record::{Batch, Compression, LogConfig, LogRecords};
-use crate::records::Records;
+use crate::logs::Log;
+use crate::logs::conditions::{Checked, check};
 
 /// Maximum number of bytes that the records of one log take in the body of a frame.
 pub(super) fn stored_bytes(records: &LogRecords) -> usize {
@@ -121,7 +122,7 @@ impl Committer {
         if (frames + directory) as u64 > limit || directory > UNIT_DIRECTORY_BYTES {
             let records = batch.logs.iter().map(|l| l.records.len()).sum();
             return Err(AppendError::Invalid(
-                crate::error::InvalidBatch::RequestTooLarge {
+                crate::api::error::InvalidBatch::RequestTooLarge {
                     records,
                     bytes: (frames + directory) as u64,
                     max_records: records,

@@ -7,17 +7,18 @@ use smallvec::smallvec;
 
 use super::append::stored_bytes;
 use super::{About, COALESCED_BYTES, Committer, NEVER, Placed, refused};
-use crate::codec;
-use crate::engine::LogAppended;
-use crate::error::AppendError;
-use crate::index::Place;
+use crate::api::codec;
+use crate::api::engine::LogAppended;
+use crate::api::error::AppendError;
+use crate::api::record::{Batch, Durability, SyncMode, Visibility};
+use crate::api::records::Records;
+use crate::api::session::Session;
+use crate::api::watch::Watched;
+use crate::format::active::Place;
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::Placement;
-use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
-use crate::local::{Buffered, Checked, Log, check};
-use crate::record::{Batch, Durability, SyncMode, Visibility};
-use crate::records::Records;
-use crate::session::Session;
-use crate::watch::Watched;
+use crate::logs::conditions::{Checked, check};
+use crate::logs::{Buffered, Log};
 
 impl Committer {
     /// Takes a plain append to a log of sync mode `manual` into memory, if the append asks for nothing

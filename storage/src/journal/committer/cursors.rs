@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use super::{About, Committer, Placed, refused};
-use crate::engine::LogTarget;
-use crate::error::{AppendError, CursorError};
-use crate::ids::{LogName, Lsn, Name, Position};
-use crate::journal::body::CursorBody;
-use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::api::engine::LogTarget;
+use crate::api::error::{AppendError, CursorError};
+use crate::api::record::{Cursor, CursorCommit};
+use crate::base::ids::{LogName, Lsn, Name, Position};
+use crate::format::body::CursorBody;
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Adds, Load, Log, Mark, check_cursor};
-use crate::record::{Cursor, CursorCommit};
+use crate::logs::Log;
+use crate::logs::conditions::check_cursor;
+use crate::logs::extras::Mark;
+use crate::logs::quotas::{Load, Wanted as Adds};
 
 impl Committer {
     pub(super) fn commit_cursor(

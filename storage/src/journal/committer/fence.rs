@@ -7,14 +7,17 @@
 use std::sync::Arc;
 
 use super::{About, Committer, Placed, refused};
-use crate::engine::{Fenced, LogTarget};
-use crate::error::{AppendError, FenceError};
-use crate::ids::{Lsn, Position};
-use crate::journal::body::Created;
-use crate::journal::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::api::engine::{Fenced, LogTarget};
+use crate::api::error::MAX_EPOCH_RISE;
+use crate::api::error::{AppendError, FenceError};
+use crate::api::record::LogConfig;
+use crate::base::ids::{Lsn, Position};
+use crate::format::body::Created;
+use crate::format::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Adds, Creation, Log, MAX_EPOCH_RISE};
-use crate::record::LogConfig;
+use crate::logs::Log;
+use crate::logs::conditions::Creation;
+use crate::logs::quotas::Wanted as Adds;
 
 impl Committer {
     pub(super) fn fence(

@@ -7,12 +7,14 @@
 use std::sync::Arc;
 
 use super::{About, Committer, Placed, refused};
-use crate::engine::LogTarget;
-use crate::error::{AdminError, AppendError};
-use crate::ids::{Name, Position, Timestamp};
-use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::api::engine::LogTarget;
+use crate::api::error::{AdminError, AppendError};
+use crate::base::ids::{Name, Position, Timestamp};
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Forgotten, Load, Log, MAX_GONE};
+use crate::logs::Log;
+use crate::logs::producers::{Forgotten, MAX_GONE};
+use crate::logs::quotas::Load;
 
 /// Maximum length of the ids in one frame, in bytes: a small segment has room for them.
 const FRAME_BYTES: usize = 4 << 10;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::{About, Committer, OpenFrame};
-use crate::digest::Digest;
-use crate::ids::{LogId, Position};
-use crate::journal::frame::{HEADER_BYTES, Head, Header, Kind};
-use crate::journal::{compress, frame};
-use crate::local::Log;
-use crate::record::Producer;
+use crate::api::record::Producer;
+use crate::base::ids::{LogId, Position};
+use crate::format::compress;
+use crate::format::digest::Digest;
+use crate::format::frame;
+use crate::format::frame::{HEADER_BYTES, Head, Header, Kind};
+use crate::logs::Log;
 
 impl Committer {
     /// Position of an offset in the buffer.

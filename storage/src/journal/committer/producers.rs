@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use super::{Committer, Placed};
-use crate::digest::{Digest, Sent};
-use crate::engine::LogAppended;
-use crate::error::AppendError;
-use crate::ids::{LogName, Position};
+use crate::api::engine::LogAppended;
+use crate::api::error::AppendError;
+use crate::api::record::{Batch, Producer};
+use crate::base::ids::{LogName, Position};
+use crate::format::digest::{Digest, Sent};
 use crate::journal::Placement;
-use crate::local::{Creation, Load, Log, Producers, Recall, Remembered};
-use crate::record::{Batch, Producer};
+use crate::logs::Log;
+use crate::logs::conditions::Creation;
+use crate::logs::producers::{Producers, Recall, Remembered};
+use crate::logs::quotas::Load;
 
 /// Kind of a batch.
 pub(super) enum Recognised {

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use super::{About, Committer, NO_LOG, Placed, refused};
-use crate::error::{AppendError, SyncError};
-use crate::ids::Lsn;
-use crate::journal::body::Marker;
-use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::api::error::{AppendError, SyncError};
+use crate::api::record::LogConfig;
+use crate::base::ids::Lsn;
+use crate::format::body::Marker;
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::local::{Log, TrimBy};
-use crate::record::LogConfig;
+use crate::logs::{Log, TrimBy};
 
 /// Records below `before` exceed a bound of their log.
 pub(crate) struct Expiry {

@@ -2,17 +2,19 @@
 
 use std::io;
 use std::sync::Arc;
+
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
-use crate::disk::{Shortage, shortage};
-use crate::error::AppendError;
-use crate::ids::{LogId, Lsn, SegmentId};
-use crate::indexer::Sealed;
-use crate::journal::LIFE_BYTES;
-use crate::journal::body::{Closing, Link, Seal};
-use crate::journal::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::api::error::AppendError;
+use crate::api::error::Shortage;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::{LogId, Lsn, SegmentId};
+use crate::disk::shortage;
+use crate::format::body::{Closing, Link, Seal};
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::{ReadySegment, Use};
+use crate::journal::seal::Sealed;
 use crate::journal::segment::Segment;
 
 /// Maximum number of records in a segment.
@@ -41,7 +43,7 @@ impl Committer {
         }
         if !self.fits(frames, directory) {
             if purpose == Use::Growth {
-                self.indexer.has_room(self.segment.life.size)?;
+                self.seals.has_room(self.segment.life.size)?;
             }
             let taken = self.pool.take(purpose);
             let ready = self.spared(taken, purpose, true)?;
@@ -99,7 +101,7 @@ impl Committer {
             self.spared(whole, purpose, true)?;
         }
         if purpose == Use::Growth {
-            self.indexer.has_room(self.segment.life.size)?;
+            self.seals.has_room(self.segment.life.size)?;
         }
         let taken = self.pool.take(purpose);
         let ready = self.spared(taken, purpose, true)?;
@@ -195,7 +197,7 @@ impl Committer {
         self.first_of_run = false;
         self.on_reserve = purpose != Use::Growth;
         self.begin_with(link);
-        self.indexer.take_over(sealed);
+        self.seals.take_over(sealed);
         self.journal
             .observer
             .roll(self.journal.clock.monotonic().duration_since(started));

@@ -12,11 +12,13 @@ use std::io;
 use std::sync::Arc;
 
 use super::{Committer, Pending};
+use crate::api::error::{AppendError, FreeSpace};
+use crate::base::ids::Position;
 use crate::disk::is_out_of_space;
-use crate::error::{AppendError, FreeSpace};
-use crate::ids::Position;
 use crate::journal::Reply;
-use crate::local::{BeforeForgotten, Buffered, Load, Log, LogState, ProducerBefore, Standing};
+use crate::logs::producers::{Before as ProducerBefore, BeforeForgotten};
+use crate::logs::quotas::Load;
+use crate::logs::{Buffered, Log, LogState, Standing};
 
 /// Changes of the current group, and the state before them.
 #[derive(Default)]

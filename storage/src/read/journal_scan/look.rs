@@ -3,22 +3,26 @@
 
 mod run;
 
-use bytes::Bytes;
 use std::sync::Arc;
 
-use crate::codec;
-use crate::error::ReadError;
-use crate::ids::{Lsn, Position, Timestamp};
-use crate::index::{Place, SealedIndex};
-use crate::journal::frame;
-use crate::journal::frame::{Header, Kind};
-use crate::journal::segment::{Hole, Segment};
-use crate::local::{Core, Kept, Log};
-use crate::quarantine::Damage;
+use bytes::Bytes;
+
+use crate::api::codec;
+use crate::api::error::ReadError;
+use crate::api::record::{Gap, GapReason, StoredBatch};
+use crate::base::ids::{Lsn, Position, Timestamp};
+use crate::format::active::Place;
+use crate::format::address::Hole;
+use crate::format::frame;
+use crate::format::frame::{Header, Kind};
+use crate::index::SealedIndex;
+use crate::journal::segment::Segment;
+use crate::logs::damages::Damage;
+use crate::logs::{Kept, Log};
 use crate::read::frames::plain_body;
 use crate::read::reach::{Reach, far, is_far};
+use crate::read::store::Store;
 use crate::read::{Fault, fitting, part};
-use crate::record::{Gap, GapReason, StoredBatch};
 
 /// The journal is read in pieces of this; a frame that is larger is read whole.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -37,7 +41,7 @@ const BATCH_OVERHEAD: usize = 48;
 /// One look at the journal.
 #[derive(Clone)]
 pub(super) struct Work {
-    pub(super) core: Arc<Core>,
+    pub(super) store: Arc<Store>,
     pub(super) prefix: Arc<str>,
     pub(super) at: Position,
     pub(super) skip: u64,
@@ -131,7 +135,7 @@ impl Work {
         if self.at >= self.published {
             return Ok(Going::CaughtUp);
         }
-        if let Some(run) = self.core.journal.run_at(self.at) {
+        if let Some(run) = self.store.journal.run_at(self.at) {
             return self.advance_in_run(&run, reach);
         }
         let segment = self.segment();
@@ -177,15 +181,15 @@ impl Work {
     /// Whether where we are was sorted just now: then the segments there are do not tell what
     /// comes next.
     fn is_sorted(&self) -> bool {
-        self.at < self.core.journal.sorted_end()
+        self.at < self.store.journal.sorted_end()
     }
 
     /// The segment at the current position, or the first after it.
     fn segment(&self) -> Option<Arc<Segment>> {
-        if let Some(segment) = self.core.journal.segment_at(self.at) {
+        if let Some(segment) = self.store.journal.segment_at(self.at) {
             return Some(segment);
         }
-        let segments = self.core.journal.segments.read();
+        let segments = self.store.journal.segments.read();
         segments
             .range(self.at..)
             .next()
@@ -193,7 +197,7 @@ impl Work {
     }
 
     fn segment_after(&self, segment: &Segment) -> Option<Arc<Segment>> {
-        let segments = self.core.journal.segments.read();
+        let segments = self.store.journal.segments.read();
         segments
             .range(segment.base.advance(1)..)
             .next()
@@ -204,7 +208,7 @@ impl Work {
     /// `published` at most.
     fn pass(&mut self, to: Position) -> Going {
         let to = to.min(self.published);
-        let damages = self.core.damages.between(self.at, to);
+        let damages = self.store.damages.between(self.at, to);
         let gaps: Vec<Gap> = damages
             .into_iter()
             .filter(|d| d.log.as_ref().is_none_or(|log| self.selects(log)))
@@ -242,7 +246,7 @@ impl Work {
         if deleted {
             parts = vec![(damage.from, damage.to, GapReason::Deleted)];
         }
-        if self.core.is_carried(damage) {
+        if self.store.is_carried(damage) {
             // The run tells of all that went some other way.
             parts.retain(|(_, _, reason)| *reason == GapReason::Quarantined);
         }
@@ -259,7 +263,7 @@ impl Work {
     /// Whether a log was deleted, and what of its records no trim took.
     fn fate_of(&self, log: &Log) -> (bool, Kept) {
         let state = log.state.read();
-        (state.deleted, state.kept(self.core.journal.durable()))
+        (state.deleted, state.kept(self.store.journal.durable()))
     }
 
     fn selects(&self, log: &Log) -> bool {
@@ -277,8 +281,8 @@ impl Work {
         for again in [false, true] {
             for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
                 let buffer = match again {
-                    false => self.core.bytes(segment, self.at, size.min(rest), reach)?,
-                    true => self.core.bytes_again(segment, self.at, size.min(rest))?,
+                    false => self.store.bytes(segment, self.at, size.min(rest), reach)?,
+                    true => self.store.bytes_again(segment, self.at, size.min(rest))?,
                 };
                 self.looked += buffer.len() as u64;
                 let (from, skip) = (self.at, self.skip);
@@ -312,7 +316,7 @@ impl Work {
     ) -> Result<Going, ReadError> {
         let start = self.at;
         // Most stretches have none. Where a jump of lsns shows damage, it lies among good frames.
-        let has_damage = !self.core.damages.between(start, stop).is_empty();
+        let has_damage = !self.store.damages.between(start, stop).is_empty();
         while self.at < stop {
             let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
             let Some(bytes) = buffer.get(from..) else {
@@ -358,7 +362,7 @@ impl Work {
         reach: Reach,
     ) -> Result<Going, ReadError> {
         let Some(log) = self
-            .core
+            .store
             .logs
             .by_id(header.log_id)
             .filter(|log| self.selects(log))
@@ -376,7 +380,7 @@ impl Work {
                 Err(Fault::Damaged) if reach == Reach::Memory => Err(Fault::Io(far())),
                 Err(Fault::Damaged) => {
                     let again = work
-                        .core
+                        .store
                         .bytes_again(segment, header.position, header.frame_len())
                         .map_err(Fault::Io)?;
                     plain_body(header, &again, &again, 0)
@@ -394,7 +398,7 @@ impl Work {
                     count: header.count,
                     frame_len: u32::try_from(header.frame_len()).unwrap_or(u32::MAX),
                 };
-                self.core.quarantine(&log, &place);
+                self.store.quarantine(&log, &place);
                 Ok(self.pass(header.end()))
             }
         }
@@ -468,7 +472,7 @@ impl Work {
             return Going::Full;
         }
         let batch = fitting(batch, self.bytes);
-        self.core
+        self.store
             .journal
             .observer
             .read(u64::from(batch.count), batch.body.len() as u64);
@@ -533,44 +537,48 @@ impl Work {
         // Memory first: places that leave it meanwhile are in the index then.
         let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(to));
         let mut is_doubt = false;
-        let lost: Vec<(Arc<Log>, Place)> = match self.core.sealed_index(segment)? {
+        let lost: Vec<(Arc<Log>, Place)> = match self.store.sealed_index(segment)? {
             Some(index) => {
                 let made = match index.is_partial() {
-                    true => self.core.index_anew(segment)?,
+                    true => self.store.index_anew(segment)?,
                     false => None,
                 };
                 if segment.is_retired() {
                     // Its bytes may be of another life.
                     return Ok(());
                 }
-                if made.as_ref().is_some_and(|made| self.core.learn_lost(made)) {
-                    self.core.forget_checkpoints(&mut self.core.indexer.hold());
+                if made
+                    .as_ref()
+                    .is_some_and(|made| self.store.learn_lost(made))
+                {
+                    self.store
+                        .forget_checkpoints(&mut self.store.indexing.hold());
                 }
                 let index = made.unwrap_or(index);
                 is_doubt = index.is_partial();
                 if is_doubt {
                     // It cannot tell what was here: that something was is said.
-                    self.core.damages.add(Damage::of_nobody(self.at, false));
+                    self.store.damages.add(Damage::of_nobody(self.at, false));
                 }
                 self.lost_in_index(&index, to)
             }
             None => in_memory.unwrap_or_default(),
         };
         for (log, place) in lost {
-            self.core.quarantine(&log, &place);
+            self.store.quarantine(&log, &place);
         }
         // Last: a reader that comes here again after an error must not pass bytes that nobody named.
         segment.add_hole(Hole { from: self.at, to });
         // An index that describes all lets the next start find the same: without new losses it stays.
         if is_doubt {
-            self.core.let_next_start_find(segment);
+            self.store.let_next_start_find(segment);
         }
         Ok(())
     }
 
     fn lost_in_memory(&self, to: Position) -> Vec<(Arc<Log>, Place)> {
         let mut lost = Vec::new();
-        for log in self.core.logs.all() {
+        for log in self.store.logs.all() {
             let state = log.state.read();
             let places = state.places.within(self.at, to);
             lost.extend(places.iter().map(|place| (Arc::clone(&log), *place)));
@@ -581,7 +589,7 @@ impl Work {
     fn lost_in_index(&self, index: &SealedIndex, to: Position) -> Vec<(Arc<Log>, Place)> {
         let mut lost = Vec::new();
         for row in index.rows() {
-            let Some(log) = self.core.logs.by_id(row.log_id) else {
+            let Some(log) = self.store.logs.by_id(row.log_id) else {
                 continue;
             };
             let entries = index.entries(&row);
@@ -597,7 +605,7 @@ impl Work {
         let mut from = self.at.advance(8);
         while from < stop {
             let size = LARGE_PIECE_BYTES.min(stop.since(from));
-            let bytes = self.core.bytes_again(segment, from, size)?;
+            let bytes = self.store.bytes_again(segment, from, size)?;
             let read = bytes.len();
             for offset in (0..read).step_by(8) {
                 let position = from.advance(offset as u64);

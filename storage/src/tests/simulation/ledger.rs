@@ -10,11 +10,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::record::{LogConfig, LogConfigChange};
+use crate::api::record::{LogConfig, LogConfigChange};
 
 /// Effect of one unit on one log.
 #[derive(Debug, Clone)]
-pub(in crate::tests) enum Effect {
+pub(crate) enum Effect {
     Append {
         log: &'static str,
         id: u64,
@@ -52,32 +52,32 @@ impl Effect {
 
 /// Effects that survive together or not at all.
 #[derive(Debug, Clone)]
-pub(in crate::tests) struct Unit {
-    pub(in crate::tests) effects: Vec<Effect>,
+pub(crate) struct Unit {
+    pub(crate) effects: Vec<Effect>,
     /// Promised to survive the end of the process.
-    pub(in crate::tests) written: bool,
+    pub(crate) written: bool,
     /// Promised to survive a power cut.
-    pub(in crate::tests) durable: bool,
+    pub(crate) durable: bool,
 }
 
 /// State of one log. Records are their digests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::tests) struct LogState {
-    pub(in crate::tests) id: Option<u64>,
-    pub(in crate::tests) first: u64,
+pub(crate) struct LogState {
+    pub(crate) id: Option<u64>,
+    pub(crate) first: u64,
     /// Number of records directly below `first` that retention expired.
-    pub(in crate::tests) expired: u64,
-    pub(in crate::tests) records: Vec<u64>,
-    pub(in crate::tests) epoch: u64,
-    pub(in crate::tests) cursors: BTreeMap<String, u64>,
+    pub(crate) expired: u64,
+    pub(crate) records: Vec<u64>,
+    pub(crate) epoch: u64,
+    pub(crate) cursors: BTreeMap<String, u64>,
     /// Epoch and next sequence of each producer.
-    pub(in crate::tests) producers: BTreeMap<String, (u64, u64)>,
-    pub(in crate::tests) config: LogConfig,
+    pub(crate) producers: BTreeMap<String, (u64, u64)>,
+    pub(crate) config: LogConfig,
     /// Accepted records that may be in memory only, by request.
-    pub(in crate::tests) pending: Vec<Vec<u64>>,
+    pub(crate) pending: Vec<Vec<u64>>,
 }
 
-pub(in crate::tests) type Logs = BTreeMap<String, LogState>;
+pub(crate) type Logs = BTreeMap<String, LogState>;
 
 impl LogState {
     /// The tail without records that may be in memory only.
@@ -86,12 +86,12 @@ impl LogState {
     }
 
     /// The tail.
-    pub(in crate::tests) fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.end() + self.pending.iter().map(|p| p.len() as u64).sum::<u64>()
     }
 
     /// The record at an lsn; `None` if there is none or it was trimmed.
-    pub(in crate::tests) fn record(&self, lsn: u64) -> Option<u64> {
+    pub(crate) fn record(&self, lsn: u64) -> Option<u64> {
         let index = usize::try_from(lsn.checked_sub(self.first)?).ok()?;
         let all = self.records.iter().chain(self.pending.iter().flatten());
         all.copied().nth(index)
@@ -197,25 +197,25 @@ fn apply(effect: &Effect, logs: &mut Logs) {
 
 /// Mistakes of a start. All must be 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::tests) struct Verdict {
+pub(crate) struct Verdict {
     /// Promised to survive, and not there.
-    pub(in crate::tests) lost: u64,
+    pub(crate) lost: u64,
     /// There, and never appended, refused, trimmed, or lost before.
-    pub(in crate::tests) phantom: u64,
+    pub(crate) phantom: u64,
     /// There twice.
-    pub(in crate::tests) duplicate: u64,
+    pub(crate) duplicate: u64,
     /// Neither served nor trimmed.
-    pub(in crate::tests) gap: u64,
+    pub(crate) gap: u64,
     /// Missing parts of units that are there otherwise.
-    pub(in crate::tests) partial: u64,
+    pub(crate) partial: u64,
     /// Other bytes than were appended.
-    pub(in crate::tests) wrong: u64,
+    pub(crate) wrong: u64,
     /// Fences, cursors, producers or settings that no prefix explains.
-    pub(in crate::tests) state: u64,
+    pub(crate) state: u64,
 }
 
 impl Verdict {
-    pub(in crate::tests) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.lost += other.lost;
         self.phantom += other.phantom;
         self.duplicate += other.duplicate;
@@ -227,17 +227,17 @@ impl Verdict {
 }
 
 #[derive(Default)]
-pub(in crate::tests) struct Ledger {
+pub(crate) struct Ledger {
     /// The logs as the last start found them.
     base: Logs,
     /// Units since then, in commit order.
-    pub(in crate::tests) units: Vec<Unit>,
+    pub(crate) units: Vec<Unit>,
     /// The logs as all of these units leave them.
-    pub(in crate::tests) live: Logs,
+    pub(crate) live: Logs,
 }
 
 impl Ledger {
-    pub(in crate::tests) fn add(&mut self, unit: Unit) {
+    pub(crate) fn add(&mut self, unit: Unit) {
         for effect in &unit.effects {
             apply(effect, &mut self.live);
         }
@@ -245,14 +245,14 @@ impl Ledger {
     }
 
     /// Promises all units to survive a power cut.
-    pub(in crate::tests) fn all_durable(&mut self) {
+    pub(crate) fn all_durable(&mut self) {
         for unit in &mut self.units {
             unit.durable = true;
         }
     }
 
     /// Marks all written units as durable. Units that are only accepted may not be.
-    pub(in crate::tests) fn all_written_durable(&mut self) {
+    pub(crate) fn all_written_durable(&mut self) {
         for unit in &mut self.units {
             let accepted =
                 |effect: &Effect| matches!(effect, Effect::Append { buffered: true, .. });
@@ -261,7 +261,7 @@ impl Ledger {
     }
 
     /// Marks a log as durable up to `tail`, which a client was shown.
-    pub(in crate::tests) fn revealed(&mut self, log: &str, tail: u64) {
+    pub(crate) fn revealed(&mut self, log: &str, tail: u64) {
         for unit in &mut self.units {
             unit.durable |= unit.effects.iter().any(|effect| match effect {
                 Effect::Append {
@@ -287,11 +287,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The mistakes, also in words.
-    pub(in crate::tests) fn judge(
-        &mut self,
-        found: &Logs,
-        power_cut: bool,
-    ) -> Result<(), (Verdict, String)> {
+    pub(crate) fn judge(&mut self, found: &Logs, power_cut: bool) -> Result<(), (Verdict, String)> {
         let least = self.least(power_cut);
         let mut logs = self.base.clone();
         let is = |logs: &Logs, log: &str| match (logs.get(log), found.get(log)) {

@@ -30,7 +30,7 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
     let mut next = 0;
     loop {
         match read::page(
-            core,
+            &core.store,
             &read_request(log, ReadStart::Lsn(Lsn::new(next))),
             Reach::Disk,
         ) {
@@ -72,7 +72,7 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
 
 /// Outcome of one run, in records.
 #[derive(Debug, Default)]
-pub(in crate::tests) struct Outcome {
+pub(crate) struct Outcome {
     told: u64,
     served: u64,
     named: u64,
@@ -293,7 +293,7 @@ impl Run {
         self.disk.crash(1);
         let bytes = self.disk.contents(&path).unwrap();
         let behind = &bytes[usize::try_from(next.since(base)).unwrap()..];
-        let stale = crate::journal::frame::decode_header(behind, life.salt);
+        let stale = crate::format::frame::decode_header(behind, life.salt);
         let (core, report) = open(&self.disk, &self.config, &self.clock).unwrap();
         let none = self.units.len();
         self.compare(&core, &report, none, &mut Outcome::default());

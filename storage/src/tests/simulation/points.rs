@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::base::bounds::LIFE_BYTES;
 use crate::disk::{Call, CallKind, CutPoint, Filter};
-use crate::journal::LIFE_BYTES;
-use crate::journal::frame::Kind;
+use crate::format::frame::Kind;
 
 /// Phase of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::tests) enum Phase {
+pub(crate) enum Phase {
     Start,
     Work,
     Close,
@@ -130,16 +130,16 @@ fn what(phase: Phase, point: &CutPoint) -> &'static str {
 
 /// Number of power cuts by activity.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(in crate::tests) struct Histogram(BTreeMap<&'static str, [u64; 3]>);
+pub(crate) struct Histogram(BTreeMap<&'static str, [u64; 3]>);
 
 impl Histogram {
     /// Counts a cut; without a point it fell between two calls.
-    pub(in crate::tests) fn count(&mut self, phase: Phase, point: Option<&CutPoint>) {
+    pub(crate) fn count(&mut self, phase: Phase, point: Option<&CutPoint>) {
         let what = point.map_or("between calls", |point| what(phase, point));
         self.0.entry(what).or_default()[phase as usize] += 1;
     }
 
-    pub(in crate::tests) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         for (what, counts) in &other.0 {
             let sums = self.0.entry(what).or_default();
             for (sum, count) in sums.iter_mut().zip(counts) {
@@ -148,12 +148,12 @@ impl Histogram {
         }
     }
 
-    pub(in crate::tests) fn cuts(&self) -> u64 {
+    pub(crate) fn cuts(&self) -> u64 {
         self.0.values().flatten().sum()
     }
 
     /// Cuts inside recovery, roll, checkpoint, recycle and sorting.
-    pub(in crate::tests) fn promised(&self) -> [u64; 5] {
+    pub(crate) fn promised(&self) -> [u64; 5] {
         let row = |what: &str| self.0.get(what).map_or(0, |counts| counts.iter().sum());
         let starts = self.0.values().map(|counts| counts[0]).sum();
         let [roll, checkpoint] = ["roll", "checkpoint"].map(row);
@@ -214,7 +214,7 @@ fn sorts(call: &Call<'_>) -> bool {
 }
 
 /// Stretches in which power cuts come more often than by chance. The first five need segments that fill up.
-pub(in crate::tests) const STRETCHES: [Filter; 7] = [
+pub(crate) const STRETCHES: [Filter; 7] = [
     rolls,
     fills_pool,
     indexes,

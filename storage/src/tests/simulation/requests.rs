@@ -4,21 +4,23 @@ use rand::RngExt;
 
 use super::ledger::{Effect, Unit};
 use super::*;
-use crate::codec;
-use crate::engine::Fenced;
-use crate::error::{AdminError, CursorError, FailedCheck, FenceError, SyncError, TrimError};
-use crate::ids::{LogId, Name, Position};
+use crate::api::codec;
+use crate::api::engine::Fenced;
+use crate::api::error::{AdminError, CursorError, FailedCheck, FenceError, SyncError, TrimError};
+use crate::api::record::{
+    Compression, Cursor, CursorCommit, LogConfig, Producer, Retention, SyncMode,
+};
+use crate::base::ids::{LogId, Name, Position};
+use crate::base::promise::Awaited;
 use crate::journal::committer::CursorChange;
-use crate::local::retention;
-use crate::record::{Compression, Cursor, CursorCommit, LogConfig, Producer, Retention, SyncMode};
-use crate::ticket::Awaited;
+use crate::upkeep::retention;
 
-pub(in crate::tests) const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "manual"];
+pub(crate) const LOGS: [&str; 6] = ["a", "b", "c/1", "c/2", "d", "manual"];
 const PRODUCERS: [&str; 2] = ["p", "q"];
 const CURSORS: [&str; 2] = ["x", "y"];
 
 /// A request that was handed in.
-pub(in crate::tests) enum Asked {
+pub(crate) enum Asked {
     Append {
         ticket: Ticket,
         parts: Vec<Part>,
@@ -36,7 +38,7 @@ pub(in crate::tests) enum Asked {
 }
 
 /// A pass of retention that was handed in.
-pub(in crate::tests) struct Expiring {
+pub(crate) struct Expiring {
     core: Arc<Core>,
     pass: retention::Pass,
     ends: Vec<retention::Ends>,
@@ -60,7 +62,7 @@ fn poll<T>(awaited: &mut Awaited<T>) -> T {
     }
 }
 
-fn ordered(ticket: &mut Ticket) -> Option<crate::engine::Ordered> {
+fn ordered(ticket: &mut Ticket) -> Option<crate::api::engine::Ordered> {
     let mut context = Context::from_waker(Waker::noop());
     let ordered = std::pin::pin!(ticket.ordered());
     match ordered.poll(&mut context) {
@@ -89,13 +91,13 @@ fn came(error: &AppendError) -> Came {
 }
 
 /// Data of the record with this number.
-pub(in crate::tests) fn payload(number: u64, size: usize) -> Vec<u8> {
+pub(crate) fn payload(number: u64, size: usize) -> Vec<u8> {
     let mut data = number.to_le_bytes().to_vec();
     data.resize(8 + size, u8::try_from(number % 251).unwrap());
     data
 }
 
-pub(in crate::tests) fn digest(data: &[u8]) -> u64 {
+pub(crate) fn digest(data: &[u8]) -> u64 {
     let step = |sum: u64, word: u64| {
         (sum ^ word)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -110,7 +112,7 @@ pub(in crate::tests) fn digest(data: &[u8]) -> u64 {
 }
 
 /// Random bounds, or none.
-pub(in crate::tests) fn retention(random: &mut StdRng) -> Option<Retention> {
+pub(crate) fn retention(random: &mut StdRng) -> Option<Retention> {
     let mut retention = Retention {
         respect_cursors: random.random_range(0..100) < 15,
         ..Retention::default()
@@ -137,7 +139,7 @@ impl Run {
     }
 
     /// Hands in a request of any kind.
-    pub(in crate::tests) fn ask(&mut self, core: &Arc<Core>) -> Asked {
+    pub(crate) fn ask(&mut self, core: &Arc<Core>) -> Asked {
         let log = self.any_log();
         match self.random.random_range(0..100) {
             0..3 => self.delete(core, log),
@@ -179,11 +181,11 @@ impl Run {
         }
     }
 
-    pub(in crate::tests) fn delete(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
+    pub(crate) fn delete(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
         Asked::Admin(core.delete_in_turn(target(log)), Effect::Delete(log))
     }
 
-    pub(in crate::tests) fn create(
+    pub(crate) fn create(
         &mut self,
         core: &Arc<Core>,
         log: &'static str,
@@ -193,7 +195,7 @@ impl Run {
         Asked::Admin(created, Effect::Create(log, config))
     }
 
-    pub(in crate::tests) fn configure(
+    pub(crate) fn configure(
         &mut self,
         core: &Arc<Core>,
         log: &'static str,
@@ -204,22 +206,17 @@ impl Run {
         Asked::Admin(configured, Effect::Configure(log, change))
     }
 
-    pub(in crate::tests) fn trim(
-        &mut self,
-        core: &Arc<Core>,
-        log: &'static str,
-        before: u64,
-    ) -> Asked {
+    pub(crate) fn trim(&mut self, core: &Arc<Core>, log: &'static str, before: u64) -> Asked {
         let trimmed = core.trim_in_turn(target(log), Lsn::new(before));
         Asked::Trim(trimmed, log, before)
     }
 
-    pub(in crate::tests) fn fence(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
+    pub(crate) fn fence(&mut self, core: &Arc<Core>, log: &'static str) -> Asked {
         Asked::Fence(core.fence(target(log), None), log)
     }
 
     /// Moves a cursor, or deletes it.
-    pub(in crate::tests) fn cursor(
+    pub(crate) fn cursor(
         &mut self,
         core: &Arc<Core>,
         log: &'static str,
@@ -256,18 +253,18 @@ impl Run {
     }
 
     /// A pass of retention, or a record of its clock; `None` if the pass would find nothing.
-    pub(in crate::tests) fn retain(&mut self, core: &Arc<Core>) -> Option<Asked> {
+    pub(crate) fn retain(&mut self, core: &Arc<Core>) -> Option<Asked> {
         if self.chance(20)
-            && let Some(told) = core.tell_clock()
+            && let Some(told) = core.retainer.tell_clock()
         {
             return Some(Asked::Told(told));
         }
-        let mut pass = core.begin_pass()?;
-        let portion = core.look(&mut pass);
+        let mut pass = core.retainer.begin_pass()?;
+        let portion = core.retainer.look(&mut pass);
         assert!(pass.is_through(), "so few logs make one portion");
         let configs = portion.iter().map(|e| Arc::clone(&e.config)).collect();
         let ends = portion.iter().map(retention::Ends::of).collect();
-        let awaited = core.expire(portion);
+        let awaited = core.retainer.expire(portion);
         Some(Asked::Expire(Box::new(Expiring {
             core: Arc::clone(core),
             pass,
@@ -288,8 +285,8 @@ impl Run {
             mut awaited,
         } = expiring;
         let answer = poll(&mut awaited);
-        core.count(&mut pass, &ends, &answer);
-        core.end_pass(pass);
+        core.retainer.count(&mut pass, &ends, &answer);
+        core.retainer.end_pass(pass);
         let acknowledged = match &answer {
             Ok(_) => true,
             Err(error) => match came(error) {
@@ -438,10 +435,7 @@ impl Run {
     }
 
     /// Builds records for some logs: log, number of records, and their size.
-    pub(in crate::tests) fn batch(
-        &mut self,
-        logs: &[(&'static str, usize, usize)],
-    ) -> (Batch, Vec<Part>) {
+    pub(crate) fn batch(&mut self, logs: &[(&'static str, usize, usize)]) -> (Batch, Vec<Part>) {
         let mut parts = Vec::new();
         let mut told = Vec::new();
         for (log, count, size) in logs {
@@ -475,7 +469,7 @@ impl Run {
     }
 
     /// `level`: `None` = as the logs' sync modes say.
-    pub(in crate::tests) fn enqueue(
+    pub(crate) fn enqueue(
         &mut self,
         core: &Arc<Core>,
         batch: Batch,
@@ -499,7 +493,7 @@ impl Run {
     }
 
     /// Enters the outcome of a request into the ledger.
-    pub(in crate::tests) fn settle(&mut self, asked: Asked) {
+    pub(crate) fn settle(&mut self, asked: Asked) {
         self.counts.requests += 1;
         let (came, effects, level) = match asked {
             Asked::Expire(expiring) => return self.expired(*expiring),

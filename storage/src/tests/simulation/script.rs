@@ -4,12 +4,12 @@
 
 use super::requests::Asked;
 use super::*;
+use crate::api::record::{LogConfig, Producer, SyncMode};
 use crate::disk::Call;
-use crate::record::{LogConfig, Producer, SyncMode};
 
 /// Fault of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::tests) enum Fault {
+pub(crate) enum Fault {
     None,
     /// The `nth` call of any kind fails with EIO.
     Error {
@@ -29,7 +29,7 @@ pub(in crate::tests) enum Fault {
 
 /// How the last run of the process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::tests) enum Ending {
+pub(crate) enum Ending {
     Kill,
     PowerCut,
 }
@@ -38,7 +38,7 @@ const NO_SPACE: i32 = 28;
 
 impl Run {
     /// Runs the script with one fault. Returns whether the fault came.
-    pub(in crate::tests) fn scripted(&mut self, fault: Fault, ending: Ending) -> bool {
+    pub(crate) fn scripted(&mut self, fault: Fault, ending: Ending) -> bool {
         match fault {
             Fault::None => {}
             Fault::Error { nth } => self.disk.fail_call(|_| true, nth, EIO),
@@ -133,7 +133,7 @@ impl Run {
         let live = self.ledger.live.get("c/1").cloned().unwrap_or_default();
         let sequence = live.producers.get("p").map_or(0, |(_, next)| *next);
         batch.logs[0].producer = Some(Producer {
-            id: crate::ids::Name::new("p").unwrap(),
+            id: crate::base::ids::Name::new("p").unwrap(),
             epoch: 0,
             sequence,
         });

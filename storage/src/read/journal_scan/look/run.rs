@@ -11,18 +11,23 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{Going, Records, Taken, Work};
-use crate::error::ReadError;
-use crate::ids::{Lsn, Position};
-use crate::index::Place;
-use crate::journal::LIFE_BYTES;
-use crate::journal::frame::{self, Kind};
-use crate::journal::segment::Hole;
-use crate::local::{Log, Lost};
-use crate::metrics::ChecksumSite;
-use crate::quarantine::Damage;
+use crate::api::error::ReadError;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::{Lsn, Position};
+use crate::base::metrics::ChecksumSite;
+use crate::format::active::Place;
+use crate::format::address::Hole;
+use crate::format::frame;
+use crate::format::frame::Kind;
+use crate::format::pack;
+use crate::format::pack::PACK_HEADER_BYTES;
+use crate::format::pack::{Entry, Piece};
+use crate::index::run_file;
+use crate::journal::run::Run;
+use crate::logs::damages::Damage;
+use crate::logs::{Log, Lost};
 use crate::read::Fault;
 use crate::read::reach::{Reach, far};
-use crate::sorted::{self, Entry, LostInRun, PACK_HEADER_BYTES, Piece, Run};
 
 /// Packs whose pieces are known in one look, at most.
 const MOST_PACKS: usize = 4096;
@@ -102,7 +107,7 @@ impl Work {
             let header = frame::decode_header(&bytes, run.segment.life.salt)
                 .filter(|header| header.kind == Kind::Order && header.position == position);
             let body = header.and_then(|header| frame::verified_body(&bytes, &header));
-            let entries = body.and_then(|body| sorted::entries(body).collect());
+            let entries = body.and_then(|body| pack::entries(body).collect());
             if entries.is_some() {
                 return Ok(entries);
             }
@@ -113,8 +118,8 @@ impl Work {
     /// Bytes of the file of a run, or the same read again from the device.
     fn read(&self, run: &Run, from: Position, length: u64, again: bool) -> io::Result<Bytes> {
         match again {
-            false => self.core.bytes_of_file(&run.segment, from, length),
-            true => self.core.bytes_again(&run.segment, from, length),
+            false => self.store.bytes_of_file(&run.segment, from, length),
+            true => self.store.bytes_again(&run.segment, from, length),
         }
     }
 
@@ -125,7 +130,7 @@ impl Work {
         let behind = order
             .get(number + 1)
             .map_or(run.head.limit, |(first, _)| *first);
-        self.core.damages.add(Damage::of_nobody(self.at, true));
+        self.store.damages.add(Damage::of_nobody(self.at, true));
         // No record is lost, so the next start needs no trace of it. The sorter writes the run again.
         if let Some((_, offset)) = order.get(number) {
             let from = run.segment.base.advance(*offset);
@@ -157,7 +162,7 @@ impl Work {
                 return Ok(going);
             }
         }
-        let log = self.core.logs.by_id(entry.log);
+        let log = self.store.logs.by_id(entry.log);
         let Some(log) = log.filter(|log| self.selects(log)) else {
             return Ok(self.on_to(next));
         };
@@ -249,7 +254,7 @@ impl Work {
                     count: piece.count,
                     frame_len: 8,
                 };
-                self.core
+                self.store
                     .quarantine_at(log, &place, entry.position, ChecksumSite::Read);
                 Ok(self.on_to(next))
             }
@@ -296,7 +301,7 @@ impl Work {
             return Going::On;
         }
         self.skip = told;
-        let log = self.core.logs.by_id(entry.log);
+        let log = self.store.logs.by_id(entry.log);
         let Some(log) = log.filter(|log| self.selects(log)) else {
             return Going::On;
         };
@@ -324,7 +329,7 @@ impl Work {
             let bytes = self.read(run, position, bytes, again)?;
             let header = frame::decode_header(&bytes, run.segment.life.salt)
                 .filter(|header| header.kind == Kind::Pack && header.position == position);
-            let pieces = header.and_then(|header| sorted::pieces(&bytes, &header));
+            let pieces = header.and_then(|header| pack::pieces(&bytes, &header));
             if let (Some(header), Some(pieces)) = (header, pieces) {
                 let body = offset + u64::from(header.header_len);
                 let found = Arc::new((body, pieces));
@@ -347,7 +352,7 @@ impl Work {
         log: &Arc<Log>,
         next: Position,
     ) -> Result<Going, ReadError> {
-        let index = self.core.sealed_index(&run.segment)?;
+        let index = self.store.sealed_index(&run.segment)?;
         if run.segment.is_retired() {
             return Ok(Going::Again);
         }
@@ -361,7 +366,7 @@ impl Work {
         if let Some(place) = place {
             let is_known = log.state.read().is_lost(place.first_lsn, place.next_lsn());
             if !is_known {
-                self.core
+                self.store
                     .quarantine_at(log, &place, entry.position, ChecksumSite::Read);
             }
         } else {
@@ -378,11 +383,11 @@ impl Work {
         (entry, pack): (&Entry, Position),
         log: &Arc<Log>,
     ) -> Result<(), ReadError> {
-        let found = match self.core.damages.walk_of(run.id(), pack) {
+        let found = match self.store.damages.walk_of(run.id(), pack) {
             Some(found) => found,
             None => {
-                let found = Arc::new(LostInRun::find(&*self.core.disk, &run.segment)?);
-                self.core.damages.remember_walk(run.id(), &found);
+                let found = Arc::new(run_file::lost_in(&*self.store.disk, &run.segment)?);
+                self.store.damages.remember_walk(run.id(), &found);
                 found
             }
         };
@@ -390,7 +395,7 @@ impl Work {
         let mut any = lost.is_none();
         if any {
             let doubt = Damage::of_nobody(entry.position, false);
-            self.core.damages.add(doubt);
+            self.store.damages.add(doubt);
         }
         for (from, to) in lost.unwrap_or_default() {
             let lost = Lost {
@@ -399,10 +404,10 @@ impl Work {
                 position: entry.position,
                 accepted: false,
             };
-            any |= self.core.learn_of(log, lost);
+            any |= self.store.learn_of(log, lost);
         }
         if any {
-            self.core.let_next_start_find(&run.segment);
+            self.store.let_next_start_find(&run.segment);
         }
         Ok(())
     }

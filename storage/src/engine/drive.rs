@@ -1,0 +1,629 @@
+//! Drives the committer from two identical threads. Callers write appends that need no flush.
+//!
+//! Each driver takes the next job: a flush, if a request waits for one and none runs; otherwise the write of
+//! the queue. So the thread that a lone request wakes writes it and flushes it, with one wake-up in all.
+//! Requests that arrive during this flush gather and become the next group. Meanwhile the other thread writes
+//! the queue only if it holds at least `GATHER_BYTES`, or a request that waits for no flush.
+//!
+//! Callers come back soon after their answer. So after a flush that answered several requests, the next group
+//! waits until as many requests have arrived. It waits at most twice as long as that flush took, and at most
+//! `MOST_GATHERING`. A flush for the first few callers would make all others wait for one more flush.
+//!
+//! Appends that need no flush need no thread. A caller that gathers requests, such as an event loop in one of
+//! its turns, writes them when it has nothing more to take in. To wake a thread takes longer than to write.
+//! But a caller does no work that may take long: drivers write large queues, begin new segments, and write
+//! while the device is slow.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Core;
+use crate::api::record::Durability;
+use crate::base::ids::Position;
+use crate::base::metrics::Worker;
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::journal::committer::{Operation, Submission};
+use crate::journal::inbox::Accepts;
+use crate::journal::vital;
+
+/// Queued bytes that are written even while a flush runs.
+const GATHER_BYTES: u64 = 256 << 10;
+
+/// Maximum number of requests for which a new queue reserves room.
+const MOST_EXPECTED: usize = 1024;
+
+/// Maximum wait for the callers that the last flush answered, however long that flush took.
+const MOST_GATHERING: Duration = Duration::from_millis(1);
+
+/// Maximum bytes that a caller writes.
+const SHORT_BYTES: u64 = 128 << 10;
+
+/// Upper bound on a group's overhead beyond the bytes charged to the budget.
+const MARGIN_BYTES: u64 = 16 << 10;
+
+/// After a caller's write took at least `LONG_WRITE`, only drivers write, for `AFTER_LONG_WRITE`.
+const LONG_WRITE: Duration = Duration::from_millis(20);
+const AFTER_LONG_WRITE: Duration = Duration::from_secs(1);
+
+/// Number of driver threads: one to flush, one to write.
+pub(crate) const DRIVERS: usize = 2;
+
+#[derive(Default)]
+pub(crate) struct Intake {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Vec<Submission>,
+    /// Whether a request in the queue does not wait for a flush.
+    urgent: bool,
+    /// Whether an operation in the queue is not an append, so that it may take long.
+    long: bool,
+    queued_bytes: u64,
+    queued_requests: usize,
+    /// Bytes that the committer can write without an action that may take long.
+    room: u64,
+    /// Callers write nothing before this time.
+    slow_until: Option<Instant>,
+    writing: bool,
+    flushing: bool,
+    /// Durable position when the queue was last written in order to join the coming flush.
+    joined: Option<Position>,
+    idle: usize,
+    /// Latest time at which a sleeping driver looks again.
+    looks_at: Option<Instant>,
+    /// Number of requests that the last flush answered, and the end of the wait for their callers.
+    answered: usize,
+    gather_until: Option<Instant>,
+    /// Time at which an idle journal gets a marker.
+    mark_at: Option<Instant>,
+    /// A marker was written and needs a flush.
+    marked: bool,
+    stopped: bool,
+}
+
+impl State {
+    /// Whether to write the queue now. While a flush runs, requests that wait for the next flush are left to
+    /// gather: they become one group, for one wake-up and one write.
+    fn wants_write(&self) -> bool {
+        let more_comes =
+            self.flushing || (self.gather_until.is_some() && self.queued_requests < self.answered);
+        let gathers = more_comes && !self.urgent && self.queued_bytes < GATHER_BYTES;
+        self.can_write() && !gathers
+    }
+
+    fn can_write(&self) -> bool {
+        !self.writing && !self.queue.is_empty()
+    }
+
+    fn take_queue(&mut self) -> Vec<Submission> {
+        self.urgent = false;
+        self.long = false;
+        self.gather_until = None;
+        self.queued_bytes = 0;
+        self.queued_requests = 0;
+        // Soon about as many requests are queued again.
+        let next = Vec::with_capacity(self.queue.len().min(MOST_EXPECTED));
+        std::mem::replace(&mut self.queue, next)
+    }
+}
+
+/// Writer of the requests that wait for no flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// A driver, which the request wakes.
+    Driver,
+    /// The caller, when it has nothing more to take in.
+    Caller,
+}
+
+/// State of the committer after a write.
+struct Written {
+    /// Time at which the journal gets a marker, if it is idle until then.
+    mark_at: Option<Instant>,
+    /// As [`State::room`].
+    room: u64,
+}
+
+enum Job {
+    Write(Vec<Submission>),
+    Mark,
+    Flush,
+    Stop,
+}
+
+impl Accepts for Intake {
+    fn push(&self, submission: Submission) {
+        Self::push(self, submission, By::Driver);
+    }
+}
+
+impl Intake {
+    /// Queues a request and wakes an idle driver to take it. Wakes none if the request waits for no flush and
+    /// its caller writes it.
+    pub(crate) fn push(&self, submission: Submission, by: By) {
+        let mut state = self.state.lock();
+        let urgent = submission.level < Durability::Durable;
+        state.urgent |= urgent;
+        state.long |= !matches!(submission.operation, Operation::Append { .. });
+        state.queued_bytes += submission.cost;
+        state.queued_requests += submission.requests as usize;
+        state.queue.push(submission);
+        if by == By::Driver || !urgent {
+            self.hand_on(&state);
+        }
+    }
+
+    /// Takes the queue for a caller that writes it. If a driver must write the queue instead, wakes one.
+    fn take_gathered(&self, now: Instant) -> Option<Vec<Submission>> {
+        let mut state = self.state.lock();
+        // The thread that writes looks again.
+        if !state.urgent || !state.can_write() {
+            return None;
+        }
+        let slow = state.slow_until.is_some_and(|until| until > now);
+        let little =
+            state.queued_bytes <= SHORT_BYTES && state.queued_bytes + MARGIN_BYTES <= state.room;
+        if state.long || slow || !little {
+            self.hand_on(&state);
+            return None;
+        }
+        state.writing = true;
+        Some(state.take_queue())
+    }
+
+    /// Takes the whole queue, for a caller that drives without threads.
+    pub(crate) fn take(&self) -> Vec<Submission> {
+        self.state.lock().take_queue()
+    }
+
+    /// Ends the drivers when nothing is left to do.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// One driver is gone: the other must be able to answer all callers.
+    fn give_up(&self) {
+        let mut state = self.state.lock();
+        state.writing = false;
+        state.flushing = false;
+        self.changed.notify_all();
+    }
+
+    fn next(&self, core: &Core) -> Job {
+        let mut state = self.state.lock();
+        loop {
+            let now = core.journal.clock.monotonic();
+            state.gather_until = state.gather_until.filter(|until| *until > now);
+            let wanted = state.marked || core.journal.wants_flush() || core.flush_is_due(now);
+            if !state.flushing && wanted {
+                // Requests queued by now join this flush. Otherwise they would wait for it and for one more.
+                // This happens once for each flush, or writes could put the flush off for ever.
+                let durable = core.journal.durable();
+                if state.can_write() && state.joined != Some(durable) {
+                    state.joined = Some(durable);
+                    state.writing = true;
+                    return Job::Write(state.take_queue());
+                }
+                state.flushing = true;
+                state.marked = false;
+                // This driver leaves for the flush: the other one takes the queue.
+                self.hand_on(&state);
+                return Job::Flush;
+            }
+            if state.wants_write() {
+                state.writing = true;
+                return Job::Write(state.take_queue());
+            }
+            // A caller that writes may leave something to be flushed.
+            if state.stopped && state.queue.is_empty() && !state.writing {
+                // The other driver may sleep: it, too, has nothing left to do.
+                self.changed.notify_all();
+                return Job::Stop;
+            }
+            // Not idle while requests gather: they would wait for the marker's flush.
+            let flushed = core.journal.durable() >= core.journal.written();
+            let idle = flushed && !state.writing && state.queue.is_empty();
+            if idle && state.mark_at.is_some_and(|at| at <= now) {
+                state.mark_at = None;
+                state.writing = true;
+                return Job::Mark;
+            }
+            // Unflushed records cannot be marked. Their flush wakes this driver again.
+            let mark_at = state.mark_at.filter(|_| idle);
+            let flush_at = core.flush_due_at().filter(|_| !state.flushing);
+            // Also while the queue is empty: a request that is queued to gather wakes no driver.
+            let until = [flush_at, mark_at, state.gather_until];
+            self.wait(&mut state, until.into_iter().flatten().min(), now);
+        }
+    }
+
+    /// Sleeps until a request is queued, or until `until`.
+    fn wait(&self, state: &mut MutexGuard<'_, State>, until: Option<Instant>, now: Instant) {
+        state.idle += 1;
+        state.looks_at = until;
+        match until {
+            Some(at) => {
+                self.changed
+                    .wait_for(state, at.saturating_duration_since(now));
+            }
+            None => self.changed.wait(state),
+        }
+        // If the other driver sleeps, a caller may wake it in vain.
+        state.looks_at = None;
+        state.idle -= 1;
+    }
+
+    /// Wakes an idle driver to take the queue, if the queue can be written now.
+    fn hand_on(&self, state: &State) {
+        if state.wants_write() && state.idle > 0 {
+            self.changed.notify_one();
+        }
+    }
+
+    fn wrote(&self, written: Written) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        state.writing = false;
+        state.room = written.room;
+        state.mark_at = written.mark_at.or(state.mark_at);
+        state
+    }
+
+    /// Notes the write of a caller, and wakes a driver for the work that is left, now or later.
+    fn wrote_gathered(&self, written: Written, core: &Core, began: Instant) {
+        let now = core.journal.clock.monotonic();
+        let mut state = self.wrote(written);
+        if now.saturating_duration_since(began) >= LONG_WRITE {
+            state.slow_until = Some(now + AFTER_LONG_WRITE);
+        }
+        // The thread that flushes looks again.
+        let flush_at = match core.journal.wants_flush() {
+            true => Some(now),
+            false => core.flush_due_at(),
+        };
+        let flush_at = flush_at.filter(|_| !state.flushing);
+        let flushed = core.journal.durable() >= core.journal.written();
+        let mark_at = state.mark_at.filter(|_| flushed);
+        let due = [flush_at, mark_at].into_iter().flatten().min();
+        let unseen = due.is_some_and(|due| state.looks_at.is_none_or(|at| due < at));
+        if state.idle > 0 && (unseen || state.wants_write() || state.stopped) {
+            self.changed.notify_one();
+        }
+    }
+
+    fn marked(&self) {
+        let mut state = self.state.lock();
+        state.writing = false;
+        state.marked = true;
+    }
+
+    /// Notes a flush that answered `answered` requests and ended at `now`, after `took`.
+    fn flushed(&self, answered: usize, now: Instant, took: Duration) {
+        let mut state = self.state.lock();
+        state.flushing = false;
+        state.answered = answered;
+        let most = took.saturating_mul(2).min(MOST_GATHERING);
+        state.gather_until = (answered > 1).then(|| now + most);
+    }
+}
+
+/// Body of one driver. If it panics, which would be a bug, the journal fails, so that no caller waits for
+/// ever.
+pub(crate) fn drive(core: &Arc<Core>) {
+    let run = std::panic::AssertUnwindSafe(|| run(core));
+    if let Err(panic) = std::panic::catch_unwind(run) {
+        panicked(core, &*panic);
+    }
+}
+
+/// Fails the journal after a panic in a write, and answers all callers that wait.
+fn panicked(core: &Core, panic: &(dyn std::any::Any + Send)) {
+    vital::panicked(&core.journal, Worker::Commit, panic);
+    // Answers the requests under way, since the journal has failed. Requests whose answer panics again are
+    // dropped, and the drop answers them.
+    let answer = || core.committer.lock().commit(core.intake.take());
+    let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
+    core.intake.give_up();
+}
+
+fn run(core: &Arc<Core>) {
+    loop {
+        match core.intake.next(core) {
+            Job::Write(submissions) => drop(core.intake.wrote(core.write(submissions))),
+            Job::Mark => {
+                core.committer.lock().mark();
+                core.intake.marked();
+            }
+            Job::Flush => {
+                let began = core.journal.clock.monotonic();
+                let answered = core.journal.flush();
+                let now = core.journal.clock.monotonic();
+                let took = now.saturating_duration_since(began);
+                core.intake.flushed(answered, now, took);
+            }
+            Job::Stop => return,
+        }
+    }
+}
+
+impl Core {
+    fn write(&self, submissions: Vec<Submission>) -> Written {
+        let mut committer = self.committer.lock();
+        committer.commit(submissions);
+        let mark = committer.needs_marker();
+        let room = committer.room();
+        drop(committer);
+        let delay = self.config.marker_delay;
+        Written {
+            mark_at: mark.then(|| self.journal.clock.monotonic() + delay),
+            room,
+        }
+    }
+
+    /// Writes the requests that callers have gathered, on this thread, unless they are for a driver.
+    pub(crate) fn write_gathered(&self) {
+        let began = self.journal.clock.monotonic();
+        let Some(submissions) = self.intake.take_gathered(began) else {
+            return;
+        };
+        let write = std::panic::AssertUnwindSafe(|| self.write(submissions));
+        match std::panic::catch_unwind(write) {
+            Ok(written) => self.intake.wrote_gathered(written, self, began),
+            Err(panic) => panicked(self, &*panic),
+        }
+    }
+
+    /// Time of the next flush of written records that no request waits for.
+    fn flush_due_at(&self) -> Option<Instant> {
+        if self.journal.failure().is_some() {
+            return None;
+        }
+        let (since, bytes) = self.journal.scheduled()?;
+        let full = bytes >= self.config.sync_bytes;
+        Some(if full {
+            since
+        } else {
+            since + self.config.sync_interval
+        })
+    }
+
+    fn flush_is_due(&self, now: Instant) -> bool {
+        self.flush_due_at().is_some_and(|at| at <= now)
+    }
+}
+
+/// Longest time added to an instant; guards against settings that mean "never".
+pub(crate) const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::sync::mpsc;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::api::config::StorageConfig;
+    use crate::api::record::{Batch, LogRecords, Record};
+    use crate::api::ticket::Ticket;
+    use crate::base::clock::SystemClock;
+    use crate::base::ids::LogName;
+    use crate::base::metrics::NoObserver;
+    use crate::disk::SimDisk;
+
+    fn core() -> Arc<Core> {
+        core_of(StorageConfig::default())
+    }
+
+    fn core_of(config: StorageConfig) -> Arc<Core> {
+        let (disk, clock) = (SimDisk::new(), Arc::new(SystemClock));
+        let (core, _) = Core::open(Arc::new(disk), config, clock, Arc::new(NoObserver)).unwrap();
+        core
+    }
+
+    fn queue(core: &Core, bytes: usize) {
+        // Dropping the ticket cancels nothing.
+        drop(core.enqueue(of(bytes), Durability::Durable));
+    }
+
+    /// A request that waits for no flush, for its caller to write.
+    fn gather(core: &Core, bytes: usize) -> Ticket {
+        core.accept(None, of(bytes), Some(Durability::Written), By::Caller)
+    }
+
+    fn level_of(ticket: &mut Ticket) -> Option<Durability> {
+        let mut context = Context::from_waker(Waker::noop());
+        match Pin::new(ticket).poll(&mut context) {
+            Poll::Ready(settled) => Some(settled.unwrap().durability),
+            Poll::Pending => None,
+        }
+    }
+
+    fn of(bytes: usize) -> Batch {
+        let record = Record {
+            data: vec![0; bytes].into(),
+            ..Record::default()
+        };
+        let records = LogRecords {
+            log: LogName::new("a").unwrap(),
+            records: vec![record].into(),
+            guard: Default::default(),
+            producer: None,
+        };
+        Batch {
+            logs: vec![records],
+            ..Batch::default()
+        }
+    }
+
+    fn wrote(core: &Core) {
+        let (mark_at, room) = (None, core.committer.lock().room());
+        drop(core.intake.wrote(Written { mark_at, room }));
+    }
+
+    fn write_next(core: &Core) -> usize {
+        let Job::Write(submissions) = core.intake.next(core) else {
+            panic!("there was something to write");
+        };
+        let count = submissions.len();
+        core.committer.lock().commit(submissions);
+        wrote(core);
+        count
+    }
+
+    /// Two requests were answered, and their callers are waited for.
+    fn gather_for_a_day(core: &Core) {
+        let mut state = core.intake.state.lock();
+        state.answered = 2;
+        let day = Duration::from_secs(24 * 3600);
+        state.gather_until = Some(core.journal.clock.monotonic() + day);
+    }
+
+    /// Whether the next job is a write, once there is a job.
+    fn next_is_a_write(core: &Arc<Core>) -> mpsc::Receiver<bool> {
+        let (sender, receiver) = mpsc::channel();
+        let driver = Arc::clone(core);
+        let (busy, at_it) = mpsc::channel::<()>();
+        crate::base::threads::start("test", move || {
+            let next = driver.intake.next(&driver);
+            drop(busy);
+            sender.send(matches!(next, Job::Write(_))).unwrap();
+        })
+        .unwrap();
+        // Waits until the driver sleeps, or has found a job at once.
+        while core.intake.state.lock().idle == 0
+            && at_it.try_recv() == Err(mpsc::TryRecvError::Empty)
+        {
+            std::thread::yield_now();
+        }
+        receiver
+    }
+
+    #[test]
+    fn a_caller_writes_gathered_requests_and_leaves_long_work_to_drivers() {
+        let core = core_of(StorageConfig {
+            sync_interval: MAX_DELAY,
+            ..StorageConfig::default()
+        });
+        // The room is not known yet.
+        let mut first = gather(&core, 1);
+        core.write_gathered();
+        assert_eq!(level_of(&mut first), None);
+        assert_eq!(write_next(&core), 1);
+        assert_eq!(level_of(&mut first), Some(Durability::Written));
+
+        let mut both = [gather(&core, 1), gather(&core, 1)];
+        let mut durable = core.enqueue(of(1), Durability::Durable);
+        core.write_gathered();
+        let levels = both.each_mut().map(level_of);
+        assert_eq!(levels, [Some(Durability::Written); 2]);
+        // A driver flushes the durable request that came along.
+        assert_eq!(level_of(&mut durable), None);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(0, now, Duration::ZERO);
+        assert_eq!(level_of(&mut durable), Some(Durability::Durable));
+
+        let left = |mut ticket: Ticket, requests: usize| {
+            core.write_gathered();
+            assert_eq!(level_of(&mut ticket), None);
+            assert_eq!(write_next(&core), requests);
+            assert_eq!(level_of(&mut ticket), Some(Durability::Written));
+        };
+        left(gather(&core, usize::try_from(SHORT_BYTES).unwrap()), 1);
+        let name = LogName::new("b").unwrap();
+        let made = core.create_in_turn(name, crate::api::record::LogConfig::default());
+        left(gather(&core, 1), 2);
+        core.journal.flush();
+        drop(made);
+        core.intake.state.lock().slow_until = Some(now + Duration::from_secs(24 * 3600));
+        left(gather(&core, 1), 1);
+        core.intake.state.lock().slow_until = Some(now);
+        // The segment has little room left.
+        core.intake.state.lock().room = MARGIN_BYTES;
+        left(gather(&core, 1), 1);
+        let mut last = gather(&core, 1);
+        core.write_gathered();
+        assert_eq!(level_of(&mut last), Some(Durability::Written));
+    }
+
+    #[test]
+    fn a_driver_flushes_the_writes_of_a_caller_in_time() {
+        let core = core();
+        drop(gather(&core, 1));
+        assert_eq!(write_next(&core), 1);
+        core.journal.flush();
+        // The driver has nothing to wait for.
+        let next = next_is_a_write(&core);
+        drop(gather(&core, 1));
+        core.write_gathered();
+        assert!(core.journal.durable() < core.journal.written());
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(false));
+        core.journal.flush();
+        assert_eq!(core.journal.durable(), core.journal.written());
+    }
+
+    #[test]
+    fn the_next_group_waits_for_answered_callers_but_not_for_long() {
+        let core = core();
+        // The wait ends only when as many requests are queued as were answered.
+        gather_for_a_day(&core);
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert!(!core.intake.state.lock().wants_write());
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
+        wrote(&core);
+        // One of three callers comes back. The flush took 1 s, but the wait is shorter.
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(3, now, Duration::from_secs(1));
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
+        assert!(core.journal.clock.monotonic() >= now + MOST_GATHERING);
+    }
+
+    #[test]
+    fn no_marker_is_flushed_before_requests_that_gather() {
+        let core = core();
+        queue(&core, 1);
+        assert_eq!(write_next(&core), 1);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(0, now, Duration::ZERO);
+        gather_for_a_day(&core);
+        core.intake.state.lock().mark_at = Some(now);
+        queue(&core, 1);
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
+    }
+
+    #[test]
+    fn requests_gathered_during_a_flush_are_in_the_next_one() {
+        let core = core();
+        queue(&core, 1);
+        assert_eq!(write_next(&core), 1);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        // Before the end of that flush is noted, many bytes that wait for the next flush are written.
+        queue(&core, usize::try_from(GATHER_BYTES).unwrap());
+        assert_eq!(write_next(&core), 1);
+        // Few bytes gather.
+        queue(&core, 1);
+        assert!(!core.intake.state.lock().wants_write());
+        core.intake
+            .flushed(0, core.journal.clock.monotonic(), Duration::ZERO);
+        assert!(core.journal.wants_flush());
+        // The next flush also takes a request that still waits for others to gather.
+        gather_for_a_day(&core);
+        assert_eq!(write_next(&core), 1);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        core.journal.flush();
+        assert_eq!(core.journal.durable(), core.journal.written());
+    }
+}

@@ -1,0 +1,547 @@
+//! Walks the frames of one segment, also over damage.
+//!
+//! Input: bytes, in windows ([`Content`]). Output: items. The successor of a finished segment records its end.
+//! The end of the last segment depends on D, the highest position that any verified header says was flushed.
+//! Bad bytes below D are damage. Bad bytes at or beyond D are a torn tail, and the bytes behind them prove
+//! nothing: a power cut may keep later sectors and lose earlier ones.
+
+use std::ops::Range;
+
+use super::content::Content;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::Position;
+use crate::base::zeros::{are_zeros, used_length};
+use crate::disk::known_bad;
+use crate::disk::known_bad::Mistake;
+use crate::format::body::{Link, Seal};
+use crate::format::compress;
+use crate::format::frame;
+use crate::format::frame::{HEADER_BYTES, Header, Kind, Newer};
+use crate::format::life::Life;
+
+/// Zeros are skipped in steps of about this, bytes.
+const ZERO_PAGE: usize = 4096;
+/// Size of the pieces in which headers are searched for, bytes.
+const LOOK: usize = 64 << 10;
+/// Size of the pieces in which bytes behind the end are checked.
+const SWEEP: usize = 1 << 20;
+
+/// A frame or a hole, in the order of the walk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Item {
+    Frame {
+        header: Header,
+        body_good: bool,
+    },
+    /// Bytes that do not verify, from, to.
+    Hole {
+        from: Position,
+        to: Position,
+    },
+}
+
+/// One segment, walked.
+#[derive(Debug)]
+pub(crate) struct Walked {
+    pub(crate) items: Vec<Item>,
+    /// End of its frames.
+    pub(crate) end: Position,
+    /// Header checksum of the last frame.
+    pub(crate) chain: u32,
+    /// Number of cut bytes from `end` on: bytes that are not zeros of a fresh file.
+    pub(crate) torn: u64,
+    /// Offsets of bytes that the device could not read and that end the walk. They may hold a frame
+    /// that was flushed, so nothing may be cut off here.
+    pub(crate) unread: Option<Range<u64>>,
+}
+
+impl Walked {
+    /// The highest position that a frame of the walk says was flushed.
+    pub(crate) fn proven(&self) -> Position {
+        let mark = |item: &Item| match item {
+            Item::Frame { header, .. } => Some(header.durable_mark),
+            Item::Hole { .. } => None,
+        };
+        let marks = self.items.iter().filter_map(mark);
+        marks.max().unwrap_or(Position::ZERO)
+    }
+
+    /// Whether the walk ended at the segment's seal.
+    pub(crate) fn is_sealed(&self) -> bool {
+        matches!(self.items.last(), Some(Item::Frame { header, .. }) if header.kind == Kind::Seal)
+    }
+}
+
+/// One segment's bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes<'a> {
+    pub(crate) life: &'a Life,
+    pub(crate) base: Position,
+    pub(crate) bytes: &'a Content<'a>,
+}
+
+/// Bytes of header and extensions that a possible header claims, at least the length of a header.
+fn claimed_header(bytes: &[u8]) -> usize {
+    let claimed = frame::claimed_header_len(bytes).unwrap_or(0);
+    usize::try_from(claimed).map_or(HEADER_BYTES, |claimed| claimed.max(HEADER_BYTES))
+}
+
+/// Bytes of header and body of a frame.
+fn frame_bytes(header: &Header) -> usize {
+    (header.header_len as usize).saturating_add(header.body_len as usize)
+}
+
+/// The body of a frame that [`Bytes::walked`] returned, if it was good and all of it is there.
+pub(crate) fn body_of<'b>(frame: &'b [u8], header: &Header, body_good: bool) -> Option<&'b [u8]> {
+    let body = frame.get(header.header_len as usize..frame_bytes(header));
+    body.filter(|_| body_good)
+}
+
+/// Facts about the bytes from a damaged place to the end of the file.
+struct Rest {
+    /// D, as far as headers there show: the highest position that any says was flushed.
+    proven: Position,
+    /// Position of the last header that verifies.
+    last_header: Option<Position>,
+    /// End of the last byte that is not zero.
+    used: Position,
+    /// Whether the end of the file is zeros.
+    ends_with_zeros: bool,
+}
+
+impl<'a> Bytes<'a> {
+    /// Returns `length` bytes from `position` on; fewer where the file ends.
+    fn at(&self, position: Position, length: usize) -> bytes::Bytes {
+        self.bytes.piece(position.since(self.base), length)
+    }
+
+    /// Calls `look` with `length` bytes from `position` on; fewer where the file ends.
+    fn look<R>(&self, position: Position, length: usize, look: impl FnOnce(&[u8]) -> R) -> R {
+        self.bytes.look(position.since(self.base), length, look)
+    }
+
+    fn first(&self) -> Position {
+        self.base.advance(LIFE_BYTES)
+    }
+
+    fn limit(&self) -> Position {
+        self.base.advance(self.bytes.size().min(self.life.size))
+    }
+
+    /// The verified header at `position`, if there is one.
+    pub(crate) fn header(&self, position: Position) -> Option<Header> {
+        let claims = |bytes: &[u8]| {
+            let here = frame::claimed_position(bytes) == Some(position.get());
+            here.then(|| claimed_header(bytes))
+        };
+        let length = self.look(position, HEADER_BYTES, claims)?;
+        let salt = self.life.salt;
+        self.look(position, length, |bytes| frame::decode_header(bytes, salt))
+    }
+
+    /// Whether the body of the frame verifies.
+    fn is_whole(&self, header: &Header) -> bool {
+        self.look(header.position, frame_bytes(header), |frame| {
+            frame::verified_body(frame, header).is_some()
+        })
+    }
+
+    /// The verified body of the frame.
+    pub(crate) fn body(&self, header: &Header) -> Option<bytes::Bytes> {
+        let frame = self.whole(header);
+        frame::verified_body(&frame, header)?;
+        Some(frame.slice(header.header_len as usize..))
+    }
+
+    /// Header and body of the frame, as far as the file has them.
+    fn whole(&self, header: &Header) -> bytes::Bytes {
+        self.at(header.position, frame_bytes(header))
+    }
+
+    /// The bytes of a frame that a walk found: all of it if its body is good, or else the header and its extensions.
+    pub(crate) fn walked(&self, header: &Header, body_good: bool) -> bytes::Bytes {
+        match body_good {
+            true => self.whole(header),
+            false => self.frame(header),
+        }
+    }
+
+    /// The header of the frame and its extensions.
+    pub(crate) fn frame(&self, header: &Header) -> bytes::Bytes {
+        self.at(header.position, header.header_len as usize)
+    }
+
+    /// The seal, if the last frame is one.
+    pub(crate) fn seal(&self, walked: &Walked) -> Option<Seal> {
+        match walked.items.last()? {
+            Item::Frame { header, .. } if header.kind == Kind::Seal => {
+                Seal::decode(&self.body(header)?)
+            }
+            _ => None,
+        }
+    }
+
+    /// The next position at or after `from` where a header verifies.
+    pub(crate) fn resynchronise(&self, mut from: Position) -> Option<Header> {
+        let limit = self.limit();
+        while from < limit {
+            let piece = self.at(from, LOOK);
+            let mut at = 0;
+            while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
+                let here = from.advance(at as u64);
+                if here >= limit {
+                    return None;
+                }
+                if claimed == here.get()
+                    && let Some(header) = self.header(here)
+                {
+                    return Some(header);
+                }
+                // A header may begin with zeros, but not with a page of them.
+                let page = piece.get(at..at + ZERO_PAGE);
+                at += match page.is_some_and(are_zeros) {
+                    true => ZERO_PAGE - HEADER_BYTES,
+                    false => 8,
+                };
+            }
+            if piece.len() < LOOK {
+                return None;
+            }
+            from = from.advance(at as u64);
+        }
+        None
+    }
+
+    /// The first frame that a newer version wrote: its header verifies, but its kind or its compression is
+    /// unknown. Such a frame is neither damaged nor torn, and nothing may be decided without knowing its meaning.
+    pub(crate) fn newer(&self, walked: &Walked) -> Option<(Position, Newer)> {
+        let unknown = |item: &Item| match *item {
+            Item::Hole { from, to } => self.newer_header(from, to),
+            Item::Frame { header, body_good } => {
+                let codec = header.codec();
+                let known = header.kind != Kind::Batch || compress::is_known(codec);
+                (body_good && !known).then_some((header.position, Newer::Codec(codec)))
+            }
+        };
+        let behind = || {
+            let to = if walked.torn > 0 {
+                self.limit()
+            } else {
+                walked.end
+            };
+            self.newer_header(walked.end, to)
+        };
+        walked.items.iter().find_map(unknown).or_else(behind)
+    }
+
+    fn newer_header(&self, from: Position, to: Position) -> Option<(Position, Newer)> {
+        // Behind its last byte there is nothing to read, even if a link claims a later end.
+        let (mut from, to) = (from, to.min(self.limit()));
+        while from < to {
+            let piece = self.at(from, LOOK);
+            let mut at = 0;
+            while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
+                let here = from.advance(at as u64);
+                if here >= to {
+                    return None;
+                }
+                if claimed == here.get()
+                    && let Some(newer) = self.newer_at(here)
+                {
+                    return Some((here, newer));
+                }
+                at += 8;
+            }
+            if piece.len() < LOOK {
+                return None;
+            }
+            from = from.advance(at as u64);
+        }
+        None
+    }
+
+    fn newer_at(&self, position: Position) -> Option<Newer> {
+        let length = self.look(position, HEADER_BYTES, claimed_header);
+        let salt = self.life.salt;
+        self.look(position, length, |bytes| frame::newer(bytes, salt))
+    }
+
+    /// Examines all bytes from `from` on.
+    fn rest(&self, from: Position) -> Rest {
+        let mut rest = Rest {
+            proven: Position::ZERO,
+            last_header: None,
+            used: from,
+            ends_with_zeros: true,
+        };
+        let blind = known_bad::makes(Mistake::LastGoodFrame)
+            || known_bad::makes(Mistake::TruncateOnAnyError);
+        let mut next = from;
+        while let Some(header) = self.resynchronise(next) {
+            if !blind {
+                rest.proven = rest.proven.max(header.durable_mark);
+            }
+            rest.last_header = Some(header.position);
+            next = header.position.advance(8);
+        }
+        let mut at = from;
+        loop {
+            let piece = self.at(at, SWEEP);
+            let used = used_length(&piece);
+            if used > 0 {
+                rest.used = at.advance(used as u64);
+            }
+            at = at.advance(piece.len() as u64);
+            if piece.len() < SWEEP {
+                break;
+            }
+        }
+        let last_page = at.get().saturating_sub(ZERO_PAGE as u64).max(from.get());
+        rest.ends_with_zeros = rest.used.get() <= last_page;
+        rest
+    }
+
+    /// Walks up to `end`, which a successor records. All bad bytes below are damage.
+    pub(crate) fn walk_finished(&self, end: Position) -> Walked {
+        // A forged link may claim an end far beyond the segment.
+        let end = end.min(self.base.advance(self.life.size));
+        let mut walk = Walk::new(*self);
+        while walk.position < end {
+            match walk.frame().filter(|header| header.end() <= end) {
+                Some(header) => {
+                    let body_good = self.is_whole(&header);
+                    walk.take(header, body_good);
+                }
+                None if known_bad::makes(Mistake::TruncateOnAnyError) => break,
+                None => walk.skip(end),
+            }
+        }
+        walk.done(0)
+    }
+
+    /// Walks a segment up to the end that the link of its successor records.
+    pub(crate) fn walk_before(&self, link: &Link) -> Walked {
+        let walked = self.walk_finished(link.predecessor_end);
+        match link.predecessor_chain {
+            // A damaged link does not record the chain.
+            0 => walked,
+            // The last frame of the segment may be damaged.
+            chain => Walked { chain, ..walked },
+        }
+    }
+
+    /// Walks the last segment. The journal ends at its seal, or at the first bytes that do not verify and were
+    /// never proven flushed.
+    pub(crate) fn walk_last(&self) -> Walked {
+        let mut walk = Walk::new(*self);
+        // Computed at the first bad bytes. A frame proves nothing behind its own start, so earlier frames are
+        // not needed.
+        let mut rest: Option<Rest> = None;
+        let mut durable = |from: Position| rest.get_or_insert_with(|| self.rest(from)).proven;
+        loop {
+            let at = walk.position;
+            let frame = walk.frame().map(|header| (header, self.is_whole(&header)));
+            match frame {
+                // A frame that was never proven must be whole to count.
+                Some((header, body_good)) if body_good || header.end() <= durable(at) => {
+                    walk.take(header, body_good);
+                    if header.kind == Kind::Seal {
+                        return walk.done(0);
+                    }
+                }
+                // The walk does not skip beyond D: bad bytes behind D are torn, even if good frames follow.
+                _ if at < durable(at) => walk.skip(durable(at).min(self.limit())),
+                _ => break,
+            }
+        }
+        walk.unread = self.unread_frame(walk.position);
+        let cut = walk.cut_open_unit();
+        let end = walk.position;
+        // A cut unit begins before the first bad bytes.
+        let rest = rest.filter(|_| !cut).unwrap_or_else(|| self.rest(end));
+        let torn = self.debris(end, &rest);
+        walk.done(torn)
+    }
+
+    /// Offsets of the bytes of the frame at a position that the device could not read, if any.
+    fn unread_frame(&self, position: Position) -> Option<Range<u64>> {
+        if self.look(position, 8, are_zeros) {
+            // The length of a header is not zero: none was written here.
+            return None;
+        }
+        let claimed = |bytes: &[u8]| {
+            let here = frame::claimed_position(bytes) == Some(position.get());
+            here.then(|| claimed_header(bytes))
+        };
+        let length = match self.header(position) {
+            Some(header) => frame_bytes(&header),
+            None => (self.look(position, HEADER_BYTES, claimed)).unwrap_or(HEADER_BYTES),
+        };
+        (self.bytes).unreadable(position.since(self.base), length as u64)
+    }
+
+    /// Number of bytes from `end` on that are neither zeros nor clearly of an earlier life. `rest`: facts from
+    /// `end` on, or from a place before it.
+    fn debris(&self, end: Position, rest: &Rest) -> u64 {
+        // In a recycled file all bytes behind the end are stale, unless a header claims exactly this position.
+        let claimed = self.look(end, HEADER_BYTES, frame::claimed_position);
+        let ours = claimed == Some(end.get()) || rest.last_header.is_some_and(|at| at >= end);
+        // Whether the file was all zeros before this life, judged by its last bytes.
+        let is_fresh = rest.ends_with_zeros || rest.used <= end;
+        match ours || is_fresh {
+            true => rest.used.get().saturating_sub(end.get()),
+            false => 0,
+        }
+    }
+}
+
+struct Walk<'a> {
+    bytes: Bytes<'a>,
+    items: Vec<Item>,
+    position: Position,
+    /// Chain value the next header must carry; `None` after a hole.
+    chain: Option<u32>,
+    last_chain: u32,
+    unread: Option<Range<u64>>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(bytes: Bytes<'a>) -> Self {
+        let position = bytes.first();
+        Self {
+            bytes,
+            items: Vec::new(),
+            position,
+            chain: Some(0),
+            last_chain: 0,
+            unread: None,
+        }
+    }
+
+    /// The good header at the current position.
+    fn frame(&self) -> Option<Header> {
+        let header = self.bytes.header(self.position)?;
+        self.chain
+            .filter(|_| !known_bad::makes(Mistake::NoChain))
+            .is_none_or(|chain| chain == header.chain)
+            .then_some(header)
+    }
+
+    fn take(&mut self, header: Header, body_good: bool) {
+        self.items.push(Item::Frame { header, body_good });
+        self.position = header.end();
+        self.chain = Some(header.crc);
+        self.last_chain = header.crc;
+    }
+
+    /// Skips bad bytes up to the next frame, or to `end`.
+    fn skip(&mut self, end: Position) {
+        let from = self.position;
+        let next = self
+            .bytes
+            .resynchronise(from.advance(8))
+            .map(|header| header.position);
+        let to = next.filter(|next| *next < end).unwrap_or(end);
+        self.items.push(Item::Hole { from, to });
+        self.position = to;
+        self.chain = None;
+    }
+
+    /// Removes the frames of an atomic unit whose last frame is missing. Returns whether there were any.
+    fn cut_open_unit(&mut self) -> bool {
+        let before = self.position;
+        while let Some(Item::Frame { header, .. }) = self.items.last()
+            && header.continues()
+        {
+            self.position = header.position;
+            self.chain = Some(header.chain);
+            self.last_chain = header.chain;
+            self.items.pop();
+        }
+        self.position < before
+    }
+
+    fn done(self, torn: u64) -> Walked {
+        Walked {
+            items: self.items,
+            end: self.position,
+            chain: self.last_chain,
+            torn,
+            unread: self.unread,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ids::{LogId, Lsn, SegmentId, Timestamp};
+    use crate::format::frame::{CONTINUES, Head, begin, finish};
+
+    const LIFE: Life = Life {
+        id: SegmentId::FIRST,
+        size: 64 << 10,
+        salt: 7,
+        store_id: 1,
+    };
+
+    /// Builds a segment of frames with these durable marks and flags. Returns their offsets, too.
+    fn segment(frames: &[(u64, u8)]) -> (Vec<u8>, Vec<usize>) {
+        let mut bytes = vec![0; usize::try_from(LIFE_BYTES).unwrap()];
+        let (mut chain, mut places) = (0, Vec::new());
+        for (lsn, (durable, flags)) in (0..).zip(frames) {
+            let start = begin(&mut bytes, &[]);
+            bytes.extend_from_slice(b"records!");
+            let head = Head {
+                kind: Kind::Batch,
+                flags: *flags,
+                count: 1,
+                position: Position::new(start as u64),
+                log_id: LogId::new(1),
+                first_lsn: Lsn::new(lsn),
+                arrival: Timestamp::default(),
+                durable_mark: Position::new(*durable),
+                chain,
+            };
+            chain = finish(&mut bytes, start, HEADER_BYTES, LIFE.salt, &head).crc;
+            places.push(start);
+        }
+        bytes.resize(usize::try_from(LIFE.size).unwrap(), 0);
+        (bytes, places)
+    }
+
+    fn walk(bytes: &[u8]) -> Walked {
+        let segment = Bytes {
+            life: &LIFE,
+            base: Position::ZERO,
+            bytes: &Content::of_bytes(bytes.to_vec()),
+        };
+        segment.walk_last()
+    }
+
+    #[test]
+    fn damage_right_before_a_torn_unit_does_not_save_the_rest_of_the_unit() {
+        // Two frames that were flushed, then a unit of three that was not.
+        let durable = LIFE_BYTES + 2 * 72;
+        let first = LIFE_BYTES;
+        let (mut bytes, places) = segment(&[
+            (first, 0),
+            (first + 72, 0),
+            (durable, CONTINUES),
+            (durable, CONTINUES),
+            (durable, 0),
+        ]);
+        assert_eq!(walk(&bytes).items.len(), 5);
+        bytes[places[1]] ^= 1;
+        bytes[places[2]..places[3]].fill(0);
+        let walked = walk(&bytes);
+        assert_eq!(walked.end, Position::new(durable));
+        assert_eq!(walked.items.len(), 2);
+        let hole = Item::Hole {
+            from: Position::new(first + 72),
+            to: Position::new(durable),
+        };
+        assert_eq!(walked.items[1], hole);
+        assert!(walked.torn > 0);
+    }
+}

@@ -1,0 +1,208 @@
+//! Learning facts from images that damaged frames lack.
+
+use super::Drafts;
+use crate::base::ids::{LogId, LogName, Lsn, Position};
+use crate::format::address::Hole;
+use crate::index::SealedIndex;
+use crate::index::drafts::UnnamedLog;
+use crate::logs::Lost;
+use crate::logs::extras::Extras;
+use crate::logs::image::Image;
+use crate::logs::producers::Producers;
+
+/// State of the logs of a segment before its frames were applied.
+pub(crate) struct Before {
+    /// Their producers, in order of the logs. The index lists changes.
+    producers: Vec<(LogId, Producers)>,
+    /// Number of lost changes before.
+    lost_facts: usize,
+}
+
+impl Drafts {
+    /// Current state of the logs in an index.
+    pub(crate) fn before(&self, index: &SealedIndex) -> Before {
+        let known = |id: LogId| {
+            let state = self.logs.get(&id)?.log.state.read();
+            let extras = state.extras.as_deref()?;
+            Some((id, extras.producers.clone()))
+        };
+        Before {
+            producers: index.rows().filter_map(|row| known(row.log_id)).collect(),
+            lost_facts: self.lost_facts.len(),
+        }
+    }
+
+    /// Learns from the index of a segment, which describes its logs at its end. The frames of the segment are
+    /// applied, but for these `holes`.
+    pub(crate) fn learn_index(&mut self, index: &SealedIndex, holes: &[Hole], mut before: Before) {
+        let window = self.producer_window;
+        for row in index.rows() {
+            let Some(mut image) = index.image(&row) else {
+                continue;
+            };
+            self.touch(row.log_id, index.segment);
+            for place in index.entries(&row).from(0) {
+                let hit = |hole: &Hole| hole.from < place.end() && place.position < hole.to;
+                if holes.iter().any(hit) {
+                    let (from, to) = (place.first_lsn, place.next_lsn());
+                    // Damage took the records before this place when the index was made.
+                    let seen = self.draft(row.log_id).state().next;
+                    self.lose(place.position, row.log_id, seen, from);
+                    self.lose(place.position, row.log_id, from, to);
+                }
+            }
+            let known = &mut before.producers;
+            let at = known.binary_search_by_key(&row.log_id, |(id, _)| *id);
+            let mut producers = at.map_or_else(
+                |_| Producers::default(),
+                |at| std::mem::take(&mut known[at].1),
+            );
+            if let Some(extras) = image.extras.as_deref_mut() {
+                producers.apply(std::mem::take(&mut extras.producers), window);
+            }
+            if !producers.is_empty() {
+                image.extras.get_or_insert_default().producers = producers;
+            }
+            self.learn(image, index.end);
+        }
+        self.lost_facts.truncate(before.lost_facts);
+    }
+
+    /// Learns the state of a log at `end`, up to which all readable frames are applied.
+    pub(crate) fn learn(&mut self, image: Image, end: Position) {
+        let (id, deleted) = (image.id, image.deleted);
+        if deleted && !self.logs.contains_key(&id) {
+            return;
+        }
+        let (config, update_time) = (image.config.clone(), image.update_time);
+        let extras = image.extras.as_deref().map(Extras::from);
+        let state = self.draft(id).state();
+        let seen = state.next;
+        if !deleted {
+            // Damage took these before the image was made.
+            for lost in image.lost.iter().filter(|lost| lost.to > seen) {
+                let from = lost.from.max(seen);
+                state.add_damage(Lost { from, ..*lost });
+            }
+            self.lose(end, id, seen, image.next);
+        }
+        self.learn_standing(image);
+        let draft = self.draft(id);
+        draft.proven = draft.proven.max(end);
+        let state = draft.state();
+        if !deleted {
+            state.config = config;
+            state.update_time = update_time;
+            state.extras = extras.map(Box::new);
+        }
+    }
+
+    /// Learns from an image of an earlier place. A log that is unknown here may be deleted.
+    pub(crate) fn learn_old(&mut self, image: Image) {
+        let Some(draft) = self.logs.get(&image.id) else {
+            return;
+        };
+        let newer = draft.log.state.read().update_time > image.update_time;
+        let (id, config, update_time) = (image.id, image.config.clone(), image.update_time);
+        self.learn_standing(image);
+        let state = self.draft(id).state();
+        if !newer {
+            state.config = config;
+            state.update_time = update_time;
+        }
+    }
+
+    /// Learns the facts of a log that only grow: they also hold if more frames followed.
+    fn learn_standing(&mut self, mut image: Image) {
+        let draft = self.draft(image.id);
+        if let Some(name) = image.name.take().filter(|_| !draft.named) {
+            draft.set_name(name);
+        }
+        let state = draft.state();
+        if state.created_end == Position::ZERO {
+            state.created_end = image.created_end;
+            state.created_in = image.created_in.into();
+            state.create_time = image.create_time;
+        }
+        state.last_time = state.last_time.max(image.last_time);
+        state.last_end = state.last_end.max(image.last_end);
+        if image.deleted {
+            state.deleted = true;
+            state.stored_bytes = 0;
+            state.extras = None;
+            return;
+        }
+        let last_end = state.last_end;
+        let kept = image.kept.up_to(state.next);
+        if kept.first > state.coming_first() {
+            state.add_kept(last_end, kept);
+        }
+        let epoch = image.extras.map_or(0, |extras| extras.writer_epoch);
+        if epoch > state.writer_epoch() {
+            state.add_fence(last_end, epoch, last_end);
+        }
+    }
+
+    /// Notes that the logs are known as of `end`: damage before it leaves no doubt.
+    pub(crate) fn end_doubt(&mut self, end: Position) {
+        self.unattributed.retain(|at| *at > end);
+        self.lost_facts.clear();
+        self.count_doubts();
+    }
+
+    /// Reports changes that no file records.
+    pub(crate) fn report_lost_facts(&mut self) {
+        self.findings.append(&mut self.lost_facts);
+    }
+
+    /// Names the logs whose names are lost, and whose loss was accepted: their records stay readable.
+    pub(super) fn name_accepted(&mut self) {
+        let lost = self.logs.iter().filter(|(id, draft)| {
+            !draft.named
+                && self
+                    .accepted
+                    .iter()
+                    .any(|accepted| accepted.covers_log(**id))
+        });
+        let has_records = |(id, draft): (&LogId, &super::Draft)| {
+            let state = draft.log.state.read();
+            (!state.deleted && state.next > Lsn::ZERO).then_some(*id)
+        };
+        let lost: Vec<LogId> = lost.filter_map(has_records).collect();
+        for id in lost {
+            let name = self.free_name(id);
+            self.draft(id).set_name(name);
+        }
+    }
+
+    /// Logs with lost names whose loss is not accepted, in order.
+    pub(super) fn unnamed(&self) -> Vec<UnnamedLog> {
+        let is_new = |id: LogId| !self.accepted.iter().any(|accepted| accepted.covers_log(id));
+        let unnamed = |(id, draft): (&LogId, &super::Draft)| {
+            let state = draft.log.state.read();
+            (!draft.named && !state.deleted && is_new(*id)).then(|| UnnamedLog {
+                log_id: *id,
+                name: self.free_name(*id),
+                records: state.records(),
+                bytes: state.stored_bytes,
+            })
+        };
+        let mut found: Vec<_> = self.logs.iter().filter_map(unnamed).collect();
+        found.sort_unstable_by_key(|log| log.log_id);
+        found
+    }
+
+    /// The name for a log whose own name is lost. No other log has it.
+    fn free_name(&self, id: LogId) -> LogName {
+        let plain = format!("unnamed/{id}");
+        let is_taken = |name: &str| {
+            let has =
+                |draft: &super::Draft| draft.name().is_some_and(|other| other.as_str() == name);
+            self.logs.values().any(has)
+        };
+        let others = (2_u64..).map(|number| format!("{plain}-{number}"));
+        let mut names = std::iter::once(plain.clone()).chain(others);
+        let free = names.find(|name| !is_taken(name));
+        LogName::new(free.as_deref().unwrap_or(&plain)).expect("a plain name is valid")
+    }
+}

@@ -1,0 +1,97 @@
+//! The way in for operations that cost nothing of the budget of appends.
+
+use std::sync::Arc;
+
+use crate::api::error::{AdminError, SyncError};
+use crate::api::record::Durability;
+use crate::base::ids::Position;
+use crate::base::promise::{Awaited, Promise};
+use crate::journal::Journal;
+use crate::journal::committer::{AdminChange, Barrier, Operation, Submission};
+use crate::journal::pool::Use;
+
+/// The queue of the committer.
+pub(crate) trait Accepts: Send + Sync {
+    /// Adds an operation. The committer answers it.
+    fn push(&self, submission: Submission);
+}
+
+/// Hands operations to the committer. Clones share one queue.
+#[derive(Clone)]
+pub(crate) struct Inbox {
+    journal: Arc<Journal>,
+    queue: Arc<dyn Accepts>,
+}
+
+impl Inbox {
+    pub(crate) fn new(journal: &Arc<Journal>, queue: Arc<dyn Accepts>) -> Self {
+        Self {
+            journal: Arc::clone(journal),
+            queue,
+        }
+    }
+
+    /// Queues an operation that costs nothing of the budget.
+    pub(crate) fn push(&self, operation: Operation, level: Durability) {
+        let submission = Submission {
+            operation,
+            level,
+            cost: 0,
+            requests: 1,
+            submitted: self.journal.clock.monotonic(),
+            session: None,
+        };
+        self.queue.push(submission);
+    }
+
+    /// Leaves the segment that is being written, so that all safe records are in finished segments.
+    pub(crate) fn leave_segment(&self) -> Awaited<Result<Position, SyncError>> {
+        self.leave(false, Use::Growth)
+    }
+
+    /// Leaves the segment that is being written, twice. The sorter does not take the newest finished segment,
+    /// so this way it reaches all records that are safe now.
+    pub(crate) fn leave_to_sorter(&self) {
+        for always in [false, true] {
+            // Nobody waits for the answer: the sorter looks again.
+            drop(self.leave(always, Use::Growth));
+        }
+    }
+
+    /// Leaves the segment that is being written, for one of the reserve or a small one. The sorter can then
+    /// take the segment left, whose dead bytes are enough to fill the reserve again.
+    pub(crate) fn leave_on_reserve(&self) {
+        drop(self.leave(true, Use::Leave));
+    }
+
+    fn leave(&self, always: bool, purpose: Use) -> Awaited<Result<Position, SyncError>> {
+        self.ask(Barrier::Leave { always, purpose }, Durability::Durable)
+    }
+
+    pub(crate) fn barrier(&self, level: Durability) -> Awaited<Result<Position, SyncError>> {
+        self.ask(Barrier::Plain, level)
+    }
+
+    pub(crate) fn ask(
+        &self,
+        barrier: Barrier,
+        level: Durability,
+    ) -> Awaited<Result<Position, SyncError>> {
+        let (promise, awaited) = Promise::new();
+        match self.journal.failure() {
+            Some(error) => promise.keep(Err(SyncError::JournalFailed(error))),
+            None => self.push(Operation::Barrier(barrier, promise), level),
+        }
+        awaited
+    }
+
+    /// Asks the committer; answered when the change is on the device.
+    pub(crate) fn administer(&self, change: AdminChange) -> Awaited<Result<(), AdminError>> {
+        let (promise, awaited) = Promise::new();
+        match self.journal.refusal() {
+            Some(error) => promise.keep(Err(error.into())),
+            None => self.push(Operation::Admin(change, promise), Durability::Durable),
+        }
+        awaited
+    }
+}

@@ -1,0 +1,44 @@
+//! A sorted run as it is served, and the paths of runs.
+
+use std::sync::Arc;
+
+use crate::base::bounds;
+use crate::base::ids::SegmentId;
+use crate::format::run_head::Head;
+use crate::journal::segment::Segment;
+
+/// A sorted run, as it is served.
+pub(crate) struct Run {
+    /// Its file, as if it were a segment of the journal.
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) head: Head,
+    /// Bytes that were dead when the run was made, and share a piece with live ones: a piece is never cut. 0 if
+    /// an earlier process made the run.
+    pub(crate) straddling: u64,
+}
+
+impl Run {
+    pub(crate) fn id(&self) -> SegmentId {
+        self.segment.life.id
+    }
+
+    /// Bytes that describe the logs of the run. Its index takes about as much.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        self.segment.life.size.saturating_sub(self.head.pack_bytes)
+    }
+}
+
+/// Path of a run.
+pub(crate) fn path(id: SegmentId) -> String {
+    format!("sorted/{id}.seg")
+}
+
+/// Path of a run that is being written.
+pub(crate) fn new_path(id: SegmentId) -> String {
+    format!("sorted/{id}.new")
+}
+
+/// The id in the name of a run that was being written.
+pub(crate) fn new_id(name: &str) -> Option<SegmentId> {
+    bounds::named(name, ".new")
+}

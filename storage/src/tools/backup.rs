@@ -1,0 +1,32 @@
+//! Backups: finished files at one position, with their digests; and stores made of them.
+//!
+//! ```text
+//!  leave the segment ─▶ index it, checkpoint ─▶ digest each file ─▶ manifest ─▶ content
+//!  (a roll: commits     (if that is due)        (frames verified    (known files are
+//!   go on in the next)                           on the way)         only named)
+//! ```
+//!
+//! Finished segments never change. A backup therefore needs no copy and delays no other work: it reads the
+//! files in place. While it lists files, no file is removed. From then on it holds the files it listed, and
+//! every other file is removed as usual. A backup stores the frames of a segment; the zeros behind them are no
+//! content.
+//!
+//! Once the manifest is made, a backup holds the files whose content it still has to send. It releases each
+//! file when its content was sent. A backup without a reader for [`UNREAD`] ends, and holds nothing from then
+//! on.
+//!
+//! A [`BackupView`] shows a manifest and its content as the directory that it was, cut at a position on
+//! request. A store is opened, verified and restored through it.
+
+mod frames;
+mod restore;
+mod take;
+mod view;
+
+pub use self::restore::Restored;
+pub(crate) use self::restore::refuse_if_used;
+pub(crate) use self::take::begin;
+pub use self::view::{BackupCheck, BackupView, content_path};
+
+/// Bytes read in one step.
+const STEP: usize = 512 << 10;

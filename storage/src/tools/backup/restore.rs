@@ -1,0 +1,133 @@
+//! Makes a store of a backup. While files are missing or not flushed, the directory is no store: it holds
+//! `RESTORING`, which a start refuses.
+
+use std::sync::Arc;
+
+use super::view::{BackupView, Shown};
+use crate::api::config::StorageConfig;
+use crate::api::error::RestoreError;
+use crate::base::ids::Position;
+use crate::disk::Disk;
+use crate::disk::directory;
+use crate::disk::directory::{DIRECTORIES, FORMAT, RESTORING};
+use crate::recovery::{self, RecoveryReport};
+
+/// Result of a restore.
+#[derive(Debug, Clone)]
+pub struct Restored {
+    /// End of the journal.
+    pub position: Position,
+    /// Files that were written.
+    pub files: u64,
+    /// Bytes that were written.
+    pub bytes: u64,
+    /// Findings of the first start.
+    pub report: RecoveryReport,
+}
+
+impl BackupView {
+    /// Makes a store of the view, in an empty directory. Every file is compared with its digest while it is
+    /// copied. `progress` receives the number of bytes read since its last call.
+    ///
+    /// # Errors
+    /// If the directory is not empty or in use, if a file does not match the manifest, or if the file system
+    /// fails. In these cases no start accepts the directory as a store.
+    pub fn restore(
+        &self,
+        target: &Arc<dyn Disk>,
+        config: &StorageConfig,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Restored, RestoreError> {
+        refuse_if_used(&**target)?;
+        let lock = directory::lock(&**target)?;
+        let io = |what: &str| RestoreError::io(format!("{what} in {}", target.location()));
+        write(&**target, RESTORING, b"a restore is not finished\n").map_err(io("writing"))?;
+        for directory in DIRECTORIES {
+            target
+                .create_directory(directory)
+                .map_err(io("making a directory"))?;
+        }
+        target.sync_directory("").map_err(io("flushing names"))?;
+        let (mut files, mut bytes) = (0, 0);
+        let all_but_format = self.files.iter().filter(|(path, _)| *path != FORMAT);
+        let format = self.files.get_key_value(FORMAT);
+        for (path, shown) in all_but_format {
+            bytes += self.copy(path, shown, &**target, progress)?;
+            files += 1;
+        }
+        for directory in DIRECTORIES {
+            target
+                .sync_directory(directory)
+                .map_err(io("flushing names"))?;
+        }
+        // A directory without FORMAT is no store: this file comes last.
+        if let Some((path, shown)) = format {
+            bytes += self.copy(path, shown, &**target, progress)?;
+            files += 1;
+        }
+        target.sync_directory("").map_err(io("flushing names"))?;
+        let report = recovery::inspect(target, config)?;
+        target.remove(RESTORING).map_err(io("removing RESTORING"))?;
+        target.sync_directory("").map_err(io("flushing names"))?;
+        drop(lock);
+        Ok(Restored {
+            position: self.position,
+            files,
+            bytes,
+            report,
+        })
+    }
+
+    /// Copies one file and flushes it. Returns the number of bytes written.
+    fn copy(
+        &self,
+        path: &str,
+        shown: &Shown,
+        target: &dyn Disk,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<u64, RestoreError> {
+        let io = || RestoreError::io(format!("writing {path} in {}", target.location()));
+        let Some(file) = &shown.file else {
+            write(target, path, &shown.made).map_err(io())?;
+            return Ok(shown.bytes);
+        };
+        let copy = target.create(path).map_err(io())?;
+        self.read_content(file, &mut |bytes, offset| {
+            progress(bytes.len() as u64);
+            let wanted = shown.bytes.saturating_sub(offset);
+            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+            let bytes = &bytes[..bytes.len().min(wanted)];
+            copy.write_all_at(bytes, offset).map_err(io())
+        })?;
+        if shown.size > shown.bytes {
+            copy.set_size(shown.size).map_err(io())?;
+        }
+        copy.sync().map_err(io())?;
+        Ok(shown.bytes)
+    }
+}
+
+fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let file = target.create(path)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync()
+}
+
+/// Refuses a directory in use: existing files are never overwritten. Files in other directories, such as a file
+/// system's own, do not count.
+pub(crate) fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
+    for directory in std::iter::once("").chain(DIRECTORIES) {
+        let names = match target.list(directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            names => names.map_err(RestoreError::io(format!("listing {}", target.location())))?,
+        };
+        if let Some(name) = names.first() {
+            let slash = if directory.is_empty() { "" } else { "/" };
+            return Err(RestoreError::NotEmpty {
+                directory: target.location(),
+                name: format!("{directory}{slash}{name}"),
+            });
+        }
+    }
+    Ok(())
+}
