@@ -68,6 +68,9 @@ struct Model {
     maybe: Vec<(u64, usize)>,
     maybe_first: Option<usize>,
     maybe_deleted: bool,
+    /// Whether the engine cannot prove the tail of the log. Its newest records may be lost, and the engine
+    /// gives out no lsn.
+    unproven: bool,
 }
 
 #[derive(Default)]
@@ -90,6 +93,8 @@ struct Run {
     clock: Arc<TestClock>,
     config: StorageConfig,
     logs: BTreeMap<String, Model>,
+    /// Logs whose creation is damaged. They come back with the bytes.
+    gone: BTreeMap<String, Model>,
     next_log: u64,
     next_record: u64,
     /// Records in files that were damaged, and these files.
@@ -116,6 +121,7 @@ impl Run {
             clock: TestClock::new(),
             config,
             logs: BTreeMap::new(),
+            gone: BTreeMap::new(),
             next_log: 0,
             next_record: 0,
             hit: BTreeSet::new(),
@@ -306,14 +312,23 @@ impl Run {
         let mut ticket = core.enqueue(batch(&[(&name, &data)]), Durability::Durable);
         core.turn();
         match settled(&mut ticket) {
-            Some(Ok(_)) => {
-                let model = self.logs.entry(name).or_default();
+            Some(Ok(answer)) => {
+                let first = answer.appends[0].first_lsn.get();
+                let model = self.logs.entry(name.clone()).or_default();
+                assert!(!model.unproven, "{name}: its tail is not proven");
+                assert_eq!(first, model.records.len() as u64, "{name}: its next lsn");
                 model.records.extend(added);
             }
             Some(Err(AppendError::Unknown(_))) | None => {
                 self.logs.entry(name).or_default().maybe = added;
             }
             Some(Err(AppendError::DiskFull(_))) => counts.full += 1,
+            Some(Err(AppendError::TailUnproven { .. })) => {
+                // A new log could be one whose name is lost.
+                let model = self.logs.get(&name);
+                let unproven = model.map_or(!self.damaged.is_empty(), |model| model.unproven);
+                assert!(unproven, "{name}: its tail is proven");
+            }
             Some(Err(_)) => {}
         }
     }
@@ -402,6 +417,11 @@ impl Run {
             super::simulation::assert_no_leftovers(&self.disk, core);
         }
         let hit = std::mem::take(&mut self.hit);
+        let gone = std::mem::take(&mut self.gone).into_iter();
+        let (back, gone): (BTreeMap<_, _>, _) =
+            gone.partition(|(name, _)| core.logs.by_name(name).is_some());
+        self.logs.extend(back);
+        self.gone = gone;
         self.logs.retain(|name, model| {
             let Some(log) = core.logs.by_name(name) else {
                 let all_hit = model.records.iter().all(|(number, _)| hit.contains(number));
@@ -416,6 +436,9 @@ impl Run {
                     (model.records.iter()).filter(|(number, _)| hit.contains(number)).count(),
                     model.records.len(),
                 );
+                if !may_be_gone {
+                    self.gone.insert(name.clone(), std::mem::take(model));
+                }
                 return false;
             };
             if damaged {
@@ -593,14 +616,20 @@ fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSe
                         );
                     }
                 }
+                let began = next;
                 next = page.next_lsn.get();
-                if page.next_lsn == page.tail_lsn {
+                let is_tail = page.next_lsn == page.tail_lsn;
+                assert!(next > began || is_tail, "{log}: no progress at {next}");
+                // Only a read at the tail shows whether the tail is proven.
+                if is_tail && next == began {
                     check_gap(next, u64::MAX);
                     // Damage at an end that no marker proved looks like a torn tail: lsns go on there.
                     let tail = usize::try_from(next).expect("small");
+                    assert!(tail <= all.len(), "{log}: nothing was appended at {tail}");
                     model.records = all;
                     model.records.truncate(tail);
                     model.maybe.clear();
+                    model.unproven = false;
                     // A trim at such an end goes with the records before it.
                     model.first = model.first.min(tail);
                     model.maybe_first = model.maybe_first.map(|first| first.min(tail));
@@ -619,6 +648,8 @@ fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSe
             }
             Err(ReadError::Quarantined { to: None, .. }) => {
                 check_gap(next, u64::MAX);
+                // The records come back if the device can read them again, and no lsn is given out until then.
+                model.unproven = true;
                 break;
             }
             Err(error) => panic!("{log}: {error}"),

@@ -297,6 +297,49 @@ fn an_error_at_the_end_of_the_journal_that_passes_costs_nothing() {
     assert_eq!(fixture.contents("e").len(), 2);
 }
 
+#[test]
+fn records_of_an_unproven_tail_come_back_with_their_lsns() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"kept").unwrap();
+    fixture.append("b", &[1; 2 * PAGE]).unwrap();
+    fixture.append("a", b"comes back").unwrap();
+    fixture.append("b", &[2; 2 * PAGE]).unwrap();
+    fixture.append("b", b"proves the others").unwrap();
+    let (disk, path) = (fixture.disk.clone(), fixture.core.journal.current().path());
+    drop(fixture);
+    let bytes = disk.contents(&path).unwrap();
+    let at = bytes.windows(10).position(|part| part == b"comes back");
+    lose_sector(&disk, &path, at.unwrap() / PAGE * PAGE);
+    let mut fixture = Fixture::on(disk);
+    for start in 0..2 {
+        let page = fixture.read("a", 0).unwrap();
+        assert_eq!(page.next_lsn, Lsn::new(1), "start {start}");
+        let behind = fixture.read("a", 1);
+        assert!(
+            matches!(&behind, Err(ReadError::Quarantined { to: None, .. })),
+            "start {start}: {behind:?}"
+        );
+        for log in ["a", "new"] {
+            let refused = fixture.append(log, b"another");
+            assert!(
+                matches!(refused, Err(AppendError::TailUnproven { .. })),
+                "start {start}: {log}"
+            );
+        }
+        fixture.append("b", b"goes on").unwrap();
+        fixture = fixture.restart();
+    }
+    // The device can read the page again.
+    let bytes = fixture.disk.contents(&path).unwrap();
+    fixture.disk.replace(&path, bytes);
+    let fixture = fixture.restart();
+    assert_eq!(fixture.report.damage, []);
+    assert_eq!(fixture.contents("a"), [&b"kept"[..], b"comes back"]);
+    assert_eq!(fixture.contents("b").len(), 5);
+    let appended = fixture.append("a", b"next").unwrap();
+    assert_eq!(appended.appends[0].first_lsn, Lsn::new(2));
+}
+
 /// A byte of the newest record of [`unproven_tail`].
 const PASSING: usize = 20_000;
 
