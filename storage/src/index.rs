@@ -1,5 +1,7 @@
-//! Places of records: in memory for the segment that is being written, in index files for sealed
-//! segments.
+//! Places of records in sealed segments and runs: index files, their cache, checkpoints, and the queue of segments
+//! that wait for their index.
+//!
+//! Segments and runs can rebuild all of it. The places in the segment being written are in the state of the logs.
 
 pub(crate) mod checkpoint;
 pub(crate) mod drafts;

@@ -1,8 +1,8 @@
-//! Reading: pages of one log, and the frames behind everything that is read.
+//! Reads records: pages of one log here, scans in `scan`, and the state that readers share in `store`.
 //!
-//! Readers never pass through the committer: they look up places under a short lock,
-//! compare them with the published positions, and read the file. Every frame is
-//! verified before its bytes leave; one that does not verify is quarantined, exactly.
+//! Readers never wait for the committer: they look up places under a short lock, compare them with the published
+//! positions, and read the file. Every frame is verified before its bytes leave. A frame that does not verify is
+//! quarantined: exactly its records are named as damaged.
 
 mod buffers;
 mod cursor;
@@ -43,22 +43,22 @@ use crate::logs::damages::Damage;
 use crate::logs::{Log, Lost};
 use crate::read::store::Store;
 
-/// Frames that lie together are read together, up to this.
+/// Maximum bytes that one read of several neighbouring frames covers.
 const SPAN_BYTES: u64 = 256 << 10;
 
-/// A page of no more is read by the event loop that was asked for it, if it need not wait for the
-/// disk: each may lie in a frame of its own.
+/// Maximum records of a page for which an event loop reads segment files, if it need not wait for the disk. Each
+/// record may lie in a frame of its own.
 const FEW_RECORDS: u32 = 16;
 
 impl Store {
-    /// A frame that was good once is not any more, although it was read again from the device: from now
-    /// on its records are named as damaged, and everything else is served.
+    /// Quarantines a frame that was good once and does not verify now, not even when read again from the device. From
+    /// now on its records are named as damaged. Everything else is served.
     fn quarantine(&self, log: &Arc<Log>, place: &Place) {
         self.quarantine_found(log, place, ChecksumSite::Read);
     }
 
-    /// Where in the journal that was which lies at `address`, about: of what is in a run, and
-    /// does not tell it any more, the beginning of that.
+    /// Approximate position in the journal of the bytes at `address`. For a run it is the first position of the run,
+    /// because a damaged frame of a run no longer records its own.
     pub(crate) fn position_of(&self, segment: &Segment, address: Position) -> Position {
         match address::is_address(address) {
             true => self.journal.first_of_run(segment),
@@ -66,12 +66,13 @@ impl Store {
         }
     }
 
-    /// The same, whoever found it; what is known already changes nothing.
+    /// Quarantines a frame that the check at `site` found damaged. Known damage changes nothing but the holes of the
+    /// segment.
     pub(crate) fn quarantine_found(&self, log: &Arc<Log>, place: &Place, site: ChecksumSite) {
         self.quarantine_at(log, place, place.position, site);
     }
 
-    /// The same of what was at `position` in the journal: in a sorted run its place is another.
+    /// Quarantines records that were at `position` in the journal. In a sorted run their place is another.
     pub(crate) fn quarantine_at(
         &self,
         log: &Arc<Log>,
@@ -81,7 +82,7 @@ impl Store {
     ) {
         let is_known = log.state.read().is_lost(place.first_lsn, place.next_lsn());
         if is_known {
-            // Of an earlier run of the process. Only where the bytes are is new.
+            // An earlier process found this damage. Only the place of the bytes is new.
             if let Some(segment) = self.journal.segment_at(place.position) {
                 segment.add_hole(Hole {
                     from: place.position,
@@ -122,8 +123,8 @@ impl Store {
         }
     }
 
-    /// Damage took these records. Those that are not known to be lost become known. Returns whether
-    /// there are any: then the caller forgets the checkpoints, which do not list them.
+    /// Notes that damage took these records. Returns whether some of them were not known to be lost. If so, the
+    /// caller forgets the checkpoints, which do not list them.
     pub(crate) fn learn_of(&self, log: &Arc<Log>, lost: Lost) -> bool {
         let new = log.state.write().add_damage(lost);
         let any = !new.is_empty();
@@ -142,8 +143,7 @@ impl Store {
         any
     }
 
-    /// Damage took the records that the index of a segment lists, which was made again. Returns as
-    /// [`Store::learn_of`].
+    /// Notes the lost records that the rebuilt index of a segment lists. Returns as [`Store::learn_of`].
     pub(crate) fn learn_lost(&self, index: &SealedIndex) -> bool {
         let mut any = false;
         for row in index.rows() {
@@ -157,7 +157,7 @@ impl Store {
         any
     }
 
-    /// Whether the bytes of damage are gone, and a sorted run says which records were in them.
+    /// Whether a sorted run has replaced the damaged bytes. The run names the records that were in them.
     pub(crate) fn is_carried(&self, damage: &Damage) -> bool {
         let run = self.journal.run_at(damage.position);
         run.is_some_and(|run| run.segment.holes.read().is_empty())
@@ -191,7 +191,7 @@ pub(crate) fn part(batch: StoredBatch, first: Lsn, most: u64) -> StoredBatch {
     }
 }
 
-/// As many whole records of a batch as fit `bytes`, but at least one.
+/// The first whole records of a batch that fit `bytes`; at least one.
 fn fitting(batch: StoredBatch, bytes: usize) -> StoredBatch {
     if batch.body.len() <= bytes {
         return batch;
@@ -206,14 +206,14 @@ fn fitting(batch: StoredBatch, bytes: usize) -> StoredBatch {
 /// Bounds of one reading step.
 #[derive(Clone, Copy)]
 struct Bounds {
-    /// Nothing at or beyond.
+    /// The first lsn not to read.
     until: Lsn,
     records: u64,
     bytes: usize,
     reach: Reach,
 }
 
-/// What one step over a log found: batches up to `next`, then perhaps damage.
+/// Result of one step over a log: batches up to `next`, then perhaps damage.
 struct Step {
     batches: Vec<StoredBatch>,
     next: Lsn,
@@ -244,7 +244,7 @@ fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step
             ..bounds
         };
         let (places, damage) = match look_up(store, log, step.next, left) {
-            // What was found is given; what is not in memory comes with the next step.
+            // Return the batches found so far. The next step reads the batches that are not in memory.
             Err(error) if reach::is_far(&error) && !step.batches.is_empty() => return Ok(step),
             found => found?,
         };
@@ -264,7 +264,7 @@ fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step
             break;
         }
         let Some(segment) = store.journal.segment_at(places[0].position) else {
-            // It was sorted since it was looked up: it is in a run now.
+            // The segment was sorted since the lookup: its records are in a run now.
             continue;
         };
         let wanted = (step.next, damage.map_or(bounds.until, |(from, _)| from));
@@ -297,9 +297,9 @@ fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step
             continue;
         };
         match fault {
-            // What is in its file now is of another life.
+            // The bytes in its file now belong to another life.
             _ if segment.is_retired() => {}
-            // It is read again from the device first, and to name it may take long.
+            // A reader thread reads the frame again from the device and names its records. Both may take long.
             Fault::Damaged if bounds.reach != Reach::Disk => return Err(reach::far().into()),
             Fault::Damaged => store.quarantine_at(log, &place, position, ChecksumSite::Read),
             Fault::Io(error) if reach::is_far(&error) && !step.batches.is_empty() => {
@@ -311,8 +311,8 @@ fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step
     Ok(step)
 }
 
-/// So often is one lsn looked up while a sorter and damage move what is there. An index that was
-/// made up may send its readers to the same wrong place for ever.
+/// Maximum lookups of one lsn in one step, while the sorter and damage move its records. A forged index could
+/// otherwise send its readers to the same wrong place for ever.
 const MOST_TRIES: u32 = 100;
 
 fn leads_nowhere(log: &Log, lsn: Lsn) -> io::Error {
@@ -326,7 +326,7 @@ fn leads_nowhere(log: &Log, lsn: Lsn) -> io::Error {
     )
 }
 
-/// The records a log has in memory only, if `lsn` is among them.
+/// The records of a log that only memory holds, if `lsn` is among them.
 fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
     let state = log.state.read();
     let buffered = state
@@ -343,10 +343,10 @@ fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
     })
 }
 
-/// Places of frames, and the next damage behind; or none, and that where they should be.
+/// Places of frames and the next damage behind them, or no places and the damage at their lsn.
 type LookedUp = (Vec<Place>, Option<(Lsn, Lsn)>);
 
-/// Places of frames from `lsn` on that are read in one go, or the damage at `lsn`.
+/// Places of frames from `lsn` on for one read, or the damage at `lsn`.
 fn look_up(store: &Store, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<LookedUp> {
     let until = bounds.until;
     let (stop, known, chain, damage) = {
@@ -370,7 +370,7 @@ fn look_up(store: &Store, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Loo
     if bounds.reach == Reach::Memory {
         return Err(reach::far());
     }
-    // Below the tail, yet nowhere: whatever the reason, it is named and not skipped.
+    // A record below the tail that has no place is reported as damage, whatever the reason. It is never skipped.
     let nowhere = |known: Option<Lsn>| {
         let to = known.unwrap_or(until).min(stop);
         Ok((Vec::new(), Some((lsn, to))))
@@ -393,8 +393,8 @@ fn look_up(store: &Store, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<Loo
     }
 }
 
-/// The first of these places, in order, as far as no record is missing between them, reading
-/// them in one go pays, and as much is asked for.
+/// The leading candidates for one read. They end at a missing record, where a longer read would not pay, and where
+/// the bounds are reached.
 fn together(
     store: &Store,
     candidates: impl Iterator<Item = Place>,
@@ -405,7 +405,7 @@ fn together(
     let mut useful = 0;
     let mut limit = Position::ZERO;
     for place in candidates {
-        // An index that was made anew knows no place of a frame that is damaged.
+        // A rebuilt index has no place for a damaged frame.
         let goes_on = |last: &Place| last.next_lsn() == place.first_lsn;
         if place.first_lsn >= stop || !places.last().is_none_or(goes_on) {
             break;
@@ -417,7 +417,7 @@ fn together(
         useful += u64::from(place.frame_len);
         if let Some(first) = places.first() {
             let span = place.end().since(first.position);
-            // Frames of other logs between are not worth reading for long.
+            // Frames of other logs in between may take at most 3/4 of the bytes read.
             if span > SPAN_BYTES || span > useful * 4 || place.end() > limit {
                 break;
             }
@@ -438,8 +438,8 @@ fn quarantined(log: &Log, from: Lsn, to: Option<Lsn>) -> ReadError {
     }
 }
 
-/// Readers of what is not durable are told when the journal has failed: what they saw
-/// beyond the durable lsn may not be there after a restart.
+/// Reports a failed journal to a reader at or beyond the durable tail. Records that it saw beyond the durable lsn may
+/// be missing after a restart.
 fn check_journal(store: &Store, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
     match store.journal.failure() {
         Some(error) if lsn >= log.state.read().tail(store.journal.durable()) => {
@@ -449,7 +449,7 @@ fn check_journal(store: &Store, lsn: Lsn, log: &Log) -> Result<(), ReadError> {
     }
 }
 
-/// How far to go for a page before another thread is asked for it.
+/// How far an event loop goes for a page, before a reader thread reads the page.
 pub(crate) fn near(request: &ReadRequest) -> Reach {
     match request.max_records {
         ..=FEW_RECORDS => Reach::Cached,
@@ -492,7 +492,7 @@ pub(crate) fn page(
             }
         }
         if first > from {
-            // It was forgotten, and others before it are there.
+            // These records were forgotten, although the log keeps records before them.
             return Err(ReadError::Trimmed {
                 log: log.name.clone(),
                 first,
@@ -514,7 +514,7 @@ pub(crate) fn page(
     })
 }
 
-/// Where a read of a log begins.
+/// The lsn at which a read of a log begins.
 fn start_lsn(
     store: &Store,
     log: &Arc<Log>,
@@ -532,13 +532,13 @@ fn start_lsn(
         }),
         ReadStart::Lsn(asked) => Ok(asked),
         ReadStart::TailOffset(back) => Ok(Lsn::new(tail.get().saturating_sub(back)).max(first)),
-        // A search over the whole log goes far.
+        // A search over the whole log may need the disk.
         ReadStart::Time(_) if reach != Reach::Disk => Err(reach::far().into()),
         ReadStart::Time(time) => Ok(lsn_at(store, log, time, tail)?.max(first)),
     }
 }
 
-/// Whether the log's tail is beyond `lsn`, or cannot get there.
+/// Whether the log's tail is beyond `lsn`: `None` if not yet, an error if it cannot get there.
 pub(crate) fn tail_is_beyond(
     store: &Store,
     log: &Arc<Log>,

@@ -816,7 +816,7 @@ pub enum BackupError {
     },
     /// A file changed after its digest was taken: damage was found in it meanwhile, or the device returns
     /// other bytes each time.
-    #[error("{path} is not what it was when the backup began; verify the store")]
+    #[error("{path} changed after the backup began; verify the store")]
     Changed {
         /// The file.
         path: String,
@@ -830,7 +830,7 @@ pub enum RestoreError {
     #[error("the manifest is not one of a backup: {0}")]
     Manifest(String),
     /// A file of the backup is missing, or differs from the manifest.
-    #[error("{path}: {what}; `wald verify` tells what else is damaged in the backup")]
+    #[error("{path}: {what}; `wald verify` lists all damage in the backup")]
     Damaged {
         /// The file, by its name in the store.
         path: String,
@@ -862,7 +862,7 @@ pub enum RestoreError {
         name: String,
     },
     /// The archive holds no record that was asked for.
-    #[error("{directory} holds nothing of that; `wald archive list` shows what there is")]
+    #[error("{directory} holds nothing of that; `wald archive list` shows its records")]
     NothingArchived {
         /// The directory.
         directory: String,

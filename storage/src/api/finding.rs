@@ -1,16 +1,4 @@
-//! Checks all stored data: every checksum, chain, index and digest, unknown files, and missing files. Changes nothing.
-//!
-//! ```text
-//!                     ┌── offline: a directory that nobody serves (`offline.rs`)
-//!  frames (frames.rs) │
-//!   one segment, in ──┼── online: the store of a running engine (`online.rs`)
-//!   steps of 1 MiB    │
-//!                     └── scrub: the same, for ever and slowly (`scrub.rs`)
-//! ```
-//!
-//! The same code checks a segment for all three ([`segment`]). It finds the damage. For a store that nobody
-//! serves, recovery identifies the lost records, so that a start reports the same. For a running engine, the
-//! indexes identify them.
+//! Findings of a verification, offline or online: kind, severity and place of each fault.
 
 use std::fmt;
 

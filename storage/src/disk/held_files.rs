@@ -1,4 +1,6 @@
-//! Files that running backups need: each is kept until its content was sent.
+//! Files that running backups need.
+//!
+//! A file that is removed through [`Backups`] stays until its content was sent to each backup that holds it.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

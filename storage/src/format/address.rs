@@ -1,4 +1,6 @@
 //! Addresses: places in sorted runs, beyond all positions of the journal.
+//!
+//! A place therefore shows whether it is in a run.
 
 use crate::base::bounds::ADDRESSES;
 use crate::base::ids::{Position, SegmentId};

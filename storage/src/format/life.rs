@@ -1,4 +1,4 @@
-//! The life block at the beginning of each segment file.
+//! The life block at the beginning of each segment file, and the names of these files.
 //!
 //! ```text
 //! 0          4096        8192

@@ -1,11 +1,7 @@
-//! Work on sealed segments: builds and writes the index, removes the places of frames from memory, and
-//! from time to time writes a checkpoint of all logs.
+//! The queue of sealed segments that wait for their index, and the progress of indexes and checkpoints.
 //!
-//! No promise depends on this work: a start that lacks an index or a checkpoint reads the segments
-//! instead. An error therefore delays the work and stops nothing, not even the failed flush of a
-//! directory: each attempt writes a new file under a new name, and trusts no earlier one. Meanwhile
-//! indexes stay in memory, up to a bound. Beyond the bound, appends that need a new segment are
-//! refused.
+//! The committer adds segments, and `upkeep::indexer` indexes them. The queue has two bounds: a roll waits while too
+//! many segments have no index, and appends that need a new segment are refused while too many indexes are unwritten.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -113,7 +109,7 @@ impl Stuck {
     }
 }
 
-/// Indexes sealed segments.
+/// Sealed segments that wait for their index, and the state of that work.
 #[derive(Default)]
 pub(crate) struct IndexQueue {
     pub(crate) queue: Mutex<Queue>,

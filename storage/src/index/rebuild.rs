@@ -1,4 +1,7 @@
-//! The index of a segment, made from its frames.
+//! The index of a segment, made from its frames alone.
+//!
+//! Such an index is partial: it lacks the lsns of logs without records in the segment. `read::rebuilt` also uses
+//! older indexes.
 
 use std::io;
 

@@ -1,4 +1,6 @@
 //! Reads runs as files: lists them, opens them, and walks their frames.
+//!
+//! Bytes that do not verify are read again from the device before they count as damaged.
 
 use std::collections::BTreeSet;
 use std::io;

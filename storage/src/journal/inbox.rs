@@ -1,4 +1,6 @@
-//! The way in for operations that cost nothing of the budget of appends.
+//! The committer's inbox: operations of the engine and of jobs that cost nothing of the budget of appends.
+//!
+//! This is the seam from the jobs to the committer, which answers each queued operation.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
-//! A sorted run as it is served, and the paths of runs.
+//! A sorted run as the journal serves it, and the paths of runs.
+//!
+//! The sorter writes runs, and `index::run_file` reads them as files.
 
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use crate::base::ids::SegmentId;
 use crate::format::run_head::Head;
 use crate::journal::segment::Segment;
 
-/// A sorted run, as it is served.
+/// A sorted run that the journal serves.
 pub(crate) struct Run {
     /// Its file, as if it were a segment of the journal.
     pub(crate) segment: Arc<Segment>,

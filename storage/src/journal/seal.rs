@@ -1,4 +1,6 @@
-//! The seam between the committer and the work on sealed segments.
+//! The seam from the committer to the jobs: it hands over each segment that it has left.
+//!
+//! Before it begins a segment, the committer checks that the segment can be taken over later.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! Threads of the engine whose panic fails the journal.
+//!
+//! Every thread that lives as long as the engine, and whose answers no caller awaits, starts here: its end would
+//! otherwise go unnoticed.
 
 use std::any::Any;
 use std::io;

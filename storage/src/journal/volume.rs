@@ -1,4 +1,7 @@
 //! The space that a store has, and the part of it that stays free for sorting.
+//!
+//! A run is written before the files that it replaces are removed. The free part is therefore enough to write any run
+//! again, unless the run takes too large a part of the volume.
 
 use crate::disk::Disk;
 use crate::journal::run::Run;

@@ -1,5 +1,5 @@
-//! Buffers that frames are read into. Those of some size are used again: a new one is
-//! filled with zeros, by the system or here, which costs as much as reading into it.
+//! Buffers that frames are read into. Buffers of 4 KiB to 512 KiB are used again: a new buffer is filled with zeros,
+//! by the system or here, which costs as much as reading into it.
 
 use std::sync::Arc;
 
@@ -7,23 +7,23 @@ use bytes::Bytes;
 
 use crate::base::sync::Mutex;
 
-/// From this size on they are worth keeping; below, the allocator is quicker.
+/// Smallest size of a kept buffer, in bytes. For smaller ones the allocator is quicker.
 const SMALLEST: usize = 4 << 10;
-/// Larger ones are not kept, and of each size no more than so many are: 8 MiB at most.
+/// Largest size of a kept buffer, in bytes. At most [`MOST`] buffers of each size are kept: 8 MiB at most.
 const LARGEST: usize = 512 << 10;
 const MOST: usize = 8;
 
 const SIZES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 
-/// Buffers that nobody uses, by size, the one that was given back last at the end. Their sizes
-/// are powers of two: who holds a part of one holds less than twice what was asked for.
+/// Unused buffers by size, the last one returned at the end. Sizes are powers of two, so the holder of any part of a
+/// buffer keeps less than twice the requested bytes in memory.
 #[derive(Default)]
 pub(super) struct Buffers([Mutex<Vec<Box<[u8]>>>; SIZES]);
 
-/// One that is used; gives it back when it is dropped.
+/// A buffer in use. Dropping it returns the buffer.
 struct Used {
     bytes: Box<[u8]>,
-    /// What of it was asked for.
+    /// Number of bytes that the holder sees.
     length: usize,
     home: Arc<Buffers>,
 }
@@ -45,7 +45,7 @@ impl Drop for Used {
 }
 
 impl Buffers {
-    /// The bytes that `fill` writes into a buffer of that size; it says how many.
+    /// The bytes that `fill` writes into a buffer of `length` bytes; `fill` returns their number.
     pub(super) fn filled<E>(
         self: &Arc<Self>,
         length: usize,
@@ -68,7 +68,7 @@ impl Buffers {
         Ok(Bytes::from_owner(used))
     }
 
-    /// Those of a size, a power of two.
+    /// The unused buffers of one size, a power of two.
     fn of(&self, size: usize) -> &Mutex<Vec<Box<[u8]>>> {
         &self.0[(size / SMALLEST).ilog2() as usize]
     }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_used_again_when_nobody_has_it_and_shows_what_was_filled_only() {
+    fn a_returned_buffer_is_reused_and_shows_only_the_bytes_filled() {
         let buffers = Arc::new(Buffers::default());
         let fill = |byte: u8, length: usize, filled: usize| {
             let fill = |buffer: &mut [u8]| {
@@ -101,7 +101,7 @@ mod tests {
         let slice = first.slice(100..200);
         let at = first.as_ptr();
         drop(first);
-        // A part of it is in use.
+        // A slice of the first buffer is in use.
         let second = fill(2, 20_000, 20_000);
         assert_ne!(second.as_ptr(), at);
         assert_eq!(slice, [1; 100][..]);
@@ -116,7 +116,7 @@ mod tests {
             assert_eq!(fill(4, length, length), vec![4; length]);
             assert_eq!(buffers.kept().len(), 2);
         }
-        // Whoever holds a part of one holds less than twice what was asked for.
+        // The holder of any part of a buffer keeps less than twice the requested bytes.
         assert_eq!(buffers.kept(), [32_768, 65_536]);
         for size in [SMALLEST, LARGEST] {
             let many: Vec<_> = (0..2 * MOST).map(|_| fill(5, size, 1)).collect();

@@ -1,13 +1,14 @@
-//! Cursors: where a scan goes on, as bytes that mean something to this store only.
+//! Cursors: the place where a scan continues, in bytes that only this store can use.
 //!
 //! ```text
 //! version u8 | kind u8 | selection u64 | epoch u64 | position u64 | a u64 | b u64 | crc u32
 //! ```
 //!
-//! Of one log: `a` = log id, `b` = next lsn, `position` = what was published when it
-//! was made, so that every record below `b` lies below it. `a` = 0: no log of the name was there
-//! then, and the first one that came later is read from its first record on. Of many: `position` = the frame to go on in, `a` = records of it given.
-//! `selection` is a digest of the store's id and of what the scan selects.
+//! One log: `a` = log id, `b` = next lsn, `position` = the published position when the cursor was made, so that every
+//! record below `b` lies below it. `a` = 0: no log of the name existed then, and the first one that came later is
+//! read from its first record on.
+//! Many logs: `position` = the frame to continue in, `a` = number of its records already returned.
+//! `selection` is a digest of the store's id and of the logs that the scan selects.
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -26,7 +27,7 @@ const LENGTH: usize = 2 + 5 * 8 + 4;
 /// The log id in a cursor of a scan whose log did not exist.
 pub(super) const NO_LOG: LogId = LogId::new(0);
 
-/// Where a scan goes on.
+/// The place where a scan continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cursor {
     OneLog {
@@ -42,7 +43,7 @@ pub(super) enum Cursor {
     },
 }
 
-/// Digest of a selection, so that a cursor is not used with another one.
+/// Digest of a selection. A cursor with another digest is refused.
 pub(super) fn selection(store_id: u128, selector: &Selector) -> u64 {
     let low = u64::from_le_bytes(store_id.to_le_bytes()[..8].try_into().unwrap_or_default());
     match selector {
@@ -101,7 +102,7 @@ impl Cursor {
                 "it belongs to another selection or another store",
             ));
         }
-        // A client can make one up: its checksum is no secret.
+        // A client can forge a cursor: its checksum is no secret.
         let beyond = || ReadError::BadCursor("it tells of a place that no store gets to");
         let epoch = bounds::epoch(number(1)).ok_or_else(beyond)?;
         let position = bounds::place(number(2)).ok_or_else(beyond)?;

@@ -1,4 +1,6 @@
-//! Frames as they are read: verified, unpacked, decompressed.
+//! Reads frames and packs: verifies, unpacks and decompresses them.
+//!
+//! Only verified bytes leave this module.
 
 use std::borrow::Cow;
 use std::io;
@@ -18,10 +20,10 @@ use crate::index::run_file;
 use crate::journal::segment::Segment;
 use crate::read::store::Store;
 
-/// So much is decompressed where nothing may take long, however little was stored.
+/// Maximum bytes that a read with [`Reach::Cached`] decompresses, however few are stored: it must not take long.
 const SHORT_PLAIN_BYTES: u32 = 128 << 10;
 
-/// What was one frame of the journal, verified.
+/// One frame of the journal, or a piece of a pack that was one, verified.
 pub(super) struct Frame {
     pub(super) first_lsn: Lsn,
     pub(super) count: u32,
@@ -29,19 +31,19 @@ pub(super) struct Frame {
     pub(super) body: Bytes,
 }
 
-/// Which records are wanted of frames: from, to (exclusive).
+/// Lsns of the wanted records: from, to (exclusive).
 pub(super) type Wanted = (Lsn, Lsn);
 
-/// All of them.
+/// All records.
 pub(super) const ALL: Wanted = (Lsn::ZERO, Lsn::new(u64::MAX));
 
-/// Why a frame could not be had.
+/// Why a frame could not be read.
 pub(crate) enum Fault {
     Damaged,
     Io(io::Error),
 }
 
-/// A frame that could not be had: its place, and its position in the journal.
+/// A frame that could not be read: its place, and its position in the journal.
 pub(super) struct Bad {
     pub(super) place: Place,
     pub(super) position: Position,
@@ -54,9 +56,9 @@ impl Bad {
     }
 }
 
-/// Reads and verifies the frames at `places`, which lie in one segment in this order,
-/// until one is bad. Of packs only the pieces with records that are wanted. A frame that does not verify
-/// is read again from the device, if `reach` goes so far.
+/// Reads and verifies the frames at `places`, which lie in one segment in this order, until one is bad. From packs it
+/// takes only the pieces with wanted records. A frame that does not verify is read again from the device, if `reach`
+/// allows that.
 pub(super) fn read_frames(
     store: &Store,
     segment: &Segment,
@@ -102,7 +104,7 @@ pub(super) fn read_frames(
             };
         }
         if let Err(found) = taken {
-            // A frame of a run does not tell where it was in the journal.
+            // A frame of a run does not record its position in the journal.
             let position = match found.position == place.position {
                 true => store.position_of(segment, place.position),
                 false => found.position,
@@ -113,8 +115,8 @@ pub(super) fn read_frames(
     (frames, None)
 }
 
-/// Takes the frame at `from` in `buffer`, which is to be the one at `place`: all of it, or the wanted
-/// pieces of a pack until one is bad.
+/// Takes the frame at `from` in `buffer`, which must be the frame at `place`: all of it, or the wanted pieces of a
+/// pack until one is bad.
 fn take(
     segment: &Segment,
     place: &Place,
@@ -169,17 +171,17 @@ fn verified(
     expected.then_some(header).ok_or(Fault::Damaged)
 }
 
-/// How much may still be decompressed.
+/// Number of bytes that may still be decompressed. `None`: no bound.
 struct Effort(Option<u32>);
 
 impl Effort {
-    /// On an event loop no more than what takes less than a flush.
+    /// Limits the work on an event loop to less time than a flush takes.
     fn within(reach: Reach) -> Self {
         Self((reach == Reach::Cached).then_some(SHORT_PLAIN_BYTES))
     }
 
     /// # Errors
-    /// If that is more: who may wait does it.
+    /// If the bytes exceed the limit. A reader thread, which may wait, then decompresses them.
     fn spend(&mut self, codec: u8, stored: &[u8]) -> Result<(), Fault> {
         let Some(left) = &mut self.0 else {
             return Ok(());
@@ -278,7 +280,7 @@ pub(super) fn plain_body(
     }
 }
 
-/// The plain bytes of what is stored; `as_it_is` gives them if that is all there is to do.
+/// The plain bytes of stored ones. `as_it_is` returns them if they are not compressed.
 fn decompressed(
     codec: u8,
     stored: &[u8],

@@ -1,4 +1,6 @@
 //! Files that the sorter cannot use, and why.
+//!
+//! A fault stays noted until it is gone or a run replaces the file. Operators see the reasons.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

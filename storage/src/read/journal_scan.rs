@@ -27,13 +27,13 @@ const MAX_AHEAD_MICROS: i64 = 24 * 3600 * 1_000_000;
 pub(super) struct JournalScan {
     common: Common,
     prefix: Arc<str>,
-    /// Of a scan that follows.
+    /// Tracks the positions of frames of the selected logs, for a scan that follows.
     followed: Option<Followed>,
-    /// The frame to go on in, and how many of its records were given.
+    /// The frame to continue in, and the number of its records already returned.
     at: Position,
     skip: u64,
     not_before: Option<Timestamp>,
-    /// What was published when the journal was last looked at.
+    /// The published position when the journal was last read.
     seen: Position,
     /// The published position at the moment the scan began; `None` for a scan that follows.
     /// Records that are appended later do not keep a plain scan from its end.
@@ -122,7 +122,7 @@ impl JournalScan {
             let look = move |reach| work.clone().run(reach);
             let looked = near_or_far(&self.common.workers, Reach::Memory, look);
             let (work, caught_up) = looked.await?;
-            // From here on nothing waits: a chunk that is taken is also given.
+            // No wait follows, so a chunk that is taken is also returned.
             if let Some(chunk) = self.accept(work, caught_up) {
                 return Ok(Some(chunk));
             }
@@ -134,7 +134,7 @@ impl JournalScan {
                 return Err(ReadError::JournalFailed(error));
             }
             self.common.give_back();
-            // Not at the end: there was nothing to give in what was looked at.
+            // Before the end, this part of the journal had nothing for the reader.
             if caught_up && !self.common.done && !self.wait().await? {
                 return Ok(None);
             }
@@ -173,8 +173,8 @@ impl JournalScan {
         })
     }
 
-    /// Where to go on, when all below `published` may be seen: a scan that follows
-    /// passes over what is not of its logs.
+    /// The place to continue at, when everything below `published` is visible. A scan that follows skips frames of
+    /// other logs.
     fn jump(&self, published: Position) -> (Position, u64) {
         let followed = self.followed.as_ref();
         let next = followed.map_or(self.at, |f| f.prefix.next(self.at, published));
@@ -253,9 +253,8 @@ impl Scan for JournalScan {
     }
 }
 
-/// Where to begin looking for records of `time` and later: before the first segment that
-/// was begun after any of them can have arrived. The clock may have jumped, so segments
-/// are not sorted by time.
+/// The position at which a search for records of `time` and later begins: before the first segment that began when
+/// one of them can already have arrived. The clock may have jumped, so segments are not sorted by time.
 fn first_arriving(store: &Store, time: Timestamp) -> Position {
     let ahead = i64::try_from(store.config.max_future.as_micros()).unwrap_or(i64::MAX);
     let before = time.saturating_add_micros(ahead.max(MAX_AHEAD_MICROS).saturating_neg());

@@ -26,7 +26,7 @@ use crate::logs::tail_at;
 use crate::logs::{Kept, Log};
 use crate::read::store::Store;
 
-/// Where the scan stands.
+/// The place of the scan.
 #[derive(Clone, Copy)]
 enum At {
     /// Not begun.
@@ -34,7 +34,7 @@ enum At {
     /// No log of the name was visible when the journal was published up to `position`. The first
     /// one that comes is read from its first record on.
     Before { position: Position },
-    /// To go on after a cursor of an earlier time.
+    /// Resumes after a cursor of an earlier time.
     Resumed {
         epoch: RecoveryEpoch,
         position: Position,
@@ -53,30 +53,30 @@ pub(super) struct LogScan {
     common: Common,
     target: LogTarget,
     at: At,
-    /// The log it is under way in: it may be deleted, and sorted away, meanwhile.
+    /// The log that the scan reads. Meanwhile it may be deleted, and the sorter may drop its records.
     log: Option<Arc<Log>>,
     until: Lsn,
     /// The tail at the moment the scan began; the maximum for a scan that follows. Records that
     /// are appended later do not keep a plain scan from its end.
     end: Lsn,
-    /// It was told that the log is gone.
+    /// Whether the scan has reported that the log is gone.
     told_deleted: bool,
 }
 
-/// What one look at the log gave.
+/// Result of one read of the log.
 struct Found {
     step: Step,
     tail: Lsn,
     durable: Lsn,
     published: Position,
     lost: Option<(Lsn, Lsn)>,
-    /// From where on nothing is kept, up to where.
+    /// The lsn from which records are gone, and the records that the log keeps.
     gone: Option<(Lsn, Kept)>,
     deleted: bool,
     unproven: bool,
 }
 
-/// What a worker needs to look.
+/// The input of one read, which may run on a reader thread.
 struct Work {
     store: Arc<Store>,
     log: Arc<Log>,
@@ -91,7 +91,7 @@ impl Work {
     fn run(&self, reach: Reach) -> Result<Found, ReadError> {
         let (store, log) = (&self.store, &self.log);
         let published = store.journal.published(self.visibility);
-        // Of the same moment: every record below the tail lies below what is published.
+        // The tail belongs to the same moment: every record below it lies below `published`.
         let tail = tail_at(log, self.visibility, published);
         let (deleted, unproven, kept) = {
             let state = log.state.read();
@@ -106,7 +106,7 @@ impl Work {
             At::Start(start) => (start_lsn(store, log, start, tail, reach)?, None),
             At::Before { .. } => (Lsn::ZERO, None),
             At::Next { next, .. } => (next, None),
-            // What survived is told by index files.
+            // Index files show which records survived.
             At::Resumed { .. } if reach != Reach::Disk => return Err(far().into()),
             At::Resumed {
                 epoch,
@@ -149,7 +149,7 @@ impl Work {
     }
 }
 
-/// The lsn up to which what an older cursor has passed is still there.
+/// The lsn up to which the records before an older cursor survived; `next` if all of them did.
 fn survivors(
     store: &Store,
     log: &Log,
@@ -162,7 +162,7 @@ fn survivors(
     };
     let (chain, in_memory) = {
         let state = log.state.read();
-        // What came after the loss: written, or in memory only, or nothing yet.
+        // The first lsn after the loss: of a written frame, of records in memory, or of the next append.
         let first = state
             .places
             .first_beyond(end)
@@ -193,8 +193,8 @@ fn survivors(
     }
 }
 
-/// The first lsn of a log in a run that was at or beyond `end` in the journal; its next one
-/// behind the run if there is none.
+/// The first lsn of a log in a run whose piece was at or beyond `end` in the journal. Without such a piece: the log's
+/// next lsn after the run.
 fn first_piece_beyond(
     store: &Store,
     index: &SealedIndex,
@@ -226,7 +226,7 @@ fn first_piece_beyond(
 }
 
 impl Store {
-    /// Where in the journal that ends which an index tells of.
+    /// Position in the journal at which the content of an index ends.
     fn journal_end_of(&self, index: &SealedIndex) -> Position {
         let runs = self.journal.runs();
         let run = runs.iter().find(|run| run.segment.base == index.base);
@@ -299,7 +299,7 @@ impl LogScan {
             end: Lsn::new(u64::MAX),
             told_deleted: false,
         };
-        // Before the log is looked up: a log that is created meanwhile lies above it.
+        // The position comes before the lookup: a log that is created meanwhile lies above it.
         let position = scan.published();
         let log = scan.locate()?;
         if let Some(log) = log.as_ref().filter(|_| !scan.common.follow) {
@@ -330,7 +330,7 @@ impl LogScan {
         self.common.store.journal.published(self.common.visibility)
     }
 
-    /// Begins at the tail of this moment, or `back` records before it.
+    /// Begins at the current tail, or `back` records before it.
     fn pin(&mut self, log: Arc<Log>, back: u64) {
         let store = &self.common.store;
         let position = store.journal.published(self.common.visibility);
@@ -394,7 +394,7 @@ impl LogScan {
         }
     }
 
-    /// Reports once that nothing is there: the scan has caught up with a log to come.
+    /// Reports once that no log exists yet: the scan has caught up.
     fn report_no_log(&mut self) -> Option<ScanChunk> {
         if std::mem::replace(&mut self.common.caught_up, true) {
             return None;
@@ -416,7 +416,7 @@ impl LogScan {
             }
             let Some(log) = self.locate()? else {
                 if let At::Start(_) = self.at {
-                    // It was deleted before it was read.
+                    // The log was deleted before it was read.
                     self.at = At::Before {
                         position: self.published(),
                     };
@@ -442,7 +442,7 @@ impl LogScan {
             };
             let read = move |reach| work.run(reach);
             let found = near_or_far(&self.common.workers, Reach::Memory, read).await?;
-            // From here on nothing waits: a chunk that is taken is also given.
+            // No wait follows, so a chunk that is taken is also returned.
             if let Some(chunk) = self.accept(&log, found)? {
                 return Ok(Some(chunk));
             }
@@ -499,7 +499,7 @@ impl LogScan {
             }
             self.told_deleted = true;
             let end = log.state.read().next;
-            // Who had read everything is told all the same: nothing comes any more.
+            // A reader of all records gets the gap, too: no more records come.
             let to = (next < end).then_some(end);
             gaps.push(gap(Some(next), to, GapReason::Deleted));
             next = next.max(end);
@@ -569,13 +569,13 @@ impl LogScan {
                 log_id: cursor::NO_LOG,
                 next: Lsn::ZERO,
             },
-            // Nothing was given yet: there is nothing to resume after.
+            // Nothing was returned yet, so there is no place to resume after.
             At::Start(_) => return Bytes::new(),
         };
         cursor.encode(self.common.selection)
     }
 
-    /// Waits until a log of this name can be seen; `false` = the engine drains.
+    /// Waits until a log of this name is visible; `false` = the engine drains.
     async fn wait_for_log(&self) -> Result<bool, ReadError> {
         let _following = Following::new(&self.common.store);
         let store = Arc::clone(&self.common.store);
@@ -600,7 +600,7 @@ impl LogScan {
         .await
     }
 
-    /// Waits until the log has more; `false` = the engine drains.
+    /// Waits until the log has more records; `false` = the engine drains.
     async fn wait_for_records(&mut self, log: &Arc<Log>) -> Result<bool, ReadError> {
         let At::Next { next, .. } = self.at else {
             return Ok(true);
@@ -677,7 +677,7 @@ impl Scan for LogScan {
             let state = log.state.read();
             let durable = store.journal.durable();
             let is_gone = state.kept(durable).first > here.next.min(place.next);
-            // Who reaches a tail that is not proven is to be told so.
+            // A reader that reaches an unproven tail must get a gap for it.
             let untold = state.unproven && !self.common.caught_up;
             if state.deleted || is_gone || untold {
                 return None;

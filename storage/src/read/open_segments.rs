@@ -1,5 +1,6 @@
-//! Open files and maps of finished segments: a bounded number, the least recently used
-//! closed first, scans included.
+//! Open files and maps of finished segments.
+//!
+//! Their number is bounded, also under scans: the least recently used is closed first.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,10 +16,10 @@ use crate::base::sync::Mutex;
 use crate::disk::{Disk, DiskFile, DiskMap, is_out_of_descriptors, no_more_than_there_is};
 use crate::journal::segment::Segment;
 
-/// One open segment; stays valid for who holds it, also after it is closed here.
+/// One open segment. It stays valid for its holders after it is closed here.
 struct OpenSegment {
     file: Arc<dyn DiskFile>,
-    /// All of it, where the strategy is to map.
+    /// A map of the whole file, if the strategy is to map.
     map: Option<Box<dyn DiskMap>>,
 }
 
@@ -60,7 +61,7 @@ impl Cache {
 }
 
 impl OpenSegments {
-    /// Keeps at most `most` open.
+    /// Keeps at most `most` segments open.
     pub(crate) fn new(disk: Arc<dyn Disk>, strategy: ReadStrategy, most: usize) -> Self {
         Self {
             disk,
@@ -88,10 +89,10 @@ impl OpenSegments {
         }
     }
 
-    /// The same as far as it is in memory, and only if the file is open.
+    /// Reads `length` bytes of a segment, only if its file is open and the system has all of them in memory.
     ///
     /// # Errors
-    /// `WouldBlock` if that is not so.
+    /// `WouldBlock` if the file is not open, is mapped, or has fewer such bytes.
     pub(super) fn read_cached(
         &self,
         segment: &Segment,
@@ -107,14 +108,14 @@ impl OpenSegments {
         };
         let file = match (&written, &open) {
             (Some(file), _) => &**file,
-            // What is mapped may have gone from memory since.
+            // Mapped bytes may have left memory since.
             (_, Some(open)) if open.map.is_none() => &*open.file,
             _ => return Err(far()),
         };
         let bytes = self
             .buffers
             .filled(length, |buffer| file.read_cached_at(buffer, offset))?;
-        // The rest of it is not in memory, or not in the file.
+        // The other bytes are not in memory, or not in the file.
         if bytes.len() < length {
             return Err(far());
         }
@@ -127,10 +128,10 @@ impl OpenSegments {
             .filled(length, |buffer| file.read_full_at(buffer, offset))
     }
 
-    /// So many bytes from a position on will be read soon: the system may begin with it. Of what
-    /// is mapped all has been read.
+    /// Announces a read of `length` bytes from a position on, so that the system may begin with it. Mapped files need
+    /// none: they were read when they were mapped.
     pub(crate) fn will_read(&self, segment: &Segment, from: Position, length: u64) {
-        // Whatever is wrong, the read will tell.
+        // The read itself will report errors.
         if let (ReadStrategy::Pread, Ok(open)) = (self.strategy, self.get(segment)) {
             open.file.will_read(segment.offset(from), length);
         }
@@ -175,7 +176,7 @@ impl OpenSegments {
         }
     }
 
-    /// How many are open, and how many were closed to make room.
+    /// Number of open segments, and number of segments closed to make room.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let cache = self.cache.lock();
         (cache.open.len() as u64, cache.evictions)

@@ -15,29 +15,27 @@ use crate::read::store::Store;
 /// How far a read may go for bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// To what is shared from memory: never waits, so that event loops may do it.
+    /// Only to groups shared in memory. Never waits, so event loops may use it.
     Memory,
-    /// To short pieces of segment files that the system has in memory, too: never waits for the
-    /// device, so that event loops may do it.
+    /// Also to short pieces of segment files that the system has in memory. Never waits for the device, so event
+    /// loops may use it.
     Cached,
-    /// To segment files too, on a thread that may wait for the disk.
+    /// Also to all other bytes of segment files, on a thread that may wait for the disk.
     Disk,
 }
 
-/// What is read in one go where nothing may take long: a fraction of a flush.
+/// Maximum bytes of one read with [`Reach::Cached`]: it takes a fraction of a flush.
 const SHORT_BYTES: u64 = 64 << 10;
 
 impl Store {
-    /// Up to `length` bytes of a segment from a position on: from memory if the group
-    /// that begins there or before is still shared, and then no more than of this group;
-    /// otherwise from the file.
+    /// Up to `length` bytes of a segment from a position on. They come from memory if the group that begins there or
+    /// before is still shared, and then end with this group. Otherwise they come from the file.
     ///
-    /// The caller verifies what comes from memory like what comes from a file. That
-    /// costs some 20 ns for a small frame, and keeps the rule simple: no byte leaves
-    /// unverified.
+    /// The caller verifies bytes from memory like bytes from a file. That costs some 20 ns for a small frame, and
+    /// keeps the rule simple: no byte leaves unverified.
     ///
     /// # Errors
-    /// If the file gives none, or if they are not in memory and no file may be asked.
+    /// If the file cannot be read, or if the bytes lie beyond `reach`.
     pub(crate) fn bytes(
         &self,
         segment: &Segment,
@@ -48,7 +46,7 @@ impl Store {
         match (self.journal.recent.at(from, length), reach) {
             (Some(bytes), _) => Ok(bytes),
             (None, Reach::Memory) => Err(far()),
-            // Whatever else is wrong, who may wait is told.
+            // Other errors count as "not in memory" here: the read on a reader thread reports them.
             (None, Reach::Cached) => match length {
                 ..=SHORT_BYTES => self.open_segments.read_cached(segment, from, length),
                 _ => Err(far()),
@@ -57,7 +55,7 @@ impl Store {
         }
     }
 
-    /// The same from the file; none if that is gone.
+    /// Bytes of the file of a segment; empty if the file is gone.
     pub(super) fn bytes_of_file(
         &self,
         segment: &Segment,
@@ -70,11 +68,11 @@ impl Store {
         }
     }
 
-    /// Reads the same again, from the device. Every caller does so before it counts records as lost: the
-    /// memory of the first read may be wrong.
+    /// Reads bytes of a segment again, from the device; empty if the file is gone. Every caller does so before it
+    /// counts records as lost: the memory of the first read may be wrong.
     ///
     /// # Errors
-    /// If the file gives none.
+    /// If the file cannot be read.
     pub(crate) fn bytes_again(
         &self,
         segment: &Segment,
@@ -87,8 +85,8 @@ impl Store {
         }
     }
 
-    /// Whether the file of a segment is gone, as if it had been cut to nothing, and not the
-    /// whole directory with it, which may come back.
+    /// Whether the file of a segment is gone, which counts like a file cut to nothing. `false` if the whole directory
+    /// is gone: it may come back.
     pub(crate) fn is_gone(&self, segment: &Segment, error: &io::Error) -> bool {
         let newest = self.journal.segments.read().values().next_back().cloned();
         let newest = newest.filter(|newest| newest.life.id != segment.life.id);
@@ -97,8 +95,7 @@ impl Store {
     }
 }
 
-/// What a read ends with that would have to go further than it may. Regular files never
-/// fail so.
+/// The error of a read that would have to go further than it may. Regular files never return it.
 pub(super) fn far() -> io::Error {
     io::ErrorKind::WouldBlock.into()
 }
@@ -107,8 +104,8 @@ pub(super) fn is_far(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// What a lookup ends with that came upon a segment which was sorted meanwhile: the next one
-/// finds the run. Files never fail so: they are read again then.
+/// The error of a lookup that met a segment which was sorted meanwhile: the next lookup finds the run. Files never
+/// return it: their interrupted reads are repeated.
 pub(super) fn retired() -> io::Error {
     io::ErrorKind::Interrupted.into()
 }
@@ -123,8 +120,8 @@ impl From<io::Error> for ReadError {
     }
 }
 
-/// Reads here and now if nothing further away than `near` is asked for, which saves two wake-ups
-/// of threads; otherwise on a reader thread.
+/// Reads on the calling thread if nothing lies beyond `near`, which saves two wake-ups of threads. Otherwise reads on
+/// a reader thread.
 pub(crate) async fn near_or_far<T: Send + 'static>(
     workers: &Workers,
     near: Reach,

@@ -1,4 +1,7 @@
-//! Indexes of segments whose index file is damaged, made again from frames and older indexes.
+//! Rebuilds the index of a segment whose index file is damaged, from frames and older indexes.
+//!
+//! Indexes made here stay in memory until their segments are sorted, up to a bound. Lookups of readers do not use
+//! them: their rows do not lead to older rows.
 
 use std::collections::HashMap;
 use std::io;
@@ -169,6 +172,7 @@ impl Store {
         }
     }
 
+    /// The header and body of the link, the first frame of a segment. `None` if it does not verify.
     pub(crate) fn link_of(&self, segment: &Arc<Segment>) -> io::Result<Option<(Header, Link)>> {
         // Most links are small. A link can describe all logs that the previous segment touched.
         let first = segment.first();

@@ -1,4 +1,4 @@
-//! Scans: beginning one, and what scans of one log and of many have in common.
+//! Begins scans, and holds the state that scans of one log and of many share.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::api::watch::Follower;
 use crate::base::threads::Workers;
 use crate::read::store::Store;
 
-/// What every scan has.
+/// State of every scan.
 pub(super) struct Common {
     pub(super) store: Arc<Store>,
     pub(super) workers: Arc<Workers>,
@@ -21,22 +21,22 @@ pub(super) struct Common {
     pub(super) asked: Option<Visibility>,
     pub(super) visibility: Visibility,
     pub(super) follow: bool,
-    /// Records still to be given; `u64::MAX` = no bound.
+    /// Maximum number of records still to return; `u64::MAX` = no bound.
     pub(super) remaining: u64,
     pub(super) chunk_bytes: usize,
     pub(super) selection: u64,
-    /// From when it first waits for more.
+    /// Set when the scan waits for more records for the first time.
     pub(super) follower: Option<Follower>,
     /// Whether the end, as it is now, has been reported.
     pub(super) caught_up: bool,
     pub(super) done: bool,
-    /// Where its chunks have their memory from.
+    /// Source of the memory for chunks.
     pub(super) room: Option<Arc<dyn Room>>,
 }
 
 impl Common {
-    /// Whether the journal has failed under a reader of what is not durable: what lies
-    /// beyond the durable lsn cannot be told, so the end that is seen is not the end.
+    /// Whether the journal has failed under a reader of records that are not durable. Records beyond the durable lsn
+    /// are then unknown, so the visible end is not the end.
     pub(super) fn in_doubt(&self) -> bool {
         self.visibility != Visibility::Durable && self.store.journal.failure().is_some()
     }
@@ -135,7 +135,7 @@ pub(crate) fn begin(
     }
 }
 
-/// An lsn means something in one log only.
+/// Refuses bounds in lsns for a scan of many logs: an lsn has a meaning in one log only.
 fn check_many(start: &ScanStart, has_until: bool) -> Result<(), ReadError> {
     let wrong = match start {
         ScanStart::Lsn(_) => "start lsn needs a scan of one log; use cursor or timestamp_us",

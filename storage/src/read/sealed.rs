@@ -1,4 +1,6 @@
-//! Looking a log up in sorted runs and in the indexes of sealed segments.
+//! Looks up logs in sorted runs and in the indexes of sealed segments.
+//!
+//! A damaged index is made again from its run or segment, and the lookup continues.
 
 use std::cell::Cell;
 use std::io;
@@ -16,28 +18,28 @@ use crate::index::{Found, Row, SealedIndex};
 use crate::journal::segment::Segment;
 use crate::read::store::Store;
 
-/// So much is read ahead in later runs.
+/// Maximum bytes to read ahead in later runs.
 const READ_AHEAD: u64 = 1 << 20;
 
-/// Why a row could not be had.
+/// Why a row could not be read.
 enum Missing {
     /// No file descriptor is left to read an index.
     Io(io::Error),
-    /// An index that the chain leads through is not good.
+    /// The chain leads through an index that is not good.
     Damaged,
-    /// It is not in memory.
+    /// The index is not in memory.
     Far,
 }
 
-/// Whether an index tells all of a log: one made from frames alone knows no lsns of a log without
-/// records in them.
+/// Whether an index describes all of a log. An index made from frames alone lacks the lsns of logs without records in
+/// them.
 fn knows((index, row): &Found) -> bool {
     !index.is_partial() || index.entries(row).len() > 0
 }
 
 impl Store {
-    /// The oldest sealed row of a log for which `holds`; it must be false for all rows up
-    /// to some row, and true for all after. Indexes are read for [`Reach::Disk`] only.
+    /// The oldest sealed row of a log for which `holds` returns true. It must be false for all rows up to some row,
+    /// and true for all after. Indexes are read only with [`Reach::Disk`].
     pub(crate) fn sealed_row(
         &self,
         log: LogId,
@@ -45,8 +47,8 @@ impl Store {
         reach: Reach,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
     ) -> io::Result<Option<Found>> {
-        // Everything in runs is older than what is not: one row that does not hold, and is in
-        // none, says that nothing in them does.
+        // Runs are older than all segments. If `holds` is false for one row of a segment, it is false for all rows of
+        // runs.
         let in_segments = Cell::new(false);
         let fetch = |base| self.fetch_row(log, base, reach);
         let found = chain.oldest(fetch, |found: &Option<Found>| {
@@ -71,7 +73,7 @@ impl Store {
         Ok(found.flatten())
     }
 
-    /// The same in sorted runs.
+    /// The oldest row of a log in sorted runs for which `holds` returns true.
     fn row_in_runs(
         &self,
         log: LogId,
@@ -94,8 +96,8 @@ impl Store {
         Ok(None)
     }
 
-    /// A reader of a log is in the run of this index, and will go on to the next ones: the disk
-    /// may begin with that. Each has a small part of the log, and would be waited for alone.
+    /// Announces reads of the runs after the run of index `at`, so that the disk may begin. Each run has a small part
+    /// of the log, and the reader would wait for each alone.
     pub(super) fn read_ahead(&self, log: LogId, at: &SealedIndex, until: Lsn) {
         if !address::is_address(at.base) {
             return;
@@ -125,7 +127,7 @@ impl Store {
         }
     }
 
-    /// What a log has in a run or a sealed segment, as far as its index knows.
+    /// The row of a log in a run or a sealed segment, as far as its index knows.
     fn row_in(&self, segment: &Segment, log: LogId) -> io::Result<Option<Found>> {
         if !segment.is_indexed() {
             return Ok(None);
@@ -140,8 +142,7 @@ impl Store {
         Ok(found.filter(knows))
     }
 
-    /// The row in the segment at `base`; none of one that is sorted, and so has nothing below
-    /// it either.
+    /// The row in the segment at `base`, and where the next older row is. Neither if the segment is sorted.
     fn fetch_row(
         &self,
         log: LogId,
@@ -167,14 +168,14 @@ impl Store {
         match found {
             Some((index, row)) => Ok((Some((index, row)), row.below)),
             None if sorted() => Ok((None, None)),
-            // An index that is not good is made anew.
+            // A reader thread makes a damaged index again.
             None if reach != Reach::Disk => Err(Missing::Far),
             None => Err(Missing::Damaged),
         }
     }
 
-    /// The same where an index is damaged that the chain leads through: over all runs and
-    /// sealed segments, the oldest first. What was damaged is made anew from its segment.
+    /// The oldest row for which `holds` returns true, when the chain leads through a damaged index. Passes over all
+    /// runs and sealed segments, oldest first, and makes damaged indexes again from their files.
     fn sealed_row_without_chain(
         &self,
         log: LogId,
@@ -192,15 +193,15 @@ impl Store {
                     return Ok(Some((index, row)));
                 }
             }
-            // What was passed over because it was being sorted is in a run by now.
+            // A segment that was passed because it was being sorted is in a run by now.
             if end == self.journal.sorted_end() {
                 return Ok(None);
             }
         }
     }
 
-    /// The index of a segment, made from its frames if need be; `None` for one that is
-    /// written, or whose places are all in memory, or that is sorted.
+    /// The index of a segment, made from its frames if necessary. `None` for a segment that is being written, has all
+    /// its places in memory, or is sorted.
     pub(crate) fn sealed_index(&self, segment: &Segment) -> io::Result<Option<Arc<SealedIndex>>> {
         if !segment.is_indexed() {
             return Ok(None);
@@ -225,8 +226,7 @@ impl Store {
         );
         let index = Arc::new(made?);
         self.indexes.keep_made(Arc::clone(&index));
-        // A start writes an index that is missing, and does not look into those that a checkpoint
-        // spares it.
+        // A start writes missing indexes. It does not open those that a checkpoint spares it.
         if let Err(error) = self.set_index_aside(segment) {
             tracing::warn!(segment = %segment.life.id, %error, "a damaged index cannot be set aside");
         }

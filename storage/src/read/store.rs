@@ -1,4 +1,6 @@
-//! The state of a store that readers share.
+//! The state of a store that readers and jobs share.
+//!
+//! A [`Store`] holds no committer: it reads files, records damage, and submits nothing.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Where in a log a time is.
+//! Finds the first record of a log at or after a time.
 
 use std::sync::Arc;
 
@@ -14,9 +14,8 @@ use crate::index::Row;
 use crate::logs::Log;
 use crate::read::store::Store;
 
-/// The first lsn whose stored time is not before `time`: a binary search over sealed
-/// segments or over frames in memory, since stored time never goes back, then a look into
-/// one frame.
+/// The first lsn whose stored time is not before `time`, or `tail`. Stored time never goes back, so this is a binary
+/// search over sealed segments or over frames in memory. Then it reads one frame.
 pub(super) fn lsn_at(
     store: &Store,
     log: &Arc<Log>,
@@ -87,13 +86,13 @@ fn sealed_at(
         if place.is_some() {
             return Ok(place);
         }
-        // What it had of that time was found damaged before it was indexed.
+        // Records of that time in the segment were found damaged before the segment was indexed.
         after = row.next_lsn;
     }
 }
 
-/// The first of `count` places whose frame holds a record that is not before `time`; where
-/// `get` has none, nothing that a reader may see is left.
+/// The first of `count` places whose frame holds a record that is not before `time`. Where `get` returns `None`, no
+/// visible records are left.
 fn first_not_before(
     store: &Store,
     log: &Arc<Log>,

@@ -1,5 +1,5 @@
-//! Work on sealed segments: builds and writes the index, removes the places of frames from memory, and
-//! from time to time writes a checkpoint of all logs.
+//! The indexer: builds and writes the index of each segment in `index::queue`, removes the places of its frames from
+//! memory, and from time to time writes a checkpoint of all logs.
 //!
 //! No promise depends on this work: a start that lacks an index or a checkpoint reads the segments
 //! instead. An error therefore delays the work and stops nothing, not even the failed flush of a

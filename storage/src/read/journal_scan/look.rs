@@ -1,5 +1,4 @@
-//! One look at the journal: frames of the logs selected, and what is missing between
-//! them.
+//! One pass over a part of the journal: frames of the selected logs, and gaps for the records missing between them.
 
 mod run;
 
@@ -24,21 +23,21 @@ use crate::read::reach::{Reach, far, is_far};
 use crate::read::store::Store;
 use crate::read::{Fault, fitting, part};
 
-/// The journal is read in pieces of this; a frame that is larger is read whole.
+/// Bytes of the journal in one read. A larger frame is read whole.
 const PIECE_BYTES: u64 = 256 << 10;
 const LARGE_PIECE_BYTES: u64 = 16 << 20;
 
-/// Bytes of the journal that one step looks at, at most, give or take a frame.
+/// Maximum bytes of the journal that one pass reads, give or take a frame.
 const LOOK_BYTES: u64 = 16 << 20;
 
-/// Who is further behind than this looks from a reader thread, even if it is all in
-/// memory: passing over many small frames of other logs takes its time.
+/// A scan that is further behind than this reads on a reader thread, even if all bytes are in memory: it takes time
+/// to pass many small frames of other logs.
 const NEAR_BYTES: u64 = PIECE_BYTES;
 
-/// What a batch or a gap takes in a message apart from names and bodies, about.
+/// Approximate bytes of a batch or a gap in a message, without names and bodies.
 const BATCH_OVERHEAD: usize = 48;
 
-/// One look at the journal.
+/// One pass over a part of the journal.
 #[derive(Clone)]
 pub(super) struct Work {
     pub(super) store: Arc<Store>,
@@ -49,13 +48,13 @@ pub(super) struct Work {
     pub(super) published: Position,
     pub(super) remaining: u64,
     pub(super) bytes: usize,
-    /// Bytes of the journal looked at.
+    /// Bytes of the journal read so far.
     pub(super) looked: u64,
     pub(super) batches: Vec<StoredBatch>,
     pub(super) gaps: Vec<Gap>,
 }
 
-/// What was one frame of the journal.
+/// The records of one frame of the journal, or of a piece that was one.
 #[derive(Clone, Copy)]
 struct Records {
     first_lsn: Lsn,
@@ -70,7 +69,7 @@ impl Records {
     }
 }
 
-/// Why the records of a log are gone that lie below each of these, if they end at `to`.
+/// Two upper bounds of the gone records of a log, each with the reason. `to` is the end of the records.
 fn gone(deleted: bool, kept: Kept, to: Lsn) -> [(Lsn, GapReason); 2] {
     match deleted {
         true => [(to, GapReason::Deleted), (to, GapReason::Deleted)],
@@ -81,26 +80,26 @@ fn gone(deleted: bool, kept: Kept, to: Lsn) -> [(Lsn, GapReason); 2] {
     }
 }
 
-/// What came of taking it.
+/// Outcome of taking a frame.
 enum Taken {
     Going(Going),
     Damaged,
 }
 
-/// Whether to look further.
+/// How the pass continues.
 #[derive(PartialEq, Eq)]
 enum Going {
     On,
-    /// From where it stands: what was looked at has moved.
+    /// From the same position again: the records there have moved.
     Again,
-    /// The chunk is full, or must end before what comes next.
+    /// The chunk is full, or must end before the next item.
     Full,
     CaughtUp,
 }
 
 impl Work {
-    /// Looks until the chunk is full, everything published is seen, or enough was looked
-    /// at; the second value tells whether everything was seen.
+    /// Reads until the chunk is full, everything published is seen, or [`LOOK_BYTES`] were read. The second value is
+    /// whether everything published is seen.
     pub(super) fn run(mut self, reach: Reach) -> Result<(Self, bool), ReadError> {
         if reach == Reach::Memory && self.published.get().saturating_sub(self.at.get()) > NEAR_BYTES
         {
@@ -108,14 +107,14 @@ impl Work {
         }
         loop {
             let going = match self.advance(reach) {
-                // What was found is given; what is not in memory comes with the next look.
+                // Return the records found so far. The next pass reads those that are not in memory.
                 Err(ReadError::Io(error)) if is_far(&error) && self.found_something() => {
                     Going::Full
                 }
                 going => going?,
             };
             match going {
-                // A scan that finds nothing must not keep a reader thread for itself.
+                // A scan that finds nothing must not occupy a reader thread.
                 Going::On | Going::Again if self.looked >= LOOK_BYTES => {
                     return Ok((self, false));
                 }
@@ -130,7 +129,7 @@ impl Work {
         !self.batches.is_empty() || !self.gaps.is_empty()
     }
 
-    /// Goes on by one piece of a segment, one hole, or one step between segments.
+    /// Advances by one piece of a segment, one hole, or one step between segments.
     fn advance(&mut self, reach: Reach) -> Result<Going, ReadError> {
         if self.at >= self.published {
             return Ok(Going::CaughtUp);
@@ -178,8 +177,8 @@ impl Work {
         }
     }
 
-    /// Whether where we are was sorted just now: then the segments there are do not tell what
-    /// comes next.
+    /// Whether the records at the current position were sorted just now. If so, the remaining segments do not show
+    /// the next records.
     fn is_sorted(&self) -> bool {
         self.at < self.store.journal.sorted_end()
     }
@@ -204,8 +203,7 @@ impl Work {
             .map(|(_, next)| Arc::clone(next))
     }
 
-    /// Goes over a stretch that holds nothing readable, naming the damaged records in it, up to
-    /// `published` at most.
+    /// Passes a range that holds nothing readable, up to `published` at most, and names the damaged records in it.
     fn pass(&mut self, to: Position) -> Going {
         let to = to.min(self.published);
         let damages = self.store.damages.between(self.at, to);
@@ -224,8 +222,8 @@ impl Work {
         Going::On
     }
 
-    /// What a reader is told of damage: nobody misses what a trim, retention or a
-    /// deletion had taken.
+    /// The gaps to report for damage. Records that a trim, retention or a deletion had taken before count as taken,
+    /// not as damaged.
     fn told_of(&self, damage: &Damage) -> Vec<Gap> {
         let Some(log) = &damage.log else {
             return vec![Gap {
@@ -247,7 +245,7 @@ impl Work {
             parts = vec![(damage.from, damage.to, GapReason::Deleted)];
         }
         if self.store.is_carried(damage) {
-            // The run tells of all that went some other way.
+            // The run names all records that are gone for another reason.
             parts.retain(|(_, _, reason)| *reason == GapReason::Quarantined);
         }
         parts.retain(|(from, to, _)| from < to);
@@ -260,7 +258,7 @@ impl Work {
         parts.into_iter().map(gap).collect()
     }
 
-    /// Whether a log was deleted, and what of its records no trim took.
+    /// Whether a log was deleted, and which of its records trims and retention kept.
     fn fate_of(&self, log: &Log) -> (bool, Kept) {
         let state = log.state.read();
         (state.deleted, state.kept(self.store.journal.durable()))
@@ -300,7 +298,7 @@ impl Work {
             }
         }
         if segment.is_retired() {
-            // It was sorted meanwhile, and its file may have another life: on in the run.
+            // The segment was sorted meanwhile, and its file may have another life. The run has the records.
             return Ok(Going::On);
         }
         self.lose_frame(segment, stop)?;
@@ -315,7 +313,7 @@ impl Work {
         reach: Reach,
     ) -> Result<Going, ReadError> {
         let start = self.at;
-        // Most stretches have none. Where a jump of lsns shows damage, it lies among good frames.
+        // Most ranges have no damage. Damage that a jump of lsns shows lies among good frames.
         let has_damage = !self.store.damages.between(start, stop).is_empty();
         while self.at < stop {
             let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
@@ -346,7 +344,7 @@ impl Work {
                 self.at = header.end();
                 self.skip = 0;
             } else if self.pass(header.end()) == Going::Full {
-                // A gap comes next, in another message. These records were given.
+                // A gap comes next, in another message. These records were returned.
                 self.skip = u64::from(header.count);
                 return Ok(Going::Full);
             }
@@ -404,7 +402,7 @@ impl Work {
         }
     }
 
-    /// Takes what was one frame of the journal, of a log that is selected.
+    /// Takes the records of one former frame of the journal. The scan selects `log`.
     fn take_records(
         &mut self,
         log: &Arc<Log>,
@@ -423,7 +421,7 @@ impl Work {
                 let waits = self.batches.iter().any(|batch| batch.log_id == log.id);
                 let going = self.note_gap(log, first, until, reason);
                 if !waits {
-                    // What was told is not told again.
+                    // The scan has passed the records of this gap, so no later gap repeats them.
                     first = until;
                     self.skip = first.since(frame.first_lsn);
                 }
@@ -463,7 +461,7 @@ impl Work {
         Ok(Taken::Going(going))
     }
 
-    /// Gives as much of a batch as there is room for.
+    /// Adds as much of a batch as the chunk has room for.
     fn give(&mut self, batch: StoredBatch, skip: u64) -> Going {
         let count = u64::from(batch.count);
         let first = batch.first_lsn.advance(skip);
@@ -494,9 +492,8 @@ impl Work {
         Going::On
     }
 
-    /// Names records that the reader is moved over, together with those named just
-    /// before. Gaps come before the batches of a message, so one that follows batches
-    /// of its log has to wait for the next.
+    /// Names records that the reader skips, and joins them to the gap directly before them. Gaps come before the
+    /// batches of a message, so a gap after batches of its log must wait for the next message.
     fn note_gap(&mut self, log: &Log, from: Lsn, to: Lsn, reason: GapReason) -> Going {
         if self.batches.iter().any(|batch| batch.log_id == log.id) {
             return Going::Full;
@@ -530,11 +527,11 @@ impl Work {
         }
     }
 
-    /// A header that was good once is not any more: finds the next, and names every
+    /// Handles a header that was good once and does not verify now: finds the next good header, and names every
     /// record between.
     fn lose_frame(&mut self, segment: &Segment, stop: Position) -> Result<(), ReadError> {
         let to = self.resynchronise(segment, stop)?;
-        // Memory first: places that leave it meanwhile are in the index then.
+        // Memory is read first: places that leave it meanwhile are in the index.
         let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(to));
         let mut is_doubt = false;
         let lost: Vec<(Arc<Log>, Place)> = match self.store.sealed_index(segment)? {
@@ -544,7 +541,7 @@ impl Work {
                     false => None,
                 };
                 if segment.is_retired() {
-                    // Its bytes may be of another life.
+                    // Its bytes may belong to another life.
                     return Ok(());
                 }
                 if made
@@ -557,7 +554,7 @@ impl Work {
                 let index = made.unwrap_or(index);
                 is_doubt = index.is_partial();
                 if is_doubt {
-                    // It cannot tell what was here: that something was is said.
+                    // The index does not describe the records here, so damage without a log stands for them.
                     self.store.damages.add(Damage::of_nobody(self.at, false));
                 }
                 self.lost_in_index(&index, to)
@@ -567,9 +564,9 @@ impl Work {
         for (log, place) in lost {
             self.store.quarantine(&log, &place);
         }
-        // Last: a reader that comes here again after an error must not pass bytes that nobody named.
+        // The hole comes last: a reader that returns here after an error must not pass bytes that no gap names.
         segment.add_hole(Hole { from: self.at, to });
-        // An index that describes all lets the next start find the same: without new losses it stays.
+        // A complete index stays: with it the next start finds the same losses.
         if is_doubt {
             self.store.let_next_start_find(segment);
         }
@@ -619,7 +616,7 @@ impl Work {
             if read <= frame::MAX_HEADER_BYTES || size == stop.since(from) {
                 break;
             }
-            // A header at the very end of the piece may go on in the next.
+            // A header at the very end of the piece may continue in the next.
             from = from.advance((read - frame::MAX_HEADER_BYTES) as u64);
         }
         Ok(stop)

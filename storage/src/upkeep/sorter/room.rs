@@ -1,8 +1,8 @@
 //! Space for sorting: the part of the volume that is kept for it, and the size that runs may have.
 //!
-//! A run is written before the files that it replaces go. On a full disk that takes free space, so
-//! the pool keeps some ([`Volume::sorting_reserve`]): records, trims and retention leave it alone.
-//! It is enough to write any run of the store again. So runs grow only up to a part of the volume.
+//! A run is written before the files that it replaces are removed. On a full disk that takes free space, so the pool
+//! keeps some ([`Volume::sorting_reserve`]), which records, trims and retention do not use. It is enough to write any
+//! run of the store again. Runs therefore grow only up to a part of the volume.
 
 use std::io;
 use std::sync::Arc;

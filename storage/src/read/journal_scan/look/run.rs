@@ -1,8 +1,7 @@
-//! Going over a sorted run in the order in which its records were committed.
+//! Reads a sorted run in the commit order of its records, which the run stores.
 //!
-//! The run tells that order. Each step stands at a position that was the beginning of a frame,
-//! so that a cursor means the same to a store in which this is not sorted yet (one restored
-//! from an earlier backup).
+//! Each step stands at a position where a frame of the journal began. A cursor therefore means the same to a store in
+//! which these records are not sorted yet (a store restored from an earlier backup).
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +28,7 @@ use crate::logs::{Log, Lost};
 use crate::read::Fault;
 use crate::read::reach::{Reach, far};
 
-/// Packs whose pieces are known in one look, at most.
+/// Maximum number of packs whose pieces one step remembers.
 const MOST_PACKS: usize = 4096;
 
 /// Where the body of a pack begins, and its pieces.
@@ -39,7 +38,7 @@ type Pack = Arc<(u64, Vec<Piece>)>;
 type Packs = HashMap<u64, Pack>;
 
 impl Work {
-    /// Goes on by one frame of the order of a run, or by one step between runs.
+    /// Advances by one frame of a run's order, or by one step between runs.
     pub(super) fn advance_in_run(&mut self, run: &Run, reach: Reach) -> Result<Going, ReadError> {
         let first = run.head.first_base.advance(LIFE_BYTES);
         if self.at < first {
@@ -48,7 +47,7 @@ impl Work {
         if reach == Reach::Memory {
             return Err(far().into());
         }
-        // The first that may tell of where we are; several may begin with one position.
+        // The first frame of the order that may describe the current position. Several may begin with one position.
         let order = &run.head.order;
         let at = order.partition_point(|(first, _)| *first < self.at);
         let mut packs = Packs::new();
@@ -115,7 +114,7 @@ impl Work {
         Ok(None)
     }
 
-    /// Bytes of the file of a run, or the same read again from the device.
+    /// Bytes of the file of a run. With `again` they are read from the device.
     fn read(&self, run: &Run, from: Position, length: u64, again: bool) -> io::Result<Bytes> {
         match again {
             false => self.store.bytes_of_file(&run.segment, from, length),
@@ -123,8 +122,8 @@ impl Work {
         }
     }
 
-    /// It is not known any more in which order these were committed. Each of them can still
-    /// be read; readers of many logs are told that there was something.
+    /// Handles a damaged frame of the order: the commit order of its records is lost. A scan of one log still finds
+    /// each record. A scan of many logs reports a gap that names no log.
     fn lose_order(&mut self, run: &Run, number: usize) -> Result<Going, ReadError> {
         let order = &run.head.order;
         let behind = order
@@ -140,7 +139,7 @@ impl Work {
         Ok(self.pass(behind.max(self.at.advance(8))))
     }
 
-    /// Moves to the entry behind, which may be at the same position.
+    /// Moves to the next entry, which may be at the same position.
     fn on_to(&mut self, next: Position) -> Going {
         if next > self.at {
             return self.pass(next);
@@ -175,8 +174,8 @@ impl Work {
         if entry.dropped == 0 || self.skip > 0 {
             return self.take_found(run, entry, (pack, found.0), (&log, piece), next);
         }
-        // What was dropped before it is told with it or not at all yet: nothing of where a scan
-        // stands could say that it was told.
+        // The gap before a piece is reported together with the piece: no cursor could record that only the gap was
+        // reported.
         let (gaps, bytes, at) = (self.gaps.clone(), self.bytes, self.at);
         let from = Lsn::new(piece.first_lsn.get().saturating_sub(entry.dropped));
         if self.waits(&log) {
@@ -187,7 +186,7 @@ impl Work {
         if going != Going::On && self.at == at && self.skip == 0 {
             (self.gaps, self.bytes) = (gaps, bytes);
             if !self.found_something() {
-                // All there is room for is not too little: it could not be read.
+                // The chunk is still empty, so a lack of room is not the cause: the piece could not be read.
                 self.stored(run, found.0, &piece, false)
                     .map_err(|error| ReadError::Io(Arc::new(error)))?;
                 return Ok(Going::Again);
@@ -196,7 +195,7 @@ impl Work {
         Ok(going)
     }
 
-    /// The body of a piece as it is stored, where that of its pack begins at `body_at`.
+    /// The stored body of a piece, where its pack's body begins at `body_at`.
     fn stored(&mut self, run: &Run, body_at: u64, piece: &Piece, again: bool) -> io::Result<Bytes> {
         let position = run.segment.base.advance(body_at + u64::from(piece.offset));
         let length = u64::from(piece.stored);
@@ -205,7 +204,7 @@ impl Work {
         Ok(bytes)
     }
 
-    /// Takes a piece of which the pack is known, and where that one's body begins.
+    /// Takes a piece of a known pack, whose body begins at `body_at`.
     fn take_found(
         &mut self,
         run: &Run,
@@ -216,7 +215,7 @@ impl Work {
     ) -> Result<Going, ReadError> {
         let is_lost = log.state.read().is_lost(piece.first_lsn, piece.next_lsn());
         if is_lost {
-            // Named by what is known of damage.
+            // Known damage names these records.
             return Ok(self.on_to(next));
         }
         let records = Records {
@@ -261,14 +260,13 @@ impl Work {
         }
     }
 
-    /// Whether a gap of the log has to wait for the next message, since gaps come before the
-    /// batches of one.
+    /// Whether a gap of the log must wait for the next message: this message has batches of the log, and gaps come
+    /// before batches.
     fn waits(&self, log: &Log) -> bool {
         self.batches.iter().any(|batch| batch.log_id == log.id)
     }
 
-    /// Names records of a log that were dropped, by why. None of its batches may be in the
-    /// message.
+    /// Names dropped records of a log, each range with its reason. The message must not have batches of the log.
     fn note_dropped(&mut self, log: &Log, from: Lsn, to: Lsn) -> Going {
         let (deleted, kept) = self.fate_of(log);
         let (mut first, mut all) = (from, Going::On);
@@ -289,7 +287,7 @@ impl Work {
         all
     }
 
-    /// Nothing is kept of a log in this run: the `told`th of these.
+    /// Takes an entry of a log that keeps nothing in this run: the entry is number `told` of these, from 1.
     fn take_dropped(&mut self, entry: &Entry, goes_on: Lsn, told: u64) -> Going {
         if entry.position > self.at {
             let going = self.pass(entry.position);
@@ -343,7 +341,7 @@ impl Work {
         Ok(None)
     }
 
-    /// A pack does not tell its pieces any more: all records in it are lost.
+    /// Handles a pack whose header does not verify: all records in it are lost.
     fn lose_pack(
         &mut self,
         run: &Run,
