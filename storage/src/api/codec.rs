@@ -146,7 +146,7 @@ pub(crate) fn encoded_len(record: &RecordRef<'_>) -> usize {
 
 /// Plain digest of records as they were sent. A repeat has the same digest, whenever it arrives.
 ///
-/// Only batches of versions without keyed digests have it; [`crate::digest`] has the keyed ones.
+/// Only batches of versions without keyed digests have it; [`crate::format::digest`] has the keyed ones.
 pub(crate) fn digest(records: &Records) -> u64 {
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     sent_parts(records, |part| {

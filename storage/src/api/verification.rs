@@ -1,4 +1,6 @@
 //! A verification of a running engine, as its caller sees it.
+//!
+//! Findings wait in memory for the caller. If too many wait, the verification pauses.
 
 use std::io;
 use std::sync::Arc;

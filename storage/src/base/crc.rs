@@ -1,6 +1,6 @@
-//! The checksum of everything on disk.
+//! CRC-32C, the checksum of everything on disk.
 
-/// CRC-32C.
+/// The CRC-32C of `bytes`.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     low32(crc_fast::checksum(
         crc_fast::CrcAlgorithm::Crc32Iscsi,

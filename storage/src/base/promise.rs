@@ -1,4 +1,6 @@
-//! A value that one thread owes to another, which awaits it.
+//! A value that one thread will deliver to another, which awaits it.
+//!
+//! A waiter never waits for ever: dropping a promise without a value wakes it.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -291,7 +291,7 @@ impl Pin {
     /// Notes that a part of the backup is taken now.
     ///
     /// # Errors
-    /// If the backup has ended because nobody read it.
+    /// If the backup has ended because no reader took a part for [`UNREAD`].
     pub(crate) fn take(&self, now: Instant) -> Result<(), BackupError> {
         self.backups.end_unread(now);
         let mut state = self.backups.state.lock();

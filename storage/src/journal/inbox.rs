@@ -55,7 +55,7 @@ impl Inbox {
     /// so this way it reaches all records that are safe now.
     pub(crate) fn leave_to_sorter(&self) {
         for always in [false, true] {
-            // Nobody waits for the answer: the sorter looks again.
+            // No caller waits for the answer: the sorter checks again.
             drop(self.leave(always, Use::Growth));
         }
     }

@@ -154,7 +154,7 @@ impl Store {
     }
 
     /// Makes the next start read a damaged segment, and find the damage too, by removing its index and
-    /// all checkpoints. The index stays in memory, up to [`MOST_DAMAGED_BYTES`] of all, and is written
+    /// all checkpoints. The index stays in memory, up to `MOST_DAMAGED_BYTES` of all, and is written
     /// again with the damage before the next checkpoint.
     pub(crate) fn let_next_start_find(&self, segment: &Segment) {
         // An index that is being written now is removed too, and later ones include the damage.

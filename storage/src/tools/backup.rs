@@ -11,12 +11,13 @@
 //! every other file is removed as usual. A backup stores the frames of a segment; the zeros behind them are no
 //! content.
 //!
-//! Once the manifest is made, a backup holds the files whose content it still has to send. It releases each
-//! file when its content was sent. A backup without a reader for [`UNREAD`] ends, and holds nothing from then
-//! on.
+//! Once the manifest is made, a backup holds the files whose content it still has to send. It releases each file when
+//! its content was sent. A backup without a reader for [`UNREAD`] ends, and holds nothing from then on.
 //!
 //! A [`BackupView`] shows a manifest and its content as the directory that it was, cut at a position on
 //! request. A store is opened, verified and restored through it.
+//!
+//! [`UNREAD`]: crate::disk::held_files::UNREAD
 
 mod frames;
 mod restore;
