@@ -49,7 +49,7 @@ const FOLDERS: &[Folder] = &[
     folder("server", 30, 0),
     folder("server/src", 30, 0),
     folder("server/tests", 30, 0),
-    folder("storage", 30, 6),
+    folder("storage", 30, 5),
     folder("storage/src", 30, 0),
     folder("storage/tests", 30, 0),
 ];

@@ -109,7 +109,7 @@ impl Unreadable {
         self.0.lock().remove(path);
     }
 
-    /// The stretches of a file, in order. Beyond [`MOST`] stretches they cover readable bytes too.
+    /// The stretches of a file, in order. Beyond `MOST` stretches they cover readable bytes too.
     pub fn of(&self, path: &str) -> Vec<Range<u64>> {
         self.0.lock().get(path).cloned().unwrap_or_default()
     }

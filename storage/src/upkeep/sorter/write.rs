@@ -298,7 +298,7 @@ impl Writer {
 
     /// Ends the run and flushes it, under its temporary name. Returns its life, its head, the end of its
     /// frames, and the checksum of the last frame. `images` appends the state of the next log at the end of the
-    /// run ([`put_images`](super::pack::put_images)), and returns `false` behind the last. Images lie behind
+    /// run ([`put_images`](crate::logs::image::put_images)), and returns `false` behind the last. Images lie behind
     /// the packs, and the caller has them in memory anyway.
     pub(crate) fn finish(
         mut self,
