@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/archive.py
 
-What retention drops goes to an archive and comes back: retention and the sorter at work under
-appends, kills of the daemon at each of its first renames and at any moment, an archive without
-space; then every record is in the archive or in the store, none twice, what is in the archive reads
-back from a restored store as it was appended, and damage in a file is found.
+Tests the archive for expired records. Retention and the sorter work under appends, the daemon is killed
+at each of its first renames and at random moments, and the archive runs out of space. Afterwards every
+record is in exactly one of archive and store, a restored store returns the archived records as they
+were appended, and damage in a file is found.
 """
 
 import random
@@ -29,7 +29,7 @@ def text(log, lsn):
 
 
 def append(daemon, appended):
-    """Appends to every log what comes next; what was acked before the daemon ended is there."""
+    """Appends the next records to every log. Records acked before the daemon ended must be present."""
     for log in LOGS:
         lines = "".join(text(log, lsn) + "\n" for lsn in range(appended[log], appended[log] + RECORDS))
         done = daemon.walctl("append", log, "-", "--format", "lines", "--timeout", "3s", input=lines.encode())
@@ -40,7 +40,7 @@ def append(daemon, appended):
 
 
 def tails(daemon):
-    """Next lsn of each log: an append that was cut off may be there in part. None if nobody answers."""
+    """Next lsn of each log: an interrupted append may be there in part. None if the daemon does not answer."""
     done = daemon.walctl("logs", "--output", "json")
     if done.returncode != 0:
         return None
@@ -49,7 +49,7 @@ def tails(daemon):
 
 
 def contents(daemon):
-    """Every record there is: log -> lsn -> text."""
+    """All records: log -> lsn -> text."""
     done = daemon.walctl("scan", "--all", "--output", "json")
     if done.returncode != 0:
         raise SystemExit(f"the scan failed: {done.stderr.decode()}")
@@ -62,7 +62,7 @@ def contents(daemon):
 
 
 def listed(archive, *arguments):
-    """What `wald archive list` tells: (exit code, JSON)."""
+    """Runs `wald archive list`: (exit code, JSON)."""
     done = wald("archive", "list", "--archive", archive, "--output", "json", *arguments)
     return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr.decode()
 
@@ -77,20 +77,20 @@ def held(listing):
 
 
 def gapless(listing):
-    """Whether each log is there from 0 on without a gap, and nothing of it twice."""
+    """Whether each log starts at 0, without gaps or duplicates."""
     return all(ranges and ranges[0][0] == 0 and all(before[1] == after[0] for before, after in zip(ranges, ranges[1:]))
                for ranges in held(listing).values())
 
 
 def killed_at(directory, number):
-    """strace as a command that becomes the daemon: it is killed in the number-th rename of one of its threads.
-    With its filter strace could not send the signal."""
+    """strace as a command that becomes the daemon. It kills the daemon at rename `number` of one of its threads.
+    With its own filter strace could not send the signal."""
     return ["strace", "-D", "-f", "-o", directory / "killed.strace", "-e", "trace=renameat",
             "-e", f"inject=renameat:signal=KILL:when={number}"]
 
 
 def at_work(directory, data, archive):
-    """Retention, sorter and archive under appends and kills. Returns how far each log got."""
+    """Runs retention, sorter and archive under appends and kills. Returns the tail that each log reached."""
     settings = [*SETTINGS, "--archive-dir", archive]
     appended = dict.fromkeys(LOGS, 0)
     seed = int(os.environ.get("WALD_SEED") or 11)
@@ -98,7 +98,7 @@ def at_work(directory, data, archive):
     rng = random.Random(seed)
     kills = 0
     for number in range(ROUNDS):
-        # Every rename is one of a checkpoint, an index, a file of the archive, a run, a file of the pool.
+        # Renames publish a checkpoint, an index, an archive file, a run or a pool file.
         at_rename = number % 2 == 1
         try:
             with Daemon(data, *settings, under=killed_at(directory, 3 + number * 2) if at_rename else ()) as daemon:
@@ -124,7 +124,7 @@ def at_work(directory, data, archive):
 
 
 def settled(daemon, archive):
-    """Waits until the sorter has done what there is to do."""
+    """Waits until the sorter has no work left."""
     def quiet():
         before = sorted(os.listdir(archive))
         time.sleep(1.5)
@@ -151,7 +151,7 @@ with scratch() as temporary:
     ends = at_work(directory, data, archive)
     with Daemon(data, *SETTINGS, "--archive-dir", archive) as daemon:
         check("the sorter comes to rest", settled(daemon, archive))
-        # What expired after the last look at runs is archived by the next one, ten seconds later. A loss stays one.
+        # The next pass over runs, 10 s later, archives records that expired after the last one. A loss would remain.
         check("no gap stays in the archive", wait_until(lambda: gapless(listed(archive)[1]), 60))
         check("/metrics tells of it", "wald_archive_written_bytes_total" in daemon.metrics()
               and daemon.metric("wald_archive_failures_total") == 0)
@@ -180,7 +180,7 @@ with scratch() as temporary:
     done = wald("verify", restored, "--output", "json")
     found = json.loads(done.stdout)
     check("nothing is wrong with the restored store", done.returncode == 0 and found["findings"] == [], found["records"])
-    # Served with a retention that its logs must not have.
+    # The daemon serves it with a retention that these logs must not have.
     with Daemon(restored, "--retention-max-records", "5", "--retention-interval", "50ms") as daemon:
         back = contents(daemon)
         for log in LOGS:
@@ -224,7 +224,7 @@ with scratch() as temporary:
             check("appends go on", append(daemon, appended))
             run("mount", "-o", "remount,size=64m", full, check=True)
             check("it goes on when there is space", wait_until(lambda: daemon.metric("wald_archive_written_bytes_total") > 0))
-            # It tries again after ten seconds.
+            # The daemon tries again after 10 s.
             failure = lambda: json.loads(daemon.walctl("status", "--output", "json").stdout).get("archive_failure")
             check("status tells of no failure any more", wait_until(lambda: failure() is None))
             check("the sorter comes to rest there", settled(daemon, full))

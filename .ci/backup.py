@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/backup.py
 
-Backup and restore of built binaries: a full backup while at least 5,000 appends a second go on, an
-incremental one after 10 % more that sends at most 10 % of what a full one takes, three positions
-restored elsewhere with the digests of every log as the source had them there, damage found without
-restoring and refused by a restore, and kills of either side in the middle.
+Tests backup and restore of built binaries: a full backup during at least 5,000 appends per second; an
+incremental backup after 10 % more records, which sends at most 10 % of a full one; three positions
+restored elsewhere, where every log has the digest of the source at that position; damage, which the check
+finds without restoring and a restore refuses; and kills of either side during the transfer.
 """
 
 from common import *
@@ -15,12 +15,12 @@ MOST_INCREMENTAL = 0.10
 RECORD = 500
 SEED_APPENDS = 120_000
 LIVE_SECONDS = 12
-# What is sorted meanwhile is sent once more.
+# A backup sends segments again if they are sorted meanwhile, so the sorter is off.
 SEGMENTS = ["--segment-bytes", "2MiB", "--sorter-enabled=false"]
 
 
 def backup(daemon, directory, *arguments, **options):
-    """Runs walctl backup: (exit code, what it printed as JSON or None, stderr)."""
+    """Runs walctl backup: (exit code, its JSON or None, stderr)."""
     done = daemon.walctl("backup", directory, "--output", "json", *arguments, **options)
     told = json.loads(done.stdout) if done.stdout else None
     return done.returncode, told, done.stderr.decode()
@@ -37,12 +37,12 @@ def wald(*arguments, **options):
 
 
 def position(daemon):
-    """Everything that was acked ends at or below it."""
+    """A position at or above the end of every acked record."""
     return json.loads(daemon.walctl("sync", "--output", "json").stdout)["durable_position"]
 
 
 def contents(daemon):
-    """Every record there is, as walctl prints it: log -> lsn -> line."""
+    """All records as walctl prints them: log -> lsn -> line."""
     done = daemon.walctl("scan", "--all", "--output", "json")
     if done.returncode != 0:
         raise SystemExit(f"the scan failed: {done.stderr.decode()}")
@@ -58,7 +58,7 @@ def digests(found):
 
 
 def as_of(found, entries, until):
-    """What of the contents was placed below a position."""
+    """The part of the contents below a position."""
     below = {(entry.log, entry.lsn) for entry in entries if entry.acked and entry.position < until}
     cut = {log: {lsn: line for lsn, line in lines.items() if (log, lsn) in below} for log, lines in found.items()}
     return {log: lines for log, lines in cut.items() if lines}
@@ -73,8 +73,8 @@ def mib(count):
 
 
 def under_load(directory, data, shelf):
-    """A full and an incremental backup, and what three positions had: (source daemon's contents, entries,
-    positions)."""
+    """Makes a full and an incremental backup: (source daemon's contents, entries, positions). Three positions
+    are recorded."""
     ledgers = [directory / name for name in ("seed", "live", "change")]
     options = dict(writers=64, logs=100, bytes=RECORD, durability="written")
     with Daemon(data, *SEGMENTS) as daemon:
@@ -83,7 +83,7 @@ def under_load(directory, data, shelf):
         positions = [position(daemon)]
         with daemon.load(seconds=LIVE_SECONDS, appends=10**9, prefix="live", ledger=ledgers[1], **options) as live:
             wait_until(lambda: daemon.metric("wald_appended_records_total") > SEED_APPENDS + 1_000)
-            # So slowly that it takes a while: its files are read twice.
+            # The rate is low, so the backup takes some seconds: its files are read twice.
             began = time.time()
             code, full, said = backup(daemon, shelf, "--max-bytes-per-second", str(40 << 20))
             ended = time.time()
@@ -100,7 +100,7 @@ def under_load(directory, data, shelf):
         check("all of the store as it stood is in it", full["sent_bytes"] == full["bytes"] and full["sent_files"] == full["files"])
         check("/metrics tells of it", daemon.metric("wald_backup_last_sent_bytes") == full["sent_bytes"]
               and abs(daemon.metric("wald_backup_last_success_timestamp_seconds") - ended) < 5)
-        # All of what came after the full one is saved, and then a tenth more is changed.
+        # Saves all records after the full backup, then changes another tenth.
         code, _, said = backup(daemon, shelf)
         check("an incremental backup", code == 0, said)
         records = seed["acks"] + result["acks"]
@@ -184,7 +184,7 @@ def damaged(directory, shelf):
 
 
 def killed(directory, data, shelf):
-    """Either side is killed in the middle."""
+    """Kills either side during a transfer."""
     other = directory / "killed"
     slow = ["--max-bytes-per-second", str(30 << 20)]
     with Daemon(data, *SEGMENTS) as daemon:
@@ -200,7 +200,7 @@ def killed(directory, data, shelf):
         done = wald("verify", other)
         check("nothing there looks whole", done.returncode == 3, done.stderr.decode().strip())
         held = received()
-        # The server notices that its client has gone.
+        # The server notices that its client has disconnected.
         ready = []
         wait_until(lambda: ready.append(backup(daemon, other)) or ready[-1][0] == 0, 30)
         code, told, said = ready[-1]

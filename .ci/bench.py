@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/bench.py
 
-Every command of the client README's block about `walctl bench`, for short: the daemon of it runs with its echo
-service, each command ends well and says what it counted, and the files it is told to write are there. What it
-measures here says nothing; how fast anything is, is not checked. With `.ci/run --all` the calls to the system that
-a group of appends costs are: how appends fall into groups is up to the machine, and a quiet one has 3 to 7 calls.
+Runs every command of the client README's block about `walctl bench` for a short time. Its daemon runs with the echo
+service. Each command must succeed and report counts, and the requested files must exist. Speed is not
+checked here. With `.ci/run --all` it also checks the number of system calls per group of appends. How
+appends fall into groups depends on the machine; a quiet one has 3 to 7 calls.
 """
 
 import shlex
@@ -22,7 +22,7 @@ def commands():
 
 
 def short(line):
-    """The command for as little as makes sense."""
+    """The command with the smallest sizes that make sense."""
     words = shlex.split(re.sub(r"--(duration|rounds) \S+", "", line))[1:]
     return [*words, *(["--items", "20000"] if "istio" in words else ["--duration", "300ms", "--warm-up", "100ms", "--filled", "20000"])]
 
@@ -45,7 +45,7 @@ with scratch() as temporary:
                     check(f"{file.name} is a drawing", b"<svg" in file.read_bytes()[:300])
                 file.unlink(missing_ok=True)
     with Daemon(Path(temporary) / "plain") as daemon:
-        # A timer that makes its event loop wake itself costs calls for each append, not for each group: 12 a group, once.
+        # A timer that wakes its own event loop costs calls per append instead of per group: 12 a group, once.
         if sized(True, False):
             run(WALCTL, "bench", "append", "--in-flight", "256", "--duration", "2s", "--endpoint", daemon.endpoint, env=clean_environment())
             written = int(re.search(r"syscw: (\d+)", Path(f"/proc/{daemon.pid}/io").read_text())[1])

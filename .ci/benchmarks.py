@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """usage: .ci/benchmarks.py [--rounds 3] [--seconds 2] [--only PART,...] [--scale 1] [--s2] [--quick]
 
-Measures everything that is published, and writes BENCHMARKS.md and the short table of README.md from it. Parts:
+Measures every published figure, and writes BENCHMARKS.md and the short table of README.md. Parts:
 
-  suite      walctl bench suite: every row of the targets, each beside its echo; mixed loads
+    suite      walctl bench suite: every row of the targets, each next to its echo; mixed loads
   load       latency over throughput, 1 to 1,024 appends in flight (a plot)
-  fan-out    10,000 appends a second, alone and beside 1,000 followers of their log
+    fan-out    10,000 appends a second, alone and next to 1,000 followers of their log
   istio      the traffic of a service mesh: 16,186,000 items on sessions
   half-hour  thirty minutes of appends to 100 logs, with retention (a plot)
-  servers    .ci/servers.py: the daemon beside other servers
-  libraries  storage/benches/peers: the engine beside other engines
+    servers    .ci/servers.py: the daemon next to other servers
+    libraries  storage/benches/peers: the engine next to other engines
 
-What was measured, round by round, is kept in storage/benches/results, from which both files are written; --only
-measures some parts anew and takes the others from there; --scale makes the workloads of libraries smaller. --quick
-tries that everything works: its figures mean nothing, and it writes below target/ci. Nothing else should run
-meanwhile: two hours or so, and two more for libraries at their full size.
+storage/benches/results keeps the measurements of every round, and both files are written from it. --only
+measures some parts again and takes the others from there. --scale makes the workloads of libraries smaller.
+--quick tests that everything works: its figures mean nothing, and it writes below target/ci. Run nothing else
+meanwhile. It takes about two hours, and two more for libraries at their full size.
 """
 
 import argparse
@@ -55,12 +55,12 @@ def shown(*command, **options):
 
 
 def bench(results, options, name, *flags, daemon_flags=(), rounds=None, seconds=None):
-    """walctl bench against a daemon of its own; what its directory holds then, by folder: files and bytes."""
+    """walctl bench against its own daemon. Returns the files and bytes of the data directory by folder."""
     with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:
         data = Path(directory) / "data"
         with Daemon(data, "--echo", *daemon_flags) as daemon:
             daemon.ready()
-            # A count ends by itself.
+            # A run with a count ends automatically.
             time = ["--duration", f"{seconds or options.seconds}s"] if "istio" not in flags else []
             shown(WALCTL, "--endpoint", daemon.endpoint, "bench", *flags, "--metrics", f"http://{daemon.http}/metrics",
                   "--rounds", rounds or options.rounds, *time, "--json", results / f"{name}.json")
@@ -75,10 +75,10 @@ def bench(results, options, name, *flags, daemon_flags=(), rounds=None, seconds=
 
 
 def measure(results, options):
-    """Each part that is wanted; one that fails does not keep the others from it. Which failed."""
+    """Measures each selected part; a failed part does not stop the others. Returns the failed parts."""
     shown("cargo", "build", "--release")
     shown("cargo", "build", "--release", "-p", "wald-client", "--bins", "--examples")
-    # Before anything is written here: what is measured, not what was written of it.
+    # Before anything is written here: the commit is the measured one, without the new results.
     commit = run("git", "-C", ROOT, "describe", "--always", "--dirty").stdout.decode().strip()
     failed = []
     for part in options.only:
@@ -106,7 +106,7 @@ def measure_part(part, results, options):
         bench(results, options, part, "append", "--logs", "100", "--time-series", results / "half-hour.svg",
               daemon_flags=["--retention-max-bytes", "16MiB"], rounds=1, seconds=12 if options.quick else HALF_HOUR)
         told = json.loads((results / "half-hour.json").read_text())
-        # Its seconds are those of its only round.
+        # The series of seconds is the one of its only round.
         told["entries"][0]["wald"]["median"].pop("series")
         (results / "half-hour.json").write_text(json.dumps(told) + "\n")
     if part == "servers":
@@ -118,10 +118,10 @@ def measure_part(part, results, options):
               CARGO_TARGET_DIR=str(TARGET / "peers"))
 
 
-# To tell.
+# Reports.
 
 def number(value, unit=""):
-    """With as many digits as mean something."""
+    """A number with its significant digits."""
     if value is None:
         return ""
     size = abs(value)
@@ -130,7 +130,7 @@ def number(value, unit=""):
 
 
 def thousands(value):
-    """A rate."""
+    """A rate in records per second."""
     if value is None:
         return ""
     return number(value / 1e6, " M") if value >= 1e6 else number(value / 1e3, " k") if value >= 1e4 else number(value)
@@ -148,14 +148,14 @@ def times(value):
 
 
 def table(head, rows, texts=(0,)):
-    """Markdown; columns of numbers to the right."""
+    """A Markdown table; columns of numbers are right-aligned."""
     line = lambda cells: "| " + " | ".join(cells) + " |"
     marks = ["---" if column in texts else "---:" for column in range(len(head))]
     return "\n".join([line(head), line(marks), *map(line, rows)]) + "\n"
 
 
 def spread(rounds, index):
-    """The least and the most of the rounds: what of the median is the machine's."""
+    """Minimum and maximum of the rounds, which show the noise of the machine."""
     rates = [one["figures"][index]["records_per_second"] for one in rounds]
     return f"{thousands(min(rates))} – {thousands(max(rates))}"
 
@@ -165,7 +165,7 @@ def loads(name, rounds, ratio=None):
     measured = rounds["median"]
     server = measured["server"] if len(measured["figures"]) == 1 else None
     for index, figure in enumerate(measured["figures"]):
-        # Where followers are measured, it is their time that matters.
+        # Where followers are measured, their delay matters.
         latency = figure["delivery_us"] or figure["latency_us"] or {}
         level = {"durable": "", "written": ", written", "accepted": ", accepted"}[figure["load"]["durability"].lower()]
         more = f" ({figure['load']['work']}{level})" if len(measured["figures"]) > 1 else ""
@@ -343,7 +343,7 @@ is the time of one operation, or bytes; *as published* has set-up and tear-down 
 
 
 def told_or_not(part, results):
-    """A part of the page, or that it is still to be measured."""
+    """A part of the page, or a note that it is not measured yet."""
     name = part.__name__.replace("_", "-")
     if not (results / f"{name}.json").exists():
         return f"## {name.capitalize()}\n\nNot measured yet: `.ci/benchmarks.py --only {name}`.\n"

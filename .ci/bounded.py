@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/bounded.py [GIB [KEPT_BYTES]]
 
-10 GiB are appended over 10,000 logs, of each of which retention keeps 100,000 bytes: what the store takes
-on the disk stays all the while within 1.3 times what is kept, the pool, and what sorting takes beside. And the
-99th percentile of appends with the sorter is at most 1.5 times that without: measured in turns, in the same
+Appends 10 GiB over 10,000 logs, each with a retention of 100,000 bytes. The store on the disk must
+always stay within 1.3 times the kept bytes, plus the pool and the space that sorting needs. The 99th percentile of
+appends with the sorter must be at most 1.5 times the one without. Both are measured in turns, in the same
 run, with the same retention.
 """
 
@@ -34,7 +34,7 @@ def occupied(directory):
 
 
 class Watch:
-    """Looks at a directory four times a second; a context."""
+    """Reads the size of a directory four times a second; a context."""
 
     def __init__(self, directory):
         self.directory, self.over, self.most, self.looks = directory, threading.Event(), {}, 0
@@ -56,7 +56,7 @@ class Watch:
 
 
 def turn(directory, sorter, kept, appends):
-    """Appends that many times; what the load was told, and the metrics then."""
+    """Makes this number of appends. Returns the load driver's result and the metrics after it."""
     with Daemon(directory, "--retention-max-bytes", kept, "--retention-interval", "1s",
                 f"--sorter-enabled={str(sorter).lower()}", "--sorter-step-bytes", STEP) as daemon:
         with daemon.load(appends=appends, writers=64, connections=4, logs=LOGS, bytes=RECORD, durability="durable") as load:
@@ -78,7 +78,7 @@ def main(gib=10, kept=100_000):
     p99, written = {True: [], False: []}, 0
     with scratch() as temporary, Watch(Path(temporary) / "sorted") as watch:
         for _ in range(TURNS):
-            # Without the sorter nothing is given back: a new store each time, and a part of it is enough.
+            # Without the sorter no space is freed: each turn has a new store, and fewer appends suffice.
             for sorter, many in ((True, appends), (False, appends // 4)):
                 directory = watch.directory if sorter else Path(temporary) / "journal"
                 took, wrote = turn(directory, sorter, kept, many)

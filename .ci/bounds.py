@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/bounds.py
 
-A stranger who makes logs without end, at the default bounds and with memory_limit at 512 MiB: a million logs are
-made, more are refused with QUOTA, what was there goes on, memory stays within 512 MiB, also in a restart after a kill.
-`wald delete-logs` then makes room while no daemon serves the store. Logs that come and go never use up their bound for good.
+A client creates logs without end, at the default bounds and with memory_limit at 512 MiB. A million logs are
+created, more are refused with QUOTA, existing logs keep working, and memory stays within 512 MiB, also in a restart
+after a kill. `wald delete-logs` then makes room while no daemon serves the store. Logs that are created and deleted
+never use up their bound for good.
 """
 
 from common import *
@@ -17,7 +18,7 @@ ATTEMPTS = BOUND + BOUND // 5
 
 
 def peak(daemon):
-    """The most memory that was resident so far, in MiB."""
+    """Maximum resident memory until now, in MiB."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
@@ -31,7 +32,7 @@ def flat(daemon, when):
 
 
 def come_and_go(directory):
-    """Logs that are deleted until no more are taken, in a store that has nothing else to sort."""
+    """Deletes logs until the store takes no more; it has nothing else to sort."""
     with Daemon(directory, "--max-logs", 1) as daemon:
         done, made = None, 0
         while made < sized(2000, 1100):
@@ -57,7 +58,7 @@ with scratch() as temporary:
         made = json.loads(done.stdout)
         check(f"{ATTEMPTS:,} attempts to make logs: the bound holds", made["logs"] < BOUND and daemon.metric("wald_logs") <= BOUND
               and made["logs"] + made["refused"] == ATTEMPTS and made["refused"] > 0, made)
-        # A batch takes all of its logs or none, so that a few places may be left.
+        # A batch takes all of its logs or none, so a few places may be left.
         left = (daemon.walctl("append", f"one/{number}", "-", input=b"x\n").returncode for number in range(600))
         any(left)
         code, _, said = append(daemon, "one/more")

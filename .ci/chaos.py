@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/chaos.py [SECONDS [SEED]]
 
-16 producers and 8 followers, four and two of each language, on four logs of one daemon, for so long (75)
-while it is killed, stopped, its connections dropped, answers lost and delayed, at random. In the end every
-record that a producer says it has appended is there exactly once and in order, nothing else is, and every
-follower has seen exactly that, in the same order. Prints the seed and counts.
+16 producers and 8 followers (four and two of each language) use four logs of one daemon for SECONDS (75).
+At random the daemon is killed or stopped, connections are dropped, and answers are lost or delayed. In the end
+each record that a producer reports as appended must exist exactly once and in order, and nothing else.
+Every follower must have seen exactly these records in the same order. Prints the seed and counts.
 """
 
 import random
@@ -13,13 +13,13 @@ from collections import Counter
 from clients import *
 
 LOGS = [f"chaos/{number}" for number in range(4)]
-# Of each producer, a second: what eight followers in four languages can keep up with on two cores.
+# Records per second of each producer. Eight followers in four languages can keep up with it on two cores.
 RATE = 50
 PATIENCE = 180
 
 
 class Part:
-    """A runner in one of its modes of chaos; what it prints goes to a file."""
+    """A runner in one of its modes of chaos; its output goes to a file."""
 
     def __init__(self, name, command, environment, directory):
         self.name = name
@@ -29,7 +29,7 @@ class Part:
                                             env=environment, start_new_session=True)
 
     def ended(self, seconds):
-        """Whether it has ended well, within so many seconds."""
+        """Whether it ended with status 0, within this number of seconds."""
         try:
             return self.process.wait(timeout=max(0, seconds)) == 0
         except subprocess.TimeoutExpired:
@@ -43,7 +43,7 @@ class Part:
 
 
 def disturb(served, dice, seconds):
-    """Does harm at random moments, of each kind before the rest is chosen; how often each."""
+    """Injects faults at random moments, each kind at least once. Counts each kind."""
     weights = {"kill": 5, "stop": 1, "drop": 3, "lose_answer": 3, "delay": 2}
     first = dice.sample(list(weights), len(weights))
     done = Counter()
@@ -61,7 +61,7 @@ def disturb(served, dice, seconds):
 
 
 def scanned(endpoint):
-    """What a scan by walctl finds, as followers print it."""
+    """The records that walctl scans, in the format of the followers' output."""
     done = run(WALCTL, "scan", "--prefix", "chaos/", "--output", "json", env=clean_environment(
         WALD_ENDPOINT=f"http://{endpoint}"), timeout=600, check=True)
     found = []
@@ -129,7 +129,7 @@ with scratch() as directory, open(SCRATCH / "chaos.log", "w") as log, harness.Se
           ", ".join(f"{action} {count}" for action, count in sorted(done.items())) +
           f"; {served.proxy.lost} answers lost, {served.proxy.dropped} connections dropped, {served.daemon.starts} starts")
 
-    # What each producer says it has appended, against what is there.
+    # Compare the appends that each producer reports with the stored records.
     there, tails = {}, Counter()
     for line in truth:
         where, lsn, data = line.split(" ", 2)

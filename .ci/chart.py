@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """usage: .ci/chart.py [--write]
 
-The Helm chart as such, without a cluster: linted and rendered with every file in its ci/, the
-objects held against the schemas of Kubernetes; settings accepted by the daemon; what cannot be is
-refused with a sentence; dashboards and alerts inside the package. The settings in
-values.schema.json come from the daemon, the chart's README from the comments in values.yaml:
---write makes both anew.
+Checks the Helm chart without a cluster. It is linted and rendered with every file in its ci/, and the
+objects are validated against the schemas of Kubernetes. The daemon accepts the settings, impossible values are
+refused with a sentence, and dashboards and alerts are in the package. The settings in
+values.schema.json come from the daemon, and the chart's README from the comments in values.yaml:
+--write generates both again.
 
-Also the rest of deploy/ that needs no engine: Dockerfile, compose file, systemd unit. For the last
-the static binaries must be there, too (step `static` of .ci/run).
+Also checks the parts of deploy/ that need no engine: Dockerfile, compose file, systemd unit. The unit
+needs the static binaries, too (step `static` of .ci/run).
 """
 
 import functools
@@ -18,12 +18,12 @@ import tarfile
 from deploy import *
 
 SCHEMA = CHART / "values.schema.json"
-# They follow from the chart: an address, a directory, ports.
+# The chart sets these itself: an address, a directory, ports.
 OURS = {"listen", "http_listen", "insecure_listen", "data_dir"}
 
 
 def forms():
-    """For each setting, what JSON may stand for it: from what the daemon says to nonsense."""
+    """JSON values to try for each setting, from the daemon's default to nonsense."""
     reference = run(WALD, "config", "reference", check=True).stdout.decode()
     found = {}
     for paragraph in reference.split("\n\n")[1:]:
@@ -37,11 +37,11 @@ def forms():
 
 
 def form(answer):
-    """The form of a setting, from why "?" is none of its values."""
+    """The form of a setting; "?" is none of its values."""
     if "expected true or false" in answer:
         return {"type": "boolean"}
     if number := re.search(r"expected a number from (\d+) to (\d+)", answer):
-        # Beyond 2^53 a number in YAML is not exact any more.
+        # Beyond 2^53 a number in YAML loses precision.
         return {"type": "integer", "minimum": int(number[1]), "maximum": min(int(number[2]), 2**53)}
     if "expected a size" in answer:
         return {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGT]i?B|B)?$", "minimum": 0}
@@ -81,7 +81,7 @@ def documented():
 
 
 def uncommented(value, known, path=()):
-    """Values that neither they nor what they are part of says what they are."""
+    """Values without a comment, neither their own nor at one of their parents."""
     if path in known:
         return []
     if isinstance(value, dict) and value:
@@ -119,7 +119,7 @@ def lint():
 
 
 def manifests(directory):
-    """Every object that Kubernetes itself defines, against its schema; and the settings, against the daemon."""
+    """Validates every object of Kubernetes itself against its schema, and the settings against the daemon."""
     version = pinned("kubernetes").rpartition(".")[0]
     for values in VALUES:
         objects = rendered("--values", values)
@@ -140,7 +140,7 @@ def manifests(directory):
 
 
 def stores():
-    """A volume without a store is taken at the installation only, unless the values say more."""
+    """A volume without a store is accepted at the installation only, unless the values allow more."""
     for arguments, expected in [([], None), (["--is-upgrade"], "false"), (["--is-upgrade", "--set", "config.create_store=true"], "true"),
                                 (["--set", "config.create_store=false"], "false")]:
         found = re.findall(r"^create_store = (\w+)$", settings_file(rendered(*arguments)), re.M)
@@ -177,7 +177,7 @@ def grace_periods():
 
 
 def package(directory):
-    """The links to grafana/ are files in the package, and come out of it unchanged."""
+    """The links to grafana/ are files in the package, and stay unchanged."""
     done = helm("package", CHART, "--destination", directory)
     (archive,) = directory.glob("*.tgz")
     with tarfile.open(archive) as packed:
@@ -212,13 +212,13 @@ def rest():
 
 
 def promtool():
-    """Path of promtool: the one that .ci/tools installs, or any."""
+    """Path of promtool: from .ci/tools, or any on the PATH."""
     ours = BIN / "promtool"
     return ours if ours.exists() else shutil.which("promtool")
 
 
 def prometheus(compose):
-    """Prometheus' configuration in the container, alerts included, by promtool."""
+    """promtool checks Prometheus' configuration in the container, alerts included."""
     with scratch() as directory:
         for volume in compose["services"]["prometheus"]["volumes"]:
             source, _, inside = volume.partition(":")
@@ -236,7 +236,7 @@ def systemd():
         return check("systemd-analyze is there", False, "run .ci/tools")
     unit = ROOT / "deploy" / "systemd" / "wald.service"
     with scratch() as directory:
-        # The same unit with a daemon that is there.
+        # The same unit with an existing daemon.
         copy = Path(directory) / "wald.service"
         copy.write_text(unit.read_text().replace("/usr/local/bin/wald", str(WALD.resolve())))
         done = run("systemd-analyze", "verify", "--man=no", copy)
@@ -249,7 +249,7 @@ def systemd():
 
 
 def syscalls(directory, binary):
-    """What a daemon calls under load is all allowed by the unit, seen by strace."""
+    """The unit allows every system call that strace sees of a daemon under load."""
     sets = re.findall(r"^SystemCallFilter=(\S.*)$", (ROOT / "deploy/systemd/wald.service").read_text(), re.M)
     allowed = set()
     for words in sets:

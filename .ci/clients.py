@@ -1,6 +1,6 @@
-"""The clients of Wald: how each one's conformance runner is built.
+"""Builds the conformance runner of each client of Wald.
 
-It is built from any copy of the repository, so that a fault can be planted in one.
+It builds from any copy of the repository, so that a fault can be planted in one.
 """
 
 from common import *
@@ -13,7 +13,7 @@ FOLDERS = {"rust": "client", "go": "client/go", "python": "client/python", "type
 
 
 def build(*command, cwd, **more):
-    """Runs one step of a build; what it said is shown only if it fails."""
+    """Runs one step of a build; its output is shown only if it fails."""
     done = run(*command, cwd=cwd, timeout=1800, env={**clean_environment(), **more})
     if done.returncode != 0:
         text = (done.stdout + done.stderr).decode(errors="replace")
@@ -21,14 +21,14 @@ def build(*command, cwd, **more):
 
 
 def examples():
-    """Builds the examples of the client, and the commands, as `cargo test --workspace` does: after it nothing is left to do."""
+    """Builds the client's examples and the commands as `cargo test --workspace` does; it then builds nothing more."""
     if not os.environ.get("CI_BUILT"):
         build("cargo", "build", "--workspace", "--bins", "--examples", cwd=ROOT)
 
 
 def lend_libraries(target):
-    """Gives a target directory the libraries of others that the workspace has for debug builds. Cargo takes each library
-    that has the features it wants, and compiles the rest."""
+    """Gives a target directory the third-party libraries that the workspace built for debug builds. Cargo reuses each
+    library with the right features, and compiles the rest."""
     for folder in "deps", "build", ".fingerprint":
         (target / "debug" / folder).mkdir(parents=True, exist_ok=True)
         for entry in (TARGET / "debug" / folder).glob("*-*"):
@@ -49,8 +49,8 @@ def rust(root, made):
     if root == ROOT:
         examples()
         return [EXAMPLES / "conformance"]
-    # Never where the workspace itself is built: cargo tells packages apart by their place in the workspace, so it
-    # would take the faulty ones for those of the workspace.
+    # Never in the workspace's own target: cargo identifies packages by their place in the workspace, so it
+    # would take the faulty ones for the workspace's packages.
     lend_libraries(made / "target")
     build("cargo", "build", "--workspace", "--example", "conformance", cwd=root, CARGO_TARGET_DIR=str(made / "target"))
     return [made / "target" / "debug" / "examples" / "conformance"]
@@ -63,7 +63,7 @@ def go(root, made):
     return [made / "conformance"]
 
 
-# The oldest grpcio that the package takes; what pip gives is the newest.
+# The oldest grpcio that the package accepts; pip installs the newest.
 OLDEST_GRPCIO = "grpcio==1.76.0"
 
 
@@ -93,15 +93,15 @@ BUILDERS = {"rust": rust, "go": go, "python": python, "typescript": typescript}
 
 
 def runner(language, root=ROOT):
-    """Builds a language's runner from a copy of the repository; the command that runs it."""
+    """Builds a language's runner from a copy of the repository; returns its command."""
     made = SCRATCH / "clients" / (language if root == ROOT else f"{language}-faulty")
     made.mkdir(parents=True, exist_ok=True)
     return [str(part) for part in BUILDERS[language](root, made)]
 
 
 def fresh_copy(language):
-    """The files of the repository, without what is built, to plant a fault in. Always in the same place
-    for a language, so that what it depends on need not be built anew each time."""
+    """The files of the repository, without build results, to plant a fault in. A language's copy always has the same
+    path, so its dependencies need not be built again each time."""
     root = SCRATCH / "faulty" / language
     shutil.rmtree(root, ignore_errors=True)
     names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT, check=True).stdout

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: .ci/clock.py
 
-The system's clock jumps under a daemon: a WARN line tells the size, the metrics count it, and stored times do
+The system's clock jumps under a daemon: a WARN line reports the size, the metrics count it, and stored times do
 not follow it.
 """
 
@@ -13,7 +13,7 @@ usage()
 
 
 def stored(daemon):
-    """When the newest record was stored, in seconds since 1970."""
+    """Time at which the newest record was stored, in seconds since 1970."""
     _, read, _ = daemon.ready().call("wald.v1.WalService/Read", {"log": "a", "tailOffset": 1})
     batch = read["batch"]
     return int(batch["records"][0].get("timestampUs") or batch["timestampUs"]) / 1e6
@@ -24,7 +24,7 @@ def jumps(daemon, direction):
 
 
 def jumped(directory, direction, signed, under, set_ahead):
-    """One jump by so many seconds, under a daemon of its own: further lines may be left out for 10 seconds."""
+    """One jump of `signed` seconds, under its own daemon: further lines may be left out for 10 seconds."""
     set_ahead(0)
     with Daemon(directory / f"data-{direction}", under=under) as daemon:
         daemon.walctl("append", "a", "-", input=b"x\n", check=True)
@@ -33,7 +33,7 @@ def jumped(directory, direction, signed, under, set_ahead):
         real = time.time()
 
         def counted():
-            # Appends look at the clock.
+            # Appends read the clock.
             daemon.walctl("append", "a", "-", input=b"x\n", check=True)
             return jumps(daemon, direction) == 1
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/clustered.py [LOGS]
 
-10,000 logs of 1 MB each are written in turn, then single ones are read with nothing in the system's caches:
-after sorting at least ten times as fast as before, and in at most 1.5 times as long as a log that is alone in its
-store. With fewer logs there is less to be gained: ten times is asked of 5,000 and more. Drops caches, so it
-needs root.
+Writes 10,000 logs of 1 MB each in turn, then reads single ones with cold system caches. After sorting a read must
+be at least ten times as fast as before, and take at most 1.5 times as long as a log that is alone in its
+store. With fewer logs there is less to gain: the factor of ten is required from 5,000 logs on. Drops caches,
+so it needs root.
 """
 
 import statistics
@@ -32,11 +32,11 @@ def fill(directory, logs):
 
 
 def sort(directory):
-    """Lets the sorter do all that it wants to."""
+    """Waits until the sorter has no more work."""
     began = time.monotonic()
     with Daemon(directory) as daemon:
         seen, since = None, began
-        # It waits for 20 s before it does what can wait.
+        # The sorter waits for 20 s before work that is not urgent.
         while time.monotonic() < since + sized(35, 25):
             metrics = daemon.metrics()
             now = metrics["wald_sorter_written_bytes_total"]
@@ -49,7 +49,7 @@ def sort(directory):
 
 
 def read(what, directory, logs):
-    """How long reading each of these logs takes, cold; the median, in ms."""
+    """Cold reading time of each of these logs; the median, in ms."""
     times, whole = [], True
     with Daemon(directory, OFF) as daemon:
         for log in logs:
@@ -72,7 +72,7 @@ def main(logs=LOGS):
         fill(alone, 1)
         before = read("before sorting", many, chosen)
         sort(many)
-        # In turns: the machine may do other things meanwhile.
+        # In turns, because the machine's speed may vary.
         rounds = [(read("after sorting", many, chosen), read("a log that is alone", alone, ["load/0"] * SAMPLES)) for _ in range(3)]
         after = statistics.median(sorted_ for sorted_, _ in rounds)
         least = 10 if logs >= 5_000 else 2

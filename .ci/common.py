@@ -1,6 +1,6 @@
-"""What the checks share: the built binaries, a daemon of one's own, counted checks.
+"""Shared parts of the checks: the built binaries, a daemon for a test, counted checks.
 
-Only the standard library. Every check prints a line, and `finish` the counts.
+It uses only the standard library. Every check prints a line, and `finish` prints the counts.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 WALD = Path(os.environ.get("WALD_BINARY") or TARGET / "release" / "wald")
 WALCTL = TARGET / "release" / "walctl"
 LOAD = TARGET / "release" / "examples" / "load"
-# Examples of the client whose speed does not count: as `cargo test --workspace` leaves them.
+# Examples of the client whose speed does not matter, as `cargo test --workspace` builds them.
 EXAMPLES = TARGET / "debug" / "examples"
-# On the same file system as the build: not a tmpfs, where a flush is nothing.
+# On the same file system as the build, not on a tmpfs, where a flush costs nothing.
 SCRATCH = TARGET / "ci"
 VEGA = "2.11.0"
 
@@ -35,7 +35,7 @@ failed = 0
 
 
 def usage():
-    """Prints the script's own documentation if asked, or if given what it does not take."""
+    """Prints the script's own documentation on request, or if it takes no such arguments."""
     if len(sys.argv) > 1:
         print(sys.modules["__main__"].__doc__.strip())
         sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
@@ -50,7 +50,7 @@ def check(what, holds, detail=""):
 
 
 def sized(whole, light):
-    """The size of a check: `light` in `.ci/run` without --all, which sets CI_LIGHT, else `whole`."""
+    """Returns the size of a check: `light` in `.ci/run` without --all, which sets CI_LIGHT, else `whole`."""
     return light if os.environ.get("CI_LIGHT") else whole
 
 
@@ -61,7 +61,7 @@ def finish():
 
 
 def scratch():
-    """A directory that goes away with the script."""
+    """A directory that is removed when the script ends."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(dir=SCRATCH)
 
@@ -73,7 +73,7 @@ def clean_environment(**more):
 
 
 def run(*command, **options):
-    """Runs a command to its end; gives back what it said."""
+    """Runs a command to its end; returns the completed process with its output."""
     options.setdefault("timeout", 300)
     options.setdefault("env", clean_environment())
     return subprocess.run([str(c) for c in command], capture_output=True, **options)
@@ -92,8 +92,8 @@ class Daemon:
     """The built daemon on a directory; a context that kills it at the end.
 
     `strace` are arguments for strace, which then sees every call from the first on; its output
-    is in `trace`. The process is the daemon's all the same. `under` is a command that becomes
-    the one behind it.
+    is in `trace`. The process is still the daemon's. `under` is a command that becomes
+    the command after it.
     """
 
     def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=()):
@@ -102,8 +102,8 @@ class Daemon:
                    "--log-format", "json", *arguments]
         if strace is not None:
             self.trace = Path(f"{data_dir}.strace")
-            # With -D strace is a child of the daemon, not the other way round; with the filter
-            # only the calls that are asked for cost anything.
+            # With -D strace is a child of the daemon, not its parent. With the filter
+            # only the traced calls cost anything.
             command = ["strace", "-D", "-f", "--seccomp-bpf", "-ttt", "-o", self.trace, *strace, *command]
         self.process = subprocess.Popen([str(c) for c in [*under, *command]], stdin=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True, env=clean_environment())
@@ -116,7 +116,7 @@ class Daemon:
                 break
         if self.start is None:
             raise Ended(self.process.wait(), self.lines)
-        # Goes on reading, so that the daemon never waits for a full pipe.
+        # Keeps reading, so the daemon never waits for a full pipe.
         threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
         self.grpc = self.start["grpc"]
         self.http = self.start["http"]
@@ -147,22 +147,22 @@ class Daemon:
                 (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
     def metric(self, name):
-        """One line of /metrics."""
+        """One value of /metrics."""
         return self.metrics()[name]
 
     def ready(self):
-        """Waits until the segments that a start prepares in the background are ready: those
-        of the pool and of the reserve, by default two each."""
+        """Waits until the segments that a start prepares in the background are ready:
+        by default two of the pool and two of the reserve."""
         wait_until(lambda: self.metric('wald_segments{state="ready"}') >= 4)
         return self
 
     def anonymous(self):
-        """Resident memory that no file stands behind, in bytes."""
+        """Resident memory without a file behind it, in bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10
 
     def descriptors(self):
-        """What the process has open: a list of targets."""
+        """Open descriptors of the process: a list of targets."""
         found = []
         for entry in os.scandir(f"/proc/{self.pid}/fd"):
             try:
@@ -188,7 +188,7 @@ class Daemon:
 
 
 def wait_until(holds, seconds=60):
-    """Waits until something holds; gives back whether it does."""
+    """Waits until a condition holds; returns whether it does."""
     until = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > until:
@@ -210,12 +210,12 @@ class Load:
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment())
 
     def result(self, seconds=300):
-        """What it printed when it ended; `acks` is 0 and `error` says why if it failed."""
+        """The result printed at the end; after a failure `acks` is 0 and `error` gives the reason."""
         out, err = self.process.communicate(timeout=seconds)
         return json.loads(out) if self.process.returncode == 0 else {"error": err.strip()[:500], "acks": 0}
 
     def entries(self):
-        """What the ledger holds, one `Entry` for each append; none if it never connected."""
+        """The ledger's contents, one `Entry` for each append; empty if the driver never connected."""
         if not Path(self.ledger).exists():
             return []
         return [Entry(line) for line in Path(self.ledger).read_text().splitlines()]
@@ -245,7 +245,7 @@ class Entry:
 
 
 def stored(daemon, prefix="load/"):
-    """What a scan finds: (log, lsn) -> number of the append, as the load driver wrote it."""
+    """The records of a scan: (log, lsn) -> number of the append, as the load driver wrote it."""
     done = daemon.walctl("scan", "--prefix", prefix, "--output", "json")
     if done.returncode != 0:
         raise SystemExit(f"the scan failed: {done.stderr.decode()}")
@@ -258,7 +258,7 @@ def stored(daemon, prefix="load/"):
 
 
 class Strace:
-    """strace on a running daemon and all of its threads, until it is stopped."""
+    """strace on a running daemon and all of its threads, until stopped."""
 
     def __init__(self, daemon, *arguments):
         self.out = Path(f"{daemon.data_dir}.strace")
@@ -312,7 +312,7 @@ def calls(trace):
 
 
 def grpcurl():
-    """Path of grpcurl: the one that .ci/tools installs, or any."""
+    """Path of grpcurl: from .ci/tools, or any on the PATH."""
     ours = SCRATCH / "bin" / "grpcurl"
     return ours if ours.exists() else shutil.which("grpcurl")
 
@@ -374,7 +374,7 @@ class Terminal:
                 return
 
     def wait_for(self, what, seconds):
-        """Waits until the terminal shows a text; False if it ends or the time is over."""
+        """Waits until the terminal shows a text. False if the command ends or the time is over."""
         until = time.monotonic() + seconds
         while what not in self.text:
             try:

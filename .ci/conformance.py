@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 """usage: .ci/conformance.py [LANGUAGE...]
 
-Every client does what client/conformance/cases.json says, each case, against the built daemon. Then a
+Every client runs each case of client/conformance/cases.json against the built daemon. Then a
 fault is planted in a copy of each client, one at a time, and the cases of lost connections must find it.
 Languages: rust, go, python, typescript; none named: all. With CI_LIGHT=1 each client gets one of the
-faults, another one in each language. Every RPC of the contract must be reachable in every language.
+faults, a different one in each language. Every RPC of the contract must be reachable in every language.
 """
 
 from concurrent.futures import ThreadPoolExecutor
 
 from clients import *
 
-# Cases that lose connections, answers and programs: what clients of logs get wrong.
+# Cases that lose connections, answers and programs: typical mistakes of log clients.
 LOST = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="utf-8"))["cases"]
         if re.search(r"lost|repeated|loses|follow-goes-on|survives-restarts-between|effects-and-cursor|quota|random", case["name"])]
 
-# What goes wrong with clients of logs.
+# Mistakes of log clients.
 TWICE = "a plain append is repeated though nobody knows what became of it"
 BACK = "a follower begins again where it began at first"
 AGAIN = "nothing of a producer is sent again"
@@ -24,7 +24,7 @@ EARLY = "a cursor does not cover exactly the events up to its own"
 ENDLESS = "a quota is waited out"
 LEFT = "random ids of producers are not forgotten"
 
-# language: what is wrong then, file, what stands there, what stands there instead.
+# language: description, file, original code, faulty code.
 FAULTS = {
     "rust": [
         (TWICE, "client/src/retry.rs", "Retry::SafeWithCondition => self != Self::Harmful,",
@@ -102,7 +102,7 @@ def rpcs_are_reachable():
 
 
 def conform(command, log, only=()):
-    """Runs the cases by a runner: exit status, names that passed, lines of those that failed."""
+    """Runs the cases by a runner: exit status, names that passed, lines of the failed cases."""
     named = ["--only", ",".join(only)] if only else []
     done = run(sys.executable, harness.HERE / "harness.py", "--wald", WALD, "--log", log, *named, "--", *command,
                timeout=3600, env=clean_environment(TMPDIR=str(SCRATCH)))
@@ -124,7 +124,7 @@ rpcs_are_reachable()
 
 
 def conformance(language):
-    """What one language's client shows: arguments of checks."""
+    """Arguments of the checks that one language's client results in."""
     found = []
 
     def note(what, holds, detail=""):
@@ -155,13 +155,13 @@ def conformance(language):
         root = fresh_copy(language)
         (root / file).write_text(text.replace(old, new), encoding="utf-8")
         status, ok, failures, said = conform(runner(language, root), SCRATCH / f"fault-{language}.log", LOST)
-        # By a case that fails, not because nothing works.
+        # A case must fail; a runner where nothing works does not count.
         note(f"found: {what}", status != 0 and failures and ok,
              f"{len(failures)} of {len(LOST)} cases failed: " + "; ".join(line[:120] for line in failures[:3]))
     return found
 
 
-# All at a time: most cases wait.
+# All at once, since most cases wait.
 with ThreadPoolExecutor(len(languages)) as pool:
     for found in pool.map(conformance, languages):
         for one in found:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/dashboards.py
 
-The dashboards and alerts against the real thing: a Prometheus scrapes daemons under load and in
-trouble for two minutes; then every query of every panel and alert must answer with data,
-alerts must have fired for the daemons that were hurt and for no other, and each dashboard is
-drawn to a picture (target/ci/pictures) by a browser. Needs root, for a file system of its own.
+Tests the dashboards and alerts with a real Prometheus. It scrapes daemons under load and with
+faults for two minutes. Then every query of every panel and alert must answer with data,
+alerts must have fired for exactly the faulty daemons, and a browser draws each dashboard
+to a picture (target/ci/pictures). Needs root, for a file system of its own.
 """
 
 import json
@@ -19,22 +19,22 @@ SECONDS = 115
 # As Grafana computes them for a scrape each second and a step of 2 s.
 STEP, RATE_SECONDS = 2, 4
 SMALL = ["--segment-bytes", "1MiB", "--max-batch-bytes", "256KiB", "--max-record-bytes", "128KiB"]
-# What each alert needs is provoked; these also have time enough to fire.
+# Each alert's condition is provoked; these alerts also have enough time to fire.
 FIRE = {
     "WaldDown": "gone", "WaldJournalFailed": "failed", "WaldDamage": "damaged", "WaldChecksumFailure": "damaged",
     "WaldDurableLag": "stalled", "WaldDiskFull": "full", "WaldRestarts": "restarted", "WaldUncleanStart": "restarted",
     "WaldErrorBudgetBurn": "failed",
 }
-# Faults that no daemon here has. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must be there.
+# No daemon here has these faults. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must exist.
 UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds", "WaldAcceptsWait"}
-# Panels about faults: here 0 everywhere is no data.
+# Panels about faults: a constant 0 counts as no data here.
 FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Refused calls", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",
           "Calls refused by damage", "Journal failed", "Segments closed to open others", "Delivery lag"]
 
 
 def waited(what, holds):
-    """Waits for what everything after it needs."""
+    """Waits for a condition that all later steps need."""
     if not wait_until(holds):
         raise SystemExit(f"{what} never came")
 
@@ -44,7 +44,7 @@ def append(daemon, log, text="x", **more):
 
 
 class Fleet:
-    """Daemons by name, scraped under that name also when they start again on another port."""
+    """Daemons by name. Prometheus scrapes them under that name, also after a restart on another port."""
 
     def __init__(self, directory, prometheus):
         self.directory, self.prometheus = Path(directory), prometheus
@@ -58,7 +58,7 @@ class Fleet:
         return daemon
 
     def seen(self, name, query):
-        """Waits until Prometheus has seen something of a daemon, in each cluster: it scrapes them at different times."""
+        """Waits until Prometheus has a sample of a daemon, in each cluster: it scrapes them at different times."""
         query = query.replace("{", f'{{instance="{name}", ' if "{" in query else "{", 1)
         query = query if "{" in query else re.sub(r"^(\w+)", rf'\1{{instance="{name}"}}', query)
         clusters = lambda: {one["metric"]["cluster"] for one in self.prometheus.get("query", query=query)["result"]}
@@ -71,7 +71,7 @@ class Fleet:
         return tracer
 
     def behind(self, work):
-        """Does something again and again until the time is over."""
+        """Repeats an action until the time is over."""
         def go():
             while not self.over.is_set():
                 work()
@@ -80,7 +80,7 @@ class Fleet:
 
     def end(self):
         self.over.set()
-        # First strace: it holds a daemon in the call that it delays.
+        # strace first: it holds a daemon in the call that it delays.
         for helper in self.helpers:
             if helper.poll() is None:
                 helper.kill()
@@ -98,12 +98,12 @@ def load(daemon, appends, writers, durability="unspecified", size=200):
 
 
 def busy(fleet):
-    """The daemon that is well: appends of all levels, scans, followers, trims, mistakes of callers."""
+    """The healthy daemon: appends of all levels, scans, followers, trims, mistakes of callers."""
     daemon = fleet.start("load", *SMALL, "--max-open-segments", "2", "--retention-interval", "1s",
                          "--cursor-lag-logs", "load/*")
     load(daemon, 100, 4)
     daemon.walctl("log", "update", "load/6", "--max-records", "100")
-    # A consumer that never comes back.
+    # A consumer that never returns.
     daemon.walctl("log", "update", "load/7", "--max-records", "100", "--respect-cursors")
     daemon.walctl("cursor", "set", "load/7", "gone", "1")
     for log in ("load/1", "load/2"):
@@ -130,7 +130,7 @@ def busy(fleet):
 
 
 def stalled(fleet):
-    """A flush that does not come back."""
+    """A flush that does not return."""
     daemon = fleet.start("stalled", *SMALL)
     append(daemon, "a")
     fleet.seen("stalled", "wald_flush_duration_seconds_count")
@@ -139,7 +139,7 @@ def stalled(fleet):
 
 
 def slow(fleet):
-    """A slow disk, a small queue, and a sorter that must not do much."""
+    """A slow disk, a small queue, and a sorter with a low limit."""
     daemon = fleet.start("slow", *SMALL, "--max-inflight-bytes", "256KiB",
                          "--sorter-step-bytes", "4MiB", "--sorter-bytes-per-second", "64KiB")
     load(daemon, 50, 2)
@@ -148,7 +148,7 @@ def slow(fleet):
 
 
 def failed(fleet):
-    """A flush that gives an error, and readers that stay."""
+    """A flush that returns an error, and readers that stay."""
     daemon = fleet.start("failed", *SMALL, "--on-flush-failure", "read_only", "--marker-delay", "1h")
     append(daemon, "a")
     fleet.seen("failed", "wald_journal_failed")
@@ -175,13 +175,13 @@ def damaged(fleet):
     settings = ["--segment-bytes", "64KiB", "--max-batch-bytes", "16KiB", "--max-record-bytes", "8KiB", "--max-open-segments", "1",
                 # Scrubbing would find it before the first sample.
                 "--scrub-bytes-per-second", "0",
-                # Its one log is all that it may have (WaldStoreNearBound), and its producer (WaldLogProducersNearBound).
+                # The store is at its bounds: one log (WaldStoreNearBound), one producer (WaldLogProducersNearBound).
                 "--max-logs", "1", "--max-producers-per-log", "1"]
     daemon = fleet.start("damaged", *settings)
     for number in range(20):
         append(daemon, "a", f"record number {number} " + "x" * 7000,
                condition={"producer": {"id": "p", "sequence": number}})
-    # What was appended lately is read from memory, not from the disk.
+    # Recent appends are read from memory, not from the disk; a restart clears it.
     daemon.stop()
     flipped = 0
     for path in (fleet.directory / "damaged" / "data").rglob("*"):
@@ -192,7 +192,7 @@ def damaged(fleet):
                 file.write(b"R")
             flipped += 1
     daemon = fleet.start("damaged", *settings)
-    # The counter's first sample must be from before, or there is no increase.
+    # The counter needs a sample from before, or there is no increase.
     fleet.seen("damaged", f'timestamp(wald_build_info{{job="hurt"}}) > {time.time()}')
     code, _, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": 3})
     check("a flipped byte is data loss, never data", flipped == 1 and code != 0 and "DataLoss" in text, flipped)
@@ -218,12 +218,12 @@ def gone(fleet):
 
 
 def numbers(series):
-    """Numbers of an answer that are numbers."""
+    """The values of an answer that are numbers."""
     return [float(value) for one in series for _, value in one["values"] if math.isfinite(float(value))]
 
 
 def substituted(query):
-    """A query as Grafana sends it when everything is selected."""
+    """A query as Grafana sends it with everything selected."""
     query = query.replace("$__rate_interval_ms", str(1000 * RATE_SECONDS)).replace("$__rate_interval", f"{RATE_SECONDS}s")
     for name, everything in (("$cluster", ".*"), ("$namespace", ".*"), ("$job", ".+"), ("$instance", ".+")):
         query = query.replace(name, everything)
@@ -231,7 +231,7 @@ def substituted(query):
 
 
 def panels_answer(prometheus, began, ended):
-    """Runs every query of every dashboard; what was answered, for the pictures."""
+    """Runs every query of every dashboard; returns the answers for the pictures."""
     asked, empty, idle, boards = 0, [], [], {}
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
@@ -258,12 +258,12 @@ def panels_answer(prometheus, began, ended):
 
 
 def firing(prometheus):
-    """Alerts that fire now."""
+    """Names of the alerts that fire now."""
     return {one["metric"]["alertname"] for one in prometheus.get("query", query='ALERTS{alertstate="firing"}')["result"]}
 
 
 def alerts_fire(prometheus, began, ended):
-    """Every alert's query answers; what must fire fires, and nothing for who was well."""
+    """Every alert's query must answer; the expected alerts fire, and none fires for a healthy daemon."""
     empty = []
     alerts = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
     for rule in alerts:
@@ -292,19 +292,19 @@ def alerts_fire(prometheus, began, ended):
 
 
 def beginnings(values):
-    """When an answer begins, also after a pause."""
+    """Start of an answer, also after a pause."""
     times = [at for at, _ in values]
     return [at for at, before in zip(times, [None, *times]) if before is None or at - before > STEP]
 
 
 def short(metric, legend):
-    """The name of a series, as a legend says it."""
+    """Name of a series as in a legend."""
     name = re.sub(r"\{\{(\w+)\}\}", lambda found: metric.get(found[1], ""), legend)
     return name or ", ".join(f"{k}={v}" for k, v in metric.items() if k != "__name__")
 
 
 def draw(boards, began, ended):
-    """Draws each dashboard from what was answered."""
+    """Draws each dashboard from the answers."""
     packages()
     pictures = SCRATCH / "pictures"
     pictures.mkdir(exist_ok=True)
@@ -347,7 +347,7 @@ with scratch() as directory, Prometheus([], rules=True) as prometheus:
         for trouble in (slow, failed, damaged, restarted):
             trouble(fleet)
         full(fleet, mount)
-        # Rates and trends need their time; alerts that must hold for a minute perhaps more.
+        # Rates and trends need time; alerts that must hold for a minute may need more.
         while time.time() < began + SECONDS or (set(FIRE) - firing(prometheus) and time.time() < began + 2 * SECONDS):
             time.sleep(1)
         ended = time.time()

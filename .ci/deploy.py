@@ -1,4 +1,4 @@
-"""What the checks of deploy/ share: the chart, and the tools that .ci/tools and .ci/cluster/build install."""
+"""Shared parts of the checks of deploy/: the chart, and tools that .ci/tools and .ci/cluster/build install."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ from common import *
 BIN = SCRATCH / "bin"
 PYTHON = SCRATCH / "deploy" / "bin"
 CHART = ROOT / "deploy" / "helm" / "wald"
-# What the step `static` of .ci/run makes.
+# Results of the step `static` of .ci/run.
 STATIC = TARGET / f"{os.uname().machine}-unknown-linux-musl" / "release"
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 
@@ -20,13 +20,13 @@ def pinned(name):
 
 
 def helm(*arguments, **options):
-    """helm, with nothing of the user's own: no plugins, no repositories."""
+    """helm without the user's plugins and repositories."""
     own = {f"HELM_{kind}_HOME": str(SCRATCH / "helm") for kind in ("CACHE", "CONFIG", "DATA")}
     return run(BIN / "helm", *arguments, env=clean_environment(**own), **options)
 
 
 def said(done):
-    """What a command said, without helm's notes about links."""
+    """The output of a command, without helm's notes about links."""
     text = (done.stdout + done.stderr).decode()
     return "\n".join(line for line in text.splitlines() if "symbolic link" not in line)
 
@@ -38,7 +38,7 @@ def documents(text):
 
 
 def rendered(*arguments, release="wald", chart=CHART):
-    """What a release with such values consists of."""
+    """The objects of a release with these values."""
     done = helm("template", release, chart, "--kube-version", pinned("kubernetes"), *arguments)
     if done.returncode:
         raise SystemExit(said(done))
@@ -46,7 +46,7 @@ def rendered(*arguments, release="wald", chart=CHART):
 
 
 def only(objects, kind, name=None):
-    """The one object of a kind."""
+    """The only object of a kind."""
     (found,) = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
     return found
 

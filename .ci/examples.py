@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/examples.py [PART...]
 
-Every example of every README and of docs/ is run in reading order on one store, as a reader would have it: the
-quickstart's session comes first. The code of docs/ is quoted from programs that are run. A fenced block that no part
-runs and that is not said here to be run elsewhere fails the script: so does a new one, until it is run.
+Runs every example of every README and of docs/ in reading order on one store, as a reader would. The
+quickstart's session comes first. The code of docs/ is quoted from programs that are run. The script fails for a fenced
+block that no part runs, unless this file names the step that runs it. A new block fails, too, until it is run.
 Parts: rust, go, python, typescript, java, shell, book; none named: all.
 """
 
@@ -14,16 +14,16 @@ from typed import blocks
 
 WORK = SCRATCH / "examples"
 QUICKSTART = "docs/src/quickstart.md"
-# Programs that checks run, by language: docs/ quotes them. READMEs of Python and TypeScript are run as they are.
+# Programs that checks run, by language; docs/ quotes them. READMEs of Python and TypeScript are run directly.
 QUOTED = {
     "rust": ["client/examples/*.rs", "client/tests/administration.rs"],
     "go": ["client/go/example_test.go", "client/go/examples/*/main.go"],
     "python": ["client/python/README.md", "client/python/examples/*.py"],
     "ts": ["client/typescript/README.md", "client/typescript/examples/*.ts"],
 }
-# Where Rust programs of users are built.
+# Build directory of users' Rust programs.
 PROGRAMS = WORK / "rust" / "target"
-# Blocks that other steps of .ci/run run: file, what is in the block, step.
+# Blocks that other steps of .ci/run run: file, text in the block, step.
 ELSEWHERE = [
     ("README.md", "$ ", "readme"),
     ("README.md", "cargo run --release", "start, test"),
@@ -35,7 +35,7 @@ ELSEWHERE = [
     ("client/conformance/README.md", "-- RUNNER...", "conformance"),
     ("storage/reader/README.md", "$ pip install", "reader"),
 ]
-# Commands that are not run, and why. The rest of their block is.
+# Commands that are not run, and the reason. The rest of their block is.
 SKIPPED = {
     r"docker compose ": "needs a container engine and a registry; step chart checks the file",
     r"docker ": "needs a container engine and a registry; step image builds and runs the image",
@@ -67,7 +67,7 @@ def find_blocks():
 
 
 def take(file, language, containing=""):
-    """Blocks of a file, which count as run from now on; there must be one."""
+    """Returns the blocks of a file and marks them as run; at least one must exist."""
     taken = [b for b in BLOCKS if (b.file, b.language) == (file, language) and containing in b.text]
     if not taken:
         raise SystemExit(f"{file} has no block of {language} with {containing!r} any more")
@@ -82,7 +82,7 @@ def take_one(file, language, containing=""):
 
 
 def environment(daemon=None, **more):
-    """What a user would have: the binaries on the PATH, and a daemon."""
+    """A user's environment: the binaries on the PATH, and a daemon."""
     if daemon is not None:
         more["WALD_ENDPOINT"] = daemon.grpc
     path = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{os.environ['PATH']}"
@@ -90,7 +90,7 @@ def environment(daemon=None, **more):
 
 
 def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **more):
-    """One check: a command ends with 0 and has printed a text; gives back its standard output."""
+    """One check: a command ends with 0 and has printed a text; returns its standard output."""
     done = run(*command, cwd=cwd, timeout=timeout, env=environment(daemon, **more), stdin=subprocess.DEVNULL)
     out = done.stdout.decode(errors="replace")
     holds = done.returncode == 0 and prints in out
@@ -100,14 +100,14 @@ def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **mo
 
 
 def shell(line, said=None, but="", **options):
-    """One check: a line of a README. What is run in place of what is `said` there differs by `but`."""
+    """One check: runs a line of a README. If the README has the other line `said`, `but` names the difference."""
     what = f"$ {(said or line).strip().splitlines()[0][:110]}{f'  ({but})' if but else ''}"
     return succeeds(what, "bash", "-euo", "pipefail", "-c", line, **options)
 
 
 def endless(line, shows, daemon, cwd):
     """One check: a command that follows shows a text, and Ctrl-C ends it."""
-    # Where all of this runs in the background, Ctrl-C is ignored, also by what is begun here.
+    # In the background Ctrl-C is ignored, also by child processes.
     process = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=cwd, env=environment(daemon), text=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
@@ -127,7 +127,7 @@ def endless(line, shows, daemon, cwd):
 
 
 def lines_of(block):
-    """The commands of a shell block, without comments and those that are not run."""
+    """The commands of a shell block, without comments and skipped commands."""
     for line in block.replace("\\\n", " ").splitlines():
         line = re.sub(r"\s+#.*", "", line)
         wanted = []
@@ -142,7 +142,7 @@ def lines_of(block):
 
 
 def program(language):
-    """An empty folder for a user's program, with the checkout beside it as ../wald."""
+    """An empty folder for a user's program, with the checkout next to it as ../wald."""
     folder = WORK / language / "program"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -153,7 +153,7 @@ def program(language):
 
 
 def bare(code):
-    """Code without what rustfmt decides."""
+    """Code without the parts that rustfmt decides."""
     return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", code))
 
 
@@ -170,7 +170,7 @@ STORE = []
 
 @contextlib.contextmanager
 def the_store():
-    """The one store of all examples, with a directory of this part: the quickstart was typed there first."""
+    """The one store of all examples, with a directory of this part. The quickstart was typed there first."""
     if not STORE:
         directory = Path(HOLD.enter_context(scratch()))
         STORE.append(HOLD.enter_context(Daemon(f"{directory}/data")))
@@ -213,7 +213,7 @@ def rust():
         for name in ("producer", "producer over restarts", "appender", "follower", "cursor"):
             check(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
 
-        # A program of its own, with the versions that are tested.
+        # A separate program, with the tested versions.
         folder = program("rust")
         (folder / "src").mkdir()
         (folder / "src/main.rs").write_text(first)
@@ -239,7 +239,7 @@ def go():
     folder = ROOT / FOLDERS["go"]
     readme = "client/go/README.md"
     shell(take_one(readme, "sh", "cd client/go"))
-    # A test of the package compares them with what is run below.
+    # A test of the package compares them with the commands below.
     blocks = take(readme, "go")
     with the_store() as (directory, daemon):
         for line in lines_of(take_one(readme, "sh", "go vet")):
@@ -263,12 +263,12 @@ def python():
     folder = ROOT / FOLDERS["python"]
     readme = "client/python/README.md"
     check("the README installs ./client/python", take_one(readme, "sh").strip() == "pip install ./client/python")
-    # The environment of step conformance, into which that is installed anew.
+    # The environment of step conformance; the package is installed into it again.
     interpreter = Path(runner("python")[0])
     succeeds("pytest client/python", interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder, prints=" passed")
     with the_store() as (directory, daemon):
         for block in take(readme, "python"):
-            # From an empty directory: what is installed is imported, nothing else.
+            # From an empty directory, so that only the installed package is imported.
             name = next(line for line in block.splitlines() if "readme/" in line).strip()
             out = succeeds(f"Python example with {name[:80]}", interpreter, "-W", "error", "-c", block, cwd=directory, daemon=daemon)
             check("it prints something", out.strip(), out.strip()[:200])
@@ -310,13 +310,13 @@ def java():
         line = command.replace("127.0.0.1:6925", daemon.grpc).replace("mvn", "mvn -q -B")
         out = shell(line, said=command, cwd=folder)
         expected = ["appended 0 to 0", "appended 1 to 2", "0 one", "1 two", "2 three"]
-        # Maven sets the terminal's colours even where there is none.
+        # Maven sets the terminal's colours even without a terminal.
         shown = re.sub(r"\x1b\[[0-9;]*m", "", out).strip().splitlines()
         check("the Java example appends and follows", shown == expected, shown if shown != expected else "")
 
 
 def walctl_examples(directory, daemon):
-    """The commands of client/README.md, which says nothing of what they print."""
+    """The commands of client/README.md, which does not show their output."""
     home = Path(directory) / "home"
     (home / ".local/share/bash-completion/completions").mkdir(parents=True)
     for name in ("flights-200k.json", "flights-20k.json"):
@@ -343,7 +343,7 @@ def walctl_examples(directory, daemon):
 
 
 def helm_line(line, values=None):
-    """What a line makes of the chart; that it can be installed is shown by step install."""
+    """Renders the chart of a line; step install shows that it can be installed."""
     made = line.replace("helm install", "helm template").replace(" --wait", "")
     more = "" if values is None else f" --values {values}"
     shell(made + more, said=line + more, but="rendered; step install installs", prints="kind: StatefulSet")
@@ -352,16 +352,16 @@ def helm_line(line, values=None):
 def shells():
     with the_store() as (directory, daemon):
         walctl_examples(directory, daemon)
-        # Of the logs that begin with ord, orders is there.
+        # Of the logs that begin with ord, orders exists.
         endless(take_one(QUICKSTART, "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"orders"', daemon, directory)
     for line in lines_of(take_one("README.md", "sh", "cargo install")):
-        # `cargo build --release` has built the server so. The client's examples have other features: without the
-        # optimiser, which would take minutes to no purpose, and where a program that uses it was built.
+        # `cargo build --release` has built the server like this. The client's examples have other features: they build
+        # without the optimiser, which would only cost minutes, and where a program that uses it was built.
         how, more = ("", {}) if "--path server" in line else ("--debug", {"CARGO_TARGET_DIR": str(PROGRAMS)})
         shell(f"{line} {how} --quiet --force --root {WORK / 'installed'}", said=line, but=how, timeout=1800, **more)
     for name in ("wald", "walctl"):
         succeeds(f"the installed {name} runs", WORK / "installed/bin" / name, "--version", prints=f"{name} ")
-    # Says why none of it is run.
+    # The block says why none of it is run.
     list(lines_of(take_one("deploy/helm/wald/README.md", "sh", "helm upgrade")))
     for file, containing in [("README.md", "helm"), ("deploy/helm/wald/README.md", "helm install")]:
         for line in lines_of(take_one(file, "sh", containing)):
@@ -371,7 +371,7 @@ def shells():
     helm_line("helm install wald deploy/helm/wald", values)
     for block in take("deploy/README.md", "sh"):
         for line in lines_of(block):
-            # What is left when everything is installed.
+            # The lines that are not skipped: commands for an installed daemon.
             with scratch() as directory, Daemon(f"{directory}/data") as daemon:
                 shell(line, daemon=daemon)
     sketch = take_one("client/conformance/README.md", "json")
@@ -379,7 +379,7 @@ def shells():
 
 
 def book():
-    """The code of docs/ is quoted."""
+    """docs/ quotes the code."""
     for language, patterns in QUOTED.items():
         sources = [bare(path.read_text()) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
         quotes = [block for block in BLOCKS if block.language == language and block.file.startswith("docs/src/")]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """usage: .ci/failures.py
 
-A flush that fails, once: at start, and under load at each of the first calls of fdatasync of a
-thread, and at the first of fsync (directories). No ack comes after it, what was under way is told
-UNKNOWN, what comes later NOT_APPLIED; the daemon ends with a code of its own; a restart holds every
-acked record, and none that was told to be NOT_APPLIED. And a page cache that shows what the device
-never got, on a loop device whose backing file has no space: recovery does not believe it.
-And sectors that cannot be read: a start, scans, verify, backup and repair pass them and name them.
+A flush fails once: at start, and under load at each of the first calls of fdatasync of a
+thread, and at the first of fsync (directories). After it no append is acked. Appends in flight get
+UNKNOWN, later ones NOT_APPLIED, and the daemon ends with its own exit code. A restart holds every
+acked record, and no record reported as NOT_APPLIED. A page cache also shows bytes that the device
+never received, on a loop device whose backing file has no space: recovery does not trust them.
+Unreadable sectors, too: a start, scans, verify, backup and repair pass them and name them.
 """
 
 import urllib.error
@@ -16,18 +16,18 @@ import interpose
 from common import *
 
 usage()
-# A flush at start is a file or directory that cannot be made safe; later it is the journal.
+# A flush at start is of a file or directory that cannot be made durable; later it is of the journal.
 CODES = (70, 74)
-# Small, so that the pool and rolls come within the first fifty calls.
+# Small, so that the pool and rolls come within the first 50 calls.
 ARGUMENTS = ["--segment-bytes", "64KiB", "--sync-interval", "20ms"]
 UNKNOWN = "Internal JOURNAL_FAILED Unknown"
-# What is told by the server that goes away, and by the client when it has gone.
+# Answers of the server as it ends, and of the client after it has ended.
 NOT_APPLIED = {"Unavailable JOURNAL_FAILED NotApplied", "Unavailable DRAINING NotApplied", "Unavailable - NotApplied"}
 LOST = "Unavailable - Unknown"
 
 
 class Outcome:
-    """What came of one run with one call failed."""
+    """The result of one run with one failed call."""
 
     def __init__(self, what):
         self.what = what
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def at_start(directory, number):
-    """The n-th flush of the thread that opens the store fails; then it starts."""
+    """The n-th flush of the thread that opens the store fails; then the daemon starts."""
     run = Outcome(f"at start, fdatasync {number}")
     data = directory / f"start-{number}"
     with Daemon(data, *ARGUMENTS) as daemon:
@@ -49,7 +49,7 @@ def at_start(directory, number):
     try:
         with Daemon(data, *ARGUMENTS, strace=["-e", "trace=fdatasync", "-e",
                                               f"inject=fdatasync:error=EIO:when={number}"]) as daemon:
-            # Such a start has fewer flushes; or another thread was the one, and ends it soon.
+            # Such a start has fewer flushes, or another thread made the call and ends the daemon soon.
             if "INJECTED" in trace.read_text():
                 run.expect(daemon.process.wait(timeout=60) in CODES, "it served on")
     except Ended as ended:
@@ -72,7 +72,7 @@ def serving(directory, name, number):
         code = daemon.process.wait(timeout=60)
         for load in loads:
             told = load.result()
-            # It may be gone before the driver has a connection.
+            # The daemon may end before the driver has a connection.
             run.expect("error" not in told or "onnect" in told["error"], told)
             run.entries += load.entries()
         strace.process.stderr.read()
@@ -82,16 +82,16 @@ def serving(directory, name, number):
     # An index or a checkpoint is written again.
     derived = lambda call: re.search(r"/(index|checkpoint)[/>]", call.arguments)
     failed = [call for call in seen if call.result is not None and call.injected and not derived(call)]
-    # strace counts by thread: two may come to their n-th call before the process is gone.
+    # strace counts by thread: two may come to their n-th call before the process ends.
     run.expect(len({call.thread for call in failed}) == len(failed) > 0, f"{len(failed)} calls failed")
     if failed:
         (run.failed, *_) = failed
         run.path = re.search(r"<(.*?)>", run.failed.arguments)[1]
-        # A directory is flushed for every file in it.
+        # A directory is flushed for each of its files.
         again = [c for c in seen if c.began > run.failed.ended and run.path in c.arguments and name == "fdatasync"]
         run.expect(not again, "the flush was tried again")
-        # The thread tells the others when strace lets it go, which is after strace took the time. Meanwhile
-        # an ack may pass that did not wait for this flush: of what is written, or flushed by itself.
+        # The thread informs the others when strace releases it, after strace took the time. Until then an ack of an
+        # append that did not wait for this flush may pass: only written, or flushed separately.
         waits = lambda entry: entry.log.startswith("durable") and "/journal/" in run.path
         over = lambda entry: run.failed.ended * 1e6 + (0 if waits(entry) else 50_000)
         late = [entry for entry in run.entries if entry.acked and entry.sent > over(entry)]
@@ -104,7 +104,7 @@ def serving(directory, name, number):
 
 
 def verify(run, data):
-    """A restart: every ack, nothing that was refused, nothing twice."""
+    """After a restart: every ack, no refused record, no duplicate."""
     with Daemon(data, *ARGUMENTS) as daemon:
         found = {**stored(daemon, "durable/"), **stored(daemon, "written/")}
     lost = [e for e in run.entries if e.acked and found.get((e.log, e.lsn)) != e.number]
@@ -119,7 +119,7 @@ def verify(run, data):
 
 
 def injected(directory):
-    # A few at a time: each mostly waits.
+    # A few at once, since each mostly waits.
     with ThreadPoolExecutor(4) as pool:
         starts = list(pool.map(lambda number: at_start(directory, number), range(1, 31)))
         work = [("fdatasync", number) for number in range(1, 51)] + [("fsync", number) for number in range(1, 9)]
@@ -148,7 +148,7 @@ def injected(directory):
 
 
 def later(directory):
-    """While it stays (on_flush_failure = read_only): later writes are refused, reads go on."""
+    """With on_flush_failure = read_only: later writes are refused, reads continue."""
     data = directory / "stays"
     with Daemon(data, "--on-flush-failure", "read_only", "--marker-delay", "1h") as daemon:
         append = {"log": "a", "record": {"text": "x"}}
@@ -174,12 +174,12 @@ def later(directory):
 
 def device(directory, bytes_):
     """A file system on a loop device whose backing file lies on a small tmpfs: (mount point, image, tmpfs),
-    or why there is none."""
+    or the reason why there is none."""
     tmpfs, image, mount = directory / "tmpfs", directory / "tmpfs" / "image", directory / "mount"
     tmpfs.mkdir(), mount.mkdir()
     for command in (["mount", "-t", "tmpfs", "-o", f"size={bytes_ // 2}", "tmpfs", tmpfs],
                     ["truncate", "-s", bytes_, image],
-                    # Nothing but the data may fail: no journal, every table written now.
+                    # Only data may fail: no journal, and every table is written now.
                     ["mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard", image],
                     ["mount", "-o", "loop,noatime", image, mount]):
         if shutil.which(command[0]) is None:
@@ -191,7 +191,7 @@ def device(directory, bytes_):
 
 
 def lying(directory):
-    """Write-back fails, and the page cache goes on showing what the device never got."""
+    """Write-back fails, and the page cache still shows bytes that the device never received."""
     found, why = device(directory, 128 << 20)
     try:
         if why:
@@ -199,7 +199,7 @@ def lying(directory):
             return
         behind_the_cache(*found)
     finally:
-        # The loop device lets go of its backing file some time after it is unmounted.
+        # The loop device releases its backing file some time after the unmount.
         run("umount", directory / "mount")
         run("umount", "--lazy", directory / "tmpfs")
 
@@ -212,19 +212,19 @@ def behind_the_cache(mount, image, tmpfs):
         daemon.ready()
         append = lambda text="x" * 60_000: daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": text}})
         acked = sum(append()[0] == 0 for _ in range(4))
-        # The active segment is the one that is not as it came from the pool. Its frames are made to end with a
-        # page: a write that fails in part only would be called a success by the loop device.
+        # The active segment is the one that differs from a pool file. Its frames are made to end with a
+        # page: the loop device would report a partly failed write as a success.
         active = max((data / "journal").iterdir(), key=lambda path: path.stat().st_mtime_ns)
         end = lambda: (len(active.read_bytes().rstrip(b"\0")) + 7) // 8 * 8
         for _ in range(5):
             if end() % 4096:
-                # A frame takes some hundred bytes more than its text; how many, the first try tells.
+                # A frame takes some hundred bytes more than its text; the first try measures the number.
                 start, text = end(), 20_000 + -(end() + 20_000) % 4096
                 acked += append("x" * (text - extra))[0] == 0
                 extra += end() - start - text
         check("the journal's end is that of a page", end() % 4096 == 0, end())
-        # Behind the file system's back the rest of the segment loses its place on the device, and then there is
-        # no space for a new one.
+        # Without the file system's knowledge the rest of the segment loses its space on the device; then
+        # no space is left for a new one.
         page = end() // 4096
         for line in run("filefrag", "-e", "-b4096", active, check=True).stdout.decode().splitlines():
             extent = re.match(r"\s*\d+:\s+(\d+)\.\.\s*(\d+):\s+(\d+)\.\.", line)
@@ -258,7 +258,7 @@ def behind_the_cache(mount, image, tmpfs):
         check("a restart holds every ack", done.returncode == 0 and len(done.stdout.splitlines()) == before >= acked,
               f"{before} records")
         daemon.kill()
-    # What the page cache made up would be gone now.
+    # A remount drops the contents that only the page cache had.
     run("umount", mount, check=True)
     run("mount", "-o", "loop,noatime", image, mount, check=True)
     with Daemon(data, *arguments) as daemon:
@@ -269,7 +269,7 @@ def behind_the_cache(mount, image, tmpfs):
 
 
 def unreadable(directory):
-    """A page of a sealed segment gives EIO to every read that covers it."""
+    """A page of a sealed segment returns EIO to every read that covers it."""
     data, page = directory / "unreadable", 4096
     arguments = ["--segment-bytes", "256KiB", "--sorter-enabled=false", "--scrub-bytes-per-second", "0"]
     word = lambda number: hashlib.sha256(str(number).encode()).hexdigest() * 100

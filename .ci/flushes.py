@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/flushes.py
 
-What an ack costs and what it waits for, seen from outside by strace: group commit over many
-logs, no flush for appends that ask for none, a flush before every durable answer, and no ack
-after a flush that failed.
+strace shows the cost of an ack and the flush it waits for: group commit over many
+logs, no flush for appends that request none, a flush before every durable answer, and no ack
+after a failed flush.
 """
 
 import json
@@ -27,7 +27,7 @@ def load(daemon, appends=10_000, writers=64, logs=1_000, durability="unspecified
 
 
 def flushes(daemon):
-    """Flushes of the journal so far, as the daemon counts them."""
+    """Number of journal flushes that the daemon counts."""
     return int(daemon.metric("wald_flush_duration_seconds_count"))
 
 
@@ -46,7 +46,7 @@ def at_most_1500(data):
         before = flushes(daemon)
         done = load(daemon)
         own = flushes(daemon) - before
-        # Without strace writers come back sooner than a fast flush ends, so groups are smaller.
+        # Without strace writers return sooner than a fast flush ends, so groups are smaller.
         check("without strace in the way a flush still carries four appends and more", 0 < own <= 2_500,
               f"{own}; {json.dumps(done)}")
         check("SIGTERM ends it with 0", daemon.stop() == 0)
@@ -56,7 +56,7 @@ def none_until_sync(data):
     with Daemon(data, "--sync-interval", "1h") as daemon:
         strace = Strace(daemon.ready(), "-c", "-e", f"trace={FLUSHES}")
         done = load(daemon, durability="written")
-        # Longer than the journal's other timers; there is nothing to wait for.
+        # Longer than the journal's other timers; no event marks the end.
         time.sleep(1)
         calls = counted(strace.stop())
         check("10,000 appends with WRITTEN are acked", done["acks"] == 10_000, json.dumps(done))
@@ -97,7 +97,7 @@ def flush_before_answer(data):
 
 
 def no_ack_after_failure(data):
-    # Without markers: the flush that fails is the append's.
+    # Without markers: the failing flush is the append's.
     with Daemon(data, "--marker-delay", "1h") as daemon:
         for text in ("one", "two"):
             daemon.call("wald.v1.WalService/Append", {"log": "kept", "record": {"text": text}})

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/followers.py
 
-100,000 followers of 1,000 logs: what each of them takes, and how soon they are told. 1,000 followers
-of one busy log get all of it, in few messages. Then 1,000 followers with nothing to follow, followers
-that read nothing, and clients that die amid a stream or a request: writers do not notice, and after
-1,000 rounds nothing is left of them.
+100,000 followers of 1,000 logs: the memory of each, and their delay. 1,000 followers
+of one busy log get all records, in few messages. Then 1,000 followers without appends, followers
+that read nothing, and clients that die during a stream or a request: writers do not notice, and after
+1,000 rounds the daemon has nothing left of them.
 """
 
 import selectors
@@ -21,17 +21,17 @@ CROWD_LOGS = CROWD // 100
 BUSY, BUSY_CONNECTIONS, BUSY_APPENDS = 1_000, 10, sized(10_000, 3_000)
 # Followers share few connections here.
 MANY_CALLS = ["--max-concurrent-streams", "4096", "--max-calls", "200000"]
-# Between two messages to one of so many: 50 us for each.
+# Minimum seconds between two messages to one of the 1,000 followers: 50 us for each follower.
 BUSY_PAUSE = 0.05
-# Flushes take so long, and nearly all of an append's time: what is compared is not the machine's noise.
+# The delay of a flush is nearly all of an append's time, so the comparison is not of the machine's noise.
 SLOW = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=150000"]
 LOAD_OF_OTHERS = dict(appends=10**9, writers=16, connections=4, pause_ms=5, logs=16, bytes=1000, prefix="small", attempts=1,
                       tolerate=True)
 
 
 class Rude:
-    """A client that speaks just enough HTTP/2 to be impolite: it reads nothing unless told to, answers no
-    ping, and ends without a word."""
+    """A client that speaks just enough HTTP/2 to misbehave: it reads only when the test calls `receive`, answers no
+    ping, and ends without closing."""
 
     def __init__(self, daemon):
         host, port = daemon.grpc.rsplit(":", 1)
@@ -44,7 +44,7 @@ class Rude:
         return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
     def call(self, method, message, missing=0):
-        """Begins a call; of its message `missing` bytes never come."""
+        """Begins a call; `missing` bytes of its message never come."""
         stream = 2 * self.streams + 1
         self.streams += 1
         fields = {":method": "POST", ":scheme": "http", ":path": f"/wald.v1.WalService/{method}",
@@ -56,7 +56,7 @@ class Rude:
         self.socket.sendall(self._frame(1, 4, stream, head) + self._frame(0, end_stream, stream, body))
 
     def receive(self, count):
-        """Reads at least so many bytes."""
+        """Reads at least `count` bytes."""
         left = count
         while left > 0:
             data = self.socket.recv(65536)
@@ -71,18 +71,18 @@ class Rude:
 
 
 class Crowd(Rude):
-    """Many followers on one connection, polite: it takes what comes and answers pings."""
+    """Many well-behaved followers on one connection: it reads all data and answers pings."""
 
     def __init__(self, daemon, selector):
         super().__init__(daemon)
-        # All that may ever come, so that no window is to be opened later.
+        # The maximum, so no window needs an update later.
         self.socket.sendall(self._frame(4, 0, 0, struct.pack(">HI", 4, 2**31 - 1))
                             + self._frame(8, 0, 0, struct.pack(">I", 2**31 - 1 - 65535)))
         self.rest, self.answers, self.bytes, self.left = b"", {}, {}, {}
         selector.register(self.socket, selectors.EVENT_READ, self)
 
     def take(self):
-        """Takes what has come: counts messages and their bytes by stream."""
+        """Reads the received bytes: counts messages and their bytes by stream."""
         data = self.socket.recv(1 << 20)
         if not data:
             raise SystemExit("the server closed a connection of followers")
@@ -97,7 +97,7 @@ class Crowd(Rude):
             elif kind == 4 and not flags & 1:
                 self.socket.sendall(self._frame(4, 1, 0, b""))
             elif kind == 0 and length:
-                # No frame has parts of two messages; the length is in front of the first.
+                # No frame has parts of two messages; the length precedes the first.
                 left = self.left.get(stream, 0)
                 if left == 0:
                     self.answers[stream] = self.answers.get(stream, 0) + 1
@@ -111,7 +111,7 @@ class Crowd(Rude):
 
 
 def listen(selector, until, seconds=120):
-    """Takes what comes for all, until something holds; gives back whether it does."""
+    """Reads for all followers until a condition holds; returns whether it does."""
     deadline = time.monotonic() + seconds
     while not until():
         for key, _ in selector.select(0.05):
@@ -127,7 +127,7 @@ def follow(prefix):
 
 
 def follow_one(log):
-    """ScanRequest: log, from now on, follow."""
+    """ScanRequest: log, from the tail on, follow."""
     return b"\x0a" + bytes([len(log)]) + log.encode() + b"\x30\x00\x50\x01"
 
 
@@ -142,7 +142,7 @@ def append(log, size):
 
 
 def one_round(daemon, number):
-    """Clients that die: amid a scan that gives much, while following, amid a request, before an answer."""
+    """Clients that die: during a large scan, while following, during a request, before an answer."""
     client = Rude(daemon)
     kind = number % 4
     if kind == 0:
@@ -199,7 +199,7 @@ def others_unchanged(data):
             for client in stuck:
                 client.die()
         check("the gauge of followers comes back to 0", wait_until(lambda: daemon.metric("wald_followers") == 0))
-        # Before and after: the machine has other things to do, and not always the same.
+        # Before and after, because the machine's speed varies.
         alone.append(daemon.load(seconds=6, **LOAD_OF_OTHERS).result())
     print(f"     alone: {alone}\n     beside: {beside}")
     p99 = max(told["p99_us"] for told in alone)
@@ -211,7 +211,7 @@ def others_unchanged(data):
 
 
 def busy(data):
-    """Many followers of one log, of which each message is made once."""
+    """Many followers of one log. The server makes each message once for all of them."""
     with Daemon(data, *MANY_CALLS) as daemon:
         daemon.ready().load(appends=1, writers=1, logs=1, bytes=100, prefix="busy").result()
         selector = selectors.DefaultSelector()
@@ -250,10 +250,10 @@ def nothing_leaks(data):
               wait_until(lambda: at_rest(daemon, idle)), f"{idle} before, {state(daemon)} after")
         grown = daemon.anonymous() - memory
         check("nor memory", grown < 2 << 20, f"{grown >> 10} KiB more, {memory >> 20} MiB before")
-        # Were anything of the budget lost, this would be BUSY.
+        # If any part of the budget were lost, this would be BUSY.
         client = daemon.load(appends=1, writers=1, logs=1, bytes=900_000, prefix="after", attempts=1).result()
         check("and all of the budget is free", client["acks"] == 1, client.get("error", ""))
-        # Two sorts of rounds append nothing; of one the request never came whole.
+        # Two kinds of rounds append nothing: in one of them the request never arrived whole.
         _, tail, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "dying"})
         whole = ROUNDS // 4 + ROUNDS // 8
         check("of those who died amid a request nothing is there", tail and 0 < int(tail["tailLsn"]) <= whole,
@@ -262,7 +262,7 @@ def nothing_leaks(data):
 
 
 def cpu_seconds(daemon):
-    """Of user and system, so far."""
+    """Processor time of user and system until now, in seconds."""
     fields = Path(f"/proc/{daemon.pid}/stat").read_text().rsplit(") ", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -283,7 +283,7 @@ def a_crowd(data):
             if number % 500 == 0:
                 listen(selector, lambda: True)
         there = listen(selector, lambda: daemon.metric("wald_followers") == CROWD)
-        # Each is told once that it has caught up.
+        # Each gets one message when it has caught up.
         caught_up = listen(selector, lambda: sum(len(crowd.answers) for crowd in crowds) == CROWD)
         check(f"{CROWD:,} followers of {len(names):,} logs are there", there and caught_up,
               f"after {time.monotonic() - began:.1f} s")

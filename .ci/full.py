@@ -2,13 +2,13 @@
 """usage: .ci/full.py
 
 A full disk: a 64 MiB ext4 image, filled until appends are refused. Reads, trims and deletions
-go on, also after kill -9 and a restart on the full disk; appends resume by themselves when a
-ballast file is removed; after 20 rounds everything acked is there, byte for byte. And where nobody
-removes anything: when logs are deleted or trimmed on the full disk, their space comes back and appends
-resume. At its default settings on volumes of several sizes, with runs larger than a segment, the daemon also gives back the
-space of a fifth of the logs, again and again, after a restart, and where the sorter was just enabled.
+continue, also after kill -9 and a restart on the full disk. Appends resume automatically when a
+ballast file is removed; after 20 rounds every acked record is there, byte for byte. Without a removal, too: when
+logs are deleted or trimmed on the full disk, their space returns and appends
+resume. At its default settings on volumes of several sizes, with runs larger than a segment, the daemon also frees the
+space of a fifth of the logs, repeatedly, after a restart, and where the sorter was just enabled.
 On a full btrfs, where each overwrite needs new space, appends are refused, the journal may fail, and every
-next start works. Mounts loop devices, so it needs root.
+later start works. Mounts loop devices, so it needs root.
 """
 
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from common import *
 usage()
 ROUNDS = sized(20, 5)
 MIB = 1 << 20
-# What each round gets to fill: 20 of these, a pool and a first fill are what 64 MiB hold.
+# Bytes that each round can fill: 64 MiB hold 20 of these, a pool and a first fill.
 BALLAST = 2 * MIB
 RECORD = 60_000
 SECONDS = 60
@@ -48,16 +48,16 @@ def mounted(directory, size=64, make=("mkfs.ext4", "-q", "-m", "0")):
 
 
 def text(number):
-    """A record of its own for each number."""
+    """A unique record for each number."""
     word = hashlib.sha256(str(number).encode()).hexdigest()
     return (word * (RECORD // len(word) + 1))[:RECORD]
 
 
 class Ledger:
-    """What was acked, by log; and what may be there besides."""
+    """Acked records by log, and the records that may exist in addition."""
 
     def __init__(self, may_fail=False):
-        # Whether the journal may fail for want of space.
+        # Whether the journal may fail for lack of space.
         self.may_fail = may_fail
         self.acked = []
         self.unknown = None
@@ -65,12 +65,12 @@ class Ledger:
         self.refusals = 0
 
     def append(self, daemon):
-        """One append to the log that is kept. False if the disk is full; None if the daemon is gone."""
+        """One append to the kept log. False if the disk is full; None if the daemon has ended."""
         number = len(self.acked)
         code, answer, said = daemon.call("wald.v1.WalService/Append",
                                          {"log": "kept", "record": {"text": text(number)}})
         if code == 0:
-            # No lsn is given twice, and none is left out.
+            # No lsn is reused, and none is left out.
             if int(answer.get("lsn", 0)) != number:
                 raise SystemExit(f"record {number} was given lsn {answer.get('lsn')}")
             self.acked.append(text(number))
@@ -81,14 +81,14 @@ class Ledger:
         if self.may_fail and "JOURNAL_FAILED" in said:
             self.unknown = text(number)
             return None
-        # A process that is being killed loses its port before it is gone.
+        # A killed process loses its port before it ends.
         if daemon.process.poll() is None and "Unavailable" not in said and "Failed to dial" not in said:
             raise SystemExit(f"an append failed: {said}")
         self.unknown = text(number)
         return None
 
     def fill(self, daemon):
-        """Appends until it is refused twice, a second apart: what was freed just now is used too."""
+        """Appends until two refusals a second apart, so that just freed space is used too."""
         before = len(self.acked)
         refused = 0
         while refused < 2:
@@ -100,7 +100,7 @@ class Ledger:
         return len(self.acked) - before
 
     def resume(self, daemon):
-        """Waits until an append passes again. Gives back how long that took, or None."""
+        """Waits until an append passes again. Returns the seconds that took, or None."""
         began = time.monotonic()
         while time.monotonic() < began + SECONDS:
             if self.append(daemon):
@@ -109,7 +109,7 @@ class Ledger:
         return None
 
     def is_whole(self, daemon):
-        """Whether the log holds what was acked, and at most the append that was cut off."""
+        """Whether the log holds the acked records, and at most the interrupted append besides."""
         done = daemon.walctl("scan", "kept", "--output", "raw")
         lines = done.stdout.decode().splitlines()
         if self.unknown is not None and lines == [*self.acked, self.unknown]:
@@ -119,7 +119,7 @@ class Ledger:
 
 
 def make_room(daemon, ledger, number):
-    """Whether a trim and a deletion succeed, and show."""
+    """Whether a trim and a deletion succeed and take effect."""
     ledger.trimmed += 1
     code, answer, said = daemon.call("wald.v1.WalService/Trim",
                                      {"log": "trimmed", "before_lsn": ledger.trimmed})
@@ -189,7 +189,7 @@ def rounds(data, ballast):
 
 
 def copies(data, ballast):
-    """Fills a disk that copies on write, again and again; kills between."""
+    """Fills a copy-on-write disk repeatedly, with kills in between."""
     ledger = Ledger(may_fail=True)
     failed = 0
     for number in range(ROUNDS):
@@ -216,7 +216,7 @@ def copies(data, ballast):
 
 
 def makes_room(data):
-    """Fills the disk with what is dropped then, and with some that is kept."""
+    """Fills the disk with records that are then dropped, and some that are kept."""
     with start(data) as daemon:
         for number, drop in enumerate(["DeleteLog", "Trim", "DeleteLog"]):
             kept, gone = f"kept/{number}", f"gone/{number}"
@@ -246,7 +246,7 @@ def makes_room(data):
 
 
 def fill(daemon, prefix, logs, seconds=120):
-    """Appends until the disk stays full for some seconds. Gives back the acknowledged bytes."""
+    """Appends until the disk stays full for some seconds. Returns the acknowledged bytes."""
     until, acked, idle = time.monotonic() + seconds, 0, 0
     while time.monotonic() < until and idle < 3:
         with daemon.load(seconds=1, appends=10**9, writers=8, pause_ms=2, logs=logs, prefix=prefix, bytes=RECORD,
@@ -260,7 +260,7 @@ def fill(daemon, prefix, logs, seconds=120):
 
 
 def delete(daemon, numbers):
-    """Deletes logs of the first fill, which have as much each. Gives back their part of it."""
+    """Deletes logs of the first fill, which all have the same size. Returns their share of the fill."""
     numbers = list(numbers)
     for number in numbers:
         code, _, said = daemon.call("wald.v1.LogService/DeleteLog", {"log": f"many/{number}"})
@@ -270,7 +270,7 @@ def delete(daemon, numbers):
 
 
 def gives_back(data, size, settings):
-    """Fills a volume, deletes a fifth of the logs, and fills it again, in some rounds."""
+    """Fills a volume, deletes a fifth of the logs, and fills it again, in several rounds."""
     what = f"{size} MiB {' '.join(settings)}".strip()
     daemon = Daemon(data, *settings)
     try:
@@ -289,7 +289,7 @@ def gives_back(data, size, settings):
             began = time.monotonic()
             more = fill(daemon, "kept", 1)
             again += more
-            # Space comes in whole segments, and the newest records are not sorted yet.
+            # Space returns in whole segments, and the newest records are not sorted yet.
             check(f"{what}: round {number + 1}: the space of deleted logs comes back", more > 0 and again > dead - 3 * segment,
                   f"{dead >> 20} MiB deleted, {again >> 20} MiB appended since, {time.monotonic() - began:.0f} s")
         check(f"{what}: it stops cleanly", daemon.stop() == 0)
@@ -333,7 +333,8 @@ else:
     with scratch() as directory, mounted(Path(directory), 256, ("mkfs.btrfs", "-q", "--mixed")) as mount:
         ballast = [mount / f"ballast-{number}" for number in range(ROUNDS + 1)]
         for number, path in enumerate(ballast):
-            # Fallocated space would not be taken by copies. The first file goes last: more than sorting keeps free.
+            # Copies would not use fallocated space. The first file goes last: it exceeds the space that sorting keeps
+            # free.
             path.write_bytes(os.urandom(BALLAST if number else 80 * MIB))
         copies(mount / "data", ballast)
 finish()

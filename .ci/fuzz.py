@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Fuzzes what reads bytes of others: files of a data directory, requests, configuration.
+"""Fuzzes the readers of foreign bytes: files of a data directory, requests, configuration.
 
 usage: .ci/fuzz.py [TARGET...]
 
 Builds the targets of storage/fuzz and server/fuzz with libFuzzer and AddressSanitizer (a stable
-compiler does, by RUSTC_BOOTSTRAP) and runs each from its corpus, WALD_FUZZ_SECONDS (8) long or
+compiler does, by RUSTC_BOOTSTRAP). Runs each from its corpus, for WALD_FUZZ_SECONDS (8) or
 WALD_FUZZ_RUNS executions. A panic, more than 10 s or 1 GiB for one input, or an allocation of
-256 MiB at once fails, and the line that repeats it is printed. New inputs stay in the target
-directory, and are the beginning of the next run there.
+256 MiB at once fails, and the script prints the line that repeats it. New inputs stay in the target
+directory; the next run there begins with them.
 
-With WALD_FUZZ_SANITIZER=none it goes some three times as fast, and sees no single allocation."""
+WALD_FUZZ_SANITIZER=none makes it about three times as fast, without the check of single allocations."""
 
 import os
 import re
@@ -33,7 +33,7 @@ TRIPLE = next(
     for line in subprocess.check_output(["rustc", "-vV"], text=True).splitlines()
     if line.startswith("host:")
 )
-# What cargo-fuzz sets, for one thing less to install.
+# The flags that cargo-fuzz sets; they save its installation.
 FLAGS = [
     "--cfg fuzzing",
     "-Cpasses=sancov-module",
@@ -65,7 +65,7 @@ def build(crate: str, targets: list[str]) -> None:
 
 
 def run(crate: str, target: str) -> bool:
-    """Runs one; prints what it did, and how to repeat a failure."""
+    """Runs one target; prints its statistics, and how to repeat a failure."""
     program = BUILD / TRIPLE / "release" / target
     found, failed = BUILD / "corpus" / target, BUILD / "artifacts" / target
     for directory in (found, failed):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/grafana.py
 
-What can be said about grafana/ without running Wald for long: dashboards are what Grafana's own
-types say (@grafana/schema, checked by TypeScript), complete and findable; alerts pass promtool and
-its tests, each with one that fires and one that does not; each has its runbook; /metrics is clean.
+Tests of grafana/ that need no long run of Wald. Dashboards match Grafana's own
+types (@grafana/schema, checked by TypeScript), and are complete and findable. Alerts pass promtool and
+its tests: each has one that fires, one that does not, and a runbook. /metrics is clean.
 """
 
 import json
@@ -37,7 +37,7 @@ type Board = Omit<Plain<Dashboard>, 'panels' | 'annotations' | 'templating'> & {
   annotations: { list: Annotation[] }; templating: { list: Plain<VariableModel>[] } };
 """
 TESTS = ["wald.test.yaml", "wald.days.test.yaml"]
-# Each must be found by the types, or they find nothing.
+# The types must find each mistake, or they find nothing.
 MISTAKES = [
     ("an unknown key", '"gridPos":', '"gridPosition":'),
     ("a value that is none", '"showPoints": "never"', '"showPoints": "nevr"'),
@@ -47,7 +47,7 @@ MISTAKES = [
 
 
 def typed(name, text):
-    """Whether the types hold for a dashboard; what TypeScript says."""
+    """Whether a dashboard matches the types, and TypeScript's output."""
     (NODE / f"{name}.ts").write_text(f"{TYPES}\nconst board: Board = {text};\nexport default board;\n")
     done = run("node_modules/.bin/tsc", "--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext",
                "--moduleResolution", "nodenext", "--target", "es2022", f"{name}.ts", cwd=NODE)
@@ -107,7 +107,7 @@ def in_two_clusters(tests):
     lines, item = [], None
     source = tests.splitlines()
     for at, line in enumerate(source):
-        # An alert that is expected ends with the first line that is not deeper.
+        # An expected alert ends with the first line that is not deeper.
         if item is not None and not line.startswith(" " * 12):
             for labels in clusters:
                 more = [f"              {name}: {value}" for name, value in labels.items()]
@@ -156,7 +156,7 @@ def alerts_hold():
         check(f"{rule['name']} has severity, summary, description and runbook", rule["labels"].get("severity") in
               ("critical", "warning", "info") and {"summary", "description"} <= rule["annotations"].keys()
               and rule["annotations"].get("runbook_url") == link)
-    # promtool fails a test whose alert does not come out as listed: an entry without alerts is one that must not fire.
+    # promtool fails a test whose alert differs from the list: an entry without alerts is one that must not fire.
     found = re.findall(r"alertname: (\w+)\s+exp_alerts:( \[\])?", "".join(test.read_text() for test in tests))
     for rule in alerts:
         kinds = {bool(empty) for name, empty in found if name == rule["name"]}

@@ -16,7 +16,7 @@ WAL = "wald.v1.WalService"
 
 
 class Following:
-    """A scan that follows, and the messages it has printed so far."""
+    """A scan that follows, and its messages until now."""
 
     def __init__(self, daemon, request):
         command = [grpcurl(), "-plaintext", "-d", json.dumps(request), daemon.grpc, f"{WAL}/Scan"]
@@ -33,7 +33,7 @@ class Following:
                 text = ""
 
     def wait_for(self, wanted, seconds=20):
-        """Waits for a message that is wanted; None if there is none in time."""
+        """Waits for a matching message; None if none comes in time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
@@ -51,7 +51,7 @@ def texts(message):
 
 
 def described(daemon):
-    """Every service, method, message and field says something about itself."""
+    """Every service, method, message and field has a comment."""
     missing, seen = [], 0
     todo, done = ["wald.v1.WalService", "wald.v1.LogService", "wald.v1.CursorService", "wald.v1.OpsService"], set()
     while todo:
@@ -84,7 +84,7 @@ with scratch() as directory, Daemon(Path(directory) / "data") as daemon:
     seen, missing = described(daemon)
     check("everything reachable from the services is commented", not missing and seen > 150,
           f"{seen} items{'; without: ' + str(missing[:5]) if missing else ''}")
-    # What clients of today ask, and what older ones do; the part of its schema that matters.
+    # Requests of current and of older clients; the part of the schema that matters.
     for version in ("v1", "v1alpha"):
         (Path(directory) / "reflection.proto").write_text(
             f'syntax = "proto3"; package grpc.reflection.{version};'

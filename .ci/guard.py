@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/guard.py [--renew]
 
-What an append, a read, a scan and a start after a kill cost in instructions of the daemon, counted by callgrind: nearly
-the same however busy the machine is. Each must be within its tolerance of .ci/guard.json, above and below: a change that
-makes something cheaper is written down too, with --renew. A newer compiler or another processor changes all of
+Counts the daemon's instructions of an append, a read, a scan and a start after a kill, by callgrind. They are nearly
+the same however busy the machine is. Each must be within its tolerance of .ci/guard.json, above and below: --renew
+records a change that makes something cheaper, too. A newer compiler or another processor changes all of
 them a little.
 """
 
@@ -12,7 +12,7 @@ from common import *
 BASELINE = ROOT / ".ci" / "guard.json"
 FILLED = 20_000
 SEGMENT = 64 << 20
-# What is counted: name, workload of walctl bench, its flags, how many records that is.
+# Measurements: name, workload of walctl bench, its flags, number of records.
 LOADS = [
     ("append", "append", ["--in-flight", 1, "--count", 1_500], 1_500),
     ("append in a batch of 100", "batch", ["--in-flight", 1, "--count", 150], 15_000),
@@ -20,12 +20,12 @@ LOADS = [
     ("read of one record", "read", ["--in-flight", 1, "--count", 1_500, "--filled", FILLED], 1_500),
     ("record of a scan", "scan", ["--in-flight", 1, "--count", 3, "--filled", FILLED], 3 * FILLED),
 ]
-# What a start finds behind its checkpoint: so many batches, each a group of its own, in one segment; their size.
+# Batches behind the checkpoint at a start, each a group of its own in one segment; and records of a batch.
 FEW, MANY = 1_000, 3_000
 BATCH = 100
-# How many messages of a session meet depends on time, and with it how much each costs. Of a batch, what the
-# background does meanwhile is more of the whole: its count varies by some 6 %, that of an append by 0.1 %.
-# What a start finds is the difference of two starts, each of which varies by some 2 %.
+# The grouping of a session's messages depends on time, and so does the cost of each. For a batch, background
+# work is a larger part of the whole: its count varies by some 6 %, the count of an append by 0.1 %.
+# The cost of a recovered record is the difference of two starts; each start varies by some 2 %.
 TOLERANCE = {"append in a session": 0.25, "record that a start finds": 0.25}
 MOST = 0.1
 
@@ -39,14 +39,14 @@ class Counted(Daemon):
             "valgrind", "--tool=callgrind", f"--callgrind-out-file={self.out}", f"--log-file={self.out}.log"))
 
     def ready(self):
-        """Not from /metrics: what reads the processor's clock there does not work under callgrind. A segment that is
-        prepared is filled."""
+        """Not from /metrics: its reading of the processor's clock does not work under callgrind. A prepared
+        segment is filled."""
         filled = lambda file: file.stat().st_blocks * 512 >= SEGMENT
         wait_until(lambda: sum(map(filled, (self.data_dir / "journal").iterdir())) >= 5)
         return self
 
     def count(self):
-        """Instructions since the last look."""
+        """Instructions since the last call."""
         before = self.dumps()
         run("callgrind_control", "--dump", self.pid, check=True)
         wait_until(lambda: len(self.dumps()) > len(before))
@@ -65,7 +65,7 @@ def bench(daemon, workload, *flags):
 
 
 def killed(data, batches):
-    """Instructions of a start behind so many batches."""
+    """Instructions of a start behind this number of batches."""
     with Daemon(data, "--sorter-enabled=false", "--segment-bytes", SEGMENT) as daemon:
         daemon.ready()
         bench(daemon, "batch", "--in-flight", 1, "--batch", BATCH, "--count", batches)
@@ -80,7 +80,7 @@ def measure(directory):
     with Counted(directory / "store") as daemon:
         daemon.ready()
         for name, workload, flags, records in LOADS:
-            # Memory, connections and what is filled: the second time nothing of that is left to be done.
+            # The first run prepares memory, connections and stored records; the second one is counted.
             bench(daemon, workload, *flags)
             daemon.count()
             bench(daemon, workload, *flags)

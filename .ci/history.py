@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/history.py [FLAGS of .ci/history check, such as --seed N]
 
-Is what concurrent callers are told what one caller at a time would have been told? Records 8
+Checks that concurrent callers get answers that one caller at a time could get. Records 8
 histories of 5,000 calls each (appends plain and conditional, batches over logs, fences, tails and
-reads, by 12 callers, under kills of the daemon) and has Porcupine judge them. Then each with a lie
-planted in it, which must be rejected. Prints the seed, calls, histories and time.
+reads, by 12 callers, under kills of the daemon) and has Porcupine judge them. Then it plants a false answer
+in each, which must be rejected. Prints the seed, calls, histories and time.
 """
 
 from history_program import run_program

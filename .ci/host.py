@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What the host may do to a store, tried on the built binaries.
+"""Tests changes that the host may make to a store, on the built binaries.
 
 usage: .ci/host.py
 
-Modes under every umask; links, pipes, directories and devices in the place of each file and
-directory of a store, an archive and a directory of backups; owners; numbers that no store gets
-to, in files whose checksums fit; a frame that claims 900 MiB. Nothing hangs, panics, follows a
-link, or takes memory by a number it read. As root it also tries devices and other owners."""
+It covers: modes under every umask; links, pipes, directories and devices in the place of each file and
+directory of a store, an archive and a directory of backups; owners; numbers that no real store reaches,
+in files with correct checksums; a frame that claims 900 MiB. Nothing may hang, panic, follow a
+link, or allocate memory by a number it read. As root it also tries devices and other owners."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from common import *  # noqa: F403
 
 usage()
 
-#: Nothing here takes longer.
+#: Maximum seconds of a step here.
 SECONDS = 20
 ROOT_USER = os.geteuid() == 0
 TABLE = []
@@ -41,12 +41,12 @@ def crc32c(data, seed=0):
 
 
 def claim(what, holds, text=""):
-    """Counts one check; what was said is printed where it does not hold."""
+    """Counts one check; prints the output if it does not hold."""
     check(what, holds, "" if holds else str(text).strip()[-400:])
 
 
 def wald(*arguments, **options):
-    """Runs the daemon's binary to its end: exit code and what it said. 124 if it hangs."""
+    """Runs the daemon's binary to its end: exit code and output. 124 if it hangs."""
     try:
         done = run(WALD, *arguments, timeout=SECONDS, **options)
     except subprocess.TimeoutExpired:
@@ -55,7 +55,7 @@ def wald(*arguments, **options):
 
 
 def serve(data, *arguments, **options):
-    """Starts the daemon, which must end by itself or serve: exit code (0 = it served), output."""
+    """Starts the daemon, which must end or serve: exit code (0 = it served), output."""
     command = [WALD, "--data-dir", data, "--listen", ":0", "--http-listen", ":0", "--log-format", "json", *SMALL, *arguments]
     process = subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                text=True, env=clean_environment(), **options)
@@ -92,7 +92,7 @@ def modes_of(root):
 
 
 def umasks(scratch):
-    """Everything that Wald and walctl make, under every umask that people set, and odd ones."""
+    """All files of Wald and walctl, under common and odd umasks."""
     for umask in (0o000, 0o022, 0o077, 0o777):
         root = scratch / f"umask-{umask:03o}"
         root.mkdir(0o700)
@@ -116,7 +116,7 @@ def umasks(scratch):
 
 
 def open_directory(good, scratch):
-    """A directory that others can open is served, with a warning that says how to close it."""
+    """A directory that others can open is served, with a warning that names the command to close it."""
     data = scratch / "open"
     shutil.copytree(good, data)
     data.chmod(0o755)
@@ -136,7 +136,7 @@ KINDS = {"link": "a symbolic link", "dangling": "a symbolic link", "pipe": "a na
 
 
 def put(kind, path, target):
-    """Puts something odd there."""
+    """Puts a file of an odd kind there."""
     if kind == "link":
         path.symlink_to(target)
     elif kind == "dangling":
@@ -152,12 +152,12 @@ def put(kind, path, target):
 
 
 def tree(root):
-    """What is below a directory, and what is in it."""
+    """Files below a directory, with their contents."""
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
 def odd(good, path, kind, scratch, commands):
-    """One odd thing in the place of `path`: each command names it, in time, and leaves its target alone."""
+    """One odd file in the place of `path`: each command names it, in time, and leaves its target alone."""
     data, targets = scratch / "odd", scratch / "targets"
     for directory in (data, targets):
         shutil.rmtree(directory, ignore_errors=True)
@@ -216,7 +216,7 @@ def special_files(good, backups, scratch):
 
 
 def odd_backups(good, scratch):
-    """walctl writes through no link either."""
+    """walctl does not write through links, either."""
     data = scratch / "served"
     shutil.copytree(good, data)
     with Daemon(data, *SMALL) as daemon:
@@ -232,7 +232,7 @@ def odd_backups(good, scratch):
             told = f"{path} is {KINDS[kind]}" in done.stderr.decode() and done.returncode not in (0, 101)
             claim(f"walctl backup: {kind} at {path} is named", told, done.stderr.decode().strip()[-200:])
             claim("and left alone", tree(target) == {"file": b"precious"})
-        # What an earlier backup left half written is no way out of the directory either.
+        # A link in place of an earlier backup's unfinished file does not lead out of the directory either.
         shelf, precious = scratch / "shelf2", scratch / "precious"
         assert daemon.walctl("backup", shelf).returncode == 0
         precious.write_bytes(b"precious")
@@ -243,7 +243,7 @@ def odd_backups(good, scratch):
 
 
 def archives(scratch):
-    """What retention drops is for the owner only, too, and an archive is read without surprises."""
+    """Archives of expired records are also for the owner only, and odd files in them cause no surprises."""
     kept, data = scratch / "archive", scratch / "archived"
     kept.mkdir(0o700)
     small = ["--segment-bytes", "64KiB", "--sorter-step-bytes", "256KiB", "--retention-max-records", "1", "--retention-interval", "200ms"]
@@ -269,7 +269,7 @@ def archives(scratch):
 
 
 def owners(good, scratch):
-    """Root makes no files in a directory of another user, unless it is told to."""
+    """Root creates no files in a directory of another user, unless a setting allows it."""
     if not ROOT_USER:
         return
     data = scratch / "foreign"
@@ -307,7 +307,7 @@ def begun(epoch, segment, base):
 
 
 def numbers(good, scratch):
-    """Numbers in BEGUN that no store gets to: named, not used, and never a panic."""
+    """Numbers in BEGUN that no real store reaches: reported, not used, and never a panic."""
     most = 2**64 - 1
     cases = [(begun(most, 1, 0), "epoch 18446744073709551615 is above 8388607"),
              (begun(2**24, 1, 0), "epoch 16777216 is above 8388607"),
@@ -394,7 +394,7 @@ def claims(scratch):
 
 
 def fast_crc(data):
-    """CRC-32C of many bytes, by a table of 16 bits where there is no library."""
+    """CRC-32C of many bytes, by a table of 16 bits if there is no library."""
     try:
         import google_crc32c
         return google_crc32c.value(data)

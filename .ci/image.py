@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/image.py
 
-The image: built FROM scratch by buildah from the static binaries (the step `static` of .ci/run comes
-first), and run by runc exactly as the chart's manifests say: user 65532, read-only root, no
+Tests the image: buildah builds it FROM scratch with the static binaries (the step `static` of .ci/run comes
+first), and runc runs it exactly as the chart's manifests say: user 65532, read-only root, no
 capabilities. Appends and reads back by the commands of `helm test`, drains, starts again. Needs
 root, for namespaces.
 
@@ -16,7 +16,7 @@ END = "everything accepted is on the device"
 
 
 def built(directory):
-    """Builds the image and unpacks it; the runtime's bundle."""
+    """Builds the image and unpacks it; returns the runtime's bundle."""
     binaries = directory / "binaries"
     (binaries / "data").mkdir(parents=True)
     for name in "wald", "walctl":
@@ -37,7 +37,7 @@ def built(directory):
 
 
 class Container:
-    """A container of a pod's manifest, under runc. Its data is in a directory, its network its own or another's."""
+    """A container of a pod's manifest, under runc. Its data is in a directory; its network is its own or another's."""
 
     def __init__(self, directory, bundle, name, pod, container, network=None):
         self.name, self.directory = name, directory / name
@@ -51,7 +51,7 @@ class Container:
         assert security["capabilities"] == {"drop": ["ALL"]}
         process["capabilities"] = {kind: [] for kind in process["capabilities"]}
         process["args"] = container.get("command", process["args"]) + container.get("args", [])
-        # Of two with the same name the last counts, as in Kubernetes.
+        # Of two variables with the same name the last counts, as in Kubernetes.
         variables = {item["name"]: item["value"] for item in container.get("env", [])}
         given = dict(item.split("=", 1) for item in process["env"])
         process["env"] = [f"{name}={value}" for name, value in {**given, **variables}.items()]
@@ -72,7 +72,7 @@ class Container:
         return run("runc", "--root", self.state, *arguments, **options)
 
     def run(self):
-        """Runs it to its end: (exit code, what it said)."""
+        """Runs it to its end: (exit code, output)."""
         done = self.runc("run", "--bundle", self.directory, self.name)
         return done.returncode, (done.stdout + done.stderr).decode()
 
@@ -109,7 +109,7 @@ class Container:
 
 
 def volumes(directory, objects):
-    """What the pod mounts: an empty directory of the pod's group, as fsGroup makes it, and the settings."""
+    """The pod's mounts: an empty directory of the pod's group, as fsGroup makes it, and the settings."""
     data, config = directory / "volumes" / "data", directory / "volumes" / "config"
     data.mkdir(parents=True)
     config.mkdir()
@@ -120,7 +120,7 @@ def volumes(directory, objects):
 
 
 def rights(daemon):
-    """What the process may do, as the kernel has it."""
+    """Rights of the process, read from the kernel."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines() if ":\t" in line)
     check("it runs as 65532", set(status["Uid"].split()) == {"65532"} == set(status["Gid"].split()))
     held = {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
@@ -134,11 +134,11 @@ def rights(daemon):
 
 
 def helm_test(directory, bundle, objects, daemon):
-    """The containers of the test's pod, one after the other."""
+    """Runs the containers of the test's pod in order."""
     pod = only(objects, "Pod")["spec"]
     outputs = []
     for container in [*pod["initContainers"], *pod["containers"]]:
-        # The service's name is the cluster's; here they share a network.
+        # The service's name belongs to the cluster; here they share a network.
         near = {**container, "env": [{"name": "WALD_ENDPOINT", "value": "http://127.0.0.1:6925"}]}
         step = Container(directory, bundle, f"test-{container['name']}", pod, near, f"/proc/{daemon.pid}/ns/net")
         code, text = step.run()
@@ -151,7 +151,7 @@ def helm_test(directory, bundle, objects, daemon):
 
 
 def probed(daemon, container, kind):
-    """What the kubelet would be told by a probe of the manifest."""
+    """The status that a probe of the manifest reports to the kubelet."""
     probe = container[f"{kind}Probe"]["grpc"]
     inside = ["nsenter", f"--net=/proc/{daemon.pid}/ns/net"]
     done = run(*inside, grpcurl(), "-plaintext", "-d", json.dumps({"service": probe["service"]}),
@@ -160,7 +160,7 @@ def probed(daemon, container, kind):
 
 
 def probes(daemon, container):
-    """Every probe, by gRPC as the manifest says, and its like by HTTP."""
+    """Every probe by gRPC, as in the manifest, and its counterpart by HTTP."""
     answers = {kind: probed(daemon, container, kind) for kind in ("startup", "liveness", "readiness")}
     check("all probes of the manifest succeed", set(answers.values()) == {"SERVING"}, answers)
     other = only(rendered("--set", "probes.kind=http"), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
@@ -184,7 +184,7 @@ def notes(daemon):
 
 
 def appended(daemon):
-    """Appends the settings file under exec, which has no standard input: (exit code, what was said)."""
+    """Appends the settings file under exec, which has no standard input: (exit code, output)."""
     done = daemon.exec("walctl", "append", "kept", "--format", "raw", "/etc/wald/wald.toml", "--timeout", "5s")
     return done.returncode, said(done)
 

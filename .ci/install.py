@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """usage: .ci/install.py
 
-The Helm chart on a real Kubernetes API (kubernetes.py): what each values file makes is taken
-strictly and by Pod Security `restricted`; install, test, upgrade from a version before, refusals,
-stop and uninstall by helm, with the claim kept throughout.
+Tests the Helm chart on a real Kubernetes API (kubernetes.py). The objects of each values file pass strict
+validation and Pod Security `restricted`. helm does install, test, upgrade from an earlier version, refusals,
+stop and uninstall, and the claim is kept throughout.
 
-The nodes are played by kwok. So this shows what the API, the controllers and helm make of the
-chart; that the test hook's pod is made, admitted and waited for, but not what runs in it.
+kwok plays the nodes. The test covers the API, the controllers and helm with the
+chart. The test hook's pod is created, admitted and waited for, but its commands do not run here:
 image.py runs the same commands, from the same manifests, in real containers.
 """
 
@@ -16,13 +16,13 @@ from kubernetes import *
 
 usage()
 APPS = "/apis/apps/v1/namespaces/wald/statefulsets/wald"
-# What the API never lets change. The rest of the claim templates and selectors are in there too.
+# Fields that may change. The API refuses changes of all others, such as claim templates and selectors.
 MUTABLE = {"replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit",
            "persistentVolumeClaimRetentionPolicy", "minReadySeconds"}
 
 
 def packaged(directory, version, change=None):
-    """The chart as a package of a version, changed before if so wanted."""
+    """The chart as a package of a version, after an optional change."""
     source = directory / f"source-{version}"
     shutil.copytree(CHART, source / "wald", symlinks=False)
     if change:
@@ -45,7 +45,7 @@ def as_a_pod(stateful_set):
 
 
 def admission(cluster):
-    """Every object of every values file, and the pods that would come of them."""
+    """Every object of every values file, and the pods that follow from them."""
     for values in VALUES:
         objects = rendered("--values", values)
         pods = [o for o in objects if o["kind"] == "Pod"]
@@ -79,7 +79,7 @@ def succeeded(cluster, what, *arguments):
 
 
 def life(cluster, directory):
-    """From an older version to this one, and to the end."""
+    """Upgrades an older version to this one, and uninstalls it."""
     older, current = packaged(directory, "0.0.1"), packaged(directory, "0.0.2")
     switches = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true"
     succeeded(cluster, "helm install --wait", "install", "wald", older, "--wait", "--timeout", "2m", "--set", switches)

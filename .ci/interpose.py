@@ -1,11 +1,11 @@
-"""System calls of a process, told one by one as they begin, and made to fail.
+"""Reports system calls of a process one by one as they begin, and makes them fail.
 
-A filter of the kernel (seccomp) stops the calls that are asked for before they do anything, and
-leaves to us what becomes of each. Not strace, whose `when=` counts for each thread by itself: here
-the n-th call on a file is the n-th whichever thread makes it, and a call that nobody asked for costs
+A filter of the kernel (seccomp) stops the selected calls before they do anything, and
+lets this program decide on each. It replaces strace, whose `when=` counts separately for each thread: here
+the n-th call on a file is the n-th of all threads, and a call that is not selected costs
 nothing.
 
-Run as a program it is the way in: it puts the filter on itself, hands it over, and becomes the command.
+Run as a program it sets the filter on itself, hands it over, and becomes the command.
 """
 
 import array
@@ -48,7 +48,7 @@ SECCOMP = 317
 
 
 def program(numbers):
-    """The filter: calls of these numbers are told, all others pass."""
+    """The filter: calls of these numbers are reported, all others pass."""
     load, equal, give = 0x20, 0x15, 0x06
     code = [(load, 0, 0, 4), (equal, 1, 0, X86_64), (give, 0, 0, ALLOW), (load, 0, 0, 0)]
     for number in numbers:
@@ -58,7 +58,7 @@ def program(numbers):
 
 
 def become(path, numbers, command):
-    """Puts the filter on this process, hands it to who listens at the path, and runs the command."""
+    """Sets the filter on this process, hands it to the listener at the path, and runs the command."""
     code, length = program(numbers)
     buffer = ctypes.create_string_buffer(code)
     prog = struct.pack("HxxxxxxQ", length, ctypes.addressof(buffer))
@@ -69,7 +69,7 @@ def become(path, numbers, command):
         listener = libc.syscall(SECCOMP, SET_FILTER, NEW_LISTENER, prog)
         if listener < 0:
             raise OSError(ctypes.get_errno(), "seccomp")
-        # sendmsg is never among the calls that are told.
+        # sendmsg is never among the reported calls.
         hand.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
     os.close(listener)
     os.execv(command[0], command)
@@ -80,7 +80,7 @@ class Told:
 
     def __init__(self, name, path, number, at, creates, span=None):
         self.name, self.path, self.number, self.at, self.creates = name, path, number, at, creates
-        # From and to, of a read or write at an offset.
+        # Start and end of a read or write at an offset.
         self.span = span
 
     @property
@@ -91,8 +91,8 @@ class Told:
 class Interposer:
     """Listens to the calls of one process on files below a directory. A context.
 
-    `decide` is asked about each and gives back None, or what becomes of it: ("error", errno),
-    ("kill",) or ("short",), a write of which half is done. `command` is what to put before the command.
+    `decide` gets each call and returns None or an action: ("error", errno),
+    ("kill",) or ("short",), which writes only half. `command` is the prefix of the daemon's command.
     """
 
     def __init__(self, directory, names, decide=lambda call: None):
@@ -178,14 +178,14 @@ class Interposer:
             case ("error", errno):
                 return RESPONSE.pack(id_, 0, -errno, 0)
             case ("kill",):
-                # It is stopped in this call, which does nothing then.
+                # The process is stopped in this call, which then does nothing.
                 os.kill(pid, signal.SIGKILL)
                 return None
             case ("short",):
                 return RESPONSE.pack(id_, half_written(pid, arguments), 0, 0)
 
     def _path(self, pid, name, arguments):
-        """The file of a call, below the directory; None if it lies elsewhere."""
+        """The file of a call, below the directory; None if it is elsewhere."""
         _, kind, place = CALLS[name]
         try:
             if kind == DESCRIPTOR:
@@ -193,7 +193,7 @@ class Interposer:
             else:
                 path = string_of(pid, arguments[place])
                 if not path.startswith("/") and place == 1:
-                    # Of the directory that is open, or of the descriptor itself.
+                    # Relative to the open directory, or the descriptor itself.
                     directory = os.readlink(f"/proc/{pid}/fd/{arguments[0] & 0xFFFFFFFF}")
                     path = f"{directory}/{path}"
         except OSError:
@@ -208,7 +208,7 @@ def string_of(pid, address):
     """The string at an address of a process."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         memory.seek(address)
-        # A page at a time: what lies beyond may not be mapped.
+        # Page by page: the next page may not be mapped.
         text = b""
         while b"\0" not in text and len(text) < 8192:
             text += memory.read(4096 - (address + len(text)) % 4096)
@@ -216,7 +216,7 @@ def string_of(pid, address):
 
 
 def half_written(pid, arguments):
-    """Does half of a pwrite64, and gives back how much that is."""
+    """Writes half of a pwrite64, and returns its number of bytes."""
     descriptor, address, length, offset, *_ = arguments
     half = max(1, length // 2)
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:

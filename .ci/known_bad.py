@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """usage: .ci/known_bad.py [--all] [MISTAKE...]
 
-A test that would also pass on a broken build is worth nothing. Engines that are wrong on purpose, one mistake
-each (storage/src/disk/known_bad.rs), go through the layers of tests: which layer catches which, and how soon. A
-mistake that no layer catches fails this; so does a layer that fails without any mistake, and one that does not
-come to an end: a test that hangs says nothing. Sizes are small: a layer that catches nothing here may do so in a
+A test that also passes on a broken build is worth nothing. Engines with one deliberate mistake each
+(storage/src/disk/known_bad.rs) go through the layers of tests. The result is which layer catches which, and how
+soon. A mistake that no layer catches fails this check. So does a layer that fails without any mistake, and one that
+never ends: a test that hangs proves nothing. Sizes are small: a layer that catches nothing here may do so in a
 longer run. With CI_LIGHT=1 a mistake goes through the layers in turn and stops at the first that catches it. With
---all also the layers that take a daemon (kills, failing calls, real power cuts: as root, with loop devices) and the
+--all also the layers that start a daemon (kills, failing calls, real power cuts: as root, with loop devices) and the
 engine's other tests, which takes some minutes more.
 """
 
@@ -20,24 +20,24 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
             "unreadable_ends_read", "leftovers_stay", "sorted_indexes_stay", "producers_never_expire",
             "damage_stops_checkpoints"]
-# What the other layers of the engine's own tests are: their modules.
+# Modules of the other layers of the engine's own tests.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair"]
 SPACE, MONTH = ["space"], ["month"]
-# Many times what any layer takes, and more than any of them waits for something.
+# Many times the duration of any layer, and longer than any internal wait.
 PATIENCE = 240
 WORKERS = 2
-# Calls that fail, of .ci/syscalls.py: flushes of the journal, at the start and later, and one of its directory.
+# Failing calls, as in .ci/syscalls.py: flushes of the journal, at the start and later, and one of its directory.
 FAULTS = ["new:fdatasync:journal/0000000000000001.seg:2:EIO", "new:fdatasync:journal/0000000000000001.seg:6:EIO",
           "new:fsync:journal:1:EIO"]
-# What a test that fails is called, as soon as it is told.
+# Line of a failing test, as soon as it is printed.
 FAILED = re.compile(r"test (\S+) \.\.\. FAILED|FAIL (.+)")
 
 Cell = collections.namedtuple("Cell", "end seconds by out")
 
 
 def built(*arguments):
-    """The binaries that cargo makes of this, by name of their target."""
+    """The binaries that cargo builds with these arguments, by target name."""
     command = ["cargo", *arguments, "--no-run", "--message-format", "json"]
     out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
@@ -45,7 +45,7 @@ def built(*arguments):
 
 
 def layers(directory, every):
-    """For each layer: its command, and what it finds in its environment."""
+    """For each layer: its command and its environment."""
     # As in .ci/run.
     wrong = "test", "--workspace", "--lib", "--features"
     engine = built(*wrong, "wald-storage/known-bad,wald-storage/zstd")["wald_storage"]
@@ -66,10 +66,10 @@ def layers(directory, every):
     if not every:
         return found
     tests = built("test", "-p", "wald-server", "--features", "known-bad", "--test", "kill", "--test", "power_cut")
-    # Out of the way of the next build.
+    # A separate path, so that the next build does not replace it.
     daemon = shutil.copy2(tests["wald"], directory / "wald")
     own = {"WALD_BINARY": str(daemon)}
-    # Made once: those who use it at the same time find it made.
+    # Built once, before several layers use it at the same time.
     python, _ = runner("python")
     skipped = [word for name in SIMULATED + HISTORIES + DAMAGE + SPACE + MONTH for word in ("--skip", f"tests::{name}::")]
     return found | {
@@ -81,10 +81,10 @@ def layers(directory, every):
 
 
 def wrapped(daemon, mistake):
-    """A daemon that makes the mistake: tests take the environment from theirs."""
+    """A daemon with the mistake: tests pass it in the environment."""
     path = Path(f"{daemon}-{mistake}")
     if not path.exists():
-        # Nobody finds it half written, or still open for that.
+        # No process finds it half written, or still open for writing.
         temporary = Path(f"{path}.{threading.get_ident()}")
         temporary.write_text(f'#!/bin/sh\nexec env WALD_KNOWN_BAD={mistake} "{daemon}" "$@"\n')
         temporary.chmod(0o755)
@@ -93,8 +93,8 @@ def wrapped(daemon, mistake):
 
 
 def run(command, environment, mistake, directory):
-    """How a layer ends, in which time, by which test, and its last words. Of one that is to fail only as much
-    as it takes to do so; what it leaves behind lies in the directory."""
+    """How a layer ends, the seconds it takes, the failing test, and its last words. With a mistake a layer of the
+    engine is stopped at its first failure. Its files stay in the directory."""
     environment = {**clean_environment(), **environment, "TMPDIR": str(directory)}
     # Tests of a crate run in its directory.
     place = ROOT / ("server" if "WALD_BINARY" in environment else "storage")
@@ -105,7 +105,7 @@ def run(command, environment, mistake, directory):
     began = time.monotonic()
     process = subprocess.Popen([str(part) for part in command], cwd=place, env=environment, start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    # Not waited for before, so the group is there.
+    # Not waited for before, so the process group still exists.
     end = lambda: os.killpg(process.pid, signal.SIGKILL)
     gave_up = threading.Event()
     watchdog = threading.Timer(PATIENCE, lambda: (gave_up.set(), end()))
@@ -115,7 +115,7 @@ def run(command, environment, mistake, directory):
         said.append(line)
         told = FAILED.match(line)
         by = by or told and (told[1] or told[2])[:200]
-        # One that has a disk of its own gives it back before it ends.
+        # A layer with a disk of its own must release it, so it runs to its end.
         if by and mistake and place.name == "storage":
             end()
             break
@@ -127,7 +127,7 @@ def run(command, environment, mistake, directory):
 
 
 def until_caught(every, mistake, directory):
-    """What the layers say of a mistake, up to the first that catches it."""
+    """The layers' results for a mistake, up to the first that catches it."""
     cells = {}
     for layer, how in every.items():
         cells[layer] = run(*how, mistake, directory)

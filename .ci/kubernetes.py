@@ -1,5 +1,5 @@
-"""A Kubernetes API of one's own: etcd, API server, controllers and scheduler as they are, on free
-ports below a directory. Nodes are played by kwok: pods are scheduled and become ready, and nothing
+"""Runs a real Kubernetes API: etcd, API server, controllers and scheduler, on free
+ports below a directory. kwok plays the nodes: pods are scheduled and become ready, but nothing
 runs in them.
 """
 
@@ -18,13 +18,13 @@ CLUSTER_WIDE = {"Namespace", "Node", "PersistentVolume", "CustomResourceDefiniti
 
 
 def module(name, version):
-    """Where a Go module of this version lies, fetched once."""
+    """Path of a Go module of this version, fetched once."""
     done = run("go", "mod", "download", "-json", f"{name}@{version}", cwd=SCRATCH, check=True, env=dict(os.environ))
     return Path(json.loads(done.stdout)["Dir"])
 
 
 class Cluster:
-    """The API and what belongs to it; a context that ends all of it."""
+    """The API and its processes; a context that ends all of them."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -85,12 +85,12 @@ class Cluster:
             return 0, str(error).encode(), []
 
     def get(self, path, plain=False):
-        """What is at a path, or None."""
+        """The object or text at a path, or None."""
         status, answer, _ = self.request("GET", path)
         return (answer if plain else json.loads(answer)) if status == 200 else None
 
     def create(self, item, namespace="wald", query=""):
-        """Creates an object: (whether it was taken, what was said, warnings)."""
+        """Creates an object: (whether it was accepted, message, warnings)."""
         status, answer, warnings = self.request("POST", collection(item, namespace) + query, item)
         return status in (200, 201), json.loads(answer).get("message", "") if status else answer.decode(), warnings
 
@@ -107,7 +107,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_):
-        # Nothing in it is worth a clean end, which would take half a minute.
+        # Nothing in it needs a clean end, which would take half a minute.
         for process in reversed(self.processes):
             process.kill()
             process.wait()
@@ -125,7 +125,7 @@ def free_ports(count):
 
 
 def wait_for(condition, seconds=60):
-    """Waits for a condition; what it was at the end."""
+    """Waits for a condition; returns its last value."""
     until = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -133,7 +133,7 @@ def wait_for(condition, seconds=60):
 
 
 def stages():
-    """How kwok plays nodes and pods: as it does by default, and pods of `helm test` succeed."""
+    """Settings of kwok for nodes and pods: its default, but pods of `helm test` succeed."""
     directory = module("sigs.k8s.io/kwok", KWOK) / "kustomize" / "stage"
     paths = ["node/fast/node-initialize", "node/heartbeat/node-heartbeat", "pod/fast/pod-ready", "pod/fast/pod-delete"]
     texts = [(directory / f"{path}.yaml").read_text() for path in paths]
@@ -151,7 +151,7 @@ def definitions():
 
 
 def collection(item, namespace):
-    """Where objects like this one are."""
+    """Path of objects of this kind."""
     version, kind = item["apiVersion"], item["kind"]
     plural = PLURALS.get(kind, kind.lower() + "s")
     start = "/api/v1" if version == "v1" else f"/apis/{version}"
@@ -165,7 +165,7 @@ def node(name):
 
 
 def volume(name):
-    """A volume that any claim without a class can have. Nobody ever mounts it."""
+    """A volume for any claim without a class. No pod ever mounts it."""
     return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
             "spec": {"capacity": {"storage": "100Gi"}, "accessModes": ["ReadWriteOnce"],
                      "hostPath": {"path": "/nowhere"}, "persistentVolumeReclaimPolicy": "Retain"}}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/ledger.py [KILLS [SEED]]
 
-A ledger in each language, as its client's README says to write it: exactly-once producers, a follower with
-balances, state stored with its effects. Each is killed so often (50; 8 with CI_LIGHT=1), at random
+Tests a ledger in each language, written as its client's README shows: exactly-once producers, a follower with
+balances, state stored with its effects. Each is killed KILLS times (50; 8 with CI_LIGHT=1), at random
 moments, and started again. In the end its balances are exact, and its logs hold every transfer once.
 """
 
@@ -14,14 +14,14 @@ from clients import *
 
 KILLS = int(sys.argv[1]) if sys.argv[1:] else sized(50, 8)
 SEED = int(sys.argv[2]) if sys.argv[2:] else random.randrange(1 << 32)
-# For each kill: more than a life of half a second appends, so that the last kill finds work.
+# Transfers per kill: more than a life of half a second appends, so that the last kill finds work.
 TRANSFERS = 1200
-# A life ends after a time between these, in seconds: some die before they have connected.
+# Range of seconds after which a life ends: some die before they have connected.
 LIFE = 0.05, 0.8
 
 
 def program(language):
-    """Builds the ledger of a language; the command that runs it."""
+    """Builds the ledger of a language; returns its command."""
     made = SCRATCH / "clients" / language
     command = runner(language)
     if language == "rust":
@@ -39,7 +39,7 @@ def transfer(number):
 
 
 def exact(count):
-    """The balances after so many transfers."""
+    """The balances after this number of transfers."""
     balances = Counter()
     for source, target, amount in map(transfer, range(count)):
         balances[source] -= amount
@@ -54,7 +54,7 @@ def tail(served, log):
 
 
 def ledger(language, command, served, directory):
-    """Runs one ledger to its end: how often it was killed, what it printed, its status."""
+    """Runs one ledger to its end: number of kills, output, status."""
     dice = random.Random(f"{SEED} {language}")
     folder = Path(directory) / language
     folder.mkdir()

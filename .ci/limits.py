@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """usage: .ci/limits.py
 
-What the system may do to a daemon under load besides failing its calls: a limit on the size of files, a
-file system that turns read-only, a stop of some seconds (SIGSTOP), a limit on memory, so wide that it must
-be kept and so narrow that the process is killed, and a second daemon on its directory. Nothing that was acked
-is lost, nothing is there that was refused, and each is told as what it is. The slow disk is .ci/pressure.py's,
-the full one .ci/full.py's. Mounts a loop device and makes a group of processes, so it needs root.
+Tests actions of the system on a daemon under load, other than failing calls: a limit on the size of files, a
+file system that becomes read-only, a stop of some seconds (SIGSTOP), a limit on memory, once wide enough to
+be kept and once so narrow that the process is killed, and a second daemon on its directory. No acked record
+may be lost, no refused record stored, and each error must name its cause. .ci/pressure.py tests the slow disk,
+.ci/full.py the full one. Mounts a loop device and makes a group of processes, so it needs root.
 """
 
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from common import *
 
 usage()
-# Records are numbers, with zeros before them up to the size asked for.
+# Records are numbers, padded with zeros to the requested size.
 sys.set_int_max_str_digits(0)
 MIB = 1 << 20
 FULL = "ResourceExhausted DISK_FULL NotApplied"
@@ -23,7 +23,7 @@ LOAD_ = dict(appends=10**9, logs=10, attempts=1, tolerate=True)
 
 @contextmanager
 def loads(daemon, data, seconds, pause_ms=1, bytes=1000):
-    """Durable and written appends at a time."""
+    """Durable and written appends at the same time."""
     with daemon.load(seconds=seconds, writers=6, bytes=bytes, pause_ms=pause_ms, durability="durable", prefix="durable",
                      ledger=f"{data}.durable", **LOAD_) as one, \
             daemon.load(seconds=seconds, writers=2, bytes=bytes, pause_ms=pause_ms, durability="written", prefix="written",
@@ -33,13 +33,13 @@ def loads(daemon, data, seconds, pause_ms=1, bytes=1000):
 
 def entries_of(loads_):
     told = [load.result() for load in loads_]
-    # It may be gone before the driver has a connection.
+    # The daemon may end before the driver has a connection.
     wrong = [it["error"] for it in told if "error" in it and "onnect" not in it["error"]]
     return [entry for load in loads_ for entry in load.entries()], wrong
 
 
 def verify(what, data, entries, arguments=(), levels=("DURABLE", "WRITTEN")):
-    """A restart: every ack of these levels is there, nothing that was refused, nothing twice."""
+    """After a restart: every ack of these levels, no refused record, no duplicate."""
     with Daemon(data, *arguments) as daemon:
         found = {**stored(daemon, "durable/"), **stored(daemon, "written/")}
         quiet = not any('"level":"WARN"' in line or '"level":"ERROR"' in line for line in daemon.lines)
@@ -62,7 +62,7 @@ def errors_of(entries):
 
 
 def metric(daemon, name):
-    """One line of /metrics; None if the daemon is gone."""
+    """One value of /metrics; None if the daemon has ended."""
     try:
         return daemon.metric(name)
     except OSError:
@@ -70,7 +70,7 @@ def metric(daemon, name):
 
 
 def file_size(directory):
-    """RLIMIT_FSIZE: writes beyond it fail with EFBIG, and a signal that ends who does not expect it."""
+    """RLIMIT_FSIZE: writes beyond it fail with EFBIG, and with a signal that ends an unprepared process."""
     data, what = directory / "size", "RLIMIT_FSIZE"
     arguments = ["--segment-bytes", "1MiB"]
     with Daemon(data, *arguments) as daemon:
@@ -94,7 +94,7 @@ def file_size(directory):
 
 @contextmanager
 def mounted(directory, *options):
-    """An ext4 file system of 64 MiB of its own: (mount point, name of its device)."""
+    """An ext4 file system of 64 MiB: (mount point, name of its device)."""
     image, mount = directory / "image", directory / "mount"
     mount.mkdir()
     with open(image, "wb") as file:
@@ -111,7 +111,7 @@ def mounted(directory, *options):
 
 
 def read_only(directory, policy):
-    """The kernel makes a file system read-only when it finds an error in it; here it is told that there is one."""
+    """The kernel makes a file system read-only when it finds an error in it; here an error is reported to it."""
     what = f"read-only file system, {policy}"
     directory = directory / policy
     directory.mkdir()
@@ -144,17 +144,17 @@ def read_only(directory, policy):
             check(f"{what}: a start there says why not", ended.code == 74 and "Read-only file system" in ended.lines[-1],
                   ended.lines[-1].strip())
         run("umount", mount, check=True)
-        # A copy: the loop device of the first may be there for a moment yet, with what it thinks of it.
+        # A copy: the first image's loop device may stay for a moment, with its own view of the contents.
         mended = image.with_name("mended")
         shutil.copyfile(image, mended)
         run("fsck.ext4", "-f", "-y", mended)
         run("mount", "-o", "loop", mended, mount, check=True)
-        # What was only written is gone with the page cache, as at a power cut.
+        # Records that were only written are gone with the page cache, as at a power cut.
         verify(what, data, entries, arguments, levels=["DURABLE"])
 
 
 def stopped(directory):
-    """SIGSTOP for some seconds: time goes by, and nothing happens in it."""
+    """SIGSTOP for some seconds: time passes while the daemon does nothing."""
     data, what = directory / "stopped", "SIGSTOP"
     with Daemon(data) as daemon:
         with loads(daemon.ready(), data, 9) as running:
@@ -171,7 +171,7 @@ def stopped(directory):
         check(f"{what}: who waited for it was answered, by an ack", not wrong and not errors_of(entries)
               and longest > 1.5, f"{errors_of(entries)}, at most {longest:.1f} s")
         _, answer, _ = daemon.call("wald.v1.WalService/Append", {"log": "soon", "record": {"text": "x"}, "durability": "DURABILITY_WRITTEN"})
-        # By its timer, which was not run while it was stopped.
+        # By its timer, which did not run while it was stopped.
         durable = lambda: (daemon.call("wald.v1.WalService/GetTail", {"log": "soon"})[1] or {}).get("durableLsn") == "1"
         check(f"{what}: what is written becomes durable by itself afterwards", answer and wait_until(durable, 20))
         daemon.kill()
@@ -180,7 +180,7 @@ def stopped(directory):
 
 @contextmanager
 def memory_group(limit):
-    """A group of processes with so much memory; none if the system has no such groups."""
+    """A group of processes with this memory limit; none if the system has no such groups."""
     v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
     parent, most, now = (v1, "memory.limit_in_bytes", "memory.max_usage_in_bytes") if v1.is_dir() else (v2, "memory.max", "memory.peak")
     group = parent / f"wald-ci-{os.getpid()}"
@@ -195,18 +195,18 @@ def memory_group(limit):
     try:
         yield group, lambda: int((group / now).read_text())
     finally:
-        # A process that has just ended is in it for a moment yet.
+        # A process that has just ended stays in the group for a moment.
         wait_until(lambda: not (group / "cgroup.procs").read_text(), 20)
         group.rmdir()
 
 
 def in_group(group):
-    """A command that goes into the group and becomes the one behind it."""
+    """A command that enters the group and becomes the command after it."""
     return ["/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
 
 
 def memory(directory):
-    """A limit that is wide enough for what the settings allow, page cache included."""
+    """A limit that is wide enough for the settings, page cache included."""
     limit, what = 96 * MIB, "memory limit"
     data = directory / "memory"
     arguments = ["--segment-bytes", "4MiB", "--max-inflight-bytes", "8MiB"]
@@ -227,7 +227,7 @@ def memory(directory):
 
 
 def out_of_memory(directory):
-    """Settings that allow more than there is: the kernel kills the process, under load."""
+    """Settings that allow more memory than the limit: the kernel kills the process, under load."""
     what = "out of memory"
     data = directory / "oom"
     with memory_group(40 * MIB) as (group, peak):
@@ -266,7 +266,7 @@ def second(directory):
     verify(what, data, entries)
 
 
-# So that what is mounted and what was started goes away then too.
+# On SIGTERM, too, mounts and processes are cleaned up.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 with scratch() as temporary:
     directory = Path(temporary)

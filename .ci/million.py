@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """usage: .ci/million.py [DELETED]
 
-A million logs with names of 20 bytes, made in no order by appends to them: how much memory the daemon
-takes when they are idle, how long a start takes after a kill and after it was shut down, and what listing
-them costs. The same memory with 100,000 logs. Times of starts are the best of three, since the machine
-may do other things meanwhile. Then all are deleted, one by one, or those of a store of DELETED: their space and
-their memory come back, once enough is appended for both checkpoints to know of it. Of few, only indexes are too
-much if they stay: frames are within what the sorter may leave.
+Makes a million logs with names of 20 bytes, in no particular order, by appends. Measures the daemon's memory
+when they are idle, the duration of a start after a kill and after a shutdown, and the cost of listing
+them. The same memory with 100,000 logs. Times of starts are the best of three, since the machine
+may be busy. Then all logs are deleted one by one; with DELETED, in a store of this size. Their space and
+memory come back after enough appends for both checkpoints to include the deletions. With few logs
+only leftover indexes would exceed the limit: frames are within the sorter's allowance.
 """
 
 from common import *
@@ -17,7 +17,7 @@ if len(sys.argv) > 2 or any(not argument.isdecimal() for argument in sys.argv[1:
 ROOM = ["--max-logs", 1_100_000]
 FOREST = TARGET / "release" / "examples" / "forest"
 MIB = 1 << 20
-# 2 on a quiet machine; some that run this take twice as long for everything.
+# 2 on a quiet machine; some machines take twice as long for everything.
 MOST_SECONDS = 4
 MANY = sized(1_000_000, 250_000)
 MOST_MIB = {100_000: 80, 250_000: 152, 1_000_000: 512}
@@ -25,19 +25,19 @@ STARTS = 3
 
 
 def forest(daemon, verb, **options):
-    """client/examples/forest.rs: what it printed."""
+    """Runs client/examples/forest.rs; returns its output."""
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
     return json.loads(run(FOREST, verb, daemon.endpoint, *flags, check=True).stdout)
 
 
 def resident(daemon, line="VmRSS"):
-    """Memory that is resident now, or was at most (VmHWM), in bytes."""
+    """Memory that is resident now, or its maximum (VmHWM), in bytes."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     return int(re.search(rf"{line}:\s+(\d+) kB", status)[1]) << 10
 
 
 def idle(daemon):
-    """Waits until what a start or a load leaves to be done in the background is done."""
+    """Waits until the background work of a start or a load is done."""
     daemon.ready()
     seen = []
 
@@ -65,7 +65,7 @@ def make(daemon, logs):
 
 
 def start(data, logs, how):
-    """Starts a daemon: it, and how long it took in all (s)."""
+    """Starts a daemon: (daemon, total seconds)."""
     began = time.monotonic()
     daemon = Daemon(data, *ROOM)
     seconds = time.monotonic() - began
@@ -110,17 +110,17 @@ def occupied(directory):
 
 
 def deletions(data, logs, empty):
-    """Deletes all logs of a store and goes on elsewhere: nothing stays of them but what the sorter leaves for later."""
+    """Deletes all logs of a store and goes on elsewhere: only data that the sorter leaves for later may stay."""
     before, more = occupied(data), 50_000
     with Daemon(data, *ROOM) as daemon:
         told = forest(daemon, "delete", logs=logs, writers=512)
         check(f"{logs:,} logs are deleted", told["logs"] == logs, f"{told['seconds']:.1f} s, {logs / told['seconds']:,.0f} a second")
-        # The older of two checkpoints has to know of it before a start can do without what tells of the logs.
+        # Both checkpoints must include the deletions before a start can do without the logs' frames.
         rounds, came = 0, False
         while rounds < 10 and not came:
             daemon.load(appends=more, logs=1, prefix="more", bytes=4_000, durability="written").result()
             rounds += 1
-            # What is kept, the pool's four segments, and the sorter's step.
+            # Kept records, the pool's four segments, and the sorter's step.
             most = int(rounds * more * 4_000 * 1.3) + 4 * (64 << 20) + (512 << 20)
             # Indexes of a million logs, or of their deletions, take over 100 MiB.
             indexes = max(4, logs * 16 // 1_000_000) * MIB
@@ -149,7 +149,7 @@ with scratch() as temporary:
     with Daemon(many, *ROOM) as daemon:
         make(daemon, logs)
         check_memory(daemon, logs, "when they were made", empty)
-    # Each start leaves a little behind that the next one has to read.
+    # Each start leaves some data that the next start must read.
     took = []
     for _ in range(STARTS):
         copy = Path(temporary) / "copy"

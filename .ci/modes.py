@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 """usage: .ci/modes.py
 
-What an ack means in each sync mode, seen from outside: the level and the flush before the answer
-for every durability that can be asked for, what a kill takes and what it leaves, who is flushed
-within the sync interval, and who never.
-"""
+Tests the meaning of an ack in each sync mode from outside: the level and the flush before the answer
+for every requested durability, the records that a kill removes and keeps, the modes that flush
+within the sync interval, and the modes that never do."""
 
 from common import *
 
 usage()
 LEVELS = ["ACCEPTED", "WRITTEN", "DURABLE"]
-# What an Append and an AppendBatch are answered with that ask for nothing.
+# Default levels of an Append and an AppendBatch that request none.
 MODES = {"strict": ("DURABLE", "DURABLE"), "batch": ("WRITTEN", "DURABLE"), "interval": ("WRITTEN", "WRITTEN"),
          "async": ("WRITTEN", "WRITTEN"), "manual": ("ACCEPTED", "ACCEPTED")}
 TRACE = ["-T", "-e", "trace=fdatasync,pwrite64"]
@@ -22,7 +21,7 @@ def flushed(trace):
 
 
 def ask(daemon, single, durability=None):
-    """Appends one record; the answer, and how many flushes were done by the time it came."""
+    """Appends one record; returns the answer, and the number of flushes before it."""
     durability = {"durability": f"DURABILITY_{durability}"} if durability else {}
     before = len(flushed(daemon.trace))
     if single:
@@ -36,9 +35,9 @@ def ask(daemon, single, durability=None):
 
 
 def levels(directory):
-    """Table one and two of durability.md: level and flush, for each mode, call and wish."""
+    """Tables one and two of durability.md: level and flush, for each mode, call and requested level."""
     for mode, defaults in MODES.items():
-        # Nothing else that flushes: no interval, no marker.
+        # No other flushes: no interval, no marker.
         with Daemon(directory / f"levels-{mode}", "--sync-mode", mode, "--sync-interval", "1h",
                     "--marker-delay", "1h", strace=TRACE) as daemon:
             ask(daemon.ready(), True, "DURABLE")
@@ -47,7 +46,7 @@ def levels(directory):
                 for wish in (None, *LEVELS):
                     answer, flushes = ask(daemon, single, wish)
                     got[wish or "nothing"] = answer["durability"].removeprefix("DURABILITY_"), flushes
-                # Outside manual nothing is kept back: who asks for ACCEPTED is told what is there.
+                # Other modes never hold records back: the answer to ACCEPTED names the level reached.
                 weakest = "ACCEPTED" if mode == "manual" else "WRITTEN"
                 wanted = {"nothing": default, "ACCEPTED": weakest, "WRITTEN": "WRITTEN", "DURABLE": "DURABLE"}
                 holds = all(got[wish][0] == level and (got[wish][1] > 0) == (level == "DURABLE")
@@ -60,7 +59,7 @@ def levels(directory):
 
 
 def unasked(directory):
-    """Who is flushed within the interval though nobody asks, and who is not."""
+    """Modes that flush within the interval without a request, and modes that do not."""
     for mode in MODES:
         with Daemon(directory / f"unasked-{mode}", "--sync-mode", mode, "--sync-interval", "100ms",
                     "--marker-delay", "1h", strace=TRACE) as daemon:
@@ -68,7 +67,7 @@ def unasked(directory):
             ask(daemon, True, "WRITTEN")
             durable = lambda: daemon.call(WAL + "GetTail", {"log": "a"})[1].get("durableLsn") == "2"
             if mode in ("async", "manual"):
-                # Twenty intervals; there is nothing to wait for.
+                # Twenty intervals; no event marks the end.
                 before = len(flushed(daemon.trace))
                 time.sleep(2)
                 check(f"{mode}: nothing is flushed unasked", len(flushed(daemon.trace)) == before and not durable())
@@ -83,7 +82,7 @@ def unasked(directory):
 
 
 def trickle(directory):
-    """An append every few milliseconds must not push the flush ahead of itself for ever."""
+    """An append every few milliseconds must not postpone the flush forever."""
     interval = 0.3
     with Daemon(directory / "trickle", "--sync-mode", "interval", "--sync-interval", "300ms",
                 strace=["-T", "-y", *TRACE[1:]]) as daemon:
@@ -93,10 +92,10 @@ def trickle(directory):
         ended = time.time()
         wait_until(lambda: flushed(daemon.trace)[-1].began > ended)
     seen = [call for call in calls(daemon.trace) if began < call.began and "/journal/" in call.arguments]
-    # The marker, once the journal is idle, may be written as the daemon ends.
+    # The marker of an idle journal may be written as the daemon ends.
     writes = [call for call in seen if call.name == "pwrite64" and call.began < ended]
     flushes = [call for call in seen if call.name == "fdatasync"]
-    # A flush covers what was written before it began.
+    # A flush covers the writes that ended before it began.
     delays = [min((f.began for f in flushes if f.began >= w.ended), default=float("inf")) - w.ended for w in writes]
     # 100 ms for threads that wait for a processor.
     check("a trickle in interval mode: every write is followed by a flush within the interval",
@@ -106,7 +105,7 @@ def trickle(directory):
 
 
 def killed(directory):
-    """Acked as WRITTEN or more is there after kill -9, in every mode; manual loses what is below."""
+    """After kill -9 records acked as WRITTEN or higher exist, in every mode; manual may lose weaker ones."""
     for mode in MODES:
         data = directory / f"killed-{mode}"
         with Daemon(data, "--sync-mode", mode) as daemon:
@@ -132,7 +131,7 @@ def killed(directory):
         numbers = {(entry.log, entry.number) for entry in entries}
         strange = [place for place, number in found.items() if (place[0], number) not in numbers]
         twice = len(found) - len({(log, number) for (log, _), number in found.items()})
-        # The ledger ends where the driver did, so what is there was asked for.
+        # The driver's ledger is complete, so every stored record was requested.
         check(f"{mode}: nothing is there that was not sent, and nothing twice", not strange and not twice)
         logs = {log for log, _ in found}
         check(f"{mode}: lsns are dense", all((log, lsn) in found for log in logs
@@ -140,7 +139,7 @@ def killed(directory):
 
 
 def manual(directory):
-    """manual loses exactly what was not synced, and survived_position says so."""
+    """manual loses exactly the records that were not synced, and survived_position says so."""
     data = directory / "manual"
     with Daemon(data, "--sync-mode", "manual") as daemon:
         epoch = daemon.start["recovery_epoch"]

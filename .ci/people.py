@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/people.py
 
-What people do with walctl, on the released binaries: copies of a whole store between servers, loads whose
-server is killed and that are run again, files as people have them, names that nobody can see, consumers
-that never come back.
+Typical uses of walctl on the released binaries: copies of a whole store between servers, repeated loads after
+the server was killed, common kinds of files, names with invisible characters, consumers
+that never return.
 """
 
 import base64
@@ -18,7 +18,7 @@ ODD = ["pay\u202ella", "zero\u200bwidth", "a\u00a0b", "\ufeffmarked"]
 
 
 def records(daemon, *arguments):
-    """Records as --output json prints them, without their lsns: these begin at 0 in a copy."""
+    """Records as --output json prints them, without their lsns: a copy begins again at 0."""
     lines = daemon.walctl("scan", *arguments, "--output", "json").stdout.splitlines()
     found = {}
     for line in lines:
@@ -29,7 +29,7 @@ def records(daemon, *arguments):
 
 
 def odd_records():
-    """Payloads that text is bad at, with headers and times of their own."""
+    """Payloads that text represents badly, with their own headers and times."""
     drawn = random.Random(7)
     payloads = [b"", b"\0", b"\xff\xfe\0", b' {"n": 1}\n', b'{"n":\r\n1.50, "s": "\\ud800"}', b'"text"', b"a\nb\rc\td\x1b[2J",
                 "\u202e\u200b\u009b".encode(), b"x" * (4 << 20), drawn.randbytes(4 << 20), drawn.randbytes(100)]
@@ -58,7 +58,7 @@ def a_store_is_copied_by_a_pipe():
 
 
 def loads_go_on():
-    """A server that is killed in the middle of a load, and a load that is killed and run again."""
+    """A server that is killed during a load, and a load that is killed and repeated."""
     lines = "".join(f"{number} {'y' * 200}\n" for number in range(300_000))
     with scratch() as directory:
         file = Path(directory) / "load.txt"
@@ -89,7 +89,7 @@ def loads_go_on():
             done = daemon.walctl("append", "load", str(file), "--producer", "load-2")
             check("a load that was killed is run again from the start", done.returncode == 0 and content(daemon),
                   done.stderr.decode().strip()[-200:])
-        # Fewer batches are remembered than there are: older ones are known to be there.
+        # The server remembers fewer batches than there are: older ones are known to exist.
         with Daemon(f"{directory}/few", "--producer-window", "10") as daemon:
             for _ in range(2):
                 done = daemon.walctl("append", "load", str(file), "--producer", "load-3")
@@ -98,7 +98,7 @@ def loads_go_on():
 
 
 def files_as_people_have_them():
-    """What a file's records are, or words of the answer that refuses it."""
+    """The records of each file, or words of the answer that refuses the file."""
     text = '{"n":1}\r\n{"n":2}\r\n\r\n{"n":3}'.encode()
     cases = [
         ("bom.jsonl", b'\xef\xbb\xbf{"n":1}\r\n{"n":2}\r\n', [b'{"n":1}', b'{"n":2}']),
@@ -151,7 +151,7 @@ def a_consumer_that_never_comes_back():
         bounds = ["--retention-interval", "100ms", "--cursor-lag-logs", "q, other/*"]
         with Daemon(f"{directory}/data", *bounds) as daemon:
             daemon.walctl("log", "create", "q", "--max-records", "100", "--respect-cursors")
-            # Before the records: without a cursor retention takes them at once.
+            # Before the records: without a cursor retention drops them at once.
             daemon.walctl("cursor", "set", "q", "abandoned", "0")
             daemon.walctl("append", "q", "-", input=(b"x" * 100 + b"\n") * 5000)
             daemon.walctl("cursor", "set", "q", "billing", "5000")

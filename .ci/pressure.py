@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/pressure.py [SECONDS]
 
-A producer that is faster than the disk, for a minute: memory stays bounded, other clients wait
-hardly longer than without it, and every request is answered. The disk is made slow by strace, which
-delays every flush, so that the times measured are the disk's and the daemon's and not those of the
-machine or of the driver: at these rates the driver mostly sleeps.
+A producer is faster than the disk for a minute. Memory stays bounded, other clients wait
+little longer than without it, and every request is answered. strace makes the disk slow by
+delaying every flush. The measured times are then mainly the disk's and the daemon's, not the
+machine's or the driver's: at these rates the driver mostly sleeps.
 """
 
 from common import *
@@ -21,7 +21,7 @@ SMALL = dict(appends=10**9, writers=16, connections=8, pause_ms=5, logs=16, pref
 
 
 class Peak(threading.Thread):
-    """Samples what may not grow, until it is stopped."""
+    """Samples bounded quantities until stopped."""
 
     def __init__(self, daemon):
         super().__init__(daemon=True)
@@ -40,10 +40,10 @@ class Peak(threading.Thread):
 
 
 def greedy_beside_small(data, seconds):
-    """The greedy one offers four times what may be in flight; the disk takes a fraction of it."""
+    """The greedy producer offers four times the limit of bytes in flight; the disk takes a fraction of it."""
     limit = 4 << 20
-    # So large that none is filled: to begin a segment takes a flush of its own, so that who is caught by one
-    # waits for three instead of two whoever else is there.
+    # Large enough that none is filled: a new segment takes a flush of its own, so a client that meets one
+    # waits for three flushes instead of two, with or without other clients.
     with Daemon(data, "--max-inflight-bytes", limit, "--segment-bytes", "256MiB", "--pool-segments", 1,
                 strace=SLOW) as daemon:
         wait_until(lambda: daemon.metric('wald_segments{state="ready"}') >= 1)
@@ -73,7 +73,7 @@ def greedy_beside_small(data, seconds):
 
 
 def verify(daemon, entries):
-    """What was acked is there, what was BUSY is not."""
+    """Acked records are there, records answered with BUSY are not."""
     done = daemon.walctl("logs", "--prefix", "greedy/", "--output", "json")
     logs = json.loads(done.stdout)
     rows = logs if isinstance(logs, list) else next(value for value in logs.values() if isinstance(value, list))
@@ -83,7 +83,7 @@ def verify(daemon, entries):
 
 
 def large_ones(data):
-    """The default limit, and records of a megabyte: requests that are not admitted take no memory."""
+    """The default limit with records of a megabyte: requests that are not admitted take no memory."""
     limit = 32 << 20
     with Daemon(data, strace=SLOW) as daemon:
         peak = Peak(daemon.ready())

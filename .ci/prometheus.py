@@ -1,4 +1,4 @@
-"""What the checks of grafana/ share: the files, their queries, a Prometheus of one's own."""
+"""Shared parts of the checks of grafana/: the files, their queries, a real Prometheus."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ RULES = ROOT / "grafana" / "alerts" / "wald.rules.yaml"
 PROMETHEUS = SCRATCH / "bin" / "prometheus"
 PROMTOOL = SCRATCH / "bin" / "promtool"
 NODE = SCRATCH / "node"
-# Each target is scraped as if it were in two clusters, whose pods have the same addresses.
+# Each target is scraped as if it were in two clusters with the same pod addresses.
 CLUSTERS = ["east", "west"]
 TARGET_LABELS = {"job", "instance", "cluster", "namespace", "pod"}
 # Types of dashboards, their compiler, the plots and the driver of the browser.
@@ -33,7 +33,7 @@ def packages():
 
 
 def queries(board):
-    """Each query of a dashboard with the title of what shows it: panels, annotations."""
+    """Each query of a dashboard, with the title of its panel or annotation."""
     for panel in board["panels"]:
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
@@ -81,7 +81,7 @@ class Prometheus:
         self.address = address
 
     def scrape(self, targets):
-        """Scrapes these from now on, in each cluster: address, job and instance of each."""
+        """Scrapes these targets from now on, in each cluster: address, job and instance of each."""
         text = json.dumps([
             {"targets": [address], "labels": {"job": job, "instance": instance, "cluster": cluster, "namespace": "shop", "pod": f"{instance}-0"}}
             for address, job, instance in targets for cluster in CLUSTERS])

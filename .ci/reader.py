@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 """usage: .ci/reader.py [ROUNDS] [SEED]
 
-The independent reader of data directories (storage/reader, written from storage/FORMAT.md alone) against the
+Compares the independent reader of data directories (storage/reader, written from storage/FORMAT.md alone) with the
 engine. In each of ROUNDS (2) rounds a daemon with segments of 64 KiB gets a random load: all sync modes, lz4, batches
 over several logs, producers, fences, cursors, trims, retention, deletions, kills and clean stops. In every other round
-it sorts. Its directory is
-read as it is, with its tail torn, with bytes flipped, with files missing, and after damage was sorted; each time by the
-reader, and by a daemon that starts on a copy. Both must tell the same logs, records, cursors and missing ranges, and refuse the same
-appends; index files and checkpoints must say what the segments say. The golden directories
-(storage/tests/golden) must read as what is kept beside them says.
-"""
+it sorts. The reader, and a daemon that starts on a copy, read its directory
+unchanged, with its tail torn, with bytes flipped, with files missing, and after damage was sorted.
+Both must report the same logs, records, cursors and missing ranges, and refuse the same
+appends. Index files and checkpoints must match the segments. The golden directories
+(storage/tests/golden) must match the files of expected contents next to them."""
 
 import base64
 import random
@@ -21,7 +20,7 @@ from common import *
 READER = ROOT / "storage" / "reader"
 GOLDEN = ROOT / "storage" / "tests" / "golden"
 SMALL = ["--segment-bytes", "64KiB"]
-# What sorts two segments at a time, and what does not.
+# With the sorter, which takes two segments at a time, and without.
 SORTER = ["--sorter-enabled", "--sorter-step-bytes", "256KiB"]
 UNSORTED = ["--sorter-enabled=false"]
 # The kind of a frame of records.
@@ -30,7 +29,7 @@ SYNC_MODES = ["strict", "batch", "interval", "async", "manual"]
 
 
 def python():
-    """An interpreter with the packages that the reader wants."""
+    """An interpreter with the packages that the reader needs."""
     made = SCRATCH / "reader-venv"
     if not (made / "bin/pip").exists():
         run(sys.executable, "-m", "venv", "--clear", made, check=True)
@@ -40,7 +39,7 @@ def python():
 
 
 def read(directory):
-    """What the reader tells: (store, name -> log, with its records)."""
+    """The reader's results: (store, name -> log, with its records)."""
     done = run(PYTHON, READER / "read_store.py", "--records", directory)
     if done.returncode not in (0, 1):
         raise SystemExit(f"the reader failed: {done.stderr.decode()}")
@@ -63,7 +62,7 @@ def text(data):
 
 
 def served(daemon):
-    """What a daemon tells, in the reader's words."""
+    """The daemon's view of its logs, with the reader's names."""
     logs = {}
     _, answer, _ = daemon.call("wald.v1.LogService/ListLogs", {"page_size": 1000})
     for log in answer.get("logs", []):
@@ -96,7 +95,7 @@ def served(daemon):
             expired += sum(int(gap["toLsn"]) - int(gap.get("fromLsn", 0)) for gap in message.get("gaps", [])
                            if gap["reason"] == "GAP_REASON_EXPIRED")
         _, cursors, _ = daemon.call("wald.v1.CursorService/ListCursors", {"log": name})
-        # An open gap: how much is missing at the end is not known.
+        # An open gap: the number of records missing at the end is unknown.
         logs[name].update(found=found, expired=expired, quarantined=joined(gap for gap in gaps if gap[1] is not None),
                           tail_proven=all(end is not None for _, end in gaps), cursors=[
             {"name": cursor["name"], "lsn": int(cursor.get("lsn", 0))} for cursor in cursors.get("cursors", [])])
@@ -104,7 +103,7 @@ def served(daemon):
 
 
 def stream(done):
-    """The messages of a call that answers with several: grpcurl prints one object behind another."""
+    """The messages of a streaming call: grpcurl prints one object after another."""
     if done.returncode:
         raise SystemExit(f"a scan failed: {done.stderr.decode()}")
     decoder, at, found, said = json.JSONDecoder(), 0, [], done.stdout.decode()
@@ -117,7 +116,7 @@ def stream(done):
 
 
 def joined(ranges):
-    """Ranges of lsns in order, with those that touch made one."""
+    """Sorted ranges of lsns; adjacent ranges are joined."""
     found = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:
@@ -128,7 +127,7 @@ def joined(ranges):
 
 
 def told(logs):
-    """The part of what the reader tells that a daemon tells too."""
+    """The fields of the reader's results that a daemon reports, too."""
     same = ["log_id", "first_lsn", "expired", "next_lsn", "writer_epoch", "stored_bytes", "config", "tail_proven", "found"]
     return {name: {**{key: log[key] for key in same}, "quarantined": joined(log["quarantined"]),
                    "cursors": [{"name": one["name"], "lsn": one["lsn"]} for one in log["cursors"]]}
@@ -136,7 +135,7 @@ def told(logs):
 
 
 def difference(left, right):
-    """Where two answers differ, in a few words."""
+    """Differences of two answers, in a few words."""
     for name in sorted(set(left) | set(right)):
         if name not in left or name not in right:
             return f"log {name} is only told by the {'reader' if name in left else 'engine'}"
@@ -156,7 +155,7 @@ class Totals:
 
 
 def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
-    """Reads a directory both ways; `sound` says that nothing in it is damaged, `whole` what was told before it was."""
+    """Reads a directory both ways; `sound`: nothing in it is damaged, `whole`: the results before the damage."""
     store, logs = read(directory)
     runs = len(list((directory / "sorted").glob("*.seg")))
     with tempfile.TemporaryDirectory(dir=SCRATCH) as temporary:
@@ -166,22 +165,22 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
             settle(daemon, sorter)
             engine = served(daemon)
             epochs = {name: log["writer_epoch"] for name, log in engine.items()}
-            # Of a damaged log they depend on whether the start walked its segments or believed their indexes.
+            # In a damaged log stored_bytes depend on whether the start walked its segments or trusted their indexes.
             for name in logs if not sound else []:
                 if name in engine:
                     engine[name]["stored_bytes"] = logs[name]["stored_bytes"]
-                    # Settings, cursors and fences that went with a segment are in an index behind it, which the reader does not
-                    # ask: the engine tells what the reader does, or what was true before the damage.
+                    # Settings, cursors and fences of a lost segment are in the index after it, which the reader does
+                    # not use: the engine reports the reader's values, or the ones before the damage.
                     for key in ("config", "cursors", "writer_epoch"):
                         if whole and name in whole and engine[name][key] == whole[name][key]:
                             engine[name][key] = told(logs)[name][key]
-            # A trim that damage took comes back by the runs that were made after it, for who looks there: the engine does not.
+            # A reader of later runs finds a trim that damage removed: this reader looks there, the engine does not.
             back = [name for name in logs if runs and not sound and name in engine and (
                 engine[name]["first_lsn"] < logs[name]["first_lsn"] or engine[name]["expired"] > logs[name]["expired"])]
-            # An index behind a lost segment still has its trim. The engine then tells the state before the damage.
+            # An index after a lost segment still has its trim. The engine then reports the state before the damage.
             back += [name for name in logs if whole and not sound and name in engine and name in whole and name not in back
                      and engine[name]["first_lsn"] == whole[name]["first_lsn"] != logs[name]["first_lsn"]]
-            # So with a deletion: a log that was gone before the damage stays gone.
+            # A deletion is similar: a log that was deleted before the damage stays deleted.
             back += [name for name in logs if whole and not sound and name not in engine and name not in whole]
             Totals.back += len(back)
             wrong = difference(*({name: log for name, log in each.items() if name not in back} for each in (told(logs), engine)))
@@ -196,7 +195,7 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
             daemon.stop() if sound else daemon.kill()
         after, later = read(copy)
         if not wrong and not appends:
-            # What the first start found damaged the second does not learn from index and checkpoint any more: these are gone.
+            # The second start finds no record of the damage in index and checkpoint: the first start replaced them.
             for name in logs if not sound else []:
                 for key in ("stored_bytes", "cursors", "config"):
                     if name in later:
@@ -221,8 +220,8 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
 
 
 def settle(daemon, sorter):
-    """Waits until the sorter has taken what there is, if it is one."""
-    # Segments that no checkpoint covers yet, and the last ones, are left.
+    """Waits until the sorter, if enabled, has taken all it can."""
+    # Segments that no checkpoint covers yet, and the last ones, stay.
     if sorter is SORTER and not wait_until(lambda: daemon.metric("wald_unsorted_bytes") < 6 * (64 << 10), 5):
         print("     not everything was sorted", flush=True)
 
@@ -262,7 +261,7 @@ def load(daemon, draw, state):
                           input="\n".join(map(json.dumps, requests)).encode())
     if done.returncode:
         raise SystemExit(f"the load failed: {done.stderr.decode()}")
-    # A log that is made anew begins without fences and producers; manual ones were not synced before.
+    # A log that is created again begins without fences and producers; manual ones were not synced before.
     logs = daemon.walctl("logs", "--output", "json").stdout
     for log in json.loads(logs):
         name, tail, first = log["name"], log["durable_lsn"], log["first_lsn"]
@@ -291,7 +290,7 @@ def load(daemon, draw, state):
 
 
 def forget_unsynced(daemon, state):
-    """After a kill logs in mode `manual` may have lost batches: their producers begin a new life."""
+    """After a kill logs in mode `manual` may have lost batches: deletes them, so that their producers start again."""
     for key in [key for key in state["sequences"] if key[0] == "mode/manual"]:
         daemon.walctl("log", "delete", key[0])
         del state["sequences"][key]
@@ -299,7 +298,7 @@ def forget_unsynced(daemon, state):
 
 
 def used(directory):
-    """The segments that hold frames, and where the frames of each end."""
+    """The segments with frames, and the offset where the frames of each end."""
     store, _ = read(directory)
     paths = [directory / "journal" / name for name in store["segments"]]
     return [(path, frames(path)[1]) for path in paths]
@@ -322,14 +321,14 @@ def flip(path, at, bit):
 
 
 def cut(path, at, size):
-    """Zeros from `at` on: what a power cut leaves of writes that were not flushed."""
+    """Zeros from `at` on, as a power cut leaves unflushed writes."""
     with open(path, "r+b") as file:
         file.truncate(at)
         file.truncate(size)
 
 
 def frames(path):
-    """Offsets of the frames of a segment, and where they end, by their lengths and their chain alone."""
+    """Offsets of the frames of a segment, and their end, from their lengths and chain only."""
     data, at, found, chain = path.read_bytes(), 8192, [], bytes(4)
     while at + 64 <= len(data) and data[at + 6] == 1 and data[at + 60:at + 64] == chain:
         found.append(at)
@@ -381,12 +380,12 @@ def harm(directory, temporary, draw):
 
 
 def sort_damage(directory, temporary, draw):
-    """Damage that went into sorted runs: the runs verify, and their images name the lost records."""
+    """Damage that was sorted into runs: the runs verify, and their images name the lost records."""
     copy = changed(directory, temporary, lambda _: None)
     before = {path.name for path, _ in used(copy)}
 
     def fill(daemon):
-        """Some four segments of records that nobody trims."""
+        """About four segments of records that are never trimmed."""
         for number in range(24):
             data = f"{number} {draw.random()} ".encode() * 500
             daemon.walctl("append", f"lost/{number % 3}", input=data[:10000] + b"\n", check=True)
@@ -397,7 +396,7 @@ def sort_damage(directory, temporary, draw):
     damaged = [path for path, _ in used(copy) if path.name not in before][1:3]
     for path, in_header in zip(damaged, (False, True)):
         data = path.read_bytes()
-        # The kind of a frame is in its byte 7. Behind the frame at hand lies another one, so a header can be lost.
+        # Byte 7 of a frame is its kind. Another frame follows the chosen one, so a header can be lost.
         batches = [at for at in frames(path)[0][:-1] if data[at + 7] == BATCH]
         at = draw.choice(batches)
         flip(path, at + (40 if in_header else 100), draw.randrange(8))
@@ -415,7 +414,7 @@ def sort_damage(directory, temporary, draw):
 
 
 def golden():
-    """Every golden directory reads as what is kept beside it says."""
+    """Every golden directory matches the expected contents next to it."""
     archives = sorted(GOLDEN.glob("*/*.tar.gz"))
     check("there are golden directories", archives, len(archives))
     for archive in archives:
@@ -432,7 +431,7 @@ def golden():
 
 
 def expected(logs):
-    """What is kept beside a golden directory, of each log."""
+    """The part of each log that the file next to a golden directory expects."""
     keys = ["log_id", "first_lsn", "next_lsn", "writer_epoch", "config", "create_time_us", "update_time_us", "stored_bytes",
             "cursors", "tail_proven", "quarantined", "records", "digest"]
     return {name: {**{key: log[key] for key in keys}, **({"expired": log["expired"]} if log["expired"] else {}), "producers": [
@@ -462,13 +461,13 @@ for number in range(rounds):
                     forget_unsynced(daemon, state)
                 load(daemon, draw, state)
                 settle(daemon, sorter)
-                # One load may be smaller than what the sorter leaves: more of it, until there is a run to compare.
+                # One load may be less than the sorter leaves unsorted: loads go on until there is a run to compare.
                 for _ in range(10):
                     if not sorts or any((data / "sorted").glob("*.seg")):
                         break
                     load(daemon, draw, state)
                     settle(daemon, sorter)
-                # The last one is harmed: with a checkpoint at its end, and without.
+                # The last directory is damaged: with a checkpoint at its end, and without.
                 clean = draw.random() < 0.5 if run_number + 1 < runs else number % 2 == 1
                 daemon.stop() if clean else daemon.kill()
             compare(f"round {number}: after {'a clean stop' if clean else 'a kill'}", data, True,

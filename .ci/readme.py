@@ -22,14 +22,14 @@ TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md"]
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
-    # A marker lies between two appends, or not: it depends on how fast they were typed.
+    # Whether a marker lies between two appends depends on how fast they were typed.
     (r'"position": "\d+"', '"position": "P"'),
-    # Each store begins with numbers of its own.
+    # Each store begins with its own numbers.
     (r'"recoveryEpoch": "\d+"', '"recoveryEpoch": "E"'),
     (r'"logId": "\d+"', '"logId": "I"'),
     (r'"cursor": "[^"]+"', '"cursor": "C"'),
     (r"in [\d.]+ \w+, \d+ records/s", "in T, N records/s"),
-    # Of backups: each has its own name, place and sizes.
+    # Backups: each has its own name, place and sizes.
     (r"backup [-.\w]+", "backup B"),
     (r"position \d+", "position P"),
     (r"recovery epoch \d+", "recovery epoch E"),
@@ -41,12 +41,12 @@ VOLATILE = [
 
 
 def same(said, printed):
-    """Whether what was printed is what README says."""
+    """Whether the printed output matches the page."""
     said, printed = "\n".join(said), "\n".join(printed)
     for pattern, name in VOLATILE:
         said, printed = re.sub(pattern, name, said), re.sub(pattern, name, printed)
     pattern = re.escape(said).replace(r"\.\.\.", r"[\s\S]*")
-    # An ellipsis within a line is part of it; only whole lines of it stand for others.
+    # An ellipsis within a line is literal; only lines of dots stand for other lines.
     return re.fullmatch(pattern, printed) is not None
 
 
@@ -89,7 +89,7 @@ def metrics_table(exposed):
 
 
 def metrics_page():
-    """The page of metrics, as a new daemon exposes them."""
+    """The page of metrics of a new daemon."""
     with urllib.request.urlopen("http://127.0.0.1:6926/metrics") as answer:
         table = metrics_table(answer.read().decode())
     page = BOOK / "metrics.md"
@@ -102,7 +102,7 @@ def metrics_page():
 
 
 def typed(page):
-    """Types the sessions of one page; gives back the page with the printed answers."""
+    """Types the sessions of one page; returns the page with the printed answers."""
     updated = text = page.read_text()
     with scratch() as directory:
         daemon = subprocess.Popen([WALD], cwd=directory, env=clean_environment(), stderr=subprocess.PIPE, text=True)

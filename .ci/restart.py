@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """usage: .ci/restart.py
 
-How long a start takes, from the exec to the line that says it serves: after a kill with an active
-segment of 64 MiB full of 128-byte records, and with 10,000 sealed segments beside one with 10, killed
-and shut down. Of the first the best of five tries counts, since the machine may do other things
-meanwhile; of the second the lower quartiles of starts of both stores in turn, in one of up to three
-sets, as the clock has it or as processor time, which a busy machine changes less. As they are sorted by
-default the stores may be 20 % apart, or 5 ms. Without the sorter each segment may cost 2 us, a tenth of which
-the file system takes to list a name; on a slow machine the stores may be 75 % apart. All are printed.
+Measures the duration of a start, from the exec to the line that says it serves. One start follows a kill, with an
+active segment of 64 MiB full of 128-byte records; here the best of five tries counts, since the machine may be
+busy. The others compare 10,000 sealed segments with 10, killed and shut down. Here the lower quartiles of
+starts of both stores in turn count, in one of up to three sets, by wall clock or by processor time, which a busy
+machine changes less. Sorted as by default, the stores may be 20 % apart, or 5 ms. Without the sorter each
+segment may cost 2 us; the file system takes a tenth of it to list a name. On a slow machine these
+stores may be 75 % apart. All values are printed.
 """
 
 import statistics
@@ -15,7 +15,7 @@ import statistics
 from common import *
 
 usage()
-# A quiet machine takes 0.16; some that run this take twice as long for everything.
+# A quiet machine takes 0.16; some machines take twice as long for everything.
 MOST_SECONDS = 0.5
 SMALL = ["--segment-bytes", "64KiB"]
 UNSORTED = [*SMALL, "--sorter-enabled=false"]
@@ -29,21 +29,21 @@ SETS = 3
 
 
 def start(data, *arguments):
-    """Starts a daemon: it, and how long it took in all (s)."""
+    """Starts a daemon: (daemon, total seconds)."""
     began = time.monotonic()
     daemon = Daemon(data, *arguments)
     return daemon, time.monotonic() - began
 
 
 def processor_time(daemon):
-    """What the daemon has had so far of processors (s), threads that have ended included: it waits once it
-    serves."""
+    """Processor time of the daemon until now (s), including threads that have ended. Once it serves, it
+    only waits."""
     clock_of_process = ~daemon.pid << 3 | 2
     return time.clock_gettime(clock_of_process)
 
 
 def phases(daemon):
-    """Where the time went by the daemon's own account, in ms."""
+    """Duration of the start's phases as the daemon reports them, in ms."""
     names = ("checkpoint", "segments", "begin", "probe")
     value = lambda name: daemon.metric(f'wald_recovery_duration_seconds{{phase="{name}"}}')
     return ", ".join(f"{name} {value(name) * 1000:.0f}" for name in names)
@@ -56,7 +56,7 @@ def an_active_segment_of_64_mib(directory):
     acks = 0
     with Daemon(data, "--segment-bytes", "64MiB") as daemon:
         daemon.ready()
-        # How many bytes an append takes depends on how many share a frame.
+        # The bytes of an append depend on the number of appends that share a frame.
         while used() < 63 << 20:
             missing = (64 << 20) - used()
             done = daemon.load(appends=max(missing // 320, 1_000), writers=64, logs=1_000, bytes=128,
@@ -82,7 +82,7 @@ def an_active_segment_of_64_mib(directory):
 
 
 def fill(data, segments):
-    """A store with so many sealed segments, or a few more."""
+    """A store with at least this number of sealed segments."""
     with Daemon(data, *UNSORTED) as daemon:
         sealed = lambda: daemon.metric('wald_segments{state="sealed"}')
         while sealed() < segments:
@@ -103,7 +103,7 @@ def history_costs_nothing(directory):
     check_starts(few, many, UNSORTED, f"not sorted: a segment costs at most {SECONDS_A_SEGMENT * 1e6:.0f} us",
                  lambda ratio, more: more <= most or ratio <= SLOWER_UNSORTED)
     with Daemon(many, *SMALL) as daemon:
-        # Less than that is not worth it yet.
+        # With fewer unsorted bytes the sorter still waits.
         check("they are sorted", wait_until(lambda: daemon.metric("wald_unsorted_bytes") <= 64 << 20),
               f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / 65536:.0f} segments left")
         daemon.stop()
@@ -112,8 +112,8 @@ def history_costs_nothing(directory):
 
 
 def check_starts(few, many, settings, what, holds):
-    """What else the machine does can only make a ratio look worse than it is, or better by chance in one
-    of the two stores; a start that grew with history would fail every time."""
+    """Other load on the machine can make a ratio look worse, or better by chance in one
+    of the two stores. A start whose time grew with history would fail every time."""
     for how in ("shut down", "killed"):
         told, held = [], False
         while len(told) < SETS and not held:
@@ -124,8 +124,8 @@ def check_starts(few, many, settings, what, holds):
 
 
 def compared(few, many, how, settings):
-    """Starts both stores in turn; how much longer the second takes, as a ratio and in seconds, by the
-    lower quartile: by the clock, and of processor time."""
+    """Starts both stores in turn. Returns the additional time of the second, as a ratio and in seconds, by the
+    lower quartile: by wall clock, and by processor time."""
     took, worked = {few: [], many: []}, {few: [], many: []}
     for _ in range(ROUNDS):
         for data in (few, many):
@@ -133,7 +133,7 @@ def compared(few, many, how, settings):
             with daemon:
                 took[data].append(seconds)
                 worked[data].append(processor_time(daemon))
-                # The next start has something to recover.
+                # The next start must have something to recover.
                 daemon.load(appends=50, writers=4, logs=10, bytes=100).result()
                 where = phases(daemon)
                 daemon.stop() if how == "shut down" else daemon.kill()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/restarts.py [COUNT]
 
-Rolling restarts under load: the daemon is told to stop (SIGTERM) and started again COUNT times (10)
-on the same port, while 16 writers append without a pause. Every append that was accepted was
-answered; clients that say which lsn they expect see no error and no duplicate; each start after the
+Rolling restarts under load: the daemon gets SIGTERM and starts again COUNT times (10)
+on the same port, while 16 writers append without a pause. Every accepted append is
+answered. Clients that state the lsn they expect see no error and no duplicate. Each start after the
 first finds a clean end.
 """
 
@@ -20,7 +20,7 @@ LOAD_BETWEEN = 500
 
 
 def loaded(daemon):
-    """Waits until the writers are at work."""
+    """Waits until the writers have appended."""
     return wait_until(lambda: daemon.metric("wald_appended_records_total") >= LOAD_BETWEEN)
 
 
@@ -30,7 +30,7 @@ def records(daemon, log):
 
 
 def compare(daemon, writers):
-    """What the writers were told, and what is there."""
+    """Compares the writers' answers with the stored records."""
     guarded = [w for w in writers if w["conditional"]]
     plain = [w for w in writers if not w["conditional"]]
     errors = [error for w in guarded for error in w["errors"]]

@@ -2,17 +2,17 @@
 """usage: .ci/servers.py [--rounds 3] [--seconds 2] [--in-flight 1,16,64,256] [--bytes 128]
                        [--only NAME,...] [--s2] [--json FILE]
 
-The daemon beside servers that install from registries, under the same work: appends one after another by
-so many callers, through one client program, on one device, in one run. Every server is started once and stays;
-in each round each of them is asked in turn, so that whatever drifts on the machine touches all. Prints medians of the
-rounds as ratios to the daemon's, with the processor time and memory of the server.
+Compares the daemon with servers that install from registries, under the same work. The number of callers is fixed,
+and each sends one append after another, through one client program, on one device, in one run. Every server is
+started once and stays; each round measures all of them in turn, so that any drift of the machine affects all. Prints
+medians of the rounds as ratios to the daemon's, with the processor time and memory of the server.
 
 Redis and PostgreSQL come from the distribution's packages, unpacked and not installed; NATS and etcd from Go
-modules; s2-lite, with --s2, from crates.io, which takes a quarter of an hour to build. What cannot be had is said, and
-the others are measured. Everything lies below target/ci.
+modules; s2-lite, with --s2, from crates.io, which takes about 15 minutes to build. The output names servers that are
+not available, and the others are measured. All files are below target/ci.
 
-That program costs a call through gRPC more than the server does. So the load generators of three protocols, none of
-which we wrote, ask their servers likewise: h2load, redis-benchmark and pgbench.
+Through gRPC that program uses more processor time than the server. Therefore independent load generators of three
+protocols measure their servers, too: h2load, redis-benchmark and pgbench.
 """
 
 import argparse
@@ -41,11 +41,11 @@ LOOKS = 3
 
 
 class Unavailable(Exception):
-    """A server that cannot be had here, and why."""
+    """A server that is not available here, and the reason."""
 
 
 def command(*arguments, **options):
-    """Runs a command that must succeed; what it printed."""
+    """Runs a command that must succeed; returns its output."""
     done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, **options)
     if done.returncode != 0:
         raise Unavailable(f"{arguments[0]}: {(done.stderr or done.stdout).strip()[-400:]}")
@@ -53,7 +53,7 @@ def command(*arguments, **options):
 
 
 def debian(*packages):
-    """Unpacks packages, with what they need and the system has not; gives back where."""
+    """Unpacks packages and their missing dependencies; returns the directory."""
     root = PEERS / packages[0]
     if not (root / "complete").exists():
         for tool in ("apt-get", "dpkg"):
@@ -97,7 +97,7 @@ def free_port():
 
 
 class Server:
-    """A server on a directory of its own. Subclasses say what it is, and start it."""
+    """A server on its own directory. Subclasses name it and start it."""
 
     name = durability = system = None
     level = "durable"
@@ -141,7 +141,7 @@ class Server:
         self.log.close()
 
     def generate(self, in_flight, options):
-        """A run of the load generator of its protocol: what was acknowledged, and how soon."""
+        """Runs the load generator of its protocol; returns the rate of acks and their latency."""
 
     def processes(self):
         """The server's process and all below it."""
@@ -159,8 +159,8 @@ class Server:
             found |= more
 
     def usage(self):
-        """Processor seconds so far, and bytes of memory that are its own: the most of a few looks, since what a process has
-        used that ends during a look, its parent's being read before, is in neither."""
+        """Processor seconds until now, and bytes of memory of its own. The maximum of a few samples counts: a process
+        that ends during a sample, after its parent was read, is missing in both."""
         looks = []
         for _ in range(LOOKS):
             looks.append(self.look())
@@ -172,7 +172,7 @@ class Server:
         for pid in self.processes():
             try:
                 fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-                # Those of children that ended, too: a process of PostgreSQL is a connection's.
+                # Includes children that have ended: PostgreSQL has a process per connection.
                 ticks += sum(int(field) for field in fields[11:15])
                 for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                     if line.startswith("Pss:"):
@@ -192,8 +192,8 @@ class Wald(Server):
         self.spawn(WALD, "--data-dir", self.directory / "data", "--listen", self.address(), "--http-listen", self.http)
 
     def handled(self):
-        """Appends answered so far: those that are acknowledged, and those that failed. (The generator leaves, when its
-        time is over, with some under way: they are neither.)"""
+        """Answered appends until now: acked ones, and failed ones. When its time is over, the generator leaves some
+        in flight, which are neither."""
         with urllib.request.urlopen(f"http://{self.http}/metrics") as answer:
             text = answer.read().decode()
         found = re.findall(r'^grpc_server_handled_total{grpc_code="(\w+)",grpc_method="Append",.*} (\d+)$', text, re.M)
@@ -279,7 +279,7 @@ class PostgreSQL(Server):
         programs = next((root / "usr" / "lib" / "postgresql").glob("*/bin"), None)
         if programs is None:
             raise Unavailable("its package holds no server")
-        # It refuses to be run by root.
+        # The server refuses to run as root.
         owner = {} if os.getuid() else {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid, "extra_groups": []}
         if owner:
             shutil.chown(self.directory, "nobody")
@@ -363,12 +363,12 @@ class S2Lite(Server):
         return f"http://127.0.0.1:{self.port}"
 
 
-# Wald first: the others are compared with it, each with the one of its own level.
+# Wald first: each other server is compared with Wald at its own durability level.
 SERVERS = [Wald, WaldSessions, Redis, PostgreSQL, NATS, Etcd, S2Lite, WaldWritten, RedisEverySecond, NATSWritten]
 
 
 def bare_flushes(directory, seconds=1.0):
-    """What the device does: 128 B written into a file that is there, and fdatasync, so many a second."""
+    """Speed of the device: writes of 128 B into an existing file, each with fdatasync, per second."""
     path = Path(directory) / "flushes"
     with open(path, "w+b", buffering=0) as file:
         file.write(bytes(16 << 20))
@@ -383,7 +383,7 @@ def bare_flushes(directory, seconds=1.0):
 
 
 def program(client):
-    """Our program asks a server: what it says."""
+    """Measures a server with our client program; returns its result."""
     def drive(server, in_flight, options):
         out = command(client, server.system, server.address(), "--in-flight", in_flight, "--bytes", options.bytes,
                       "--measured", f"{options.seconds}s", "--level", server.level, timeout=options.seconds + 120)
@@ -392,12 +392,12 @@ def program(client):
 
 
 def generator(server, in_flight, options):
-    """The load generator of its protocol asks a server."""
+    """Measures a server with the load generator of its protocol."""
     return server.generate(in_flight, options)
 
 
 def watched(drive, server, in_flight, options):
-    """One run on one server, with what the server used."""
+    """One run on one server, with the server's processor time and memory."""
     before, _ = server.usage()
     try:
         found = drive(server, in_flight, options)
@@ -410,7 +410,7 @@ def watched(drive, server, in_flight, options):
 
 
 def median_of(runs):
-    """The run whose rate is the median, with the least and the most rate of all."""
+    """The run with the median rate, and the minimum and maximum rate of all."""
     good = sorted((run for run in runs if "error" not in run), key=lambda run: run["per_second"])
     if not good:
         return None
@@ -477,7 +477,7 @@ def main():
     kinds = {kind.name: kind for kind in wanted}
     with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:
         if not os.getuid():
-            # PostgreSQL's owner must get to its own directory.
+            # PostgreSQL's owner needs access to its own directory.
             os.chmod(directory, 0o755)
         try:
             for kind in wanted:

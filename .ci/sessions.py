@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/sessions.py
 
-Append sessions on the built daemon: 10,000 batches in flight are acked in order; a failure in their
-middle leaves exactly what came before; a slow server bounds what the client and itself have in memory,
+Append sessions on the built daemon. 10,000 batches in flight are acked in order. A failure in the
+middle leaves exactly the batches before it. A slow server bounds the memory of client and server,
 and a client that reads no acks is held back.
 """
 
@@ -10,13 +10,13 @@ from common import *
 
 usage()
 SESSION = TARGET / "release" / "examples" / "session"
-# Flushes take so long: nobody sends faster than this server takes.
+# Delay of each flush, so that every client sends faster than this server commits.
 SLOW = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=300000"]
 BATCHES = 10_000
 
 
 def session(daemon, **options):
-    """Runs client/examples/session.rs to its end: what it prints."""
+    """Runs client/examples/session.rs to its end; returns its output."""
     flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     done = run(SESSION, daemon.endpoint, *flags)
     if done.returncode:

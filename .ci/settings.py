@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/settings.py
 
-Settings: flag over variable over file over default, each shown with its origin; a typo is told with
-the nearest key; and one table documents them all, in --help, the reference, the man page and the
+Settings: flag over variable over file over default, each shown with its origin. A typo is reported with
+the nearest key. One table documents all of them, in --help, the reference, the man page and the
 completions.
 """
 
@@ -27,7 +27,7 @@ def shown(*arguments, **env):
 
 
 def refused(text, *words, arguments=(), **env):
-    """What `wald config check` says of a file."""
+    """Whether `wald config check` refuses a file with these words, and its last line."""
     with scratch() as directory:
         file = Path(directory) / "wald.toml"
         file.write_text(text)
@@ -52,7 +52,7 @@ def precedence(directory):
           {name: both[name] for name in ("sync_mode", "max_inflight_bytes", "listen")})
     data = directory / "data"
     with Daemon(data, "--config", file) as daemon:
-        # What is shown is what the daemon does: it says so, and its files have that size.
+        # The daemon must use the settings shown: its start message and the size of its files prove it.
         daemon.ready()
         sizes = {path.stat().st_size for path in (data / "journal").iterdir()}
         check("the daemon does as it is shown", daemon.start["sync_mode"] == "batch" and sizes == {1 << 20}, sizes)
@@ -87,7 +87,7 @@ def mistakes():
 
 def documented():
     names = set(shown())
-    # The reference is a file: without its marks every setting is there, with its default.
+    # The reference is a file: without its comment marks it sets every key to its default.
     reference = run(WALD, "config", "reference").stdout.decode()
     keys = dict(re.findall(r"^# (\w+) = (.*)$", reference, re.M))
     check("the reference has every setting", set(keys) == names, len(names))
@@ -95,7 +95,7 @@ def documented():
     check("and is a valid file of the defaults", set(settings) == names)
     with scratch() as directory:
         file = Path(directory) / "wald.toml"
-        # Some builds lack otlp; an empty endpoint is the default all the same.
+        # Some builds lack otlp; an empty endpoint is still the default.
         file.write_text("".join(f"{key} = {value}\n" for key, value in keys.items()))
         from_file = shown("--config", file)
         check("which changes nothing", {name: value for name, (value, _) in from_file.items()}

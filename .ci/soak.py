@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/soak.py [SECONDS [SEED]]
 
-All that callers do, at a time and for so long (1800): appends to 2,000 logs, batches over several, trims,
-deletions of logs that come back with the next append, cursors, reads, scans that end and scans that follow, clients that
-die. The daemon's memory and its open files must not grow: the last third of the run against the third before
-it; in the first minutes caches fill. Prints the seed, what was done, and both over time.
+All kinds of calls at once for SECONDS (1800): appends to 2,000 logs, batches over several, trims,
+deletions of logs that the next append creates again, cursors, reads, scans that end and scans that follow, clients
+that die. The daemon's memory and open files must not grow: the last third of the run is compared with the third
+before it; in the first minutes caches fill. Prints the seed, the number of calls, and both over time.
 """
 
 import collections
@@ -14,13 +14,13 @@ import statistics
 from common import *
 
 LOGS, RATE, FOLLOWERS = 2_000, 500, 4
-# What allocators and caches may do between two thirds of a run.
+# Growth that allocators and caches may cause between two thirds of a run.
 MORE, MORE_BYTES, MORE_FILES = 1.1, 8 << 20, 5
 WAL, LOG, CURSOR = "wald.v1.WalService", "wald.v1.LogService", "wald.v1.CursorService"
 
 
 class Callers:
-    """Callers at work until they are told to stop; each does one thing over and over, at random logs."""
+    """Callers that work until stopped; each repeats one kind of call, at random logs."""
 
     def __init__(self, daemon, seed):
         self.daemon, self.over = daemon, threading.Event()
@@ -39,7 +39,7 @@ class Callers:
     def go_on(self, what, dice):
         while not self.over.wait(dice.uniform(0.02, 0.2)):
             code, reason = what(dice, f"soak/{dice.randrange(LOGS)}")
-            # A log may be gone, or its tail moved, meanwhile.
+            # A log may be deleted, or its tail moved, meanwhile.
             (self.refused if code else self.done)[f"{what.__name__} {reason}".strip()] += 1
 
     def call(self, method, **request):
@@ -79,7 +79,7 @@ class Callers:
         return code, reason
 
     def die(self, dice, log):
-        """A client that follows and is gone without a word."""
+        """A client that follows and disconnects without closing."""
         with self.daemon.load(appends=0, followers=dice.randint(1, 20), prefix="soak"):
             self.over.wait(dice.uniform(0.1, 2))
         return 0, ""

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """usage: .ci/sorting.py [KILLS [SEED]]
 
-The sorter of the built daemon, killed KILLS times (40) at random moments under load: segments of 64 KiB that are
-sorted one or few at a time, into runs that are merged and written anew. Writers of a session each append to logs
-of which some are trimmed, some are deleted and made again, some forget by bytes or records; the others keep
-all. After each kill `wald verify` finds a sound store without a file that nobody owns, and the next start: every record acked DURABLE and
-not forgotten, once, at its lsn and with its bytes; nothing of a deleted log. Every fourth life does not sort.
-Prints the seed.
+The sorter of the built daemon, killed KILLS times (40) at random moments under load. It sorts segments of 64 KiB,
+one or few at a time, into runs, which it merges and rewrites. Writers of a session each append to logs.
+Some logs are trimmed, some are deleted and created again, some expire by bytes or records; the others keep
+all. After each kill `wald verify` finds a sound store without orphaned files. The next start has every record that
+was acked DURABLE and not removed, once, at its lsn and with its bytes, and nothing of a deleted log. Every fourth life
+does not sort. Prints the seed.
 """
 
 import base64
@@ -21,23 +21,23 @@ FORGETFUL = ["--retention-interval", "20ms"]
 SORTER = ["--sorter-enabled", "--sorter-step-bytes", "400KiB"]
 UNSORTED = ["--sorter-enabled=false"]
 WRITERS = 4
-# What the logs of a writer are for.
+# Purpose of each log of a writer.
 KINDS = ["kept", "trimmed", "deleted", "bytes", "records", "idle"]
 BOUNDS = {"bytes": {"maxBytes": "20000"}, "records": {"maxRecords": "50"}}
 
 
 class Told:
-    """What is known of one life of one log: of each record that was sent, and how far it was trimmed."""
+    """The known state of one life of one log: each record that was sent, and how far it was trimmed."""
 
     def __init__(self):
-        # By lsn what was acked; in the order of their lsns what may be there.
+        # `acked` by lsn; `unsure` are records that may exist, in the order of their lsns.
         self.acked, self.unsure = {}, []
         self.first, self.first_tried = 0, 0
         self.deleting = False
 
 
 class Writer(threading.Thread):
-    """One session at work until the daemon is gone; every batch is answered before the next is sent, or never."""
+    """One session until the daemon ends; every batch is answered before the next is sent, or never."""
 
     def __init__(self, ledger, name, daemon, seed):
         super().__init__(daemon=True)
@@ -45,7 +45,7 @@ class Writer(threading.Thread):
         self.start()
 
     def run(self):
-        # grpcurl reads requests until its input ends: one session of a drawn length, then some single calls.
+        # grpcurl reads requests until its input ends: one session of a random length, then some single calls.
         while self.session() and self.rest():
             pass
 
@@ -106,7 +106,7 @@ class Writer(threading.Thread):
 
 
 def messages(said):
-    """The messages of a stream as far as they are whole: grpcurl prints one object behind another."""
+    """The complete messages of a stream: grpcurl prints one object after another."""
     decoder, at = json.JSONDecoder(), 0
     while (at := said.find("{", at)) >= 0:
         try:
@@ -117,7 +117,7 @@ def messages(said):
 
 
 class Ledger:
-    """What was sent and answered, kept where no kill reaches."""
+    """Requests and answers, kept outside the killed process."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -125,13 +125,13 @@ class Ledger:
         self.sent = self.deleted = self.compared = 0
 
     def new(self, log, dice):
-        """The text of a record that never was before."""
+        """A unique text for a record."""
         with self.lock:
             self.sent += 1
             return f"{self.sent} {log} " + dice.choice("abcdefgh") * dice.randint(0, 900)
 
     def compare(self, daemon):
-        """Holds what a start shows against all that is known; what was unsure is known from then on. What is wrong."""
+        """Compares a start with all known state, and resolves unsure records. Returns the differences."""
         _, answer, _ = daemon.call(f"{LOG}/ListLogs", {"page_size": 1000})
         logs = {log["name"]: log for log in answer.get("logs", [])}
         done = daemon.walctl("scan", "--all", "--output", "json")
@@ -177,7 +177,7 @@ class Ledger:
 
 
 def create(daemon, writers):
-    """The logs that forget by themselves; those that are deleted come back with the next append."""
+    """The logs with retention; deleted ones are created again by the next append."""
     for writer in writers:
         for kind, bound in BOUNDS.items():
             code, _, said = daemon.call(f"{LOG}/CreateLog", {"log": f"{writer}/{kind}", "config": {"retention": bound}})
@@ -186,7 +186,7 @@ def create(daemon, writers):
 
 
 def verified(data, tidy=False):
-    """What `wald verify` finds in a store that nobody has open; if it is to be `tidy`, files that nobody owns too."""
+    """Findings of `wald verify` in a closed store; with `tidy` orphaned files count, too."""
     done = run(WALD, "verify", data, "--output", "json")
     if done.returncode:
         return [f"verify ended with {done.returncode}: {(done.stdout + done.stderr).decode()[:600]}"]
@@ -194,7 +194,7 @@ def verified(data, tidy=False):
 
 
 class Watch(threading.Thread):
-    """What the sorter of a daemon does, until that is gone: bytes written, most runs at a time."""
+    """Watches the sorter until the daemon ends: bytes written, maximum number of runs."""
 
     def __init__(self, daemon):
         super().__init__(daemon=True)
@@ -213,7 +213,7 @@ class Watch(threading.Thread):
 
 
 def sorted_files(data):
-    """What lies in sorted/."""
+    """Names of the files in sorted/."""
     try:
         return set(os.listdir(Path(data) / "sorted"))
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def sorted_files(data):
 
 
 def live(data, ledger, dice, sorts, number):
-    """One life under load, and its end. Gives back what the sorter did, and whether the end was aimed at it."""
+    """One life under load, and its end. Returns the sorter's work, and whether the kill was aimed at it."""
     daemon = Daemon(data, *SMALL, *FORGETFUL, *(SORTER if sorts else UNSORTED))
     watch = Watch(daemon)
     writers = [Writer(ledger, f"writer-{at}", daemon, f"{seed}-{number}-{at}") for at in range(WRITERS)]
@@ -259,7 +259,7 @@ with scratch() as temporary:
         with Daemon(data, *SMALL, "--retention-interval", "1h", *(SORTER if dice.random() < 0.5 else UNSORTED)) as daemon:
             wrong += [f"after kill {number + 1}: {what}" for what in ledger.compare(daemon)]
             stays.append(daemon.stop())
-        # What a kill left lying about the start has cleared away.
+        # The start has removed the files that a kill left over.
         unsound += [f"after start {number + 1}: {what}" for what in verified(data, True)]
         if wrong or unsound or panics:
             break

@@ -2,8 +2,8 @@
 """usage: .ci/start.py
 
 The first of the two commands, as a newcomer types it: `cargo run --release` starts the daemon
-on a terminal, says where it listens and what to try; what it says to try works; SIGTERM ends
-it with 0. Needs ports 6925 and 6926 free.
+on a terminal, prints its address and a command to try. That command works, and SIGTERM ends
+the daemon with 0. Needs ports 6925 and 6926 free.
 """
 
 import json

@@ -1,14 +1,14 @@
-"""A story of calls by which a daemon is tried while something goes wrong, and the ledger of what it said.
+"""A fixed sequence of calls that tests a daemon during a fault, and a ledger of its answers.
 
-Appends at every level, a batch over logs, a producer's repeat, trim, fence, cursor, deletion, Sync, reads,
-and enough to roll through segments until a checkpoint is due. The ledger stays outside: what was acked, what
-was refused, and what nobody knows. Needs the Python client's stubs: run by the interpreter that has them.
+It appends at every level, and uses a batch over logs, a producer's repeat, trim, fence, cursor, deletion, Sync and
+reads. It rolls through enough segments that a checkpoint is due. The ledger is outside the daemon: it has acked,
+refused and unknown writes. Needs the Python client's stubs: run it with the interpreter that has them.
 """
 
 import os
 import time
 
-# Else it has a say in every fork of ours.
+# Otherwise gRPC takes part in every fork of this program.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 import grpc
@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from wald.v1 import cursor_pb2, cursor_pb2_grpc, log_pb2, log_pb2_grpc, record_pb2, types_pb2, wal_pb2, wal_pb2_grpc
 
 STRICT, WRITTEN = types_pb2.DURABILITY_DURABLE, types_pb2.DURABILITY_WRITTEN
-# Two to a segment of 64 KiB; a record may hardly be larger there.
+# Two to a segment of 64 KiB; a record can hardly be larger there.
 LARGE = 24_000
 SECONDS = 20
 ACKED, REFUSED, UNKNOWN = "acked", "refused", "unknown"
@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 class Refusal:
-    """An answer that is no ack."""
+    """An answer that is not an ack."""
 
     def __init__(self, what, error, sent):
         self.what, self.sent = what, sent
@@ -53,12 +53,12 @@ class Refusal:
         return " ".join(word for word in (self.code, self.reason or "-", self.outcome or "-") if word)
 
     def is_told(self):
-        """Whether the daemon said it, and not the transport."""
+        """Whether the answer came from the daemon, not from the transport."""
         return bool(self.reason)
 
 
 class Change:
-    """What may have become of something that has one value: the values it may have now."""
+    """A value after changes with unknown outcome: all the values it may have now."""
 
     def __init__(self, value):
         self.may = [value]
@@ -71,7 +71,7 @@ class Change:
 
 
 class Ledger:
-    """What the daemon was asked for, and what it said."""
+    """Requests to the daemon, and its answers."""
 
     def __init__(self):
         self.acked = {}  # (log, lsn) -> payload
@@ -82,7 +82,7 @@ class Ledger:
         self.number = 0
 
     def payload(self, log, size=40):
-        """A record of its own."""
+        """A unique record."""
         self.number += 1
         return f"{log}:{self.number}:".ljust(size, "x").encode()
 
@@ -96,7 +96,7 @@ class Ledger:
 
 
 class Story:
-    """Tells a daemon what to do, and keeps the ledger. A context."""
+    """Sends the calls to a daemon, and keeps the ledger. A context."""
 
     def __init__(self, address, ledger, alive=lambda: True):
         self.ledger, self.alive = ledger, alive
@@ -114,7 +114,7 @@ class Story:
         self.channel.close()
 
     def settle(self, what, sent, future, note):
-        """The answer, or None; `note` writes what became of a write into the ledger."""
+        """The answer, or None; `note` writes the outcome of a write into the ledger."""
         try:
             answer = future.result()
         except grpc.RpcError as error:
@@ -134,7 +134,7 @@ class Story:
         return self.settle(what, time.time(), method.future(request, timeout=SECONDS), note)
 
     def appends(self, wanted):
-        """Appends that are under way at the same time: (log, size, level)."""
+        """Appends in flight at the same time: (log, size, level)."""
         started = []
         for log, size, level in wanted:
             payload = self.ledger.payload(log, size)
@@ -151,7 +151,7 @@ class Story:
         self.appends([(log, size, level)])
 
     def batch(self, *logs):
-        """One record for each, and a cursor: all of it or nothing."""
+        """One record for each, and a cursor, atomically."""
         parts = [(log, self.ledger.payload(log)) for log in logs]
         request = wal_pb2.AppendBatchRequest(
             batches=[wal_pb2.LogBatch(log=log, records=[record_pb2.Record(data=payload)]) for log, payload in parts],
@@ -167,7 +167,7 @@ class Story:
         self.call(f"batch to {', '.join(logs)}", self.wal.AppendBatch, request, note)
 
     def produce(self, log):
-        """An append of a producer, twice: the second is told what the first was."""
+        """An append of a producer, twice: the second must get the first one's answer."""
         payload = self.ledger.payload(log)
         producer = wal_pb2.Producer(id="p", epoch=1, sequence=0)
         request = wal_pb2.AppendRequest(log=log, record=record_pb2.Record(data=payload), durability=STRICT,
@@ -176,7 +176,7 @@ class Story:
             def note(state, answer):
                 if state == ACKED and (log, answer.lsn) in self.ledger.acked and not answer.deduplicated:
                     self.wrong.append(f"a repeat to {log} is not known as one")
-                # A repeat that is refused says nothing about the first.
+                # A refused repeat proves nothing about the first.
                 if (log, payload) not in set((key[0], value) for key, value in self.ledger.acked.items()):
                     if state == ACKED:
                         self.ledger.refused.discard((log, payload))
@@ -220,7 +220,7 @@ class Story:
         self.call("sync", self.wal.Sync, wal_pb2.SyncRequest(), lambda state, _: None)
 
     def found(self, visibility=types_pb2.VISIBILITY_DURABLE):
-        """What a scan of everything finds: (log, lsn) -> payload. Raises Refused."""
+        """Records of a scan of everything: (log, lsn) -> payload. Raises Refused."""
         sent, records = time.time(), {}
         request = wal_pb2.ScanRequest(all=wal_pb2.AllLogs(), visibility=visibility)
         try:
@@ -238,7 +238,7 @@ class Story:
         return records
 
     def look(self):
-        """Reads everything; a read that fails is noted like any refusal, one that lies is wrong."""
+        """Reads everything. A failed read is noted like any refusal; a wrong answer is a fault."""
         try:
             records = self.found()
         except Refused as refused:
@@ -253,7 +253,7 @@ class Story:
                 self.call(f"read of {log}", self.wal.Read, wal_pb2.ReadRequest(log=log, tail_offset=1))
 
     def resumes(self, seconds=10):
-        """Whether appends pass again within so many seconds, and nothing but a lack of space stopped them."""
+        """Whether appends succeed again within `seconds`, and only a lack of space stopped them."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             before = len(self.refusals)
@@ -266,7 +266,7 @@ class Story:
         return False
 
     def misses(self):
-        """What a scan of what is durable should show and does not."""
+        """Durable records that a scan of durable records lacks."""
         records = self.found()
         return [place for place, payload in self.ledger.acked.items()
                 if self.ledger.levels[place] == STRICT and records.get(place) != payload
@@ -274,7 +274,7 @@ class Story:
                 and False not in self.ledger.exists[place[0]].may]
 
     def begin(self, checkpointed=lambda: True):
-        """The long part: everything once, and enough to seal eight segments and more."""
+        """The long part: every kind of call once, and enough to seal at least eight segments."""
         self.appends([("a", 40, STRICT), ("b", 40, STRICT), ("w", 40, WRITTEN)])
         self.append("w", level=WRITTEN)
         self.batch("a", "b", "c")
@@ -293,14 +293,14 @@ class Story:
                 return
         self.sync()
         self.look()
-        # The index of the last segment and the checkpoint are on their way.
+        # The index of the last segment and the checkpoint are still being written.
         until = time.monotonic() + 1.5
         while self.alive() and not checkpointed() and time.monotonic() < until:
             time.sleep(0.005)
         self.batch("b", "c", "a")
 
     def go_on(self):
-        """The short part, on what is there."""
+        """The short part, on an existing store."""
         self.look()
         self.appends([("a", 40, STRICT), ("w", 40, WRITTEN), ("later", 40, STRICT)])
         self.batch("a", "b", "c")
@@ -311,7 +311,7 @@ class Story:
         self.look()
 
     def verify(self):
-        """After a restart: nothing lost, nothing that was refused, nothing twice, no hole; what changed stays."""
+        """After a restart: nothing lost, no refused record, no duplicate, no gap; changed state stays."""
         wrong, ledger = self.wrong, self.ledger
         records = self.found()
         tails = {}
@@ -363,7 +363,7 @@ class Story:
             self.wrong.append(f"the cursor of {log} is at {lsn}, not {change.may}")
 
     def _verify_goes_on(self, tails):
-        """Every log takes the next lsn; a fenced one not from who lacks the epoch."""
+        """Every log takes the next lsn; a fenced one refuses a writer without the epoch."""
         for log, tail in tails.items():
             request = wal_pb2.AppendRequest(log=log, record=record_pb2.Record(data=b"after"))
             if tail.writer_epoch:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """usage: .ci/syscalls.py [--all] [--seed N] [FAULT...]
 
-Each system call by which the daemon touches its directory, in the course of one story, fails in turn:
-with EIO, with ENOSPC, with EINTR, by a write of which half is done; and the process is killed in it. The
+In one story each system call of the daemon on its directory fails in turn: with
+EIO, with ENOSPC, with EINTR, or by a half-finished write; or the process is killed in it. The
 story: a first start, appends at every level, a batch, a producer, trim, fence, cursor, deletion, Sync,
-rolls, a checkpoint, a clean stop; and more of the same after such a stop and after kill -9. After each
-fault what is promised for it holds, and after a restart nothing that was acked is gone and nothing is there
-that was refused. Then faults are planted in the daemon's calls, which must be found.
+rolls, a checkpoint, a clean stop; and more calls after such a stop and after kill -9. After each
+fault the documented behaviour must hold. After a restart no acked record may be missing and no refused record
+may exist. Then faults are planted in the daemon's calls, which the check must find.
 
-Without --all a sample: the first and the last call of each kind on each kind of file, and as many more by
-chance. Prints its seed, and for what is wrong the fault that repeats it: new:fdatasync:journal/….seg:2:EIO.
+Without --all it runs a sample: the first and the last call of each kind on each kind of file, and as many random
+calls. Prints its seed, and for each failure the fault that repeats it: new:fdatasync:journal/….seg:2:EIO.
 """
 
 import argparse
@@ -25,19 +25,19 @@ from concurrent.futures import ProcessPoolExecutor
 from clients import *
 
 if importlib.util.find_spec("wald") is None:
-    # The stubs come with the Python client; what this one starts has them.
+    # The stubs come with the Python client, so its interpreter must run this script.
     command, _ = runner("python")
     os.execv(command, [command, *sys.argv])
 
 import interpose
 from story import *
 
-# Scrubbing reads when it has the time, and not in the order of the story.
+# Scrubbing reads at any time, and not in the order of the story.
 ARGUMENTS = ["--segment-bytes", "64KiB", "--sync-interval", "20ms", "--worker-threads", "2", "--scrub-bytes-per-second", "0"]
-# Of the sample, at least.
+# Minimum number of runs in the sample.
 RUNS = sized(600, 300)
 WORKERS = 4
-# From the failure of a flush to the moment when all know of it.
+# Seconds from the failure of a flush until all threads know of it.
 GRACE = 0.1
 PATIENCE = 90
 KILLED, CLEAN, FAILED, IO = -9, 0, 70, 74
@@ -46,7 +46,7 @@ KINDS = {"EIO": ("error", errno.EIO), "ENOSPC": ("error", errno.ENOSPC), "EINTR"
          "half": ("short",), "kill": ("kill",)}
 FLUSHES = ("fsync", "fdatasync")
 CHANGES = ("pwrite64", "renameat", "mkdirat", "unlinkat", "ftruncate", "fallocate", *FLUSHES)
-# Of the process, for the system: what it says is only asked for to tell more.
+# Questions about the file system: the daemon uses the answers only for better messages.
 ASKS = ("statfs", "fstatfs")
 IN_FLIGHT, LATER = "INTERNAL JOURNAL_FAILED UNKNOWN", "UNAVAILABLE JOURNAL_FAILED NOT_APPLIED"
 BEYOND = "UNAVAILABLE JOURNAL_FAILED -"
@@ -58,7 +58,7 @@ PLANTED = {"flush ignored": ("fdatasync", "EIO"), "flush again": ("fdatasync", "
 
 
 class Fault:
-    """Which call, and what becomes of it."""
+    """A call, and its fault."""
 
     def __init__(self, life, call, path, number, kind, policy="exit"):
         self.life, self.call, self.path, self.number, self.kind, self.policy = life, call, path, int(number), kind, policy
@@ -82,7 +82,7 @@ class Fault:
 
 
 class Run:
-    """What came of one run with one fault."""
+    """The result of one run with one fault."""
 
     def __init__(self, fault):
         self.fault = fault
@@ -91,7 +91,7 @@ class Run:
         self.acks, self.late, self.again = 0, [], []
 
     def told(self):
-        """The answers that are no acks, but for those of the transport when the daemon is gone."""
+        """The answers that are not acks, except the transport's when the daemon has ended."""
         return {str(refusal) for refusal in self.refusals if refusal.is_told()}
 
 
@@ -104,7 +104,7 @@ def tell(life, story, data):
 
 
 def ended(daemon, story, fault, run):
-    """The end of a run: by itself if the journal has failed, otherwise by SIGTERM."""
+    """The end of a run: without a signal if the journal has failed, otherwise by SIGTERM."""
     gone = any(refusal.reason == "JOURNAL_FAILED" or not refusal.is_told() for refusal in story.refusals)
     if fault.policy == "exit" and gone:
         return daemon.process.wait(timeout=PATIENCE)
@@ -116,7 +116,7 @@ def ended(daemon, story, fault, run):
 
 
 def one(directory, fault, names):
-    """One run: the story with the fault, and a restart. `names`: the calls that are told."""
+    """One run: the story with the fault, and a restart. `names`: the calls to intercept."""
     run, ledger, story = Run(fault), Ledger(), None
     data = Path(directory) / "data"
     if fault.life != "new":
@@ -167,7 +167,7 @@ def one(directory, fault, names):
 
 
 def stays(daemon, story):
-    """What is wrong after a failure of the journal, with on_flush_failure = read_only."""
+    """Errors after a failure of the journal, with on_flush_failure = read_only."""
     if daemon.process.poll() is not None:
         return ["it did not stay"]
     wrong = []
@@ -191,7 +191,7 @@ def stays(daemon, story):
 
 
 def restart(run, data, ledger):
-    """A start without any fault: everything acked is there, nothing that was refused, and it goes on."""
+    """A start without any fault: everything acked is there, no refused record, and it continues."""
     try:
         with Daemon(data, *ARGUMENTS) as daemon:
             with Story(daemon.grpc, ledger) as story:
@@ -209,7 +209,7 @@ def restart(run, data, ledger):
 
 
 def row(run):
-    """The row of the table of faults that a run belongs to."""
+    """The row of a run in the table of faults."""
     fault = run.fault
     if fault.kind == "kill":
         return "process killed"
@@ -223,15 +223,15 @@ def row(run):
 
 
 def judged(run):
-    """What is wrong with a run whose call was reached."""
+    """Errors of a run that reached its call."""
     fault, told, wrong = run.fault, run.told(), list(run.wrong)
     reads = run.phase == "serving" and fault.call in ("openat", "statx") and fault.file == "journal/*.seg"
-    # The flush of a directory of derived files is among these; the text in LOCK is for people.
+    # These include the flush of a directory of derived files; the text in LOCK is for people.
     helps = (fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS or (fault.call in FLUSHES and fault.path in ("index", "checkpoint"))
              or (fault.file == "LOCK" and fault.call in ("pwrite64", "ftruncate")))
-    # Whose the store is, and whether it is still there, is asked more than once.
+    # The daemon repeats the checks of ownership and existence of the store.
     asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg")
-    # What one call in the wrong moment does: codes of the exit that may be, answers that may be.
+    # Possible effects of one failing call: exit codes and answers.
     if fault.kind == "kill":
         codes, answers = {KILLED}, set()
     elif fault.kind in ("half", "EINTR") or fault.call == "pread64":
@@ -240,12 +240,12 @@ def judged(run):
     elif fault.kind == "ENOSPC" and not (fault.call in FLUSHES and fault.file == "journal/*.seg"):
         codes, answers = {CLEAN}, {FULL, ABSENT}
         if FULL in told:
-            # Of a trim up to a record that was refused.
+            # The answer to a trim up to a refused record.
             answers.add(BEYOND_TAIL)
         if run.phase == "start" and not (helps or fault.file == "flush-probe"):
             codes = {CLEAN, IO}
     elif run.phase == "start":
-        # The pool and the indexer begin before it serves.
+        # The pool and the indexer start before the daemon serves.
         codes, answers = {IO, FAILED}, {LATER, IN_FLIGHT, BEYOND}
         if helps or (fault.file == "directory" and fault.call not in CHANGES):
             codes.add(CLEAN)
@@ -253,21 +253,21 @@ def judged(run):
             codes.add(CLEAN)
     elif reads:
         codes, answers = {CLEAN}, {UNREAD}
-        # The indexer looks at segments, too, and again a second later.
+        # The indexer reads segments, too, and tries again a second later.
         if told != answers and fault.call != "statx":
             wrong.append("the read that failed was not told so")
     elif helps or asked_again:
-        # An index or a checkpoint is written again later; a start does without.
+        # An index or a checkpoint is written again later; a start works without it.
         codes, answers = {CLEAN}, set()
     else:
         codes, answers = {FAILED}, {LATER, IN_FLIGHT, BEYOND}
         if fault.policy == "read_only":
-            # What one did after a creation that was refused, or before it was seen by all.
+            # Calls after a refused creation, or before the creation was visible to all, may find no log.
             answers |= {ABSENT, "NOT_FOUND LOG_NOT_FOUND -"}
         if run.phase == "stop" and not fault.path.startswith(("journal/", "pool/")):
             # An index or checkpoint of the end: without it the next start takes longer.
             codes.add(CLEAN)
-        # To know the size of free space is to open the directory.
+        # The size of free space is read by opening the directory.
         if fault.call in ("openat", "getdents64", "newfstatat") and fault.file == "directory":
             codes.add(CLEAN)
     if run.code not in codes:
@@ -295,7 +295,7 @@ def judged(run):
 
 
 def template(directory, life):
-    """A directory to begin with, and the ledger that belongs to it."""
+    """A directory to begin with, and its ledger."""
     ledger, data = Ledger(), directory / life
     with Daemon(data, *ARGUMENTS) as daemon:
         with Story(daemon.grpc, ledger) as story:
@@ -313,7 +313,7 @@ def job(argument):
 
 
 def faults_of(keys):
-    """Every fault that is tried: keys are calls, and whether each makes a file."""
+    """Every fault to try: keys are calls, and whether each creates a file."""
     found = []
     for (life, call, path, number), creates in sorted(keys.items()):
         kinds = ["EIO", "kill"]
@@ -330,18 +330,18 @@ def faults_of(keys):
 
 
 def sample(faults, dice):
-    """The first and the last of each kind, and others by chance."""
+    """The first and the last of each kind, and random others."""
     groups = defaultdict(list)
     for fault in faults:
         groups[fault.group].append(fault)
     ends = {id(fault): fault for group in groups.values() for fault in (group[0], group[-1])}
-    # To measure a flush is the same 64 times.
+    # A flush is measured 64 times in the same way.
     rest = [fault for fault in faults if id(fault) not in ends and fault.file != "flush-probe"]
     return [*ends.values(), *dice.sample(rest, max(0, min(RUNS - len(ends), len(rest))))]
 
 
 def report(runs):
-    """A line for each row of the table and each kind of what happened, and a check for each row."""
+    """A line for each row of the table and each kind of outcome, and a check for each row."""
     rows = defaultdict(list)
     for run in runs:
         if run.hit:
@@ -367,7 +367,7 @@ def report(runs):
             print(f"     .ci/syscalls.py '{run.fault}': {run.phase}, {'; '.join(what)[:600]}")
         check(f"{name}: the answers, exit codes and restarts are as promised", not wrong,
               f"{len(rows[name])} runs, {len(wrong)} wrong, {sum(run.acks for run in rows[name])} acks")
-    # How often a flush is measured depends on how long that takes.
+    # The number of measured flushes depends on their duration.
     due = [run for run in runs if run.hit or run.fault.file != "flush-probe"]
     reached = sum(map(len, rows.values()))
     check("nearly every call is reached when it is its turn", reached >= 0.95 * len(due),
@@ -377,7 +377,7 @@ def report(runs):
 
 
 def planted(directory, faults, pool):
-    """The same with a daemon whose calls do wrong: it must be found."""
+    """Runs a daemon with deliberately wrong calls: the check must find them."""
     library = directory / "planted.so"
     run("cc", "-shared", "-fPIC", "-O1", "-o", library, ROOT / ".ci" / "planted.c", check=True)
     for what, (call, kind) in PLANTED.items():

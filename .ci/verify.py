@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/verify.py
 
-A byte flipped in the middle of a journal of 1,000 logs, in a body, in a header, in a life block,
-under a daemon that serves it: `walctl verify` names exactly the records it touches, and so do reads
-and scans; all else reads and appends; `wald verify` names the same once the daemon is killed, and
-so does the next start. Where to flip is found by `wald dump`. A store that is whole has no finding.
+Flips a byte in the middle of a journal of 1,000 logs, in a body, in a header, in a life block,
+under a daemon that serves it. `walctl verify` names exactly the records it touches, and so do reads
+and scans; all else reads and appends. `wald verify` names the same once the daemon is killed, and
+so does the next start. `wald dump` finds the place to flip. A store that is whole has no finding.
 """
 
 from common import *
@@ -21,7 +21,7 @@ def name(log):
 
 
 def fill(daemon):
-    """The same number of records for each log."""
+    """Appends ROUNDS records to each log."""
     lines = "".join(json.dumps({"log": name(log), "round": number, "pad": "x" * 150}) + "\n"
                     for number in range(ROUNDS) for log in range(LOGS))
     done = daemon.walctl("append", "--log-from-field", "log", input=lines.encode())
@@ -38,7 +38,7 @@ def named(text):
 
 
 def offline(directory):
-    """`wald verify`: exit code, what it names, all it said."""
+    """`wald verify`: exit code, damaged records, whole output."""
     done = run(WALD, "verify", directory, "--output", "json")
     return done.returncode, named(done.stdout) if done.stdout else None, done.stdout.decode()
 
@@ -53,7 +53,7 @@ def frames(directory):
 
 
 def scanned(daemon):
-    """What a scan of all gives: {log: {lsn}}."""
+    """The records of a scan of all logs: {log: {lsn}}."""
     done = daemon.walctl("scan", "--prefix", "log/", "--output", "json")
     found = {}
     for line in done.stdout.splitlines():
@@ -64,7 +64,7 @@ def scanned(daemon):
 
 
 def expect(daemon, lost, appended, where):
-    """Readers are told of exactly what is lost; the rest is there."""
+    """Readers get errors for exactly the lost records, and all others."""
     everything = {name(log): set(range(ROUNDS + appended.get(name(log), 0))) for log in range(LOGS)}
     expected = {log: lsns - lost.get(log, set()) for log, lsns in everything.items()}
     check(f"{where}: a scan gives everything else", scanned(daemon) == expected)
@@ -81,7 +81,7 @@ def expect(daemon, lost, appended, where):
 
 
 def append(daemon, logs, appended, where):
-    """All logs go on."""
+    """All logs accept appends."""
     lines = "".join(json.dumps({"log": log, "after": True}) + "\n" for log in logs)
     done = daemon.walctl("append", "--log-from-field", "log", input=lines.encode())
     check(f"{where}: {len(logs)} logs go on", done.returncode == 0, done.stderr.decode().strip())
@@ -142,7 +142,7 @@ with scratch() as directory:
             append(daemon, [name(log) for log in range(LOGS)], appended, f"{where}, after a restart")
         shutil.rmtree(copy)
 
-    # Nobody asks, and nobody reads it: scrubbing finds it.
+    # No client reads it: scrubbing finds it.
     flip(base / path, cases[0][1])
     with Daemon(base, "--segment-bytes", "1MiB") as daemon:
         found = 'wald_checksum_failures_total{where="scrub"}'

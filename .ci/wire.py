@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: .ci/wire.py
 
-Clients that behave are held back and never cut off; clients that mean harm, or stand still, stop and
+Well-behaved clients are held back and never cut off; hostile or idle clients stop and
 fill nothing. Real clients (grpc-go, grpc-java, grpc-js, the client for Go) and raw HTTP/2 by the programs in
 .ci/wire: small messages, cancelled calls, deadlines, slow links, stuck peers at a stop, silent connections,
 announced lengths, endless messages, crowds, unread answers, and floods of every kind of frame.
@@ -24,12 +24,12 @@ MIB = 1 << 20
 FLAT = 64 * MIB
 
 
-# Programs of clients that behave, by library: the same words, flags and results.
+# Programs of well-behaved clients, by library: the same words, flags and results.
 CLIENTS = {"grpc-go": [WIRE]}
 
 
 def built():
-    """Makes the stubs of the client for Go, and builds the programs."""
+    """Generates the stubs of the client for Go, and builds the programs."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     subprocess.run(["go", "run", "./internal/generate"], cwd=ROOT / "client" / "go", check=True)
     subprocess.run(["go", "build", "-o", WIRE, "."], cwd=PROGRAM, check=True)
@@ -51,7 +51,7 @@ def built():
 
 
 def wire(*arguments, client="grpc-go", seconds=60):
-    """Runs a client's program; what it printed, one object a line."""
+    """Runs a client's program; returns its output, one object per line."""
     done = run(*CLIENTS[client], *arguments, timeout=seconds)
     if done.returncode != 0:
         return [{"error": done.stderr.decode()[-300:]}]
@@ -59,13 +59,13 @@ def wire(*arguments, client="grpc-go", seconds=60):
 
 
 def nice(*arguments):
-    """As `wire`, with the processor time that the daemon and others leave: an attack comes from elsewhere."""
+    """Like `wire`, with the processor time that the daemon and others leave: an attack comes from elsewhere."""
     done = run("nice", "-n", "19", WIRE, *arguments, timeout=60)
     return [json.loads(line) for line in done.stdout.splitlines()] or [{"error": done.stderr.decode()[-300:]}]
 
 
 class Held:
-    """A peer that the program holds until it is let go."""
+    """A peer that the program holds until released."""
 
     def __init__(self, *arguments):
         command = [str(part) for part in (WIRE, *arguments)]
@@ -82,7 +82,7 @@ class Held:
 
 
 def sessions(directory):
-    """Small messages, which come in as many small frames."""
+    """Small messages, which arrive as many small frames."""
     for size in (1, 20):
         with Daemon(directory / f"session-{size}") as daemon:
             (told,) = wire("sessions", "-bytes", size, daemon.grpc)
@@ -104,7 +104,7 @@ def sessions(directory):
 
 
 def neighbours(directory):
-    """Calls that end early, beside a follower and a session on the same connection."""
+    """Calls that end early, next to a follower and a session on the same connection."""
     for client, command in CLIENTS.items():
         with Daemon(directory / f"cancels-{client}") as daemon:
             (told,) = wire("cancels", "-calls", 4000, "-group", 200, daemon.grpc, client=client)
@@ -122,10 +122,10 @@ def neighbours(directory):
 
 
 def slow(directory):
-    """A link on which bytes move, slowly."""
+    """A link where bytes move slowly."""
     with Daemon(directory / "slow", "--keepalive-interval", "1s", "--keepalive-timeout", "5s",
                 "--stream-progress-timeout", "8s") as daemon:
-        # Each on a connection of its own.
+        # Each on its own connection.
         with ThreadPoolExecutor(2) as pool:
             one, many = pool.map(lambda scans: wire("slow", "-seconds", "15s", "-scans", scans, daemon.grpc)[0], (1, 20))
         for told, what in (one, "a scan at 50 kB/s lives on, though its pings are answered late"), \
@@ -134,7 +134,7 @@ def slow(directory):
 
 
 def stops(directory):
-    """A stop beside one stuck peer of each kind."""
+    """A stop with one stuck peer of each kind."""
     (kinds,) = wire("stuck", "-list")
 
     def stopped(kind):
@@ -149,7 +149,7 @@ def stops(directory):
 
 
 def standing(directory):
-    """Connections and messages that do not go on, and who gets in beside them."""
+    """Connections and messages that stop midway, and the calls that succeed next to them."""
     short = ["--handshake-timeout", "1s", "--max-connections", "20"]
     for kind in ("silent", "half-preface", "preface"):
         with Daemon(directory / f"idle-{kind}", *short) as daemon:
@@ -165,7 +165,7 @@ def standing(directory):
         with Held("idle", "-count", 14, "-announce", 4_000_000, "-seconds", "20s", "announce", daemon.grpc):
             appends = [daemon.walctl("--timeout", "3s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
             held = daemon.metric('wald_admitted_bytes{part="appends"}')
-        # A call that waits for its message is charged 10 KiB and its head.
+        # A call that waits for its message is charged 10 KiB and its header.
         check("14 announced messages of 4 MB hold no more than their calls", appends == [0] * 10 and held < 200_000, f"{held:.0f} bytes")
     for path in ("/wald.v1.WalService/Read", "/wald.v1.WalService/GetTail", "/wald.v1.LogService/ListLogs",
                  "/grpc.health.v1.Health/Check"):
@@ -179,7 +179,7 @@ def standing(directory):
 
 
 def crowds(directory):
-    """Many connections that each hold little of what all need."""
+    """Many connections that each hold little of a shared resource."""
     with Daemon(directory / "halves") as daemon:
         with Held("idle", "-count", 900, "-seconds", "12s", "halves", daemon.grpc) as peers:
             done = [daemon.walctl("--timeout", "4s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
@@ -227,7 +227,7 @@ def crowds(directory):
 
 
 class Watch:
-    """What a daemon and a client that behaves, on a connection of its own, see of an attack."""
+    """Effects of an attack on a daemon and on a well-behaved client with its own connection."""
 
     def __init__(self, daemon):
         self.daemon = daemon
@@ -237,7 +237,7 @@ class Watch:
         self.threads = [threading.Thread(target=self._listen), threading.Thread(target=self._look)]
         for thread in self.threads:
             thread.start()
-        # The first windows are about the start.
+        # The first windows cover the start.
         wait_until(lambda: len(self.windows) >= 6, 10)
         self.before, self.began = daemon.anonymous(), time.time()
 
@@ -262,14 +262,14 @@ class Watch:
         return *p99, [one["failures"] for one in during if one["failures"]], self.most - self.before
 
 
-# The floods that a shorter run takes: one for each way in which a server can be flooded.
+# The floods of a shorter run: one for each way to flood a server.
 TELLING = ("window-update", "ping-ack", "ping-ack-calls", "empty-data", "reset-append", "hpack-bomb", "settings-unread", "unknown-service", "priority")
-# A bystander shares two processors with the attack and with whatever else runs: a wake-up that comes late is no fault.
+# A bystander shares two processors with the attack and other load: a late wake-up is no fault.
 CALM_US = 5_000
 
 
 def flooded(directory, kind):
-    """One flood: what the daemon, the attacker and the bystander saw, and whether the bystander was served as before."""
+    """One flood: results of daemon, attacker and bystander, and whether the bystander was served as before."""
     with Daemon(directory) as daemon:
         watch = Watch(daemon)
         (told,) = nice("flood", "-seconds", "1500ms", kind, daemon.grpc)
@@ -283,11 +283,11 @@ def flooded(directory, kind):
 
 
 def floods(directory):
-    """Frames as fast as they go, beside a client that behaves, on a connection of its own."""
+    """Frames at full speed, next to a well-behaved client with its own connection."""
     (all_kinds,) = wire("flood", "-list")
     kinds = sized(all_kinds, [kind for kind in all_kinds if kind in TELLING])
     for kind in kinds:
-        # Whatever else the machine does makes the bystander slower and never faster: the best of three counts.
+        # Other load on the machine only makes the bystander slower: the best of three counts.
         for attempt in range(3):
             holds, saw, calm, times = flooded(directory / f"flood-{kind}-{attempt}", kind)
             if not holds or calm:

@@ -10,7 +10,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// checkHistories records histories and judges each, as it is and with a lie planted in it.
+// checkHistories records histories and judges each, first unchanged and then with a planted lie.
 func checkHistories(plan plan, seed uint64) error {
 	calls, undecided, judging := 0, 0, time.Duration(0)
 	outcomes := map[string]int{}
@@ -48,7 +48,7 @@ func checkHistories(plan plan, seed uint64) error {
 			continue
 		}
 		for _, lie := range lies {
-			// In the beginning of the history: a judge who finds no order tries them all.
+			// At the beginning of the history: a judge that finds no order tries all orders.
 			changed, is := lie.plant(recording.until(recording.pauses[random.IntN(2)]), random)
 			if !is {
 				continue
@@ -63,7 +63,7 @@ func checkHistories(plan plan, seed uint64) error {
 		}
 	}
 	for _, lie := range lies {
-		// In each history that can be lied about so: some lies need logs that ack early.
+		// In every history that allows the lie: some lies need logs that ack early.
 		check(planted[lie.name] >= max(plan.histories/5, 1) && caught[lie.name] == planted[lie.name],
 			"%s: rejected in %d of %d histories", lie.name, caught[lie.name], planted[lie.name])
 	}
@@ -77,7 +77,7 @@ func checkHistories(plan plan, seed uint64) error {
 	return nil
 }
 
-// judge says whether there is an order, and if what may lag behind breaks its rules, why.
+// judge returns whether a valid order exists, and the reason if a lagging answer breaks its rules.
 func judge(recording *recording, events []event, limit time.Duration) (porcupine.CheckResult, string) {
 	if why := lagBreaks(recording, events); why != "" {
 		return porcupine.Illegal, why
@@ -85,7 +85,7 @@ func judge(recording *recording, events []event, limit time.Duration) (porcupine
 	return porcupine.CheckOperationsTimeout(model, operations(events), limit), ""
 }
 
-// until gives a copy of the history up to a pause; what is not decided by then goes on until after it.
+// until copies the history up to a pause; a call that is undecided by then continues after the pause.
 func (r *recording) until(pause int64) []event {
 	var made []event
 	for _, event := range r.events {
@@ -120,7 +120,7 @@ func outcome(event event) string {
 	return name + " acked"
 }
 
-// explain prints where the judge could not go on.
+// explain prints the point where the judge found no next call.
 func explain(events []event, limit time.Duration) {
 	history := operations(events)
 	_, info := porcupine.CheckOperationsVerbose(model, history, limit)

@@ -19,19 +19,19 @@ import (
 	wald "wald.dev/client/go/waldv1"
 )
 
-// So many appends of one writer are under way at a time.
+// Number of appends that a writer has in flight.
 const lanes = 4
 
-// duel is two writers on one log, and all that they were told.
+// duel is two writers on one log, and the answers that they got.
 type duel struct {
 	log    string
 	fences atomic.Int64
 	wanted int64
 
 	mutex sync.Mutex
-	// What each answered fence has told: epoch and tail.
+	// Epoch and tail of each answered fence.
 	told [][2]uint64
-	// lsn -> what was acked there.
+	// lsn -> data that was acked there.
 	acked map[uint64]string
 	lost  int
 }
@@ -79,7 +79,7 @@ func (d *duel) run(seed uint64, kills bool) error {
 	return d.judge(ctx, killed)
 }
 
-// writer takes the log over and appends until the other has it.
+// writer takes over the log and appends until the other writer takes it.
 func (d *duel) writer(ctx context.Context, number int, random *rand.Rand) error {
 	connection, err := connect()
 	if err != nil {
@@ -108,7 +108,7 @@ func (d *duel) writer(ctx context.Context, number int, random *rand.Rand) error 
 		if err := over.wait(); err != nil {
 			return err
 		}
-		// The other gets some appends in before it is shut out itself.
+		// The other writer gets some appends in before it is fenced out.
 		time.Sleep(time.Duration(random.IntN(3000)) * time.Microsecond)
 	}
 	return nil
@@ -136,8 +136,8 @@ func (d *duel) appendUntilFenced(ctx context.Context, wal wald.WalServiceClient,
 	return nil
 }
 
-// reasonOf says why a call failed; empty if its connection was lost. What no call here should
-// get is an error again.
+// reasonOf returns the reason of a failed call, empty if its connection was lost. It returns an
+// error for a failure that no call here should get.
 func reasonOf(err error) (string, error) {
 	said, is := status.FromError(err)
 	if !is {
@@ -158,7 +158,7 @@ func reasonOf(err error) (string, error) {
 	return "", err
 }
 
-// judge reads the log and holds it against what was told.
+// judge compares the stored log with the writers' answers.
 func (d *duel) judge(ctx context.Context, killed int) error {
 	connection, err := connect()
 	if err != nil {
@@ -181,7 +181,7 @@ func (d *duel) judge(ctx context.Context, killed int) error {
 		}
 	}
 	passed := passes(d.told, epochs)
-	// The same with what must not be: a record of the epoch before, at the tail that a fence told.
+	// A planted fault must be found: a record of the epoch before, at the tail that a fence returned.
 	planted := slices.Clone(epochs)
 	for _, fence := range d.told {
 		if fence[1] < uint64(len(planted)) {
@@ -208,7 +208,7 @@ func (d *duel) judge(ctx context.Context, killed int) error {
 	return nil
 }
 
-// passes finds the fences that a record of an older epoch has passed.
+// passes finds the fences with a record of an older epoch at or beyond their tail.
 func passes(told [][2]uint64, epochs []uint64) []string {
 	var found []string
 	for _, fence := range told {
@@ -222,7 +222,7 @@ func passes(told [][2]uint64, epochs []uint64) []string {
 	return found
 }
 
-// scan gives back the data of a whole log.
+// scan returns the data of a whole log.
 func scan(ctx context.Context, connection *grpc.ClientConn, log string) ([]string, error) {
 	var stored []string
 	for {

@@ -5,24 +5,24 @@ import (
 	"slices"
 )
 
-// What is told once it is durable may lag behind what appends are acked with, so that it has no place
-// in one order of all calls. It has rules of its own: it never goes back, never lies behind what was
-// acked as durable before the question, never ahead of what was asked for before the answer, and never
+// Answers about durable records may lag behind the acks of appends, so they have no place
+// in one order of all calls. Their rules: a durable tail never goes back. It covers every record that was
+// acked as durable before the question, and none requested after the answer. It is never
 // within a batch.
 
-// sighting is what one answer tells about how much of a log is durable.
+// sighting is one answer about the durable tail of a log.
 type sighting struct {
 	from, to int64
 	value    uint64
-	// It was told by who had asked for it to be durable: a bound for others, not to be judged itself.
+	// The caller requested durability: the value bounds other answers and is not judged.
 	ack bool
 }
 
-// lagBreaks finds an answer that breaks the rules; empty: none.
+// lagBreaks finds an answer that breaks the rules; empty if there is none.
 func lagBreaks(recording *recording, events []event) string {
 	for log := range logs {
 		var durable, epochs []sighting
-		// When the append of each record, and the fence to each epoch, was asked for at the earliest.
+		// Earliest time of a call that appended each record or fenced to each epoch.
 		asked := make([]int64, len(recording.stored[log])+1)
 		within := make([]bool, len(asked))
 		unset, explicit := int64(-1), map[uint64]int64{}
@@ -94,7 +94,7 @@ func lagBreaks(recording *recording, events []event) string {
 	return ""
 }
 
-// goesBack finds an answer that is less than one given before its question.
+// goesBack finds an answer below one that ended before its question.
 func goesBack(all []sighting) string {
 	byEnd := slices.Clone(all)
 	slices.SortFunc(byEnd, func(a, b sighting) int { return int(a.to - b.to) })

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 )
 
-// lie changes one answer in a history to what a broken daemon could have said.
+// lie changes one answer in a history to one that a broken daemon could give.
 type lie struct {
 	name  string
 	plant func(events []event, random *rand.Rand) ([]event, bool)
@@ -32,12 +32,12 @@ func acked(event event) bool {
 	return event.asked.kind == appends && event.told.refusal == nil && !event.undecided
 }
 
-// toldTail says whether a caller was told the log's tail, not one that may lag behind.
+// toldTail returns whether a caller got the log's tail, not one that may lag behind.
 func toldTail(event event) bool {
 	return (event.asked.kind == tails || event.asked.kind == reads) && event.told.refusal == nil && !event.asked.lagging
 }
 
-// shorten makes an answer one from when the log had this tail.
+// shorten changes an answer to one from the time when the log had this tail.
 func shorten(told output, tail uint64) output {
 	keep := uint64(0)
 	if tail > told.first {
@@ -56,7 +56,7 @@ func staleTail(events []event, random *rand.Rand) ([]event, bool) {
 		if !toldTail(question) {
 			return false
 		}
-		// An append that was acked before the question, and what came before it.
+		// An append that was acked before the question; the stale answer is the tail before it.
 		for _, event := range events {
 			if acked(event) && event.to < question.from {
 				for i, part := range event.asked.parts {
@@ -138,7 +138,7 @@ func halfOfLogs(events []event, random *rand.Rand) ([]event, bool) {
 			return false
 		}
 		for _, one := range events {
-			// One who has seen the first part, while the batch was still under way if there is such a one.
+			// A caller that has seen the first part, if possible while the batch was in flight.
 			if !toldTail(one) || one.asked.log != batch.asked.parts[0].log || one.told.tail <= batch.told.firsts[0] {
 				continue
 			}

@@ -1,13 +1,13 @@
-// Command history judges what many concurrent callers of a daemon are told.
+// Command history judges the answers that concurrent callers of a daemon get.
 //
 //	history check   records histories of calls under kills and has Porcupine find, or fail to
-//	                find, an order in which one caller at a time would have been told the same
-//	history fences  two writers fence each other out over and over; no record of an epoch may
-//	                lie at or beyond the tail that a later epoch's fence has told
+//	                find, an order in which one caller at a time would get the same answers
+//	history fences  two writers fence each other out repeatedly; no record of an epoch may
+//	                lie at or beyond the tail that a later epoch's fence returned
 //
-// WALD_ENDPOINT is where the daemon is reached, WALD_CONTROL where it can be killed, as
-// client/conformance/README.md says. Every check is printed as a line, `ok` or `FAIL`, and the
-// counts at the end. It calls the generated stubs: nothing of a client repeats a call or hides one.
+// WALD_ENDPOINT is the daemon's address, WALD_CONTROL the one where it can be killed; see
+// client/conformance/README.md. Every check prints a line, `ok` or `FAIL`, and the
+// counts follow at the end. It calls the generated stubs: no client code repeats or hides a call.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Longer than any call may take, a restart of the daemon included.
+// Longer than any call may take, including a restart of the daemon.
 const callTimeout = 60 * time.Second
 
 var passed, failed int
@@ -80,13 +80,13 @@ func main() {
 	}
 }
 
-// connect opens a connection of its own, so that callers do not wait for each other.
+// connect opens a separate connection, so callers do not wait for each other.
 func connect() (*grpc.ClientConn, error) {
 	soon := backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 100 * time.Millisecond}
 	return grpc.NewClient("passthrough:///"+os.Getenv("WALD_ENDPOINT"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: time.Second}),
-		// A call is sent once there is a connection: one that fails was sent, or says so.
+		// A call waits for a connection: a failed call was sent, or its error says otherwise.
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 }
 

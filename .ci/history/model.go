@@ -7,7 +7,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Logs of one history. Batches tie them together, so they are one state. The first is never fenced.
+// Logs of one history. Batches connect them, so they are one state. The first is never fenced.
 const logs = 3
 
 type kind int
@@ -19,7 +19,7 @@ const (
 	reads
 )
 
-// part is what a call wants of one log: records, or if there are none, a check.
+// part is the request of a call for one log: records, or without records a check.
 type part struct {
 	log      int
 	ids      []uint32
@@ -27,29 +27,29 @@ type part struct {
 	epoch    *uint64
 }
 
-// input is what a caller asked.
+// input is one request.
 type input struct {
 	kind  kind
 	parts []part
-	// Of fences (nil: the current and one), tails and reads.
+	// For fences (epoch nil: the current one plus 1), tails and reads.
 	log   int
 	epoch *uint64
-	// Of tails and reads: only what is durable, in a log whose appends are acked before. What was told
-	// may lag behind, and is judged apart (lag.go).
+	// For tails and reads: the durable part, in a log whose appends are acked earlier. The answer
+	// may lag behind and is judged separately (lag.go).
 	lagging bool
 }
 
-// output is what the caller was told.
+// output is one answer.
 type output struct {
-	// Nobody knows whether it was applied. Only fences are left so, the rest is looked up (resolve).
+	// Its outcome is unknown. Only fences stay unknown; other calls are looked up (resolve).
 	unknown bool
 	// lsn of the first record of each part.
 	firsts []uint64
-	// Refused, and by what.
+	// The refusal, nil if the call succeeded.
 	refusal *refusal
 	tail    uint64
 	epoch   uint64
-	// Of reads: the records from this lsn on.
+	// For reads: the records from this lsn on.
 	first uint64
 	ids   []uint32
 }
@@ -67,7 +67,7 @@ type refusal struct {
 type node struct {
 	id     uint32
 	before *node
-	// Of everything up to here.
+	// Digest of all records up to this one.
 	digest uint64
 }
 
@@ -92,7 +92,7 @@ type logState struct {
 
 type state [logs]logState
 
-// model says what one caller at a time would be told.
+// model gives the answers of one caller at a time.
 var model = porcupine.Model{
 	Init: func() any { return state{} },
 	Step: func(before, asked, told any) (bool, any) {
@@ -169,7 +169,7 @@ func mismatched(now *state, part part) bool {
 	return part.expected != nil && *part.expected != now[part.log].tail
 }
 
-// fencedOut says whether a writer's epoch is not the log's.
+// fencedOut says whether a writer's epoch differs from the log's.
 func fencedOut(now *state, part part) bool {
 	epoch := now[part.log].epoch
 	if len(part.ids) == 0 {
@@ -178,7 +178,7 @@ func fencedOut(now *state, part part) bool {
 	return (part.epoch == nil && epoch > 0) || (part.epoch != nil && *part.epoch != epoch)
 }
 
-// refused says whether a condition that fails is what the refusal says, and all that fail were told.
+// refused says whether the refusal names a failing condition, and lists every lsn mismatch if it is one.
 func refused(now *state, asked input, told *refusal) bool {
 	named := false
 	var failing []int
@@ -202,7 +202,7 @@ func refused(now *state, asked input, told *refusal) bool {
 	return named
 }
 
-// readable says whether a page that ends at its tail has the records of the log.
+// readable says whether the records of a page are the log's, if the page's tail is the log's.
 func readable(log *logState, told output) bool {
 	last := log.last
 	for at := told.tail; at > told.first+uint64(len(told.ids)); at-- {

@@ -20,16 +20,16 @@ import (
 	wald "wald.dev/client/go/waldv1"
 )
 
-// So often all callers stop, so that a history can be cut there.
+// Number of times that all callers stop, so that a history can be cut there.
 const phases = 10
 
-// plan is how much is recorded.
+// plan gives the size of the recording.
 type plan struct {
 	histories, calls, clients, kills int
 	limit                            time.Duration
 }
 
-// event is one call: what was asked, what was told, and when, in nanoseconds of the recording.
+// event is one call: request, answer, and start and end in nanoseconds of the recording.
 type event struct {
 	client    int
 	asked     input
@@ -39,40 +39,40 @@ type event struct {
 	undecided bool
 }
 
-// recording drives callers against one set of logs, and keeps what happened.
+// recording drives callers against one set of logs, and keeps their calls.
 type recording struct {
 	names [logs]string
-	// Appends are acked, and seen by plain reads, before they are durable. Else all is durable.
+	// Appends are acked, and seen by plain reads, before they are durable. Otherwise everything is durable.
 	early bool
 	began time.Time
-	// When nobody was calling: between the phases, and at the end.
+	// Times without calls: between the phases, and at the end.
 	pauses []int64
 
 	mutex  sync.Mutex
 	events []event
 	calls  atomic.Int64
-	// What callers have heard last: makes conditions that often hold.
+	// Values of the latest answers: conditions made of them often hold.
 	heardTail, heardEpoch [logs]atomic.Uint64
 	ids                   atomic.Uint32
 
-	// What the logs held in the end.
+	// Contents of the logs at the end.
 	stored [logs][]uint32
 }
 
 func (r *recording) now() int64 { return time.Since(r.began).Nanoseconds() }
 
-// failure is what an error of a call says.
+// failure is the content of a call's error.
 type failure struct {
 	refusal *refusal
 	unknown bool
-	// Not applied, for a reason that passes.
+	// Not applied, for a temporary reason.
 	passing bool
 }
 
-// failure takes an error apart. Those that no call here should get are errors again.
+// failure takes an error apart. It returns an error for one that no call here should get.
 func (r *recording) failure(err error) (failure, error) {
 	said, is := status.FromError(err)
-	// A call that its deadline has ended may be applied later: nothing can be made of it.
+	// After a deadline the call may still be applied later, so it has no usable outcome.
 	if !is || said.Code() == codes.DeadlineExceeded {
 		return failure{}, err
 	}
@@ -113,7 +113,7 @@ func (r *recording) failure(err error) (failure, error) {
 	return failure{}, fmt.Errorf("a call was answered with %w", err)
 }
 
-// record records one history, and resolves what was unknown.
+// record records one history, and resolves unknown outcomes.
 func record(plan plan, number int, random *rand.Rand) (*recording, error) {
 	r := &recording{began: time.Now(), early: number%4 == 3}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -155,7 +155,7 @@ func record(plan plan, number int, random *rand.Rand) (*recording, error) {
 	return r, r.resolve(ctx, main)
 }
 
-// killer kills the daemon so often, spread over the calls.
+// killer kills the daemon plan.kills times, spread over the calls.
 func (r *recording) killer(ctx context.Context, plan plan, seed uint64) error {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for i := range plan.kills {
@@ -175,7 +175,7 @@ func (r *recording) killer(ctx context.Context, plan plan, seed uint64) error {
 	return nil
 }
 
-// caller makes one call after the other until there are enough.
+// caller makes one call after another until the total is reached.
 func (r *recording) caller(ctx context.Context, calls, client int, random *rand.Rand) error {
 	connection, err := connect()
 	if err != nil {
@@ -184,7 +184,7 @@ func (r *recording) caller(ctx context.Context, calls, client int, random *rand.
 	defer connection.Close()
 	for r.calls.Load() < int64(calls) {
 		event := event{client: client, asked: r.choose(random)}
-		// Fences always are.
+		// Fences always are durable in such a recording.
 		event.durable = r.early && (event.asked.kind == fences || event.asked.kind == appends && random.IntN(4) == 0)
 		event.from = r.now()
 		told, err := r.call(ctx, connection, &event)
@@ -213,7 +213,7 @@ func (r *recording) caller(ctx context.Context, calls, client int, random *rand.
 	return nil
 }
 
-// choose draws what to ask.
+// choose draws a request.
 func (r *recording) choose(random *rand.Rand) input {
 	log := random.IntN(logs)
 	fresh := func() []uint32 {
@@ -248,7 +248,7 @@ func (r *recording) choose(random *rand.Rand) input {
 		}
 		return asked
 	case dice < 42:
-		// Without an epoch, whatever the log.
+		// Without an epoch, even in a fenced log.
 		return input{kind: appends, parts: []part{{log: log, ids: fresh()[:1]}}}
 	case dice < 62:
 		return input{kind: appends, parts: []part{{log: log, ids: fresh()[:1], epoch: epoch(log)}}}
@@ -274,7 +274,7 @@ func (r *recording) choose(random *rand.Rand) input {
 	}
 }
 
-// heard keeps what an answer tells about the logs.
+// heard keeps the tails and epochs of an answer.
 func (r *recording) heard(event event) {
 	raise := func(known *atomic.Uint64, value uint64) {
 		for now := known.Load(); now < value && !known.CompareAndSwap(now, value); now = known.Load() {
@@ -322,14 +322,14 @@ func numbers(batch *wald.RecordBatch) ([]uint32, error) {
 	return ids, nil
 }
 
-// call asks the daemon.
+// call sends a request to the daemon.
 func (r *recording) call(ctx context.Context, connection *grpc.ClientConn, event *event) (output, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	wal := wald.NewWalServiceClient(connection)
 	asked := event.asked
 	visibility := wald.Visibility_VISIBILITY_UNSPECIFIED
-	// Where all is durable before it is seen, to ask for it makes no difference.
+	// Where records are durable before they are visible, this visibility makes no difference.
 	if asked.lagging || (!r.early && event.from%2 == 0) {
 		visibility = wald.Visibility_VISIBILITY_DURABLE
 	}
@@ -385,9 +385,9 @@ func (r *recording) append(ctx context.Context, wal wald.WalServiceClient, event
 	return told, nil
 }
 
-// resolve finds out what became of the calls whose outcome is unknown. By now every connection on
-// which one could still arrive is closed. A lost append is in the log, and where it is says when it
-// was applied, or it is not there and never was: then it says nothing. Without that, a judge would
+// resolve finds the outcome of calls where it is unknown. By now every connection on
+// which one could still arrive is closed. A lost append that is in the log was applied, and its place
+// shows the time. Otherwise it never was, and the call is dropped: a judge would
 // have to try each at every point of the history.
 func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) error {
 	found := map[uint32]uint64{}
@@ -463,7 +463,7 @@ func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) er
 	return nil
 }
 
-// operations is the history as the judge takes it, without what is judged apart.
+// operations converts the history for the judge, without separately judged calls.
 func operations(events []event) []porcupine.Operation {
 	var made []porcupine.Operation
 	for _, event := range events {

@@ -1,9 +1,9 @@
-// Command servers appends to a server in a closed loop, and tells what was acknowledged.
+// Command servers appends to a server in a closed loop, and reports the acks.
 //
 //	servers SYSTEM ADDRESS [FLAGS]
 //
-// So many callers, each of which sends its next append when the one before is acknowledged: what is in
-// flight never changes. What is counted are acks. The answer is one line of JSON; times are microseconds.
+// Each caller sends its next append when the one before is acknowledged, so the number in
+// flight is constant. Only acks count. The answer is one line of JSON; times are microseconds.
 package main
 
 import (
@@ -20,12 +20,12 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// An appender is one caller's way to a server. Its append returns when the server has acknowledged.
+// An appender is one caller's connection to a server. Its append returns when the server has acknowledged.
 type appender interface {
 	append(ctx context.Context, record []byte) error
 }
 
-// load is what a run asks of a server.
+// load describes the work of a run.
 type load struct {
 	inFlight    int
 	connections int
@@ -46,10 +46,10 @@ var systems = map[string]func(context.Context, string, load) ([]appender, func()
 	"s2-lite":      dialS2,
 }
 
-// result is what one run came to.
+// result is the measurement of one run.
 type result struct {
 	Acks int64 `json:"acks"`
-	// Those of the warm-up too: the server's processor time is for all of them.
+	// AllAcks includes the warm-up: the server's processor time covers it, too.
 	AllAcks   int64   `json:"all_acks"`
 	Seconds   float64 `json:"seconds"`
 	PerSecond float64 `json:"per_second"`
@@ -92,7 +92,7 @@ func run(dial func(context.Context, string, load) ([]appender, func(), error), a
 	defer hangUp()
 	record := make([]byte, wanted.bytes)
 	for i := range record {
-		// Text, so that no one has to escape it.
+		// Text, so that no server must escape it.
 		record[i] = 'a' + byte(i*7%26)
 	}
 	var running sync.WaitGroup

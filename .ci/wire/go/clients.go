@@ -215,11 +215,11 @@ type besideResult struct {
 	Calls    int            `json:"calls"`
 	Seconds  float64        `json:"seconds"`
 	Failures map[string]int `json:"failures"`
-	// Of the neighbours, before and after the calls have ended.
+	// Acks of the neighbours, before and after the calls have ended.
 	Acks          int64 `json:"acks"`
 	AcksAfter     int64 `json:"acks_after"`
 	FollowedAfter int64 `json:"followed_after"`
-	// Why a neighbour ended; nil if it goes on.
+	// Reason why a neighbour ended; nil if it continues.
 	Session  any `json:"session"`
 	Follower any `json:"follower"`
 }

@@ -40,7 +40,7 @@ func opened(path string) func(r *raw) {
 
 func nothing(*raw) {}
 
-// callsWith opens calls, each with what follows it.
+// callsWith opens calls, each followed by the frames of `then`.
 func callsWith(path string, body []byte, then func(frames *http2.Framer, stream uint32)) repeated {
 	return func(r *raw) int {
 		const calls = 100
@@ -74,7 +74,7 @@ func floods() map[string]flooding {
 		"ping":        {nothing, ping(false), false},
 		"ping-unread": {nothing, ping(false), true},
 		"ping-ack":    {nothing, ping(true), false},
-		// Calls, which need frames beside their data, and many more of those.
+		// Calls, which need frames next to their data, and many more of those.
 		"ping-ack-calls": {nothing, func(r *raw) int {
 			r.call("/a.B/C", nil, true)
 			return 1 + ping(true)(r)

@@ -1,4 +1,4 @@
-// Command wire speaks to a daemon as real clients do, and as clients that mean harm.
+// Command wire talks to a daemon as real clients do, and as hostile clients.
 //
 //	wire sessions ADDR   append sessions of grpc-go, or of the client for Go, with small records
 //	wire cancels ADDR    cancels calls beside a follower and a session on the same connection
@@ -59,7 +59,7 @@ func main() {
 	}
 }
 
-// told prints a result.
+// Prints a result as one line of JSON.
 func told(result any) error {
 	return json.NewEncoder(os.Stdout).Encode(result)
 }

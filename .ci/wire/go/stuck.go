@@ -532,7 +532,7 @@ type resetsResult struct {
 	Ended   string `json:"ended"`
 }
 
-// resets sends appends and, unless told otherwise, resets each when it is sent.
+// resets sends appends. Unless `keep` is set, it resets each right after it is sent.
 func resets(flags *flag.FlagSet) func([]string) error {
 	size := flags.Int("bytes", 1_000_000, "bytes of a record")
 	connections := flags.Int("connections", 4, "connections")
@@ -600,7 +600,7 @@ func resetOnce(address string, body []byte, until time.Time, keep bool, pause ti
 	}()
 	for {
 		mutex.Lock()
-		// A stream's own window is taken for large enough: the daemon's is a megabyte and more.
+		// A stream's own window counts as large enough: the daemon's is at least a megabyte.
 		for over == "" && (window < int64(len(body)) || keep && live >= 16) {
 			changed.Wait()
 		}
