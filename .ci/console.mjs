@@ -3,8 +3,8 @@
 //
 // The web console in a headless Chromium, as a person uses it: 10,000 logs and a search by prefix,
 // 1,000 appends a second seen within a second, records in all forms, gaps, a restart of the daemon,
-// other origins refused, keyboard, narrow windows; no error on the page's console. Pictures go to
-// target/ci/console/screenshots, or to the directory given. Needs chromium, node and npm
+// refused origins, keyboard, narrow windows; no error on the page's console. Pictures go to
+// target/ci/console/screenshots, or to SCREENSHOTS. Needs chromium, node and npm
 // (.ci/tools), the release binaries and the example `load`.
 
 import { spawn, spawnSync } from "node:child_process";
@@ -150,7 +150,7 @@ async function all() {
   const page = await context.newPage();
   page.on("pageerror", (error) => errors.push(String(error)));
   page.on("console", (message) => {
-    // While the daemon is away, the browser itself says that it cannot be reached.
+    // While the daemon is down, the browser itself reports that it cannot be reached.
     const expected = away && message.text().startsWith("Failed to load resource");
     if (["error", "warning"].includes(message.type()) && !expected) errors.push(message.text());
   });
@@ -179,11 +179,11 @@ async function all() {
   await page.getByRole("searchbox").fill("evil");
   await page.getByRole("link", { name: "evil/" }).click();
 
-  // Whatever a name or a record says, it is text.
+  // All content of names and records is shown as text.
   check("markup in a record is shown as text", (await until(async () => (await page.locator("td.data").first().textContent().catch(() => "")).includes("<script>alert(1)"))) !== null);
   check("the name is shown as it is", (await page.locator("h1").textContent()) === "evil/<b>&\"'/../%2f?#");
   check("none of it became an element", (await page.locator("main script, main img, main b:has-text('&')").count()) === 0);
-  // Its producers: all that `walctl producer list` prints, and when each one expires.
+  // Producers: all that `walctl producer list` prints, and the time when each one expires.
   const odd = "<img src=x onerror=alert(3)>\"'&";
   for (let index = 0; index < 25; index += 1) daemon.walctl("x\ny\n", "append", "produced", "--format", "lines", "--producer", `${index ? "p" : odd}${String(index).padStart(2, "0")}`, "--producer-epoch", "7");
   await go("#/log?name=produced");
@@ -285,7 +285,7 @@ async function all() {
   });
   check("1,000 appends a second come in", measured.seen >= 6000, `${measured.seen} in 8 s`);
   check("every one of them is shown", measured.seen === measured.range, `${measured.seen} of ${measured.range}`);
-  // Beside other steps the browser may wait for the processor.
+  // Next to other steps the browser may wait for the processor.
   const patience = process.env.CI_LIGHT ? 5000 : 1000;
   check(`each is seen within ${patience / 1000} s`, measured.worst < patience, `median ${measured.p50?.toFixed(0)} ms, slowest ${measured.worst?.toFixed(0)} ms`);
   const box = await page.locator(".scroll").boundingBox();
@@ -328,12 +328,12 @@ async function all() {
   });
   check("with none missing in between", gone === 0);
 
-  // What it looks like.
+  // The page's appearance.
   await go("#/");
   check("append latency is shown", (await until(async () => / (µs|ms)$/.test(await page.locator(".tile dd").nth(2).textContent()))) !== null, await page.locator(".tile dd").nth(2).textContent());
   check("flush latency is shown", / (µs|ms)$/.test(await page.locator(".tile dd").nth(4).textContent()));
   check("the overview says how the start went", (await page.locator("main").textContent()).includes("recovered after an unclean end"));
-  // Some history for the picture; the charts are of what there was.
+  // Some history for the picture; the charts show past values.
   await until(async () => (await page.locator(".chart path.line").first().getAttribute("d")).length > 450, 90_000);
   await picture("overview");
   await page.emulateMedia({ colorScheme: "dark" });

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/descriptors.py
 
-File descriptors: 2,200 idle sockets beside appends under a limit of 1,024, a whole life under a limit of
-256, a refused start, and a limit that falls below the number in use and rises again. No append is lost,
+File descriptors: 2,200 idle sockets next to appends under a limit of 1,024; all phases of a daemon under a limit of
+256; a refused start; and a limit that falls below the number in use and rises again. No append is lost,
 sockets never take the store's share, and the daemon stops with 0.
 """
 
@@ -17,7 +17,7 @@ _, HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (HARD, HARD))
 RESERVE = 64
 BUSY = "ResourceExhausted BUSY NotApplied"
-# Records are numbers, with zeros before them up to the size asked for.
+# Records are numbers, padded with zeros to the requested size.
 sys.set_int_max_str_digits(0)
 
 
@@ -38,7 +38,7 @@ def idle(address, count):
         except BlockingIOError:
             pass
         if len(sockets) % 100 == 0:
-            time.sleep(0.02)  # The backlog of a port is shorter than the crowd.
+            time.sleep(0.02)  # The backlog of a port is shorter than the number of sockets.
     return sockets
 
 
@@ -48,7 +48,7 @@ def close(sockets):
 
 
 class Peak(threading.Thread):
-    """The most descriptors that a daemon has open, sampled until it is stopped."""
+    """Maximum number of open descriptors of a daemon, sampled until stopped."""
 
     def __init__(self, daemon):
         super().__init__(daemon=True)
@@ -73,7 +73,7 @@ def said(daemon, text):
 
 
 def suppressed(daemon):
-    """Lines about failed accepts that were counted and not written."""
+    """Number of suppressed lines about failed accepts."""
     told = said(daemon, "log lines were suppressed")
     return sum(line["lines"] for line in told if line["at"].endswith("/transport.rs"))
 
@@ -83,7 +83,7 @@ def soft_limit(pid):
 
 
 def restart(what, data, entries, *arguments, under=()):
-    """A restart holds every ack once, and nothing that was refused."""
+    """After a restart: every ack once, and no refused record."""
     with Daemon(data, *arguments, under=under) as daemon:
         found = stored(daemon)
         ended = daemon.stop()
@@ -124,7 +124,7 @@ def crowd(directory):
 
 
 def small(directory):
-    """A whole life with `ulimit -n 256`."""
+    """Start, load and stop with `ulimit -n 256`."""
     data, what, under = directory / "small", "limit 256", limit(256, 256)
     arguments = ["--segment-bytes", "256KiB", "--max-record-bytes", "64KiB", "--sorter-step-bytes", "1MiB"]
     with Daemon(data, *arguments, under=under) as daemon:
@@ -149,7 +149,7 @@ def small(directory):
 
 
 def refused(directory):
-    """A limit below the least is refused with the number that is needed, and that number suffices."""
+    """A limit below the minimum is refused with the number that is needed, and that number suffices."""
     data = directory / "refused"
     try:
         with Daemon(data, under=limit(64, 64)):

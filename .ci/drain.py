@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/drain.py
 
-SIGTERM under load, in every sync mode: every append is either acked and there after the restart, or
-not there; the exit code is 0; the next start says that the end was clean and keeps the epoch.
+SIGTERM under load, in every sync mode: after the restart every acked append exists, and every refused one
+does not. The exit code is 0, and the next start reports a clean end and keeps the epoch.
 """
 
 from common import *
@@ -13,7 +13,7 @@ MODES = ("strict", "batch", "interval", "async", "manual")
 
 def terminated(directory, mode, slow):
     data = directory / f"{mode}-{slow}"
-    # With a slow disk many wait for a flush when the signal comes.
+    # With a slow disk many appends wait for a flush when the signal comes.
     strace = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=100000"] if slow else None
     with Daemon(data, "--sync-mode", mode, strace=strace) as daemon:
         epoch = daemon.start["recovery_epoch"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: .ci/h2spec.py
 
-HTTP/2 by the book: every case of h2spec, strict ones included, against a daemon. A case that fails must be
+Runs every case of h2spec, strict ones included, against a daemon. A failing case must be
 listed here with its reason, and a listed one must fail.
 """
 
@@ -15,7 +15,7 @@ KNOWN = {
         "its text begins like HTTP/1.1, and is answered in HTTP/1.1 with what speaks here, then closed",
 }
 
-# A case that races with the answer. h2spec asks by GET, and the server refuses that at once. Frames that come after the end of a
+# This case races with the answer. h2spec sends a GET, and the server refuses it at once. Later frames of an ended
 # stream have no effect, and h2spec waits for one.
 MAY_FAIL = {"Sends multiple WINDOW_UPDATE frames increasing the flow control window to above 2^31-1 on a stream"}
 

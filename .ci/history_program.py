@@ -11,7 +11,7 @@ PROGRAM = ROOT / ".ci" / "history"
 
 
 def run_program(usage, mode, seconds):
-    """Runs one mode of the program, for so long at most, and ends the script with its status."""
+    """Runs one mode of the program, for at most `seconds`, and ends the script with its status."""
     if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
         print(usage.strip())
         sys.exit(0)

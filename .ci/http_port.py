@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/http_port.py
 
-The HTTP port among peers that mean it harm, or another port: silent sockets by the hundred, slow and huge heads, bodies,
-pipelined requests, answers and event streams that nobody reads, TLS and gRPC, foreign host names, a lack of file
+The HTTP port with hostile and misdirected peers: hundreds of silent sockets, slow and huge heads, bodies,
+pipelined requests, unread answers and event streams, TLS and gRPC, foreign host names, a lack of file
 descriptors, and a stop with all of them open. Probes answer within a second throughout. Raw sockets, and grpcurl.
 """
 
@@ -66,7 +66,7 @@ def get(daemon, path, host="127.0.0.1", more=""):
 
 
 def probe(daemon, path="/livez"):
-    """Seconds for one probe on a connection of its own; None if it is not 200."""
+    """Seconds for one probe on its own connection; None if it is not 200."""
     began = time.monotonic()
     try:
         return time.monotonic() - began if get(daemon, path)[0] == 200 else None
@@ -124,7 +124,7 @@ def background(target):
 
 
 def silent(daemon):
-    """Hundreds of sockets that say nothing, or half of a head."""
+    """Hundreds of sockets that send nothing, or half of a head."""
     before = len(daemon.descriptors())
     socks, found = [], []
     for number in range(300):
@@ -156,7 +156,7 @@ def descriptors(directory):
 
 
 def lack(directory):
-    """No descriptor is left: a line a second, and it goes on afterwards."""
+    """No descriptor is left: the daemon logs one line per second, and recovers afterwards."""
     with Daemon(directory) as daemon:
         daemon.ready()
         limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
@@ -265,7 +265,7 @@ def hosts(daemon, named):
 
 
 def pipelined(daemon):
-    """Requests by the thousand in one write delay nobody else."""
+    """Thousands of requests in one write delay no other client."""
     done = {}
 
     def ask(path, times):
@@ -319,7 +319,7 @@ def live(daemon):
 
 
 def unread(daemon):
-    """Answers and streams that nobody takes end 30 s later; runs beside the others."""
+    """Answers and streams that no client reads end 30 s later; runs next to the others."""
     daemon.walctl("append", "much", "--format", "raw", input=b"x" * 1000)
     answers = connect(daemon.http, receive=4096)
     background(lambda: pour(answers, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 2000))
@@ -380,7 +380,7 @@ def foreign(daemon):
     text = (done.stdout + done.stderr).decode()
     check("grpcurl over TLS says what it met", "first record does not look like a TLS handshake" in text, text.strip()[-120:])
 
-    # A flood of each: nothing in the log, nothing left.
+    # A flood of each: no line in the log, no connection left.
     before = len(daemon.lines)
     socks = []
     for number in range(600):
@@ -400,7 +400,7 @@ def foreign(daemon):
 
 
 def stop(directory):
-    """Nothing on the HTTP port holds a stop."""
+    """No connection to the HTTP port delays a stop."""
     with Daemon(directory) as daemon:
         daemon.walctl("append", "much", "--format", "lines", input=(b"y" * 1000 + b"\n") * 900)
         socks = [connect(daemon.http, receive=4096) for _ in range(12)]
@@ -423,7 +423,7 @@ def stop(directory):
 
 
 with scratch() as directory:
-    # With the defaults: slow heads of acceptance row 12, and answers that nobody takes.
+    # With the defaults: slow heads of acceptance row 12, and answers that no client reads.
     with Daemon(f"{directory}/defaults") as defaults, \
             Daemon(f"{directory}/data", "--http-head-timeout", f"{HEAD}s", "--http-idle-timeout", f"{IDLE}s") as daemon, \
             Daemon(f"{directory}/named", "--console-hosts", "wald.example, .wald.svc") as named:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A data directory that disappears, tried on the built binary.
+"""Tests a data directory that disappears, on the built binary.
 
 usage: .ci/identity.py
 
-The directory of a running daemon is deleted; renamed away and replaced by an empty directory;
+The directory of a running daemon is deleted; renamed away and replaced by an empty directory; or
 replaced by another store. Each time the journal fails within seconds, the daemon ends with exit
 code 70 or refuses appends, and the log line names the cause. A daemon whose directory is only
-renamed and renamed back goes on. With create_store = false a missing or an empty directory is
-refused, stays as it is, and an existing store is served."""
+renamed and renamed back continues. With create_store = false a missing or an empty directory is
+refused and left unchanged, and an existing store is served."""
 
 import shutil
 import threading
@@ -74,7 +74,7 @@ def lost(what, change, scratch):
 
 
 def read_only(scratch):
-    """Where a failed journal does not end the daemon, reads go on and appends are refused."""
+    """If a failed journal does not end the daemon, reads continue and appends are refused."""
     data = scratch / "read-only" / "data"
     data.parent.mkdir()
     with Daemon(data, *SMALL, "--on-flush-failure", "read_only") as daemon:
@@ -86,7 +86,7 @@ def read_only(scratch):
 
 
 def back_again(scratch):
-    """A directory that keeps its name, or is away for an instant only, disturbs nothing."""
+    """A directory that keeps its name, or is away for an instant only, has no effect."""
     data = scratch / "renamed" / "data"
     data.parent.mkdir()
     with Daemon(data, *SMALL) as daemon:
@@ -100,7 +100,7 @@ def back_again(scratch):
 
 
 def refused(what, data):
-    """Starts where no store may be made: the end and the text."""
+    """Starts that may not create a store: the end and the text."""
     before = names(data)
     try:
         with Daemon(data, *SMALL, "--create-store=false"):
@@ -123,7 +123,7 @@ with scratch() as temporary:
         shutil.copytree(copy, data) if copy else data.mkdir()
 
     def deleted(data):
-        # The daemon may make a file in a directory that is about to be removed.
+        # The daemon may create a file in a directory that is about to be removed.
         while data.exists():
             shutil.rmtree(data, ignore_errors=True)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: .ci/names.py
 
-Names stay apart: `a/b`, `a:b`, `a_b`, `ü` and names of 255 bytes are logs of their own, before
-and after a restart; and two daemons never share a directory.
+Names stay distinct: `a/b`, `a:b`, `a_b`, `ü` and names of 255 bytes are separate logs, before
+and after a restart. Two daemons never share a directory.
 """
 
 

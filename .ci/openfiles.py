@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: .ci/openfiles.py
 
-2,000 segments and at most 16 of them open: 64 scans at a time, of single logs, by prefix and of
-everything, give every record once and in order, with both read strategies, and the process never has
-more files open or mapped than it may.
+2,000 segments with at most 16 of them open. 64 concurrent scans (of single logs, by prefix and of
+everything) return every record once and in order, with both read strategies, and the process never
+exceeds its limits of open and mapped files.
 """
 
 import collections
@@ -15,14 +15,14 @@ SEGMENTS = 2_000
 MOST = 16
 READERS = 4
 LOGS = 40
-# Four to a request, two requests to a segment: walctl fills requests by their records, and frames of
-# four logs must fit into half a segment too.
+# Four records to a request, two requests to a segment: walctl fills requests by their records, and frames of
+# four logs must also fit into half a segment.
 RECORD_BYTES = 6_800
 RECORDS = SEGMENTS * 6
 
 
 def line(number):
-    """A record says whose it is and which."""
+    """A record names its log and its number."""
     return f'{{"log":"scan/{number % LOGS:02}","number":{number},"rest":"'.ljust(RECORD_BYTES, "x") + '"}'
 
 
@@ -31,7 +31,7 @@ def log_of(text):
 
 
 def fill(daemon):
-    """The records in order, over the logs in turn; whatever one request may hold at a time."""
+    """Appends the records in order, over the logs in turn, in the largest requests allowed."""
     rows = "".join(f"{line(number)}\n" for number in range(RECORDS))
     done = daemon.walctl("append", "--log-from-field", "log", "--log-prefix", "", "--format", "jsonl", "-",
                          input=rows.encode(), timeout=600)
@@ -40,7 +40,7 @@ def fill(daemon):
 
 
 class Watch(threading.Thread):
-    """Samples open files and maps of the daemon, until it is stopped."""
+    """Samples open files and maps of the daemon, until stopped."""
 
     def __init__(self, daemon):
         super().__init__(daemon=True)
@@ -49,7 +49,7 @@ class Watch(threading.Thread):
         self.start()
 
     def run(self):
-        # Counting costs a processor too: not more often than needed.
+        # Counting uses a processor, too: not more often than needed.
         while not self.over.wait(0.02):
             opened = [target for target in self.daemon_.descriptors() if target.startswith("/")]
             segments = sum(target.endswith((".seg", ".idx")) for target in opened)
@@ -66,7 +66,7 @@ class Watch(threading.Thread):
 
 
 def scanned(daemon, selector):
-    """One scan: for each log how many records, and a digest of them in the order in which they came."""
+    """One scan: for each log the number of records, and a digest of them in the order received."""
     command = [WALCTL, "scan", *selector, "--output", "raw"]
     process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env=clean_environment(WALD_ENDPOINT=daemon.endpoint))
@@ -140,7 +140,7 @@ with scratch() as temporary:
             check(f"{strategy}: 64 scans at a time give every record once, in order", not wrong,
                   f"{sum(sum(n for n, _ in found.values()) for found in results if isinstance(found, dict))} records, "
                   f"{took:.1f} s{f'; {wrong[:2]}' if wrong else ''}")
-            # Each reader may hold one that was closed for others meanwhile, and one on the way.
+            # Each reader may hold one file that was closed for others meanwhile, and one that is being opened.
             bound = idle + MOST + 2 * READERS
             check(f"{strategy}: files open are bounded all the time", watch.samples > 50 and watch.files <= bound,
                   f"at most {watch.files} ({watch.segments} of segments), {idle} before, {watch.samples} samples, "

@@ -1,5 +1,5 @@
-/* Calls of the C library that do with errors what a bad daemon would: .ci/syscalls.py must find each.
-   PLANTED says which. */
+/* Calls of the C library that treat errors as a faulty daemon would: .ci/syscalls.py must find each.
+   PLANTED names the fault. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ ssize_t pwrite64(int fd, const void *bytes, size_t length, off_t offset) {
     return result;
 }
 
-/* The bytes that a read failed on stay zeros: Wald reads bad bytes a second time. */
+/* After a failed read its bytes stay zeros: Wald reads bad bytes a second time. */
 static struct { ino_t file; off_t from, to; } unread;
 
 ssize_t pread64(int fd, void *bytes, size_t length, off_t offset) {

@@ -10,7 +10,7 @@ from common import *
 
 usage()
 SESSION = TARGET / "release" / "examples" / "session"
-# Delay of each flush, so that every client sends faster than this server commits.
+# Each flush takes 300 ms, so that batches pile up in flight.
 SLOW = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=300000"]
 BATCHES = 10_000
 

@@ -5,7 +5,7 @@ import shlex
 
 
 def goes_on(command):
-    """Whether a command does not end with this line."""
+    """Whether a command continues after this line."""
     try:
         shlex.split(command)
     except ValueError:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: .ci/volumes.py
 
-Small volumes: at its defaults a new store opens within 20 ms (on a disk that flushes in 0.8 ms) and takes less than 100 MiB; on a volume of
-100 MiB the daemon starts, serves, fills it, stops, and starts again; a smaller one is refused with the size that is
-needed and the setting to change. A new store is also refused where others took the free space. Mounts loop
-devices, so it needs root.
+Small volumes. At its defaults a new store opens within 20 ms (on a disk that flushes in 0.8 ms) and takes less
+than 100 MiB. On a volume of 100 MiB the daemon starts, serves, fills it, stops, and starts again; a smaller one is
+refused with the required size and the setting to change. A new store is also refused if other files took the free
+space. Mounts loop devices, so it needs root.
 """
 
 from contextlib import contextmanager
@@ -42,10 +42,10 @@ def fresh(directory):
     times, flushes = [], []
 
     def fast():
-        # Others use the disk, too: a start flushes some twenty times, five of them with a segment.
+        # The disk has other users, too: a start flushes some twenty times, five of them with a segment.
         return any(time < max(20, 25 * flush) for time, flush in zip(times, flushes))
 
-    # Whatever else the machine does makes a start slower and never faster: the quickest of some counts.
+    # Other load on the machine only makes a start slower: the fastest of some counts.
     for number in range(10):
         if number >= sized(8, 1) and fast():
             break
@@ -55,7 +55,7 @@ def fresh(directory):
             _, info, _ = daemon.ready().call("wald.v1.OpsService/GetServerInfo", {})
             flushes.append(float(info["durability"]["flushP50"].rstrip("s")) * 1000)
             if number == 0:
-                # The segments that are kept ready are made behind the start.
+                # The segments that are kept ready are made after the start.
                 check("an empty store takes less than 100 MiB", wait_until(lambda: 80 * MIB <= taken(data), 10)
                       and taken(data) < 100 * MIB, f"{taken(data) / MIB:.1f} MiB")
     check("a new store opens within 20 ms, where a flush takes less than 0.8 ms", fast(),

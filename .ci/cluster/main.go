@@ -1,6 +1,6 @@
-// One binary with everything that a Kubernetes API of one's own consists of, for deploy.py: etcd, the
-// API server, the controller manager and the scheduler, each as its own command. Kubernetes cannot be
-// installed by `go install`, but its commands can be called.
+// One binary with all commands of a Kubernetes API, for deploy.py: etcd, the
+// API server, the controller manager and the scheduler, each as its own command. `go install` cannot
+// install Kubernetes, but its commands can be called.
 package main
 
 import (

@@ -32,7 +32,7 @@ func durabilityOf(level string) wald.Durability {
 	}[level]
 }
 
-// One log, by the generated stubs: nothing of a client repeats a call or gathers several.
+// One log, by the generated stubs: no client code repeats a call or gathers several.
 func dialWald(_ context.Context, address string, wanted load) ([]appender, func(), error) {
 	durability := durabilityOf(wanted.level)
 	connections := make([]*grpc.ClientConn, wanted.connections)
@@ -134,7 +134,7 @@ func (c *redisCaller) append(_ context.Context, record []byte) error {
 
 type postgresCaller struct{ connection *pgx.Conn }
 
-// A table with a number that goes up; one connection and one prepared statement for each caller.
+// A table with an ascending number; one connection and one prepared statement for each caller.
 func dialPostgres(ctx context.Context, address string, wanted load) ([]appender, func(), error) {
 	connections := make([]*pgx.Conn, wanted.inFlight)
 	for i := range connections {

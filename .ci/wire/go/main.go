@@ -7,8 +7,8 @@
 //	wire flood KIND ADDR floods of HTTP/2 frames
 //	wire resets ADDR     appends that are reset when they are sent
 //	wire slow ADDR       a scan that is read slowly, through a small receive buffer
-//	wire stuck KIND ADDR a peer that does not go on, until standard input ends
-//	wire idle KIND ADDR  connections that say nothing, or not enough
+//	wire stuck KIND ADDR a peer that stops midway, until standard input ends
+//	wire idle KIND ADDR  connections that send nothing, or not enough
 //
 // Results are one line of JSON each.
 package main

@@ -18,7 +18,7 @@ const (
 	reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 )
 
-// raw is a connection without rules of its own. Frames are written to `out` first.
+// raw is a connection without HTTP/2 rules. Frames are written to `out` first.
 type raw struct {
 	net.Conn
 	in      *http2.Framer
@@ -89,7 +89,7 @@ func encode(encoder *hpack.Encoder, path string, unindexed bool) {
 	}
 }
 
-// call writes the head of a call and its body, which ends the request or not; the stream.
+// call writes the head of a call and its body, which may end the request; it returns the stream.
 func (r *raw) call(path string, body []byte, end bool) uint32 {
 	stream := r.next
 	r.next += 2
@@ -103,7 +103,7 @@ func (r *raw) call(path string, body []byte, end bool) uint32 {
 	return stream
 }
 
-// message is a gRPC message; its prefix announces as many bytes as there are.
+// message is a gRPC message; its prefix announces its exact number of bytes.
 func message(m proto.Message) []byte {
 	body, err := proto.Marshal(m)
 	if err != nil {

@@ -41,7 +41,7 @@ func fill(address string, count int) error {
 	return nil
 }
 
-// peer describes a client that does not go on: its bytes, and whether it answers pings.
+// peer describes a client that stops midway: its bytes, and whether it answers pings.
 type peer struct {
 	bytes    []byte
 	call     string
@@ -148,7 +148,7 @@ func stuck(flags *flag.FlagSet) func([]string) error {
 			return err
 		}
 		defer held.Close()
-		// The daemon has taken it in by then.
+		// The daemon has accepted it by then.
 		time.Sleep(500 * time.Millisecond)
 		if err := told("ready"); err != nil {
 			return err
@@ -163,12 +163,12 @@ type idleResult struct {
 	Closed int `json:"closed"`
 	// Bytes of bodies that were sent.
 	Sent int64 `json:"sent"`
-	// When the first and the last connection or call ended, in seconds.
+	// Seconds until the first and the last connection or call ended.
 	First float64 `json:"first_s"`
 	Last  float64 `json:"last_s"`
 }
 
-// idle opens connections or calls that do not go on, and waits for the daemon to end them.
+// idle opens connections or calls that stop midway, and waits for the daemon to end them.
 func idle(flags *flag.FlagSet) func([]string) error {
 	count := flags.Int("count", 16, "connections")
 	seconds := flags.Duration("seconds", 10*time.Second, "time to wait")
@@ -211,7 +211,7 @@ func idle(flags *flag.FlagSet) func([]string) error {
 	}
 }
 
-// halves are the messages of a connection each: many large ones, and small ones for the rest of the room.
+// halves are the messages of a connection each: many large ones, and small ones for the rest of the budget.
 var halves = []struct{ size, calls int }{{60_000, 1}, {60_000, 1}, {60_000, 1}, {60_000, 1}, {2_000, 20}, {60, 40}}
 
 // openedHalves counts the connections that send them.
@@ -300,7 +300,7 @@ func idleConnection(kind, address, path string, announce int) (net.Conn, error) 
 	return nil, fmt.Errorf("no such kind: %s", kind)
 }
 
-// awaitEnd waits until a connection or its first call ends; false if the deadline comes first. Of a peer that stays it
+// awaitEnd waits until a connection or its first call ends; false if the deadline comes first. If the peer stays, it
 // waits for the end of the connection.
 func awaitEnd(connection net.Conn) bool {
 	r, framed := connection.(*raw)
@@ -441,7 +441,7 @@ type slowResult struct {
 	Ended   string  `json:"ended"`
 }
 
-// slow reads a scan at a steady pace, and answers pings when it comes to them.
+// slow reads a scan at a steady pace, and answers pings when it reads them.
 func slow(flags *flag.FlagSet) func([]string) error {
 	rate := flags.Int("rate", 50_000, "bytes a second")
 	size := flags.Uint("window", 1<<20, "HTTP/2 window")

@@ -1,4 +1,4 @@
-// Clients by grpc-js that behave, as .ci/wire/go/clients.go has them by grpc-go: the same words, flags and results.
+// Well-behaved clients by grpc-js; .ci/wire/go/clients.go has them by grpc-go: the same words, flags and results.
 //
 //   node clients.mjs sessions [-sessions N] [-messages N] [-bytes N] ADDRESS
 //   node clients.mjs cancels [-calls N] [-group N] ADDRESS
@@ -144,5 +144,5 @@ const address = rest.pop();
 const flags = {};
 for (let at = 0; at < rest.length; at += 2) flags[rest[at].slice(1)] = Number(rest[at + 1]);
 const result = await { sessions, cancels, deadlines }[what](flags, address);
-// What is under way would keep the process alive.
+// Calls in flight would keep the process alive.
 process.stdout.write(`${JSON.stringify(result)}\n`, () => process.exit());
