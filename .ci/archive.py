@@ -153,11 +153,11 @@ with scratch() as temporary:
         check("the sorter comes to rest", settled(daemon, archive))
         # The next pass over runs, 10 s later, archives records that expired after the last one. A loss would remain.
         check("no gap stays in the archive", wait_until(lambda: gapless(listed(archive)[1]), 60))
-        check("/metrics tells of it", "wald_archive_written_bytes_total" in daemon.metrics()
+        check("/metrics reports it", "wald_archive_written_bytes_total" in daemon.metrics()
               and daemon.metric("wald_archive_failures_total") == 0)
         live = contents(daemon)
         status = json.loads(daemon.walctl("status", "--output", "json").stdout)
-        check("status tells of no failure", status.get("archive_failure") is None)
+        check("status reports no failure", status.get("archive_failure") is None)
         check("a clean end", daemon.stop() == 0)
     code, listing = listed(archive, "--verify")
     ranges = held(listing)
@@ -192,7 +192,7 @@ with scratch() as temporary:
                   f"{end}" if not wrong else f"{len(wrong)} of {end} do not, from {wrong[0]} to {wrong[-1]}: {found.get(wrong[0], '')[:40]}")
         known = tails(daemon)
         done = daemon.walctl("append", "orders", "-", "--format", "lines", input=b"more\n")
-        check("appends go on there", done.returncode == 0 and tails(daemon)["orders"] == known["orders"] + 1)
+        check("appends continue there", done.returncode == 0 and tails(daemon)["orders"] == known["orders"] + 1)
         check("another store", json.loads(daemon.walctl("status", "--output", "json").stdout)["store_id"] != status["store_id"])
     done = wald("verify", restored, "--output", "json")
     check("nor after it was served", done.returncode == 0, done.stdout.decode()[-200:])
@@ -223,14 +223,14 @@ with scratch() as temporary:
             check("and the log", any("sorting was cut off" in line and str(full) in line for line in daemon.lines))
             check("appends go on", append(daemon, appended))
             run("mount", "-o", "remount,size=64m", full, check=True)
-            check("it goes on when there is space", wait_until(lambda: daemon.metric("wald_archive_written_bytes_total") > 0))
+            check("it continues when there is space", wait_until(lambda: daemon.metric("wald_archive_written_bytes_total") > 0))
             # The daemon tries again after 10 s.
             failure = lambda: json.loads(daemon.walctl("status", "--output", "json").stdout).get("archive_failure")
-            check("status tells of no failure any more", wait_until(lambda: failure() is None))
+            check("status reports no failure any more", wait_until(lambda: failure() is None))
             check("the sorter comes to rest there", settled(daemon, full))
         code, listing = listed(full, "--verify")
         some = [each for each in held(listing).values() if each]
-        check("what was held up is there once", code == 0 and some and all(each[0][0] == 0 and all(
+        check("the delayed records are there once", code == 0 and some and all(each[0][0] == 0 and all(
             before[1] == after[0] for before, after in zip(each, each[1:])) for each in some), held(listing))
     finally:
         run("umount", full, check=True)
@@ -241,7 +241,7 @@ with scratch() as temporary:
     victim.write_bytes(content)
     code, listing = listed(archive, "--verify")
     named = sum(finding["to_lsn"] - finding["from_lsn"] for finding in listing["findings"] if finding["to_lsn"])
-    check("a flipped bit is found and what it took named", code == 5 and named > 0, listing["findings"][:1])
+    check("a flipped bit is found and the lost records named", code == 5 and named > 0, listing["findings"][:1])
     done = wald("archive", "restore", "--archive", archive, "--to", directory / "rest", "--output", "json")
     told = json.loads(done.stdout)
     everything = sum(ranges[log][-1][1] for log in LOGS)

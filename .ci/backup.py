@@ -90,7 +90,7 @@ def under_load(directory, data, shelf):
             running = live.process.poll() is None
             positions.append(position(daemon))
             result = live.result()
-        if not check("a full backup beside the load", code == 0, said or f"{mib(full['bytes'])}, {full['files']} files"):
+        if not check("a full backup during the load", code == 0, said or f"{mib(full['bytes'])}, {full['files']} files"):
             finish()
         entries = [entry for ledger in ledgers[:2] for entry in map(Entry, ledger.read_text().splitlines())]
         during = sum(1 for entry in entries if entry.acked and began <= entry.got / 1e6 <= ended)
@@ -98,7 +98,7 @@ def under_load(directory, data, shelf):
         check(f"at least {LEAST_RATE} appends a second go on during the backup",
               running and rate >= LEAST_RATE, f"{rate:.0f}/s over {ended - began:.1f} s, the load's own {result}")
         check("all of the store as it stood is in it", full["sent_bytes"] == full["bytes"] and full["sent_files"] == full["files"])
-        check("/metrics tells of it", daemon.metric("wald_backup_last_sent_bytes") == full["sent_bytes"]
+        check("/metrics reports it", daemon.metric("wald_backup_last_sent_bytes") == full["sent_bytes"]
               and abs(daemon.metric("wald_backup_last_success_timestamp_seconds") - ended) < 5)
         # Saves all records after the full backup, then changes another tenth.
         code, _, said = backup(daemon, shelf)
@@ -133,13 +133,13 @@ def restored_elsewhere(directory, shelf, source, entries, positions):
             found = contents(daemon)
             same = digests(found) == digests(expected)
             count = sum(map(len, found.values()))
-            check("  it has the digest of every log as of there, and nothing else", same and told["records"] == count,
+            check("  every log has its digest at that position, and nothing else exists", same and told["records"] == count,
                   f"{count} records of {len(found)} logs, restored in {took:.1f} s")
             ledger = directory / f"on-{number}"
             daemon.load(appends=1, writers=1, logs=1, bytes=RECORD, prefix="seed", ledger=ledger).result()
             (on,) = map(Entry, ledger.read_text().splitlines())
             epoch = daemon.metric("wald_recovery_epoch")
-            check("  it goes on, in a higher epoch, beyond every position of the old one",
+            check("  it continues in a higher epoch, beyond every position of the old one",
                   on.acked and epoch == told["recovery_epoch"] > 1 and on.position > positions[-1] + (1 << 40),
                   f"epoch {epoch:.0f}, position {on.position}")
     done = wald("restore", shelf, "--data-dir", directory / "beyond", "--at-position", str(positions[-1] + (1 << 30)))
@@ -169,7 +169,7 @@ def damaged(directory, shelf):
                 served = True
         except Ended:
             served = False
-        check(f"a flipped byte at {at} of {len(good)} is found by verify, refused by restore, and what is there by a start",
+        check(f"a flipped byte at {at} of {len(good)} is found by verify, and refused by restore and by a start",
               found and refused.returncode == 5 and not served, refused.stderr.decode().strip())
     content.write_bytes(good)
     manifest = max((shelf / "backups").iterdir())
@@ -204,7 +204,7 @@ def killed(directory, data, shelf):
         ready = []
         wait_until(lambda: ready.append(backup(daemon, other)) or ready[-1][0] == 0, 30)
         code, told, said = ready[-1]
-        check("the next one goes on from what was received", code == 0 and told["sent_files"] <= told["files"] - held,
+        check("the next one continues after the received part", code == 0 and told["sent_files"] <= told["files"] - held,
               said or f"{told['sent_files']} of {told['files']} files")
         process = subprocess.Popen([str(c) for c in (WALCTL, "backup", directory / "cut", "--endpoint", daemon.endpoint, *slow)],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environment())
@@ -212,20 +212,20 @@ def killed(directory, data, shelf):
         wait_until(lambda: cut.exists() and len(list(cut.iterdir())) >= 8)
         daemon.kill()
         said = process.communicate(timeout=60)[1].decode()
-        check("a daemon that is killed fails the backup, and there is none",
+        check("a kill of the daemon fails the backup and leaves none",
               process.returncode not in (0, None) and kept(directory / "cut") == [], said.strip())
     with Daemon(data, *SEGMENTS) as daemon:
         code, told, said = backup(daemon, directory / "cut")
-        check("after its start there is one", code == 0 and wald("verify", directory / "cut").returncode == 0, said)
+        check("after its start a backup succeeds", code == 0 and wald("verify", directory / "cut").returncode == 0, said)
         before = kept(shelf)
         code, told, said = backup(daemon, shelf, "--keep", "2")
         after = kept(shelf)
-        check("older backups are removed, and what only they had", code == 0 and after == [*before[-1:], told["id"]]
+        check("older backups are removed, and the files that only they had", code == 0 and after == [*before[-1:], told["id"]]
               and sorted(told["removed"]) == before[:-1], f"{len(before)} before, {len(after)} after")
         done = run(WALCTL, "backup", "prune", shelf, "--keep", "1", "--output", "json")
-        check("prune does the same by itself", done.returncode == 0 and len(kept(shelf)) == 1, done.stdout.decode().strip())
+        check("prune alone does the same", done.returncode == 0 and len(kept(shelf)) == 1, done.stdout.decode().strip())
         done = wald("verify", shelf)
-        check("what is left is whole", done.returncode == 0, (done.stdout + done.stderr).decode().strip())
+        check("the remaining backups are whole", done.returncode == 0, (done.stdout + done.stderr).decode().strip())
 
 
 def main():

@@ -30,7 +30,7 @@ def short(line):
 with scratch() as temporary:
     with Daemon(Path(temporary) / "data", "--echo") as daemon:
         lines = commands()
-        check("the README tells of it", len(lines) >= 5, len(lines))
+        check("the README has enough commands", len(lines) >= 5, len(lines))
         for line in lines:
             words = short(line)
             if "--json" not in words:

@@ -45,7 +45,7 @@ def come_and_go(directory):
         check("deleted logs are bounded, too, or forgotten in time", done.returncode == 0 or "deleted logs" in said,
               f"{made} logs; {said[-200:]}")
         fine = wait_until(lambda: append(daemon, "stays")[0] == 0, 20)
-        check("they are forgotten within seconds, though there is nothing else to sort", fine)
+        check("they are removed within seconds, though there is nothing else to sort", fine)
 
 
 with scratch() as temporary:
@@ -63,9 +63,9 @@ with scratch() as temporary:
         any(left)
         code, _, said = append(daemon, "one/more")
         fine = "QUOTA" in said and "max_logs" in said and str(BOUND) in said
-        check("another log is refused with the setting, the limit and what is used", code != 0 and fine, said[-400:])
+        check("another log is refused with the setting, the limit and the use", code != 0 and fine, said[-400:])
         code, answer, said = append(daemon, "ours")
-        check("logs that are there go on", code == 0 and answer["lsn"] == "1", said)
+        check("existing logs accept appends", code == 0 and answer["lsn"] == "1", said)
         flat(daemon, "while they are made")
         daemon.process.kill()
     with Daemon(data, *arguments) as daemon:
@@ -81,6 +81,6 @@ with scratch() as temporary:
         code, _, said = append(daemon.ready(), "new")
         check("then there is room for new logs", code == 0, said)
         code, answer, said = append(daemon, "ours")
-        check("and what is ours is there", code == 0 and answer["lsn"] == "2", said)
+        check("and our records are there", code == 0 and answer["lsn"] == "2", said)
         check("it stops with 0", daemon.stop() == 0)
 finish()

@@ -110,7 +110,7 @@ with scratch() as directory, open(SCRATCH / "chaos.log", "w") as log, harness.Se
         done = disturb(served, dice, seconds)
         for part in parts:
             if part.process.poll() is not None:
-                check(f"{part.name} goes on until it is told to stop", False, part.trouble())
+                check(f"{part.name} works until stopped", False, part.trouble())
         stop.touch()
         until = time.monotonic() + PATIENCE
         for part in producers:

@@ -203,11 +203,11 @@ def rest():
     done = run(PYTHON / "hadolint", ROOT / "deploy" / "Dockerfile")
     check("hadolint has nothing against the Dockerfile", done.returncode == 0, said(done))
     done = run(PYTHON / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "deploy" / "compose.yaml")
-    check("compose.yaml is what the schema of compose files allows", done.returncode == 0, said(done) if done.returncode else "")
+    check("compose.yaml matches the schema of compose files", done.returncode == 0, said(done) if done.returncode else "")
     compose = documents((ROOT / "deploy" / "compose.yaml").read_bytes())[0]
     mounts = [v.split(":")[0] for s in compose["services"].values() for v in s.get("volumes", []) if v.startswith(".")]
     prometheus(compose)
-    check("what it mounts is there", mounts and all((ROOT / "deploy" / m).exists() for m in mounts), ", ".join(mounts))
+    check("the files it mounts exist", mounts and all((ROOT / "deploy" / m).exists() for m in mounts), ", ".join(mounts))
     systemd()
 
 

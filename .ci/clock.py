@@ -39,14 +39,14 @@ def jumped(directory, direction, signed, under, set_ahead):
 
         check(f"{direction}: the metric counts the jump", wait_until(counted, 5), jumps(daemon, direction))
         last = daemon.metric("wald_clock_last_jump_seconds")
-        check(f"{direction}: the metric tells its size", abs(last - signed) < 2, last)
+        check(f"{direction}: the metric reports its size", abs(last - signed) < 2, last)
 
         def told():
             return [json.loads(line) for line in daemon.lines if "clock jumped" in line]
 
         wait_until(told, 5)
         fine = [(line["level"], line["direction"], abs(line["seconds"] - abs(signed)) < 2) for line in told()]
-        check(f"{direction}: a WARN line tells direction and size", fine == [("WARN", direction, True)], told())
+        check(f"{direction}: a WARN line reports direction and size", fine == [("WARN", direction, True)], told())
         off = stored(daemon) - real
         check(f"{direction}: the stored time does not follow", abs(off) < 30, f"{off:.1f} s")
         check(f"{direction}: the daemon stops with 0", daemon.stop() == 0)

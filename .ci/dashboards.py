@@ -253,7 +253,7 @@ def panels_answer(prometheus, began, ended):
                 values = {one["metric"].get(label) for one in prometheus.get("query", query=substituted(metric))["result"]}
                 check(f"{path.name}: the variable {variable['name']} has values", values and None not in values, len(values))
     check("every query of every panel and annotation answers with data", not empty, "\n".join(empty) or f"{asked} queries")
-    check("those about faults show the faults", not idle, "\n".join(idle) or f"{len(FAULTS)} panels")
+    check("panels about faults show the faults", not idle, "\n".join(idle) or f"{len(FAULTS)} panels")
     return boards
 
 

@@ -91,7 +91,7 @@ def restart(what, data, entries, *arguments, under=()):
     lost = [entry for entry in acks if found.get((entry.log, entry.lsn)) != entry.number]
     kept = {(log, number) for (log, _), number in found.items()}
     refused = [entry for entry in entries if not entry.acked and (entry.log, entry.number) in kept]
-    check(f"{what}: a restart holds every ack once, and nothing that was refused",
+    check(f"{what}: a restart holds every ack once, and no refused record",
           acks and not lost and not refused and len(kept) == len(found) and ended == 0,
           f"{len(acks)} acks, {len(lost)} lost, {len(refused)} refused and there, exit {ended}")
 
@@ -185,7 +185,7 @@ def taken(directory):
                   logged and accepts <= seconds + 1 and wait_until(lambda: suppressed(daemon) > 1, 20),
                   f"{accepts} lines in {seconds:.1f} s, {suppressed(daemon)} suppressed")
             alive = daemon.process.poll() is None
-            check(f"{what}: the daemon says so and lives", warned and alive, daemon.process.poll())
+            check(f"{what}: the daemon reports it and survives", warned and alive, daemon.process.poll())
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
             rose = time.time()
             close(sockets)
@@ -197,7 +197,7 @@ def taken(directory):
                 errors[entry.error] = errors.get(entry.error, 0) + 1
         check(f"{what}: appends are refused, to be retried, and nothing else", set(errors) == {BUSY}, errors)
         back = [entry.got / 1e6 - rose for entry in entries if entry.acked and entry.got / 1e6 > rose]
-        check(f"{what}: appends go on when they are back", len(back) > 100, f"after {min(back, default=-1):.2f} s, {result}")
+        check(f"{what}: appends continue when they are back", len(back) > 100, f"after {min(back, default=-1):.2f} s, {result}")
         failed = daemon.metric("wald_journal_failed")
         check(f"{what}: the journal has not failed", failed == 0)
         done = daemon.walctl("verify")

@@ -144,7 +144,7 @@ def injected(directory):
     check("under load, fdatasync fails at each of the first 50 calls of a thread, fsync at the first 8: no ack after "
           "it, the codes of the table, exit code 70, and a restart that holds every ack and nothing refused",
           wrong == 0, f"{len(runs)} runs, {acks} acks, {wrong} wrong; what failed: {files}")
-    check("what was handed to a write is told INTERNAL JOURNAL_FAILED UNKNOWN", errors.get(UNKNOWN, 0) > 0, errors)
+    check("appends that reached a write get INTERNAL JOURNAL_FAILED UNKNOWN", errors.get(UNKNOWN, 0) > 0, errors)
 
 
 def later(directory):
@@ -155,16 +155,16 @@ def later(directory):
         daemon.ready().call("wald.v1.WalService/Append", append)
         strace = Strace(daemon, "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO")
         code, _, text = daemon.call("wald.v1.WalService/Append", append)
-        check("what waits for the flush that fails: INTERNAL JOURNAL_FAILED UNKNOWN",
+        check("appends that wait for the failing flush: INTERNAL JOURNAL_FAILED UNKNOWN",
               all(word in text for word in ("Code: Internal", '"JOURNAL_FAILED"', '"outcome": "UNKNOWN"')), code)
         strace.stop()
         code, _, text = daemon.call("wald.v1.WalService/Append", append)
-        check("what comes later, though flushes would work again: UNAVAILABLE JOURNAL_FAILED NOT_APPLIED",
+        check("later appends, though flushes would work again: UNAVAILABLE JOURNAL_FAILED NOT_APPLIED",
               all(word in text for word in ("Code: Unavailable", '"JOURNAL_FAILED"', '"outcome": "NOT_APPLIED"')), code)
         _, answer, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "view": "RECORD_VIEW_TEXT"})
-        check("what is durable is read on", answer and len(answer["batch"]["records"]) == 1)
+        check("durable records can still be read", answer and len(answer["batch"]["records"]) == 1)
         code, _, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": "1"})
-        check("who reads beyond the durable lsn is told UNAVAILABLE and no lower tail", "Code: Unavailable" in text, text[:60])
+        check("a read beyond the durable lsn gets UNAVAILABLE and no lower tail", "Code: Unavailable" in text, text[:60])
         try:
             ready = urllib.request.urlopen(f"http://{daemon.http}/readyz").status
         except urllib.error.HTTPError as refused:
@@ -250,7 +250,7 @@ def behind_the_cache(mount, image, tmpfs):
         check("the daemon ends", daemon.process.wait(timeout=60) == 70)
     ballast.unlink()
     direct = run("dd", f"if={active}", "bs=4096", "iflag=direct", "status=none", check=True).stdout
-    check("now the page cache shows what the device has not", active.read_bytes() != direct)
+    check("now the page cache shows records that the device lacks", active.read_bytes() != direct)
     with Daemon(data, *arguments) as daemon:
         _, answer, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "a"})
         before = int(answer["tailLsn"])
@@ -264,7 +264,7 @@ def behind_the_cache(mount, image, tmpfs):
     with Daemon(data, *arguments) as daemon:
         done = daemon.walctl("scan", "a", "--output", "jsonl")
         lines = done.stdout.decode().splitlines()
-        check("and says the same when the page cache is gone: recovery did not believe it",
+        check("and reports the same without the page cache: recovery did not trust it",
               len(lines) == before and all(set(json.loads(line)) == {"x"} for line in lines), f"{len(lines)} records")
 
 
@@ -308,7 +308,7 @@ def unreadable(directory):
     with interpose.Interposer(data, ["pread64"], decide) as calls:
         done = run(*calls.command, WALD, "verify", "--data-dir", data)
         said = (done.stdout + done.stderr).decode()
-        check("unreadable: wald verify goes on and names it", done.returncode not in (0, 74) and stretch in said,
+        check("unreadable: wald verify continues and names it", done.returncode not in (0, 74) and stretch in said,
               f"exit code {done.returncode}: {said[-300:]}")
     with interpose.Interposer(data, ["pread64"], decide) as calls:
         done = run(*calls.command, WALD, "repair", "--accept-loss", "--data-dir", data)

@@ -23,7 +23,7 @@ with scratch() as directory:
     big, small = vega_file("flights-200k.json"), vega_file("flights-20k.json")
     lines = elements(big)
     wanted = digest(lines)
-    check("the file is what it says", json.loads(big.read_text()) == [json.loads(line) for line in lines],
+    check("the elements are the same as in the whole file", json.loads(big.read_text()) == [json.loads(line) for line in lines],
           f"{len(lines)} records, sha256 {wanted[:16]}")
     data = Path(directory) / "data"
     with Daemon(data) as daemon:

@@ -63,7 +63,7 @@ def none_until_sync(data):
         check("they cost no flush at all", not calls, calls)
         tail = {"log": "load/7", "visibility": "VISIBILITY_DURABLE"}
         code, _, text = daemon.call("wald.v1.WalService/GetTail", tail)
-        check("and for who asks for what is durable, not even the log is there", "LOG_NOT_FOUND" in text)
+        check("for a reader of durable records not even the log exists", "LOG_NOT_FOUND" in text)
         strace = Strace(daemon, "-c", "-e", f"trace={FLUSHES}")
         code, _, text = daemon.call("wald.v1.WalService/Sync", {})
         calls = counted(strace.stop())
@@ -76,7 +76,7 @@ def none_until_sync(data):
         while durable != "1" and time.monotonic() < until:
             _, answer, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "soon"})
             durable = answer and answer["durableLsn"]
-        check("with the default interval it becomes durable by itself", durable == "1")
+        check("with the default interval it becomes durable automatically", durable == "1")
 
 
 def flush_before_answer(data):
@@ -112,7 +112,7 @@ def no_ack_after_failure(data):
     with Daemon(data) as daemon:
         _, answer, _ = daemon.call("wald.v1.WalService/Read", {"log": "kept", "view": "RECORD_VIEW_TEXT"})
         kept = [record["text"] for record in answer["batch"]["records"]]
-        check("after it, everything acked is there", kept[:2] == ["one", "two"], kept)
+        check("after it every acked record is there", kept[:2] == ["one", "two"], kept)
 
 
 with scratch() as directory:

@@ -198,7 +198,7 @@ def others_unchanged(data):
             check("an idle follower costs little", each < 64 << 10, f"{each / 1024:.1f} KiB resident, connection included")
             for client in stuck:
                 client.die()
-        check("the gauge of followers comes back to 0", wait_until(lambda: daemon.metric("wald_followers") == 0))
+        check("the gauge of followers returns to 0", wait_until(lambda: daemon.metric("wald_followers") == 0))
         # Before and after, because the machine's speed varies.
         alone.append(daemon.load(seconds=6, **LOAD_OF_OTHERS).result())
     print(f"     alone: {alone}\n     beside: {beside}")
@@ -226,7 +226,7 @@ def busy(data):
         least = lambda: min(min(crowd.bytes[stream] - had[stream] for stream in had) for crowd, had in zip(crowds, before))
         all_there = listen(selector, lambda: least() >= BUSY_APPENDS * 100)
         took, told = time.monotonic() - began, load.result()
-        check("each gets all of it", all_there and told["acks"] == BUSY_APPENDS,
+        check("each gets all records", all_there and told["acks"] == BUSY_APPENDS,
               f"{BUSY * BUSY_APPENDS:,} records in {took:.1f} s, appended in {told['seconds']:.1f} s")
         each = (total("answers") - answers) / BUSY
         check("in few messages", each <= took / BUSY_PAUSE + 3, f"{each:.0f} each")
@@ -256,7 +256,7 @@ def nothing_leaks(data):
         # Two kinds of rounds append nothing: in one of them the request never arrived whole.
         _, tail, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "dying"})
         whole = ROUNDS // 4 + ROUNDS // 8
-        check("of those who died amid a request nothing is there", tail and 0 < int(tail["tailLsn"]) <= whole,
+        check("no part of an interrupted request is there", tail and 0 < int(tail["tailLsn"]) <= whole,
               f"{tail and tail['tailLsn']} of {whole} whole ones")
         check("SIGTERM ends it with 0", daemon.stop() == 0)
 

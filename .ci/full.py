@@ -168,23 +168,23 @@ def rounds(data, ballast):
     for number in range(1, ROUNDS + 1):
         with start(data) as daemon:
             check(f"round {number}: after kill -9 it starts on the full disk, without damage", is_spotless(daemon))
-            check(f"round {number}: reads go on, everything acked is there", ledger.is_whole(daemon),
+            check(f"round {number}: reads continue, every acked record is there", ledger.is_whole(daemon),
                   len(ledger.acked))
             check(f"round {number}: trims and deletions go on", make_room(daemon, ledger, 2 * number - 1))
             ballast.pop().unlink()
             took = ledger.resume(daemon)
-            check(f"round {number}: appends resume by themselves", took is not None,
+            check(f"round {number}: appends resume automatically", took is not None,
                   took is not None and f"{took:.2f} s")
             cut_off(daemon, ledger)
         with start(data) as daemon:
-            check(f"round {number}: killed under load, everything acked is there", ledger.is_whole(daemon),
+            check(f"round {number}: killed under load, every acked record is there", ledger.is_whole(daemon),
                   len(ledger.acked))
             filled = ledger.fill(daemon)
             check(f"round {number}: the disk is full again, trims and deletions go on",
                   make_room(daemon, ledger, 2 * number), filled)
             daemon.kill()
     with start(data) as daemon:
-        check("in the end everything acked is there", ledger.is_whole(daemon), digest(ledger.acked))
+        check("in the end every acked record is there", ledger.is_whole(daemon), digest(ledger.acked))
         check("and a stop is a clean one", daemon.stop() == 0)
 
 
@@ -200,7 +200,7 @@ def copies(data, ballast):
                 caveats = " ".join(info["durability"].get("caveats", []))
                 check("status says that it copies on write", "copies on write" in caveats, caveats)
             if ledger.acked:
-                check(f"btrfs, round {number}: everything acked is there", ledger.is_whole(daemon), len(ledger.acked))
+                check(f"btrfs, round {number}: every acked record is there", ledger.is_whole(daemon), len(ledger.acked))
             filled = ledger.fill(daemon)
             failed += daemon.process.poll() is not None
             print(f"     {filled} records until it is full")
@@ -211,7 +211,7 @@ def copies(data, ballast):
         path.unlink()
     with start(data) as daemon:
         check("btrfs: appends resume when there is space", ledger.resume(daemon) is not None, f"{failed} journals failed")
-        check("btrfs: in the end everything acked is there", ledger.is_whole(daemon), digest(ledger.acked))
+        check("btrfs: in the end every acked record is there", ledger.is_whole(daemon), digest(ledger.acked))
         check("btrfs: it stops cleanly", daemon.stop() == 0)
 
 
@@ -235,11 +235,11 @@ def makes_room(data):
             began = time.monotonic()
             free = lambda: daemon.call("wald.v1.WalService/Append", {"log": kept, "record": {"text": text(number)}})[0] == 0
             came = wait_until(free, SECONDS)
-            check(f"{drop} on a full disk: appends resume, and nobody removed anything", code == 0 and came,
+            check(f"{drop} on a full disk: appends resume without other removals", code == 0 and came,
                   f"{int(tail['tailLsn'])} records dropped, {time.monotonic() - began:.1f} s")
             done = daemon.walctl("scan", kept, "--output", "raw")
             lines = done.stdout.decode().splitlines()
-            check("what is kept is there", len(lines) > 2 and set(lines) == {text(number)}, len(lines))
+            check("the kept records are there", len(lines) > 2 and set(lines) == {text(number)}, len(lines))
         check("it stops cleanly", daemon.stop() == 0)
     done = run(WALD, "verify", "--data-dir", data)
     check("the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
@@ -305,7 +305,7 @@ def enabled_late(data):
     with Daemon(data, "--sorter-enabled=false") as daemon:
         filled = fill(daemon, "many", LOGS)
         dead = int(filled * delete(daemon, (log for log in range(LOGS) if log % 6)))
-        check("without the sorter nothing comes back", fill(daemon, "kept", 1, seconds=2) < 16 * MIB,
+        check("without the sorter no space comes back", fill(daemon, "kept", 1, seconds=2) < 16 * MIB,
               f"{dead >> 20} of {filled >> 20} MiB")
         daemon.stop()
     with Daemon(data) as daemon:

@@ -58,7 +58,7 @@ def dashboards_are_typed():
     packages()
     for path in DASHBOARDS:
         holds, said = typed(path.stem, path.read_text())
-        check(f"{path.name} is what Grafana's types say", holds, "" if holds else said)
+        check(f"{path.name} matches Grafana's types", holds, "" if holds else said)
     text = DASHBOARDS[0].read_text()
     for what, right, wrong in MISTAKES:
         holds, said = typed("mistake", text.replace(right, wrong, 1))

@@ -121,7 +121,7 @@ with scratch() as directory, Daemon(Path(directory) / "data") as daemon:
 
     scan = Following(daemon, {"prefix": "orders/", "follow": True, "view": "RECORD_VIEW_TEXT"})
     first = scan.wait_for(lambda message: message.get("batches"))
-    check("Scan by prefix shows what is there", first and texts(first)[:3] == [
+    check("Scan by prefix shows the records", first and texts(first)[:3] == [
         ("orders/1", "0", "one"), ("orders/1", "1", "two"), ("orders/2", "0", "three")])
     daemon.call(f"{WAL}/Append", {"log": "greetings", "record": {"text": "not this one"}})
     daemon.call(f"{WAL}/Append", {"log": "orders/3", "record": {"text": "later"}})
@@ -161,7 +161,7 @@ with scratch() as directory, Daemon(Path(directory) / "data") as daemon:
     code, answer, _ = daemon.call("grpc.health.v1.Health/Check", {"service": "wald.v1.WalService"})
     check("health answers", answer == {"status": "SERVING"})
     code, answer, _ = daemon.call("wald.v1.OpsService/GetServerInfo", {})
-    check("GetServerInfo says what a flush is here", answer["durability"]["syncPrimitive"] == "fdatasync",
+    check("GetServerInfo reports the system call of a flush", answer["durability"]["syncPrimitive"] == "fdatasync",
           json.dumps(answer["durability"]))
     check("SIGTERM ends it with 0", daemon.stop() == 0)
 finish()

@@ -332,7 +332,7 @@ def numbers(good, scratch):
         with Daemon(data, *SMALL) as daemon:
             done = daemon.walctl("append", "new", "-", input=b"x")
             named = any(f"BEGUN: {what}" in line for line in daemon.lines)
-            claim("serve: names it and goes on", done.returncode == 0 and named and daemon.stop() == 0, done.stderr.decode())
+            claim("serve: names it and continues", done.returncode == 0 and named and daemon.stop() == 0, done.stderr.decode())
     for text, what in [(begun(2**23 - 1, 1, 0), "recovery epoch 8388607")]:
         data = scratch / "numbers"
         (data / "BEGUN").write_bytes(text)

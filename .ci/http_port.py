@@ -149,7 +149,7 @@ def descriptors(directory):
         for _ in range(1100):
             socks.append(connect(daemon.http))
         codes = [daemon.walctl("append", "big", "--format", "raw", input=b"x" * 900_000).returncode for _ in range(24)]
-        check("appends go on beside 1,100 connections to the HTTP port", codes == [0] * 24, f"{len(daemon.descriptors())} descriptors of 1,024")
+        check("appends continue next to 1,100 connections to the HTTP port", codes == [0] * 24, f"{len(daemon.descriptors())} descriptors of 1,024")
         check("and probes", (took := probe(daemon, "/readyz")) is not None and took < 1, took)
         check("a stop is clean", daemon.stop() == 0)
         close(socks)
@@ -170,7 +170,7 @@ def lack(directory):
               f"{len(lines)} lines in 3 s")
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
         took = probe(daemon)
-        check("it goes on when there are some", took is not None, took)
+        check("it recovers when there are some", took is not None, took)
         close(socks)
 
 
@@ -378,7 +378,7 @@ def foreign(daemon):
     check("a TLS handshake is answered 400 with the port of gRPC", status == 400 and f"gRPC is on port {port}" in text, text.splitlines()[-1])
     done = run(grpcurl(), "-insecure", "-max-time", "5", daemon.http, "list", timeout=30)
     text = (done.stdout + done.stderr).decode()
-    check("grpcurl over TLS says what it met", "first record does not look like a TLS handshake" in text, text.strip()[-120:])
+    check("grpcurl over TLS reports that the port has no TLS", "first record does not look like a TLS handshake" in text, text.strip()[-120:])
 
     # A flood of each: no line in the log, no connection left.
     before = len(daemon.lines)
@@ -449,8 +449,8 @@ with scratch() as directory:
         for thread in waiting:
             thread.join()
         check("slow heads end within 15 s by default", took["heads"][0] is not None, f"{took['heads'][1]:.1f} s")
-        check("an answer that nobody reads ends", 25 < gone.get("answers", 0) < 45, f"{gone.get('answers', 0):.0f} s")
-        check("an event stream that nobody reads ends", "stream" in gone, f"{gone.get('stream', 0):.0f} s")
+        check("an answer that no client reads ends", 25 < gone.get("answers", 0) < 45, f"{gone.get('answers', 0):.0f} s")
+        check("an event stream that no client reads ends", "stream" in gone, f"{gone.get('stream', 0):.0f} s")
     descriptors(f"{directory}/descriptors")
     lack(f"{directory}/lack")
     stop(f"{directory}/stop")

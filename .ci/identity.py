@@ -96,7 +96,7 @@ def back_again(scratch):
         time.sleep(4)
         code = daemon.process.poll()
         acked, text = append(daemon)
-        check("renamed and renamed back: the daemon goes on", code is None and acked and daemon.metric("wald_journal_failed") == 0, text)
+        check("renamed and renamed back: the daemon continues", code is None and acked and daemon.metric("wald_journal_failed") == 0, text)
 
 
 def refused(what, data):

@@ -129,7 +129,7 @@ def rights(daemon):
     root = [m for m in mounts if m[4] == "/"][-1]
     check("its root is read-only", "ro" in root[5].split(","))
     refused = daemon.exec("wald", "--data-dir", "/elsewhere", "--listen", "127.0.0.1:0", "--http-listen", ":0")
-    check("nothing can be written beside the volume", refused.returncode == 74 and b"Read-only file system" in refused.stderr,
+    check("nothing can be written outside the volume", refused.returncode == 74 and b"Read-only file system" in refused.stderr,
           said(refused).strip())
 
 
@@ -145,7 +145,7 @@ def helm_test(directory, bundle, objects, daemon):
         check(f"helm test: {container['name']}", code == 0, text.strip())
         outputs.append(text)
     record = json.loads(outputs[1])
-    check("what it read is what it appended", record.get("text") == settings_file(objects))
+    check("it read the records that it appended", record.get("text") == settings_file(objects))
     gone = daemon.exec("walctl", "read", "helm-test/wald")
     check("and it leaves nothing behind", gone.returncode == 3)
 
@@ -169,7 +169,7 @@ def probes(daemon, container):
     code = "import sys, urllib.request; print(*[urllib.request.urlopen(url).status for url in sys.argv[1:]])"
     done = run("nsenter", f"--net=/proc/{daemon.pid}/ns/net", sys.executable, "-c", code,
                *(f"http://127.0.0.1:{ports[get['port']]}{get['path']}" for get in gets))
-    check("and those by HTTP", done.stdout.split() == [b"200"] * 3, said(done).strip())
+    check("and the probes by HTTP", done.stdout.split() == [b"200"] * 3, said(done).strip())
 
 
 def notes(daemon):

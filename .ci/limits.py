@@ -48,7 +48,7 @@ def verify(what, data, entries, arguments=(), levels=("DURABLE", "WRITTEN")):
     lost = [entry for entry in acks if found.get((entry.log, entry.lsn)) != entry.number]
     kept = {(log, number) for (log, _), number in found.items()}
     refused = [entry for entry in entries if not entry.acked and entry.outcome == "NotApplied" and (entry.log, entry.number) in kept]
-    check(f"{what}: a restart holds every ack ({' and '.join(levels).lower()}) once, and nothing that was refused",
+    check(f"{what}: a restart holds every ack ({' and '.join(levels).lower()}) once, and no refused record",
           acks and not lost and not refused and len(kept) == len(found) and ended == 0 and quiet,
           f"{len(acks)} acks, {len(lost)} lost, {len(refused)} refused and there")
 
@@ -83,11 +83,11 @@ def file_size(directory):
             if alive:
                 before = daemon.metric("wald_appended_records_total")
                 run("prlimit", "--pid", daemon.pid, "--fsize=unlimited:", check=True)
-                check(f"{what}: appends resume by themselves when it is lifted",
+                check(f"{what}: appends resume automatically when it is lifted",
                       wait_until(lambda: daemon.metric("wald_appended_records_total") > before + 100, 20))
             entries, wrong = entries_of(running)
         errors = errors_of(entries)
-        check(f"{what}: who comes meanwhile is told that there is no space", not wrong and set(errors) == {FULL}, errors)
+        check(f"{what}: appends meanwhile are refused for lack of space", not wrong and set(errors) == {FULL}, errors)
         check(f"{what}: and it ends as always", daemon.process.poll() is None and daemon.stop() == 0)
     verify(what, data, entries, arguments)
 
@@ -124,12 +124,12 @@ def read_only(directory, policy):
                 Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
                 if policy == "exit":
                     code = daemon.process.wait(timeout=60)
-                    check(f"{what}: the daemon ends with a code of its own", code == 70, code)
+                    check(f"{what}: the daemon ends with its own exit code", code == 70, code)
                 entries, wrong = entries_of(running)
             errors = errors_of(entries)
-            check(f"{what}: what is in flight is told UNKNOWN, what comes later NOT_APPLIED",
+            check(f"{what}: appends in flight get UNKNOWN, later ones NOT_APPLIED",
                   not wrong and IN_FLIGHT in errors and (policy == "exit" or set(errors) == {IN_FLIGHT, LATER}), errors)
-            check(f"{what}: the log says which file and why",
+            check(f"{what}: the log names the file and the reason",
                   any("journal failed" in line and "os error" in line for line in daemon.lines))
             if policy == "read_only":
                 found = stored(daemon, "durable/")
@@ -141,7 +141,7 @@ def read_only(directory, policy):
             with Daemon(data, *arguments) as daemon:
                 check(f"{what}: it does not start there", False)
         except Ended as ended:
-            check(f"{what}: a start there says why not", ended.code == 74 and "Read-only file system" in ended.lines[-1],
+            check(f"{what}: a start there reports the reason", ended.code == 74 and "Read-only file system" in ended.lines[-1],
                   ended.lines[-1].strip())
         run("umount", mount, check=True)
         # A copy: the first image's loop device may stay for a moment, with its own view of the contents.
@@ -164,16 +164,16 @@ def stopped(directory):
                 time.sleep(2)
                 daemon.process.send_signal(signal.SIGCONT)
                 before = daemon.metric("wald_appended_records_total")
-                check(f"{what} for two seconds: appends go on behind it",
+                check(f"{what} for two seconds: appends continue after it",
                       wait_until(lambda: daemon.metric("wald_appended_records_total") > before + 100, 20))
             entries, wrong = entries_of(running)
         longest = max(entry.got - entry.sent for entry in entries) / 1e6
-        check(f"{what}: who waited for it was answered, by an ack", not wrong and not errors_of(entries)
+        check(f"{what}: appends that waited for it were acked", not wrong and not errors_of(entries)
               and longest > 1.5, f"{errors_of(entries)}, at most {longest:.1f} s")
         _, answer, _ = daemon.call("wald.v1.WalService/Append", {"log": "soon", "record": {"text": "x"}, "durability": "DURABILITY_WRITTEN"})
         # By its timer, which did not run while it was stopped.
         durable = lambda: (daemon.call("wald.v1.WalService/GetTail", {"log": "soon"})[1] or {}).get("durableLsn") == "1"
-        check(f"{what}: what is written becomes durable by itself afterwards", answer and wait_until(durable, 20))
+        check(f"{what}: a written record becomes durable automatically afterwards", answer and wait_until(durable, 20))
         daemon.kill()
     verify(what, data, entries)
 
@@ -219,7 +219,7 @@ def memory(directory):
                 entries, wrong = entries_of(running)
             written = sum(entry.acked for entry in entries) * 20_000
             errors = errors_of(entries)
-            check(f"{what}: more is written than it allows, and the daemon keeps within it", daemon.process.poll() is None
+            check(f"{what}: more is written than the limit, and memory stays within it", daemon.process.poll() is None
                   and written > limit and peak() <= limit and not wrong and set(errors) <= {"ResourceExhausted BUSY NotApplied"},
                   f"{written / MIB:.0f} MiB acked, at most {peak() / MIB:.0f} MiB of {limit // MIB} used, {errors}")
             daemon.stop()
@@ -257,7 +257,7 @@ def second(directory):
                     with Daemon(data):
                         check(f"{what}: it does not start", False)
                 except Ended as ended:
-                    check(f"{what}: it is refused, and told who holds the directory and what to do", ended.code == 75
+                    check(f"{what}: it is refused with the holder of the directory and a remedy", ended.code == 75
                           and all(word in ended.lines[-1] for word in (str(daemon.pid), str(data), "--data-dir")),
                           ended.lines[-1].strip() if not number else "")
             entries, wrong = entries_of(running)

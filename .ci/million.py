@@ -86,7 +86,7 @@ def listing(daemon, logs):
           ", ".join(f"{where} {told[f'{where}_us']} us" for where in ("first", "middle", "last")))
     daemon.load(appends=100, logs=100, prefix="last").result()
     few = forest(daemon, "list", prefix="last/", rounds=20)
-    check("a prefix that few have costs what these cost", few["logs"] == 100 and few["last_us"] <= told["first_us"],
+    check("listing a rare prefix costs only its own logs", few["logs"] == 100 and few["last_us"] <= told["first_us"],
           f"{few['last_us']} us")
 
 
@@ -125,7 +125,7 @@ def deletions(data, logs, empty):
             # Indexes of a million logs, or of their deletions, take over 100 MiB.
             indexes = max(4, logs * 16 // 1_000_000) * MIB
             came = wait_until(lambda: occupied(data) <= most and occupied(data / "index") <= indexes, 45)
-        check(f"what the store takes is at most {most / MIB:.0f} MiB again, and nothing tells of them any more", came,
+        check(f"the store takes at most {most / MIB:.0f} MiB again, and nothing of them is left", came,
               f"{occupied(data) / MIB:.0f} MiB, {before / MIB:.0f} before, after {rounds * more * 4_000 / MIB:.0f} MiB of appends; "
               f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / MIB:.0f} MiB not sorted yet")
         check("nothing is listed", forest(daemon, "list", prefix="forest-tests/")["logs"] == 0)

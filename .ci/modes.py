@@ -3,7 +3,8 @@
 
 Tests the meaning of an ack in each sync mode from outside: the level and the flush before the answer
 for every requested durability, the records that a kill removes and keeps, the modes that flush
-within the sync interval, and the modes that never do."""
+within the sync interval, and the modes that never do.
+"""
 
 from common import *
 
@@ -78,7 +79,7 @@ def unasked(directory):
                 daemon.stop()
                 check(f"{mode}: so does the shutdown", len(flushed(daemon.trace)) > before)
             else:
-                check(f"{mode}: what was only written becomes durable by itself", wait_until(durable, 10))
+                check(f"{mode}: a written record becomes durable automatically", wait_until(durable, 10))
 
 
 def trickle(directory):
@@ -126,13 +127,13 @@ def killed(directory):
         check(f"{mode}: kill -9 takes nothing acked as WRITTEN or DURABLE", not lost,
               f"{len(acked)} acks, {len(kept)} of them WRITTEN or more, {len(found)} records found, {len(lost)} lost")
         placed = {place: entry for place, entry in acked.items() if entry.position is not None}
-        check(f"{mode}: what has a position is there if and only if that is below survived_position",
+        check(f"{mode}: a record with a position exists if and only if that is below survived_position",
               all((entry.position < survived) == (place in found) for place, entry in placed.items()), len(placed))
         numbers = {(entry.log, entry.number) for entry in entries}
         strange = [place for place, number in found.items() if (place[0], number) not in numbers]
         twice = len(found) - len({(log, number) for (log, _), number in found.items()})
         # The driver's ledger is complete, so every stored record was requested.
-        check(f"{mode}: nothing is there that was not sent, and nothing twice", not strange and not twice)
+        check(f"{mode}: no record that was not sent, and no duplicate", not strange and not twice)
         logs = {log for log, _ in found}
         check(f"{mode}: lsns are dense", all((log, lsn) in found for log in logs
                                              for lsn in range(sum(1 for place in found if place[0] == log))))
@@ -149,21 +150,21 @@ def manual(directory):
         before = [append() for _ in range(9)]
         _, synced, _ = daemon.call(WAL + "Sync", {})
         after = [append() for _ in range(7)]
-        check("manual: what is in memory has its lsn and no position",
+        check("manual: a record in memory has its lsn and no position",
               all("position" not in answer for answer in before + after), [answer["lsn"] for answer in after])
         daemon.kill()
     with Daemon(data, "--sync-mode", "manual") as daemon:
         _, tail, text = daemon.call(WAL + "GetTail", {"log": "a", "recovery_epoch": epoch})
         _, page, _ = daemon.call(WAL + "Read", {"log": "a", "view": "RECORD_VIEW_TEXT"})
         records = page["batch"]["records"]
-        check("manual: a kill leaves exactly what was synced", len(records) == 10 and tail["tailLsn"] == "10",
+        check("manual: a kill leaves exactly the synced records", len(records) == 10 and tail["tailLsn"] == "10",
               f"{1 + len(before) + len(after)} acked, 10 synced, {len(records)} left")
         survived = int(tail["survivedPosition"])
         check("manual: survived_position says that the Sync's position survived",
               survived >= int(synced["durablePosition"]), f"synced {synced['durablePosition']}, survived {survived}")
         _, answer, _ = daemon.call(WAL + "Append", {"log": "a", "record": {"text": "y"},
                                                     "durability": "DURABILITY_DURABLE"})
-        check("manual: and what comes now lies beyond it, at the first lsn that was lost",
+        check("manual: the next append lies beyond it, at the first lost lsn",
               int(answer["position"]) > survived and answer["lsn"] == "10" and answer["recoveryEpoch"] == str(epoch + 1))
 
 

@@ -39,7 +39,7 @@ with scratch() as directory:
                       f"exit code {second.returncode}")
                 check("it names the holder", str(daemon.pid) in said, said.splitlines()[-1] if said else "")
                 code, _, text = daemon.call("wald.v1.WalService/GetTail", {"log": "a/b"})
-                check("the first one goes on serving", code == 0)
+                check("the first one still serves", code == 0)
             if turn == "after a stop":
                 daemon.kill()
             else:

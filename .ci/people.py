@@ -75,8 +75,8 @@ def loads_go_on():
             address = daemon.grpc
         with Daemon(f"{directory}/data", listen=address) as daemon:
             _, said = load.communicate(timeout=120)
-            check("a load goes on when its server was killed", load.returncode == 0, said.decode().strip()[-200:])
-            check("nothing is there twice, nothing is missing", content(daemon))
+            check("a load continues after its server was killed", load.returncode == 0, said.decode().strip()[-200:])
+            check("no record is duplicated or missing", content(daemon))
             again = daemon.walctl("append", "load", str(file), "--producer", "load-1")
             check("run again, it appends nothing", again.returncode == 0 and b"300,000 records were there already" in again.stderr
                   and content(daemon), again.stderr.decode().strip()[-200:])
@@ -157,7 +157,7 @@ def a_consumer_that_never_comes_back():
             daemon.walctl("cursor", "set", "q", "billing", "5000")
             daemon.walctl("cursor", "set", "q", "abandoned", "10")
             held = wait_until(lambda: daemon.metric("wald_retention_held_bytes") > 1000 and daemon.metric("wald_retention_held_logs") == 1, 20)
-            check("metrics tell the bytes that a cursor holds back", held, daemon.metric("wald_retention_held_bytes"))
+            check("metrics report the bytes that a cursor holds back", held, daemon.metric("wald_retention_held_bytes"))
             lags = {name: value for name, value in daemon.metrics().items() if name.startswith("wald_cursor_lag_records")}
             check("its lag has a metric, where a setting asks for it",
                   lags == {'wald_cursor_lag_records{cursor="abandoned",log="q"}': 4990, 'wald_cursor_lag_records{cursor="billing",log="q"}': 0}, lags)

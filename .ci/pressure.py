@@ -62,10 +62,10 @@ def greedy_beside_small(data, seconds):
               f"{told['acks'] * 64 / 1024 / told['seconds']:.1f} MiB/s acked, {busy} times BUSY")
         check("resident anonymous memory is at most 64 MiB above max_inflight_bytes", peak.memory <= limit + BOUND,
               f"{peak.memory / 2**20:.1f} MiB, limit {limit >> 20} MiB")
-        check("what is in flight stays within max_inflight_bytes", 0 < peak.inflight <= limit, f"{peak.inflight / 2**20:.1f} MiB")
-        check("the others' p99 is at most 1.5 times what it is alone", beside["p99_us"] <= 1.5 * alone["p99_us"],
+        check("the bytes in flight stay within max_inflight_bytes", 0 < peak.inflight <= limit, f"{peak.inflight / 2**20:.1f} MiB")
+        check("the others' p99 is at most 1.5 times their p99 alone", beside["p99_us"] <= 1.5 * alone["p99_us"],
               f"{beside['p99_us'] / 1000:.0f} ms beside it, {alone['p99_us'] / 1000:.0f} ms alone")
-        check("none of the others is turned away", not beside["errors"] and not alone["errors"])
+        check("none of the others is refused", not beside["errors"] and not alone["errors"])
         check("and every request of the producer is answered, by an ack or by BUSY", set(told["errors"])
               == {"ResourceExhausted BUSY NotApplied"} and told["acks"] + busy == len(entries) , len(entries))
         check("nothing is in flight when it is over", daemon.metric("wald_inflight_bytes") == 0)
@@ -79,7 +79,7 @@ def verify(daemon, entries):
     rows = logs if isinstance(logs, list) else next(value for value in logs.values() if isinstance(value, list))
     there = sum(int(row.get("tail_lsn", row.get("tailLsn", 0))) for row in rows)
     acked = {(entry.log, entry.lsn) for entry in entries if entry.acked}
-    check("as many records are there as were acked", there == len(acked) == sum(e.acked for e in entries), there)
+    check("the number of stored records is the number of acks", there == len(acked) == sum(e.acked for e in entries), there)
 
 
 def large_ones(data):

@@ -8,7 +8,8 @@ it sorts. The reader, and a daemon that starts on a copy, read its directory
 unchanged, with its tail torn, with bytes flipped, with files missing, and after damage was sorted.
 Both must report the same logs, records, cursors and missing ranges, and refuse the same
 appends. Index files and checkpoints must match the segments. The golden directories
-(storage/tests/golden) must match the files of expected contents next to them."""
+(storage/tests/golden) must match the files of expected contents next to them.
+"""
 
 import base64
 import random
@@ -476,7 +477,7 @@ for number in range(rounds):
         if sorts:
             sort_damage(data, temporary, draw)
 if rounds:
-    check("digests of producers' batches are those of their records, unless times were moved",
+    check("digests of producers' batches match their records, unless times were moved",
           Totals.same > 2 * Totals.other, f"{Totals.same} of {Totals.same + Totals.other}")
     check("there were sorted runs", Totals.runs, f"{Totals.runs}, in {Totals.sorted} directories")
 print(f"     {Totals.directories} directories, {Totals.records} records compared, {Totals.damaged} damaged, "

@@ -95,7 +95,7 @@ def metrics_page():
     page = BOOK / "metrics.md"
     before, rest = page.read_text().split(START)
     old, after = rest.split(END)
-    check("docs/src/metrics.md is as /metrics has it", "--update" in sys.argv or old.strip() == table,
+    check("docs/src/metrics.md matches /metrics", "--update" in sys.argv or old.strip() == table,
           "run .ci/readme.py --update")
     if "--update" in sys.argv:
         page.write_text(f"{before}{START}\n{table}\n{END}{after}")

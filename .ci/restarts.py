@@ -45,10 +45,10 @@ def compare(daemon, writers):
         lost += [n for n in found if n not in failed] != acked
         silent += len(failed.intersection(found))
         total += len(acked)
-    check("of the others everything acked is there, once and in order", not lost, f"{total} appends")
+    check("of the other writers every acked record is there, once and in order", not lost, f"{total} appends")
     doubts = sum(len(w["unknown"]) for w in plain)
     kinds = sorted({error for w in plain for error in w["errors"]})
-    check("no record is there whose append was not answered", silent == 0,
+    check("every stored record's append was answered", silent == 0,
           f"{doubts} appends of {total + doubts} left their writer in doubt, and were not applied{': ' + '; '.join(kinds) if kinds else ''}")
 
 

@@ -39,9 +39,9 @@ def in_flight(data):
         check("and are there in order", contents(daemon, "session") == list(range(BATCHES)))
         wrong = BATCHES * 6 // 10
         told = session(daemon, batches=BATCHES, wrong=wrong, log="half", window_bytes=16 << 20)
-        check("a failure in the middle: every ack before it came, in order", told["acked"] == wrong and told["in_order"], told)
+        check("a failure in the middle: every ack before it arrived, in order", told["acked"] == wrong and told["in_order"], told)
         check("it names its batch", told["failed"] == [wrong, "LOG_EXISTS NotApplied"], told["failed"])
-        check("and exactly what came before is there", contents(daemon, "half") == list(range(wrong)))
+        check("and exactly the records before it are there", contents(daemon, "half") == list(range(wrong)))
 
 
 def fast(data):
@@ -49,7 +49,7 @@ def fast(data):
         daemon.ready()
         told = session(daemon, batches=50_000, log="fast")
         unary = daemon.load(appends=5_000, writers=1, logs=1, prefix="unary").result()
-        check("one session does many times what one writer does that waits for each ack", told["acked"] == 50_000
+        check("one session is many times as fast as a writer that waits for each ack", told["acked"] == 50_000
               and told["acked"] / told["seconds"] > 3 * unary["acks"] / unary["seconds"],
               f"{told['acked'] / told['seconds']:,.0f}/s, {unary['acks'] / unary['seconds']:,.0f}/s one by one")
 
@@ -76,7 +76,7 @@ def slow(data):
         check("nothing is left of the session", wait_until(lambda: daemon.metric("wald_append_sessions") == 0
                                                            and daemon.metric("wald_inflight_bytes") == 0))
         numbers = contents(daemon, "session")
-        check("what was taken is there, as a prefix", numbers == list(range(len(numbers))), len(numbers))
+        check("the accepted batches are there, as a prefix", numbers == list(range(len(numbers))), len(numbers))
 
 
 with scratch() as temporary:

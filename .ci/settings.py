@@ -55,7 +55,7 @@ def precedence(directory):
         # The daemon must use the settings shown: its start message and the size of its files prove it.
         daemon.ready()
         sizes = {path.stat().st_size for path in (data / "journal").iterdir()}
-        check("the daemon does as it is shown", daemon.start["sync_mode"] == "batch" and sizes == {1 << 20}, sizes)
+        check("the daemon uses the settings shown", daemon.start["sync_mode"] == "batch" and sizes == {1 << 20}, sizes)
 
 
 def mistakes():
@@ -76,9 +76,9 @@ def mistakes():
         holds, said = refused(contradiction, *words)
         check(f"{contradiction!r} is refused", holds, said)
     holds, said = refused('segment_bytes = "63KiB"\nsync_mode = "sometimes"\nreader_threds = 3\n', "sync_mode", "reader_threads")
-    check("mistakes are told together", holds, said)
+    check("all mistakes are reported together", holds, said)
     done = run(WALD, "config", "check")
-    check("what is usable is code 0", done.returncode == 0)
+    check("usable settings give code 0", done.returncode == 0)
     done = run(WALD, "--segment-byte", "1MiB")
     check("a flag that does not exist is code 2, with the nearest", done.returncode == 2 and b"--segment-bytes" in done.stderr)
     done = run(WALD, "config", "check", env=clean_environment(WALD_SEGMENT_BYTE="1MiB"))

@@ -263,10 +263,10 @@ with scratch() as temporary:
         unsound += [f"after start {number + 1}: {what}" for what in verified(data, True)]
         if wrong or unsound or panics:
             break
-    check(f"{number + 1} kills, {aims} of them aimed at the sorter: what was acked is there, once, and nothing else",
+    check(f"{number + 1} kills, {aims} of them aimed at the sorter: every acked record is there, once, and nothing else",
           not wrong, "; ".join(wrong[:3]) or f"{ledger.sent} records sent, {ledger.compared} compared, {ledger.deleted} logs deleted")
-    check("every store is sound, and no file is left that nobody owns", not unsound, "; ".join(unsound[:3]))
-    check("nothing panicked, writers went on until the kill, every stop was in order", not panics and set(stays) == {0}, "; ".join(panics[:3]))
+    check("every store is sound, without orphaned files", not unsound, "; ".join(unsound[:3]))
+    check("nothing panicked, writers continued until the kill, every stop was clean", not panics and set(stays) == {0}, "; ".join(panics[:3]))
     check("the sorter sorted", written > 0 and runs > 1, f"{written / (1 << 20):.1f} MiB written, up to {runs} runs")
     check("logs were deleted, and there were enough records", ledger.deleted and ledger.sent > 100 * kills, ledger.deleted)
     if (wrong or unsound) and os.environ.get("KEEP"):

@@ -26,7 +26,7 @@ with scratch() as directory:
     check("it says where the data is", "data_dir=./wald-data" in start and (Path(directory) / "wald-data").is_dir())
     tried = re.search(r"try: (grpcurl .*)", text)[1].strip()
     done = run(grpcurl(), *shlex.split(tried)[1:])
-    check("what it says to try works", done.returncode == 0 and json.loads(done.stdout)["lsn"] == "0", tried)
+    check("the suggested command works", done.returncode == 0 and json.loads(done.stdout)["lsn"] == "0", tried)
     terminal.process.send_signal(signal.SIGTERM)
     check("SIGTERM ends it with 0", terminal.ended() == 0)
     check("it says that everything is safe", "everything accepted is on the device" in terminal.text)

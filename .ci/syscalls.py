@@ -8,8 +8,8 @@ rolls, a checkpoint, a clean stop; and more calls after such a stop and after ki
 fault the documented behaviour must hold. After a restart no acked record may be missing and no refused record
 may exist. Then faults are planted in the daemon's calls, which the check must find.
 
-Without --all it runs a sample: the first and the last call of each kind on each kind of file, and as many random
-calls. Prints its seed, and for each failure the fault that repeats it: new:fdatasync:journal/….seg:2:EIO.
+Without --all it runs a sample: the first and the last call of each kind on each kind of file, and random others.
+Prints its seed, and for each failure the fault that repeats it: new:fdatasync:journal/….seg:2:EIO.
 """
 
 import argparse
@@ -370,7 +370,7 @@ def report(runs):
     # The number of measured flushes depends on their duration.
     due = [run for run in runs if run.hit or run.fault.file != "flush-probe"]
     reached = sum(map(len, rows.values()))
-    check("nearly every call is reached when it is its turn", reached >= 0.95 * len(due),
+    check("nearly every chosen call is reached in its run", reached >= 0.95 * len(due),
           f"{reached} of {len(due)}, and {len(runs) - len(due)} more flushes might have been measured")
     answers = Counter(str(refusal) for run in runs for refusal in run.refusals if refusal.is_told())
     check("every answer of the table was seen", {IN_FLIGHT, LATER, FULL, UNREAD} <= set(answers), dict(answers))

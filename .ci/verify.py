@@ -127,7 +127,7 @@ with scratch() as directory:
             flip(copy / path, offset)
             done = daemon.walctl("verify", "--output", "json")
             check(f"{where}: walctl verify finds it, exit 5", done.returncode == 5, done.stderr.decode().strip())
-            check(f"{where}: walctl verify names exactly what it touches", named(done.stdout) == lost, lost)
+            check(f"{where}: walctl verify names exactly the lost records", named(done.stdout) == lost, lost)
             failures = daemon.metric('wald_checksum_failures_total{where="verify"}')
             check(f"{where}: counted once", failures == 1, failures)
             expect(daemon, lost, appended, where)
@@ -149,7 +149,7 @@ with scratch() as directory:
         until = time.monotonic() + 60
         while daemon.metric(found) == 0 and time.monotonic() < until:
             time.sleep(0.1)
-        check("scrubbing finds it by itself", daemon.metric(found) == 1, daemon.metric(found))
-        check("scrubbing counts what it reads", daemon.metric("wald_scrubbed_bytes_total") > 0)
+        check("scrubbing finds it without a read", daemon.metric(found) == 1, daemon.metric(found))
+        check("scrubbing counts the bytes that it reads", daemon.metric("wald_scrubbed_bytes_total") > 0)
         expect(daemon, touched, {}, "scrubbing")
 finish()

@@ -145,7 +145,7 @@ def stops(directory):
 
     with ThreadPoolExecutor(6) as pool:
         for kind, ready, code, took in pool.map(stopped, kinds):
-            check(f"a stop beside `{kind}` takes less than 4 s", ready and code == 0 and took < 4, f"{took:.1f} s")
+            check(f"a stop with `{kind}` takes less than 4 s", ready and code == 0 and took < 4, f"{took:.1f} s")
 
 
 def standing(directory):
@@ -198,10 +198,10 @@ def crowds(directory):
             refused = 'wald_rejected_total{operation="write",reason="BUSY"}'
             wait_until(lambda: daemon.metric(refused) > 400, 10)
             calls = daemon.metric(refused)
-        check("beyond max_calls calls are refused, and others get in", peers.ready and done == 0 and calls > 400, calls)
+        check("beyond max_calls calls are refused, and other clients are served", peers.ready and done == 0 and calls > 400, calls)
         with Held("idle", "-count", 64, "-seconds", "12s", *session) as peers:
             done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(5)]
-        check("where no call is left, a health check still gets in", peers.ready and done == [0] * 5, done)
+        check("without a free call a health check is still answered", peers.ready and done == [0] * 5, done)
     append, tail = "/wald.v1.WalService/Append", "/wald.v1.WalService/GetTail"
     for kind, count, path in ("heads", 20, append), ("half-open", 100, append), ("half-open", 100, tail), ("reflections", 20, ""):
         with Daemon(directory / f"{kind}{len(path)}") as daemon:

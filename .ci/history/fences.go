@@ -200,10 +200,10 @@ func (d *duel) judge(ctx context.Context, killed int) error {
 		taken[fence[0]] = true
 	}
 	check(int64(len(d.told)) >= d.wanted && len(d.acked) > 0, "%d fences of two writers, %d acked appends, %d of unknown outcome, %d kills", len(d.told), len(d.acked), d.lost, killed)
-	check(len(passed) == 0, "no record of an older epoch at or beyond the tail that a fence told: %d %s", len(passed), strings.Join(passed, "; "))
-	check(len(passes(d.told, planted)) > 0, "one that is planted there is found")
+	check(len(passed) == 0, "no record of an older epoch at or beyond the tail that a fence returned: %d %s", len(passed), strings.Join(passed, "; "))
+	check(len(passes(d.told, planted)) > 0, "a planted one is found")
 	check(back == 0, "epochs never go back from one record to the next: %d", back)
-	check(len(taken) == len(d.told), "no epoch was given to two: %d", len(d.told)-len(taken))
+	check(len(taken) == len(d.told), "no epoch was given to two fences: %d", len(d.told)-len(taken))
 	check(missing == 0, "every acked append is where its ack said: %d missing", missing)
 	return nil
 }

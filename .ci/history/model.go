@@ -178,7 +178,7 @@ func fencedOut(now *state, part part) bool {
 	return (part.epoch == nil && epoch > 0) || (part.epoch != nil && *part.epoch != epoch)
 }
 
-// refused says whether the refusal names a failing condition, and lists every lsn mismatch if it is one.
+// refused says whether the refusal names a failing condition. A POSITION_MISMATCH must list all mismatches.
 func refused(now *state, asked input, told *refusal) bool {
 	named := false
 	var failing []int

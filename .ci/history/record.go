@@ -385,10 +385,9 @@ func (r *recording) append(ctx context.Context, wal wald.WalServiceClient, event
 	return told, nil
 }
 
-// resolve finds the outcome of calls where it is unknown. By now every connection on
-// which one could still arrive is closed. A lost append that is in the log was applied, and its place
-// shows the time. Otherwise it never was, and the call is dropped: a judge would
-// have to try each at every point of the history.
+// resolve finds unknown outcomes of appends. By now every connection on which one could still arrive is
+// closed. A lost append that is in the log was applied, and its place shows when. Otherwise it never was,
+// and the call is dropped. Unresolved, a judge would have to try each at every point of the history.
 func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) error {
 	found := map[uint32]uint64{}
 	where := map[uint32]int{}
