@@ -286,8 +286,8 @@ segments are sorted, expired and used again all the time. Medians of the seconds
 
 
 def servers(results):
-    told = json.loads((results / "servers.json").read_text())
-    about, out = told["about"], []
+    measured = json.loads((results / "servers.json").read_text())
+    about, out = measured["about"], []
     columns = ["acks/s", "of Wald's", "p50 µs", "p99 µs", "p99.9 µs", "CPU s/M", "MB"]
 
     def figures(row):
@@ -298,14 +298,14 @@ def servers(results):
                 number(found["p999_us"]) if "p999_us" in found else "", number(found["cpu_s_per_million"]),
                 number(found["memory_bytes"] / 1e6)]
 
-    for in_flight in dict.fromkeys(row["in_flight"] for row in told["rows"]):
-        rows = [[row["server"], *figures(row)] for row in told["rows"] if row["in_flight"] == in_flight]
+    for in_flight in dict.fromkeys(row["in_flight"] for row in measured["rows"]):
+        rows = [[row["server"], *figures(row)] for row in measured["rows"] if row["in_flight"] == in_flight]
         generated = [[f"{row['server']} ({row['generator']})", *figures(row)]
-                     for row in told["generated"] if row["in_flight"] == in_flight]
+                     for row in measured["generated"] if row["in_flight"] == in_flight]
         out.append(f"### {in_flight} in flight\n\n" + table(["server", *columns], rows)
                    + "\n" + table(["server (asked by)", *columns], generated))
-    means = dict((row["server"], row["durability"]) for row in told["rows"])
-    absent = "".join(f"- {name} was not measured: {why.splitlines()[0]}\n" for name, why in told["absent"].items())
+    means = dict((row["server"], row["durability"]) for row in measured["rows"])
+    absent = "".join(f"- {name} was not measured: {why.splitlines()[0]}\n" for name, why in measured["absent"].items())
     return f"""## Beside other servers
 
 One closed-loop client program asks all of them in turn; {about['rounds']} rounds of {number(about['seconds'])} s, medians; records of {about['bytes']} B; a bare write and flush
