@@ -341,9 +341,9 @@ impl Accepted {
         to <= self.before && (self.all || self.places.iter().any(within))
     }
 
-    /// Whether the loss of a log's name was accepted.
-    pub(crate) fn covers_log(&self, log: LogId) -> bool {
-        self.all || self.lost.iter().any(|(lost, ..)| *lost == log)
+    /// Whether the loss of a log's name was accepted. An accepted loss of its records does not say so.
+    pub(crate) fn covers_name(&self, log: LogId) -> bool {
+        self.all || self.lost.contains(&(log, Lsn::ZERO, Lsn::ZERO))
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

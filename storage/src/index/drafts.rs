@@ -217,7 +217,6 @@ impl Drafts {
     pub(crate) fn accept(&mut self, accepted: Accepted) {
         self.accepted_before(vec![accepted]);
         self.count_doubts();
-        self.name_accepted();
     }
 
     fn count_doubts(&mut self) {
@@ -245,8 +244,7 @@ impl Drafts {
             let new = new.filter(|lost| !self.is_accepted_loss(*id, lost));
             lost.extend(new.map(|lost| (*id, lost.from, lost.to)));
         }
-        let nameless = self.logs.iter().filter(|(_, draft)| !draft.named);
-        lost.extend(nameless.map(|(id, _)| (*id, Lsn::ZERO, Lsn::ZERO)));
+        lost.extend(self.newly_nameless().map(|id| (id, Lsn::ZERO, Lsn::ZERO)));
         Accepted {
             places: doubts.map(|at| (*at, at.advance(1))).collect(),
             lost,
@@ -831,6 +829,7 @@ impl Drafts {
 
     /// Makes the logs to be served, after all files were applied. Runs end at `sorted_end`.
     pub(crate) fn finish(mut self, sorted_end: Position, findings: &mut Vec<String>) -> Finished {
+        self.name_accepted();
         let unnamed = self.unnamed();
         let mut records = 0;
         let mut damages = Vec::new();

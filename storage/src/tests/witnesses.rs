@@ -61,6 +61,12 @@ fn destroy(disk: &SimDisk, segment: usize) {
     }
 }
 
+fn remove_indexes(disk: &SimDisk) {
+    for name in disk.list("index").unwrap() {
+        disk.remove(&format!("index/{name}")).unwrap();
+    }
+}
+
 fn accept(store: &Store, disk: &SimDisk) -> crate::recovery::Loss {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     let (loss, _) = accept_loss(&disk, &store.config, TestClock::new(), "by a test").unwrap();
@@ -126,12 +132,60 @@ fn checkpoint_keeps_all_facts_where_the_indexes_are_gone_too() {
     for segment in 0..6 {
         let disk = store.disk.copy();
         destroy(&disk, segment);
-        for name in disk.list("index").unwrap() {
-            disk.remove(&format!("index/{name}")).unwrap();
-        }
+        remove_indexes(&disk);
         accept(&store, &disk);
         let what = format!("segment {segment} without indexes");
         check(&store, &disk, &expected, &what);
+    }
+}
+
+#[test]
+fn name_that_only_a_checkpoint_knows_stays_after_an_acceptance() {
+    let store = Store::new(End::Clean);
+    let expected = facts(&store.open(store.disk.copy()));
+    for segment in 0..6 {
+        let disk = store.disk.copy();
+        destroy(&disk, segment);
+        remove_indexes(&disk);
+        let loss = accept(&store, &disk);
+        assert_eq!(loss.unnamed, [], "segment {segment}");
+        // No start begins with a checkpoint now. The link with the acceptance is read before it.
+        remove_indexes(&disk);
+        let what = format!("segment {segment}, accepted, without indexes");
+        check(&store, &disk, &expected, &what);
+    }
+}
+
+#[test]
+fn name_that_only_a_checkpoint_knows_stays_after_a_long_acceptance() {
+    let fixture = Fixture::new();
+    let names: Vec<String> = (0..1000).map(|number| format!("log/{number}")).collect();
+    for name in &names {
+        fixture.append(name, b"lost").unwrap();
+    }
+    let segments = used_paths(&fixture.disk).len();
+    let fixture = fixture.restart_cleanly();
+    for name in &names {
+        fixture.append(name, b"kept").unwrap();
+    }
+    let (disk, config) = (fixture.disk.clone(), fixture.config.clone());
+    fixture.core.close().unwrap();
+    drop(fixture);
+    (0..segments).for_each(|segment| destroy(&disk, segment));
+    remove_indexes(&disk);
+    let of_all: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (loss, _) = accept_loss(&of_all, &config, TestClock::new(), "by a test").unwrap();
+    assert_eq!((loss.gaps.len(), loss.unnamed.len()), (names.len(), 0));
+    remove_indexes(&disk);
+    let fixture = Fixture::on(disk);
+    assert_eq!(fixture.report.findings, Vec::<String>::new());
+    assert!(
+        fixture.core.damages.accepted().iter().any(|a| a.all),
+        "the list of losses is too long for a link"
+    );
+    for name in &names {
+        let page = fixture.read(name, 1).unwrap();
+        assert_eq!(payloads(&page.batches[0]), [b"kept"], "{name}");
     }
 }
 

@@ -155,15 +155,28 @@ impl Drafts {
         self.findings.append(&mut self.lost_facts);
     }
 
-    /// Names the logs whose names are lost, and whose loss was accepted: their records stay readable.
+    /// Logs whose names are lost.
+    fn nameless(&self) -> impl Iterator<Item = (&LogId, &super::Draft)> {
+        self.logs.iter().filter(|(_, draft)| !draft.named)
+    }
+
+    /// Whether the loss of the name of this log was accepted.
+    fn is_accepted_name(&self, id: LogId) -> bool {
+        let mut accepted = self.accepted.iter();
+        accepted.any(|accepted| accepted.covers_name(id))
+    }
+
+    /// Logs whose names are lost, without those whose loss was accepted.
+    pub(super) fn newly_nameless(&self) -> impl Iterator<Item = LogId> {
+        let all = self.nameless().map(|(id, _)| *id);
+        all.filter(|id| !self.is_accepted_name(*id))
+    }
+
+    /// Names the logs whose names are lost, if that loss was accepted: their records stay readable. All files
+    /// were read before: the last one, a checkpoint, may know the name.
     pub(super) fn name_accepted(&mut self) {
-        let lost = self.logs.iter().filter(|(id, draft)| {
-            !draft.named
-                && self
-                    .accepted
-                    .iter()
-                    .any(|accepted| accepted.covers_log(**id))
-        });
+        let lost = self.nameless();
+        let lost = lost.filter(|(id, _)| self.is_accepted_name(**id));
         let has_records = |(id, draft): (&LogId, &super::Draft)| {
             let state = draft.log.state.read();
             (!state.deleted && state.next > Lsn::ZERO).then_some(*id)
@@ -177,17 +190,17 @@ impl Drafts {
 
     /// Logs with lost names whose loss is not accepted, in order.
     pub(super) fn unnamed(&self) -> Vec<UnnamedLog> {
-        let is_new = |id: LogId| !self.accepted.iter().any(|accepted| accepted.covers_log(id));
         let unnamed = |(id, draft): (&LogId, &super::Draft)| {
             let state = draft.log.state.read();
-            (!draft.named && !state.deleted && is_new(*id)).then(|| UnnamedLog {
+            let is_new = !state.deleted && !self.is_accepted_name(*id);
+            is_new.then(|| UnnamedLog {
                 log_id: *id,
                 name: self.free_name(*id),
                 records: state.records(),
                 bytes: state.stored_bytes,
             })
         };
-        let mut found: Vec<_> = self.logs.iter().filter_map(unnamed).collect();
+        let mut found: Vec<_> = self.nameless().filter_map(unnamed).collect();
         found.sort_unstable_by_key(|log| log.log_id);
         found
     }
