@@ -37,6 +37,20 @@ def text_file(path, title, keys):
     return found
 
 
+def losses(body):
+    """Accepted losses: the bound, whether all damage below it counts, and the places."""
+    before, everything, places = 0, False, []
+    for number, value in fields(body):
+        if number == 1:
+            before = value
+        elif number == 2:
+            everything = bool(value)
+        elif number == 3:
+            place = message(value)
+            places.append((place.get(1, 0), place.get(2, 0)))
+    return before, everything, places
+
+
 class Store:
     """A data directory."""
 
@@ -180,6 +194,8 @@ class Store:
 
     def read(self):
         """Walks the journal."""
+        links = [segment.link for segment in self.segments if segment.link]
+        self.accepted = [losses(link["accepted"]) for link in links if link["accepted"] is not None]
         before = None
         for run in self.runs:
             enter(run, self)
@@ -200,6 +216,7 @@ class Store:
                     self.lost(f"the end of {segment.path.name}", segment.base + segment.end)
             arrivals = [item.arrival for item in segment.items if not isinstance(item, tuple)]
             segment.arrival = max([before.arrival if before else NEVER, *arrivals])
+            self.drop_accepted(segment)
             self.apply(segment, after if follows else None)
             before = segment
         self.check_end()
@@ -346,7 +363,7 @@ class Store:
             for _, places, image in images:
                 self.adopt(segment, image, segment.base + places[-1][0] + places[-1][3] if places else image["created_end"])
             unknown = None
-        elif after is not None:
+        elif after is not None and not (unknown is not None and self.went_on(unknown)):
             self.close(after.link, segment, segment.base + segment.end)
             unknown = None if after.link["complete"] else unknown
         if unknown is not None:
@@ -369,17 +386,28 @@ class Store:
 
     def accept(self, body):
         """Losses that a link says were accepted are in doubt no more."""
-        before, everything, places = 0, False, []
-        for number, value in fields(body):
-            if number == 1:
-                before = value
-            elif number == 2:
-                everything = bool(value)
-            elif number == 3:
-                place = message(value)
-                places.append((place.get(1, 0), place.get(2, 0)))
+        before, everything, places = losses(body)
         self.doubts = [at for at in self.doubts if at >= before or not (
             everything or any(start <= at < end for start, end in places))]
+
+    def drop_accepted(self, segment):
+        """Frames in accepted places are damage, also if they verify again: newer frames may have their lsns."""
+        places = [place for _, everything, places in self.accepted if not everything for place in places]
+        items = []
+        for item in segment.items:
+            if not isinstance(item, tuple) and item.body is not None and any(
+                    start <= item.position and item.end <= end for start, end in places):
+                self.damage.append({"segment": segment.path.name, "from": item.offset, "to": item.offset + item.size})
+                segment.damaged, item = True, (item.offset, item.offset + item.size)
+            if items and isinstance(item, tuple) and isinstance(items[-1], tuple) and items[-1][1] == item[0]:
+                items[-1] = (items[-1][0], item[1])
+            else:
+                items.append(item)
+        segment.items = items
+
+    def went_on(self, position):
+        """Whether nothing attributed damage here when it was accepted: the logs went on without later facts."""
+        return any((position, position + 1) in places for _, _, places in self.accepted)
 
     def log(self, segment, number, name=None):
         """The log of a frame; made if its creation was lost."""

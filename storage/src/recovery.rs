@@ -461,6 +461,9 @@ impl Recovered {
         mut tail: Option<LoadedTail<'_>>,
         observer: &dyn Observer,
     ) -> Result<(), OpenError> {
+        // A link records the acceptance of damage in segments before it.
+        let links = used.iter().filter_map(|segment| segment.link.as_ref());
+        let accepted: Vec<Accepted> = links.filter_map(|link| link.accepted.clone()).collect();
         for (index, segment) in used.iter().enumerate() {
             self.ask_checkpoint(disk, Some(segment.life.id));
             self.follow_link(disk, segment)?;
@@ -499,6 +502,7 @@ impl Recovered {
             if let Some((at, newer)) = segment.as_bytes(&bytes).newer(&walked) {
                 return Err(newer.refused(&segment.path, at.since(segment.base)));
             }
+            let walked = walked.without_accepted(segment.base, &accepted);
             let index = self.index_of_damaged(disk, segment, link, &walked)?;
             let before = index.as_ref().map(|index| self.drafts.before(index));
             let holes = self.apply_segment(segment.as_bytes(&bytes), &walked, observer);
@@ -506,7 +510,7 @@ impl Recovered {
                 self.drafts.learn_index(index, &walked.holes(), before);
             } else {
                 let closings = link.and_then(|link| link.closings.as_deref());
-                self.explain(segment.life.id, &holes, closings);
+                self.explain(segment.life.id, &holes, closings, &accepted);
             }
             if link.is_none() && !is_last && !walked.is_sealed() && walked.torn > 0 {
                 // The successor does not record the end of this segment.
@@ -628,10 +632,18 @@ impl Recovered {
         self.last_begun.map_or(Position::ZERO, |begun| begun.base)
     }
 
-    /// Explains holes that no directory explains: by the closing state of the segment, or not at all.
-    fn explain(&mut self, segment: SegmentId, holes: &[Hole], closings: Option<&[Closing]>) {
+    /// Explains holes that no directory explains: by the closing state of the segment, or not at all. If nothing
+    /// explained them when their loss was accepted, the logs went on without that state.
+    fn explain(
+        &mut self,
+        segment: SegmentId,
+        holes: &[Hole],
+        closings: Option<&[Closing]>,
+        accepted: &[Accepted],
+    ) {
         let Some(first) = holes.first() else { return };
-        if let Some(closings) = closings {
+        let went_on = accepted.iter().any(|a| a.lists_doubt(first.from));
+        if let Some(closings) = closings.filter(|_| !went_on) {
             self.drafts.reconcile(segment, closings, first.from);
             return;
         }

@@ -341,6 +341,21 @@ impl Accepted {
         to <= self.before && (self.all || self.places.iter().any(within))
     }
 
+    /// The listed places between two positions: bytes that did not verify when their loss was accepted.
+    pub(crate) fn places_between(
+        &self,
+        from: Position,
+        to: Position,
+    ) -> impl Iterator<Item = (Position, Position)> {
+        let places = self.places.iter().copied();
+        places.filter(move |place| place.0 < to && from < place.1 && place.1 <= self.before)
+    }
+
+    /// Whether nothing attributed the damage at this position when its loss was accepted.
+    pub(crate) fn lists_doubt(&self, at: Position) -> bool {
+        self.places.contains(&(at, at.advance(1)))
+    }
+
     /// Whether the loss of a log's name was accepted. An accepted loss of its records does not say so.
     pub(crate) fn covers_name(&self, log: LogId) -> bool {
         self.all || self.lost.contains(&(log, Lsn::ZERO, Lsn::ZERO))

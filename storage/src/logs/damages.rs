@@ -217,6 +217,17 @@ impl Damages {
         doubt.map(|damage| damage.position)
     }
 
+    /// Places between two positions whose bytes did not verify when their loss was accepted.
+    pub(crate) fn accepted_between(
+        &self,
+        from: Position,
+        to: Position,
+    ) -> Vec<(Position, Position)> {
+        let all = self.accepted.iter();
+        all.flat_map(|accepted| accepted.places_between(from, to))
+            .collect()
+    }
+
     /// Losses that were accepted.
     pub(crate) fn accepted(&self) -> &[Accepted] {
         &self.accepted

@@ -289,6 +289,7 @@ pub(crate) fn index_anew(
         (None, Some(end)) => bytes.walk_finished(end),
         (None, None) => return Ok(None),
     };
+    let walked = walked.without_accepted(segment.base, accepted);
     let closings = link.and_then(|link| link.closings.as_deref());
     let mut touched = BTreeSet::new();
     for item in &walked.items {
@@ -315,7 +316,7 @@ pub(crate) fn index_anew(
     }
     let holes = recovered.apply_segment(bytes, &walked, &NoObserver);
     recovered.drafts.accepted_before(accepted.to_vec());
-    recovered.explain(segment.life.id, &holes, closings);
+    recovered.explain(segment.life.id, &holes, closings, accepted);
     content.check()?;
     if recovered.drafts.has_doubt(segment.base, segment.limit()) {
         return Ok(None);

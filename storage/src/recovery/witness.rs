@@ -22,7 +22,7 @@ use crate::base::ids::{Position, SegmentId};
 use crate::disk::Disk;
 use crate::disk::held_files::Backups;
 use crate::format::address::Hole;
-use crate::format::body::Link;
+use crate::format::body::{Accepted, Link};
 use crate::format::life::Life;
 use crate::format::walk::{Item, Walked};
 use crate::index::checkpoint;
@@ -51,6 +51,40 @@ impl Walked {
             }),
         };
         self.items.iter().filter_map(hole).collect()
+    }
+
+    /// Returns the walk of the segment at `base` with whole frames in accepted places as holes. These frames did not
+    /// verify when an operator accepted their loss, and newer records may have the lsns of their records since.
+    pub(super) fn without_accepted(self, base: Position, accepted: &[Accepted]) -> Self {
+        let places = accepted
+            .iter()
+            .flat_map(|accepted| accepted.places_between(base, self.end));
+        let places: Vec<(Position, Position)> = places.collect();
+        if places.is_empty() {
+            return self;
+        }
+        let is_lost = |from: Position, to: Position| {
+            places.iter().any(|place| place.0 <= from && to <= place.1)
+        };
+        let mut items: Vec<Item> = Vec::with_capacity(self.items.len());
+        for item in self.items {
+            let (from, to) = match item {
+                Item::Frame {
+                    header,
+                    body_good: true,
+                } if is_lost(header.position, header.end()) => (header.position, header.end()),
+                Item::Frame { .. } => {
+                    items.push(item);
+                    continue;
+                }
+                Item::Hole { from, to } => (from, to),
+            };
+            match items.last_mut() {
+                Some(Item::Hole { to: end, .. }) if *end == from => *end = to,
+                _ => items.push(Item::Hole { from, to }),
+            }
+        }
+        Self { items, ..self }
     }
 }
 

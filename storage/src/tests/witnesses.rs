@@ -7,11 +7,14 @@ use super::damage::without_indexes;
 use super::damaged_files::{End, Store};
 use super::faults::used_paths;
 use super::*;
+use crate::api::finding::Severity;
+use crate::api::pace::Control;
 use crate::base::ids::Position;
 use crate::disk::Disk;
 use crate::engine::repair::{accept_loss, examine};
 use crate::format::frame;
 use crate::format::life::Life;
+use crate::tools::verify::Offline;
 
 const FIRST_FRAME: usize = 8192;
 
@@ -288,5 +291,83 @@ fn record_with_the_lsn_of_a_lost_one_stays_when_an_index_comes_back() {
         assert_eq!(fixture.report.findings, Vec::<String>::new());
         let page = fixture.read("a", first.get()).unwrap();
         assert_eq!(payloads(&page.batches[0]), [b"after"]);
+    }
+}
+
+/// Appends to "a", then changes the log in a segment of its own. Returns the store with 3 segments.
+fn changed_in_second_segment(change: &str) -> SimDisk {
+    let fixture = Fixture::new();
+    fixture.append("a", b"kept").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    match change {
+        "append" => drop(fixture.append("a", b"lost").unwrap()),
+        "trim" => {
+            fixture.append("a", b"lost").unwrap();
+            fixture.trim("a", 2);
+        }
+        _ => {
+            let deleted = fixture.core.delete_in_turn(target("a"));
+            fixture.core.turn();
+            drop(deleted);
+        }
+    }
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    without_indexes(&fixture.disk)
+}
+
+#[test]
+fn frames_whose_loss_was_accepted_have_no_effect_when_they_come_back() {
+    // With the second file, the link that names the logs of the segment is good again.
+    for (change, files) in [
+        ("append", 1),
+        ("append", 2),
+        ("trim", 1),
+        ("trim", 2),
+        ("deletion", 1),
+        ("deletion", 2),
+    ] {
+        let disk = changed_in_second_segment(change);
+        let paths = used_paths(&disk)[1..=files].to_vec();
+        let whole: Vec<Vec<u8>> = (paths.iter())
+            .map(|path| disk.contents(path).unwrap())
+            .collect();
+        destroy(&disk, 1);
+        let store: Arc<dyn Disk> = Arc::new(disk.clone());
+        let (loss, _) =
+            accept_loss(&store, &small_config(), TestClock::new(), "by a test").unwrap();
+        assert_eq!(loss.unproven.len(), 1, "{change}: {loss:?}");
+        let fixture = Fixture::on(disk.clone());
+        let first = fixture.append("a", b"new").unwrap().appends[0].first_lsn;
+        assert_eq!(first, Lsn::new(1), "{change}");
+        drop(fixture);
+        for (path, bytes) in paths.iter().zip(whole) {
+            disk.replace(path, bytes);
+        }
+        for start in 0..4 {
+            let disk = match start % 2 {
+                0 => without_indexes(&disk),
+                _ => disk.clone(),
+            };
+            let what = format!("{change}, {files} files, start {start}");
+            let offline = Offline::open(Arc::new(disk.copy())).unwrap();
+            let report = offline.verify(&Control::new(0), &mut |_| {}).unwrap();
+            assert!(
+                report.severity() < Some(Severity::Loss),
+                "{what}: {report:?}"
+            );
+            let fixture = Fixture::on(disk);
+            assert_eq!(fixture.report.findings, Vec::<String>::new(), "{what}");
+            assert_eq!(fixture.report.damage, [], "{what}");
+            let expected = [&b"kept"[..], &b"new"[..]];
+            assert_eq!(fixture.contents("a"), expected, "{what}");
+            let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+            let mut found = Vec::new();
+            while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+                found.extend(chunk.batches.iter().flat_map(payloads));
+            }
+            assert_eq!(found, expected, "{what}, by a scan");
+        }
     }
 }

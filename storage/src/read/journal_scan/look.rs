@@ -315,6 +315,8 @@ impl Work {
         let start = self.at;
         // Most ranges have no damage. Damage that a jump of lsns shows lies among good frames.
         let has_damage = !self.store.damages.between(start, stop).is_empty();
+        // Frames there are lost, also if they verify again: newer records may have the same lsns.
+        let accepted = self.store.damages.accepted_between(start, stop);
         while self.at < stop {
             let from = usize::try_from(self.at.since(start)).unwrap_or(usize::MAX);
             let Some(bytes) = buffer.get(from..) else {
@@ -329,7 +331,9 @@ impl Work {
             if !whole {
                 break;
             }
-            let going = if header.kind == Kind::Batch {
+            let mut places = accepted.iter();
+            let is_lost = places.any(|place| place.0 <= header.position && header.end() <= place.1);
+            let going = if header.kind == Kind::Batch && !is_lost {
                 self.take_batch(segment, &header, (buffer, from), reach)?
             } else {
                 Going::On
