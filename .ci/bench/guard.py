@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""usage: .ci/bench/guard.py [--renew]
+
+Counts the daemon's instructions of an append, a read, a scan and a start after a kill, by callgrind. They are nearly
+the same however busy the machine is. Each must be within its tolerance of .ci/bench/guard.json, above and below: --renew
+records a change that makes something cheaper, too. A newer compiler or another processor changes all of
+them a little.
+"""
+
+from common import *
+
+BASELINE = ROOT / ".ci" / "bench" / "guard.json"
+FILLED = 20_000
+SEGMENT = 64 << 20
+# Measurements: name, workload of walctl bench, its flags, number of records.
+LOADS = [
+    ("append", "append", ["--in-flight", 1, "--count", 1_500], 1_500),
+    ("append in a batch of 100", "batch", ["--in-flight", 1, "--count", 150], 15_000),
+    ("append in a session", "session", ["--in-flight", 64, "--count", 5_000], 5_000),
+    ("read of one record", "read", ["--in-flight", 1, "--count", 1_500, "--filled", FILLED], 1_500),
+    ("record of a scan", "scan", ["--in-flight", 1, "--count", 3, "--filled", FILLED], 3 * FILLED),
+]
+# Batches behind the checkpoint at a start, each a group of its own in one segment; and records of a batch.
+FEW, MANY = 1_000, 3_000
+BATCH = 100
+# The grouping of a session's messages depends on time, and so does the cost of each. For a batch, background
+# work is a larger part of the whole: its count varies by some 6 %, the count of an append by 0.1 %.
+# The cost of a recovered record is the difference of two starts; each start varies by some 2 %.
+TOLERANCE = {"append in a session": 0.25, "record that a start finds": 0.25}
+MOST = 0.1
+
+
+class Counted(Daemon):
+    """A daemon under callgrind."""
+
+    def __init__(self, data_dir):
+        self.out = Path(f"{data_dir}.callgrind")
+        super().__init__(data_dir, "--sorter-enabled=false", "--segment-bytes", SEGMENT, under=(
+            "valgrind", "--tool=callgrind", f"--callgrind-out-file={self.out}", f"--log-file={self.out}.log"))
+
+    def ready(self):
+        """Not from /metrics: its reading of the processor's clock does not work under callgrind. A prepared
+        segment is filled."""
+        filled = lambda file: file.stat().st_blocks * 512 >= SEGMENT
+        wait_until(lambda: sum(map(filled, (self.data_dir / "journal").iterdir())) >= 5)
+        return self
+
+    def count(self):
+        """Instructions since the last call."""
+        before = self.dumps()
+        run("callgrind_control", "--dump", self.pid, check=True)
+        wait_until(lambda: len(self.dumps()) > len(before))
+        new, = self.dumps() - before
+        wait_until(lambda: "totals:" in new.read_text())
+        return int(re.search(r"^totals: (\d+)", new.read_text(), re.M)[1])
+
+    def dumps(self):
+        return set(self.out.parent.glob(f"{self.out.name}.[0-9]*"))
+
+
+def bench(daemon, workload, *flags):
+    done = daemon.walctl("bench", workload, "--connections", 1, "--warm-up", "0s", *flags)
+    if done.returncode:
+        raise SystemExit(done.stderr.decode())
+
+
+def killed(data, batches):
+    """Instructions of a start behind this number of batches."""
+    with Daemon(data, "--sorter-enabled=false", "--segment-bytes", SEGMENT) as daemon:
+        daemon.ready()
+        bench(daemon, "batch", "--in-flight", 1, "--batch", BATCH, "--count", batches)
+        daemon.kill()
+    with Counted(data) as daemon:
+        return daemon.count()
+
+
+def measure(directory):
+    """Name -> instructions for each record."""
+    found = {}
+    with Counted(directory / "store") as daemon:
+        daemon.ready()
+        for name, workload, flags, records in LOADS:
+            # The first run prepares memory, connections and stored records; the second one is counted.
+            bench(daemon, workload, *flags)
+            daemon.count()
+            bench(daemon, workload, *flags)
+            found[name] = daemon.count() / records
+    few, many = (killed(directory / f"killed-{batches}", batches) for batches in (FEW, MANY))
+    found[f"start after a kill, behind {FEW:,} batches"] = few
+    found["record that a start finds"] = (many - few) / (MANY - FEW) / BATCH
+    return {name: round(count) for name, count in found.items()}
+
+
+renew = sys.argv[1:] == ["--renew"]
+if not renew:
+    usage()
+with scratch() as temporary:
+    found = measure(Path(temporary))
+if renew:
+    BASELINE.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
+for name, count in found.items():
+    change, most = count / baseline[name] - 1, TOLERANCE.get(name, MOST)
+    check(f"{name}: within {most:.0%} of {baseline[name]:,} instructions", abs(change) <= most, f"{count:,}, {change:+.1%}")
+finish()

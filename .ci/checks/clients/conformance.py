@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""usage: .ci/checks/clients/conformance.py [LANGUAGE...]
+
+Every client runs each case of client/conformance/cases.json against the built daemon. Then a
+fault is planted in a copy of each client, one at a time, and the cases of lost connections must find it.
+Languages: rust, go, python, typescript; none named: all. With CI_LIGHT=1 each client gets one of the
+faults, a different one in each language. Every RPC of the contract must be reachable in every language.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from clients import *
+
+# Cases that lose connections, answers and programs: typical mistakes of log clients.
+LOST = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="utf-8"))["cases"]
+        if re.search(r"lost|repeated|loses|follow-goes-on|survives-restarts-between|effects-and-cursor|quota|random", case["name"])]
+
+# Mistakes of log clients.
+TWICE = "a plain append is repeated though nobody knows what became of it"
+BACK = "a follower begins again where it began at first"
+AGAIN = "nothing of a producer is sent again"
+UNNUMBERED = "the batches of a producer carry no number"
+EARLY = "a cursor does not cover exactly the events up to its own"
+ENDLESS = "a quota is waited out"
+LEFT = "random ids of producers are not forgotten"
+
+# language: description, file, original code, faulty code.
+FAULTS = {
+    "rust": [
+        (TWICE, "client/src/retry.rs", "Retry::SafeWithCondition => self != Self::Harmful,",
+         "Retry::SafeWithCondition => true,"),
+        (BACK, "client/src/scan_stream.rs", "self.request.start = Some(Start::Cursor(cursor));", "drop(cursor);"),
+        (AGAIN, "client/src/pipeline/driver.rs", "if self.stamp.is_none() || give_up ||", "if true || self.stamp.is_none() || give_up ||"),
+        (UNNUMBERED, "client/src/pipeline.rs", "condition.producer = Some(v1::Producer {", "drop(v1::Producer {"),
+        (EARLY, "client/src/scan.rs", "    events.push(ScanEvent::Progress(Progress {", "    events.insert(0, ScanEvent::Progress(Progress {"),
+        (ENDLESS, "client/src/retry.rs", "error.reason() == Some(&Reason::Quota)", "false"),
+        (LEFT, "client/src/producer.rs", "if let Some(client) = self.forgets {", "if let Some(client) = self.forgets.filter(|_| false) {"),
+    ],
+    "go": [
+        (TWICE, "client/go/retry.go", "return r != harmful", "return true"),
+        (BACK, "client/go/scan.go", "u.request.Start = &waldv1.ScanRequest_Cursor{Cursor: event.Cursor}", ""),
+        (AGAIN, "client/go/producer.go", "if !guarded.allows(failure) || ctx.Err() != nil {", "if true {"),
+        (UNNUMBERED, "client/go/producer.go", "message.Batch.Batches[0].Condition.Producer.Sequence = p.next",
+         "message.Batch.Batches[0].Condition.Producer = nil"),
+        (EARLY, "client/go/scan.go", "s.event, s.cursor = event, event.Cursor", "event.Cursor = nil\n\t\ts.event, s.cursor = event, event.Cursor"),
+        (ENDLESS, "client/go/retry.go", "if e.Reason == ErrQuota {", "if false {"),
+        (LEFT, "client/go/producer.go", "if forgets {", "if false {"),
+    ],
+    "python": [
+        (TWICE, "client/python/src/wald/retry.py", "return self is not Repeat.HARMFUL", "return True"),
+        (BACK, "client/python/src/wald/scan.py", "self._request.cursor = message.cursor", "pass"),
+        (AGAIN, "client/python/src/wald/producer.py", "if not Repeat.GUARDED.allows(error):", "if True:"),
+        (UNNUMBERED, "client/python/src/wald/producer.py",
+         "producer=ProducerSequence(self.id, self.epoch, self.sequence),", ""),
+        (EARLY, "client/python/src/wald/scan.py", "records_from_proto(batch)) for batch in message.batches", "records_from_proto(batch)) for batch in message.batches[:1]"),
+        (ENDLESS, "client/python/src/wald/retry.py", 'if error.reason == "QUOTA":', "if False:"),
+        (LEFT, "client/python/src/wald/producer.py", "forgets = self._is_drawn and", "forgets = False and"),
+    ],
+    "typescript": [
+        (TWICE, "client/typescript/src/retry.ts", '&& repeat !== "HARMFUL"', "&& repeat !== undefined"),
+        (BACK, "client/typescript/src/scan.ts", 'this.#request.start = { case: "cursor", value: cursor };', ""),
+        (AGAIN, "client/typescript/src/retry.ts", '  return error.retry === "SAFE" ||', "  return [repeat, error].length === 0 &&"),
+        (UNNUMBERED, "client/typescript/src/producer.ts", "producer: { id: this.id, epoch: this.epoch, sequence },", ""),
+        (EARLY, "client/typescript/src/scan.ts", "const batches = message.batches.map(storedBatch);", "const batches = message.batches.slice(0, 1).map(storedBatch);"),
+        (ENDLESS, "client/typescript/src/retry.ts", 'if (error.reason === "QUOTA") {', 'if (error.reason === "no reason") {'),
+        (LEFT, "client/typescript/src/producer.ts", "await this.#setup.forget?.(this.id).catch(() => {});", ""),
+    ],
+}
+
+
+# How each language defines a method of its client.
+METHODS = {
+    "Rust": ("client/src/*.rs", r"pub (?:async )?fn {}\b"),
+    "Go": ("client/go/*.go", r"func \(c \*?(?:Client|Cursors)\) {}\("),
+    "Python": ("client/python/src/wald/client.py", r"def {}\("),
+    "TypeScript": ("client/typescript/src/client.ts", r"^  (?:async )?(?:readonly )?\*?{}[(:]"),
+}
+
+
+def rpcs_are_reachable():
+    """The table of README.md names every RPC of the contract, and methods that the clients have."""
+    contract = set()
+    for file in (ROOT / "proto/wald/v1").glob("*.proto"):
+        contract |= set(re.findall(r"^  rpc (\w+)\(", file.read_text(encoding="utf-8"), re.M))
+    text = (harness.HERE / "README.md").read_text(encoding="utf-8")
+    rows = {}
+    for line in text[text.index("| RPC |"):].splitlines():
+        if not line.startswith("|"):
+            break
+        name, *cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
+        rows[name] = cells
+    languages = rows.pop("RPC", [])
+    rows.pop("---", None)
+    check("the table has every RPC of the contract, and no other", rows.keys() == contract and contract,
+          sorted(rows.keys() ^ contract))
+    check("the table has every language", languages == list(METHODS), languages)
+    for index, (language, (files, definition)) in enumerate(METHODS.items()):
+        source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob(files))
+        lacking = [name for name, cells in rows.items()
+                   if not re.search(definition.format(re.escape(cells[index])), source, re.M)]
+        check(f"{language}: every RPC is reachable", not lacking, lacking)
+
+
+def conform(command, log, only=()):
+    """Runs the cases by a runner: exit status, names that passed, lines of the failed cases."""
+    named = ["--only", ",".join(only)] if only else []
+    done = run(sys.executable, harness.HERE / "harness.py", "--wald", WALD, "--log", log, *named, "--", *command,
+               timeout=3600, env=clean_environment(TMPDIR=str(SCRATCH)))
+    lines = done.stdout.decode(errors="replace").splitlines()
+    passed = [line.split(" ", 1)[1] for line in lines if line.startswith("ok ")]
+    failed = [line for line in lines if line.startswith("FAIL ")]
+    return done.returncode, passed, failed, done.stderr.decode(errors="replace")
+
+
+languages = sys.argv[1:] or list(BUILDERS)
+if set(languages) - set(BUILDERS):
+    print(__doc__.strip())
+    sys.exit(0 if set(languages) & {"-h", "--help"} else 2)
+SCRATCH.mkdir(parents=True, exist_ok=True)
+cases = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="utf-8"))["cases"]]
+done = run(harness.HERE / "harness.py", "--check-cases")
+check("the cases are well-formed", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1])
+rpcs_are_reachable()
+
+
+def conformance(language):
+    """Arguments of the checks that one language's client results in."""
+    found = []
+
+    def note(what, holds, detail=""):
+        found.append((f"{language}: {what}", holds, detail))
+        return holds
+
+    began = time.monotonic()
+    command = runner(language)
+    built = time.monotonic()
+    status, ok, failures, said = conform(command, SCRATCH / f"conformance-{language}.log")
+    for case in cases:
+        note(case, case in ok, next((line for line in failures if f" {case}:" in line), ""))
+    if not note("the run is as it says", status == 0 or failures, said[-500:] if status else
+                f"{len(ok)} cases in {time.monotonic() - built:.0f} s, built in {built - began:.0f} s"):
+        return found
+    if language == "python":
+        old = [case for case in cases if case in LOST or re.search("session|producer", case)]
+        status, ok, failures, said = conform(oldest_python(), SCRATCH / "conformance-oldest.log", old)
+        note(f"the same with {OLDEST_GRPCIO}", status == 0 and set(ok) == set(old), "; ".join(failures) or said[-500:])
+    faults = FAULTS[language]
+    at = 2 * list(BUILDERS).index(language) % len(faults)
+    faults = sized(faults, faults[at:at + 1])
+    note("there is a fault to plant", faults)
+    for what, file, old, new in faults:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if not note(f"{file} has the place for a fault once", text.count(old) == 1, text.count(old)):
+            continue
+        root = fresh_copy(language)
+        (root / file).write_text(text.replace(old, new), encoding="utf-8")
+        status, ok, failures, said = conform(runner(language, root), SCRATCH / f"fault-{language}.log", LOST)
+        # A case must fail; a runner where nothing works does not count.
+        note(f"found: {what}", status != 0 and failures and ok,
+             f"{len(failures)} of {len(LOST)} cases failed: " + "; ".join(line[:120] for line in failures[:3]))
+    return found
+
+
+# All at once, since most cases wait.
+with ThreadPoolExecutor(len(languages)) as pool:
+    for found in pool.map(conformance, languages):
+        for one in found:
+            check(*one)
+finish()

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""usage: .ci/checks/clients/ledger.py [KILLS [SEED]]
+
+Tests a ledger in each language, written as its client's README shows: exactly-once producers, a follower with
+balances, state stored with its effects. Each is killed KILLS times (50; 8 with CI_LIGHT=1), at random
+moments, and started again. In the end its balances are exact, and its logs hold every transfer once.
+"""
+
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from clients import *
+
+KILLS = int(sys.argv[1]) if sys.argv[1:] else sized(50, 8)
+SEED = int(sys.argv[2]) if sys.argv[2:] else random.randrange(1 << 32)
+# Transfers per kill: more than a life of half a second appends, so that the last kill finds work.
+TRANSFERS = 1200
+# Range of seconds after which a life ends: some die before they have connected.
+LIFE = 0.05, 0.8
+
+
+def program(language):
+    """Builds the ledger of a language; returns its command."""
+    made = SCRATCH / "clients" / language
+    command = runner(language)
+    if language == "rust":
+        return [EXAMPLES / "ledger"]
+    if language == "go":
+        build("go", "build", "-o", made / "ledger", "./examples/ledger", cwd=ROOT / FOLDERS["go"])
+        return [made / "ledger"]
+    if language == "python":
+        return [command[0], ROOT / FOLDERS["python"] / "examples/ledger.py"]
+    return ["node", ROOT / FOLDERS["typescript"] / "dist/examples/ledger.js"]
+
+
+def transfer(number):
+    return f"account{number * 7 % 10}", f"account{(number * 3 + 1) % 10}", number * 13 % 100 + 1
+
+
+def exact(count):
+    """The balances after this number of transfers."""
+    balances = Counter()
+    for source, target, amount in map(transfer, range(count)):
+        balances[source] -= amount
+        balances[target] += amount
+    return dict(balances)
+
+
+def tail(served, log):
+    done = run(TARGET / "release" / "walctl", "log", "get", log, "--output", "json",
+               env=clean_environment(WALD_ENDPOINT=served.environment()["WALD_ENDPOINT"]), timeout=60)
+    return int(json.loads(done.stdout)[0]["tail_lsn"])
+
+
+def ledger(language, command, served, directory):
+    """Runs one ledger to its end: number of kills, output, status."""
+    dice = random.Random(f"{SEED} {language}")
+    folder = Path(directory) / language
+    folder.mkdir()
+    count = max(2, KILLS * TRANSFERS)
+    arguments = [*map(str, command), str(folder), f"ledger/{language}/", str(count)]
+    killed = 0
+    while True:
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True, env=clean_environment(**served.environment()))
+        try:
+            out, err = process.communicate(timeout=dice.uniform(*LIFE) if killed < KILLS else 600)
+            return count, killed, out, err, process.returncode
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            killed += 1
+            if killed > KILLS:
+                return count, killed, "", "it does not end", 1
+
+
+with scratch() as directory, open(SCRATCH / "ledger.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
+    print(f"seed {SEED}")
+    commands = {language: program(language) for language in BUILDERS}
+    with ThreadPoolExecutor(len(commands)) as pool:
+        runs = {language: pool.submit(ledger, language, command, served, directory) for language, command in commands.items()}
+    for language, done in runs.items():
+        count, killed, out, err, status = done.result()
+        check(f"{language}: the ledger ends well after {KILLS} kills", status == 0 and killed == KILLS,
+              f"status {status}, {killed} kills: {err[-1000:]}")
+        found = json.loads(out) if out.strip() else {}
+        check(f"{language}: every one of {count:,} transfers is applied once", found.get("applied") == count,
+              found.get("applied"))
+        check(f"{language}: the balances are exact", found.get("balances") == exact(count), found.get("balances"))
+        tails = [tail(served, f"ledger/{language}/{half}") for half in range(2)]
+        check(f"{language}: every transfer was appended once", tails == [count // 2] * 2, tails)
+finish()

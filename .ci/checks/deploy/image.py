@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""usage: .ci/checks/deploy/image.py
+
+Tests the image: buildah builds it FROM scratch with the static binaries (the step `static` of .ci/run comes
+first), and runc runs it exactly as the chart's manifests say: user 65532, read-only root, no
+capabilities. Appends and reads back by the commands of `helm test`, drains, starts again. Needs
+root, for namespaces.
+
+The Dockerfile's first stage, which compiles, is left out: its binaries are the ones built before.
+"""
+
+from deploy import *
+
+usage()
+END = "everything accepted is on the device"
+
+
+def built(directory):
+    """Builds the image and unpacks it; returns the runtime's bundle."""
+    binaries = directory / "binaries"
+    (binaries / "data").mkdir(parents=True)
+    for name in "wald", "walctl":
+        kind = run("file", "-b", STATIC / name, check=True).stdout.decode()
+        check(f"{name} is static", "static" in kind and "interpreter" not in kind, kind.split(",")[3].strip())
+        shutil.copy(STATIC / name, binaries)
+    store = ["buildah", "--root", directory / "store", "--runroot", directory / "run", "--storage-driver", "vfs"]
+    done = run(*store, "build", "--isolation", "chroot", "--build-context", f"binaries={binaries}",
+               "-f", ROOT / "deploy" / "Dockerfile", "-t", "wald:ci", ROOT)
+    if not check("buildah builds the image", done.returncode == 0, said(done)[-2000:] if done.returncode else ""):
+        finish()
+    run(*store, "push", "wald:ci", f"oci:{directory}/oci:wald", check=True)
+    run("umoci", "unpack", "--image", f"{directory}/oci:wald", directory / "bundle", check=True)
+    files = {str(p.relative_to(directory / "bundle" / "rootfs")) for p in (directory / "bundle" / "rootfs").rglob("*") if p.is_file()}
+    size = sum((directory / "bundle" / "rootfs" / f).stat().st_size for f in files)
+    check("it holds two files and no shell", files == {"usr/local/bin/wald", "usr/local/bin/walctl"}, f"{size / 2**20:.1f} MiB")
+    return directory / "bundle"
+
+
+class Container:
+    """A container of a pod's manifest, under runc. Its data is in a directory; its network is its own or another's."""
+
+    def __init__(self, directory, bundle, name, pod, container, network=None):
+        self.name, self.directory = name, directory / name
+        self.state = directory / "runc"
+        self.directory.mkdir()
+        config = json.loads((bundle / "config.json").read_text())
+        process, security = config["process"], {**pod.get("securityContext", {}), **container.get("securityContext", {})}
+        process["terminal"] = False
+        process["user"] = {"uid": security["runAsUser"], "gid": security["runAsGroup"]}
+        process["noNewPrivileges"] = not security["allowPrivilegeEscalation"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        process["capabilities"] = {kind: [] for kind in process["capabilities"]}
+        process["args"] = container.get("command", process["args"]) + container.get("args", [])
+        # Of two variables with the same name the last counts, as in Kubernetes.
+        variables = {item["name"]: item["value"] for item in container.get("env", [])}
+        given = dict(item.split("=", 1) for item in process["env"])
+        process["env"] = [f"{name}={value}" for name, value in {**given, **variables}.items()]
+        config["root"] = {"path": str(bundle / "rootfs"), "readonly": security["readOnlyRootFilesystem"]}
+        config["mounts"] = [m for m in config["mounts"] if m["destination"] in ("/proc", "/dev", "/dev/shm", "/sys")]
+        for mount in container["volumeMounts"]:
+            options = ["bind", "ro" if mount.get("readOnly") else "rw", "nosuid", "nodev"]
+            config["mounts"].append({"destination": mount["mountPath"], "type": "bind", "options": options,
+                                     "source": str(directory / "volumes" / mount["name"])})
+        spaces = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+        config["linux"]["namespaces"] = [*spaces, {"type": "network", **({"path": network} if network else {})}]
+        config["linux"].pop("uidMappings", None)
+        config["linux"].pop("gidMappings", None)
+        (self.directory / "config.json").write_text(json.dumps(config))
+        self.lines = []
+
+    def runc(self, *arguments, **options):
+        return run("runc", "--root", self.state, *arguments, **options)
+
+    def run(self):
+        """Runs it to its end: (exit code, output)."""
+        done = self.runc("run", "--bundle", self.directory, self.name)
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    def start(self):
+        """Runs it until it serves."""
+        self.process = subprocess.Popen(["runc", "--root", self.state, "run", "--bundle", self.directory, self.name],
+                                        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.start_line = None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if "wald is serving" in line:
+                self.start_line = json.loads(line)
+                break
+        if not check(f"{self.name} serves", self.start_line, "" if self.start_line else "".join(self.lines)):
+            finish()
+        threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
+        self.pid = json.loads(self.runc("state", self.name, check=True).stdout)["pid"]
+        return self
+
+    def exec(self, *command):
+        return self.runc("exec", self.name, *command)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.runc("kill", self.name, "KILL")
+            self.process.wait(30)
+        self.runc("delete", "--force", self.name)
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.end()
+
+
+def volumes(directory, objects):
+    """The pod's mounts: an empty directory of the pod's group, as fsGroup makes it, and the settings."""
+    data, config = directory / "volumes" / "data", directory / "volumes" / "config"
+    data.mkdir(parents=True)
+    config.mkdir()
+    group = only(objects, "StatefulSet")["spec"]["template"]["spec"]["securityContext"]["fsGroup"]
+    os.chown(data, 0, group)
+    data.chmod(0o2775)
+    (config / "wald.toml").write_text(settings_file(objects))
+
+
+def rights(daemon):
+    """Rights of the process, read from the kernel."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines() if ":\t" in line)
+    check("it runs as 65532", set(status["Uid"].split()) == {"65532"} == set(status["Gid"].split()))
+    held = {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+    check("it has no capability, and cannot get one", not any(held.values()) and status["NoNewPrivs"] == "1", held)
+    mounts = [line.split() for line in Path(f"/proc/{daemon.pid}/mountinfo").read_text().splitlines()]
+    root = [m for m in mounts if m[4] == "/"][-1]
+    check("its root is read-only", "ro" in root[5].split(","))
+    refused = daemon.exec("wald", "--data-dir", "/elsewhere", "--listen", "127.0.0.1:0", "--http-listen", ":0")
+    check("nothing can be written outside the volume", refused.returncode == 74 and b"Read-only file system" in refused.stderr,
+          said(refused).strip())
+
+
+def helm_test(directory, bundle, objects, daemon):
+    """Runs the containers of the test's pod in order."""
+    pod = only(objects, "Pod")["spec"]
+    outputs = []
+    for container in [*pod["initContainers"], *pod["containers"]]:
+        # The service's name belongs to the cluster; here they share a network.
+        near = {**container, "env": [{"name": "WALD_ENDPOINT", "value": "http://127.0.0.1:6925"}]}
+        step = Container(directory, bundle, f"test-{container['name']}", pod, near, f"/proc/{daemon.pid}/ns/net")
+        code, text = step.run()
+        check(f"helm test: {container['name']}", code == 0, text.strip())
+        outputs.append(text)
+    record = json.loads(outputs[1])
+    check("it read the records that it appended", record.get("text") == settings_file(objects))
+    gone = daemon.exec("walctl", "read", "helm-test/wald")
+    check("and it leaves nothing behind", gone.returncode == 3)
+
+
+def probed(daemon, container, kind):
+    """The status that a probe of the manifest reports to the kubelet."""
+    probe = container[f"{kind}Probe"]["grpc"]
+    inside = ["nsenter", f"--net=/proc/{daemon.pid}/ns/net"]
+    done = run(*inside, grpcurl(), "-plaintext", "-d", json.dumps({"service": probe["service"]}),
+               f"127.0.0.1:{probe['port']}", "grpc.health.v1.Health/Check")
+    return json.loads(done.stdout)["status"] if done.returncode == 0 else said(done)
+
+
+def probes(daemon, container):
+    """Every probe by gRPC, as in the manifest, and its counterpart by HTTP."""
+    answers = {kind: probed(daemon, container, kind) for kind in ("startup", "liveness", "readiness")}
+    check("all probes of the manifest succeed", set(answers.values()) == {"SERVING"}, answers)
+    other = only(rendered("--set", "probes.kind=http"), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    ports = {port["name"]: port["containerPort"] for port in other["ports"]}
+    gets = [other[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    code = "import sys, urllib.request; print(*[urllib.request.urlopen(url).status for url in sys.argv[1:]])"
+    done = run("nsenter", f"--net=/proc/{daemon.pid}/ns/net", sys.executable, "-c", code,
+               *(f"http://127.0.0.1:{ports[get['port']]}{get['path']}" for get in gets))
+    check("and the probes by HTTP", done.stdout.split() == [b"200"] * 3, said(done).strip())
+
+
+def notes(daemon):
+    """The commands that helm prints after an installation."""
+    done = daemon.exec("walctl", "status")
+    check("walctl status by exec", done.returncode == 0 and b"SERVING" in done.stdout, "" if done.returncode == 0 else said(done))
+    done = daemon.exec("wald", "config", "show")
+    check("wald config show by exec has the chart's settings", done.returncode == 0
+          and re.search(rb'drain_delay = "5s" *# file /etc/wald/wald.toml', done.stdout), said(done) if done.returncode else "")
+    done = daemon.exec("wald", "config", "check", "--otlp-endpoint", "http://127.0.0.1:4317")
+    check("it can send traces", done.returncode == 0, said(done))
+
+
+def appended(daemon):
+    """Appends the settings file under exec, which has no standard input: (exit code, output)."""
+    done = daemon.exec("walctl", "append", "kept", "--format", "raw", "/etc/wald/wald.toml", "--timeout", "5s")
+    return done.returncode, said(done)
+
+
+def drained(daemon, container):
+    """SIGTERM: not ready at once, still accepting for drain_delay, then a clean end."""
+    code, text = appended(daemon)
+    check("an append before it", code == 0, text)
+    began = time.monotonic()
+    daemon.runc("kill", daemon.name, "TERM", check=True)
+    until = time.monotonic() + 4
+    while (ready := probed(daemon, container, "readiness")) == "SERVING" and time.monotonic() < until:
+        time.sleep(0.01)
+    alive = probed(daemon, container, "liveness")
+    check("after SIGTERM it is not ready, but lives", (ready, alive) == ("NOT_SERVING", "SERVING"), (ready, alive))
+    code, text = appended(daemon)
+    check("and accepts for drain_delay", code == 0 and time.monotonic() - began < 5, text)
+    code = daemon.process.wait(60)
+    took = time.monotonic() - began
+    check("it ends with 0 after drain_delay", code == 0 and 5 <= took < 15, f"{took:.1f} s")
+    check("and says that everything is safe", any(END in line for line in daemon.lines))
+
+
+with scratch() as temporary:
+    directory = Path(temporary)
+    bundle = built(directory)
+    objects = rendered()
+    volumes(directory, objects)
+    pod = only(objects, "StatefulSet")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    code, text = Container(directory, bundle, "bare", pod, {**container, "env": []}).run()
+    check("without --insecure-listen the image refuses, and says why", code == 78 and "--insecure-listen" in text, text.strip())
+    with Container(directory, bundle, "first", pod, container) as daemon:
+        rights(daemon)
+        probes(daemon, container)
+        notes(daemon)
+        helm_test(directory, bundle, objects, daemon)
+        drained(daemon, container)
+    with Container(directory, bundle, "second", pod, container) as daemon:
+        check("the next start says clean", daemon.start_line["recovery"] == "clean", daemon.start_line["recovery"])
+        page = daemon.exec("walctl", "read", "kept", "--output", "json")
+        lines = [json.loads(line) for line in page.stdout.splitlines()]
+        check("both records are there", [r["lsn"] for r in lines] == [0, 1] and {r["text"] for r in lines} == {settings_file(objects)})
+finish()

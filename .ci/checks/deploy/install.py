@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""usage: .ci/checks/deploy/install.py
+
+Tests the Helm chart on a real Kubernetes API (kubernetes.py). The objects of each values file pass strict
+validation and Pod Security `restricted`. helm does install, test, upgrade from an earlier version, refusals,
+stop and uninstall, and the claim is kept throughout.
+
+kwok plays the nodes. The test covers the API, the controllers and helm with the
+chart. The test hook's pod is created, admitted and waited for, but its commands do not run here:
+image.py runs the same commands, from the same manifests, in real containers.
+"""
+
+import copy
+
+from kubernetes import *
+
+usage()
+APPS = "/apis/apps/v1/namespaces/wald/statefulsets/wald"
+# Fields that may change. The API refuses changes of all others, such as claim templates and selectors.
+MUTABLE = {"replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit",
+           "persistentVolumeClaimRetentionPolicy", "minReadySeconds"}
+
+
+def packaged(directory, version, change=None):
+    """The chart as a package of a version, after an optional change."""
+    source = directory / f"source-{version}"
+    shutil.copytree(CHART, source / "wald", symlinks=False)
+    if change:
+        change(source / "wald")
+    done = helm("package", source / "wald", "--version", version, "--app-version", version, "--destination", directory)
+    if done.returncode:
+        raise SystemExit(said(done))
+    return directory / f"wald-{version}.tgz"
+
+
+def as_a_pod(stateful_set):
+    """The pod that a StatefulSet will make."""
+    made = copy.deepcopy(stateful_set["template"])
+    for claim in stateful_set.get("volumeClaimTemplates", []):
+        name = claim["metadata"]["name"]
+        made["spec"]["volumes"].append({"name": name, "persistentVolumeClaim": {"claimName": f"{name}-wald-0"}})
+    made["metadata"]["name"] = "wald-0"
+    made["spec"]["serviceAccountName"] = "default"
+    return {"apiVersion": "v1", "kind": "Pod", **made}
+
+
+def admission(cluster):
+    """Every object of every values file, and the pods that follow from them."""
+    for values in VALUES:
+        objects = rendered("--values", values)
+        pods = [o for o in objects if o["kind"] == "Pod"]
+        pods.append(as_a_pod(only(objects, "StatefulSet")["spec"]))
+        answers = [(o, *cluster.create(o, query="?dryRun=All&fieldValidation=Strict"))
+                   for o in [*(o for o in objects if o["kind"] != "Pod"), *pods]]
+        wrong = [f"{o['kind']}: {message} {warnings}" for o, taken, message, warnings in answers if not taken or warnings]
+        check(f"{values.name}: the API takes {len(answers)} objects strictly, restricted and without a warning",
+              not wrong, "; ".join(wrong))
+    for what, harm in [("root", lambda pod: pod["spec"]["securityContext"].update(runAsUser=0)),
+                       ("a capability", lambda pod: pod["spec"]["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"])),
+                       ("no seccomp profile", lambda pod: pod["spec"]["securityContext"].pop("seccompProfile"))]:
+        pod = copy.deepcopy(pods[-1])
+        harm(pod)
+        taken, message, _ = cluster.create(pod, query="?dryRun=All&fieldValidation=Strict")
+        check(f"the same pod with {what} is refused", not taken and 'violates PodSecurity "restricted' in message)
+
+
+def pod(cluster):
+    return cluster.get("/api/v1/namespaces/wald/pods/wald-0")
+
+
+def claim(cluster):
+    return cluster.get("/api/v1/namespaces/wald/persistentvolumeclaims/data-wald-0")
+
+
+def succeeded(cluster, what, *arguments):
+    began = time.monotonic()
+    done = cluster.helm(*arguments)
+    return check(what, done.returncode == 0, f"{time.monotonic() - began:.1f} s" if done.returncode == 0 else said(done))
+
+
+def life(cluster, directory):
+    """Upgrades an older version to this one, and uninstalls it."""
+    older, current = packaged(directory, "0.0.1"), packaged(directory, "0.0.2")
+    switches = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true"
+    succeeded(cluster, "helm install --wait", "install", "wald", older, "--wait", "--timeout", "2m", "--set", switches)
+    before, kept = cluster.get(APPS), claim(cluster)
+    check("the pod is ready, its claim is bound", before["status"].get("readyReplicas") == 1 and kept["status"]["phase"] == "Bound")
+    slices = cluster.get("/apis/discovery.k8s.io/v1/namespaces/wald/endpointslices")["items"]
+    ports = {p["name"]: p.get("appProtocol") for s in slices for p in s["ports"]}
+    check("both services lead to it, gRPC as h2c", len(slices) == 2 and ports == {"grpc": "kubernetes.io/h2c", "http": "http"}, ports)
+    budget = wait_for(lambda: cluster.get("/apis/policy/v1/namespaces/wald/poddisruptionbudgets/wald")["status"]["disruptionsAllowed"])
+    check("one disruption is allowed", budget == 1)
+    succeeded(cluster, "helm test", "test", "wald", "--timeout", "1m")
+
+    succeeded(cluster, "helm upgrade --wait from the version before", "upgrade", "wald", current, "--wait", "--timeout", "2m",
+              "--reuse-values")
+    after = cluster.get(APPS)
+    frozen = [{k: v for k, v in s["spec"].items() if k not in MUTABLE} for s in (before, after)]
+    check("nothing that is immutable has changed", frozen[0] == frozen[1] and "volumeClaimTemplates" in frozen[0], ", ".join(frozen[0]))
+    image = pod(cluster)["spec"]["containers"][0]["image"]
+    check("the pod is of the new version", image == "wald:0.0.2", image)
+    check("its claim is the one before", claim(cluster)["metadata"]["uid"] == kept["metadata"]["uid"])
+    succeeded(cluster, "helm test after it", "test", "wald", "--timeout", "1m")
+
+    def version_in_claims(chart):
+        path = chart / "templates" / "statefulset.yaml"
+        text = path.read_text()
+        head, tail = text[: (at := text.index("volumeClaimTemplates"))], text[at:]
+        path.write_text(head + tail.replace("wald.selectorLabels", "wald.labels"))
+
+    done = cluster.helm("upgrade", "wald", packaged(directory, "0.0.3", version_in_claims), "--reuse-values")
+    check("a chart with its version in the claims would be refused", done.returncode != 0 and "Forbidden" in said(done))
+    refusal(cluster, current)
+    uid = pod(cluster)["metadata"]["uid"]
+    succeeded(cluster, "an upgrade of nothing", "upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values")
+    check("restarts nothing", pod(cluster)["metadata"]["uid"] == uid)
+    succeeded(cluster, "a changed setting", "upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values",
+              "--set", "config.auto_create=false")
+    check("restarts the pod", pod(cluster)["metadata"]["uid"] != uid)
+    template = cluster.get(APPS)["spec"]["volumeClaimTemplates"]
+    done = cluster.helm("upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values", "--set", "persistence.size=200Gi")
+    check("a larger persistence.size is taken, and the claim template stays", done.returncode == 0
+          and cluster.get(APPS)["spec"]["volumeClaimTemplates"] == template, said(done)[-300:] if done.returncode else "")
+    check("the upgrade says how to grow the claim", "patch pvc data-wald-0" in said(done) and "200Gi" in said(done))
+    end(cluster, current, kept)
+
+
+def refusal(cluster, chart):
+    before = cluster.get(APPS)["spec"]
+    for number in 2, 3:
+        done = cluster.helm("upgrade", "wald", chart, "--reuse-values", "--set", f"replicaCount={number}")
+        line = next((line for line in said(done).splitlines() if "replicaCount is" in line), said(done))
+        check(f"replicaCount: {number} is refused", done.returncode != 0 and 'needs engine.kind "object"' in line, line)
+    check("and changed nothing", cluster.get(APPS)["spec"] == before)
+
+
+def end(cluster, chart, kept):
+    succeeded(cluster, "replicaCount: 0", "upgrade", "wald", chart, "--reuse-values", "--set", "replicaCount=0")
+    check("stops the pod", wait_for(lambda: pod(cluster) is None))
+    check("and keeps the claim", claim(cluster)["metadata"]["uid"] == kept["metadata"]["uid"])
+    succeeded(cluster, "helm uninstall --wait", "uninstall", "wald", "--wait", "--timeout", "1m")
+    check("removes the StatefulSet", wait_for(lambda: cluster.get(APPS) is None))
+    found = claim(cluster)
+    check("and keeps the claim", found and found["metadata"]["uid"] == kept["metadata"]["uid"]
+          and "deletionTimestamp" not in found["metadata"])
+
+
+with scratch() as directory, Cluster(Path(directory)) as cluster:
+    began = time.monotonic()
+    cluster.start()
+    cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"), volume("one"), volume("two"))
+    taken = wait_for(lambda: cluster.get("/apis/monitoring.coreos.com/v1")
+                     and cluster.get("/api/v1/namespaces/wald/serviceaccounts/default"))
+    version = json.loads(cluster.get("/version", plain=True))["gitVersion"]
+    check(f"Kubernetes {version} serves", taken, f"{time.monotonic() - began:.1f} s")
+    admission(cluster)
+    packages = Path(directory) / "packages"
+    packages.mkdir()
+    life(cluster, packages)
+finish()

@@ -1,0 +1,413 @@
+#!/usr/bin/env python3
+"""usage: .ci/checks/docs/examples.py [PART...]
+
+Runs every example of every README and of docs/ in reading order on one store, as a reader would. The
+quickstart's session comes first. The code of docs/ is quoted from programs that are run. The script fails for a fenced
+block that no part runs, unless this file names the step that runs it. A new block fails, too, until it is run.
+Parts: rust, go, python, typescript, java, shell, book; none named: all.
+"""
+
+import contextlib
+
+from clients import *
+from typed import blocks
+
+WORK = SCRATCH / "examples"
+QUICKSTART = "docs/src/quickstart.md"
+# Programs that checks run, by language; docs/ quotes them. READMEs of Python and TypeScript are run directly.
+QUOTED = {
+    "rust": ["client/examples/*.rs", "client/tests/administration.rs"],
+    "go": ["client/go/example_test.go", "client/go/examples/*/main.go"],
+    "python": ["client/python/README.md", "client/python/examples/*.py"],
+    "ts": ["client/typescript/README.md", "client/typescript/examples/*.ts"],
+}
+# Build directory of users' Rust programs.
+PROGRAMS = WORK / "rust" / "target"
+# Blocks that other steps of .ci/run run: file, text in the block, step.
+ELSEWHERE = [
+    ("README.md", "$ ", "readme"),
+    ("README.md", "cargo run --release", "start, test"),
+    ("docs/src/quickstart.md", "$ ", "readme"),
+    ("docs/src/restore.md", "$ ", "readme"),
+    ("docs/src/restore.md", "wald verify /backups/wald", "backup"),
+    ("docs/src/operations.md", "$ wald verify /var/lib/wald", "verify"),
+    ("client/README.md", "$ walctl bench append", "bench"),
+    ("client/conformance/README.md", "-- RUNNER...", "conformance"),
+    ("storage/reader/README.md", "$ pip install", "reader"),
+]
+# Commands that are not run, and the reason. The rest of their block is.
+SKIPPED = {
+    r"docker compose ": "needs a container engine and a registry; step chart checks the file",
+    r"docker ": "needs a container engine and a registry; step image builds and runs the image",
+    r"rustup target add ": "step tools does it",
+    r"cargo build --release --target ": "step static does it",
+    r"(sudo|journalctl|systemctl) ": "needs systemd as process 1; step chart checks the unit",
+    r"helm test ": "needs a cluster; step install does it",
+    r"(helm upgrade|kubectl) ": "needs a cluster; step install upgrades with a larger size",
+}
+
+
+class Block:
+    """A fenced block of a README."""
+
+    def __init__(self, file, language, text):
+        self.file, self.language, self.text = file, language, text
+        self.run = False
+
+    def __str__(self):
+        return f"{self.file}: {self.language}: {self.text.strip().splitlines()[0][:60]}"
+
+
+def find_blocks():
+    names = run("git", "ls-files", "*README.md", "docs/src/*.md", cwd=ROOT, check=True).stdout.decode().split()
+    for name in names:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for found in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.M | re.S):
+            yield Block(name, found[2], re.sub(f"^{found[1]}", "", found[3], flags=re.M))
+
+
+def take(file, language, containing=""):
+    """Returns the blocks of a file and marks them as run; at least one must exist."""
+    taken = [b for b in BLOCKS if (b.file, b.language) == (file, language) and containing in b.text]
+    if not taken:
+        raise SystemExit(f"{file} has no block of {language} with {containing!r} any more")
+    for block in taken:
+        block.run = True
+    return [block.text for block in taken]
+
+
+def take_one(file, language, containing=""):
+    (text,) = take(file, language, containing)
+    return text
+
+
+def environment(daemon=None, **more):
+    """A user's environment: the binaries on the PATH, and a daemon."""
+    if daemon is not None:
+        more["WALD_ENDPOINT"] = daemon.grpc
+    path = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{os.environ['PATH']}"
+    return clean_environment(**{"PATH": path, "CARGO_TARGET_DIR": str(TARGET), **more})
+
+
+def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **more):
+    """One check: a command ends with 0 and has printed a text; returns its standard output."""
+    done = run(*command, cwd=cwd, timeout=timeout, env=environment(daemon, **more), stdin=subprocess.DEVNULL)
+    out = done.stdout.decode(errors="replace")
+    holds = done.returncode == 0 and prints in out
+    said = "" if holds else f"status {done.returncode}\n{(out + done.stderr.decode(errors='replace'))[-3000:]}"
+    check(what, holds, said)
+    return out
+
+
+def shell(line, said=None, but="", **options):
+    """One check: runs a line of a README. If the README has the other line `said`, `but` names the difference."""
+    what = f"$ {(said or line).strip().splitlines()[0][:110]}{f'  ({but})' if but else ''}"
+    return succeeds(what, "bash", "-euo", "pipefail", "-c", line, **options)
+
+
+def endless(line, shows, daemon, cwd):
+    """One check: a command that follows shows a text, and Ctrl-C ends it."""
+    # In the background Ctrl-C is ignored, also by child processes.
+    process = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=cwd, env=environment(daemon), text=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    deadline = threading.Timer(60, process.kill)
+    deadline.start()
+    said = []
+    for text in process.stdout:
+        said.append(text)
+        if shows in text:
+            break
+    shown = said and shows in said[-1]
+    process.send_signal(signal.SIGINT)
+    process.stdout.read()
+    status = process.wait()
+    deadline.cancel()
+    check(f"$ {line.splitlines()[0][:110]}", shown and status != -signal.SIGKILL, "" if shown else "".join(said)[-2000:])
+
+
+def lines_of(block):
+    """The commands of a shell block, without comments and skipped commands."""
+    for line in block.replace("\\\n", " ").splitlines():
+        line = re.sub(r"\s+#.*", "", line)
+        wanted = []
+        for part in line.split(" && "):
+            why = next((why for pattern, why in SKIPPED.items() if re.match(pattern, part)), None)
+            if why is None:
+                wanted.append(part)
+            else:
+                print(f"skip $ {part[:80]}: {why}", flush=True)
+        if wanted:
+            yield " && ".join(wanted)
+
+
+def program(language):
+    """An empty folder for a user's program, with the checkout next to it as ../wald."""
+    folder = WORK / language / "program"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    checkout = folder.parent / "wald"
+    checkout.unlink(missing_ok=True)
+    checkout.symlink_to(ROOT)
+    return folder
+
+
+def bare(code):
+    """Code without the parts that rustfmt decides."""
+    return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", code))
+
+
+def with_harness(line, debug="target/debug", release="../../target/release", **options):
+    """A line of a README that builds or runs a runner of the conformance cases."""
+    made = line.replace("harness.py --wald", "harness.py --only append-then-read --wald")
+    but = "one case; step conformance has them all" if made != line else ""
+    made = made.replace(f" {release}", f" {TARGET / 'release'}").replace(f" {debug}", f" {TARGET / 'debug'}")
+    return shell(made, said=line, but=but, **options)
+
+
+STORE = []
+
+
+@contextlib.contextmanager
+def the_store():
+    """The one store of all examples, with a directory of this part. The quickstart was typed there first."""
+    if not STORE:
+        directory = Path(HOLD.enter_context(scratch()))
+        STORE.append(HOLD.enter_context(Daemon(f"{directory}/data")))
+        session(directory, STORE[0])
+    with scratch() as directory:
+        yield directory, STORE[0]
+
+
+def session(directory, daemon):
+    """Types the quickstart. Step readme compares its answers; here its logs are needed."""
+    (directory / "package").symlink_to(vega_file("flights-200k.json").parent.parent)
+    for _, steps in blocks((ROOT / QUICKSTART).read_text()):
+        for command, _ in steps:
+            if not command.startswith(("npm ", "tar ")):
+                line = command.replace("127.0.0.1:6925", daemon.grpc)
+                run("bash", "-c", line, cwd=directory, env=environment(daemon), stdin=subprocess.DEVNULL)
+    logs = run(WALCTL, "logs", "--output", "raw", env=environment(daemon)).stdout.decode().split()
+    expected = {"greetings", "orders", "audit", "jobs", "flights"}
+    check("the quickstart has made its logs", expected <= set(logs), expected - set(logs) or len(logs))
+
+
+def rust():
+    readme = "client/README.md"
+    tour = (ROOT / "client/examples/tour.rs").read_text()
+    others = bare((ROOT / "client/examples/readme.rs").read_text())
+    first, *rest = take(readme, "rust")
+    check("the first Rust example is client/examples/tour.rs", bare(tour).endswith(bare(first)))
+    for block in rest:
+        check(f"client/examples/readme.rs has the Rust example that begins {block.splitlines()[0]}", bare(block) in others)
+    examples()
+
+    def example(name, **options):
+        """`cargo run` of one; without --all as it was built with the workspace, where libraries have other features."""
+        alone = ["cargo", "run", "--quiet", "-p", "wald-client", "--example", name]
+        return succeeds(" ".join(alone), *sized(alone, [EXAMPLES / name]), timeout=300, **options)
+
+    with the_store() as (directory, daemon):
+        example("tour", daemon=daemon, prints=' b"third"\n')
+        out = example("readme", daemon=daemon)
+        for name in ("producer", "producer over restarts", "appender", "follower", "cursor"):
+            check(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
+
+        # A separate program, with the tested versions.
+        folder = program("rust")
+        (folder / "src").mkdir()
+        (folder / "src/main.rs").write_text(first)
+        (folder / "Cargo.toml").write_text('[package]\nname = "program"\nversion = "1.0.0"\nedition = "2024"\n[workspace]\n')
+        shutil.copy2(ROOT / "Cargo.lock", folder)
+        for line in lines_of(take_one(readme, "sh", "cargo add")):
+            shell(line, cwd=folder)
+        lend_libraries(PROGRAMS)
+        succeeds("the first Rust example builds and runs as a program of its own", "cargo", "run", "--quiet", cwd=folder,
+                 daemon=daemon, CARGO_TARGET_DIR=str(PROGRAMS), CARGO_PROFILE_DEV_DEBUG="line-tables-only",
+                 prints="records, the tail is ")
+    for line in lines_of(take_one(readme, "sh", "cargo build")):
+        if "cargo build" not in line:
+            with_harness(line)
+        elif os.environ.get("CI_LIGHT"):
+            made = [TARGET / "debug" / "wald", EXAMPLES / "conformance"]
+            check(f"$ {line}  (built with the workspace)", all(path.exists() for path in made))
+        else:
+            shell(line)
+
+
+def go():
+    folder = ROOT / FOLDERS["go"]
+    readme = "client/go/README.md"
+    shell(take_one(readme, "sh", "cd client/go"))
+    # A test of the package compares them with the commands below.
+    blocks = take(readme, "go")
+    with the_store() as (directory, daemon):
+        for line in lines_of(take_one(readme, "sh", "go vet")):
+            line = line.replace("go test -tags", "go test -v -count=1 -tags")
+            out = with_harness(line, cwd=folder, daemon=daemon,
+                               prints=": greeting 0\n" if line.startswith("go run") else "")
+            if "-tags daemon -run" in line:
+                ran = re.findall(r"^--- PASS: (Example\w*)", out, re.M)
+                there = re.findall(r"^func (Example\w*)", (folder / "example_test.go").read_text(), re.M)
+                check(f"the Go examples are run, {len(blocks)} blocks", ran and ran == there, ran)
+        own = program("go")
+        shutil.copy2(folder / "examples/tour/main.go", own)
+        succeeds("go mod init", "go", "mod", "init", "example.org/program", cwd=own)
+        for line in lines_of(take_one(readme, "sh", "go mod edit")):
+            shell(line, cwd=own)
+        succeeds("the first Go example runs as a program of its own", "go", "run", ".", cwd=own, daemon=daemon,
+                 prints=": greeting 2\n")
+
+
+def python():
+    folder = ROOT / FOLDERS["python"]
+    readme = "client/python/README.md"
+    check("the README installs ./client/python", take_one(readme, "sh").strip() == "pip install ./client/python")
+    # The environment of step conformance; the package is installed into it again.
+    interpreter = Path(runner("python")[0])
+    succeeds("pytest client/python", interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder, prints=" passed")
+    with the_store() as (directory, daemon):
+        for block in take(readme, "python"):
+            # From an empty directory, so that only the installed package is imported.
+            name = next(line for line in block.splitlines() if "readme/" in line).strip()
+            out = succeeds(f"Python example with {name[:80]}", interpreter, "-W", "error", "-c", block, cwd=directory, daemon=daemon)
+            check("it prints something", out.strip(), out.strip()[:200])
+
+
+def typescript():
+    folder = ROOT / FOLDERS["typescript"]
+    readme = "client/typescript/README.md"
+    for line in lines_of(take_one(readme, "sh")):
+        shell(line, cwd=folder)
+    examples = take(readme, "ts")
+    with the_store() as (directory, daemon):
+        out = succeeds("npm run readme", "npm", "run", "readme", cwd=folder, daemon=daemon)
+        for number, block in enumerate(examples, 1):
+            name = next(line for line in block.splitlines() if line and not line.startswith(("import", "//")))
+            check(f"TypeScript example {number}: {name[:80]}", f"ok example {number}\n" in out)
+        own = program("typescript")
+        (own / "package.json").write_text('{"type": "module"}')
+        (own / "program.js").write_text(examples[0])
+        line = "npm install ../wald/client/typescript"
+        check("the README says how a program depends on the package", f"`{line}`" in (ROOT / readme).read_text())
+        shell(line, cwd=own)
+        succeeds("the first TypeScript example runs as a program of its own", "node", "program.js", cwd=own,
+                 daemon=daemon, prints="DURABLE")
+
+
+def java():
+    readme = "client/README.md"
+    folder = WORK / "java"
+    shutil.rmtree(folder / "src", ignore_errors=True)
+    (folder / "src/main/java").mkdir(parents=True)
+    shutil.copytree(ROOT / "proto/wald", folder / "src/main/proto/wald")
+    (folder / "pom.xml").write_text(take_one(readme, "xml"))
+    (folder / "src/main/java/Orders.java").write_text(take_one(readme, "java"))
+    command = 'mvn compile exec:java -Dexec.mainClass=Orders -Dexec.args="127.0.0.1:6925 3"'
+    text = re.sub(r"\s+", " ", (ROOT / readme).read_text())
+    check("the README says how the Java example is run", f"`{command}`" in text)
+    with the_store() as (directory, daemon):
+        line = command.replace("127.0.0.1:6925", daemon.grpc).replace("mvn", "mvn -q -B")
+        out = shell(line, said=command, cwd=folder)
+        expected = ["appended 0 to 0", "appended 1 to 2", "0 one", "1 two", "2 three"]
+        # Maven sets the terminal's colours even without a terminal.
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", out).strip().splitlines()
+        check("the Java example appends and follows", shown == expected, shown if shown != expected else "")
+
+
+def walctl_examples(directory, daemon):
+    """The commands of client/README.md, which does not show their output."""
+    home = Path(directory) / "home"
+    (home / ".local/share/bash-completion/completions").mkdir(parents=True)
+    for name in ("flights-200k.json", "flights-20k.json"):
+        shutil.copy2(vega_file(name), home)
+    for line in take_one("client/README.md", "console", "flights-200k.json").splitlines():
+        line = line.removeprefix("$ ")
+        if line.startswith("walctl tail "):
+            endless(line, "new", daemon, home)
+        else:
+            # Backups of another store must not be there, and none may stay.
+            shell(line.replace("/backups/", f"{home}/backups/"), said=line, cwd=home, daemon=daemon, HOME=str(home))
+    with scratch() as copy, Daemon(f"{copy}/data") as other:
+        line = take_one("client/README.md", "sh", "--output delimited").strip()
+        shell(line.replace("OTHER", other.grpc), said=line, cwd=home, daemon=daemon)
+        contents = []
+        for each in (daemon, other):
+            names = run(WALCTL, "logs", "--limit", "0", "--output", "raw", env=environment(each)).stdout.decode().splitlines()
+            contents.append({name: run(WALCTL, "read", name, "--last", "100", "--output", "jsonl", env=environment(each)).stdout
+                             for name in names})
+        kept = {name: records for name, records in contents[0].items() if records}
+        check("the copy of all logs on another server has their newest records", contents[1] == kept, f"{len(kept)} logs")
+    completions = home / ".local/share/bash-completion/completions/walctl"
+    check("the completions are a script", run("bash", "-n", completions).returncode == 0 and completions.stat().st_size > 0)
+
+
+def helm_line(line, values=None):
+    """Renders the chart of a line; step install shows that it can be installed."""
+    made = line.replace("helm install", "helm template").replace(" --wait", "")
+    more = "" if values is None else f" --values {values}"
+    shell(made + more, said=line + more, but="rendered; step install installs", prints="kind: StatefulSet")
+
+
+def shells():
+    with the_store() as (directory, daemon):
+        walctl_examples(directory, daemon)
+        # Of the logs that begin with ord, orders exists.
+        endless(take_one(QUICKSTART, "sh", "grpcurl").replace("127.0.0.1:6925", daemon.grpc).strip(), '"orders"', daemon, directory)
+    for line in lines_of(take_one("README.md", "sh", "cargo install")):
+        # `cargo build --release` has built the server like this. The client's examples have other features: they build
+        # without the optimiser, which would only cost minutes, and where a program that uses it was built.
+        how, more = ("", {}) if "--path server" in line else ("--debug", {"CARGO_TARGET_DIR": str(PROGRAMS)})
+        shell(f"{line} {how} --quiet --force --root {WORK / 'installed'}", said=line, but=how, timeout=1800, **more)
+    for name in ("wald", "walctl"):
+        succeeds(f"the installed {name} runs", WORK / "installed/bin" / name, "--version", prints=f"{name} ")
+    # The block says why none of it is run.
+    list(lines_of(take_one("deploy/helm/wald/README.md", "sh", "helm upgrade")))
+    for file, containing in [("README.md", "helm"), ("deploy/helm/wald/README.md", "helm install")]:
+        for line in lines_of(take_one(file, "sh", containing)):
+            helm_line(line)
+    values = WORK / "values.yaml"
+    values.write_text(take_one("deploy/helm/wald/README.md", "yaml"))
+    helm_line("helm install wald deploy/helm/wald", values)
+    for block in take("deploy/README.md", "sh"):
+        for line in lines_of(block):
+            # The lines that are not skipped: commands for an installed daemon.
+            with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+                shell(line, daemon=daemon)
+    sketch = take_one("client/conformance/README.md", "json")
+    check("the form of the conformance cases is JSON", json.loads(sketch.replace("[ ... ]", "[]"))["cases"])
+
+
+def book():
+    """docs/ quotes the code."""
+    for language, patterns in QUOTED.items():
+        sources = [bare(path.read_text()) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+        quotes = [block for block in BLOCKS if block.language == language and block.file.startswith("docs/src/")]
+        check(f"docs/ has examples in {language}", quotes)
+        for block in quotes:
+            block.run = True
+            check(f"{block} is quoted from a program that is run", any(bare(block.text) in source for source in sources))
+
+
+PARTS = {"rust": rust, "go": go, "python": python, "typescript": typescript, "java": java, "shell": shells, "book": book}
+HOLD = contextlib.ExitStack()
+parts = sys.argv[1:] or list(PARTS)
+if set(parts) - set(PARTS):
+    print(__doc__.strip())
+    sys.exit(0 if set(parts) & {"-h", "--help"} else 2)
+WORK.mkdir(parents=True, exist_ok=True)
+BLOCKS = list(find_blocks())
+with HOLD:
+    for part in parts:
+        began = time.monotonic()
+        PARTS[part]()
+        print(f"     {part}: {time.monotonic() - began:.0f} s", flush=True)
+if parts == list(PARTS):
+    for block in BLOCKS:
+        step = next((step for file, text, step in ELSEWHERE if block.file == file and text in block.text), None)
+        # Blocks of text are pictures.
+        if not block.run and block.language != "text" and not check(f"{block} is run", step is not None):
+            continue
+        if not block.run and step:
+            print(f"     by step {step}", flush=True)
+finish()

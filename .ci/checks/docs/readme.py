@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""usage: .ci/checks/docs/readme.py [--update]
+
+Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
+directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
+differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
+Also checks the links of all Markdown files, that the list of errors is complete, and that the page of metrics is as
+/metrics has it.
+"""
+
+import re
+
+from common import *
+from typed import blocks
+
+if sys.argv[1:] not in ([], ["--update"]):
+    usage()
+README = ROOT / "README.md"
+BOOK = ROOT / "docs" / "src"
+START, END = "<!-- metrics: written by .ci/checks/docs/readme.py --update -->", "<!-- end of metrics -->"
+TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md"]
+VOLATILE = [
+    (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
+    (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
+    # Whether a marker lies between two appends depends on how fast they were typed.
+    (r'"position": "\d+"', '"position": "P"'),
+    # Each store begins with its own numbers.
+    (r'"recoveryEpoch": "\d+"', '"recoveryEpoch": "E"'),
+    (r'"logId": "\d+"', '"logId": "I"'),
+    (r'"cursor": "[^"]+"', '"cursor": "C"'),
+    (r"in [\d.]+ \w+, \d+ records/s", "in T, N records/s"),
+    # Backups: each has its own name, place and sizes.
+    (r"backup [-.\w]+", "backup B"),
+    (r"position \d+", "position P"),
+    (r"recovery epoch \d+", "recovery epoch E"),
+    (r"[\d.]+ [KM]?i?B( in| of it| checked|; the next)", r"SIZE\1"),
+    (r"in \d+ files", "in N files"),
+    (r"\d+ files,", "N files,"),
+    (r"in \d+ seconds?", "in T"),
+]
+
+
+def same(said, printed):
+    """Whether the printed output matches the page."""
+    said, printed = "\n".join(said), "\n".join(printed)
+    for pattern, name in VOLATILE:
+        said, printed = re.sub(pattern, name, said), re.sub(pattern, name, printed)
+    pattern = re.escape(said).replace(r"\.\.\.", r"[\s\S]*")
+    # An ellipsis within a line is literal; only lines of dots stand for other lines.
+    return re.fullmatch(pattern, printed) is not None
+
+
+def perform(command, directory):
+    environment = clean_environment()
+    environment["PATH"] = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{environment['PATH']}"
+    done = run("bash", "-c", f"{command} 2>&1", cwd=directory, env=environment, stdin=subprocess.DEVNULL)
+    return done.stdout.decode().rstrip("\n").expandtabs(8).splitlines()
+
+
+def prefixed(page):
+    return page.relative_to(ROOT)
+
+
+def links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        there = (page.parent / link) if link else page
+        check(f"{prefixed(page)}: the link {link or '#' + anchor} leads somewhere", there.exists())
+        if anchor and there.suffix == ".md" and there.exists():
+            check(f"{prefixed(page)}: {link}#{anchor} names a heading", anchor in anchors(there))
+
+
+def anchors(page):
+    """Names of the headings of a page, as GitHub and mdBook make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def metrics_table(exposed):
+    """Every metric that /metrics shows by default: name, labels, type, and its help text."""
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", exposed, re.M))
+    types = dict(re.findall(r"^# TYPE (\S+) (.*)$", exposed, re.M))
+    rows = ["| metric | labels | type | meaning |", "|---|---|---|---|"]
+    for name in sorted(helps):
+        samples = re.findall(rf"^{name}(?:_bucket)?{{(.*?)}} ", exposed, re.M)
+        labels = sorted({label for sample in samples for label in re.findall(r'(\w+)="', sample)} - {"le"})
+        rows.append(f"| `{name}` | {', '.join(labels)} | {types[name]} | {helps[name].replace('|', chr(92) + '|')} |")
+    return "\n".join(rows)
+
+
+def metrics_page():
+    """The page of metrics of a new daemon."""
+    with urllib.request.urlopen("http://127.0.0.1:6926/metrics") as answer:
+        table = metrics_table(answer.read().decode())
+    page = BOOK / "metrics.md"
+    before, rest = page.read_text().split(START)
+    old, after = rest.split(END)
+    check("docs/src/metrics.md matches /metrics", "--update" in sys.argv or old.strip() == table,
+          "run .ci/checks/docs/readme.py --update")
+    if "--update" in sys.argv:
+        page.write_text(f"{before}{START}\n{table}\n{END}{after}")
+
+
+def typed(page):
+    """Types the sessions of one page; returns the page with the printed answers."""
+    updated = text = page.read_text()
+    with scratch() as directory:
+        daemon = subprocess.Popen([WALD], cwd=directory, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+        try:
+            first = next((line for line in daemon.stderr if "wald is serving" in line), "")
+            check(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
+            if page == README:
+                metrics_page()
+            for found, steps in blocks(text):
+                shown = []
+                for command, said in steps:
+                    printed = perform(command, directory)
+                    check(f"$ {command.splitlines()[0][:90]}", same(said, printed),
+                          "" if same(said, printed) else "\n".join(["it printed", *printed[:60]]))
+                    shown += [f"$ {command}", *(said if "..." in said else printed)]
+                updated = updated.replace(found[0], "```console\n" + "\n".join(shown) + "\n```")
+            daemon.send_signal(signal.SIGTERM)
+            check("SIGTERM ends it with 0", daemon.wait(timeout=60) == 0)
+        finally:
+            daemon.kill()
+    return updated
+
+
+text = README.read_text()
+for command in ("cargo run --release", "cargo test --workspace", ".ci/run"):
+    check(f"README says {command}", command in text)
+pages = sorted(BOOK.glob("*.md"))
+summary = (BOOK / "SUMMARY.md").read_text()
+for page in pages:
+    check(f"the book's summary has {page.name}", page.name == "SUMMARY.md" or f"({page.name})" in summary)
+for name in run("git", "ls-files", "*.md", cwd=ROOT, check=True).stdout.decode().split():
+    links_lead_somewhere(ROOT / name)
+errors = (BOOK / "errors.md").read_text()
+for language, pattern in [("src/reason.rs", r' = "([A-Z_]+)",'), ("go/reason.go", r'= Reason\("([A-Z_]+)"\)')]:
+    missing = {reason for reason in re.findall(pattern, (ROOT / "client" / language).read_text()) if reason not in errors}
+    check(f"errors.md has every reason of client/{language}", not missing, missing or "")
+for page in TYPED:
+    updated = typed(page)
+    if "--update" in sys.argv:
+        page.write_text(updated)
+finish()

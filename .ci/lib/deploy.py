@@ -1,0 +1,60 @@
+"""Shared parts of the checks of deploy/: the chart, and tools that .ci/lib/tools and .ci/lib/cluster/build install."""
+
+import itertools
+import json
+import re
+
+from common import *
+
+BIN = SCRATCH / "bin"
+PYTHON = SCRATCH / "deploy" / "bin"
+CHART = ROOT / "deploy" / "helm" / "wald"
+# Results of the step `static` of .ci/run.
+STATIC = TARGET / f"{os.uname().machine}-unknown-linux-musl" / "release"
+VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+
+
+def pinned(name):
+    """A version that .ci/lib/cluster/build fixes."""
+    return re.search(rf"^{name}=(\S+)$", (ROOT / ".ci" / "lib" / "cluster" / "build").read_text(), re.M)[1]
+
+
+def helm(*arguments, **options):
+    """helm without the user's plugins and repositories."""
+    own = {f"HELM_{kind}_HOME": str(SCRATCH / "helm") for kind in ("CACHE", "CONFIG", "DATA")}
+    return run(BIN / "helm", *arguments, env=clean_environment(**own), **options)
+
+
+def said(done):
+    """The output of a command, without helm's notes about links."""
+    text = (done.stdout + done.stderr).decode()
+    return "\n".join(line for line in text.splitlines() if "symbolic link" not in line)
+
+
+def documents(text):
+    """The objects in a stream of YAML, by the parser that kubernetes-validate brings."""
+    code = "import json, sys, yaml; json.dump([d for d in yaml.safe_load_all(sys.stdin) if d], sys.stdout)"
+    return json.loads(run(PYTHON / "python", "-c", code, input=text, check=True).stdout)
+
+
+def rendered(*arguments, release="wald", chart=CHART):
+    """The objects of a release with these values."""
+    done = helm("template", release, chart, "--kube-version", pinned("kubernetes"), *arguments)
+    if done.returncode:
+        raise SystemExit(said(done))
+    return documents(done.stdout)
+
+
+def only(objects, kind, name=None):
+    """The only object of a kind."""
+    (found,) = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
+    return found
+
+
+def settings_file(objects):
+    """The text of wald.toml in a release."""
+    (text,) = [o["data"]["wald.toml"] for o in objects if o["kind"] == "ConfigMap" and "wald.toml" in o["data"]]
+    return text
+
+
+__all__ = [name for name in dir() if not name.startswith("_")]
