@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: .ci/bench/bench.py
 
-Runs every command of the client README's block about `walctl bench` for a short time. Its daemon runs with the echo
+Runs every command of the block of client/bench/README.md for a short time. Its daemon runs with the echo
 service. Each command must succeed and report counts, and the requested files must exist. Speed is not
 checked here. With `.ci/run --all` it also checks the number of system calls per group of appends. How
 appends fall into groups depends on the machine; a quiet one has 3 to 7 calls.
@@ -15,10 +15,10 @@ usage()
 
 
 def commands():
-    text = (ROOT / "client" / "README.md").read_text()
-    block = next(found for found in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S) if "walctl bench" in found)
+    text = (ROOT / "client" / "bench" / "README.md").read_text()
+    block = next(found for found in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S) if "walbench" in found)
     lines = [re.sub(r"\s+#.*", "", line[2:]) for line in block.splitlines() if line.startswith("$ ")]
-    return [line for line in lines if line.startswith("walctl bench")]
+    return [line for line in lines if line.startswith("walbench")]
 
 
 def short(line):
@@ -36,7 +36,7 @@ with scratch() as temporary:
             if "--json" not in words:
                 words += ["--json", "report.json"]
             files = [Path(temporary) / after for word, after in zip(words, words[1:]) if word in ("--json", "--svg", "--time-series")]
-            done = run(WALCTL, *words, "--endpoint", daemon.endpoint, "--metrics", f"http://{daemon.http}/metrics",
+            done = run(WALBENCH, *words, "--endpoint", daemon.endpoint, "--metrics", f"http://{daemon.http}/metrics",
                        cwd=temporary, env=clean_environment(), timeout=240)
             written = [file.name for file in files if file.is_file() and file.stat().st_size > 100]
             check(f"$ {line}", done.returncode == 0 and len(written) == len(files), done.stderr.decode()[-500:] or ", ".join(written))
@@ -47,10 +47,10 @@ with scratch() as temporary:
     with Daemon(Path(temporary) / "plain") as daemon:
         # A timer that wakes its own event loop costs calls per append instead of per group: 12 a group, once.
         if sized(True, False):
-            run(WALCTL, "bench", "append", "--in-flight", "256", "--duration", "2s", "--endpoint", daemon.endpoint, env=clean_environment())
+            run(WALBENCH, "append", "--in-flight", "256", "--duration", "2s", "--endpoint", daemon.endpoint, env=clean_environment())
             written = int(re.search(r"syscw: (\d+)", Path(f"/proc/{daemon.pid}/io").read_text())[1])
             groups = daemon.metric("wald_group_requests_count")
             check("a group of 256 appends in flight costs less than 8 calls that write", 0 < written < 8 * groups, f"{written} calls, {groups:.0f} groups")
-        done = run(WALCTL, "bench", "append", "--echo", "--duration", "200ms", "--endpoint", daemon.endpoint, env=clean_environment())
+        done = run(WALBENCH, "append", "--echo", "--duration", "200ms", "--endpoint", daemon.endpoint, env=clean_environment())
         check("a daemon without echo says how to have it", done.returncode != 0 and b"--echo" in done.stderr, done.stderr.decode().strip()[-200:])
 finish()

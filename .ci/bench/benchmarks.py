@@ -3,7 +3,7 @@
 
 Measures every published figure, and writes BENCHMARKS.md and the short table of README.md. Parts:
 
-    suite      walctl bench suite: every row of the targets, each next to its echo; mixed loads
+    suite      walbench suite: every row of the targets, each next to its echo; mixed loads
   load       latency over throughput, 1 to 1,024 appends in flight (a plot)
     fan-out    10,000 appends a second, alone and next to 1,000 followers of their log
   istio      the traffic of a service mesh: 16,186,000 items on sessions
@@ -55,14 +55,14 @@ def shown(*command, **options):
 
 
 def bench(results, options, name, *flags, daemon_flags=(), rounds=None, seconds=None):
-    """walctl bench against its own daemon. Returns the files and bytes of the data directory by folder."""
+    """walbench against its own daemon. Returns the files and bytes of the data directory by folder."""
     with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:
         data = Path(directory) / "data"
         with Daemon(data, "--echo", *daemon_flags) as daemon:
             daemon.ready()
             # A run with a count ends automatically.
             time = ["--duration", f"{seconds or options.seconds}s"] if "istio" not in flags else []
-            shown(WALCTL, "--endpoint", daemon.endpoint, "bench", *flags, "--metrics", f"http://{daemon.http}/metrics",
+            shown(WALBENCH, "--endpoint", daemon.endpoint, *flags, "--metrics", f"http://{daemon.http}/metrics",
                   "--rounds", rounds or options.rounds, *time, "--json", results / f"{name}.json")
             daemon.stop()
         tree = {}
@@ -77,7 +77,7 @@ def bench(results, options, name, *flags, daemon_flags=(), rounds=None, seconds=
 def measure(results, options):
     """Measures each selected part; a failed part does not stop the others. Returns the failed parts."""
     shown("cargo", "build", "--release")
-    shown("cargo", "build", "--release", "-p", "wald-client", "--bins", "--examples")
+    shown("cargo", "build", "--release", "-p", "wald-client", "-p", "walctl", "-p", "walbench", "--bins", "--examples")
     # Before anything is written here: the commit is the measured one, without the new results.
     commit = run("git", "-C", ROOT, "describe", "--always", "--dirty").stdout.decode().strip()
     failed = []

@@ -12,7 +12,7 @@ from common import *
 BASELINE = ROOT / ".ci" / "bench" / "guard.json"
 FILLED = 20_000
 SEGMENT = 64 << 20
-# Measurements: name, workload of walctl bench, its flags, number of records.
+# Measurements: name, workload of walbench, its flags, number of records.
 LOADS = [
     ("append", "append", ["--in-flight", 1, "--count", 1_500], 1_500),
     ("append in a batch of 100", "batch", ["--in-flight", 1, "--count", 150], 15_000),
@@ -59,7 +59,7 @@ class Counted(Daemon):
 
 
 def bench(daemon, workload, *flags):
-    done = daemon.walctl("bench", workload, "--connections", 1, "--warm-up", "0s", *flags)
+    done = run(WALBENCH, workload, "--endpoint", daemon.endpoint, "--connections", 1, "--warm-up", "0s", *flags, env=clean_environment())
     if done.returncode:
         raise SystemExit(done.stderr.decode())
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 WALD = Path(os.environ.get("WALD_BINARY") or TARGET / "release" / "wald")
 WALCTL = TARGET / "release" / "walctl"
+WALBENCH = TARGET / "release" / "walbench"
 LOAD = TARGET / "release" / "examples" / "load"
 # Examples of the client whose speed does not matter, as `cargo test --workspace` builds them.
 EXAMPLES = TARGET / "debug" / "examples"

@@ -319,7 +319,7 @@ settings! {
     /// Whether to answer reflection (grpcurl without proto files).
     reflection: bool = "true";
     /// Whether to serve wald.echo.v1.EchoService, which answers at once and stores nothing: the
-    /// transport's ceiling on this machine, for walctl bench --echo. It has no limits: for
+    /// transport's ceiling on this machine, for walbench --echo. It has no limits: for
     /// measurements only, never where others reach the port.
     echo: bool = "false";
     /// Time after SIGTERM in which the server still accepts calls while health reports

@@ -31,7 +31,7 @@ ELSEWHERE = [
     ("docs/src/restore.md", "$ ", "readme"),
     ("docs/src/restore.md", "wald verify /backups/wald", "backup"),
     ("docs/src/operations.md", "$ wald verify /var/lib/wald", "verify"),
-    ("client/README.md", "$ walctl bench append", "bench"),
+    ("client/bench/README.md", "$ walbench append", "bench"),
     ("client/conformance/README.md", "-- RUNNER...", "conformance"),
     ("storage/reader/README.md", "$ pip install", "reader"),
 ]

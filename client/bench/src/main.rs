@@ -1,0 +1,282 @@
+//! `walbench`: measures a server under load, and the transport alone for comparison.
+//!
+//! ```text
+//! Spec ── measure ──▶ Measurement ── rounds, in turn with its echo ──▶ Rounds ──▶ table,
+//!  what    threads,    figures of     (medians; ratios round by round)            JSON,
+//!          window      one window                                                 plots
+//! ```
+//!
+//! The client shares the machine with the server, so it is cheap: the generated stubs on bare
+//! HTTP/2 connections ([`connection`]), an event loop for each core, one lock without
+//! contention for each answer. Each figure reports the client's processor time.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod caller;
+mod connection;
+mod fan_out;
+mod figure;
+mod fill;
+mod gate;
+mod istio;
+mod measure;
+mod mixed;
+mod record;
+mod report;
+mod server;
+mod session;
+mod spec;
+mod stream;
+mod suite;
+mod svg;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use wald_client::{Client, DEFAULT_ENDPOINT};
+use wald_text::shown::escaped;
+
+use args::{BenchArgs, Workload};
+use figure::{Rounds, ratio};
+use measure::{Plan, Target, measure};
+use report::{Entry, Report};
+use server::About;
+use spec::{Extent, Level, Spec, Work};
+
+/// Default address of a server's metrics.
+const DEFAULT_METRICS: &str = "http://127.0.0.1:6926/metrics";
+
+/// Loads to measure at the same time, under a name.
+struct Case {
+    name: String,
+    specs: Vec<Spec>,
+}
+
+impl Case {
+    fn one(name: impl Into<String>, spec: Spec) -> Self {
+        Self {
+            name: name.into(),
+            specs: vec![spec],
+        }
+    }
+}
+
+/// One run of the command.
+struct Bench {
+    args: BenchArgs,
+    target: Target,
+    about: About,
+    plan: Plan,
+}
+
+fn main() -> ExitCode {
+    let args = BenchArgs::parse();
+    if let Some(fault) = args.fault() {
+        let mut command = BenchArgs::command();
+        command.error(ErrorKind::ValueValidation, fault).exit();
+    }
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("walbench: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes a line to stderr.
+#[allow(clippy::print_stderr, reason = "the one place")]
+fn say(text: &str) {
+    eprintln!("{}", escaped(text));
+}
+
+fn run(args: BenchArgs) -> Result<()> {
+    let (endpoint, info) = fill::block_on(async {
+        let client = Client::connect(args.endpoint.as_str()).await?;
+        Ok((client.endpoint().to_owned(), client.server_info().await?))
+    })?;
+    let default = (endpoint == DEFAULT_ENDPOINT).then(|| DEFAULT_METRICS.to_owned());
+    let target = Target {
+        endpoint,
+        metrics: args.metrics.clone().or(default),
+    };
+    if target.metrics.is_none() {
+        say("no --metrics: the server's use of resources is not measured");
+    }
+    let plan = Plan {
+        warm_up: args.warm_up,
+        extent: match args.count {
+            Some(count) => Extent::Count(count),
+            None => Extent::For(args.duration),
+        },
+        series: args.time_series.is_some(),
+    };
+    let about = About::of(&info);
+    Bench {
+        args,
+        target,
+        about,
+        plan,
+    }
+    .run()
+}
+
+impl Bench {
+    fn run(self) -> Result<()> {
+        if self.needs_echo() {
+            fill::check_echo(&self.target)?;
+        }
+        let mut report = Report::new(&self);
+        match self.args.workload {
+            Workload::Mixed => mixed::run(&self, &mut report)?,
+            Workload::FanOut => fan_out::run(&self, &mut report)?,
+            Workload::Suite => suite::run(&self, &mut report)?,
+            Workload::Istio => self.istio(&mut report)?,
+            _ => self.sweep(&mut report)?,
+        }
+        report.put(&self.args)
+    }
+
+    fn needs_echo(&self) -> bool {
+        self.args.echo || self.args.workload == Workload::Suite
+    }
+
+    /// The load that the command line describes, without --in-flight and --rate.
+    fn spec(&self) -> Spec {
+        let args = &self.args;
+        let (work, in_flight, batch, durability) = match args.workload {
+            Workload::Written => (Work::Append, 64, 1, Level::Written),
+            Workload::Batch => (Work::Batch, 64, 100, Level::Durable),
+            Workload::Session => (Work::Session, 1024, 1, Level::Durable),
+            Workload::Scan => (Work::Scan, 1, 1, Level::Durable),
+            Workload::Read => (Work::Read, 64, 1, Level::Durable),
+            Workload::Follow => (Work::Follow, 1, 1, Level::Durable),
+            _ => (Work::Append, 64, 1, Level::Durable),
+        };
+        Spec {
+            work,
+            in_flight,
+            connections: args.connections,
+            logs: args.logs,
+            record_bytes: args.record_bytes,
+            batch: args.batch.unwrap_or(batch).max(1),
+            durability: args.durability.unwrap_or(durability),
+            filled: args.filled,
+            prefix: args.prefix.clone(),
+            ..Spec::default()
+        }
+    }
+
+    /// Each combination of --in-flight and --rate.
+    fn sweep(&self, report: &mut Report) -> Result<()> {
+        let base = self.spec();
+        let in_flight = match self.args.in_flight.as_slice() {
+            [] => vec![base.in_flight],
+            given => given.to_vec(),
+        };
+        let rates: Vec<Option<f64>> = match self.args.rate.as_slice() {
+            [] => vec![None],
+            given => given.iter().copied().map(Some).collect(),
+        };
+        let mut specs = Vec::new();
+        for in_flight in in_flight {
+            for rate in &rates {
+                specs.push(Spec {
+                    in_flight,
+                    rate: *rate,
+                    ..base.clone()
+                });
+            }
+        }
+        let named: Vec<Case> = specs
+            .into_iter()
+            .map(|spec| Case::one(report::name(&spec), spec))
+            .collect();
+        report.entries = self.pairs(&named, self.args.echo)?;
+        Ok(())
+    }
+
+    fn istio(&self, report: &mut Report) -> Result<()> {
+        let durability = self.args.durability.unwrap_or(Level::Durable);
+        let rate = self.args.rate.first().copied();
+        let spec = istio::spec(self.args.connections, &self.args.prefix, durability, rate);
+        let plan = Plan {
+            extent: Extent::Count(self.args.items),
+            ..self.plan
+        };
+        let case = Case::one("istio", spec);
+        report.entries = self.pairs_with(&[case], self.args.echo, &plan)?;
+        let measured = &report.entries[0].wald.median;
+        let used = istio::used(measured).unwrap_or_default();
+        report.remark = Some(format!("{used}{}", istio::PUBLISHED));
+        Ok(())
+    }
+
+    /// Measures each case, and its echo right after it.
+    fn pairs(&self, cases: &[Case], echo: bool) -> Result<Vec<Entry>> {
+        self.pairs_with(cases, echo, &self.plan)
+    }
+
+    fn pairs_with(&self, cases: &[Case], echo: bool, plan: &Plan) -> Result<Vec<Entry>> {
+        let mut all = Vec::new();
+        for case in cases {
+            all.push(Case {
+                name: case.name.clone(),
+                specs: case.specs.clone(),
+            });
+            if let ([spec], true) = (case.specs.as_slice(), echo)
+                && spec.has_echo()
+            {
+                all.push(Case::one(format!("{} (echo)", case.name), spec.echoed()));
+            }
+        }
+        let mut measured = self.rounds(&all, plan)?.into_iter().zip(&all).peekable();
+        let mut entries = Vec::new();
+        while let Some((wald, case)) = measured.next() {
+            let echo = measured
+                .next_if(|(_, case)| case.specs[0].echo)
+                .map(|(echo, _)| echo);
+            let ratio = echo
+                .as_ref()
+                .and_then(|echo| ratio(&wald, echo, |figure| figure.rate()));
+            entries.push(Entry {
+                name: case.name.clone(),
+                wald,
+                echo,
+                ratio,
+                checks: Vec::new(),
+            });
+        }
+        Ok(entries)
+    }
+
+    /// All cases in turn, for the requested number of rounds.
+    fn rounds(&self, cases: &[Case], plan: &Plan) -> Result<Vec<Rounds>> {
+        for spec in cases.iter().flat_map(|case| &case.specs) {
+            if matches!(spec.work, Work::Scan | Work::Read) && !spec.echo {
+                fill::fill(&self.target, spec)?;
+            }
+        }
+        let mut measured: Vec<Vec<_>> = cases.iter().map(|_| Vec::new()).collect();
+        for round in 1..=self.args.rounds {
+            for (case, measured) in cases.iter().zip(&mut measured) {
+                say(&format!(
+                    "round {round} of {}: {}",
+                    self.args.rounds, case.name
+                ));
+                measured.push(measure(&self.target, &case.specs, plan)?);
+            }
+        }
+        let rounds: Vec<Rounds> = measured
+            .into_iter()
+            .map(Rounds::new)
+            .collect::<Result<_>>()?;
+        if rounds.is_empty() {
+            bail!("nothing to measure");
+        }
+        Ok(rounds)
+    }
+}

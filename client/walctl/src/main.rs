@@ -1,0 +1,190 @@
+//! `walctl`: Wald from the command line. Data on stdout, all else on stderr.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod append;
+mod args;
+mod backup;
+mod batch;
+mod cursors;
+mod exit;
+mod input;
+mod logs;
+mod output;
+mod pack;
+mod pages;
+mod parse;
+mod producers;
+mod progress;
+mod scan;
+mod status;
+mod table;
+mod times;
+mod tips;
+mod verify;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Parser;
+use wald_client::{Client, Health, RetryPolicy, SyncTarget};
+
+use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
+use crate::exit::{Asked, Exit, Usage};
+use crate::output::{Out, Output, confirmed, say};
+
+fn main() {
+    let args = Args::try_parse().unwrap_or_else(|error| {
+        if let Some(tip) = tips::of(&error) {
+            say(&format!("{tip}; see --help"));
+            std::process::exit(Exit::Usage as i32);
+        }
+        error.exit()
+    });
+    let asked = Asked::of(&args.command);
+    let exit = match run(args) {
+        Ok(exit) => exit,
+        Err(error) => exit::report(&error, asked),
+    };
+    // Not by return: a reader thread may still wait for a stdin that never ends.
+    std::process::exit(exit as i32);
+}
+
+#[tokio::main]
+async fn run(mut args: Args) -> Result<Exit> {
+    let has_records = matches!(
+        args.command,
+        Command::Read(_) | Command::Scan(_) | Command::Tail(_)
+    );
+    if args.global.output == Output::Delimited && !has_records {
+        return Err(Usage(
+            "--output delimited is for records: read, scan and tail; try --output json".into(),
+        )
+        .into());
+    }
+    // These commands need their answer at once; for the others --timeout is the bound.
+    let asks = matches!(args.command, Command::Health(_) | Command::Status(_));
+    let mut builder = Client::builder(args.global.endpoint.clone()).retry(RetryPolicy {
+        max_attempts: if asks { 1 } else { u32::MAX },
+        max_pause: Duration::from_millis(500),
+        ..RetryPolicy::default()
+    });
+    if let Some(timeout) = args.global.timeout {
+        builder = builder.timeout(timeout).connect_timeout(timeout);
+    }
+    let client = builder.connect_lazy()?;
+    args.global.endpoint = client.endpoint().to_owned();
+    // An append says how far it came, so it minds interruptions itself.
+    if let Command::Append(append) = args.command {
+        return append::run(&client, append, args.global.timeout, args.global.output).await;
+    }
+    tokio::select! {
+        done = other(&client, args.command, &args.global) => done,
+        _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
+    }
+}
+
+async fn other(client: &Client, command: Command, global: &Global) -> Result<Exit> {
+    let output = global.output;
+    match command {
+        Command::Append(args) => append::run(client, args, global.timeout, output).await,
+        Command::Batch(args) => batch::run(client, args, output).await,
+        Command::Read(args) => scan::read(client, args, output).await,
+        Command::Scan(args) => scan::scan(client, args, output).await,
+        Command::Tail(args) => scan::tail(client, args, output).await,
+        Command::Logs(args) => logs::list(client, args, output).await,
+        Command::Log(command) => logs::log(client, command, output).await,
+        Command::Trim(args) => trim(client, args, output).await,
+        Command::Fence(args) => fence(client, args, output).await,
+        Command::Cursor(command) => cursors::cursor(client, command, output).await,
+        Command::Producer(command) => producers::producer(client, command, output).await,
+        Command::Sync(args) => sync(client, args, output).await,
+        Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
+        Command::Verify(args) => verify::run(client, args, output).await,
+        Command::Health(args) => health(client, args, output).await,
+        Command::Backup(args) => backup::run(client, args, output).await,
+        Command::Completion { shell } => pages::completion(shell),
+        Command::Man { command } => pages::man(&command),
+    }
+}
+
+async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<Exit> {
+    let question = format!(
+        "forget the records of {} below lsn {}, for ever?",
+        args.log, args.before
+    );
+    if !confirmed(&question, args.yes)? {
+        say("nothing was trimmed");
+        return Ok(Exit::Failed);
+    }
+    let first = client
+        .trim(args.log.as_str(), args.before.into(), args.log_id)
+        .await?;
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => {
+            out.json(&serde_json::json!({ "log": args.log, "first_lsn": first.get() }))?;
+        }
+        Output::Text | Output::Raw | Output::Delimited => {
+            out.line(&format!("first lsn {first}"))?
+        }
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+async fn fence(client: &Client, args: FenceArgs, output: Output) -> Result<Exit> {
+    let fenced = client
+        .fence(args.log.as_str(), args.writer_epoch, args.log_id)
+        .await?;
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => out.json(&serde_json::json!({
+            "log": args.log,
+            "tail_lsn": fenced.tail_lsn.get(),
+            "writer_epoch": fenced.writer_epoch,
+            "log_id": fenced.log_id,
+        }))?,
+        Output::Text | Output::Raw | Output::Delimited => out.line(&format!(
+            "next lsn {}, writer epoch {}",
+            fenced.tail_lsn, fenced.writer_epoch
+        ))?,
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+async fn sync(client: &Client, args: SyncArgs, output: Output) -> Result<Exit> {
+    let target = if args.os {
+        SyncTarget::Os
+    } else {
+        SyncTarget::Device
+    };
+    let position = client.sync(target, args.log).await?;
+    let mut out = Out::new(output);
+    match (output, position) {
+        (Output::Json | Output::Jsonl, position) => {
+            out.json(&serde_json::json!({ "durable_position": position }))?;
+        }
+        (_, Some(position)) => out.line(&format!("durable position {position}"))?,
+        (_, None) => out.line("synced")?,
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+async fn health(client: &Client, args: HealthArgs, output: Output) -> Result<Exit> {
+    let health = client.health(args.service).await?;
+    let (status, exit) = match health {
+        Health::Serving => ("SERVING", Exit::Ok),
+        Health::NotServing => ("NOT_SERVING", Exit::Unavailable),
+        Health::Unknown => ("UNKNOWN", Exit::Unavailable),
+    };
+    let mut out = Out::new(output);
+    match output {
+        Output::Json | Output::Jsonl => out.json(&serde_json::json!({ "status": status }))?,
+        Output::Text | Output::Raw | Output::Delimited => out.line(status)?,
+    }
+    out.flush()?;
+    Ok(exit)
+}
