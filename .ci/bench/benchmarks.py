@@ -1,14 +1,11 @@
-#!/usr/bin/env python3
-"""usage: .ci/bench/benchmarks.py [--rounds 3] [--seconds 2] [--only PART,...] [--scale 1] [--s2] [--quick]
-
-Measures every published figure, and writes BENCHMARKS.md and the short table of README.md. Parts:
+"""Measures every published figure, and writes BENCHMARKS.md and the short table of README.md. Parts:
 
     suite      walbench suite: every row of the targets, each next to its echo; mixed loads
   load       latency over throughput, 1 to 1,024 appends in flight (a plot)
     fan-out    10,000 appends a second, alone and next to 1,000 followers of their log
   istio      the traffic of a service mesh: 16,186,000 items on sessions
   half-hour  thirty minutes of appends to 100 logs, with retention (a plot)
-    servers    .ci/bench/servers.py: the daemon next to other servers
+    servers    .ci/run bench/servers: the daemon next to other servers
     libraries  storage/benches/peers: the engine next to other engines
 
 storage/benches/results keeps the measurements of every round, and both files are written from it. --only
@@ -25,11 +22,11 @@ PARTS = ("suite", "load", "fan-out", "istio", "half-hour", "servers", "libraries
 HALF_HOUR = 1800
 WINDOWS = 6
 PEERS = ROOT / "storage" / "benches" / "peers" / "Cargo.toml"
-START, END = "<!-- benchmarks: written by .ci/bench/benchmarks.py -->", "<!-- end of benchmarks -->"
+START, END = "<!-- benchmarks: written by .ci/run bench/benchmarks -->", "<!-- end of benchmarks -->"
 
 
 def arguments():
-    parser = argparse.ArgumentParser(usage=__doc__.strip().removeprefix("usage: "))
+    parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--only", default=",".join(PARTS))
@@ -110,7 +107,7 @@ def measure_part(part, results, options):
         told["entries"][0]["wald"]["median"].pop("series")
         (results / "half-hour.json").write_text(json.dumps(told) + "\n")
     if part == "servers":
-        shown(ROOT / ".ci" / "bench" / "servers.py", "--rounds", options.rounds, "--seconds", options.seconds,
+        shown(sys.executable, *script("bench/servers"), "--rounds", options.rounds, "--seconds", options.seconds,
               *(["--s2"] if options.s2 else []), "--json", results / "servers.json")
     if part == "libraries":
         shown("cargo", "run", "--release", "--manifest-path", PEERS, "--", "--rounds", options.rounds,
@@ -346,7 +343,7 @@ def told_or_not(part, results):
     """A part of the page, or a note that it is not measured yet."""
     name = part.__name__.replace("_", "-")
     if not (results / f"{name}.json").exists():
-        return f"## {name.capitalize()}\n\nNot measured yet: `.ci/bench/benchmarks.py --only {name}`.\n"
+        return f"## {name.capitalize()}\n\nNot measured yet: `.ci/run bench/benchmarks -- --only {name}`.\n"
     return part(results)
 
 
@@ -356,13 +353,13 @@ def page(results):
     commits = ", ".join(f"{part} at {path.read_text().strip()}" for part, path in commits.items() if path.exists())
     return f"""# Benchmarks
 
-Written by [.ci/bench/benchmarks.py](.ci/bench/benchmarks.py) from what it measured, which is kept round by round in
+Written by [`.ci/run bench/benchmarks`](.ci/bench/benchmarks.py) from what it measured, which is kept round by round in
 [storage/benches/results](storage/benches/results): not by hand. Where the least and the most of the rounds are far apart, the
 machine did other things too, and the median says little: then only what was measured in turn compares, and only
 differences that are larger than that. A percentile of few scans is one of them. On your machine, with nothing else running:
 
 ```sh
-.ci/bench/benchmarks.py
+.ci/run bench/benchmarks
 ```
 
 Measured: {commits}.
@@ -373,7 +370,7 @@ Measured: {commits}.
 def short(results):
     """The table of README.md."""
     if not all((results / f"{part}.json").exists() for part in ("servers", "suite")):
-        return "Not measured yet: `.ci/bench/benchmarks.py`.\n"
+        return "Not measured yet: `.ci/run bench/benchmarks`.\n"
     told = json.loads((results / "servers.json").read_text())
     entries = {entry["name"]: entry for entry in json.loads((results / "suite.json").read_text())["entries"]}
     amounts = list(dict.fromkeys(row["in_flight"] for row in told["rows"]))
@@ -397,7 +394,7 @@ def short(results):
             f"a bare flush took {number(told['about']['bare_flush']['p50_us'])} µs):\n\n"
             + table(["", *(f"{amount} in flight" for amount in amounts)], rows)
             + f"\nLeast and most of the rounds are up to {widest:.1f} times apart: the machine was shared. All of it, with latencies and "
-              "processor time:\n[BENCHMARKS.md](BENCHMARKS.md), written by `.ci/bench/benchmarks.py`.\n")
+              "processor time:\n[BENCHMARKS.md](BENCHMARKS.md), written by `.ci/run bench/benchmarks`.\n")
 
 
 def write(results, options):
@@ -412,12 +409,11 @@ def write(results, options):
     into.write_text(f"{before}{START}\n{text}{END}{after}")
 
 
-options = arguments()
-results = SCRATCH / "results" if options.quick else ROOT / "storage" / "benches" / "results"
-results.mkdir(parents=True, exist_ok=True)
-SCRATCH.mkdir(parents=True, exist_ok=True)
-failed = [] if options.from_results else measure(results, options)
-write(results, options)
-for what in failed:
-    print(f"not measured: {what}", file=sys.stderr)
-sys.exit(1 if failed else 0)
+@check("Every published figure, measured again; writes BENCHMARKS.md")
+def benchmarks():
+    options = arguments()
+    results = SCRATCH / "results" if options.quick else ROOT / "storage" / "benches" / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    failed = [] if options.from_results else measure(results, options)
+    write(results, options)
+    expect("every part is measured", not failed, "; ".join(map(str, failed)))

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/bench/bounded.py [GIB [KEPT_BYTES]]
-
-Appends 10 GiB over 10,000 logs, each with a retention of 100,000 bytes. The store on the disk must
+"""Appends 4 GiB over 10,000 logs, each with a retention of 20,000 bytes; arguments change both, in GiB and bytes. The store on the disk must
 always stay within 1.3 times the kept bytes, plus the pool and the space that sorting needs. The 99th percentile of
 appends with the sorter must be at most 1.5 times the one without. Both are measured in turns, in the same
 run, with the same retention.
@@ -62,7 +59,7 @@ def turn(directory, sorter, kept, appends):
         with daemon.load(appends=appends, writers=64, connections=4, logs=LOGS, bytes=RECORD, durability="durable") as load:
             told = load.result(3600)
         metrics = daemon.metrics()
-        check("all is acked", told["acks"] == appends, told.get("error", ""))
+        expect("all is acked", told["acks"] == appends, told.get("error", ""))
         daemon.stop()
     print(f"     {'with' if sorter else 'without'} the sorter: {told['acks'] / told['seconds']:,.0f} appends/s, p50 {told['p50_us']} us, "
           f"p99 {told['p99_us']} us, at most {told['max_us']} us; {metrics['wald_sorter_read_bytes_total'] / MIB:,.0f} MiB read and "
@@ -71,29 +68,25 @@ def turn(directory, sorter, kept, appends):
     return told["p99_us"], metrics["wald_sorter_written_bytes_total"]
 
 
-def main(gib=10, kept=100_000):
-    gib, kept = float(gib), int(kept)
+@check("Disk space under retention stays within its bound, and the sorter costs appends little")
+def bounded(directory):
+    gib = float(sys.argv[1]) if sys.argv[1:] else sized(4, 2.4)
+    kept = int(sys.argv[2]) if sys.argv[2:] else 20_000
     appends = int(gib * (1 << 30) / RECORD / TURNS)
     most = int(LOGS * kept * 1.3) + POOL + max(4 * SEGMENT, STEP)
     p99, written = {True: [], False: []}, 0
-    with scratch() as temporary, Watch(Path(temporary) / "sorted") as watch:
+    with Watch(directory / "sorted") as watch:
         for _ in range(TURNS):
             # Without the sorter no space is freed: each turn has a new store, and fewer appends suffice.
             for sorter, many in ((True, appends), (False, appends // 4)):
-                directory = watch.directory if sorter else Path(temporary) / "journal"
-                took, wrote = turn(directory, sorter, kept, many)
+                place = watch.directory if sorter else directory / "journal"
+                took, wrote = turn(place, sorter, kept, many)
                 p99[sorter].append(took)
                 written += wrote
-            shutil.rmtree(directory)
-    check("the sorter was at work", written > gib * (1 << 30) / 4, f"{written / MIB:,.0f} MiB written")
-    check(f"{gib:g} GiB over {LOGS:,} logs that keep {kept:,} bytes each: at most {most / MIB:,.0f} MiB on the disk",
-          watch.looks > 10 and sum(watch.most.values()) <= most,
-          f"{sum(watch.most.values()) / MIB:,.0f} MiB (" + ", ".join(f"{name} {size // MIB}" for name, size in sorted(watch.most.items())) + ")")
+            shutil.rmtree(place)
+    expect("the sorter was at work", written > gib * (1 << 30) / 4, f"{written / MIB:,.0f} MiB written")
+    expect(f"{gib:g} GiB over {LOGS:,} logs that keep {kept:,} bytes each: at most {most / MIB:,.0f} MiB on the disk",
+           watch.looks > 10 and sum(watch.most.values()) <= most,
+           f"{sum(watch.most.values()) / MIB:,.0f} MiB (" + ", ".join(f"{name} {size // MIB}" for name, size in sorted(watch.most.items())) + ")")
     ratio = statistics.median(p99[True]) / statistics.median(p99[False])
-    check(f"p99 of appends with the sorter is at most {MOST_P99} times that without", ratio <= MOST_P99, f"{ratio:.2f}")
-
-
-if sys.argv[1:2] in (["-h"], ["--help"]):
-    usage()
-main(*sys.argv[1:3])
-finish()
+    expect(f"p99 of appends with the sorter is at most {MOST_P99} times that without", ratio <= MOST_P99, f"{ratio:.2f}")

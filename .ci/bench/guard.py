@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/bench/guard.py [--renew]
-
-Counts the daemon's instructions of an append, a read, a scan and a start after a kill, by callgrind. They are nearly
+"""Counts the daemon's instructions of an append, a read, a scan and a start after a kill, by callgrind. They are nearly
 the same however busy the machine is. Each must be within its tolerance of .ci/bench/guard.json, above and below: --renew
 records a change that makes something cheaper, too. A newer compiler or another processor changes all of
 them a little.
@@ -91,15 +88,12 @@ def measure(directory):
     return {name: round(count) for name, count in found.items()}
 
 
-renew = sys.argv[1:] == ["--renew"]
-if not renew:
-    usage()
-with scratch() as temporary:
-    found = measure(Path(temporary))
-if renew:
-    BASELINE.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
-for name, count in found.items():
-    change, most = count / baseline[name] - 1, TOLERANCE.get(name, MOST)
-    check(f"{name}: within {most:.0%} of {baseline[name]:,} instructions", abs(change) <= most, f"{count:,}, {change:+.1%}")
-finish()
+@check("Instructions of an append, a read, a scan and a start stay near those of guard.json")
+def instructions(directory):
+    found = measure(directory)
+    if "--renew" in sys.argv:
+        BASELINE.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
+    for name, count in found.items():
+        change, most = count / baseline[name] - 1, TOLERANCE.get(name, MOST)
+        expect(f"{name}: within {most:.0%} of {baseline[name]:,} instructions", abs(change) <= most, f"{count:,}, {change:+.1%}")

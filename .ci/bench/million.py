@@ -1,18 +1,13 @@
-#!/usr/bin/env python3
-"""usage: .ci/bench/million.py [DELETED]
-
-Makes a million logs with names of 20 bytes, in no particular order, by appends. Measures the daemon's memory
+"""Makes a million logs with names of 20 bytes, in no particular order, by appends. Measures the daemon's memory
 when they are idle, the duration of a start after a kill and after a shutdown, and the cost of listing
 them. The same memory with 100,000 logs. Times of starts are the best of three, since the machine
-may be busy. Then all logs are deleted one by one; with DELETED, in a store of this size. Their space and
+may be busy. Then all logs are deleted one by one, in a store of 200,000 logs with --all. Their space and
 memory come back after enough appends for both checkpoints to include the deletions. With few logs
 only leftover indexes would exceed the limit: frames are within the sorter's allowance.
 """
 
 from common import *
 
-if len(sys.argv) > 2 or any(not argument.isdecimal() for argument in sys.argv[1:]):
-    usage()
 # The million is the default bound, and a hundred more are made.
 ROOM = ["--max-logs", 1_100_000]
 FOREST = TARGET / "release" / "examples" / "forest"
@@ -54,14 +49,14 @@ def check_memory(daemon, logs, when, empty):
     # Segments are indexed, and some sorted, in the background.
     wait_until(lambda: idle(daemon) <= MOST_MIB[logs] * MIB, 40)
     taken = idle(daemon)
-    check(f"{logs:,} logs, idle {when}: at most {MOST_MIB[logs]} MiB are resident", taken <= MOST_MIB[logs] * MIB,
-          f"{taken / MIB:.0f} MiB, {(taken - empty) / logs:.0f} bytes a log, "
-          f"at most {resident(daemon, 'VmHWM') / MIB:.0f} MiB so far")
+    expect(f"{logs:,} logs, idle {when}: at most {MOST_MIB[logs]} MiB are resident", taken <= MOST_MIB[logs] * MIB,
+           f"{taken / MIB:.0f} MiB, {(taken - empty) / logs:.0f} bytes a log, "
+           f"at most {resident(daemon, 'VmHWM') / MIB:.0f} MiB so far")
 
 
 def make(daemon, logs):
     made = forest(daemon, "make", logs=logs)
-    check(f"{logs:,} logs are made by appends", made["logs"] == logs, f"{made['seconds']:.1f} s")
+    expect(f"{logs:,} logs are made by appends", made["logs"] == logs, f"{made['seconds']:.1f} s")
 
 
 def start(data, logs, how):
@@ -74,20 +69,20 @@ def start(data, logs, how):
     where = ", ".join(f"{name} {value(name) * 1000:.0f}" for name in names)
     print(f"     {how}: {seconds:.2f} s ({where} ms)", flush=True)
     if daemon.start["logs"] != logs:
-        check("a start finds all logs", False, daemon.start["logs"])
+        expect("a start finds all logs", False, daemon.start["logs"])
     return daemon, seconds
 
 
 def listing(daemon, logs):
     told = forest(daemon, "list", rounds=5)
     flat = max(told["middle_us"], told["last_us"]) <= 1.5 * told["first_us"]
-    check("all are listed, by name", told["logs"] == logs, f"{told['pages']} pages in {told['seconds']:.1f} s")
-    check("a page in the middle or at the end takes as long as one at the beginning", flat,
-          ", ".join(f"{where} {told[f'{where}_us']} us" for where in ("first", "middle", "last")))
+    expect("all are listed, by name", told["logs"] == logs, f"{told['pages']} pages in {told['seconds']:.1f} s")
+    expect("a page in the middle or at the end takes as long as one at the beginning", flat,
+           ", ".join(f"{where} {told[f'{where}_us']} us" for where in ("first", "middle", "last")))
     daemon.load(appends=100, logs=100, prefix="last").result()
     few = forest(daemon, "list", prefix="last/", rounds=20)
-    check("listing a rare prefix costs only its own logs", few["logs"] == 100 and few["last_us"] <= told["first_us"],
-          f"{few['last_us']} us")
+    expect("listing a rare prefix costs only its own logs", few["logs"] == 100 and few["last_us"] <= told["first_us"],
+           f"{few['last_us']} us")
 
 
 def appends_beside_a_lister(daemon):
@@ -99,9 +94,9 @@ def appends_beside_a_lister(daemon):
             forest(daemon, "list")
             rounds += 1
         listed = beside.result()
-    check("appends go on while all logs are listed over and over", listed["acks"] == 10_000 and rounds > 0,
-          f"{rounds} rounds; p99 {listed['p99_us']} us, at most {listed['max_us']} us; "
-          f"alone {alone['p99_us']} us, at most {alone['max_us']} us")
+    expect("appends go on while all logs are listed over and over", listed["acks"] == 10_000 and rounds > 0,
+           f"{rounds} rounds; p99 {listed['p99_us']} us, at most {listed['max_us']} us; "
+           f"alone {alone['p99_us']} us, at most {alone['max_us']} us")
 
 
 def occupied(directory):
@@ -114,7 +109,7 @@ def deletions(data, logs, empty):
     before, more = occupied(data), 50_000
     with Daemon(data, *ROOM) as daemon:
         told = forest(daemon, "delete", logs=logs, writers=512)
-        check(f"{logs:,} logs are deleted", told["logs"] == logs, f"{told['seconds']:.1f} s, {logs / told['seconds']:,.0f} a second")
+        expect(f"{logs:,} logs are deleted", told["logs"] == logs, f"{told['seconds']:.1f} s, {logs / told['seconds']:,.0f} a second")
         # Both checkpoints must include the deletions before a start can do without the logs' frames.
         rounds, came = 0, False
         while rounds < 10 and not came:
@@ -125,20 +120,21 @@ def deletions(data, logs, empty):
             # Indexes of a million logs, or of their deletions, take over 100 MiB.
             indexes = max(4, logs * 16 // 1_000_000) * MIB
             came = wait_until(lambda: occupied(data) <= most and occupied(data / "index") <= indexes, 45)
-        check(f"the store takes at most {most / MIB:.0f} MiB again, and nothing of them is left", came,
-              f"{occupied(data) / MIB:.0f} MiB, {before / MIB:.0f} before, after {rounds * more * 4_000 / MIB:.0f} MiB of appends; "
-              f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / MIB:.0f} MiB not sorted yet")
-        check("nothing is listed", forest(daemon, "list", prefix="forest-tests/")["logs"] == 0)
+        expect(f"the store takes at most {most / MIB:.0f} MiB again, and nothing of them is left", came,
+               f"{occupied(data) / MIB:.0f} MiB, {before / MIB:.0f} before, after {rounds * more * 4_000 / MIB:.0f} MiB of appends; "
+               f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / MIB:.0f} MiB not sorted yet")
+        expect("nothing is listed", forest(daemon, "list", prefix="forest-tests/")["logs"] == 0)
         wait_until(lambda: resident(daemon) <= empty + 64 * MIB)
         print(f"     {resident(daemon) / MIB:.0f} MiB resident", flush=True)
         daemon.stop()
     with Daemon(data, *ROOM) as daemon:
         taken = idle(daemon)
-        check("after a start no memory goes to them", taken <= empty + 64 * MIB, f"{taken / MIB:.0f} MiB, {empty / MIB:.0f} when it was new")
+        expect("after a start no memory goes to them", taken <= empty + 64 * MIB, f"{taken / MIB:.0f} MiB, {empty / MIB:.0f} when it was new")
 
 
-with scratch() as temporary:
-    few, many = Path(temporary) / "few", Path(temporary) / "many"
+@check("Memory, starts, lists and deletion of a million logs")
+def million(temporary):
+    few, many = temporary / "few", temporary / "many"
     with Daemon(few, *ROOM) as daemon:
         empty = idle(daemon)
         make(daemon, 100_000)
@@ -161,7 +157,7 @@ with scratch() as temporary:
             if len(took) == STARTS:
                 check_memory(daemon, logs, "after a kill", empty)
         shutil.rmtree(copy)
-    check(f"after a kill a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
+    expect(f"after a kill a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
     took = []
     Daemon(many, *ROOM).stop()
     for _ in range(STARTS):
@@ -175,13 +171,13 @@ with scratch() as temporary:
             began = time.monotonic()
             daemon.stop()
             stopped = time.monotonic() - began
-    check(f"shut down, a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
-    check("shutting down takes at most 5 s", stopped <= 5, f"{stopped:.1f} s")
-    if len(sys.argv) > 1:
+    expect(f"shut down, a start takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.2f} s")
+    expect("shutting down takes at most 5 s", stopped <= 5, f"{stopped:.1f} s")
+    deleted = int(sys.argv[1]) if sys.argv[1:] else sized(200_000, 0)
+    if deleted:
         shutil.rmtree(many)
-        logs = int(sys.argv[1])
+        logs = deleted
         with Daemon(many, *ROOM) as daemon:
             make(daemon, logs)
             daemon.stop()
     deletions(many, logs, empty)
-finish()

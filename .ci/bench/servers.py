@@ -1,8 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/bench/servers.py [--rounds 3] [--seconds 2] [--in-flight 1,16,64,256] [--bytes 128]
-                       [--only NAME,...] [--s2] [--json FILE]
-
-Compares the daemon with servers that install from registries, under the same work. The number of callers is fixed,
+"""Compares the daemon with servers that install from registries, under the same work. The number of callers is fixed,
 and each sends one append after another, through one client program, on one device, in one run. Every server is
 started once and stays; each round measures all of them in turn, so that any drift of the machine affects all. Prints
 medians of the rounds as ratios to the daemon's, with the processor time and memory of the server.
@@ -32,7 +28,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from common import ROOT, SCRATCH, WALD, clean_environment, wait_until
+from common import ROOT, SCRATCH, WALD, check, clean_environment, expect, wait_until
 
 PROGRAM = ROOT / ".ci" / "bench" / "servers"
 PEERS = SCRATCH / "peers"
@@ -452,7 +448,7 @@ def measure(drive, servers, in_flight, options):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(usage=__doc__.strip().removeprefix("usage: "))
+    parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--in-flight", default="1,16,64,256")
@@ -463,7 +459,8 @@ def arguments():
     return parser.parse_args()
 
 
-def main():
+@check("The daemon next to Redis, PostgreSQL, NATS, etcd and s2-lite under one client")
+def servers():
     options = arguments()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     client = SCRATCH / "servers"
@@ -506,8 +503,4 @@ def main():
                  "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         options.json.write_text(json.dumps({"about": about, "absent": absent, "rows": rows, "generated": generated},
                                            indent=1) + "\n")
-    sys.exit(0 if rows else 1)
-
-
-if __name__ == "__main__":
-    main()
+    expect("servers are measured", rows, len(rows))

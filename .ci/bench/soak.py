@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
-"""usage: .ci/bench/soak.py [SECONDS [SEED]]
-
-All kinds of calls at once for SECONDS (1800): appends to 2,000 logs, batches over several, trims,
+"""All kinds of calls at once for half an hour: appends to 2,000 logs, batches over several, trims,
 deletions of logs that the next append creates again, cursors, reads, scans that end and scans that follow, clients
 that die. The daemon's memory and open files must not grow: the last third of the run is compared with the third
 before it; in the first minutes caches fill. Prints the seed, the number of calls, and both over time.
+Arguments: SECONDS and a seed.
 """
 
 import collections
@@ -91,40 +89,41 @@ def thirds(values):
     return statistics.median(values[third:2 * third]), statistics.median(values[2 * third:])
 
 
-if len(sys.argv) > 3 or any(not argument.isdecimal() for argument in sys.argv[1:]):
-    usage()
 seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 1800
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1_000_000)
-print(f"seed {seed}: .ci/bench/soak.py {seconds} {seed}", flush=True)
-with scratch() as temporary, Daemon(Path(temporary) / "data", "--segment-bytes", "4MiB") as daemon:
-    load = dict(seconds=seconds, appends=10**9, writers=16, connections=4, logs=LOGS, bytes=200, rate=RATE, prefix="soak",
-                attempts=5, tolerate=True)
-    memory, files = [], []
-    with daemon.load(**load) as writers, daemon.load(appends=0, followers=FOLLOWERS, prefix="soak"):
-        began = time.monotonic()
-        callers = Callers(daemon, seed)
-        while (now := time.monotonic() - began) < seconds:
-            memory.append(daemon.anonymous())
-            files.append(len(daemon.descriptors()))
-            if len(memory) % max(1, seconds // 20) == 0:
-                disk = sum(value for name, value in daemon.metrics().items() if name.startswith("wald_disk_bytes"))
-                print(f"     {now:5.0f} s  {memory[-1] / (1 << 20):7.1f} MiB  {files[-1]:4} files  {disk / (1 << 20):7.0f} MiB of disk",
-                      flush=True)
-            callers.over.wait(max(0, began + len(memory) - time.monotonic()))
-        callers.stop()
-        told = writers.result()
-    print(f"     appends: {told}")
-    print("     done: " + ", ".join(f"{count} {what}" for what, count in sorted(callers.done.items())))
-    print("     refused: " + ", ".join(f"{count} {what}" for what, count in sorted(callers.refused.items())))
-    check("appends continued", told["acks"] > RATE * seconds / 4, told["acks"])
-    for what in "trim", "delete", "cursor", "read", "scan", "batch", "die":
-        check(f"there was every kind of call: {what}", callers.done[what], callers.done[what])
-    check("only calls on deleted logs and trimmed records were refused", all(what.split()[-1] in ("LOG_NOT_FOUND", "TRIMMED", "LOG_REPLACED")
-          for what in callers.refused), "; ".join(what for what in callers.refused))
-    before, after = thirds(memory)
-    check("memory does not grow", after <= before * MORE + MORE_BYTES,
-          f"{before / (1 << 20):.1f} MiB, then {after / (1 << 20):.1f} MiB; most {max(memory) / (1 << 20):.1f} MiB")
-    before, after = thirds(files)
-    check("open files do not", after <= before + MORE_FILES, f"{before:.0f}, then {after:.0f}; most {max(files)}")
-    check("it ends in order", daemon.stop() == 0)
-finish()
+print(f"seed {seed}: .ci/run bench/soak -- {seconds} {seed}", flush=True)
+
+
+@check("Half an hour of all that callers do: memory and open files do not grow")
+def soak(temporary):
+    with Daemon(temporary / "data", "--segment-bytes", "4MiB") as daemon:
+        load = dict(seconds=seconds, appends=10**9, writers=16, connections=4, logs=LOGS, bytes=200, rate=RATE, prefix="soak",
+                    attempts=5, tolerate=True)
+        memory, files = [], []
+        with daemon.load(**load) as writers, daemon.load(appends=0, followers=FOLLOWERS, prefix="soak"):
+            began = time.monotonic()
+            callers = Callers(daemon, seed)
+            while (now := time.monotonic() - began) < seconds:
+                memory.append(daemon.anonymous())
+                files.append(len(daemon.descriptors()))
+                if len(memory) % max(1, seconds // 20) == 0:
+                    disk = sum(value for name, value in daemon.metrics().items() if name.startswith("wald_disk_bytes"))
+                    print(f"     {now:5.0f} s  {memory[-1] / (1 << 20):7.1f} MiB  {files[-1]:4} files  {disk / (1 << 20):7.0f} MiB of disk",
+                          flush=True)
+                callers.over.wait(max(0, began + len(memory) - time.monotonic()))
+            callers.stop()
+            told = writers.result()
+        print(f"     appends: {told}")
+        print("     done: " + ", ".join(f"{count} {what}" for what, count in sorted(callers.done.items())))
+        print("     refused: " + ", ".join(f"{count} {what}" for what, count in sorted(callers.refused.items())))
+        expect("appends continued", told["acks"] > RATE * seconds / 4, told["acks"])
+        for what in "trim", "delete", "cursor", "read", "scan", "batch", "die":
+            expect(f"there was every kind of call: {what}", callers.done[what], callers.done[what])
+        expect("only calls on deleted logs and trimmed records were refused", all(what.split()[-1] in ("LOG_NOT_FOUND", "TRIMMED", "LOG_REPLACED")
+               for what in callers.refused), "; ".join(what for what in callers.refused))
+        before, after = thirds(memory)
+        expect("memory does not grow", after <= before * MORE + MORE_BYTES,
+               f"{before / (1 << 20):.1f} MiB, then {after / (1 << 20):.1f} MiB; most {max(memory) / (1 << 20):.1f} MiB")
+        before, after = thirds(files)
+        expect("open files do not", after <= before + MORE_FILES, f"{before:.0f}, then {after:.0f}; most {max(files)}")
+        expect("it ends in order", daemon.stop() == 0)

@@ -47,20 +47,22 @@ def lend_libraries(target):
 
 def rust(root, made):
     if root == ROOT:
-        examples()
-        return [EXAMPLES / "conformance"]
+        return examples()
     # Never in the workspace's own target: cargo identifies packages by their place in the workspace, so it
     # would take the faulty ones for the workspace's packages.
     lend_libraries(made / "target")
     build("cargo", "build", "--workspace", "--example", "conformance", cwd=root, CARGO_TARGET_DIR=str(made / "target"))
-    return [made / "target" / "debug" / "examples" / "conformance"]
+
+
+def go_stubs(root=ROOT):
+    """Generates the stubs of the client for Go, which are not committed."""
+    if not (root == ROOT and os.environ.get("CI_BUILT")):
+        build("go", "generate", "./...", cwd=root / FOLDERS["go"])
 
 
 def go(root, made):
-    folder = root / FOLDERS["go"]
-    build("go", "generate", "./...", cwd=folder)
-    build("go", "build", "-o", made / "conformance", "./conformance", cwd=folder)
-    return [made / "conformance"]
+    go_stubs(root)
+    build("go", "build", "-o", made / "conformance", "./conformance", cwd=root / FOLDERS["go"])
 
 
 # The oldest grpcio that the package accepts; pip installs the newest.
@@ -73,30 +75,41 @@ def python(root, made, *pinned):
         build(sys.executable, "-m", "venv", "--clear", made / "venv", cwd=root)
     build(made / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade",
           f"{folder}[test]", *pinned, cwd=root)
-    return [made / "venv/bin/python", folder / "conformance.py"]
 
 
 def oldest_python():
     """The runner of Python with the oldest grpcio."""
     made = SCRATCH / "clients" / "python-oldest"
     made.mkdir(parents=True, exist_ok=True)
-    return [str(part) for part in python(ROOT, made, OLDEST_GRPCIO)]
+    python(ROOT, made, OLDEST_GRPCIO)
+    return command_of("python", ROOT, made)
 
 
 def typescript(root, made):
-    folder = root / FOLDERS["typescript"]
-    build("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=folder)
-    return ["node", folder / "dist/conformance/runner.js"]
+    build("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=root / FOLDERS["typescript"])
 
 
 BUILDERS = {"rust": rust, "go": go, "python": python, "typescript": typescript}
 
 
+def command_of(language, root, made):
+    """The command of a language's runner, built from `root` into `made`."""
+    folder = root / FOLDERS[language]
+    command = {"rust": [(EXAMPLES if root == ROOT else made / "target/debug/examples") / "conformance"],
+               "go": [made / "conformance"],
+               "python": [made / "venv/bin/python", folder / "conformance.py"],
+               "typescript": ["node", folder / "dist/conformance/runner.js"]}[language]
+    return [str(part) for part in command]
+
+
 def runner(language, root=ROOT):
-    """Builds a language's runner from a copy of the repository; returns its command."""
+    """Builds a language's runner from a copy of the repository; returns its command. In a whole run setup/builds:clients
+    has built the runners of the repository."""
     made = SCRATCH / "clients" / (language if root == ROOT else f"{language}-faulty")
     made.mkdir(parents=True, exist_ok=True)
-    return [str(part) for part in BUILDERS[language](root, made)]
+    if not (root == ROOT and os.environ.get("CI_BUILT")):
+        BUILDERS[language](root, made)
+    return command_of(language, root, made)
 
 
 def fresh_copy(language):

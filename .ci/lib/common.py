@@ -1,6 +1,7 @@
-"""Shared parts of the checks: the built binaries, a daemon for a test, counted checks.
+"""Shared parts of the checks: the built binaries, a daemon for a test, counted facts.
 
-It uses only the standard library. Every check prints a line, and `finish` prints the counts.
+It uses only the standard library. A check is a function with `@check`. It states facts with `expect`, and script.py
+runs it and prints the counts.
 """
 
 import hashlib
@@ -35,24 +36,56 @@ passed = 0
 failed = 0
 
 
-def usage():
-    """Prints the script's own documentation on request, or if it takes no such arguments."""
-    if len(sys.argv) > 1:
-        print(sys.modules["__main__"].__doc__.strip())
-        sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
+# The functions with @check, in the order of the file.
+CHECKS = []
 
 
-def check(what, holds, detail=""):
-    """Counts and prints one check."""
+def check(purpose):
+    """Makes a function a check. Each gets a new directory if it has a parameter: `data` is the path of a data
+    directory in it, and any other name is the directory. runner.py reads the purpose from the source."""
+    def register(function):
+        CHECKS.append(function)
+        return function
+    return register
+
+
+def expect(what, holds, detail=""):
+    """Counts and prints one fact; returns whether it holds."""
     global passed, failed
     passed, failed = passed + bool(holds), failed + (not holds)
     print(f"{'ok  ' if holds else 'FAIL'} {what}{f': {detail}' if detail != '' else ''}", flush=True)
     return holds
 
 
+def counted(*command, **options):
+    """Runs a program and adds its counts; a program without counts is one fact. Returns whether all passed."""
+    global passed, failed
+    print(f"$ {' '.join(map(str, command))}", flush=True)
+    process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, errors="replace", **options)
+    well = bad = 0
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        found = re.match(r"test result: \S+ (\d+) passed; (\d+) failed|(\d+) passed, (\d+) failed$", line)
+        if found:
+            well, bad = well + int(found[1] or found[3] or 0), bad + int(found[2] or found[4] or 0)
+    status = process.wait()
+    if status and not bad:
+        print(f"FAIL {command[0]} ends with {status}", flush=True)
+        bad = 1
+    passed, failed = passed + (well or not bad), failed + bad
+    return not bad
+
+
 def sized(whole, light):
     """Returns the size of a check: `light` in `.ci/run` without --all, which sets CI_LIGHT, else `whole`."""
     return light if os.environ.get("CI_LIGHT") else whole
+
+
+def script(name, *arguments):
+    """The arguments of Python that run all checks of a file, such as script("bench/servers", "--rounds", 1)."""
+    file = ROOT / ".ci" / (name if name.startswith("bench/") else f"checks/{name}")
+    return ["-B", ROOT / ".ci" / "lib" / "script.py", file.with_suffix(".py"), "", *arguments]
 
 
 def finish():

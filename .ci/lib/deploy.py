@@ -9,7 +9,7 @@ from common import *
 BIN = SCRATCH / "bin"
 PYTHON = SCRATCH / "deploy" / "bin"
 CHART = ROOT / "deploy" / "helm" / "wald"
-# Results of the step `static` of .ci/run.
+# Results of setup/builds:static.
 STATIC = TARGET / f"{os.uname().machine}-unknown-linux-musl" / "release"
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 

@@ -1,7 +1,7 @@
 //! The other examples of README.md, word for word, with the code that they omit around them;
 //! against the daemon at WALD_ENDPOINT. Prints a line for each.
 //!
-//! `.ci/checks/docs/examples.py` runs it, and sees to it that README.md says nothing else.
+//! `.ci/run docs/examples` runs it, and sees to it that README.md says nothing else.
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/api/followers.py
-
-100,000 followers of 1,000 logs: the memory of each, and their delay. 1,000 followers
+"""100,000 followers of 1,000 logs: the memory of each, and their delay. 1,000 followers
 of one busy log get all records, in few messages. Then 1,000 followers without appends, followers
 that read nothing, and clients that die during a stream or a request: writers do not notice, and after
 1,000 rounds the daemon has nothing left of them.
@@ -13,7 +10,6 @@ import struct
 
 from common import *
 
-usage()
 IDLE = 1_000
 ROUNDS = sized(1_000, 240)
 CROWD, CROWD_CONNECTIONS = sized(100_000, 20_000), 50
@@ -171,13 +167,14 @@ def at_rest(daemon, idle):
     return now["fds"] <= idle["fds"] and now["followers"] == now["inflight"] == 0
 
 
+@check("Writers notice neither idle followers nor followers that read nothing")
 def others_unchanged(data):
     with Daemon(data, *MANY_CALLS, strace=SLOW) as daemon:
         daemon.ready().load(seconds=1, **LOAD_OF_OTHERS).result()
         alone = [daemon.load(seconds=6, **LOAD_OF_OTHERS).result()]
         before = daemon.anonymous()
         with daemon.load(appends=0, writers=0, followers=IDLE, connections=10, prefix="idle"):
-            check(f"{IDLE:,} followers are there", wait_until(lambda: daemon.metric("wald_followers") == IDLE))
+            expect(f"{IDLE:,} followers are there", wait_until(lambda: daemon.metric("wald_followers") == IDLE))
             each = (daemon.anonymous() - before) / IDLE
             stuck = [Rude(daemon) for _ in range(5)]
             for client in stuck:
@@ -195,23 +192,23 @@ def others_unchanged(data):
             beside = daemon.load(seconds=8, **LOAD_OF_OTHERS).result()
             over.set()
             thread.join()
-            check("an idle follower costs little", each < 64 << 10, f"{each / 1024:.1f} KiB resident, connection included")
+            expect("an idle follower costs little", each < 64 << 10, f"{each / 1024:.1f} KiB resident, connection included")
             for client in stuck:
                 client.die()
-        check("the gauge of followers returns to 0", wait_until(lambda: daemon.metric("wald_followers") == 0))
+        expect("the gauge of followers returns to 0", wait_until(lambda: daemon.metric("wald_followers") == 0))
         # Before and after, because the machine's speed varies.
         alone.append(daemon.load(seconds=6, **LOAD_OF_OTHERS).result())
     print(f"     alone: {alone}\n     beside: {beside}")
     p99 = max(told["p99_us"] for told in alone)
-    check("idle followers, 5 that read nothing, and clients that die: writers' p99 is the same",
-          beside["p99_us"] <= 1.25 * p99 and not beside["errors"],
-          f"{beside['p99_us'] / 1000:.0f} ms, {p99 / 1000:.0f} ms alone; {rounds} clients died")
+    expect("idle followers, 5 that read nothing, and clients that die: writers' p99 is the same",
+           beside["p99_us"] <= 1.25 * p99 and not beside["errors"],
+           f"{beside['p99_us'] / 1000:.0f} ms, {p99 / 1000:.0f} ms alone; {rounds} clients died")
     rate, least = beside["acks"] / beside["seconds"], min(told["acks"] / told["seconds"] for told in alone)
-    check("and so is their throughput", rate >= 0.9 * least, f"{rate:.0f}/s, {least:.0f}/s alone")
+    expect("and so is their throughput", rate >= 0.9 * least, f"{rate:.0f}/s, {least:.0f}/s alone")
 
 
+@check("1,000 followers of one busy log get all records, in few messages")
 def busy(data):
-    """Many followers of one log. The server makes each message once for all of them."""
     with Daemon(data, *MANY_CALLS) as daemon:
         daemon.ready().load(appends=1, writers=1, logs=1, bytes=100, prefix="busy").result()
         selector = selectors.DefaultSelector()
@@ -220,21 +217,22 @@ def busy(data):
             crowds[number % BUSY_CONNECTIONS].call("Scan", follow_one("busy/0"))
         total = lambda what: sum(sum(getattr(crowd, what).values()) for crowd in crowds)
         caught_up = listen(selector, lambda: sum(len(crowd.answers) for crowd in crowds) == BUSY)
-        check(f"{BUSY:,} followers of one log are there", caught_up)
+        expect(f"{BUSY:,} followers of one log are there", caught_up)
         answers, before, began = total("answers"), [dict(crowd.bytes) for crowd in crowds], time.monotonic()
         load = daemon.load(appends=BUSY_APPENDS, writers=16, connections=4, logs=1, bytes=100, prefix="busy")
         least = lambda: min(min(crowd.bytes[stream] - had[stream] for stream in had) for crowd, had in zip(crowds, before))
         all_there = listen(selector, lambda: least() >= BUSY_APPENDS * 100)
         took, told = time.monotonic() - began, load.result()
-        check("each gets all records", all_there and told["acks"] == BUSY_APPENDS,
-              f"{BUSY * BUSY_APPENDS:,} records in {took:.1f} s, appended in {told['seconds']:.1f} s")
+        expect("each gets all records", all_there and told["acks"] == BUSY_APPENDS,
+               f"{BUSY * BUSY_APPENDS:,} records in {took:.1f} s, appended in {told['seconds']:.1f} s")
         each = (total("answers") - answers) / BUSY
-        check("in few messages", each <= took / BUSY_PAUSE + 3, f"{each:.0f} each")
+        expect("in few messages", each <= took / BUSY_PAUSE + 3, f"{each:.0f} each")
         for crowd in crowds:
             crowd.die()
-        check("nothing is left of them", wait_until(lambda: daemon.metric("wald_followers") == 0))
+        expect("nothing is left of them", wait_until(lambda: daemon.metric("wald_followers") == 0))
 
 
+@check("Clients that die during a stream or a request leave nothing behind")
 def nothing_leaks(data):
     with Daemon(data, "--max-inflight-bytes", "1MiB", *MANY_CALLS) as daemon:
         daemon.ready().load(appends=2_000, writers=16, logs=16, bytes=1000, prefix="small").result()
@@ -246,19 +244,19 @@ def nothing_leaks(data):
         memory = daemon.anonymous()
         for number in range(ROUNDS):
             one_round(daemon, number)
-        check(f"after {ROUNDS:,} rounds of clients that die no file, follower or byte in flight is left",
-              wait_until(lambda: at_rest(daemon, idle)), f"{idle} before, {state(daemon)} after")
+        expect(f"after {ROUNDS:,} rounds of clients that die no file, follower or byte in flight is left",
+               wait_until(lambda: at_rest(daemon, idle)), f"{idle} before, {state(daemon)} after")
         grown = daemon.anonymous() - memory
-        check("nor memory", grown < 2 << 20, f"{grown >> 10} KiB more, {memory >> 20} MiB before")
+        expect("nor memory", grown < 2 << 20, f"{grown >> 10} KiB more, {memory >> 20} MiB before")
         # If any part of the budget were lost, this would be BUSY.
         client = daemon.load(appends=1, writers=1, logs=1, bytes=900_000, prefix="after", attempts=1).result()
-        check("and all of the budget is free", client["acks"] == 1, client.get("error", ""))
+        expect("and all of the budget is free", client["acks"] == 1, client.get("error", ""))
         # Two kinds of rounds append nothing: in one of them the request never arrived whole.
         _, tail, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "dying"})
         whole = ROUNDS // 4 + ROUNDS // 8
-        check("no part of an interrupted request is there", tail and 0 < int(tail["tailLsn"]) <= whole,
-              f"{tail and tail['tailLsn']} of {whole} whole ones")
-        check("SIGTERM ends it with 0", daemon.stop() == 0)
+        expect("no part of an interrupted request is there", tail and 0 < int(tail["tailLsn"]) <= whole,
+               f"{tail and tail['tailLsn']} of {whole} whole ones")
+        expect("SIGTERM ends it with 0", daemon.stop() == 0)
 
 
 def cpu_seconds(daemon):
@@ -267,8 +265,8 @@ def cpu_seconds(daemon):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@check("Memory and delay of a crowd of idle followers of many logs")
 def a_crowd(data):
-    """Idle followers of many logs."""
     with Daemon(data, *MANY_CALLS) as daemon:
         daemon.ready().load(appends=CROWD_LOGS * 4, writers=16, logs=CROWD_LOGS, bytes=100, prefix="crowd").result()
         listed = daemon.walctl("logs", "--prefix", "crowd/", "--limit", CROWD_LOGS, "--output", "json").stdout.decode()
@@ -285,15 +283,15 @@ def a_crowd(data):
         there = listen(selector, lambda: daemon.metric("wald_followers") == CROWD)
         # Each gets one message when it has caught up.
         caught_up = listen(selector, lambda: sum(len(crowd.answers) for crowd in crowds) == CROWD)
-        check(f"{CROWD:,} followers of {len(names):,} logs are there", there and caught_up,
-              f"after {time.monotonic() - began:.1f} s")
+        expect(f"{CROWD:,} followers of {len(names):,} logs are there", there and caught_up,
+               f"after {time.monotonic() - began:.1f} s")
         each = (daemon.anonymous() - before) / CROWD
-        check("each takes few bytes", each < 16 << 10, f"{each / 1024:.2f} KiB resident, its stream included")
+        expect("each takes few bytes", each < 16 << 10, f"{each / 1024:.2f} KiB resident, its stream included")
         spent, began = cpu_seconds(daemon), time.monotonic()
         listen(selector, lambda: time.monotonic() - began > sized(30, 16), 40)
         share = (cpu_seconds(daemon) - spent) / (time.monotonic() - began)
-        check("idle, they take no processor time but for their heartbeats", share < 0.25,
-              f"{share:.1%} of a core, with one heartbeat each in 15 s")
+        expect("idle, they take no processor time but for their heartbeats", share < 0.25,
+               f"{share:.1%} of a core, with one heartbeat each in 15 s")
         took, line = [], Path(f"{data}.line")
         line.write_text("x" * 5000 + "\n")
         for name in names[::len(names) // 50]:
@@ -308,17 +306,9 @@ def a_crowd(data):
                 break
             took.append(time.monotonic() - began)
             done.wait()
-        check(f"an append reaches all {CROWD // len(names)} followers of its log at once", took and sorted(took)[len(took) // 2] < 0.2,
-              took and f"median {sorted(took)[len(took) // 2] * 1000:.0f} ms, slowest {max(took) * 1000:.0f} ms, "
-                       "the start of walctl included")
+        expect(f"an append reaches all {CROWD // len(names)} followers of its log at once", took and sorted(took)[len(took) // 2] < 0.2,
+               took and f"median {sorted(took)[len(took) // 2] * 1000:.0f} ms, slowest {max(took) * 1000:.0f} ms, "
+                        "the start of walctl included")
         for crowd in crowds:
             crowd.die()
-        check("nothing is left of them", wait_until(lambda: daemon.metric("wald_followers") == 0))
-
-
-with scratch() as temporary:
-    a_crowd(Path(temporary) / "crowd")
-    busy(Path(temporary) / "busy")
-    others_unchanged(Path(temporary) / "others")
-    nothing_leaks(Path(temporary) / "leaks")
-finish()
+        expect("nothing is left of them", wait_until(lambda: daemon.metric("wald_followers") == 0))

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/api/people.py
-
-Typical uses of walctl on the released binaries: copies of a whole store between servers, repeated loads after
+"""Typical uses of walctl on the released binaries: copies of a whole store between servers, repeated loads after
 the server was killed, common kinds of files, names with invisible characters, consumers
 that never return.
 """
@@ -12,7 +9,6 @@ import random
 
 from common import *
 
-usage()
 LARGE = ["--max-record-bytes", "5MiB", "--max-batch-bytes", "6MiB", "--segment-bytes", "32MiB"]
 ODD = ["pay\u202ella", "zero\u200bwidth", "a\u00a0b", "\ufeffmarked"]
 
@@ -41,10 +37,11 @@ def odd_records():
         yield json.dumps(record) + "\n"
 
 
+@check("A pipe of walctl copies a whole store")
 def a_store_is_copied_by_a_pipe():
     with scratch() as directory, Daemon(f"{directory}/a", *LARGE) as one:
         done = one.walctl("append", "--format", "json", input="".join(odd_records()).encode())
-        check("records of all kinds are appended", done.returncode == 0, done.stderr.decode().strip()[-200:])
+        expect("records of all kinds are appended", done.returncode == 0, done.stderr.decode().strip()[-200:])
         one.walctl("append", "plain/lines", "-", input=b"a\0b\n\xff\n\n")
         expected = records(one, "--all")
         for form in ("delimited", "json"):
@@ -52,13 +49,13 @@ def a_store_is_copied_by_a_pipe():
                 line = (f"{WALCTL} --endpoint {one.grpc} scan --all --output {form} | "
                         f"{WALCTL} --endpoint {other.grpc} append --format {form}")
                 done = run("bash", "-o", "pipefail", "-c", line)
-                check(f"a store is copied in the form {form}", done.returncode == 0, done.stderr.decode().strip()[-200:])
+                expect(f"a store is copied in the form {form}", done.returncode == 0, done.stderr.decode().strip()[-200:])
                 found = records(other, "--all")
-                check("payloads, headers and times are equal", found == expected, {k: len(v) for k, v in found.items()})
+                expect("payloads, headers and times are equal", found == expected, {k: len(v) for k, v in found.items()})
 
 
+@check("A load whose server or client was killed goes on without duplicates")
 def loads_go_on():
-    """A server that is killed during a load, and a load that is killed and repeated."""
     lines = "".join(f"{number} {'y' * 200}\n" for number in range(300_000))
     with scratch() as directory:
         file = Path(directory) / "load.txt"
@@ -75,11 +72,11 @@ def loads_go_on():
             address = daemon.grpc
         with Daemon(f"{directory}/data", listen=address) as daemon:
             _, said = load.communicate(timeout=120)
-            check("a load continues after its server was killed", load.returncode == 0, said.decode().strip()[-200:])
-            check("no record is duplicated or missing", content(daemon))
+            expect("a load continues after its server was killed", load.returncode == 0, said.decode().strip()[-200:])
+            expect("no record is duplicated or missing", content(daemon))
             again = daemon.walctl("append", "load", str(file), "--producer", "load-1")
-            check("run again, it appends nothing", again.returncode == 0 and b"300,000 records were there already" in again.stderr
-                  and content(daemon), again.stderr.decode().strip()[-200:])
+            expect("run again, it appends nothing", again.returncode == 0 and b"300,000 records were there already" in again.stderr
+                   and content(daemon), again.stderr.decode().strip()[-200:])
         with Daemon(f"{directory}/killed") as daemon:
             load = subprocess.Popen([str(WALCTL), "append", "load", str(file), "--producer", "load-2"], stderr=subprocess.DEVNULL,
                                     stdout=subprocess.DEVNULL, env=clean_environment(WALD_ENDPOINT=daemon.endpoint))
@@ -87,18 +84,18 @@ def loads_go_on():
             load.kill()
             load.wait()
             done = daemon.walctl("append", "load", str(file), "--producer", "load-2")
-            check("a load that was killed is run again from the start", done.returncode == 0 and content(daemon),
-                  done.stderr.decode().strip()[-200:])
+            expect("a load that was killed is run again from the start", done.returncode == 0 and content(daemon),
+                   done.stderr.decode().strip()[-200:])
         # The server remembers fewer batches than there are: older ones are known to exist.
         with Daemon(f"{directory}/few", "--producer-window", "10") as daemon:
             for _ in range(2):
                 done = daemon.walctl("append", "load", str(file), "--producer", "load-3")
-            check("a load is run again beyond the batches that the server remembers", done.returncode == 0 and content(daemon),
-                  done.stderr.decode().strip()[-200:])
+            expect("a load is run again beyond the batches that the server remembers", done.returncode == 0 and content(daemon),
+                   done.stderr.decode().strip()[-200:])
 
 
+@check("Common kinds of files load, or are refused with a reason")
 def files_as_people_have_them():
-    """The records of each file, or words of the answer that refuses the file."""
     text = '{"n":1}\r\n{"n":2}\r\n\r\n{"n":3}'.encode()
     cases = [
         ("bom.jsonl", b'\xef\xbb\xbf{"n":1}\r\n{"n":2}\r\n', [b'{"n":1}', b'{"n":2}']),
@@ -118,34 +115,36 @@ def files_as_people_have_them():
             done = daemon.walctl("append", f"files/{name}", f"{directory}/{name}")
             if isinstance(expected[0], str):
                 said = done.stderr.decode()
-                check(f"{name} is refused with the place and the remedy", done.returncode == 1 and all(e in said for e in expected), said.strip()[-200:])
+                expect(f"{name} is refused with the place and the remedy", done.returncode == 1 and all(e in said for e in expected), said.strip()[-200:])
                 continue
             answer = daemon.call("wald.v1.WalService/Read", {"log": f"files/{name}"})[1]
             found = [base64.b64decode(record.get("data", "")) for record in answer["batch"]["records"]]
-            check(f"{name} is loaded as it is meant", done.returncode == 0 and found == expected, found)
+            expect(f"{name} is loaded as it is meant", done.returncode == 0 and found == expected, found)
         field = Path(directory) / "bom-field.jsonl"
         field.write_bytes(b'\xef\xbb\xbf{"log":"a","n":1}\n{"log":"b","n":2}\n')
         done = daemon.walctl("append", "--log-from-field", "log", field)
         logs = daemon.walctl("logs", "--output", "raw").stdout.split()
-        check("a byte order mark is no part of the first field", done.returncode == 0 and {b"a", b"b"} <= set(logs), logs)
+        expect("a byte order mark is no part of the first field", done.returncode == 0 and {b"a", b"b"} <= set(logs), logs)
 
 
+@check("Invisible characters in names are shown or refused")
 def names_that_nobody_sees():
     with scratch() as directory:
         with Daemon(f"{directory}/data") as daemon:
             for name in ODD:
                 done = daemon.walctl("append", name, "--text", "x")
-                check(f"the name {name!a} is refused", done.returncode == 1 and b"INVALID_LOG_NAME" in done.stderr, done.stderr.decode().strip())
+                expect(f"the name {name!a} is refused", done.returncode == 1 and b"INVALID_LOG_NAME" in done.stderr, done.stderr.decode().strip())
         with Daemon(f"{directory}/data", "--allow-invisible-names") as daemon:
             done = daemon.walctl("append", ODD[0], "--text", "x")
-            check("a setting permits it", done.returncode == 0, done.stderr.decode().strip())
+            expect("a setting permits it", done.returncode == 0, done.stderr.decode().strip())
             daemon.stop()
         with Daemon(f"{directory}/data") as daemon:
             read = daemon.walctl("read", ODD[0], "--output", "raw")
             deleted = daemon.walctl("log", "delete", ODD[0])
-            check("a log that has such a name is read and deleted", (read.stdout, deleted.returncode) == (b"x\n", 0), deleted.stderr.decode())
+            expect("a log that has such a name is read and deleted", (read.stdout, deleted.returncode) == (b"x\n", 0), deleted.stderr.decode())
 
 
+@check("A cursor that nobody moves is found and removed")
 def a_consumer_that_never_comes_back():
     with scratch() as directory:
         bounds = ["--retention-interval", "100ms", "--cursor-lag-logs", "q, other/*"]
@@ -157,28 +156,20 @@ def a_consumer_that_never_comes_back():
             daemon.walctl("cursor", "set", "q", "billing", "5000")
             daemon.walctl("cursor", "set", "q", "abandoned", "10")
             held = wait_until(lambda: daemon.metric("wald_retention_held_bytes") > 1000 and daemon.metric("wald_retention_held_logs") == 1, 20)
-            check("metrics report the bytes that a cursor holds back", held, daemon.metric("wald_retention_held_bytes"))
+            expect("metrics report the bytes that a cursor holds back", held, daemon.metric("wald_retention_held_bytes"))
             lags = {name: value for name, value in daemon.metrics().items() if name.startswith("wald_cursor_lag_records")}
-            check("its lag has a metric, where a setting asks for it",
-                  lags == {'wald_cursor_lag_records{cursor="abandoned",log="q"}': 4990, 'wald_cursor_lag_records{cursor="billing",log="q"}': 0}, lags)
+            expect("its lag has a metric, where a setting asks for it",
+                   lags == {'wald_cursor_lag_records{cursor="abandoned",log="q"}': 4990, 'wald_cursor_lag_records{cursor="billing",log="q"}': 0}, lags)
             for arguments in (["q"], []):
                 rows = json.loads(daemon.walctl("cursor", "list", *arguments, "--output", "json").stdout)
-                check(f"walctl cursor list {' '.join(arguments)}has the lag", {row["cursor"]: row["lag"] for row in rows}
-                      == {"abandoned": 4990, "billing": 0}, rows)
+                expect(f"walctl cursor list {' '.join(arguments)}has the lag", {row["cursor"]: row["lag"] for row in rows}
+                       == {"abandoned": 4990, "billing": 0}, rows)
             with urllib.request.urlopen(f"http://{daemon.http}/console/api/log?log=q") as page:
                 shown = json.load(page)
-            check("the console has cursors, retention and the writer's epoch", {c["name"]: c["lag"] for c in shown["cursors"]}
-                  == {"abandoned": 4990, "billing": 0} and shown["retention"]["respect_cursors"] and shown["writer_epoch"] == 0, shown)
+            expect("the console has cursors, retention and the writer's epoch", {c["name"]: c["lag"] for c in shown["cursors"]}
+                   == {"abandoned": 4990, "billing": 0} and shown["retention"]["respect_cursors"] and shown["writer_epoch"] == 0, shown)
             daemon.stop()
         with Daemon(f"{directory}/data", *bounds, "--cursor-hold-bytes", "50KB") as daemon:
             first = lambda: json.loads(daemon.walctl("log", "get", "q", "--output", "json").stdout)[0]["first_lsn"]
             daemon.walctl("append", "q", "-", input=(b"z" * 100 + b"\n") * 1000)
-            check("a setting bounds it", wait_until(lambda: first() > 10, 20), first())
-
-
-a_store_is_copied_by_a_pipe()
-loads_go_on()
-files_as_people_have_them()
-names_that_nobody_sees()
-a_consumer_that_never_comes_back()
-finish()
+            expect("a setting bounds it", wait_until(lambda: first() > 10, 20), first())

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/api/pressure.py [SECONDS]
-
-A producer is faster than the disk for a minute. Memory stays bounded, other clients wait
+"""A producer is faster than the disk for a minute (an argument changes the seconds). Memory stays bounded, other clients wait
 little longer than without it, and every request is answered. strace makes the disk slow by
 delaying every flush. The measured times are then mainly the disk's and the daemon's, not the
 machine's or the driver's: at these rates the driver mostly sleeps.
@@ -9,11 +6,7 @@ machine's or the driver's: at these rates the driver mostly sleeps.
 
 from common import *
 
-seconds = sized(60, 24)
-if len(sys.argv) == 2 and sys.argv[1].isdigit():
-    seconds = int(sys.argv[1])
-else:
-    usage()
+SECONDS = int(sys.argv[1]) if sys.argv[1:] else sized(60, 24)
 DELAY = 0.3
 SLOW = ["-e", "trace=fdatasync", "-e", f"inject=fdatasync:delay_enter={DELAY * 1e6:.0f}"]
 BOUND = 64 << 20
@@ -39,8 +32,8 @@ class Peak(threading.Thread):
         return self
 
 
-def greedy_beside_small(data, seconds):
-    """The greedy producer offers four times the limit of bytes in flight; the disk takes a fraction of it."""
+@check("A producer faster than the disk: bounded memory, little delay for others, an answer to each request")
+def greedy_beside_small(data, seconds=SECONDS):
     limit = 4 << 20
     # Large enough that none is filled: a new segment takes a flush of its own, so a client that meets one
     # waits for three flushes instead of two, with or without other clients.
@@ -58,17 +51,17 @@ def greedy_beside_small(data, seconds):
         peak.stop()
         print(f"     alone: {alone}\n     beside: {beside}\n     greedy: {told}")
         busy = told["errors"].get("ResourceExhausted BUSY NotApplied", 0)
-        check(f"a producer offers more than the disk takes, for {seconds} s", busy > 100 and told["acks"] > 100,
-              f"{told['acks'] * 64 / 1024 / told['seconds']:.1f} MiB/s acked, {busy} times BUSY")
-        check("resident anonymous memory is at most 64 MiB above max_inflight_bytes", peak.memory <= limit + BOUND,
-              f"{peak.memory / 2**20:.1f} MiB, limit {limit >> 20} MiB")
-        check("the bytes in flight stay within max_inflight_bytes", 0 < peak.inflight <= limit, f"{peak.inflight / 2**20:.1f} MiB")
-        check("the others' p99 is at most 1.5 times their p99 alone", beside["p99_us"] <= 1.5 * alone["p99_us"],
-              f"{beside['p99_us'] / 1000:.0f} ms beside it, {alone['p99_us'] / 1000:.0f} ms alone")
-        check("none of the others is refused", not beside["errors"] and not alone["errors"])
-        check("and every request of the producer is answered, by an ack or by BUSY", set(told["errors"])
-              == {"ResourceExhausted BUSY NotApplied"} and told["acks"] + busy == len(entries) , len(entries))
-        check("nothing is in flight when it is over", daemon.metric("wald_inflight_bytes") == 0)
+        expect(f"a producer offers more than the disk takes, for {seconds} s", busy > 100 and told["acks"] > 100,
+               f"{told['acks'] * 64 / 1024 / told['seconds']:.1f} MiB/s acked, {busy} times BUSY")
+        expect("resident anonymous memory is at most 64 MiB above max_inflight_bytes", peak.memory <= limit + BOUND,
+               f"{peak.memory / 2**20:.1f} MiB, limit {limit >> 20} MiB")
+        expect("the bytes in flight stay within max_inflight_bytes", 0 < peak.inflight <= limit, f"{peak.inflight / 2**20:.1f} MiB")
+        expect("the others' p99 is at most 1.5 times their p99 alone", beside["p99_us"] <= 1.5 * alone["p99_us"],
+               f"{beside['p99_us'] / 1000:.0f} ms beside it, {alone['p99_us'] / 1000:.0f} ms alone")
+        expect("none of the others is refused", not beside["errors"] and not alone["errors"])
+        expect("and every request of the producer is answered, by an ack or by BUSY", set(told["errors"])
+               == {"ResourceExhausted BUSY NotApplied"} and told["acks"] + busy == len(entries) , len(entries))
+        expect("nothing is in flight when it is over", daemon.metric("wald_inflight_bytes") == 0)
         verify(daemon, entries)
 
 
@@ -79,11 +72,11 @@ def verify(daemon, entries):
     rows = logs if isinstance(logs, list) else next(value for value in logs.values() if isinstance(value, list))
     there = sum(int(row.get("tail_lsn", row.get("tailLsn", 0))) for row in rows)
     acked = {(entry.log, entry.lsn) for entry in entries if entry.acked}
-    check("the number of stored records is the number of acks", there == len(acked) == sum(e.acked for e in entries), there)
+    expect("the number of stored records is the number of acks", there == len(acked) == sum(e.acked for e in entries), there)
 
 
+@check("Records of a megabyte that are not admitted take no memory")
 def large_ones(data):
-    """The default limit with records of a megabyte: requests that are not admitted take no memory."""
     limit = 32 << 20
     with Daemon(data, strace=SLOW) as daemon:
         peak = Peak(daemon.ready())
@@ -91,12 +84,6 @@ def large_ones(data):
                          attempts=1, tolerate=True) as greedy:
             told = greedy.result()
         peak.stop()
-        check("256 records of a megabyte offered at a time: memory at most 64 MiB above max_inflight_bytes",
-              peak.memory <= limit + BOUND, f"{peak.memory / 2**20:.1f} MiB, limit {limit >> 20} MiB; {told}")
-        check("every one is answered", set(told["errors"]) == {"ResourceExhausted BUSY NotApplied"} and told["acks"] > 0)
-
-
-with scratch() as temporary:
-    greedy_beside_small(Path(temporary) / "small", seconds)
-    large_ones(Path(temporary) / "large")
-finish()
+        expect("256 records of a megabyte offered at a time: memory at most 64 MiB above max_inflight_bytes",
+               peak.memory <= limit + BOUND, f"{peak.memory / 2**20:.1f} MiB, limit {limit >> 20} MiB; {told}")
+        expect("every one is answered", set(told["errors"]) == {"ResourceExhausted BUSY NotApplied"} and told["acks"] > 0)

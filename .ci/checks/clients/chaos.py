@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/clients/chaos.py [SECONDS [SEED]]
-
-16 producers and 8 followers (four and two of each language) use four logs of one daemon for SECONDS (75).
+"""16 producers and 8 followers (four and two of each language) use four logs of one daemon for SECONDS (75).
 At random the daemon is killed or stopped, connections are dropped, and answers are lost or delayed. In the end
 each record that a producer reports as appended must exist exactly once and in order, and nothing else.
 Every follower must have seen exactly these records in the same order. Prints the seed and counts.
+Arguments: SECONDS and a seed.
 """
 
 import random
@@ -79,81 +77,79 @@ def first_difference(one, other):
     return f"{len(one)} lines, not {len(other)}"
 
 
-if len(sys.argv) > 3 or any(not argument.isdecimal() for argument in sys.argv[1:]):
-    print(__doc__.strip())
-    sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
 seconds = int(sys.argv[1]) if len(sys.argv) > 1 else sized(75, 42)
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1_000_000)
-print(f"seed {seed}: .ci/checks/clients/chaos.py {seconds} {seed}", flush=True)
-dice = random.Random(seed)
-languages = list(BUILDERS)
-commands = {language: runner(language) for language in languages}
+print(f"seed {seed}: .ci/run clients/chaos -- {seconds} {seed}", flush=True)
 
-parts = []
-with scratch() as directory, open(SCRATCH / "chaos.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
-    directory = Path(directory)
-    stop = directory / "stop"
-    environment = clean_environment(**served.environment(), WALD_STOP=str(stop))
-    try:
-        followers = [Part(f"follower-{language}-{number}", [*commands[language], "chaos-follower", "chaos/", "16"],
-                          environment, directory) for number in range(2) for language in languages]
-        parts += followers
-        producers = []
-        for number, where in enumerate(LOGS):
-            for language in languages:
-                name = f"{language}-{number}"
-                part = Part(name, [*commands[language], "chaos-producer", where, name, str(RATE)], environment, directory)
-                part.log = where
-                producers.append(part)
-        parts += producers
-        began = time.monotonic()
-        done = disturb(served, dice, seconds)
-        for part in parts:
-            if part.process.poll() is not None:
-                check(f"{part.name} works until stopped", False, part.trouble())
-        stop.touch()
-        until = time.monotonic() + PATIENCE
+
+@check("Producers and followers of all languages under kills, drops and delays: each record once, in order")
+def chaos(directory):
+    with open(SCRATCH / "chaos.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
+        dice = random.Random(seed)
+        languages = list(BUILDERS)
+        commands = {language: runner(language) for language in languages}
+        parts = []
+        stop = directory / "stop"
+        environment = clean_environment(**served.environment(), WALD_STOP=str(stop))
+        try:
+            followers = [Part(f"follower-{language}-{number}", [*commands[language], "chaos-follower", "chaos/", "16"],
+                              environment, directory) for number in range(2) for language in languages]
+            parts += followers
+            producers = []
+            for number, where in enumerate(LOGS):
+                for language in languages:
+                    name = f"{language}-{number}"
+                    part = Part(name, [*commands[language], "chaos-producer", where, name, str(RATE)], environment, directory)
+                    part.log = where
+                    producers.append(part)
+            parts += producers
+            began = time.monotonic()
+            done = disturb(served, dice, seconds)
+            for part in parts:
+                if part.process.poll() is not None:
+                    expect(f"{part.name} works until stopped", False, part.trouble())
+            stop.touch()
+            until = time.monotonic() + PATIENCE
+            for part in producers:
+                if not part.ended(until - time.monotonic()):
+                    expect(f"{part.name} ends", False, part.trouble())
+            until = time.monotonic() + PATIENCE
+            for part in followers:
+                if not part.ended(until - time.monotonic()):
+                    expect(f"{part.name} ends", False, part.trouble())
+            took = time.monotonic() - began
+            truth = scanned(f"127.0.0.1:{served.proxy.port}")
+        finally:
+            for part in parts:
+                harness.end_group(part.process)
+        expect("there was harm of every kind" if seconds >= 40 else "there was harm", len(done) == 5 or (seconds < 40 and done),
+               ", ".join(f"{action} {count}" for action, count in sorted(done.items())) +
+               f"; {served.proxy.lost} answers lost, {served.proxy.dropped} connections dropped, {served.daemon.starts} starts")
+
+        # Compare the appends that each producer reports with the stored records.
+        there, tails = {}, Counter()
+        for line in truth:
+            where, lsn, data = line.split(" ", 2)
+            if int(lsn) != tails[where]:
+                expect(f"{where} has no hole", False, f"{lsn} after {tails[where]} records")
+            tails[where] += 1
+            name = data.removeprefix("END:") if data.startswith("END:") else data.rpartition(":")[0]
+            there.setdefault((where, name), []).append(data)
+        total = 0
         for part in producers:
-            if not part.ended(until - time.monotonic()):
-                check(f"{part.name} ends", False, part.trouble())
-        until = time.monotonic() + PATIENCE
+            said = part.lines()
+            if not expect(f"{part.name} says how much it has appended", len(said) == 1 and said[0].split(" ")[0] == part.name,
+                          said[0] if said else part.trouble()):
+                continue
+            count = int(said[0].split(" ")[1])
+            wanted = [f"{part.name}:{number}" for number in range(count)] + [f"END:{part.name}"]
+            got = there.pop((part.log, part.name), [])
+            total += len(wanted)
+            expect(f"{part.name}: every record once and in order", got == wanted and count > 0,
+                   len(got) if got == wanted else first_difference(got, wanted))
+        expect("nothing else is there", not there and total == len(truth), f"{len(truth)} records" if not there else list(there)[:5])
         for part in followers:
-            if not part.ended(until - time.monotonic()):
-                check(f"{part.name} ends", False, part.trouble())
-        took = time.monotonic() - began
-        truth = scanned(f"127.0.0.1:{served.proxy.port}")
-    finally:
-        for part in parts:
-            harness.end_group(part.process)
-    check("there was harm of every kind" if seconds >= 40 else "there was harm", len(done) == 5 or (seconds < 40 and done),
-          ", ".join(f"{action} {count}" for action, count in sorted(done.items())) +
-          f"; {served.proxy.lost} answers lost, {served.proxy.dropped} connections dropped, {served.daemon.starts} starts")
-
-    # Compare the appends that each producer reports with the stored records.
-    there, tails = {}, Counter()
-    for line in truth:
-        where, lsn, data = line.split(" ", 2)
-        if int(lsn) != tails[where]:
-            check(f"{where} has no hole", False, f"{lsn} after {tails[where]} records")
-        tails[where] += 1
-        name = data.removeprefix("END:") if data.startswith("END:") else data.rpartition(":")[0]
-        there.setdefault((where, name), []).append(data)
-    total = 0
-    for part in producers:
-        said = part.lines()
-        if not check(f"{part.name} says how much it has appended", len(said) == 1 and said[0].split(" ")[0] == part.name,
-                     said[0] if said else part.trouble()):
-            continue
-        count = int(said[0].split(" ")[1])
-        wanted = [f"{part.name}:{number}" for number in range(count)] + [f"END:{part.name}"]
-        got = there.pop((part.log, part.name), [])
-        total += len(wanted)
-        check(f"{part.name}: every record once and in order", got == wanted and count > 0,
-              len(got) if got == wanted else first_difference(got, wanted))
-    check("nothing else is there", not there and total == len(truth), f"{len(truth)} records" if not there else list(there)[:5])
-    for part in followers:
-        said = part.lines()
-        check(f"{part.name} has seen exactly that", said == truth, len(said) if said == truth else first_difference(said, truth))
-    print(f"seed {seed}; {took:.0f} s, {len(producers)} producers, {len(followers)} followers, {sum(done.values())} disturbances, "
-          f"{len(truth)} records, {len(truth) / took:.0f} a second")
-finish()
+            said = part.lines()
+            expect(f"{part.name} has seen exactly that", said == truth, len(said) if said == truth else first_difference(said, truth))
+        print(f"seed {seed}; {took:.0f} s, {len(producers)} producers, {len(followers)} followers, {sum(done.values())} disturbances, "
+              f"{len(truth)} records, {len(truth) / took:.0f} a second")

@@ -1,10 +1,7 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/clients/conformance.py [LANGUAGE...]
-
-Every client runs each case of client/conformance/cases.json against the built daemon. Then a
+"""Every client runs each case of client/conformance/cases.json against the built daemon. Then a
 fault is planted in a copy of each client, one at a time, and the cases of lost connections must find it.
-Languages: rust, go, python, typescript; none named: all. With CI_LIGHT=1 each client gets one of the
-faults, a different one in each language. Every RPC of the contract must be reachable in every language.
+Arguments name languages: rust, go, python, typescript; none: all. In the default run each client but Rust's gets one
+of the faults, a different one in each language. Every RPC of the contract must be reachable in every language.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -77,8 +74,8 @@ METHODS = {
 }
 
 
+@check("Every RPC of the contract is reachable in every language")
 def rpcs_are_reachable():
-    """The table of README.md names every RPC of the contract, and methods that the clients have."""
     contract = set()
     for file in (ROOT / "proto/wald/v1").glob("*.proto"):
         contract |= set(re.findall(r"^  rpc (\w+)\(", file.read_text(encoding="utf-8"), re.M))
@@ -91,14 +88,14 @@ def rpcs_are_reachable():
         rows[name] = cells
     languages = rows.pop("RPC", [])
     rows.pop("---", None)
-    check("the table has every RPC of the contract, and no other", rows.keys() == contract and contract,
-          sorted(rows.keys() ^ contract))
-    check("the table has every language", languages == list(METHODS), languages)
+    expect("the table has every RPC of the contract, and no other", rows.keys() == contract and contract,
+           sorted(rows.keys() ^ contract))
+    expect("the table has every language", languages == list(METHODS), languages)
     for index, (language, (files, definition)) in enumerate(METHODS.items()):
         source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob(files))
         lacking = [name for name, cells in rows.items()
                    if not re.search(definition.format(re.escape(cells[index])), source, re.M)]
-        check(f"{language}: every RPC is reachable", not lacking, lacking)
+        expect(f"{language}: every RPC is reachable", not lacking, lacking)
 
 
 def conform(command, log, only=()):
@@ -112,15 +109,14 @@ def conform(command, log, only=()):
     return done.returncode, passed, failed, done.stderr.decode(errors="replace")
 
 
-languages = sys.argv[1:] or list(BUILDERS)
-if set(languages) - set(BUILDERS):
-    print(__doc__.strip())
-    sys.exit(0 if set(languages) & {"-h", "--help"} else 2)
-SCRATCH.mkdir(parents=True, exist_ok=True)
+LANGUAGES = sys.argv[1:] or list(BUILDERS)
 cases = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="utf-8"))["cases"]]
-done = run(harness.HERE / "harness.py", "--check-cases")
-check("the cases are well-formed", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1])
-rpcs_are_reachable()
+
+
+@check("The file of cases is well-formed")
+def well_formed():
+    done = run(harness.HERE / "harness.py", "--check-cases")
+    expect("the cases are well-formed", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1])
 
 
 def conformance(language):
@@ -145,14 +141,15 @@ def conformance(language):
         status, ok, failures, said = conform(oldest_python(), SCRATCH / "conformance-oldest.log", old)
         note(f"the same with {OLDEST_GRPCIO}", status == 0 and set(ok) == set(old), "; ".join(failures) or said[-500:])
     faults = FAULTS[language]
+    for what, file, old, _ in faults:
+        count = (ROOT / file).read_text(encoding="utf-8").count(old)
+        note(f"{file} has the place for a fault once: {what}", count == 1, count)
+    # The default run plants one fault in each client, but none in Rust's: its copy takes minutes to compile. The other
+    # clients show that the cases, which all share, find faults.
     at = 2 * list(BUILDERS).index(language) % len(faults)
-    faults = sized(faults, faults[at:at + 1])
-    note("there is a fault to plant", faults)
-    for what, file, old, new in faults:
-        text = (ROOT / file).read_text(encoding="utf-8")
-        if not note(f"{file} has the place for a fault once", text.count(old) == 1, text.count(old)):
-            continue
+    for what, file, old, new in sized(faults, faults[at:at + 1] if language != "rust" else []):
         root = fresh_copy(language)
+        text = (root / file).read_text(encoding="utf-8")
         (root / file).write_text(text.replace(old, new), encoding="utf-8")
         status, ok, failures, said = conform(runner(language, root), SCRATCH / f"fault-{language}.log", LOST)
         # A case must fail; a runner where nothing works does not count.
@@ -161,9 +158,10 @@ def conformance(language):
     return found
 
 
-# All at once, since most cases wait.
-with ThreadPoolExecutor(len(languages)) as pool:
-    for found in pool.map(conformance, languages):
-        for one in found:
-            check(*one)
-finish()
+@check("Each client passes all cases, and the cases find a fault that is planted in a copy of it")
+def clients():
+    # All at once, since most cases wait.
+    with ThreadPoolExecutor(len(LANGUAGES)) as pool:
+        for found in pool.map(conformance, LANGUAGES):
+            for one in found:
+                expect(*one)

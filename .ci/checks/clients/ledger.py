@@ -1,9 +1,7 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/clients/ledger.py [KILLS [SEED]]
-
-Tests a ledger in each language, written as its client's README shows: exactly-once producers, a follower with
-balances, state stored with its effects. Each is killed KILLS times (50; 8 with CI_LIGHT=1), at random
+"""Tests a ledger in each language, written as its client's README shows: exactly-once producers, a follower with
+balances, state stored with its effects. Each is killed KILLS times (50; 8 in the default run), at random
 moments, and started again. In the end its balances are exact, and its logs hold every transfer once.
+Arguments: KILLS and a seed.
 """
 
 import random
@@ -75,19 +73,20 @@ def ledger(language, command, served, directory):
                 return count, killed, "", "it does not end", 1
 
 
-with scratch() as directory, open(SCRATCH / "ledger.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
-    print(f"seed {SEED}")
-    commands = {language: program(language) for language in BUILDERS}
-    with ThreadPoolExecutor(len(commands)) as pool:
-        runs = {language: pool.submit(ledger, language, command, served, directory) for language, command in commands.items()}
-    for language, done in runs.items():
-        count, killed, out, err, status = done.result()
-        check(f"{language}: the ledger ends well after {KILLS} kills", status == 0 and killed == KILLS,
-              f"status {status}, {killed} kills: {err[-1000:]}")
-        found = json.loads(out) if out.strip() else {}
-        check(f"{language}: every one of {count:,} transfers is applied once", found.get("applied") == count,
-              found.get("applied"))
-        check(f"{language}: the balances are exact", found.get("balances") == exact(count), found.get("balances"))
-        tails = [tail(served, f"ledger/{language}/{half}") for half in range(2)]
-        check(f"{language}: every transfer was appended once", tails == [count // 2] * 2, tails)
-finish()
+@check("A ledger in each language, killed again and again, has exact balances")
+def ledgers(directory):
+    with open(SCRATCH / "ledger.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
+        print(f"seed {SEED}")
+        commands = {language: program(language) for language in BUILDERS}
+        with ThreadPoolExecutor(len(commands)) as pool:
+            runs = {language: pool.submit(ledger, language, command, served, directory) for language, command in commands.items()}
+        for language, done in runs.items():
+            count, killed, out, err, status = done.result()
+            expect(f"{language}: the ledger ends well after {KILLS} kills", status == 0 and killed == KILLS,
+                   f"status {status}, {killed} kills: {err[-1000:]}")
+            found = json.loads(out) if out.strip() else {}
+            expect(f"{language}: every one of {count:,} transfers is applied once", found.get("applied") == count,
+                   found.get("applied"))
+            expect(f"{language}: the balances are exact", found.get("balances") == exact(count), found.get("balances"))
+            tails = [tail(served, f"ledger/{language}/{half}") for half in range(2)]
+            expect(f"{language}: every transfer was appended once", tails == [count // 2] * 2, tails)

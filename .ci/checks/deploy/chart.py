@@ -1,14 +1,11 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/deploy/chart.py [--write]
-
-Checks the Helm chart without a cluster. It is linted and rendered with every file in its ci/, and the
+"""Checks the Helm chart without a cluster. It is linted and rendered with every file in its ci/, and the
 objects are validated against the schemas of Kubernetes. The daemon accepts the settings, impossible values are
 refused with a sentence, and dashboards and alerts are in the package. The settings in
 values.schema.json come from the daemon, and the chart's README from the comments in values.yaml:
 --write generates both again.
 
 Also checks the parts of deploy/ that need no engine: Dockerfile, compose file, systemd unit. The unit
-needs the static binaries, too (step `static` of .ci/run).
+needs the static binaries, too (setup/builds:static).
 """
 
 import functools
@@ -18,6 +15,7 @@ import tarfile
 from deploy import *
 
 SCHEMA = CHART / "values.schema.json"
+WRITE = "--write" in sys.argv
 # The chart sets these itself: an address, a directory, ports.
 OURS = {"listen", "http_listen", "insecure_listen", "data_dir"}
 
@@ -52,15 +50,16 @@ def form(answer):
     return {"type": "string"}
 
 
-def schema_of_settings(write):
+@check("values.schema.json lists the settings as the daemon has them")
+def settings(write=WRITE):
     text = SCHEMA.read_text()
     schema = json.loads(text)
     schema["properties"]["config"]["properties"] = settings = forms()
     made = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
     if write:
         SCHEMA.write_text(made)
-    check("values.schema.json has every setting as the daemon has it", write or made == text,
-          f"{len(settings)} settings" if write or made == text else "run .ci/checks/deploy/chart.py --write")
+    expect("values.schema.json has every setting as the daemon has it", write or made == text,
+           f"{len(settings)} settings" if write or made == text else "run .ci/run deploy/chart -- --write")
 
 
 def documented():
@@ -89,10 +88,11 @@ def uncommented(value, known, path=()):
     return [".".join(path)]
 
 
-def readme(write):
+@check("The table of values in the chart's README matches values.yaml")
+def readme(write=WRITE):
     values, found = documented()
     missing = uncommented(values, {path for path, _, _ in found})
-    check("every value has a comment", not missing, ", ".join(missing))
+    expect("every value has a comment", not missing, ", ".join(missing))
     rows = ["| value | default | what it is |", "|---|---|---|"]
     for path, default, comment in found:
         shown = json.dumps(default)
@@ -101,25 +101,26 @@ def readme(write):
     made = re.sub(r"(<!-- values:.*?-->\n).*?(<!-- end -->)", lambda m: m[1] + "\n".join(rows) + "\n" + m[2], text, flags=re.S)
     if write:
         (CHART / "README.md").write_text(made)
-    check("the README's table is that of values.yaml", write or made == text,
-          f"{len(found)} values" if write or made == text else "run .ci/checks/deploy/chart.py --write")
+    expect("the README's table is that of values.yaml", write or made == text,
+           f"{len(found)} values" if write or made == text else "run .ci/run deploy/chart -- --write")
 
 
+@check("The image's default tag is the daemon's version")
 def version():
-    """The default tag of the image is the daemon's version."""
     said_version = run(WALD, "--version", check=True).stdout.decode().split()[-1]
     ours = documents((CHART / "Chart.yaml").read_bytes())[0]["appVersion"]
-    check("appVersion is the daemon's version", ours == said_version, ours)
+    expect("appVersion is the daemon's version", ours == said_version, ours)
 
 
+@check("helm lint accepts the chart")
 def lint():
     for values in VALUES:
         done = helm("lint", "--strict", CHART, "--values", values)
-        check(f"helm lint with {values.name}", done.returncode == 0, said(done) if done.returncode else "")
+        expect(f"helm lint with {values.name}", done.returncode == 0, said(done) if done.returncode else "")
 
 
+@check("Rendered objects match the schemas of Kubernetes, and the daemon accepts their settings")
 def manifests(directory):
-    """Validates every object of Kubernetes itself against its schema, and the settings against the daemon."""
     version = pinned("kubernetes").rpartition(".")[0]
     for values in VALUES:
         objects = rendered("--values", values)
@@ -129,25 +130,26 @@ def manifests(directory):
             paths.append(directory / f"{number}.json")
             paths[-1].write_text(json.dumps(item))
         done = run(PYTHON / "kubernetes-validate", "--strict", "-k", version, *paths)
-        check(f"{values.name}: {len(own)} objects of {len(objects)} are those of Kubernetes {version}", done.returncode == 0,
-              said(done) if done.returncode else "")
+        expect(f"{values.name}: {len(own)} objects of {len(objects)} are those of Kubernetes {version}", done.returncode == 0,
+               said(done) if done.returncode else "")
         settings = directory / "wald.toml"
         settings.write_text(settings_file(objects))
         container = only(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
         variables = {item["name"]: item["value"] for item in container["env"]} | {"WALD_CONFIG": str(settings)}
         done = run(WALD, "config", "check", *container.get("args", []), env=clean_environment(**variables))
-        check(f"{values.name}: the daemon takes its settings", done.returncode == 0, said(done))
+        expect(f"{values.name}: the daemon takes its settings", done.returncode == 0, said(done))
 
 
+@check("A volume without a store is accepted at the installation only")
 def stores():
-    """A volume without a store is accepted at the installation only, unless the values allow more."""
     for arguments, expected in [([], None), (["--is-upgrade"], "false"), (["--is-upgrade", "--set", "config.create_store=true"], "true"),
                                 (["--set", "config.create_store=false"], "false")]:
         found = re.findall(r"^create_store = (\w+)$", settings_file(rendered(*arguments)), re.M)
-        check(f"create_store with {' '.join(arguments) or 'an installation'}: {expected or 'the default'}",
-              found == ([expected] if expected else []), found)
+        expect(f"create_store with {' '.join(arguments) or 'an installation'}: {expected or 'the default'}",
+               found == ([expected] if expected else []), found)
 
 
+@check("Impossible values are refused with a sentence")
 def refused():
     for arguments, sentence in [
         (["replicaCount=2"], 'more than one needs engine.kind "object"'),
@@ -162,52 +164,54 @@ def refused():
         (["persistence.accessModes={ReadWriteMany}"], "ReadWriteOnce"),
     ]:
         text = said(done := helm("template", "wald", CHART, *itertools.chain(*(["--set", a] for a in arguments))))
-        check(f"{', '.join(arguments)} is refused", done.returncode != 0 and sentence in text,
-              next((line.strip() for line in text.splitlines() if sentence in line), text))
+        expect(f"{', '.join(arguments)} is refused", done.returncode != 0 and sentence in text,
+               next((line.strip() for line in text.splitlines() if sentence in line), text))
 
 
+@check("The grace period of the pod covers the drain of the daemon")
 def grace_periods():
     for delay, finish, seconds in [("0", "30s", 40), ("5s", "30s", 45), ("1500ms", "2m", 132), ("1h", "1us", 3611)]:
         pod = only(rendered("--set-string", f"config.drain_delay={delay}", "--set", f"config.shutdown_timeout={finish}"),
                    "StatefulSet")["spec"]["template"]["spec"]
         found = pod["terminationGracePeriodSeconds"]
-        check(f"draining {delay} and {finish}: {seconds} s until SIGKILL", found == seconds, found)
+        expect(f"draining {delay} and {finish}: {seconds} s until SIGKILL", found == seconds, found)
     pod = only(rendered("--set", "config.drain_delay=null,config.shutdown_timeout=null"), "StatefulSet")["spec"]["template"]["spec"]
-    check("without either, the daemon's own defaults count", pod["terminationGracePeriodSeconds"] == 40)
+    expect("without either, the daemon's own defaults count", pod["terminationGracePeriodSeconds"] == 40)
 
 
+@check("The package has dashboards and alerts, unchanged")
 def package(directory):
-    """The links to grafana/ are files in the package, and stay unchanged."""
     done = helm("package", CHART, "--destination", directory)
     (archive,) = directory.glob("*.tgz")
     with tarfile.open(archive) as packed:
         files = {m.name.removeprefix("wald/"): packed.extractfile(m).read() for m in packed.getmembers() if m.isfile()}
     sources = {f"dashboards/{p.name}": p for p in (ROOT / "grafana" / "dashboards").glob("*.json")}
     sources |= {f"alerts/{p.name}": p for p in (ROOT / "grafana" / "alerts").glob("*.rules.yaml")}
-    check("the package has the dashboards and alerts of grafana/", len(sources) >= 3
-          and all(files.get(name) == path.read_bytes() for name, path in sources.items()), ", ".join(sorted(sources)))
-    check("and nothing that is only for checks", done.returncode == 0
-          and not [name for name in files if name.startswith("ci/") or "test" in Path(name).parent.name])
+    expect("the package has the dashboards and alerts of grafana/", len(sources) >= 3
+           and all(files.get(name) == path.read_bytes() for name, path in sources.items()), ", ".join(sorted(sources)))
+    expect("and nothing that is only for checks", done.returncode == 0
+           and not [name for name in files if name.startswith("ci/") or "test" in Path(name).parent.name])
     objects = rendered("--set", "dashboards.enabled=true,prometheusRule.enabled=true", chart=archive)
     maps = [o for o in objects if o["metadata"]["labels"].get("grafana_dashboard") == "1"]
     for item in maps:
         ((name, text),) = item["data"].items()
-        check(f"{name} arrives in its ConfigMap as it is", json.loads(text) == json.loads(sources[f"dashboards/{name}"].read_text()))
+        expect(f"{name} arrives in its ConfigMap as it is", json.loads(text) == json.loads(sources[f"dashboards/{name}"].read_text()))
     rules = [o for o in objects if o["kind"] == "PrometheusRule"]
-    check("alerts arrive as they are", rules and [o["spec"] for o in rules]
-          == [d for n, p in sorted(sources.items()) if n.startswith("alerts/") for d in documents(p.read_bytes())],
-          sum(len(group["rules"]) for o in rules for group in o["spec"]["groups"]))
+    expect("alerts arrive as they are", rules and [o["spec"] for o in rules]
+           == [d for n, p in sorted(sources.items()) if n.startswith("alerts/") for d in documents(p.read_bytes())],
+           sum(len(group["rules"]) for o in rules for group in o["spec"]["groups"]))
 
 
+@check("Dockerfile, compose file and systemd unit are valid")
 def rest():
     done = run(PYTHON / "hadolint", ROOT / "deploy" / "Dockerfile")
-    check("hadolint has nothing against the Dockerfile", done.returncode == 0, said(done))
+    expect("hadolint has nothing against the Dockerfile", done.returncode == 0, said(done))
     done = run(PYTHON / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "deploy" / "compose.yaml")
-    check("compose.yaml matches the schema of compose files", done.returncode == 0, said(done) if done.returncode else "")
+    expect("compose.yaml matches the schema of compose files", done.returncode == 0, said(done) if done.returncode else "")
     compose = documents((ROOT / "deploy" / "compose.yaml").read_bytes())[0]
     mounts = [v.split(":")[0] for s in compose["services"].values() for v in s.get("volumes", []) if v.startswith(".")]
     prometheus(compose)
-    check("the files it mounts exist", mounts and all((ROOT / "deploy" / m).exists() for m in mounts), ", ".join(mounts))
+    expect("the files it mounts exist", mounts and all((ROOT / "deploy" / m).exists() for m in mounts), ", ".join(mounts))
     systemd()
 
 
@@ -227,23 +231,23 @@ def prometheus(compose):
                 source = ROOT / "deploy" / source
                 shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
         done = run(promtool(), "check", "config", Path(directory) / "prometheus.yml")
-        check("promtool takes its Prometheus' configuration, with the alerts", done.returncode == 0
-              and b"rules found" in done.stdout, said(done) if done.returncode else "")
+        expect("promtool takes its Prometheus' configuration, with the alerts", done.returncode == 0
+               and b"rules found" in done.stdout, said(done) if done.returncode else "")
 
 
 def systemd():
     if not shutil.which("systemd-analyze"):
-        return check("systemd-analyze is there", False, "run .ci/lib/tools")
+        return expect("systemd-analyze is there", False, "run .ci/lib/tools")
     unit = ROOT / "deploy" / "systemd" / "wald.service"
     with scratch() as directory:
         # The same unit with an existing daemon.
         copy = Path(directory) / "wald.service"
         copy.write_text(unit.read_text().replace("/usr/local/bin/wald", str(WALD.resolve())))
         done = run("systemd-analyze", "verify", "--man=no", copy)
-        check("systemd takes the unit", done.returncode == 0 and not said(done), said(done))
+        expect("systemd takes the unit", done.returncode == 0 and not said(done), said(done))
         done = run("systemd-analyze", "security", "--offline=true", "--threshold=15", copy)
         level = re.search(r"exposure level for \S+ ([\d.]+)", said(done))
-        check("its exposure level is at most 1.5", done.returncode == 0 and level, level and level[1])
+        expect("its exposure level is at most 1.5", done.returncode == 0 and level, level and level[1])
         for binary in WALD, STATIC / "wald":
             syscalls(Path(directory), binary)
 
@@ -264,10 +268,10 @@ def syscalls(directory, binary):
     urllib.request.urlopen(f"http://{start['http']}/metrics").read()
     child = int((Path("/proc") / str(process.pid) / "task" / str(process.pid) / "children").read_text().split()[0])
     os.kill(child, signal.SIGTERM)
-    check(f"{binary.relative_to(TARGET)} under strace ends with 0", process.wait(60) == 0)
+    expect(f"{binary.relative_to(TARGET)} under strace ends with 0", process.wait(60) == 0)
     used = set(re.findall(r"^\d+\s+(?:<\.\.\. )?([a-z_0-9]+)(?:\(| resumed)", trace.read_text(), re.M)) - {"execve"}
-    check("every system call that it makes is allowed by the unit", len(used) > 20 and used <= allowed,
-          f"{len(used)} calls{', not: ' + ', '.join(sorted(used - allowed)) if used - allowed else ''}")
+    expect("every system call that it makes is allowed by the unit", len(used) > 20 and used <= allowed,
+           f"{len(used)} calls{', not: ' + ', '.join(sorted(used - allowed)) if used - allowed else ''}")
 
 
 def listed(name, seen=frozenset()):
@@ -277,22 +281,3 @@ def listed(name, seen=frozenset()):
     lines = run("systemd-analyze", "syscall-filter", name, check=True).stdout.decode().splitlines()[1:]
     words = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     return set(itertools.chain(*(listed(word) for word in words)))
-
-
-write = sys.argv[1:] == ["--write"]
-if not write:
-    usage()
-schema_of_settings(write)
-readme(write)
-if not write:
-    version()
-    lint()
-    with scratch() as directory:
-        manifests(Path(directory))
-    refused()
-    stores()
-    grace_periods()
-    with scratch() as directory:
-        package(Path(directory))
-    rest()
-finish()

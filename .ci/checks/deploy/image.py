@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/deploy/image.py
-
-Tests the image: buildah builds it FROM scratch with the static binaries (the step `static` of .ci/run comes
+"""Tests the image: buildah builds it FROM scratch with the static binaries (`setup/builds:static` comes
 first), and runc runs it exactly as the chart's manifests say: user 65532, read-only root, no
 capabilities. Appends and reads back by the commands of `helm test`, drains, starts again. Needs
 root, for namespaces.
@@ -11,7 +8,6 @@ The Dockerfile's first stage, which compiles, is left out: its binaries are the 
 
 from deploy import *
 
-usage()
 END = "everything accepted is on the device"
 
 
@@ -21,18 +17,18 @@ def built(directory):
     (binaries / "data").mkdir(parents=True)
     for name in "wald", "walctl":
         kind = run("file", "-b", STATIC / name, check=True).stdout.decode()
-        check(f"{name} is static", "static" in kind and "interpreter" not in kind, kind.split(",")[3].strip())
+        expect(f"{name} is static", "static" in kind and "interpreter" not in kind, kind.split(",")[3].strip())
         shutil.copy(STATIC / name, binaries)
     store = ["buildah", "--root", directory / "store", "--runroot", directory / "run", "--storage-driver", "vfs"]
     done = run(*store, "build", "--isolation", "chroot", "--build-context", f"binaries={binaries}",
                "-f", ROOT / "deploy" / "Dockerfile", "-t", "wald:ci", ROOT)
-    if not check("buildah builds the image", done.returncode == 0, said(done)[-2000:] if done.returncode else ""):
+    if not expect("buildah builds the image", done.returncode == 0, said(done)[-2000:] if done.returncode else ""):
         finish()
     run(*store, "push", "wald:ci", f"oci:{directory}/oci:wald", check=True)
     run("umoci", "unpack", "--image", f"{directory}/oci:wald", directory / "bundle", check=True)
     files = {str(p.relative_to(directory / "bundle" / "rootfs")) for p in (directory / "bundle" / "rootfs").rglob("*") if p.is_file()}
     size = sum((directory / "bundle" / "rootfs" / f).stat().st_size for f in files)
-    check("it holds two files and no shell", files == {"usr/local/bin/wald", "usr/local/bin/walctl"}, f"{size / 2**20:.1f} MiB")
+    expect("it holds two files and no shell", files == {"usr/local/bin/wald", "usr/local/bin/walctl"}, f"{size / 2**20:.1f} MiB")
     return directory / "bundle"
 
 
@@ -86,7 +82,7 @@ class Container:
             if "wald is serving" in line:
                 self.start_line = json.loads(line)
                 break
-        if not check(f"{self.name} serves", self.start_line, "" if self.start_line else "".join(self.lines)):
+        if not expect(f"{self.name} serves", self.start_line, "" if self.start_line else "".join(self.lines)):
             finish()
         threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
         self.pid = json.loads(self.runc("state", self.name, check=True).stdout)["pid"]
@@ -122,15 +118,15 @@ def volumes(directory, objects):
 def rights(daemon):
     """Rights of the process, read from the kernel."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines() if ":\t" in line)
-    check("it runs as 65532", set(status["Uid"].split()) == {"65532"} == set(status["Gid"].split()))
+    expect("it runs as 65532", set(status["Uid"].split()) == {"65532"} == set(status["Gid"].split()))
     held = {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
-    check("it has no capability, and cannot get one", not any(held.values()) and status["NoNewPrivs"] == "1", held)
+    expect("it has no capability, and cannot get one", not any(held.values()) and status["NoNewPrivs"] == "1", held)
     mounts = [line.split() for line in Path(f"/proc/{daemon.pid}/mountinfo").read_text().splitlines()]
     root = [m for m in mounts if m[4] == "/"][-1]
-    check("its root is read-only", "ro" in root[5].split(","))
+    expect("its root is read-only", "ro" in root[5].split(","))
     refused = daemon.exec("wald", "--data-dir", "/elsewhere", "--listen", "127.0.0.1:0", "--http-listen", ":0")
-    check("nothing can be written outside the volume", refused.returncode == 74 and b"Read-only file system" in refused.stderr,
-          said(refused).strip())
+    expect("nothing can be written outside the volume", refused.returncode == 74 and b"Read-only file system" in refused.stderr,
+           said(refused).strip())
 
 
 def helm_test(directory, bundle, objects, daemon):
@@ -142,12 +138,12 @@ def helm_test(directory, bundle, objects, daemon):
         near = {**container, "env": [{"name": "WALD_ENDPOINT", "value": "http://127.0.0.1:6925"}]}
         step = Container(directory, bundle, f"test-{container['name']}", pod, near, f"/proc/{daemon.pid}/ns/net")
         code, text = step.run()
-        check(f"helm test: {container['name']}", code == 0, text.strip())
+        expect(f"helm test: {container['name']}", code == 0, text.strip())
         outputs.append(text)
     record = json.loads(outputs[1])
-    check("it read the records that it appended", record.get("text") == settings_file(objects))
+    expect("it read the records that it appended", record.get("text") == settings_file(objects))
     gone = daemon.exec("walctl", "read", "helm-test/wald")
-    check("and it leaves nothing behind", gone.returncode == 3)
+    expect("and it leaves nothing behind", gone.returncode == 3)
 
 
 def probed(daemon, container, kind):
@@ -162,25 +158,25 @@ def probed(daemon, container, kind):
 def probes(daemon, container):
     """Every probe by gRPC, as in the manifest, and its counterpart by HTTP."""
     answers = {kind: probed(daemon, container, kind) for kind in ("startup", "liveness", "readiness")}
-    check("all probes of the manifest succeed", set(answers.values()) == {"SERVING"}, answers)
+    expect("all probes of the manifest succeed", set(answers.values()) == {"SERVING"}, answers)
     other = only(rendered("--set", "probes.kind=http"), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
     ports = {port["name"]: port["containerPort"] for port in other["ports"]}
     gets = [other[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
     code = "import sys, urllib.request; print(*[urllib.request.urlopen(url).status for url in sys.argv[1:]])"
     done = run("nsenter", f"--net=/proc/{daemon.pid}/ns/net", sys.executable, "-c", code,
                *(f"http://127.0.0.1:{ports[get['port']]}{get['path']}" for get in gets))
-    check("and the probes by HTTP", done.stdout.split() == [b"200"] * 3, said(done).strip())
+    expect("and the probes by HTTP", done.stdout.split() == [b"200"] * 3, said(done).strip())
 
 
 def notes(daemon):
     """The commands that helm prints after an installation."""
     done = daemon.exec("walctl", "status")
-    check("walctl status by exec", done.returncode == 0 and b"SERVING" in done.stdout, "" if done.returncode == 0 else said(done))
+    expect("walctl status by exec", done.returncode == 0 and b"SERVING" in done.stdout, "" if done.returncode == 0 else said(done))
     done = daemon.exec("wald", "config", "show")
-    check("wald config show by exec has the chart's settings", done.returncode == 0
-          and re.search(rb'drain_delay = "5s" *# file /etc/wald/wald.toml', done.stdout), said(done) if done.returncode else "")
+    expect("wald config show by exec has the chart's settings", done.returncode == 0
+           and re.search(rb'drain_delay = "5s" *# file /etc/wald/wald.toml', done.stdout), said(done) if done.returncode else "")
     done = daemon.exec("wald", "config", "check", "--otlp-endpoint", "http://127.0.0.1:4317")
-    check("it can send traces", done.returncode == 0, said(done))
+    expect("it can send traces", done.returncode == 0, said(done))
 
 
 def appended(daemon):
@@ -192,31 +188,31 @@ def appended(daemon):
 def drained(daemon, container):
     """SIGTERM: not ready at once, still accepting for drain_delay, then a clean end."""
     code, text = appended(daemon)
-    check("an append before it", code == 0, text)
+    expect("an append before it", code == 0, text)
     began = time.monotonic()
     daemon.runc("kill", daemon.name, "TERM", check=True)
     until = time.monotonic() + 4
     while (ready := probed(daemon, container, "readiness")) == "SERVING" and time.monotonic() < until:
         time.sleep(0.01)
     alive = probed(daemon, container, "liveness")
-    check("after SIGTERM it is not ready, but lives", (ready, alive) == ("NOT_SERVING", "SERVING"), (ready, alive))
+    expect("after SIGTERM it is not ready, but lives", (ready, alive) == ("NOT_SERVING", "SERVING"), (ready, alive))
     code, text = appended(daemon)
-    check("and accepts for drain_delay", code == 0 and time.monotonic() - began < 5, text)
+    expect("and accepts for drain_delay", code == 0 and time.monotonic() - began < 5, text)
     code = daemon.process.wait(60)
     took = time.monotonic() - began
-    check("it ends with 0 after drain_delay", code == 0 and 5 <= took < 15, f"{took:.1f} s")
-    check("and says that everything is safe", any(END in line for line in daemon.lines))
+    expect("it ends with 0 after drain_delay", code == 0 and 5 <= took < 15, f"{took:.1f} s")
+    expect("and says that everything is safe", any(END in line for line in daemon.lines))
 
 
-with scratch() as temporary:
-    directory = Path(temporary)
+@check("The image runs as the chart says: no rights, read-only root, probes, drain and a clean restart")
+def image(directory):
     bundle = built(directory)
     objects = rendered()
     volumes(directory, objects)
     pod = only(objects, "StatefulSet")["spec"]["template"]["spec"]
     container = pod["containers"][0]
     code, text = Container(directory, bundle, "bare", pod, {**container, "env": []}).run()
-    check("without --insecure-listen the image refuses, and says why", code == 78 and "--insecure-listen" in text, text.strip())
+    expect("without --insecure-listen the image refuses, and says why", code == 78 and "--insecure-listen" in text, text.strip())
     with Container(directory, bundle, "first", pod, container) as daemon:
         rights(daemon)
         probes(daemon, container)
@@ -224,8 +220,7 @@ with scratch() as temporary:
         helm_test(directory, bundle, objects, daemon)
         drained(daemon, container)
     with Container(directory, bundle, "second", pod, container) as daemon:
-        check("the next start says clean", daemon.start_line["recovery"] == "clean", daemon.start_line["recovery"])
+        expect("the next start says clean", daemon.start_line["recovery"] == "clean", daemon.start_line["recovery"])
         page = daemon.exec("walctl", "read", "kept", "--output", "json")
         lines = [json.loads(line) for line in page.stdout.splitlines()]
-        check("both records are there", [r["lsn"] for r in lines] == [0, 1] and {r["text"] for r in lines} == {settings_file(objects)})
-finish()
+        expect("both records are there", [r["lsn"] for r in lines] == [0, 1] and {r["text"] for r in lines} == {settings_file(objects)})

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/deploy/install.py
-
-Tests the Helm chart on a real Kubernetes API (kubernetes.py). The objects of each values file pass strict
+"""Tests the Helm chart on a real Kubernetes API (kubernetes.py). The objects of each values file pass strict
 validation and Pod Security `restricted`. helm does install, test, upgrade from an earlier version, refusals,
 stop and uninstall, and the claim is kept throughout.
 
@@ -14,7 +11,6 @@ import copy
 
 from kubernetes import *
 
-usage()
 APPS = "/apis/apps/v1/namespaces/wald/statefulsets/wald"
 # Fields that may change. The API refuses changes of all others, such as claim templates and selectors.
 MUTABLE = {"replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit",
@@ -53,15 +49,15 @@ def admission(cluster):
         answers = [(o, *cluster.create(o, query="?dryRun=All&fieldValidation=Strict"))
                    for o in [*(o for o in objects if o["kind"] != "Pod"), *pods]]
         wrong = [f"{o['kind']}: {message} {warnings}" for o, taken, message, warnings in answers if not taken or warnings]
-        check(f"{values.name}: the API takes {len(answers)} objects strictly, restricted and without a warning",
-              not wrong, "; ".join(wrong))
+        expect(f"{values.name}: the API takes {len(answers)} objects strictly, restricted and without a warning",
+               not wrong, "; ".join(wrong))
     for what, harm in [("root", lambda pod: pod["spec"]["securityContext"].update(runAsUser=0)),
                        ("a capability", lambda pod: pod["spec"]["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"])),
                        ("no seccomp profile", lambda pod: pod["spec"]["securityContext"].pop("seccompProfile"))]:
         pod = copy.deepcopy(pods[-1])
         harm(pod)
         taken, message, _ = cluster.create(pod, query="?dryRun=All&fieldValidation=Strict")
-        check(f"the same pod with {what} is refused", not taken and 'violates PodSecurity "restricted' in message)
+        expect(f"the same pod with {what} is refused", not taken and 'violates PodSecurity "restricted' in message)
 
 
 def pod(cluster):
@@ -75,7 +71,7 @@ def claim(cluster):
 def succeeded(cluster, what, *arguments):
     began = time.monotonic()
     done = cluster.helm(*arguments)
-    return check(what, done.returncode == 0, f"{time.monotonic() - began:.1f} s" if done.returncode == 0 else said(done))
+    return expect(what, done.returncode == 0, f"{time.monotonic() - began:.1f} s" if done.returncode == 0 else said(done))
 
 
 def life(cluster, directory):
@@ -84,22 +80,22 @@ def life(cluster, directory):
     switches = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true"
     succeeded(cluster, "helm install --wait", "install", "wald", older, "--wait", "--timeout", "2m", "--set", switches)
     before, kept = cluster.get(APPS), claim(cluster)
-    check("the pod is ready, its claim is bound", before["status"].get("readyReplicas") == 1 and kept["status"]["phase"] == "Bound")
+    expect("the pod is ready, its claim is bound", before["status"].get("readyReplicas") == 1 and kept["status"]["phase"] == "Bound")
     slices = cluster.get("/apis/discovery.k8s.io/v1/namespaces/wald/endpointslices")["items"]
     ports = {p["name"]: p.get("appProtocol") for s in slices for p in s["ports"]}
-    check("both services lead to it, gRPC as h2c", len(slices) == 2 and ports == {"grpc": "kubernetes.io/h2c", "http": "http"}, ports)
+    expect("both services lead to it, gRPC as h2c", len(slices) == 2 and ports == {"grpc": "kubernetes.io/h2c", "http": "http"}, ports)
     budget = wait_for(lambda: cluster.get("/apis/policy/v1/namespaces/wald/poddisruptionbudgets/wald")["status"]["disruptionsAllowed"])
-    check("one disruption is allowed", budget == 1)
+    expect("one disruption is allowed", budget == 1)
     succeeded(cluster, "helm test", "test", "wald", "--timeout", "1m")
 
     succeeded(cluster, "helm upgrade --wait from the version before", "upgrade", "wald", current, "--wait", "--timeout", "2m",
               "--reuse-values")
     after = cluster.get(APPS)
     frozen = [{k: v for k, v in s["spec"].items() if k not in MUTABLE} for s in (before, after)]
-    check("nothing that is immutable has changed", frozen[0] == frozen[1] and "volumeClaimTemplates" in frozen[0], ", ".join(frozen[0]))
+    expect("nothing that is immutable has changed", frozen[0] == frozen[1] and "volumeClaimTemplates" in frozen[0], ", ".join(frozen[0]))
     image = pod(cluster)["spec"]["containers"][0]["image"]
-    check("the pod is of the new version", image == "wald:0.0.2", image)
-    check("its claim is the one before", claim(cluster)["metadata"]["uid"] == kept["metadata"]["uid"])
+    expect("the pod is of the new version", image == "wald:0.0.2", image)
+    expect("its claim is the one before", claim(cluster)["metadata"]["uid"] == kept["metadata"]["uid"])
     succeeded(cluster, "helm test after it", "test", "wald", "--timeout", "1m")
 
     def version_in_claims(chart):
@@ -109,19 +105,19 @@ def life(cluster, directory):
         path.write_text(head + tail.replace("wald.selectorLabels", "wald.labels"))
 
     done = cluster.helm("upgrade", "wald", packaged(directory, "0.0.3", version_in_claims), "--reuse-values")
-    check("a chart with its version in the claims would be refused", done.returncode != 0 and "Forbidden" in said(done))
+    expect("a chart with its version in the claims would be refused", done.returncode != 0 and "Forbidden" in said(done))
     refusal(cluster, current)
     uid = pod(cluster)["metadata"]["uid"]
     succeeded(cluster, "an upgrade of nothing", "upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values")
-    check("restarts nothing", pod(cluster)["metadata"]["uid"] == uid)
+    expect("restarts nothing", pod(cluster)["metadata"]["uid"] == uid)
     succeeded(cluster, "a changed setting", "upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values",
               "--set", "config.auto_create=false")
-    check("restarts the pod", pod(cluster)["metadata"]["uid"] != uid)
+    expect("restarts the pod", pod(cluster)["metadata"]["uid"] != uid)
     template = cluster.get(APPS)["spec"]["volumeClaimTemplates"]
     done = cluster.helm("upgrade", "wald", current, "--wait", "--timeout", "2m", "--reuse-values", "--set", "persistence.size=200Gi")
-    check("a larger persistence.size is taken, and the claim template stays", done.returncode == 0
-          and cluster.get(APPS)["spec"]["volumeClaimTemplates"] == template, said(done)[-300:] if done.returncode else "")
-    check("the upgrade says how to grow the claim", "patch pvc data-wald-0" in said(done) and "200Gi" in said(done))
+    expect("a larger persistence.size is taken, and the claim template stays", done.returncode == 0
+           and cluster.get(APPS)["spec"]["volumeClaimTemplates"] == template, said(done)[-300:] if done.returncode else "")
+    expect("the upgrade says how to grow the claim", "patch pvc data-wald-0" in said(done) and "200Gi" in said(done))
     end(cluster, current, kept)
 
 
@@ -130,31 +126,32 @@ def refusal(cluster, chart):
     for number in 2, 3:
         done = cluster.helm("upgrade", "wald", chart, "--reuse-values", "--set", f"replicaCount={number}")
         line = next((line for line in said(done).splitlines() if "replicaCount is" in line), said(done))
-        check(f"replicaCount: {number} is refused", done.returncode != 0 and 'needs engine.kind "object"' in line, line)
-    check("and changed nothing", cluster.get(APPS)["spec"] == before)
+        expect(f"replicaCount: {number} is refused", done.returncode != 0 and 'needs engine.kind "object"' in line, line)
+    expect("and changed nothing", cluster.get(APPS)["spec"] == before)
 
 
 def end(cluster, chart, kept):
     succeeded(cluster, "replicaCount: 0", "upgrade", "wald", chart, "--reuse-values", "--set", "replicaCount=0")
-    check("stops the pod", wait_for(lambda: pod(cluster) is None))
-    check("and keeps the claim", claim(cluster)["metadata"]["uid"] == kept["metadata"]["uid"])
+    expect("stops the pod", wait_for(lambda: pod(cluster) is None))
+    expect("and keeps the claim", claim(cluster)["metadata"]["uid"] == kept["metadata"]["uid"])
     succeeded(cluster, "helm uninstall --wait", "uninstall", "wald", "--wait", "--timeout", "1m")
-    check("removes the StatefulSet", wait_for(lambda: cluster.get(APPS) is None))
+    expect("removes the StatefulSet", wait_for(lambda: cluster.get(APPS) is None))
     found = claim(cluster)
-    check("and keeps the claim", found and found["metadata"]["uid"] == kept["metadata"]["uid"]
-          and "deletionTimestamp" not in found["metadata"])
+    expect("and keeps the claim", found and found["metadata"]["uid"] == kept["metadata"]["uid"]
+           and "deletionTimestamp" not in found["metadata"])
 
 
-with scratch() as directory, Cluster(Path(directory)) as cluster:
-    began = time.monotonic()
-    cluster.start()
-    cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"), volume("one"), volume("two"))
-    taken = wait_for(lambda: cluster.get("/apis/monitoring.coreos.com/v1")
-                     and cluster.get("/api/v1/namespaces/wald/serviceaccounts/default"))
-    version = json.loads(cluster.get("/version", plain=True))["gitVersion"]
-    check(f"Kubernetes {version} serves", taken, f"{time.monotonic() - began:.1f} s")
-    admission(cluster)
-    packages = Path(directory) / "packages"
-    packages.mkdir()
-    life(cluster, packages)
-finish()
+@check("helm installs, tests, upgrades, refuses and uninstalls on a real Kubernetes API; the claim stays")
+def install(directory):
+    with Cluster(directory) as cluster:
+        began = time.monotonic()
+        cluster.start()
+        cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"), volume("one"), volume("two"))
+        taken = wait_for(lambda: cluster.get("/apis/monitoring.coreos.com/v1")
+                         and cluster.get("/api/v1/namespaces/wald/serviceaccounts/default"))
+        version = json.loads(cluster.get("/version", plain=True))["gitVersion"]
+        expect(f"Kubernetes {version} serves", taken, f"{time.monotonic() - began:.1f} s")
+        admission(cluster)
+        packages = Path(directory) / "packages"
+        packages.mkdir()
+        life(cluster, packages)

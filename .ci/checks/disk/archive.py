@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/disk/archive.py
-
-Tests the archive for expired records. Retention and the sorter work under appends, the daemon is killed
+"""Tests the archive for expired records. Retention and the sorter work under appends, the daemon is killed
 at each of its first renames and at random moments, and the archive runs out of space. Afterwards every
 record is in exactly one of archive and store, a restored store returns the archived records as they
 were appended, and damage in a file is found.
@@ -11,7 +8,6 @@ import random
 
 from common import *
 
-usage()
 KEPT = 200
 LOGS = ["orders", "orders-eu", "trips"]
 RECORDS = 1500
@@ -115,9 +111,9 @@ def at_work(directory, data, archive):
         except Ended:
             kills += 1
         code, listing = listed(archive, "--verify")
-        if not check(f"round {number}: the archive is whole after a kill", code == 0, f"{len(listing['files'])} files"):
+        if not expect(f"round {number}: the archive is whole after a kill", code == 0, f"{len(listing['files'])} files"):
             print(listing)
-    check("kills", kills == ROUNDS, kills)
+    expect("kills", kills == ROUNDS, kills)
     with Daemon(data, *settings) as daemon:
         append(daemon, {log: tails(daemon)[log] for log in LOGS})
         return tails(daemon)
@@ -132,11 +128,11 @@ def settled(daemon, archive):
     return wait_until(quiet)
 
 
-with scratch() as temporary:
-    directory = Path(temporary)
+@check("Each expired record is in the store or in the archive, after kills and on a full archive too; damage is found")
+def expired_records(directory):
     data, archive = directory / "data", directory / "archive"
     done = wald("config", "check", "--archive-dir", archive, "--sorter-enabled=false")
-    check("an archive without the sorter is refused", done.returncode == 78 and b"sorter_enabled" in done.stderr)
+    expect("an archive without the sorter is refused", done.returncode == 78 and b"sorter_enabled" in done.stderr)
     link = directory / "link"
     (data / "sorted").mkdir(parents=True)
     link.symlink_to(data / "sorted")
@@ -144,42 +140,42 @@ with scratch() as temporary:
                               (link, 74, "in the data directory")]:
         try:
             with Daemon(data, *SETTINGS, "--archive-dir", wrong) as daemon:
-                check(f"archive_dir {word}", False, "it serves")
+                expect(f"archive_dir {word}", False, "it serves")
         except Ended as ended:
-            check(f"archive_dir {word}", ended.code == code and any(word in line for line in ended.lines), ended.code)
+            expect(f"archive_dir {word}", ended.code == code and any(word in line for line in ended.lines), ended.code)
     archive.mkdir()
     ends = at_work(directory, data, archive)
     with Daemon(data, *SETTINGS, "--archive-dir", archive) as daemon:
-        check("the sorter comes to rest", settled(daemon, archive))
+        expect("the sorter comes to rest", settled(daemon, archive))
         # The next pass over runs, 10 s later, archives records that expired after the last one. A loss would remain.
-        check("no gap stays in the archive", wait_until(lambda: gapless(listed(archive)[1]), 60))
-        check("/metrics reports it", "wald_archive_written_bytes_total" in daemon.metrics()
-              and daemon.metric("wald_archive_failures_total") == 0)
+        expect("no gap stays in the archive", wait_until(lambda: gapless(listed(archive)[1]), 60))
+        expect("/metrics reports it", "wald_archive_written_bytes_total" in daemon.metrics()
+               and daemon.metric("wald_archive_failures_total") == 0)
         live = contents(daemon)
         status = json.loads(daemon.walctl("status", "--output", "json").stdout)
-        check("status reports no failure", status.get("archive_failure") is None)
-        check("a clean end", daemon.stop() == 0)
+        expect("status reports no failure", status.get("archive_failure") is None)
+        expect("a clean end", daemon.stop() == 0)
     code, listing = listed(archive, "--verify")
     ranges = held(listing)
-    check("nothing is wrong with the archive", code == 0 and not listing["strangers"] and not listing["unfinished"],
-          f"{len(listing['files'])} files, {sum(file['bytes'] for file in listing['files']) >> 10} KiB")
+    expect("nothing is wrong with the archive", code == 0 and not listing["strangers"] and not listing["unfinished"],
+           f"{len(listing['files'])} files, {sum(file['bytes'] for file in listing['files']) >> 10} KiB")
     for log in LOGS:
         apart = all(before[1] == after[0] for before, after in zip(ranges[log], ranges[log][1:]))
-        check(f"{log}: archived from 0 on, nothing twice, nothing left out",
-              ranges[log] and ranges[log][0][0] == 0 and apart,
-              f"{ranges[log][-1][1] if ranges[log] else 0} of {ends[log]}{'' if apart else f': {ranges[log]}'}")
+        expect(f"{log}: archived from 0 on, nothing twice, nothing left out",
+               ranges[log] and ranges[log][0][0] == 0 and apart,
+               f"{ranges[log][-1][1] if ranges[log] else 0} of {ends[log]}{'' if apart else f': {ranges[log]}'}")
         kept = sorted(live[log])
-        check(f"{log}: the newest {KEPT} are in the store", kept == list(range(ends[log] - KEPT, ends[log])),
-              f"{len(kept)}, from {kept[0] if kept else None} of {ends[log]}")
+        expect(f"{log}: the newest {KEPT} are in the store", kept == list(range(ends[log] - KEPT, ends[log])),
+               f"{len(kept)}, from {kept[0] if kept else None} of {ends[log]}")
     restored = directory / "restored"
     done = wald("archive", "restore", "--archive", archive, "--to", restored, "--output", "json")
     told = json.loads(done.stdout) if done.returncode == 0 else done.stderr.decode()
-    check("restore", done.returncode == 0 and told["duplicates"] == 0, told)
+    expect("restore", done.returncode == 0 and told["duplicates"] == 0, told)
     done = wald("archive", "restore", "--archive", archive, "--to", restored)
-    check("a restore writes over nothing", done.returncode == 1 and b"not empty" in done.stderr)
+    expect("a restore writes over nothing", done.returncode == 1 and b"not empty" in done.stderr)
     done = wald("verify", restored, "--output", "json")
     found = json.loads(done.stdout)
-    check("nothing is wrong with the restored store", done.returncode == 0 and found["findings"] == [], found["records"])
+    expect("nothing is wrong with the restored store", done.returncode == 0 and found["findings"] == [], found["records"])
     # The daemon serves it with a retention that these logs must not have.
     with Daemon(restored, "--retention-max-records", "5", "--retention-interval", "50ms") as daemon:
         back = contents(daemon)
@@ -188,23 +184,23 @@ with scratch() as temporary:
             wanted = {lsn: text(log, lsn) for lsn in range(end)}
             found = back.get(log, {})
             wrong = sorted(lsn for lsn in found.keys() | wanted.keys() if found.get(lsn) != wanted.get(lsn))
-            check(f"{log}: all that was archived reads back as it was appended", not wrong,
-                  f"{end}" if not wrong else f"{len(wrong)} of {end} do not, from {wrong[0]} to {wrong[-1]}: {found.get(wrong[0], '')[:40]}")
+            expect(f"{log}: all that was archived reads back as it was appended", not wrong,
+                   f"{end}" if not wrong else f"{len(wrong)} of {end} do not, from {wrong[0]} to {wrong[-1]}: {found.get(wrong[0], '')[:40]}")
         known = tails(daemon)
         done = daemon.walctl("append", "orders", "-", "--format", "lines", input=b"more\n")
-        check("appends continue there", done.returncode == 0 and tails(daemon)["orders"] == known["orders"] + 1)
-        check("another store", json.loads(daemon.walctl("status", "--output", "json").stdout)["store_id"] != status["store_id"])
+        expect("appends continue there", done.returncode == 0 and tails(daemon)["orders"] == known["orders"] + 1)
+        expect("another store", json.loads(daemon.walctl("status", "--output", "json").stdout)["store_id"] != status["store_id"])
     done = wald("verify", restored, "--output", "json")
-    check("nor after it was served", done.returncode == 0, done.stdout.decode()[-200:])
+    expect("nor after it was served", done.returncode == 0, done.stdout.decode()[-200:])
     few = directory / "few"
     done = wald("archive", "restore", "--archive", archive, "--to", few, "--prefix", "orders-", "--output", "json")
     told = json.loads(done.stdout)
-    check("by prefix", done.returncode == 0 and told["logs"] == 1 and told["records"] == ranges["orders-eu"][-1][1], told["records"])
+    expect("by prefix", done.returncode == 0 and told["logs"] == 1 and told["records"] == ranges["orders-eu"][-1][1], told["records"])
     done = wald("archive", "restore", "--archive", archive, "--to", directory / "none", "--log", "nobody")
-    check("nothing of that", done.returncode == 3, done.stderr.decode().strip())
+    expect("nothing of that", done.returncode == 3, done.stderr.decode().strip())
     code, quick = listed(archive, "--log", "trips")
     names = {log["log"] for file in quick["files"] for log in file["logs"]}
-    check("by log, without reading all of it", code == 0 and names == {"trips"})
+    expect("by log, without reading all of it", code == 0 and names == {"trips"})
 
     full = directory / "full"
     full.mkdir()
@@ -217,20 +213,20 @@ with scratch() as temporary:
                 append(daemon, appended)
                 if wait_until(lambda: daemon.metric("wald_archive_failures_total") > 0, 1):
                     break
-            check("a full archive is counted", daemon.metric("wald_archive_failures_total") > 0)
+            expect("a full archive is counted", daemon.metric("wald_archive_failures_total") > 0)
             status = json.loads(daemon.walctl("status", "--output", "json").stdout)
-            check("status says why nothing is dropped", str(full) in (status.get("archive_failure") or ""), status.get("archive_failure"))
-            check("and the log", any("sorting was cut off" in line and str(full) in line for line in daemon.lines))
-            check("appends go on", append(daemon, appended))
+            expect("status says why nothing is dropped", str(full) in (status.get("archive_failure") or ""), status.get("archive_failure"))
+            expect("and the log", any("sorting was cut off" in line and str(full) in line for line in daemon.lines))
+            expect("appends go on", append(daemon, appended))
             run("mount", "-o", "remount,size=64m", full, check=True)
-            check("it continues when there is space", wait_until(lambda: daemon.metric("wald_archive_written_bytes_total") > 0))
+            expect("it continues when there is space", wait_until(lambda: daemon.metric("wald_archive_written_bytes_total") > 0))
             # The daemon tries again after 10 s.
             failure = lambda: json.loads(daemon.walctl("status", "--output", "json").stdout).get("archive_failure")
-            check("status reports no failure any more", wait_until(lambda: failure() is None))
-            check("the sorter comes to rest there", settled(daemon, full))
+            expect("status reports no failure any more", wait_until(lambda: failure() is None))
+            expect("the sorter comes to rest there", settled(daemon, full))
         code, listing = listed(full, "--verify")
         some = [each for each in held(listing).values() if each]
-        check("the delayed records are there once", code == 0 and some and all(each[0][0] == 0 and all(
+        expect("the delayed records are there once", code == 0 and some and all(each[0][0] == 0 and all(
             before[1] == after[0] for before, after in zip(each, each[1:])) for each in some), held(listing))
     finally:
         run("umount", full, check=True)
@@ -241,9 +237,8 @@ with scratch() as temporary:
     victim.write_bytes(content)
     code, listing = listed(archive, "--verify")
     named = sum(finding["to_lsn"] - finding["from_lsn"] for finding in listing["findings"] if finding["to_lsn"])
-    check("a flipped bit is found and the lost records named", code == 5 and named > 0, listing["findings"][:1])
+    expect("a flipped bit is found and the lost records named", code == 5 and named > 0, listing["findings"][:1])
     done = wald("archive", "restore", "--archive", archive, "--to", directory / "rest", "--output", "json")
     told = json.loads(done.stdout)
     everything = sum(ranges[log][-1][1] for log in LOGS)
-    check("all else is restored", done.returncode == 5 and told["records"] == everything - named, f"{told['records']} of {everything}")
-finish()
+    expect("all else is restored", done.returncode == 5 and told["records"] == everything - named, f"{told['records']} of {everything}")

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/disk/backup.py
-
-Tests backup and restore of built binaries: a full backup during at least 5,000 appends per second; an
+"""Tests backup and restore of built binaries: a full backup during at least 5,000 appends per second; an
 incremental backup after 10 % more records, which sends at most 10 % of a full one; three positions
 restored elsewhere, where every log has the digest of the source at that position; damage, which the check
 finds without restoring and a restore refuses; and kills of either side during the transfer.
@@ -9,7 +6,6 @@ finds without restoring and a restore refuses; and kills of either side during t
 
 from common import *
 
-usage()
 LEAST_RATE = 5_000
 MOST_INCREMENTAL = 0.10
 RECORD = 500
@@ -90,31 +86,31 @@ def under_load(directory, data, shelf):
             running = live.process.poll() is None
             positions.append(position(daemon))
             result = live.result()
-        if not check("a full backup during the load", code == 0, said or f"{mib(full['bytes'])}, {full['files']} files"):
+        if not expect("a full backup during the load", code == 0, said or f"{mib(full['bytes'])}, {full['files']} files"):
             finish()
         entries = [entry for ledger in ledgers[:2] for entry in map(Entry, ledger.read_text().splitlines())]
         during = sum(1 for entry in entries if entry.acked and began <= entry.got / 1e6 <= ended)
         rate = during / (ended - began)
-        check(f"at least {LEAST_RATE} appends a second go on during the backup",
-              running and rate >= LEAST_RATE, f"{rate:.0f}/s over {ended - began:.1f} s, the load's own {result}")
-        check("all of the store as it stood is in it", full["sent_bytes"] == full["bytes"] and full["sent_files"] == full["files"])
-        check("/metrics reports it", daemon.metric("wald_backup_last_sent_bytes") == full["sent_bytes"]
-              and abs(daemon.metric("wald_backup_last_success_timestamp_seconds") - ended) < 5)
+        expect(f"at least {LEAST_RATE} appends a second go on during the backup",
+               running and rate >= LEAST_RATE, f"{rate:.0f}/s over {ended - began:.1f} s, the load's own {result}")
+        expect("all of the store as it stood is in it", full["sent_bytes"] == full["bytes"] and full["sent_files"] == full["files"])
+        expect("/metrics reports it", daemon.metric("wald_backup_last_sent_bytes") == full["sent_bytes"]
+               and abs(daemon.metric("wald_backup_last_success_timestamp_seconds") - ended) < 5)
         # Saves all records after the full backup, then changes another tenth.
         code, _, said = backup(daemon, shelf)
-        check("an incremental backup", code == 0, said)
+        expect("an incremental backup", code == 0, said)
         records = seed["acks"] + result["acks"]
         change = daemon.load(appends=records // 10, prefix="change", ledger=ledgers[2], **options).result()
         code, more, said = backup(daemon, shelf)
         _, whole, _ = backup(daemon, directory / "fresh")
         positions.append(whole["position"])
-        check(f"after 10 % more an incremental backup sends at most {MOST_INCREMENTAL:.0%} of a full one",
-              code == 0 and more["sent_bytes"] <= MOST_INCREMENTAL * whole["sent_bytes"],
-              f"{change['acks']} appends beside {records}: {mib(more['sent_bytes'])} in {more['sent_files']} files of "
-              f"{mib(whole['sent_bytes'])} in {whole['sent_files']}, {percent(more['sent_bytes'], whole['sent_bytes'])}")
+        expect(f"after 10 % more an incremental backup sends at most {MOST_INCREMENTAL:.0%} of a full one",
+               code == 0 and more["sent_bytes"] <= MOST_INCREMENTAL * whole["sent_bytes"],
+               f"{change['acks']} appends beside {records}: {mib(more['sent_bytes'])} in {more['sent_files']} files of "
+               f"{mib(whole['sent_bytes'])} in {whole['sent_files']}, {percent(more['sent_bytes'], whole['sent_bytes'])}")
         code, nothing, _ = backup(daemon, shelf)
-        check("of a store that does not change nothing is sent", code == 0 and nothing["sent_bytes"] == 0,
-              f"{nothing['sent_files']} files")
+        expect("of a store that does not change nothing is sent", code == 0 and nothing["sent_bytes"] == 0,
+               f"{nothing['sent_files']} files")
         entries = [entry for ledger in ledgers for entry in map(Entry, ledger.read_text().splitlines())]
         return contents(daemon), entries, positions
 
@@ -125,7 +121,7 @@ def restored_elsewhere(directory, shelf, source, entries, positions):
         began = time.monotonic()
         done = wald("restore", shelf, "--data-dir", target, "--at-position", str(at), "--output", "json")
         took = time.monotonic() - began
-        if not check(f"a store restored at position {at}", done.returncode == 0, done.stderr.decode()):
+        if not expect(f"a store restored at position {at}", done.returncode == 0, done.stderr.decode()):
             continue
         told = json.loads(done.stdout)
         expected = as_of(source, entries, at)
@@ -133,29 +129,29 @@ def restored_elsewhere(directory, shelf, source, entries, positions):
             found = contents(daemon)
             same = digests(found) == digests(expected)
             count = sum(map(len, found.values()))
-            check("  every log has its digest at that position, and nothing else exists", same and told["records"] == count,
-                  f"{count} records of {len(found)} logs, restored in {took:.1f} s")
+            expect("  every log has its digest at that position, and nothing else exists", same and told["records"] == count,
+                   f"{count} records of {len(found)} logs, restored in {took:.1f} s")
             ledger = directory / f"on-{number}"
             daemon.load(appends=1, writers=1, logs=1, bytes=RECORD, prefix="seed", ledger=ledger).result()
             (on,) = map(Entry, ledger.read_text().splitlines())
             epoch = daemon.metric("wald_recovery_epoch")
-            check("  it continues in a higher epoch, beyond every position of the old one",
-                  on.acked and epoch == told["recovery_epoch"] > 1 and on.position > positions[-1] + (1 << 40),
-                  f"epoch {epoch:.0f}, position {on.position}")
+            expect("  it continues in a higher epoch, beyond every position of the old one",
+                   on.acked and epoch == told["recovery_epoch"] > 1 and on.position > positions[-1] + (1 << 40),
+                   f"epoch {epoch:.0f}, position {on.position}")
     done = wald("restore", shelf, "--data-dir", directory / "beyond", "--at-position", str(positions[-1] + (1 << 30)))
-    check("a position beyond the backup is refused", done.returncode == 2, done.stderr.decode().strip())
+    expect("a position beyond the backup is refused", done.returncode == 2, done.stderr.decode().strip())
     done = wald("restore", shelf, "--data-dir", directory / "restored-0")
-    check("a directory that is not empty is refused", done.returncode == 1, done.stderr.decode().strip())
+    expect("a directory that is not empty is refused", done.returncode == 1, done.stderr.decode().strip())
     began = time.monotonic()
     done = wald("restore", "--drill", shelf, "--drill-in", directory)
     left = list(directory.glob("wald-drill-*"))
-    check("a drill is one command, and leaves nothing", done.returncode == 0 and not left,
-          f"{done.stdout.decode().strip()}{done.stderr.decode().strip()}, {time.monotonic() - began:.1f} s")
+    expect("a drill is one command, and leaves nothing", done.returncode == 0 and not left,
+           f"{done.stdout.decode().strip()}{done.stderr.decode().strip()}, {time.monotonic() - began:.1f} s")
 
 
 def damaged(directory, shelf):
     done = wald("verify", shelf)
-    check("verify finds nothing wrong with a backup", done.returncode == 0, (done.stdout + done.stderr).decode().strip())
+    expect("verify finds nothing wrong with a backup", done.returncode == 0, (done.stdout + done.stderr).decode().strip())
     content = max((shelf / "files").iterdir(), key=lambda path: path.stat().st_size)
     good = content.read_bytes()
     for at in (0, len(good) // 2, len(good) - 1):
@@ -169,17 +165,17 @@ def damaged(directory, shelf):
                 served = True
         except Ended:
             served = False
-        check(f"a flipped byte at {at} of {len(good)} is found by verify, and refused by restore and by a start",
-              found and refused.returncode == 5 and not served, refused.stderr.decode().strip())
+        expect(f"a flipped byte at {at} of {len(good)} is found by verify, and refused by restore and by a start",
+               found and refused.returncode == 5 and not served, refused.stderr.decode().strip())
     content.write_bytes(good)
     manifest = max((shelf / "backups").iterdir())
     good = manifest.read_bytes()
     manifest.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
     done = wald("verify", shelf, "--backup", manifest.name.removesuffix(".manifest"))
-    check("so is one in the manifest", done.returncode == 5, done.stderr.decode().strip())
+    expect("so is one in the manifest", done.returncode == 5, done.stderr.decode().strip())
     done = wald("verify", shelf)
-    check("the latest is one that can be read then", done.returncode == 0 and manifest.name in done.stderr.decode(),
-          (done.stdout + done.stderr).decode().strip())
+    expect("the latest is one that can be read then", done.returncode == 0 and manifest.name in done.stderr.decode(),
+           (done.stdout + done.stderr).decode().strip())
     manifest.write_bytes(good)
 
 
@@ -193,50 +189,45 @@ def killed(directory, data, shelf):
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environment())
         began = wait_until(lambda: received() >= 8)
         code, _, said = backup(daemon, directory / "second")
-        check("a second backup at the same time is taken as well", code == 0, said.strip())
+        expect("a second backup at the same time is taken as well", code == 0, said.strip())
         process.kill()
         process.wait()
-        check("a walctl that is killed leaves no backup", began and kept(other) == [], f"{received()} files")
+        expect("a walctl that is killed leaves no backup", began and kept(other) == [], f"{received()} files")
         done = wald("verify", other)
-        check("nothing there looks whole", done.returncode == 3, done.stderr.decode().strip())
+        expect("nothing there looks whole", done.returncode == 3, done.stderr.decode().strip())
         held = received()
         # The server notices that its client has disconnected.
         ready = []
         wait_until(lambda: ready.append(backup(daemon, other)) or ready[-1][0] == 0, 30)
         code, told, said = ready[-1]
-        check("the next one continues after the received part", code == 0 and told["sent_files"] <= told["files"] - held,
-              said or f"{told['sent_files']} of {told['files']} files")
+        expect("the next one continues after the received part", code == 0 and told["sent_files"] <= told["files"] - held,
+               said or f"{told['sent_files']} of {told['files']} files")
         process = subprocess.Popen([str(c) for c in (WALCTL, "backup", directory / "cut", "--endpoint", daemon.endpoint, *slow)],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environment())
         cut = directory / "cut" / "files"
         wait_until(lambda: cut.exists() and len(list(cut.iterdir())) >= 8)
         daemon.kill()
         said = process.communicate(timeout=60)[1].decode()
-        check("a kill of the daemon fails the backup and leaves none",
-              process.returncode not in (0, None) and kept(directory / "cut") == [], said.strip())
+        expect("a kill of the daemon fails the backup and leaves none",
+               process.returncode not in (0, None) and kept(directory / "cut") == [], said.strip())
     with Daemon(data, *SEGMENTS) as daemon:
         code, told, said = backup(daemon, directory / "cut")
-        check("after its start a backup succeeds", code == 0 and wald("verify", directory / "cut").returncode == 0, said)
+        expect("after its start a backup succeeds", code == 0 and wald("verify", directory / "cut").returncode == 0, said)
         before = kept(shelf)
         code, told, said = backup(daemon, shelf, "--keep", "2")
         after = kept(shelf)
-        check("older backups are removed, and the files that only they had", code == 0 and after == [*before[-1:], told["id"]]
-              and sorted(told["removed"]) == before[:-1], f"{len(before)} before, {len(after)} after")
+        expect("older backups are removed, and the files that only they had", code == 0 and after == [*before[-1:], told["id"]]
+               and sorted(told["removed"]) == before[:-1], f"{len(before)} before, {len(after)} after")
         done = run(WALCTL, "backup", "prune", shelf, "--keep", "1", "--output", "json")
-        check("prune alone does the same", done.returncode == 0 and len(kept(shelf)) == 1, done.stdout.decode().strip())
+        expect("prune alone does the same", done.returncode == 0 and len(kept(shelf)) == 1, done.stdout.decode().strip())
         done = wald("verify", shelf)
-        check("the remaining backups are whole", done.returncode == 0, (done.stdout + done.stderr).decode().strip())
+        expect("the remaining backups are whole", done.returncode == 0, (done.stdout + done.stderr).decode().strip())
 
 
-def main():
-    with scratch() as temporary:
-        directory = Path(temporary)
-        data, shelf = directory / "data", directory / "backups"
-        source, entries, positions = under_load(directory, data, shelf)
-        restored_elsewhere(directory, shelf, source, entries, positions)
-        damaged(directory, shelf)
-        killed(directory, data, shelf)
-    finish()
-
-
-main()
+@check("Backups under load, restores as of any position, damage that is found, kills of either side")
+def backups(directory):
+    data, shelf = directory / "data", directory / "backups"
+    source, entries, positions = under_load(directory, data, shelf)
+    restored_elsewhere(directory, shelf, source, entries, positions)
+    damaged(directory, shelf)
+    killed(directory, data, shelf)

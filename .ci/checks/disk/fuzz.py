@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Fuzzes the readers of foreign bytes: files of a data directory, requests, configuration.
-
-usage: .ci/checks/disk/fuzz.py [TARGET...]
 
 Builds the targets of storage/fuzz and server/fuzz with libFuzzer and AddressSanitizer (a stable
 compiler does, by RUSTC_BOOTSTRAP). Runs each from its corpus, for WALD_FUZZ_SECONDS (8) or
@@ -11,14 +8,8 @@ directory; the next run there begins with them.
 
 WALD_FUZZ_SANITIZER=none makes it about three times as fast, without the check of single allocations."""
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
+from common import *
 
-ROOT = Path(__file__).resolve().parents[3]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute()
 BUILD = TARGET / "fuzz"
 TARGETS = {
     "storage": ["frame", "body", "checkpoint", "index", "recovery", "backup"],
@@ -64,7 +55,7 @@ def build(crate: str, targets: list[str]) -> None:
     subprocess.run(command, cwd=ROOT / crate / "fuzz", env=environment(), check=True)
 
 
-def run(crate: str, target: str) -> bool:
+def fuzzed(crate: str, target: str) -> bool:
     """Runs one target; prints its statistics, and how to repeat a failure."""
     program = BUILD / TRIPLE / "release" / target
     found, failed = BUILD / "corpus" / target, BUILD / "artifacts" / target
@@ -89,17 +80,11 @@ def run(crate: str, target: str) -> bool:
     return False
 
 
-def main() -> int:
-    wanted = sys.argv[1:]
-    results = []
+@check("Readers of files, requests and configuration survive mutated input")
+def fuzz():
     for crate, targets in TARGETS.items():
-        chosen = [target for target in targets if not wanted or target in wanted]
+        chosen = [target for target in targets if target in (sys.argv[1:] or targets)]
         if chosen:
             build(crate, chosen)
-            results += [run(crate, target) for target in chosen]
-    print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
-    return 0 if results and all(results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for target in chosen:
+            expect(f"{crate}: {target}", fuzzed(crate, target))

@@ -1,14 +1,11 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/disk/reader.py [ROUNDS] [SEED]
-
-Compares the independent reader of data directories (storage/reader, written from storage/FORMAT.md alone) with the
-engine. In each of ROUNDS (2) rounds a daemon with segments of 64 KiB gets a random load: all sync modes, lz4, batches
+"""Compares the independent reader of data directories (storage/reader, written from storage/FORMAT.md alone) with the
+engine. In each of 2 rounds a daemon with segments of 64 KiB gets a random load: all sync modes, lz4, batches
 over several logs, producers, fences, cursors, trims, retention, deletions, kills and clean stops. In every other round
 it sorts. The reader, and a daemon that starts on a copy, read its directory
 unchanged, with its tail torn, with bytes flipped, with files missing, and after damage was sorted.
 Both must report the same logs, records, cursors and missing ranges, and refuse the same
 appends. Index files and checkpoints must match the segments. The golden directories
-(storage/tests/golden) must match the files of expected contents next to them.
+(storage/tests/golden) must match the files of expected contents next to them. Arguments: rounds and a seed.
 """
 
 import base64
@@ -215,7 +212,7 @@ def compare(what, directory, sound, appends=False, sorter=UNSORTED, whole=None):
     Totals.other += store["digests"]["other"]
     Totals.unproven += sum(not log["tail_proven"] for log in logs.values())
     held = not wrong and not problems
-    check(what, held, wrong or "; ".join(problems) or f"{len(logs)} logs")
+    expect(what, held, wrong or "; ".join(problems) or f"{len(logs)} logs")
     if not held and os.environ.get("KEEP"):
         shutil.copytree(directory, Path(os.environ["KEEP"]) / re.sub(r"\W+", "-", what), dirs_exist_ok=True)
 
@@ -404,20 +401,20 @@ def sort_damage(directory, temporary, draw):
     with Daemon(copy, *SMALL, *SORTER, "--retention-interval", "1h") as daemon:
         fill(daemon)
         gone = wait_until(lambda: not any(path.exists() for path in damaged), 30)
-        check("segments with damage are sorted", len(damaged) == 2 and gone, [path.name for path in damaged])
+        expect("segments with damage are sorted", len(damaged) == 2 and gone, [path.name for path in damaged])
         daemon.stop() if draw.random() < 0.5 else daemon.kill()
     store, logs = read(copy)
     lost = {name: log["quarantined"] for name, log in logs.items() if log["quarantined"]}
     count = sum(end - start for gaps in lost.values() for start, end in gaps)
     # Each frame has one record.
-    check("runs name the lost records, and no others", count == 2 and all(name.startswith("lost/") for name in lost), lost)
+    expect("runs name the lost records, and no others", count == 2 and all(name.startswith("lost/") for name in lost), lost)
     compare("sorted damage", copy, True)
 
 
+@check("The reader reads each golden directory as the file next to it says")
 def golden():
-    """Every golden directory matches the expected contents next to it."""
     archives = sorted(GOLDEN.glob("*/*.tar.gz"))
-    check("there are golden directories", archives, len(archives))
+    expect("there are golden directories", archives, len(archives))
     for archive in archives:
         with tempfile.TemporaryDirectory(dir=SCRATCH) as temporary:
             with tarfile.open(archive) as packed:
@@ -428,7 +425,7 @@ def golden():
             for log in kept["logs"].values():
                 log["producers"].sort(key=lambda one: one["id"])
             wrong = difference(expected(logs), kept["logs"])
-            check(f"golden {archive.parent.name}/{archive.name} reads as it did", same and not wrong, wrong or f"{len(logs)} logs")
+            expect(f"golden {archive.parent.name}/{archive.name} reads as it did", same and not wrong, wrong or f"{len(logs)} logs")
 
 
 def expected(logs):
@@ -441,45 +438,45 @@ def expected(logs):
         for name, log in logs.items()}
 
 
-if any(not argument.isdigit() for argument in sys.argv[1:]) or len(sys.argv) > 3:
-    usage()
-rounds = int(sys.argv[1]) if sys.argv[1:] else 2
-seed = int(sys.argv[2]) if sys.argv[2:] else random.randrange(1 << 32)
-print(f"seed {seed}", flush=True)
-SCRATCH.mkdir(parents=True, exist_ok=True)
+ROUNDS = int(sys.argv[1]) if sys.argv[1:] else 2
+# The default run has the same load each time; --all draws one.
+SEED = int(sys.argv[2]) if sys.argv[2:] else sized(random.randrange(1 << 32), 4180489125)
 PYTHON = python()
-golden()
-for number in range(rounds):
-    draw = random.Random(f"{seed}-{number}")
-    with scratch() as temporary:
-        data, state = Path(temporary) / "data", {"epochs": {}, "sequences": {}}
-        sorts = number % 2 == 0
-        runs = draw.randint(1, 3)
-        for run_number in range(runs):
-            sorter = SORTER if sorts else UNSORTED
-            with Daemon(data, *SMALL, *sorter, "--sync-mode", draw.choice(SYNC_MODES[:4]), "--retention-interval", "5ms") as daemon:
-                if run_number:
-                    forget_unsynced(daemon, state)
-                load(daemon, draw, state)
-                settle(daemon, sorter)
-                # One load may be less than the sorter leaves unsorted: loads go on until there is a run to compare.
-                for _ in range(10):
-                    if not sorts or any((data / "sorted").glob("*.seg")):
-                        break
+
+
+@check("The reader and the daemon read random stores alike: sound, torn, damaged, sorted")
+def rounds(count=ROUNDS, seed=SEED):
+    print(f"seed {seed}: .ci/run disk/reader -- {count} {seed}", flush=True)
+    for number in range(count):
+        draw = random.Random(f"{seed}-{number}")
+        with scratch() as temporary:
+            data, state = Path(temporary) / "data", {"epochs": {}, "sequences": {}}
+            sorts = number % 2 == 0
+            runs = draw.randint(1, 3)
+            for run_number in range(runs):
+                sorter = SORTER if sorts else UNSORTED
+                with Daemon(data, *SMALL, *sorter, "--sync-mode", draw.choice(SYNC_MODES[:4]), "--retention-interval", "5ms") as daemon:
+                    if run_number:
+                        forget_unsynced(daemon, state)
                     load(daemon, draw, state)
                     settle(daemon, sorter)
-                # The last directory is damaged: with a checkpoint at its end, and without.
-                clean = draw.random() < 0.5 if run_number + 1 < runs else number % 2 == 1
-                daemon.stop() if clean else daemon.kill()
-            compare(f"round {number}: after {'a clean stop' if clean else 'a kill'}", data, True,
-                    sorter=draw.choice([SORTER, UNSORTED]) if sorts else UNSORTED)
-        harm(data, temporary, draw)
-        if sorts:
-            sort_damage(data, temporary, draw)
-if rounds:
-    check("digests of producers' batches match their records, unless times were moved",
-          Totals.same > 2 * Totals.other, f"{Totals.same} of {Totals.same + Totals.other}")
-    check("there were sorted runs", Totals.runs, f"{Totals.runs}, in {Totals.sorted} directories")
-print(f"     {Totals.directories} directories, {Totals.records} records compared, {Totals.damaged} damaged, "
-      f"{Totals.torn} torn tails, {Totals.unproven} tails not proven, {Totals.back} logs that damage took a trim of, {Totals.indexes} index files and {Totals.checkpoints} checkpoints")
-finish()
+                    # One load may be less than the sorter leaves unsorted: loads go on until there is a run to compare.
+                    for _ in range(10):
+                        if not sorts or any((data / "sorted").glob("*.seg")):
+                            break
+                        load(daemon, draw, state)
+                        settle(daemon, sorter)
+                    # The last directory is damaged: with a checkpoint at its end, and without.
+                    clean = draw.random() < 0.5 if run_number + 1 < runs else number % 2 == 1
+                    daemon.stop() if clean else daemon.kill()
+                compare(f"round {number}: after {'a clean stop' if clean else 'a kill'}", data, True,
+                        sorter=draw.choice([SORTER, UNSORTED]) if sorts else UNSORTED)
+            harm(data, temporary, draw)
+            if sorts:
+                sort_damage(data, temporary, draw)
+    if count:
+        expect("digests of producers' batches match their records, unless times were moved",
+               Totals.same > 2 * Totals.other, f"{Totals.same} of {Totals.same + Totals.other}")
+        expect("there were sorted runs", Totals.runs, f"{Totals.runs}, in {Totals.sorted} directories")
+    print(f"     {Totals.directories} directories, {Totals.records} records compared, {Totals.damaged} damaged, "
+          f"{Totals.torn} torn tails, {Totals.unproven} tails not proven, {Totals.back} logs that damage took a trim of, {Totals.indexes} index files and {Totals.checkpoints} checkpoints")

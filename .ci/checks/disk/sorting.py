@@ -1,12 +1,9 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/disk/sorting.py [KILLS [SEED]]
-
-The sorter of the built daemon, killed KILLS times (40) at random moments under load. It sorts segments of 64 KiB,
+"""The sorter of the built daemon, killed 20 times at random moments under load. It sorts segments of 64 KiB,
 one or few at a time, into runs, which it merges and rewrites. Writers of a session each append to logs.
 Some logs are trimmed, some are deleted and created again, some expire by bytes or records; the others keep
 all. After each kill `wald verify` finds a sound store without orphaned files. The next start has every record that
 was acked DURABLE and not removed, once, at its lsn and with its bytes, and nothing of a deleted log. Every fourth life
-does not sort. Prints the seed.
+does not sort. Prints the seed. Arguments: the number of kills and a seed.
 """
 
 import base64
@@ -240,15 +237,15 @@ def live(data, ledger, dice, sorts, number):
     return watch, aimed, ended + [line for line in daemon.lines if "panicked" in line]
 
 
-if len(sys.argv) > 3 or any(not argument.isdecimal() for argument in sys.argv[1:]):
-    usage()
-kills = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+kills = int(sys.argv[1]) if len(sys.argv) > 1 else sized(20, 8)
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1_000_000)
-print(f"seed {seed}: .ci/checks/disk/sorting.py {kills} {seed}", flush=True)
-dice, ledger = random.Random(seed), Ledger()
-written, runs, aims, wrong, unsound, panics, stays = 0, 0, 0, [], [], [], []
-with scratch() as temporary:
-    data = Path(temporary) / "data"
+
+
+@check("Kills while records are sorted: every acknowledged record once, sound stores, no orphaned files")
+def kills_of_the_sorter(data):
+    print(f"seed {seed}: .ci/run disk/sorting -- {kills} {seed}", flush=True)
+    dice, ledger = random.Random(seed), Ledger()
+    written, runs, aims, wrong, unsound, panics, stays = 0, 0, 0, [], [], [], []
     with Daemon(data, *SMALL, *UNSORTED) as daemon:
         create(daemon, [f"writer-{at}" for at in range(WRITERS)])
         daemon.stop()
@@ -263,12 +260,11 @@ with scratch() as temporary:
         unsound += [f"after start {number + 1}: {what}" for what in verified(data, True)]
         if wrong or unsound or panics:
             break
-    check(f"{number + 1} kills, {aims} of them aimed at the sorter: every acked record is there, once, and nothing else",
-          not wrong, "; ".join(wrong[:3]) or f"{ledger.sent} records sent, {ledger.compared} compared, {ledger.deleted} logs deleted")
-    check("every store is sound, without orphaned files", not unsound, "; ".join(unsound[:3]))
-    check("nothing panicked, writers continued until the kill, every stop was clean", not panics and set(stays) == {0}, "; ".join(panics[:3]))
-    check("the sorter sorted", written > 0 and runs > 1, f"{written / (1 << 20):.1f} MiB written, up to {runs} runs")
-    check("logs were deleted, and there were enough records", ledger.deleted and ledger.sent > 100 * kills, ledger.deleted)
+    expect(f"{number + 1} kills, {aims} of them aimed at the sorter: every acked record is there, once, and nothing else",
+           not wrong, "; ".join(wrong[:3]) or f"{ledger.sent} records sent, {ledger.compared} compared, {ledger.deleted} logs deleted")
+    expect("every store is sound, without orphaned files", not unsound, "; ".join(unsound[:3]))
+    expect("nothing panicked, writers continued until the kill, every stop was clean", not panics and set(stays) == {0}, "; ".join(panics[:3]))
+    expect("the sorter sorted", written > 0 and runs > 1, f"{written / (1 << 20):.1f} MiB written, up to {runs} runs")
+    expect("logs were deleted, and there were enough records", ledger.deleted and ledger.sent > 100 * kills, ledger.deleted)
     if (wrong or unsound) and os.environ.get("KEEP"):
         shutil.copytree(data, Path(os.environ["KEEP"]), dirs_exist_ok=True)
-finish()

@@ -1,13 +1,11 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/docs/examples.py [PART...]
-
-Runs every example of every README and of docs/ in reading order on one store, as a reader would. The
+"""Runs every example of every README and of docs/ in reading order on one store, as a reader would. The
 quickstart's session comes first. The code of docs/ is quoted from programs that are run. The script fails for a fenced
 block that no part runs, unless this file names the step that runs it. A new block fails, too, until it is run.
-Parts: rust, go, python, typescript, java, shell, book; none named: all.
 """
 
+import atexit
 import contextlib
+import functools
 
 from clients import *
 from typed import blocks
@@ -23,27 +21,27 @@ QUOTED = {
 }
 # Build directory of users' Rust programs.
 PROGRAMS = WORK / "rust" / "target"
-# Blocks that other steps of .ci/run run: file, text in the block, step.
+# Blocks that other checks run: file, text in the block, check.
 ELSEWHERE = [
-    ("README.md", "$ ", "readme"),
-    ("README.md", "cargo run --release", "start, test"),
-    ("docs/src/quickstart.md", "$ ", "readme"),
-    ("docs/src/restore.md", "$ ", "readme"),
-    ("docs/src/restore.md", "wald verify /backups/wald", "backup"),
-    ("docs/src/operations.md", "$ wald verify /var/lib/wald", "verify"),
-    ("client/bench/README.md", "$ walbench append", "bench"),
-    ("client/conformance/README.md", "-- RUNNER...", "conformance"),
-    ("storage/reader/README.md", "$ pip install", "reader"),
+    ("README.md", "$ ", "docs/readme"),
+    ("README.md", "cargo run --release", "docs/start, rust/tests"),
+    ("docs/src/quickstart.md", "$ ", "docs/readme"),
+    ("docs/src/restore.md", "$ ", "docs/readme"),
+    ("docs/src/restore.md", "wald verify /backups/wald", "disk/backup"),
+    ("docs/src/operations.md", "$ wald verify /var/lib/wald", "disk/verify"),
+    ("client/bench/README.md", "$ walbench append", "bench/bench"),
+    ("client/conformance/README.md", "-- RUNNER...", "clients/conformance"),
+    ("storage/reader/README.md", "$ pip install", "disk/reader"),
 ]
 # Commands that are not run, and the reason. The rest of their block is.
 SKIPPED = {
-    r"docker compose ": "needs a container engine and a registry; step chart checks the file",
-    r"docker ": "needs a container engine and a registry; step image builds and runs the image",
-    r"rustup target add ": "step tools does it",
-    r"cargo build --release --target ": "step static does it",
-    r"(sudo|journalctl|systemctl) ": "needs systemd as process 1; step chart checks the unit",
-    r"helm test ": "needs a cluster; step install does it",
-    r"(helm upgrade|kubectl) ": "needs a cluster; step install upgrades with a larger size",
+    r"docker compose ": "needs a container engine and a registry; deploy/chart checks the file",
+    r"docker ": "needs a container engine and a registry; deploy/image builds and runs the image",
+    r"rustup target add ": "setup/tools does it",
+    r"cargo build --release --target ": "setup/builds does it",
+    r"(sudo|journalctl|systemctl) ": "needs systemd as process 1; deploy/chart checks the unit",
+    r"helm test ": "needs a cluster; deploy/install does it",
+    r"(helm upgrade|kubectl) ": "needs a cluster; deploy/install upgrades with a larger size",
 }
 
 
@@ -95,7 +93,7 @@ def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **mo
     out = done.stdout.decode(errors="replace")
     holds = done.returncode == 0 and prints in out
     said = "" if holds else f"status {done.returncode}\n{(out + done.stderr.decode(errors='replace'))[-3000:]}"
-    check(what, holds, said)
+    expect(what, holds, said)
     return out
 
 
@@ -123,7 +121,7 @@ def endless(line, shows, daemon, cwd):
     process.stdout.read()
     status = process.wait()
     deadline.cancel()
-    check(f"$ {line.splitlines()[0][:110]}", shown and status != -signal.SIGKILL, "" if shown else "".join(said)[-2000:])
+    expect(f"$ {line.splitlines()[0][:110]}", shown and status != -signal.SIGKILL, "" if shown else "".join(said)[-2000:])
 
 
 def lines_of(block):
@@ -160,7 +158,7 @@ def bare(code):
 def with_harness(line, debug="target/debug", release="../../target/release", **options):
     """A line of a README that builds or runs a runner of the conformance cases."""
     made = line.replace("harness.py --wald", "harness.py --only append-then-read --wald")
-    but = "one case; step conformance has them all" if made != line else ""
+    but = "one case; clients/conformance has them all" if made != line else ""
     made = made.replace(f" {release}", f" {TARGET / 'release'}").replace(f" {debug}", f" {TARGET / 'debug'}")
     return shell(made, said=line, but=but, **options)
 
@@ -180,7 +178,7 @@ def the_store():
 
 
 def session(directory, daemon):
-    """Types the quickstart. Step readme compares its answers; here its logs are needed."""
+    """Types the quickstart. docs/readme compares its answers; here its logs are needed."""
     (directory / "package").symlink_to(vega_file("flights-200k.json").parent.parent)
     for _, steps in blocks((ROOT / QUICKSTART).read_text()):
         for command, _ in steps:
@@ -189,17 +187,19 @@ def session(directory, daemon):
                 run("bash", "-c", line, cwd=directory, env=environment(daemon), stdin=subprocess.DEVNULL)
     logs = run(WALCTL, "logs", "--output", "raw", env=environment(daemon)).stdout.decode().split()
     expected = {"greetings", "orders", "audit", "jobs", "flights"}
-    check("the quickstart has made its logs", expected <= set(logs), expected - set(logs) or len(logs))
+    expect("the quickstart has made its logs", expected <= set(logs), expected - set(logs) or len(logs))
 
 
+@check("The examples of the Rust client run")
+@functools.cache
 def rust():
     readme = "client/README.md"
     tour = (ROOT / "client/examples/tour.rs").read_text()
     others = bare((ROOT / "client/examples/readme.rs").read_text())
     first, *rest = take(readme, "rust")
-    check("the first Rust example is client/examples/tour.rs", bare(tour).endswith(bare(first)))
+    expect("the first Rust example is client/examples/tour.rs", bare(tour).endswith(bare(first)))
     for block in rest:
-        check(f"client/examples/readme.rs has the Rust example that begins {block.splitlines()[0]}", bare(block) in others)
+        expect(f"client/examples/readme.rs has the Rust example that begins {block.splitlines()[0]}", bare(block) in others)
     examples()
 
     def example(name, **options):
@@ -211,7 +211,7 @@ def rust():
         example("tour", daemon=daemon, prints=' b"third"\n')
         out = example("readme", daemon=daemon)
         for name in ("producer", "producer over restarts", "appender", "follower", "cursor"):
-            check(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
+            expect(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
 
         # A separate program, with the tested versions.
         folder = program("rust")
@@ -230,11 +230,13 @@ def rust():
             with_harness(line)
         elif os.environ.get("CI_LIGHT"):
             made = [TARGET / "debug" / "wald", EXAMPLES / "conformance"]
-            check(f"$ {line}  (built with the workspace)", all(path.exists() for path in made))
+            expect(f"$ {line}  (built with the workspace)", all(path.exists() for path in made))
         else:
             shell(line)
 
 
+@check("The examples of the Go client run")
+@functools.cache
 def go():
     folder = ROOT / FOLDERS["go"]
     readme = "client/go/README.md"
@@ -249,7 +251,7 @@ def go():
             if "-tags daemon -run" in line:
                 ran = re.findall(r"^--- PASS: (Example\w*)", out, re.M)
                 there = re.findall(r"^func (Example\w*)", (folder / "example_test.go").read_text(), re.M)
-                check(f"the Go examples are run, {len(blocks)} blocks", ran and ran == there, ran)
+                expect(f"the Go examples are run, {len(blocks)} blocks", ran and ran == there, ran)
         own = program("go")
         shutil.copy2(folder / "examples/tour/main.go", own)
         succeeds("go mod init", "go", "mod", "init", "example.org/program", cwd=own)
@@ -259,10 +261,12 @@ def go():
                  prints=": greeting 2\n")
 
 
+@check("The examples of the Python client run")
+@functools.cache
 def python():
     folder = ROOT / FOLDERS["python"]
     readme = "client/python/README.md"
-    check("the README installs ./client/python", take_one(readme, "sh").strip() == "pip install ./client/python")
+    expect("the README installs ./client/python", take_one(readme, "sh").strip() == "pip install ./client/python")
     # The environment of step conformance; the package is installed into it again.
     interpreter = Path(runner("python")[0])
     succeeds("pytest client/python", interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder, prints=" passed")
@@ -271,9 +275,11 @@ def python():
             # From an empty directory, so that only the installed package is imported.
             name = next(line for line in block.splitlines() if "readme/" in line).strip()
             out = succeeds(f"Python example with {name[:80]}", interpreter, "-W", "error", "-c", block, cwd=directory, daemon=daemon)
-            check("it prints something", out.strip(), out.strip()[:200])
+            expect("it prints something", out.strip(), out.strip()[:200])
 
 
+@check("The examples of the TypeScript client run")
+@functools.cache
 def typescript():
     folder = ROOT / FOLDERS["typescript"]
     readme = "client/typescript/README.md"
@@ -284,17 +290,19 @@ def typescript():
         out = succeeds("npm run readme", "npm", "run", "readme", cwd=folder, daemon=daemon)
         for number, block in enumerate(examples, 1):
             name = next(line for line in block.splitlines() if line and not line.startswith(("import", "//")))
-            check(f"TypeScript example {number}: {name[:80]}", f"ok example {number}\n" in out)
+            expect(f"TypeScript example {number}: {name[:80]}", f"ok example {number}\n" in out)
         own = program("typescript")
         (own / "package.json").write_text('{"type": "module"}')
         (own / "program.js").write_text(examples[0])
         line = "npm install ../wald/client/typescript"
-        check("the README says how a program depends on the package", f"`{line}`" in (ROOT / readme).read_text())
+        expect("the README says how a program depends on the package", f"`{line}`" in (ROOT / readme).read_text())
         shell(line, cwd=own)
         succeeds("the first TypeScript example runs as a program of its own", "node", "program.js", cwd=own,
                  daemon=daemon, prints="DURABLE")
 
 
+@check("The Java example of the contract runs")
+@functools.cache
 def java():
     readme = "client/README.md"
     folder = WORK / "java"
@@ -305,14 +313,14 @@ def java():
     (folder / "src/main/java/Orders.java").write_text(take_one(readme, "java"))
     command = 'mvn compile exec:java -Dexec.mainClass=Orders -Dexec.args="127.0.0.1:6925 3"'
     text = re.sub(r"\s+", " ", (ROOT / readme).read_text())
-    check("the README says how the Java example is run", f"`{command}`" in text)
+    expect("the README says how the Java example is run", f"`{command}`" in text)
     with the_store() as (directory, daemon):
         line = command.replace("127.0.0.1:6925", daemon.grpc).replace("mvn", "mvn -q -B")
         out = shell(line, said=command, cwd=folder)
         expected = ["appended 0 to 0", "appended 1 to 2", "0 one", "1 two", "2 three"]
         # Maven sets the terminal's colours even without a terminal.
         shown = re.sub(r"\x1b\[[0-9;]*m", "", out).strip().splitlines()
-        check("the Java example appends and follows", shown == expected, shown if shown != expected else "")
+        expect("the Java example appends and follows", shown == expected, shown if shown != expected else "")
 
 
 def walctl_examples(directory, daemon):
@@ -337,18 +345,20 @@ def walctl_examples(directory, daemon):
             contents.append({name: run(WALCTL, "read", name, "--last", "100", "--output", "jsonl", env=environment(each)).stdout
                              for name in names})
         kept = {name: records for name, records in contents[0].items() if records}
-        check("the copy of all logs on another server has their newest records", contents[1] == kept, f"{len(kept)} logs")
+        expect("the copy of all logs on another server has their newest records", contents[1] == kept, f"{len(kept)} logs")
     completions = home / ".local/share/bash-completion/completions/walctl"
-    check("the completions are a script", run("bash", "-n", completions).returncode == 0 and completions.stat().st_size > 0)
+    expect("the completions are a script", run("bash", "-n", completions).returncode == 0 and completions.stat().st_size > 0)
 
 
 def helm_line(line, values=None):
-    """Renders the chart of a line; step install shows that it can be installed."""
+    """Renders the chart of a line; deploy/install shows that it can be installed."""
     made = line.replace("helm install", "helm template").replace(" --wait", "")
     more = "" if values is None else f" --values {values}"
     shell(made + more, said=line + more, but="rendered; step install installs", prints="kind: StatefulSet")
 
 
+@check("The shell commands of the READMEs run")
+@functools.cache
 def shells():
     with the_store() as (directory, daemon):
         walctl_examples(directory, daemon)
@@ -375,39 +385,35 @@ def shells():
             with scratch() as directory, Daemon(f"{directory}/data") as daemon:
                 shell(line, daemon=daemon)
     sketch = take_one("client/conformance/README.md", "json")
-    check("the form of the conformance cases is JSON", json.loads(sketch.replace("[ ... ]", "[]"))["cases"])
+    expect("the form of the conformance cases is JSON", json.loads(sketch.replace("[ ... ]", "[]"))["cases"])
 
 
+@check("The code of docs/ is quoted from programs that run")
+@functools.cache
 def book():
-    """docs/ quotes the code."""
     for language, patterns in QUOTED.items():
         sources = [bare(path.read_text()) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
         quotes = [block for block in BLOCKS if block.language == language and block.file.startswith("docs/src/")]
-        check(f"docs/ has examples in {language}", quotes)
+        expect(f"docs/ has examples in {language}", quotes)
         for block in quotes:
             block.run = True
-            check(f"{block} is quoted from a program that is run", any(bare(block.text) in source for source in sources))
+            expect(f"{block} is quoted from a program that is run", any(bare(block.text) in source for source in sources))
 
 
-PARTS = {"rust": rust, "go": go, "python": python, "typescript": typescript, "java": java, "shell": shells, "book": book}
 HOLD = contextlib.ExitStack()
-parts = sys.argv[1:] or list(PARTS)
-if set(parts) - set(PARTS):
-    print(__doc__.strip())
-    sys.exit(0 if set(parts) & {"-h", "--help"} else 2)
+atexit.register(HOLD.close)
 WORK.mkdir(parents=True, exist_ok=True)
 BLOCKS = list(find_blocks())
-with HOLD:
-    for part in parts:
-        began = time.monotonic()
-        PARTS[part]()
-        print(f"     {part}: {time.monotonic() - began:.0f} s", flush=True)
-if parts == list(PARTS):
+
+
+@check("No code block of a README or of docs/ is left out")
+def every_block():
+    for part in (rust, go, python, typescript, java, shells, book):
+        part()
     for block in BLOCKS:
         step = next((step for file, text, step in ELSEWHERE if block.file == file and text in block.text), None)
         # Blocks of text are pictures.
-        if not block.run and block.language != "text" and not check(f"{block} is run", step is not None):
+        if not block.run and block.language != "text" and not expect(f"{block} is run", step is not None):
             continue
         if not block.run and step:
             print(f"     by step {step}", flush=True)
-finish()

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/docs/readme.py [--update]
-
-Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
+"""Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
 directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
 Also checks the links of all Markdown files, that the list of errors is complete, and that the page of metrics is as
@@ -13,11 +10,9 @@ import re
 from common import *
 from typed import blocks
 
-if sys.argv[1:] not in ([], ["--update"]):
-    usage()
 README = ROOT / "README.md"
 BOOK = ROOT / "docs" / "src"
-START, END = "<!-- metrics: written by .ci/checks/docs/readme.py --update -->", "<!-- end of metrics -->"
+START, END = "<!-- metrics: written by .ci/run docs/readme -- --update -->", "<!-- end of metrics -->"
 TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md"]
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
@@ -65,9 +60,9 @@ def links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
     for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
         there = (page.parent / link) if link else page
-        check(f"{prefixed(page)}: the link {link or '#' + anchor} leads somewhere", there.exists())
+        expect(f"{prefixed(page)}: the link {link or '#' + anchor} leads somewhere", there.exists())
         if anchor and there.suffix == ".md" and there.exists():
-            check(f"{prefixed(page)}: {link}#{anchor} names a heading", anchor in anchors(there))
+            expect(f"{prefixed(page)}: {link}#{anchor} names a heading", anchor in anchors(there))
 
 
 def anchors(page):
@@ -95,8 +90,8 @@ def metrics_page():
     page = BOOK / "metrics.md"
     before, rest = page.read_text().split(START)
     old, after = rest.split(END)
-    check("docs/src/metrics.md matches /metrics", "--update" in sys.argv or old.strip() == table,
-          "run .ci/checks/docs/readme.py --update")
+    expect("docs/src/metrics.md matches /metrics", "--update" in sys.argv or old.strip() == table,
+           "run .ci/run docs/readme -- --update")
     if "--update" in sys.argv:
         page.write_text(f"{before}{START}\n{table}\n{END}{after}")
 
@@ -108,39 +103,47 @@ def typed(page):
         daemon = subprocess.Popen([WALD], cwd=directory, env=clean_environment(), stderr=subprocess.PIPE, text=True)
         try:
             first = next((line for line in daemon.stderr if "wald is serving" in line), "")
-            check(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
+            expect(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
             if page == README:
                 metrics_page()
             for found, steps in blocks(text):
                 shown = []
                 for command, said in steps:
                     printed = perform(command, directory)
-                    check(f"$ {command.splitlines()[0][:90]}", same(said, printed),
-                          "" if same(said, printed) else "\n".join(["it printed", *printed[:60]]))
+                    expect(f"$ {command.splitlines()[0][:90]}", same(said, printed),
+                           "" if same(said, printed) else "\n".join(["it printed", *printed[:60]]))
                     shown += [f"$ {command}", *(said if "..." in said else printed)]
                 updated = updated.replace(found[0], "```console\n" + "\n".join(shown) + "\n```")
             daemon.send_signal(signal.SIGTERM)
-            check("SIGTERM ends it with 0", daemon.wait(timeout=60) == 0)
+            expect("SIGTERM ends it with 0", daemon.wait(timeout=60) == 0)
         finally:
             daemon.kill()
     return updated
 
 
-text = README.read_text()
-for command in ("cargo run --release", "cargo test --workspace", ".ci/run"):
-    check(f"README says {command}", command in text)
-pages = sorted(BOOK.glob("*.md"))
-summary = (BOOK / "SUMMARY.md").read_text()
-for page in pages:
-    check(f"the book's summary has {page.name}", page.name == "SUMMARY.md" or f"({page.name})" in summary)
-for name in run("git", "ls-files", "*.md", cwd=ROOT, check=True).stdout.decode().split():
-    links_lead_somewhere(ROOT / name)
-errors = (BOOK / "errors.md").read_text()
-for language, pattern in [("src/reason.rs", r' = "([A-Z_]+)",'), ("go/reason.go", r'= Reason\("([A-Z_]+)"\)')]:
-    missing = {reason for reason in re.findall(pattern, (ROOT / "client" / language).read_text()) if reason not in errors}
-    check(f"errors.md has every reason of client/{language}", not missing, missing or "")
-for page in TYPED:
-    updated = typed(page)
-    if "--update" in sys.argv:
-        page.write_text(updated)
-finish()
+@check("README names the first commands, and links of all Markdown files lead somewhere")
+def links():
+    text = README.read_text()
+    for command in ("cargo run --release", "cargo test --workspace", ".ci/run"):
+        expect(f"README says {command}", command in text)
+    summary = (BOOK / "SUMMARY.md").read_text()
+    for page in sorted(BOOK.glob("*.md")):
+        expect(f"the book's summary has {page.name}", page.name == "SUMMARY.md" or f"({page.name})" in summary)
+    for name in run("git", "ls-files", "*.md", cwd=ROOT, check=True).stdout.decode().split():
+        links_lead_somewhere(ROOT / name)
+
+
+@check("The list of errors has every reason of the clients")
+def errors():
+    errors = (BOOK / "errors.md").read_text()
+    for language, pattern in [("src/reason.rs", r' = "([A-Z_]+)",'), ("go/reason.go", r'= Reason\("([A-Z_]+)"\)')]:
+        missing = {reason for reason in re.findall(pattern, (ROOT / "client" / language).read_text()) if reason not in errors}
+        expect(f"errors.md has every reason of client/{language}", not missing, missing or "")
+
+
+@check("Each command of README, quickstart and restore page prints the answer of the page")
+def sessions():
+    for page in TYPED:
+        updated = typed(page)
+        if "--update" in sys.argv:
+            page.write_text(updated)

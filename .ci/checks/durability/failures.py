@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/durability/failures.py
-
-A flush fails once: at start, and under load at each of the first calls of fdatasync of a
+"""A flush fails once: at start, and under load at each of the first calls of fdatasync of a
 thread, and at the first of fsync (directories). After it no append is acked. Appends in flight get
 UNKNOWN, later ones NOT_APPLIED, and the daemon ends with its own exit code. A restart holds every
 acked record, and no record reported as NOT_APPLIED. A page cache also shows bytes that the device
@@ -15,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import interpose
 from common import *
 
-usage()
 # A flush at start is of a file or directory that cannot be made durable; later it is of the journal.
 CODES = (70, 74)
 # Small, so that the pool and rolls come within the first 50 calls.
@@ -118,6 +114,7 @@ def verify(run, data):
     run.expect(not silent, f"{len(silent)} records are there whose requests were not answered")
 
 
+@check("A flush fails, each in turn, at start and under load: no acknowledgement after it, exit code, restart")
 def injected(directory):
     # A few at once, since each mostly waits.
     with ThreadPoolExecutor(4) as pool:
@@ -129,8 +126,8 @@ def injected(directory):
             print(f"     {line}")
     wrong = sum(bool(run.wrong) for run in starts)
     reached = sum(bool(run.failed) for run in starts)
-    check("a flush that fails at start, each in turn: it ends with a code of its own, and the next start is well",
-          wrong == 0 and reached > 5, f"{reached} starts, {wrong} wrong")
+    expect("a flush that fails at start, each in turn: it ends with a code of its own, and the next start is well",
+           wrong == 0 and reached > 5, f"{reached} starts, {wrong} wrong")
     files, errors, acks = {}, {}, 0
     for run in runs:
         place = Path(run.path) if run.failed else None
@@ -141,35 +138,35 @@ def injected(directory):
             if not entry.acked:
                 errors[entry.error] = errors.get(entry.error, 0) + 1
     wrong = sum(bool(run.wrong) for run in runs)
-    check("under load, fdatasync fails at each of the first 50 calls of a thread, fsync at the first 8: no ack after "
-          "it, the codes of the table, exit code 70, and a restart that holds every ack and nothing refused",
-          wrong == 0, f"{len(runs)} runs, {acks} acks, {wrong} wrong; what failed: {files}")
-    check("appends that reached a write get INTERNAL JOURNAL_FAILED UNKNOWN", errors.get(UNKNOWN, 0) > 0, errors)
+    expect("under load, fdatasync fails at each of the first 50 calls of a thread, fsync at the first 8: no ack after "
+           "it, the codes of the table, exit code 70, and a restart that holds every ack and nothing refused",
+           wrong == 0, f"{len(runs)} runs, {acks} acks, {wrong} wrong; what failed: {files}")
+    expect("appends that reached a write get INTERNAL JOURNAL_FAILED UNKNOWN", errors.get(UNKNOWN, 0) > 0, errors)
 
 
+@check("on_flush_failure = read_only refuses writes and serves reads")
 def later(directory):
-    """With on_flush_failure = read_only: later writes are refused, reads continue."""
     data = directory / "stays"
     with Daemon(data, "--on-flush-failure", "read_only", "--marker-delay", "1h") as daemon:
         append = {"log": "a", "record": {"text": "x"}}
         daemon.ready().call("wald.v1.WalService/Append", append)
         strace = Strace(daemon, "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO")
         code, _, text = daemon.call("wald.v1.WalService/Append", append)
-        check("appends that wait for the failing flush: INTERNAL JOURNAL_FAILED UNKNOWN",
-              all(word in text for word in ("Code: Internal", '"JOURNAL_FAILED"', '"outcome": "UNKNOWN"')), code)
+        expect("appends that wait for the failing flush: INTERNAL JOURNAL_FAILED UNKNOWN",
+               all(word in text for word in ("Code: Internal", '"JOURNAL_FAILED"', '"outcome": "UNKNOWN"')), code)
         strace.stop()
         code, _, text = daemon.call("wald.v1.WalService/Append", append)
-        check("later appends, though flushes would work again: UNAVAILABLE JOURNAL_FAILED NOT_APPLIED",
-              all(word in text for word in ("Code: Unavailable", '"JOURNAL_FAILED"', '"outcome": "NOT_APPLIED"')), code)
+        expect("later appends, though flushes would work again: UNAVAILABLE JOURNAL_FAILED NOT_APPLIED",
+               all(word in text for word in ("Code: Unavailable", '"JOURNAL_FAILED"', '"outcome": "NOT_APPLIED"')), code)
         _, answer, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "view": "RECORD_VIEW_TEXT"})
-        check("durable records can still be read", answer and len(answer["batch"]["records"]) == 1)
+        expect("durable records can still be read", answer and len(answer["batch"]["records"]) == 1)
         code, _, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": "1"})
-        check("a read beyond the durable lsn gets UNAVAILABLE and no lower tail", "Code: Unavailable" in text, text[:60])
+        expect("a read beyond the durable lsn gets UNAVAILABLE and no lower tail", "Code: Unavailable" in text, text[:60])
         try:
             ready = urllib.request.urlopen(f"http://{daemon.http}/readyz").status
         except urllib.error.HTTPError as refused:
             ready = refused.code
-        check("it is not ready, and says so", ready == 503 and daemon.metric("wald_journal_failed") == 1, ready)
+        expect("it is not ready, and says so", ready == 503 and daemon.metric("wald_journal_failed") == 1, ready)
 
 
 def device(directory, bytes_):
@@ -190,8 +187,8 @@ def device(directory, bytes_):
     return (mount, image, tmpfs), None
 
 
+@check("A page cache that shows bytes the device never received is not believed")
 def lying(directory):
-    """Write-back fails, and the page cache still shows bytes that the device never received."""
     found, why = device(directory, 128 << 20)
     try:
         if why:
@@ -222,7 +219,7 @@ def behind_the_cache(mount, image, tmpfs):
                 start, text = end(), 20_000 + -(end() + 20_000) % 4096
                 acked += append("x" * (text - extra))[0] == 0
                 extra += end() - start - text
-        check("the journal's end is that of a page", end() % 4096 == 0, end())
+        expect("the journal's end is that of a page", end() % 4096 == 0, end())
         # Without the file system's knowledge the rest of the segment loses its space on the device; then
         # no space is left for a new one.
         page = end() // 4096
@@ -245,18 +242,18 @@ def behind_the_cache(mount, image, tmpfs):
         while not told and acked < 100:
             code, _, text = append()
             acked, told = acked + (code == 0), text if code else ""
-        check("a write-back that fails on the device is no ack", "Code: Internal" in told and '"outcome": "UNKNOWN"' in told,
-              f"after {acked} acks")
-        check("the daemon ends", daemon.process.wait(timeout=60) == 70)
+        expect("a write-back that fails on the device is no ack", "Code: Internal" in told and '"outcome": "UNKNOWN"' in told,
+               f"after {acked} acks")
+        expect("the daemon ends", daemon.process.wait(timeout=60) == 70)
     ballast.unlink()
     direct = run("dd", f"if={active}", "bs=4096", "iflag=direct", "status=none", check=True).stdout
-    check("now the page cache shows records that the device lacks", active.read_bytes() != direct)
+    expect("now the page cache shows records that the device lacks", active.read_bytes() != direct)
     with Daemon(data, *arguments) as daemon:
         _, answer, _ = daemon.call("wald.v1.WalService/GetTail", {"log": "a"})
         before = int(answer["tailLsn"])
         done = daemon.walctl("scan", "a", "--output", "jsonl")
-        check("a restart holds every ack", done.returncode == 0 and len(done.stdout.splitlines()) == before >= acked,
-              f"{before} records")
+        expect("a restart holds every ack", done.returncode == 0 and len(done.stdout.splitlines()) == before >= acked,
+               f"{before} records")
         daemon.kill()
     # A remount drops the contents that only the page cache had.
     run("umount", mount, check=True)
@@ -264,19 +261,19 @@ def behind_the_cache(mount, image, tmpfs):
     with Daemon(data, *arguments) as daemon:
         done = daemon.walctl("scan", "a", "--output", "jsonl")
         lines = done.stdout.decode().splitlines()
-        check("and reports the same without the page cache: recovery did not trust it",
-              len(lines) == before and all(set(json.loads(line)) == {"x"} for line in lines), f"{len(lines)} records")
+        expect("and reports the same without the page cache: recovery did not trust it",
+               len(lines) == before and all(set(json.loads(line)) == {"x"} for line in lines), f"{len(lines)} records")
 
 
+@check("Start, scan, verify, backup and repair pass an unreadable page and name it")
 def unreadable(directory):
-    """A page of a sealed segment returns EIO to every read that covers it."""
     data, page = directory / "unreadable", 4096
     arguments = ["--segment-bytes", "256KiB", "--sorter-enabled=false", "--scrub-bytes-per-second", "0"]
     word = lambda number: hashlib.sha256(str(number).encode()).hexdigest() * 100
     with Daemon(data, *arguments) as daemon:
         for number in range(150):
             daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": word(number)}})
-        check("a store to fail: it stops cleanly", daemon.stop() == 0)
+        expect("a store to fail: it stops cleanly", daemon.stop() == 0)
     used = [path for path in sorted((data / "journal").iterdir()) if any(path.read_bytes()[8192:16384])]
     bad = f"journal/{used[1].name}"
     first, last = 20 * page, 21 * page
@@ -295,27 +292,21 @@ def unreadable(directory):
                 done = daemon.walctl("scan", "a", "--output", "raw")
                 lines = done.stdout.decode().splitlines()
                 missing = {word(number) for number in range(150)} - set(lines)
-                check(f"unreadable, {what}: a scan gives all records but those of one page",
-                      1 <= len(missing) <= 2 and len(lines) + len(missing) == 150,
-                      f"{len(lines)} records, exit code {done.returncode}")
+                expect(f"unreadable, {what}: a scan gives all records but those of one page",
+                       1 <= len(missing) <= 2 and len(lines) + len(missing) == 150,
+                       f"{len(lines)} records, exit code {done.returncode}")
                 said = daemon.walctl("status").stdout.decode()
-                check(f"unreadable, {what}: status names the file and the bytes", stretch in said, said[-300:])
-                check(f"unreadable, {what}: a metric counts it", daemon.metric("wald_unreadable_bytes") == page)
+                expect(f"unreadable, {what}: status names the file and the bytes", stretch in said, said[-300:])
+                expect(f"unreadable, {what}: a metric counts it", daemon.metric("wald_unreadable_bytes") == page)
                 done = daemon.walctl("backup", directory / f"backup {what}")
-                check(f"unreadable, {what}: a backup is taken", done.returncode == 0 or b"damage" in done.stdout + done.stderr,
-                      (done.stdout + done.stderr).decode()[-300:])
-                check(f"unreadable, {what}: it stops cleanly", daemon.stop() == 0)
+                expect(f"unreadable, {what}: a backup is taken", done.returncode == 0 or b"damage" in done.stdout + done.stderr,
+                       (done.stdout + done.stderr).decode()[-300:])
+                expect(f"unreadable, {what}: it stops cleanly", daemon.stop() == 0)
     with interpose.Interposer(data, ["pread64"], decide) as calls:
         done = run(*calls.command, WALD, "verify", "--data-dir", data)
         said = (done.stdout + done.stderr).decode()
-        check("unreadable: wald verify continues and names it", done.returncode not in (0, 74) and stretch in said,
-              f"exit code {done.returncode}: {said[-300:]}")
+        expect("unreadable: wald verify continues and names it", done.returncode not in (0, 74) and stretch in said,
+               f"exit code {done.returncode}: {said[-300:]}")
     with interpose.Interposer(data, ["pread64"], decide) as calls:
         done = run(*calls.command, WALD, "repair", "--accept-loss", "--data-dir", data)
-        check("unreadable: wald repair accepts the loss", done.returncode == 0, done.stderr.decode()[-300:])
-
-
-with scratch() as temporary:
-    for part in (injected, later, lying, unreadable):
-        part(Path(temporary))
-finish()
+        expect("unreadable: wald repair accepts the loss", done.returncode == 0, done.stderr.decode()[-300:])

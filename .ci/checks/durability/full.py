@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/durability/full.py
-
-A full disk: a 64 MiB ext4 image, filled until appends are refused. Reads, trims and deletions
+"""A full disk: a 64 MiB ext4 image, filled until appends are refused. Reads, trims and deletions
 continue, also after kill -9 and a restart on the full disk. Appends resume automatically when a
 ballast file is removed; after 20 rounds every acked record is there, byte for byte. Without a removal, too: when
 logs are deleted or trimmed on the full disk, their space returns and appends
@@ -15,7 +12,6 @@ from contextlib import contextmanager
 
 from common import *
 
-usage()
 ROUNDS = sized(20, 5)
 MIB = 1 << 20
 # Bytes that each round can fill: 64 MiB hold 20 of these, a pool and a first fill.
@@ -150,57 +146,57 @@ def is_spotless(daemon):
                    if '"level":"ERROR"' in line or '"level":"WARN"' in line)
 
 
-def rounds(data, ballast):
+def filled_again(data, ballast):
     ledger = Ledger()
     with start(data) as daemon:
         for number in range(2 * ROUNDS + 2):
             for log in ("trimmed", f"gone/{number}"):
                 daemon.call("wald.v1.WalService/Append", {"log": log, "record": {"text": str(number)}})
         filled = ledger.fill(daemon)
-        check("appends fill the disk until RESOURCE_EXHAUSTED, DISK_FULL, NOT_APPLIED", filled > 20, filled)
-        check("reads go on", ledger.is_whole(daemon))
+        expect("appends fill the disk until RESOURCE_EXHAUSTED, DISK_FULL, NOT_APPLIED", filled > 20, filled)
+        expect("reads go on", ledger.is_whole(daemon))
         # A pod that is not ready would lose reads, and the trims that make room.
         with urllib.request.urlopen(f"http://{daemon.http}/readyz") as ready:
-            check("it stays ready", ready.status == 200, ready.read())
-        check("trims and deletions go on", make_room(daemon, ledger, 0))
-        check("appends do not", ledger.append(daemon) is False)
+            expect("it stays ready", ready.status == 200, ready.read())
+        expect("trims and deletions go on", make_room(daemon, ledger, 0))
+        expect("appends do not", ledger.append(daemon) is False)
         daemon.kill()
     for number in range(1, ROUNDS + 1):
         with start(data) as daemon:
-            check(f"round {number}: after kill -9 it starts on the full disk, without damage", is_spotless(daemon))
-            check(f"round {number}: reads continue, every acked record is there", ledger.is_whole(daemon),
-                  len(ledger.acked))
-            check(f"round {number}: trims and deletions go on", make_room(daemon, ledger, 2 * number - 1))
+            expect(f"round {number}: after kill -9 it starts on the full disk, without damage", is_spotless(daemon))
+            expect(f"round {number}: reads continue, every acked record is there", ledger.is_whole(daemon),
+                   len(ledger.acked))
+            expect(f"round {number}: trims and deletions go on", make_room(daemon, ledger, 2 * number - 1))
             ballast.pop().unlink()
             took = ledger.resume(daemon)
-            check(f"round {number}: appends resume automatically", took is not None,
-                  took is not None and f"{took:.2f} s")
+            expect(f"round {number}: appends resume automatically", took is not None,
+                   took is not None and f"{took:.2f} s")
             cut_off(daemon, ledger)
         with start(data) as daemon:
-            check(f"round {number}: killed under load, every acked record is there", ledger.is_whole(daemon),
-                  len(ledger.acked))
+            expect(f"round {number}: killed under load, every acked record is there", ledger.is_whole(daemon),
+                   len(ledger.acked))
             filled = ledger.fill(daemon)
-            check(f"round {number}: the disk is full again, trims and deletions go on",
-                  make_room(daemon, ledger, 2 * number), filled)
+            expect(f"round {number}: the disk is full again, trims and deletions go on",
+                   make_room(daemon, ledger, 2 * number), filled)
             daemon.kill()
     with start(data) as daemon:
-        check("in the end every acked record is there", ledger.is_whole(daemon), digest(ledger.acked))
-        check("and a stop is a clean one", daemon.stop() == 0)
+        expect("in the end every acked record is there", ledger.is_whole(daemon), digest(ledger.acked))
+        expect("and a stop is a clean one", daemon.stop() == 0)
 
 
-def copies(data, ballast):
+def overwritten(data, ballast):
     """Fills a copy-on-write disk repeatedly, with kills in between."""
     ledger = Ledger(may_fail=True)
     failed = 0
     for number in range(ROUNDS):
         with start(data) as daemon:
-            check(f"btrfs, round {number}: it starts", is_spotless(daemon))
+            expect(f"btrfs, round {number}: it starts", is_spotless(daemon))
             if number == 0:
                 _, info, _ = daemon.call("wald.v1.OpsService/GetServerInfo", {})
                 caveats = " ".join(info["durability"].get("caveats", []))
-                check("status says that it copies on write", "copies on write" in caveats, caveats)
+                expect("status says that it copies on write", "copies on write" in caveats, caveats)
             if ledger.acked:
-                check(f"btrfs, round {number}: every acked record is there", ledger.is_whole(daemon), len(ledger.acked))
+                expect(f"btrfs, round {number}: every acked record is there", ledger.is_whole(daemon), len(ledger.acked))
             filled = ledger.fill(daemon)
             failed += daemon.process.poll() is not None
             print(f"     {filled} records until it is full")
@@ -210,12 +206,18 @@ def copies(data, ballast):
     for path in ballast:
         path.unlink()
     with start(data) as daemon:
-        check("btrfs: appends resume when there is space", ledger.resume(daemon) is not None, f"{failed} journals failed")
-        check("btrfs: in the end every acked record is there", ledger.is_whole(daemon), digest(ledger.acked))
-        check("btrfs: it stops cleanly", daemon.stop() == 0)
+        expect("btrfs: appends resume when there is space", ledger.resume(daemon) is not None, f"{failed} journals failed")
+        expect("btrfs: in the end every acked record is there", ledger.is_whole(daemon), digest(ledger.acked))
+        expect("btrfs: it stops cleanly", daemon.stop() == 0)
 
 
-def makes_room(data):
+@check("Deleted and trimmed logs give back their space on a full disk")
+def makes_room(directory):
+    with mounted(directory) as mount:
+        room_made(mount / "data")
+
+
+def room_made(data):
     """Fills the disk with records that are then dropped, and some that are kept."""
     with start(data) as daemon:
         for number, drop in enumerate(["DeleteLog", "Trim", "DeleteLog"]):
@@ -235,14 +237,14 @@ def makes_room(data):
             began = time.monotonic()
             free = lambda: daemon.call("wald.v1.WalService/Append", {"log": kept, "record": {"text": text(number)}})[0] == 0
             came = wait_until(free, SECONDS)
-            check(f"{drop} on a full disk: appends resume without other removals", code == 0 and came,
-                  f"{int(tail['tailLsn'])} records dropped, {time.monotonic() - began:.1f} s")
+            expect(f"{drop} on a full disk: appends resume without other removals", code == 0 and came,
+                   f"{int(tail['tailLsn'])} records dropped, {time.monotonic() - began:.1f} s")
             done = daemon.walctl("scan", kept, "--output", "raw")
             lines = done.stdout.decode().splitlines()
-            check("the kept records are there", len(lines) > 2 and set(lines) == {text(number)}, len(lines))
-        check("it stops cleanly", daemon.stop() == 0)
+            expect("the kept records are there", len(lines) > 2 and set(lines) == {text(number)}, len(lines))
+        expect("it stops cleanly", daemon.stop() == 0)
     done = run(WALD, "verify", "--data-dir", data)
-    check("the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
+    expect("the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
 
 
 def fill(daemon, prefix, logs, seconds=120):
@@ -269,7 +271,7 @@ def delete(daemon, numbers):
     return len(numbers) / LOGS
 
 
-def gives_back(data, size, settings):
+def refilled(data, size, settings):
     """Fills a volume, deletes a fifth of the logs, and fills it again, in several rounds."""
     what = f"{size} MiB {' '.join(settings)}".strip()
     daemon = Daemon(data, *settings)
@@ -277,64 +279,75 @@ def gives_back(data, size, settings):
         segment = MIB * int(settings[1].removesuffix("MiB")) if settings else 16 * MIB
         filled = fill(daemon, "many", LOGS)
         runs = [path.stat().st_size for path in (data / "sorted").iterdir() if path.suffix == ".seg"]
-        check(f"{what}: appends fill the volume, and a run is larger than a segment",
-              filled > size * MIB / 4 and max(runs, default=0) > segment,
-              f"{filled >> 20} MiB appended, runs {sorted(run >> 20 for run in runs)} MiB")
+        expect(f"{what}: appends fill the volume, and a run is larger than a segment",
+               filled > size * MIB / 4 and max(runs, default=0) > segment,
+               f"{filled >> 20} MiB appended, runs {sorted(run >> 20 for run in runs)} MiB")
         dead = again = 0
         for number in range(sized(3, 2)):
             dead += int(filled * delete(daemon, range(number, LOGS, 5)))
             if number == 1:
-                check(f"{what}: it stops on the full volume", daemon.stop() == 0)
+                expect(f"{what}: it stops on the full volume", daemon.stop() == 0)
                 daemon = Daemon(data, *settings)
             began = time.monotonic()
             more = fill(daemon, "kept", 1)
             again += more
             # Space returns in whole segments, and the newest records are not sorted yet.
-            check(f"{what}: round {number + 1}: the space of deleted logs comes back", more > 0 and again > dead - 3 * segment,
-                  f"{dead >> 20} MiB deleted, {again >> 20} MiB appended since, {time.monotonic() - began:.0f} s")
-        check(f"{what}: it stops cleanly", daemon.stop() == 0)
+            expect(f"{what}: round {number + 1}: the space of deleted logs comes back", more > 0 and again > dead - 3 * segment,
+                   f"{dead >> 20} MiB deleted, {again >> 20} MiB appended since, {time.monotonic() - began:.0f} s")
+        expect(f"{what}: it stops cleanly", daemon.stop() == 0)
     finally:
         if daemon.process.poll() is None:
             daemon.kill()
     done = run(WALD, "verify", "--data-dir", data)
-    check(f"{what}: the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
+    expect(f"{what}: the store is sound", done.returncode == 0, done.stdout.decode()[-200:] if done.returncode else "")
 
 
-def enabled_late(data):
+@check("A sorter that is enabled on a full volume gives back the space of deleted logs")
+def enabled_late(directory):
+    with mounted(directory, 200) as mount:
+        sorted_late(mount / "data")
+
+
+def sorted_late(data):
     """Fills a volume without the sorter, deletes five sixths of the logs, and enables it."""
     with Daemon(data, "--sorter-enabled=false") as daemon:
         filled = fill(daemon, "many", LOGS)
         dead = int(filled * delete(daemon, (log for log in range(LOGS) if log % 6)))
-        check("without the sorter no space comes back", fill(daemon, "kept", 1, seconds=2) < 16 * MIB,
-              f"{dead >> 20} of {filled >> 20} MiB")
+        expect("without the sorter no space comes back", fill(daemon, "kept", 1, seconds=2) < 16 * MIB,
+               f"{dead >> 20} of {filled >> 20} MiB")
         daemon.stop()
     with Daemon(data) as daemon:
         again = fill(daemon, "kept", 1)
-        check("the sorter is enabled on the full volume: the space comes back", again > dead - 48 * MIB, f"{again >> 20} MiB")
-        check("it stops cleanly", daemon.stop() == 0)
+        expect("the sorter is enabled on the full volume: the space comes back", again > dead - 48 * MIB, f"{again >> 20} MiB")
+        expect("it stops cleanly", daemon.stop() == 0)
 
 
-for size, settings in DEFAULTS:
-    with scratch() as directory, mounted(Path(directory), size) as mount:
-        gives_back(mount / "data", size, settings)
-with scratch() as directory, mounted(Path(directory), 200) as mount:
-    enabled_late(mount / "data")
-with scratch() as directory, mounted(Path(directory)) as mount:
-    makes_room(mount / "data")
-with scratch() as directory, mounted(Path(directory)) as mount:
-    ballast = [mount / f"ballast-{number}" for number in range(ROUNDS)]
-    for path in ballast:
-        with open(path, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, BALLAST)
-    rounds(mount / "data", ballast)
-if shutil.which("mkfs.btrfs") is None:
-    print("skipped, because there is no mkfs.btrfs: a disk that copies; the disk in memory stands in for it in the tests")
-else:
-    with scratch() as directory, mounted(Path(directory), 256, ("mkfs.btrfs", "-q", "--mixed")) as mount:
+@check("Space of deleted logs comes back on full volumes of several sizes, with runs larger than a segment")
+def gives_back():
+    for size, settings in DEFAULTS:
+        with scratch() as directory, mounted(Path(directory), size) as mount:
+            refilled(mount / "data", size, settings)
+
+
+@check("A disk that fills up again and again, with kills: reads, trims and deletions go on, no record is lost")
+def rounds(directory):
+    with mounted(directory) as mount:
+        ballast = [mount / f"ballast-{number}" for number in range(ROUNDS)]
+        for path in ballast:
+            with open(path, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, BALLAST)
+        filled_again(mount / "data", ballast)
+
+
+@check("A full btrfs, where each overwrite needs space: appends are refused, and every later start works")
+def copies(directory):
+    if shutil.which("mkfs.btrfs") is None:
+        print("skipped, because there is no mkfs.btrfs: a disk that copies; the disk in memory stands in for it in the tests")
+        return
+    with mounted(directory, 256, ("mkfs.btrfs", "-q", "--mixed")) as mount:
         ballast = [mount / f"ballast-{number}" for number in range(ROUNDS + 1)]
         for number, path in enumerate(ballast):
             # Copies would not use fallocated space. The first file goes last: it exceeds the space that sorting keeps
             # free.
             path.write_bytes(os.urandom(BALLAST if number else 80 * MIB))
-        copies(mount / "data", ballast)
-finish()
+        overwritten(mount / "data", ballast)

@@ -1,12 +1,9 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/durability/known_bad.py [--all] [MISTAKE...]
-
-A test that also passes on a broken build is worth nothing. Engines with one deliberate mistake each
+"""A test that also passes on a broken build is worth nothing. Engines with one deliberate mistake each
 (storage/src/disk/known_bad.rs) go through the layers of tests. The result is which layer catches which, and how
 soon. A mistake that no layer catches fails this check. So does a layer that fails without any mistake, and one that
 never ends: a test that hangs proves nothing. Sizes are small: a layer that catches nothing here may do so in a
-longer run. With CI_LIGHT=1 a mistake goes through the layers in turn and stops at the first that catches it. With
---all also the layers that start a daemon (kills, failing calls, real power cuts: as root, with loop devices) and the
+longer run. In the default run a mistake goes through the layers in turn and stops at the first that catches it. With
+`-- --all` also the layers that start a daemon (kills, failing calls, real power cuts: as root, with loop devices) and the
 engine's other tests, which takes some minutes more.
 """
 
@@ -27,7 +24,7 @@ SPACE, MONTH = ["space"], ["month"]
 # Many times the duration of any layer, and longer than any internal wait.
 PATIENCE = 240
 WORKERS = 2
-# Failing calls, as in .ci/checks/durability/syscalls.py: flushes of the journal, at the start and later, and one of its directory.
+# Failing calls, as in .ci/run durability/syscalls: flushes of the journal, at the start and later, and one of its directory.
 FAULTS = ["new:fdatasync:journal/0000000000000001.seg:2:EIO", "new:fdatasync:journal/0000000000000001.seg:6:EIO",
           "new:fsync:journal:1:EIO"]
 # Line of a failing test, as soon as it is printed.
@@ -75,7 +72,7 @@ def layers(directory, every):
     return found | {
         "engine": ([engine, *skipped], {}),
         "kill -9": ([tests["kill"]], {**own, "WALD_KILLS": "6", "WALD_ACKS": "100"}),
-        "syscalls": ([python, "-B", ROOT / ".ci" / "checks" / "durability" / "syscalls.py", *FAULTS], own),
+        "syscalls": ([python, *script("durability/syscalls", *FAULTS)], own),
         "power cut": ([tests["power_cut"], "--ignored", "ext4"], {**own, "WALD_CUTS": "8"}),
     }
 
@@ -140,10 +137,9 @@ def text(cell):
     return "hangs" if cell.end == "hangs" else f"{'caught' if cell.end == 'caught' else '-'} {cell.seconds:.1f} s"
 
 
-def main():
+@check("Each engine with a deliberate mistake is caught by a layer of tests; no mistake makes a test hang")
+def mistakes():
     chosen = [argument for argument in sys.argv[1:] if argument != "--all"]
-    if set(chosen) - set(MISTAKES):
-        usage()
     began = time.monotonic()
     with scratch() as temporary, ThreadPoolExecutor(WORKERS) as pool:
         every = layers(Path(temporary), "--all" in sys.argv)
@@ -162,20 +158,15 @@ def main():
             endless = [layer for layer, cell in row.items() if cell.end == "hangs"]
             if mistake is None:
                 for layer, cell in row.items():
-                    if not check(f"{layer} passes when nothing is wrong", cell.end == "passes", f"{cell.seconds:.1f} s"):
+                    if not expect(f"{layer} passes when nothing is wrong", cell.end == "passes", f"{cell.seconds:.1f} s"):
                         print(cell.out[-4000:])
                 continue
             caught = {layer: cell for layer, cell in row.items() if cell.end == "caught"}
-            check(f"{mistake} is caught", caught, ", ".join(caught))
+            expect(f"{mistake} is caught", caught, ", ".join(caught))
             for layer, cell in caught.items():
                 print(f"     {layer}: {cell.by}")
-            check(f"{mistake} makes no test hang", not endless, ", ".join(endless))
+            expect(f"{mistake} makes no test hang", not endless, ", ".join(endless))
     print(f"\n{'':28}" + "".join(f"{layer:>15}" for layer in every))
     for mistake, row in rows.items():
         print(f"{mistake or '(none)':28}" + "".join(f"{text(row[layer]) if layer in row else 'not tried':>15}" for layer in every))
     print(f"{time.monotonic() - began:.0f} s in all")
-    finish()
-
-
-if __name__ == "__main__":
-    main()

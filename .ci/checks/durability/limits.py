@@ -1,18 +1,14 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/durability/limits.py
-
-Tests actions of the system on a daemon under load, other than failing calls: a limit on the size of files, a
+"""Tests actions of the system on a daemon under load, other than failing calls: a limit on the size of files, a
 file system that becomes read-only, a stop of some seconds (SIGSTOP), a limit on memory, once wide enough to
 be kept and once so narrow that the process is killed, and a second daemon on its directory. No acked record
-may be lost, no refused record stored, and each error must name its cause. .ci/checks/api/pressure.py tests the slow disk,
-.ci/checks/durability/full.py the full one. Mounts a loop device and makes a group of processes, so it needs root.
+may be lost, no refused record stored, and each error must name its cause. .ci/run api/pressure tests the slow disk,
+.ci/run durability/full the full one. Mounts a loop device and makes a group of processes, so it needs root.
 """
 
 from contextlib import contextmanager
 
 from common import *
 
-usage()
 # Records are numbers, padded with zeros to the requested size.
 sys.set_int_max_str_digits(0)
 MIB = 1 << 20
@@ -48,9 +44,9 @@ def verify(what, data, entries, arguments=(), levels=("DURABLE", "WRITTEN")):
     lost = [entry for entry in acks if found.get((entry.log, entry.lsn)) != entry.number]
     kept = {(log, number) for (log, _), number in found.items()}
     refused = [entry for entry in entries if not entry.acked and entry.outcome == "NotApplied" and (entry.log, entry.number) in kept]
-    check(f"{what}: a restart holds every ack ({' and '.join(levels).lower()}) once, and no refused record",
-          acks and not lost and not refused and len(kept) == len(found) and ended == 0 and quiet,
-          f"{len(acks)} acks, {len(lost)} lost, {len(refused)} refused and there")
+    expect(f"{what}: a restart holds every ack ({' and '.join(levels).lower()}) once, and no refused record",
+           acks and not lost and not refused and len(kept) == len(found) and ended == 0 and quiet,
+           f"{len(acks)} acks, {len(lost)} lost, {len(refused)} refused and there")
 
 
 def errors_of(entries):
@@ -69,8 +65,8 @@ def metric(daemon, name):
         return None
 
 
+@check("Writes beyond a limit on the size of files fail as a full disk does")
 def file_size(directory):
-    """RLIMIT_FSIZE: writes beyond it fail with EFBIG, and with a signal that ends an unprepared process."""
     data, what = directory / "size", "RLIMIT_FSIZE"
     arguments = ["--segment-bytes", "1MiB"]
     with Daemon(data, *arguments) as daemon:
@@ -79,16 +75,16 @@ def file_size(directory):
             run("prlimit", "--pid", daemon.pid, f"--fsize={256 << 10}:", check=True)
             refused = wait_until(lambda: metric(daemon, 'wald_rejected_total{operation="write",reason="DISK_FULL"}') != 0, 20)
             alive = daemon.process.poll() is None
-            check(f"{what}: writes beyond it do not end the daemon", refused and alive, daemon.process.poll())
+            expect(f"{what}: writes beyond it do not end the daemon", refused and alive, daemon.process.poll())
             if alive:
                 before = daemon.metric("wald_appended_records_total")
                 run("prlimit", "--pid", daemon.pid, "--fsize=unlimited:", check=True)
-                check(f"{what}: appends resume automatically when it is lifted",
-                      wait_until(lambda: daemon.metric("wald_appended_records_total") > before + 100, 20))
+                expect(f"{what}: appends resume automatically when it is lifted",
+                       wait_until(lambda: daemon.metric("wald_appended_records_total") > before + 100, 20))
             entries, wrong = entries_of(running)
         errors = errors_of(entries)
-        check(f"{what}: appends meanwhile are refused for lack of space", not wrong and set(errors) == {FULL}, errors)
-        check(f"{what}: and it ends as always", daemon.process.poll() is None and daemon.stop() == 0)
+        expect(f"{what}: appends meanwhile are refused for lack of space", not wrong and set(errors) == {FULL}, errors)
+        expect(f"{what}: and it ends as always", daemon.process.poll() is None and daemon.stop() == 0)
     verify(what, data, entries, arguments)
 
 
@@ -110,7 +106,7 @@ def mounted(directory, *options):
         run("umount", mount)
 
 
-def read_only(directory, policy):
+def errored(directory, policy):
     """The kernel makes a file system read-only when it finds an error in it; here an error is reported to it."""
     what = f"read-only file system, {policy}"
     directory = directory / policy
@@ -124,25 +120,25 @@ def read_only(directory, policy):
                 Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
                 if policy == "exit":
                     code = daemon.process.wait(timeout=60)
-                    check(f"{what}: the daemon ends with its own exit code", code == 70, code)
+                    expect(f"{what}: the daemon ends with its own exit code", code == 70, code)
                 entries, wrong = entries_of(running)
             errors = errors_of(entries)
-            check(f"{what}: appends in flight get UNKNOWN, later ones NOT_APPLIED",
-                  not wrong and IN_FLIGHT in errors and (policy == "exit" or set(errors) == {IN_FLIGHT, LATER}), errors)
-            check(f"{what}: the log names the file and the reason",
-                  any("journal failed" in line and "os error" in line for line in daemon.lines))
+            expect(f"{what}: appends in flight get UNKNOWN, later ones NOT_APPLIED",
+                   not wrong and IN_FLIGHT in errors and (policy == "exit" or set(errors) == {IN_FLIGHT, LATER}), errors)
+            expect(f"{what}: the log names the file and the reason",
+                   any("journal failed" in line and "os error" in line for line in daemon.lines))
             if policy == "read_only":
                 found = stored(daemon, "durable/")
                 acks = [entry for entry in entries if entry.acked and entry.level == "DURABLE"]
-                check(f"{what}: the daemon stays, and serves every durable record",
-                      acks and all(found.get((entry.log, entry.lsn)) == entry.number for entry in acks), len(acks))
-                check(f"{what}: its end by SIGTERM is no clean one", daemon.stop() == 70)
+                expect(f"{what}: the daemon stays, and serves every durable record",
+                       acks and all(found.get((entry.log, entry.lsn)) == entry.number for entry in acks), len(acks))
+                expect(f"{what}: its end by SIGTERM is no clean one", daemon.stop() == 70)
         try:
             with Daemon(data, *arguments) as daemon:
-                check(f"{what}: it does not start there", False)
+                expect(f"{what}: it does not start there", False)
         except Ended as ended:
-            check(f"{what}: a start there reports the reason", ended.code == 74 and "Read-only file system" in ended.lines[-1],
-                  ended.lines[-1].strip())
+            expect(f"{what}: a start there reports the reason", ended.code == 74 and "Read-only file system" in ended.lines[-1],
+                   ended.lines[-1].strip())
         run("umount", mount, check=True)
         # A copy: the first image's loop device may stay for a moment, with its own view of the contents.
         mended = image.with_name("mended")
@@ -153,8 +149,8 @@ def read_only(directory, policy):
         verify(what, data, entries, arguments, levels=["DURABLE"])
 
 
+@check("SIGSTOP for some seconds loses nothing")
 def stopped(directory):
-    """SIGSTOP for some seconds: time passes while the daemon does nothing."""
     data, what = directory / "stopped", "SIGSTOP"
     with Daemon(data) as daemon:
         with loads(daemon.ready(), data, 9) as running:
@@ -164,16 +160,16 @@ def stopped(directory):
                 time.sleep(2)
                 daemon.process.send_signal(signal.SIGCONT)
                 before = daemon.metric("wald_appended_records_total")
-                check(f"{what} for two seconds: appends continue after it",
-                      wait_until(lambda: daemon.metric("wald_appended_records_total") > before + 100, 20))
+                expect(f"{what} for two seconds: appends continue after it",
+                       wait_until(lambda: daemon.metric("wald_appended_records_total") > before + 100, 20))
             entries, wrong = entries_of(running)
         longest = max(entry.got - entry.sent for entry in entries) / 1e6
-        check(f"{what}: appends that waited for it were acked", not wrong and not errors_of(entries)
-              and longest > 1.5, f"{errors_of(entries)}, at most {longest:.1f} s")
+        expect(f"{what}: appends that waited for it were acked", not wrong and not errors_of(entries)
+               and longest > 1.5, f"{errors_of(entries)}, at most {longest:.1f} s")
         _, answer, _ = daemon.call("wald.v1.WalService/Append", {"log": "soon", "record": {"text": "x"}, "durability": "DURABILITY_WRITTEN"})
         # By its timer, which did not run while it was stopped.
         durable = lambda: (daemon.call("wald.v1.WalService/GetTail", {"log": "soon"})[1] or {}).get("durableLsn") == "1"
-        check(f"{what}: a written record becomes durable automatically afterwards", answer and wait_until(durable, 20))
+        expect(f"{what}: a written record becomes durable automatically afterwards", answer and wait_until(durable, 20))
         daemon.kill()
     verify(what, data, entries)
 
@@ -205,8 +201,8 @@ def in_group(group):
     return ["/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
 
 
+@check("A memory limit that suits the settings is kept")
 def memory(directory):
-    """A limit that is wide enough for the settings, page cache included."""
     limit, what = 96 * MIB, "memory limit"
     data = directory / "memory"
     arguments = ["--segment-bytes", "4MiB", "--max-inflight-bytes", "8MiB"]
@@ -219,15 +215,15 @@ def memory(directory):
                 entries, wrong = entries_of(running)
             written = sum(entry.acked for entry in entries) * 20_000
             errors = errors_of(entries)
-            check(f"{what}: more is written than the limit, and memory stays within it", daemon.process.poll() is None
-                  and written > limit and peak() <= limit and not wrong and set(errors) <= {"ResourceExhausted BUSY NotApplied"},
-                  f"{written / MIB:.0f} MiB acked, at most {peak() / MIB:.0f} MiB of {limit // MIB} used, {errors}")
+            expect(f"{what}: more is written than the limit, and memory stays within it", daemon.process.poll() is None
+                   and written > limit and peak() <= limit and not wrong and set(errors) <= {"ResourceExhausted BUSY NotApplied"},
+                   f"{written / MIB:.0f} MiB acked, at most {peak() / MIB:.0f} MiB of {limit // MIB} used, {errors}")
             daemon.stop()
         verify(what, data, entries, arguments)
 
 
+@check("A daemon that the kernel kills for memory loses no acknowledged record")
 def out_of_memory(directory):
-    """Settings that allow more memory than the limit: the kernel kills the process, under load."""
     what = "out of memory"
     data = directory / "oom"
     with memory_group(40 * MIB) as (group, peak):
@@ -242,39 +238,33 @@ def out_of_memory(directory):
                     daemon.kill()
                     greedy.result()
                 entries, wrong = entries_of(running)
-        check(f"{what}: the kernel kills it under load", gone and daemon.process.returncode == -9 and not wrong,
-              f"{daemon.process.returncode}, {wrong}")
+        expect(f"{what}: the kernel kills it under load", gone and daemon.process.returncode == -9 and not wrong,
+               f"{daemon.process.returncode}, {wrong}")
         verify(what, data, entries)
 
 
+@check("A second daemon on the directory of one under load is refused")
 def second(directory):
-    """Another daemon on the directory of one under load."""
     data, what = directory / "second", "second daemon"
     with Daemon(data) as daemon:
         with loads(daemon.ready(), data, 3) as running:
             for number in range(3):
                 try:
                     with Daemon(data):
-                        check(f"{what}: it does not start", False)
+                        expect(f"{what}: it does not start", False)
                 except Ended as ended:
-                    check(f"{what}: it is refused with the holder of the directory and a remedy", ended.code == 75
-                          and all(word in ended.lines[-1] for word in (str(daemon.pid), str(data), "--data-dir")),
-                          ended.lines[-1].strip() if not number else "")
+                    expect(f"{what}: it is refused with the holder of the directory and a remedy", ended.code == 75
+                           and all(word in ended.lines[-1] for word in (str(daemon.pid), str(data), "--data-dir")),
+                           ended.lines[-1].strip() if not number else "")
             entries, wrong = entries_of(running)
-        check(f"{what}: the first does not notice", not wrong and not errors_of(entries), errors_of(entries))
+        expect(f"{what}: the first does not notice", not wrong and not errors_of(entries), errors_of(entries))
         daemon.kill()
     verify(what, data, entries)
 
 
 # On SIGTERM, too, mounts and processes are cleaned up.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-with scratch() as temporary:
-    directory = Path(temporary)
-    file_size(directory)
+@check("A file system that becomes read-only: exit or reads, as the setting says")
+def read_only(directory):
     for policy in ("exit", "read_only"):
-        read_only(directory, policy)
-    stopped(directory)
-    memory(directory)
-    out_of_memory(directory)
-    second(directory)
-finish()
+        errored(directory, policy)

@@ -1,14 +1,10 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/durability/modes.py
-
-Tests the meaning of an ack in each sync mode from outside: the level and the flush before the answer
+"""Tests the meaning of an ack in each sync mode from outside: the level and the flush before the answer
 for every requested durability, the records that a kill removes and keeps, the modes that flush
 within the sync interval, and the modes that never do.
 """
 
 from common import *
 
-usage()
 LEVELS = ["ACCEPTED", "WRITTEN", "DURABLE"]
 # Default levels of an Append and an AppendBatch that request none.
 MODES = {"strict": ("DURABLE", "DURABLE"), "batch": ("WRITTEN", "DURABLE"), "interval": ("WRITTEN", "WRITTEN"),
@@ -35,8 +31,8 @@ def ask(daemon, single, durability=None):
     return answer, len(flushed(daemon.trace)) - before
 
 
+@check("Level and flush of each mode, call and requested level, as the tables of durability say")
 def levels(directory):
-    """Tables one and two of durability.md: level and flush, for each mode, call and requested level."""
     for mode, defaults in MODES.items():
         # No other flushes: no interval, no marker.
         with Daemon(directory / f"levels-{mode}", "--sync-mode", mode, "--sync-interval", "1h",
@@ -52,15 +48,15 @@ def levels(directory):
                 wanted = {"nothing": default, "ACCEPTED": weakest, "WRITTEN": "WRITTEN", "DURABLE": "DURABLE"}
                 holds = all(got[wish][0] == level and (got[wish][1] > 0) == (level == "DURABLE")
                             for wish, level in wanted.items())
-                check(f"{mode}: {name} is answered at the level of the table, after a flush only if DURABLE",
-                      holds, ", ".join(f"{wish} → {level} ({n} flushes)" for wish, (level, n) in got.items()))
+                expect(f"{mode}: {name} is answered at the level of the table, after a flush only if DURABLE",
+                       holds, ", ".join(f"{wish} → {level} ({n} flushes)" for wish, (level, n) in got.items()))
             answer, flushes = ask(daemon, True, "DURABLE")
-            check(f"{mode}: DURABLE of one record is DURABLE of all before it",
-                  flushes >= 1 and int(answer["durableLsn"]) == int(answer["lsn"]) + 1)
+            expect(f"{mode}: DURABLE of one record is DURABLE of all before it",
+                   flushes >= 1 and int(answer["durableLsn"]) == int(answer["lsn"]) + 1)
 
 
+@check("Modes that flush within the interval without a request, and modes that do not")
 def unasked(directory):
-    """Modes that flush within the interval without a request, and modes that do not."""
     for mode in MODES:
         with Daemon(directory / f"unasked-{mode}", "--sync-mode", mode, "--sync-interval", "100ms",
                     "--marker-delay", "1h", strace=TRACE) as daemon:
@@ -71,19 +67,19 @@ def unasked(directory):
                 # Twenty intervals; no event marks the end.
                 before = len(flushed(daemon.trace))
                 time.sleep(2)
-                check(f"{mode}: nothing is flushed unasked", len(flushed(daemon.trace)) == before and not durable())
+                expect(f"{mode}: nothing is flushed unasked", len(flushed(daemon.trace)) == before and not durable())
                 code, _, _ = daemon.call(WAL + "Sync", {})
-                check(f"{mode}: Sync flushes", len(flushed(daemon.trace)) > before and durable())
+                expect(f"{mode}: Sync flushes", len(flushed(daemon.trace)) > before and durable())
                 ask(daemon, True)
                 before = len(flushed(daemon.trace))
                 daemon.stop()
-                check(f"{mode}: so does the shutdown", len(flushed(daemon.trace)) > before)
+                expect(f"{mode}: so does the shutdown", len(flushed(daemon.trace)) > before)
             else:
-                check(f"{mode}: a written record becomes durable automatically", wait_until(durable, 10))
+                expect(f"{mode}: a written record becomes durable automatically", wait_until(durable, 10))
 
 
+@check("An append every few milliseconds does not postpone the flush forever")
 def trickle(directory):
-    """An append every few milliseconds must not postpone the flush forever."""
     interval = 0.3
     with Daemon(directory / "trickle", "--sync-mode", "interval", "--sync-interval", "300ms",
                 strace=["-T", "-y", *TRACE[1:]]) as daemon:
@@ -99,14 +95,14 @@ def trickle(directory):
     # A flush covers the writes that ended before it began.
     delays = [min((f.began for f in flushes if f.began >= w.ended), default=float("inf")) - w.ended for w in writes]
     # 100 ms for threads that wait for a processor.
-    check("a trickle in interval mode: every write is followed by a flush within the interval",
-          len(writes) > 50 and max(delays) <= interval + 0.1,
-          f"{done['acks']} appends, {len(writes)} writes, {len(flushes)} flushes, at most {max(delays) * 1000:.0f} ms")
-    check("and not by one each", len(flushes) < len(writes) / 5)
+    expect("a trickle in interval mode: every write is followed by a flush within the interval",
+           len(writes) > 50 and max(delays) <= interval + 0.1,
+           f"{done['acks']} appends, {len(writes)} writes, {len(flushes)} flushes, at most {max(delays) * 1000:.0f} ms")
+    expect("and not by one each", len(flushes) < len(writes) / 5)
 
 
+@check("After kill -9 every record acknowledged as WRITTEN or higher is there, in each mode")
 def killed(directory):
-    """After kill -9 records acked as WRITTEN or higher exist, in every mode; manual may lose weaker ones."""
     for mode in MODES:
         data = directory / f"killed-{mode}"
         with Daemon(data, "--sync-mode", mode) as daemon:
@@ -124,23 +120,23 @@ def killed(directory):
         acked = {(entry.log, entry.lsn): entry for entry in entries if entry.acked}
         kept = {place: e for place, e in acked.items() if e.level != "ACCEPTED"}
         lost = [place for place, entry in kept.items() if found.get(place) != entry.number]
-        check(f"{mode}: kill -9 takes nothing acked as WRITTEN or DURABLE", not lost,
-              f"{len(acked)} acks, {len(kept)} of them WRITTEN or more, {len(found)} records found, {len(lost)} lost")
+        expect(f"{mode}: kill -9 takes nothing acked as WRITTEN or DURABLE", not lost,
+               f"{len(acked)} acks, {len(kept)} of them WRITTEN or more, {len(found)} records found, {len(lost)} lost")
         placed = {place: entry for place, entry in acked.items() if entry.position is not None}
-        check(f"{mode}: a record with a position exists if and only if that is below survived_position",
-              all((entry.position < survived) == (place in found) for place, entry in placed.items()), len(placed))
+        expect(f"{mode}: a record with a position exists if and only if that is below survived_position",
+               all((entry.position < survived) == (place in found) for place, entry in placed.items()), len(placed))
         numbers = {(entry.log, entry.number) for entry in entries}
         strange = [place for place, number in found.items() if (place[0], number) not in numbers]
         twice = len(found) - len({(log, number) for (log, _), number in found.items()})
         # The driver's ledger is complete, so every stored record was requested.
-        check(f"{mode}: no record that was not sent, and no duplicate", not strange and not twice)
+        expect(f"{mode}: no record that was not sent, and no duplicate", not strange and not twice)
         logs = {log for log, _ in found}
-        check(f"{mode}: lsns are dense", all((log, lsn) in found for log in logs
-                                             for lsn in range(sum(1 for place in found if place[0] == log))))
+        expect(f"{mode}: lsns are dense", all((log, lsn) in found for log in logs
+                                              for lsn in range(sum(1 for place in found if place[0] == log))))
 
 
+@check("manual loses exactly the records that were not synced, and survived_position says so")
 def manual(directory):
-    """manual loses exactly the records that were not synced, and survived_position says so."""
     data = directory / "manual"
     with Daemon(data, "--sync-mode", "manual") as daemon:
         epoch = daemon.start["recovery_epoch"]
@@ -150,25 +146,19 @@ def manual(directory):
         before = [append() for _ in range(9)]
         _, synced, _ = daemon.call(WAL + "Sync", {})
         after = [append() for _ in range(7)]
-        check("manual: a record in memory has its lsn and no position",
-              all("position" not in answer for answer in before + after), [answer["lsn"] for answer in after])
+        expect("manual: a record in memory has its lsn and no position",
+               all("position" not in answer for answer in before + after), [answer["lsn"] for answer in after])
         daemon.kill()
     with Daemon(data, "--sync-mode", "manual") as daemon:
         _, tail, text = daemon.call(WAL + "GetTail", {"log": "a", "recovery_epoch": epoch})
         _, page, _ = daemon.call(WAL + "Read", {"log": "a", "view": "RECORD_VIEW_TEXT"})
         records = page["batch"]["records"]
-        check("manual: a kill leaves exactly the synced records", len(records) == 10 and tail["tailLsn"] == "10",
-              f"{1 + len(before) + len(after)} acked, 10 synced, {len(records)} left")
+        expect("manual: a kill leaves exactly the synced records", len(records) == 10 and tail["tailLsn"] == "10",
+               f"{1 + len(before) + len(after)} acked, 10 synced, {len(records)} left")
         survived = int(tail["survivedPosition"])
-        check("manual: survived_position says that the Sync's position survived",
-              survived >= int(synced["durablePosition"]), f"synced {synced['durablePosition']}, survived {survived}")
+        expect("manual: survived_position says that the Sync's position survived",
+               survived >= int(synced["durablePosition"]), f"synced {synced['durablePosition']}, survived {survived}")
         _, answer, _ = daemon.call(WAL + "Append", {"log": "a", "record": {"text": "y"},
                                                     "durability": "DURABILITY_DURABLE"})
-        check("manual: the next append lies beyond it, at the first lost lsn",
-              int(answer["position"]) > survived and answer["lsn"] == "10" and answer["recoveryEpoch"] == str(epoch + 1))
-
-
-with scratch() as temporary:
-    for part in (levels, unasked, trickle, killed, manual):
-        part(Path(temporary))
-finish()
+        expect("manual: the next append lies beyond it, at the first lost lsn",
+               int(answer["position"]) > survived and answer["lsn"] == "10" and answer["recoveryEpoch"] == str(epoch + 1))

@@ -1,4 +1,4 @@
-/* Calls of the C library that treat errors as a faulty daemon would: .ci/checks/durability/syscalls.py must find each.
+/* Calls of the C library that treat errors as a faulty daemon would: .ci/run durability/syscalls must find each.
    PLANTED names the fault. */
 #include <errno.h>
 #include <stdlib.h>

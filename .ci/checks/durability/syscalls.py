@@ -1,14 +1,11 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/durability/syscalls.py [--all] [--seed N] [FAULT...]
-
-In one story each system call of the daemon on its directory fails in turn: with
+"""In one story each system call of the daemon on its directory fails in turn: with
 EIO, with ENOSPC, with EINTR, or by a half-finished write; or the process is killed in it. The
 story: a first start, appends at every level, a batch, a producer, trim, fence, cursor, deletion, Sync,
 rolls, a checkpoint, a clean stop; and more calls after such a stop and after kill -9. After each
 fault the documented behaviour must hold. After a restart no acked record may be missing and no refused record
 may exist. Then faults are planted in the daemon's calls, which the check must find.
 
-Without --all it runs a sample: the first and the last call of each kind on each kind of file, and random others.
+With `-- --all` it runs each fault, else a sample: the first and the last call of each kind on each kind of file, and random others.
 Prints its seed, and for each failure the fault that repeats it: new:fdatasync:journal/….seg:2:EIO.
 """
 
@@ -27,7 +24,7 @@ from clients import *
 if importlib.util.find_spec("wald") is None:
     # The stubs come with the Python client, so its interpreter must run this script.
     command, _ = runner("python")
-    os.execv(command, [command, *sys.argv])
+    os.execv(command, [command, *sys.orig_argv[1:]])
 
 import interpose
 from story import *
@@ -364,16 +361,16 @@ def report(runs):
         wrong = [(run, judged(run)) for run in rows[name]]
         wrong = [(run, what) for run, what in wrong if what]
         for run, what in wrong[:20]:
-            print(f"     .ci/checks/durability/syscalls.py '{run.fault}': {run.phase}, {'; '.join(what)[:600]}")
-        check(f"{name}: the answers, exit codes and restarts are as promised", not wrong,
-              f"{len(rows[name])} runs, {len(wrong)} wrong, {sum(run.acks for run in rows[name])} acks")
+            print(f"     .ci/run durability/syscalls -- '{run.fault}': {run.phase}, {'; '.join(what)[:600]}")
+        expect(f"{name}: the answers, exit codes and restarts are as promised", not wrong,
+               f"{len(rows[name])} runs, {len(wrong)} wrong, {sum(run.acks for run in rows[name])} acks")
     # The number of measured flushes depends on their duration.
     due = [run for run in runs if run.hit or run.fault.file != "flush-probe"]
     reached = sum(map(len, rows.values()))
-    check("nearly every chosen call is reached in its run", reached >= 0.95 * len(due),
-          f"{reached} of {len(due)}, and {len(runs) - len(due)} more flushes might have been measured")
+    expect("nearly every chosen call is reached in its run", reached >= 0.95 * len(due),
+           f"{reached} of {len(due)}, and {len(runs) - len(due)} more flushes might have been measured")
     answers = Counter(str(refusal) for run in runs for refusal in run.refusals if refusal.is_told())
-    check("every answer of the table was seen", {IN_FLIGHT, LATER, FULL, UNREAD} <= set(answers), dict(answers))
+    expect("every answer of the table was seen", {IN_FLIGHT, LATER, FULL, UNREAD} <= set(answers), dict(answers))
 
 
 def planted(directory, faults, pool):
@@ -388,14 +385,15 @@ def planted(directory, faults, pool):
         runs = [run for run in pool.map(job, [(directory, fault, [fault.call]) for fault in chosen]) if run.hit]
         found = [(run, judged(run)) for run in runs]
         found = [(run, wrong) for run, wrong in found if wrong]
-        check(f"planted, {what}: it is found", found,
-              f"{len(found)} of {len(runs)} runs; {found[0][1][0][:150] if found else ''}")
+        expect(f"planted, {what}: it is found", found,
+               f"{len(found)} of {len(runs)} runs; {found[0][1][0][:150] if found else ''}")
 
 
-def main():
-    parser = argparse.ArgumentParser(usage=__doc__.strip(), add_help=True)
+@check("Each kind of system call fails or is cut short, or the process dies in it: the documented behaviour holds")
+def faults():
+    parser = argparse.ArgumentParser()
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--seed", type=int, default=sized(random.randrange(1_000_000), 1))
     parser.add_argument("faults", nargs="*")
     options = parser.parse_args()
     with scratch() as temporary, ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
@@ -423,13 +421,8 @@ def main():
         print(f"{time.monotonic() - began:.0f} s")
         if options.faults:
             for run in runs:
-                check(run.fault, run.hit and not judged(run), f"{run.phase}, {run.code}, {judged(run)}")
+                expect(run.fault, run.hit and not judged(run), f"{run.phase}, {run.code}, {judged(run)}")
                 print(*run.lines, sep="")
         else:
             report(runs)
             planted(directory, faults, pool)
-    finish()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/durability/volumes.py
-
-Small volumes. At its defaults a new store opens within 20 ms (on a disk that flushes in 0.8 ms) and takes less
+"""Small volumes. At its defaults a new store opens within 20 ms (on a disk that flushes in 0.8 ms) and takes less
 than 100 MiB. On a volume of 100 MiB the daemon starts, serves, fills it, stops, and starts again; a smaller one is
 refused with the required size and the setting to change. A new store is also refused if other files took the free
 space. Mounts loop devices, so it needs root.
@@ -11,7 +8,6 @@ from contextlib import contextmanager
 
 from common import *
 
-usage()
 MIB = 1 << 20
 
 
@@ -37,8 +33,8 @@ def taken(path):
     return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
 
 
+@check("A new store opens within 20 ms and takes less than 100 MiB")
 def fresh(directory):
-    """New stores at the defaults."""
     times, flushes = [], []
 
     def fast():
@@ -56,32 +52,32 @@ def fresh(directory):
             flushes.append(float(info["durability"]["flushP50"].rstrip("s")) * 1000)
             if number == 0:
                 # The segments that are kept ready are made after the start.
-                check("an empty store takes less than 100 MiB", wait_until(lambda: 80 * MIB <= taken(data), 10)
-                      and taken(data) < 100 * MIB, f"{taken(data) / MIB:.1f} MiB")
-    check("a new store opens within 20 ms, where a flush takes less than 0.8 ms", fast(),
-          ", ".join(f"{time} ms at {flush:.1f} ms a flush" for time, flush in zip(times, flushes)))
+                expect("an empty store takes less than 100 MiB", wait_until(lambda: 80 * MIB <= taken(data), 10)
+                       and taken(data) < 100 * MIB, f"{taken(data) / MIB:.1f} MiB")
+    expect("a new store opens within 20 ms, where a flush takes less than 0.8 ms", fast(),
+           ", ".join(f"{time} ms at {flush:.1f} ms a flush" for time, flush in zip(times, flushes)))
 
 
+@check("A volume of 100 MiB: it starts, serves, is filled, and starts again")
 def hundred(directory):
-    """A volume of 100 MiB."""
     with mounted(directory, 100) as mount:
         data = mount / "data"
         with Daemon(data) as daemon:
             code, _, said = daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": "first"}})
-            check("a volume of 100 MiB: it serves", code == 0, said)
+            expect("a volume of 100 MiB: it serves", code == 0, said)
             with daemon.load(appends=70, writers=2, logs=4, bytes=900_000, attempts=1, tolerate=True) as load:
                 result = load.result()
-            check("a volume of 100 MiB: it is filled and refuses more as DISK_FULL", result["acks"] > 10
-                  and result["errors"] and all("DISK_FULL" in error for error in result["errors"]), result)
-            check("a volume of 100 MiB: it stops with 0", daemon.stop() == 0)
+            expect("a volume of 100 MiB: it is filled and refuses more as DISK_FULL", result["acks"] > 10
+                   and result["errors"] and all("DISK_FULL" in error for error in result["errors"]), result)
+            expect("a volume of 100 MiB: it stops with 0", daemon.stop() == 0)
         with Daemon(data) as daemon:
-            check("a volume of 100 MiB: a restart holds every ack", daemon.start["records"] == result["acks"] + 1,
-                  daemon.start["records"])
-            check("a volume of 100 MiB: it stops with 0 again", daemon.stop() == 0)
+            expect("a volume of 100 MiB: a restart holds every ack", daemon.start["records"] == result["acks"] + 1,
+                   daemon.start["records"])
+            expect("a volume of 100 MiB: it stops with 0 again", daemon.stop() == 0)
 
 
+@check("A volume of 48 MiB is refused with the required size and the setting")
 def small(directory):
-    """A volume of 48 MiB."""
     with mounted(directory, 48) as mount:
         data = mount / "data"
         try:
@@ -90,14 +86,14 @@ def small(directory):
         except Ended as ended:
             said, code = "".join(ended.lines), ended.code
         fine = code == 78 and "needs 65MiB at least" in said and "lower segment_bytes or reserve_segments" in said
-        check("a volume of 48 MiB is refused with the least size and the settings", fine and not data.exists(), said.strip())
+        expect("a volume of 48 MiB is refused with the least size and the settings", fine and not data.exists(), said.strip())
         with Daemon(data, "--segment-bytes", "8MiB") as daemon:
             code, _, said = daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": "first"}})
-            check("a volume of 48 MiB: smaller segments make it usable", code == 0 and daemon.stop() == 0, said)
+            expect("a volume of 48 MiB: smaller segments make it usable", code == 0 and daemon.stop() == 0, said)
 
 
+@check("A new store is refused if other files took the space")
 def taken_before(directory):
-    """A volume of 100 MiB with too little free space for a new store."""
     for left in (6, 20, 37):
         with mounted(directory, 100) as mount:
             free = shutil.disk_usage(mount).free // MIB
@@ -109,11 +105,5 @@ def taken_before(directory):
             except Ended as ended:
                 said, code = "".join(ended.lines), ended.code
             fine = code == 78 and "free, and a new store" in said and "needs 65MiB at least" in said
-            check(f"100 MiB, {left} MiB free: a new store is refused with the least free space", fine and not data.exists(),
-                  said.strip())
-
-
-with scratch() as temporary:
-    for part in (fresh, hundred, small, taken_before):
-        part(Path(temporary))
-finish()
+            expect(f"100 MiB, {left} MiB free: a new store is refused with the least free space", fine and not data.exists(),
+                   said.strip())

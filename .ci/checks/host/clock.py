@@ -1,15 +1,10 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/host/clock.py
-
-The system's clock jumps under a daemon: a WARN line reports the size, the metrics count it, and stored times do
+"""The system's clock jumps under a daemon: a WARN line reports the size, the metrics count it, and stored times do
 not follow it.
 """
 
 import struct
 
 from common import *
-
-usage()
 
 
 def stored(daemon):
@@ -23,37 +18,9 @@ def jumps(daemon, direction):
     return daemon.metric(f'wald_clock_jumps_total{{direction="{direction}"}}')
 
 
-def jumped(directory, direction, signed, under, set_ahead):
+def jumped(directory, direction, signed):
     """One jump of `signed` seconds, under its own daemon: further lines may be left out for 10 seconds."""
-    set_ahead(0)
-    with Daemon(directory / f"data-{direction}", under=under) as daemon:
-        daemon.walctl("append", "a", "-", input=b"x\n", check=True)
-        check(f"{direction}: no jump is counted before", (jumps(daemon, "ahead"), jumps(daemon, "back")) == (0, 0))
-        set_ahead(signed)
-        real = time.time()
-
-        def counted():
-            # Appends read the clock.
-            daemon.walctl("append", "a", "-", input=b"x\n", check=True)
-            return jumps(daemon, direction) == 1
-
-        check(f"{direction}: the metric counts the jump", wait_until(counted, 5), jumps(daemon, direction))
-        last = daemon.metric("wald_clock_last_jump_seconds")
-        check(f"{direction}: the metric reports its size", abs(last - signed) < 2, last)
-
-        def told():
-            return [json.loads(line) for line in daemon.lines if "clock jumped" in line]
-
-        wait_until(told, 5)
-        fine = [(line["level"], line["direction"], abs(line["seconds"] - abs(signed)) < 2) for line in told()]
-        check(f"{direction}: a WARN line reports direction and size", fine == [("WARN", direction, True)], told())
-        off = stored(daemon) - real
-        check(f"{direction}: the stored time does not follow", abs(off) < 30, f"{off:.1f} s")
-        check(f"{direction}: the daemon stops with 0", daemon.stop() == 0)
-
-
-with scratch() as temporary:
-    library, offset = Path(temporary) / "clock.so", Path(temporary) / "ahead"
+    library, offset = directory / "clock.so", directory / "ahead"
     run("cc", "-shared", "-fPIC", "-O2", "-o", library, ROOT / ".ci/checks/host/clock.c", check=True)
     offset.write_bytes(struct.pack("<q", 0))
 
@@ -62,6 +29,38 @@ with scratch() as temporary:
             file.write(struct.pack("<q", seconds))
 
     under = ["/usr/bin/env", f"LD_PRELOAD={library}", f"CLOCK_AHEAD={offset}"]
-    for direction, signed in ("ahead", 7200), ("back", -3600):
-        jumped(Path(temporary), direction, signed, under, set_ahead)
-finish()
+    set_ahead(0)
+    with Daemon(directory / f"data-{direction}", under=under) as daemon:
+        daemon.walctl("append", "a", "-", input=b"x\n", check=True)
+        expect(f"{direction}: no jump is counted before", (jumps(daemon, "ahead"), jumps(daemon, "back")) == (0, 0))
+        set_ahead(signed)
+        real = time.time()
+
+        def counted():
+            # Appends read the clock.
+            daemon.walctl("append", "a", "-", input=b"x\n", check=True)
+            return jumps(daemon, direction) == 1
+
+        expect(f"{direction}: the metric counts the jump", wait_until(counted, 5), jumps(daemon, direction))
+        last = daemon.metric("wald_clock_last_jump_seconds")
+        expect(f"{direction}: the metric reports its size", abs(last - signed) < 2, last)
+
+        def told():
+            return [json.loads(line) for line in daemon.lines if "clock jumped" in line]
+
+        wait_until(told, 5)
+        fine = [(line["level"], line["direction"], abs(line["seconds"] - abs(signed)) < 2) for line in told()]
+        expect(f"{direction}: a WARN line reports direction and size", fine == [("WARN", direction, True)], told())
+        off = stored(daemon) - real
+        expect(f"{direction}: the stored time does not follow", abs(off) < 30, f"{off:.1f} s")
+        expect(f"{direction}: the daemon stops with 0", daemon.stop() == 0)
+
+
+@check("The clock jumps 2 hours ahead: a warning, a metric, and stored times that do not follow")
+def ahead(directory):
+    jumped(directory, "ahead", 7200)
+
+
+@check("The clock jumps 1 hour back: a warning, a metric, and stored times that do not follow")
+def back(directory):
+    jumped(directory, "back", -3600)

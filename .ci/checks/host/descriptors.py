@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/host/descriptors.py
-
-File descriptors: 2,200 idle sockets next to appends under a limit of 1,024; all phases of a daemon under a limit of
+"""File descriptors: 2,200 idle sockets next to appends under a limit of 1,024; all phases of a daemon under a limit of
 256; a refused start; and a limit that falls below the number in use and rises again. No append is lost,
 sockets never take the store's share, and the daemon stops with 0.
 """
@@ -11,7 +8,6 @@ import socket
 
 from common import *
 
-usage()
 _, HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
 # This process holds the idle sockets.
 resource.setrlimit(resource.RLIMIT_NOFILE, (HARD, HARD))
@@ -91,20 +87,20 @@ def restart(what, data, entries, *arguments, under=()):
     lost = [entry for entry in acks if found.get((entry.log, entry.lsn)) != entry.number]
     kept = {(log, number) for (log, _), number in found.items()}
     refused = [entry for entry in entries if not entry.acked and (entry.log, entry.number) in kept]
-    check(f"{what}: a restart holds every ack once, and no refused record",
-          acks and not lost and not refused and len(kept) == len(found) and ended == 0,
-          f"{len(acks)} acks, {len(lost)} lost, {len(refused)} refused and there, exit {ended}")
+    expect(f"{what}: a restart holds every ack once, and no refused record",
+           acks and not lost and not refused and len(kept) == len(found) and ended == 0,
+           f"{len(acks)} acks, {len(lost)} lost, {len(refused)} refused and there, exit {ended}")
 
 
+@check("2,200 idle sockets under a limit of 1,024 files take nothing from the store")
 def crowd(directory):
-    """Sockets on both ports beyond the limit, while segments roll."""
     data, what = directory / "crowd", "1,100 idle sockets on each port, limit 1,024"
     arguments = ["--segment-bytes", "4MiB", "--shutdown-timeout", "10s"]
     with Daemon(data, *arguments, under=limit(512, 1024)) as daemon:
         lowered = said(daemon, "hard limit of open files is 1024")
-        check(f"{what}: the start raises the soft limit and prints the lowered bounds",
-              soft_limit(daemon.pid) == 1024 and lowered and "max_connections is" in lowered[0]["message"]
-              and wait_until(lambda: said(daemon, "limits of this process")), lowered and lowered[0]["message"])
+        expect(f"{what}: the start raises the soft limit and prints the lowered bounds",
+               soft_limit(daemon.pid) == 1024 and lowered and "max_connections is" in lowered[0]["message"]
+               and wait_until(lambda: said(daemon, "limits of this process")), lowered and lowered[0]["message"])
         daemon.ready()
         with daemon.load(appends=150, writers=4, logs=4, bytes=900_000, rate=25, durability="durable",
                          ledger=f"{data}.ledger") as load:
@@ -114,59 +110,59 @@ def crowd(directory):
             result = load.result()
             entries = load.entries()
         most = peak.stop()
-        check(f"{what}: every append is acked", result["acks"] == 150, result)
-        check(f"{what}: the reserve is never touched", 300 < most <= 1024 - RESERVE, f"{most} open at most")
+        expect(f"{what}: every append is acked", result["acks"] == 150, result)
+        expect(f"{what}: the reserve is never touched", 300 < most <= 1024 - RESERVE, f"{most} open at most")
         began = time.monotonic()
         code = daemon.stop()
-        check(f"{what}: it stops with 0", code == 0, f"{time.monotonic() - began:.1f} s")
+        expect(f"{what}: it stops with 0", code == 0, f"{time.monotonic() - began:.1f} s")
         close(sockets)
     restart(what, data, entries, *arguments)
 
 
+@check("Start, load and stop with a limit of 256 files")
 def small(directory):
-    """Start, load and stop with `ulimit -n 256`."""
     data, what, under = directory / "small", "limit 256", limit(256, 256)
     arguments = ["--segment-bytes", "256KiB", "--max-record-bytes", "64KiB", "--sorter-step-bytes", "1MiB"]
     with Daemon(data, *arguments, under=under) as daemon:
-        check(f"{what}: the start prints the lowered bounds", said(daemon, "hard limit of open files is 256"),
-              said(daemon, "hard limit")[0]["message"])
+        expect(f"{what}: the start prints the lowered bounds", said(daemon, "hard limit of open files is 256"),
+               said(daemon, "hard limit")[0]["message"])
         peak = Peak(daemon.ready())
         with daemon.load(appends=6_000, writers=8, logs=20, bytes=9_000, ledger=f"{data}.ledger") as load:
             result = load.result()
             entries = load.entries()
-        check(f"{what}: it takes appends over {result['acks'] * 9_000 >> 18} segments", result["acks"] == 6_000, result)
+        expect(f"{what}: it takes appends over {result['acks'] * 9_000 >> 18} segments", result["acks"] == 6_000, result)
         read = stored(daemon)
-        check(f"{what}: it reads old segments", len(read) == 6_000, len(read))
-        check(f"{what}: it sorts", wait_until(lambda: daemon.metric("wald_sorter_written_bytes_total") > 0, 30))
+        expect(f"{what}: it reads old segments", len(read) == 6_000, len(read))
+        expect(f"{what}: it sorts", wait_until(lambda: daemon.metric("wald_sorter_written_bytes_total") > 0, 30))
         backup = directory / "backup"
         done = daemon.walctl("backup", backup)
-        check(f"{what}: it saves a backup", done.returncode == 0, done.stderr.decode()[-200:])
+        expect(f"{what}: it saves a backup", done.returncode == 0, done.stderr.decode()[-200:])
         done = daemon.walctl("verify")
-        check(f"{what}: it verifies itself", done.returncode == 0, done.stderr.decode()[-200:])
-        check(f"{what}: the reserve is never touched", peak.stop() <= 256 - RESERVE, f"{peak.most} open at most")
-        check(f"{what}: it stops with 0", daemon.stop() == 0)
+        expect(f"{what}: it verifies itself", done.returncode == 0, done.stderr.decode()[-200:])
+        expect(f"{what}: the reserve is never touched", peak.stop() <= 256 - RESERVE, f"{peak.most} open at most")
+        expect(f"{what}: it stops with 0", daemon.stop() == 0)
     restart(what, data, entries, *arguments, under=under)
 
 
+@check("A limit below the minimum is refused with the number that suffices")
 def refused(directory):
-    """A limit below the minimum is refused with the number that is needed, and that number suffices."""
     data = directory / "refused"
     try:
         with Daemon(data, under=limit(64, 64)):
-            check("limit 64: the start is refused", False)
+            expect("limit 64: the start is refused", False)
     except Ended as ended:
         text = "".join(ended.lines)
         needed = re.search(r"to at least (\d+)", text)
-        check("limit 64: the start is refused with 78 and the number needed", ended.code == 78 and needed, text.strip())
+        expect("limit 64: the start is refused with 78 and the number needed", ended.code == 78 and needed, text.strip())
     if needed:
         least = int(needed[1])
         with Daemon(data, under=limit(least, least)) as daemon:
             done = daemon.walctl("append", "a", "--format", "raw", "-", input=b"x")
-            check(f"limit {least}: this number is enough", done.returncode == 0 and daemon.stop() == 0, done.stderr.decode())
+            expect(f"limit {least}: this number is enough", done.returncode == 0 and daemon.stop() == 0, done.stderr.decode())
 
 
+@check("The limit falls below the number in use and rises again")
 def taken(directory):
-    """The limit falls below the number in use while appends roll segments, and rises again."""
     data, what = directory / "taken", "descriptors taken away"
     arguments = ["--segment-bytes", "256KiB", "--max-record-bytes", "64KiB", "--sorter-step-bytes", "1MiB"]
     with Daemon(data, *arguments) as daemon:
@@ -181,11 +177,11 @@ def taken(directory):
             logged = wait_until(lambda: len(said(daemon, "accepting connections failed")) >= 3, 20)
             seconds = time.time() - fell
             accepts = len(said(daemon, "accepting connections failed"))
-            check(f"{what}: failed accepts are logged once a second, with their count",
-                  logged and accepts <= seconds + 1 and wait_until(lambda: suppressed(daemon) > 1, 20),
-                  f"{accepts} lines in {seconds:.1f} s, {suppressed(daemon)} suppressed")
+            expect(f"{what}: failed accepts are logged once a second, with their count",
+                   logged and accepts <= seconds + 1 and wait_until(lambda: suppressed(daemon) > 1, 20),
+                   f"{accepts} lines in {seconds:.1f} s, {suppressed(daemon)} suppressed")
             alive = daemon.process.poll() is None
-            check(f"{what}: the daemon reports it and survives", warned and alive, daemon.process.poll())
+            expect(f"{what}: the daemon reports it and survives", warned and alive, daemon.process.poll())
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
             rose = time.time()
             close(sockets)
@@ -195,24 +191,16 @@ def taken(directory):
         for entry in entries:
             if not entry.acked:
                 errors[entry.error] = errors.get(entry.error, 0) + 1
-        check(f"{what}: appends are refused, to be retried, and nothing else", set(errors) == {BUSY}, errors)
+        expect(f"{what}: appends are refused, to be retried, and nothing else", set(errors) == {BUSY}, errors)
         back = [entry.got / 1e6 - rose for entry in entries if entry.acked and entry.got / 1e6 > rose]
-        check(f"{what}: appends continue when they are back", len(back) > 100, f"after {min(back, default=-1):.2f} s, {result}")
+        expect(f"{what}: appends continue when they are back", len(back) > 100, f"after {min(back, default=-1):.2f} s, {result}")
         failed = daemon.metric("wald_journal_failed")
-        check(f"{what}: the journal has not failed", failed == 0)
+        expect(f"{what}: the journal has not failed", failed == 0)
         done = daemon.walctl("verify")
-        check(f"{what}: nothing counts as damaged", done.returncode == 0, done.stdout.decode()[-300:])
+        expect(f"{what}: nothing counts as damaged", done.returncode == 0, done.stdout.decode()[-300:])
         read = stored(daemon)
-        check(f"{what}: old records are read again", len(read) == sum(entry.acked for entry in entries), len(read))
-        check(f"{what}: it stops with 0", daemon.stop() == 0)
+        expect(f"{what}: old records are read again", len(read) == sum(entry.acked for entry in entries), len(read))
+        expect(f"{what}: it stops with 0", daemon.stop() == 0)
         bad = [line for line in daemon.lines if '"level":"ERROR"' in line]
-        check(f"{what}: no error is logged", not bad, bad[:2])
+        expect(f"{what}: no error is logged", not bad, bad[:2])
     restart(what, data, entries, *arguments)
-
-
-with scratch() as temporary:
-    for part in (crowd, small, refused, taken):
-        began = time.monotonic()
-        part(Path(temporary))
-        print(f"     {part.__name__}: {time.monotonic() - began:.1f} s", flush=True)
-finish()

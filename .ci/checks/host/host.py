@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Tests changes that the host may make to a store, on the built binaries.
-
-usage: .ci/checks/host/host.py
 
 It covers: modes under every umask; links, pipes, directories and devices in the place of each file and
 directory of a store, an archive and a directory of backups; owners; numbers that no real store reaches,
@@ -20,7 +17,6 @@ from pathlib import Path
 
 from common import *  # noqa: F403
 
-usage()
 
 #: Maximum seconds of a step here.
 SECONDS = 20
@@ -42,7 +38,7 @@ def crc32c(data, seed=0):
 
 def claim(what, holds, text=""):
     """Counts one check; prints the output if it does not hold."""
-    check(what, holds, "" if holds else str(text).strip()[-400:])
+    expect(what, holds, "" if holds else str(text).strip()[-400:])
 
 
 def wald(*arguments, **options):
@@ -81,6 +77,19 @@ def serve(data, *arguments, **options):
 SMALL = ["--segment-bytes", "1MiB", "--pool-segments", "1", "--reserve-segments", "1"]
 
 
+def store(root):
+    """A killed store with four large records, and a backup of it in root/saved; returns its directory."""
+    good = root / "good"
+    with Daemon(good, *SMALL) as daemon:
+        for _ in range(4):
+            assert daemon.walctl("append", "log", "-", "--format", "raw", input=b"y" * 400_000).returncode == 0
+        assert daemon.walctl("backup", root / "saved").returncode == 0
+        daemon.kill()
+    shutil.rmtree(good / "pool")
+    (good / "pool").mkdir(0o700)
+    return good
+
+
 def modes_of(root):
     """Paths below a directory, itself included, that others could use."""
     found = []
@@ -91,8 +100,8 @@ def modes_of(root):
     return found
 
 
+@check("Files of wald and walctl are for the owner only, under every umask")
 def umasks(scratch):
-    """All files of Wald and walctl, under common and odd umasks."""
     for umask in (0o000, 0o022, 0o077, 0o777):
         root = scratch / f"umask-{umask:03o}"
         root.mkdir(0o700)
@@ -115,8 +124,9 @@ def umasks(scratch):
         claim(f"umask {umask:03o}: serve, backup, restore and drill work", fine == (0, 0, 0, 0), fine)
 
 
-def open_directory(good, scratch):
-    """A directory that others can open is served, with a warning that names the command to close it."""
+@check("A directory that others can open is served, with a warning and the remedy")
+def open_directory(scratch):
+    good = store(scratch)
     data = scratch / "open"
     shutil.copytree(good, data)
     data.chmod(0o755)
@@ -180,8 +190,9 @@ def odd(good, path, kind, scratch, commands):
     return [f"{kind} at {path}: {what}" for what in wrong]
 
 
-def special_files(good, backups, scratch):
-    """Row by row: each file and directory, each kind."""
+@check("Links, pipes, directories and devices in the place of each file of a store are named and not followed")
+def special_files(scratch):
+    good, backups = store(scratch), scratch / "saved"
     segment = min((good / "journal").iterdir()).name
     files = ["LOCK", "FORMAT", "FORMAT.new", "BEGUN", "BEGUN.new", "REPAIRS", "REPAIRS.new", "RESTORING", f"journal/{segment}"]
     directories = ["journal", "index", "pool"]
@@ -215,8 +226,9 @@ def special_files(good, backups, scratch):
     claim(f"{tried} odd files of a directory of backups are named and left alone", not wrong, "; ".join(wrong[:4]))
 
 
-def odd_backups(good, scratch):
-    """walctl does not write through links, either."""
+@check("walctl does not write through links in a directory of backups")
+def odd_backups(scratch):
+    good = store(scratch)
     data = scratch / "served"
     shutil.copytree(good, data)
     with Daemon(data, *SMALL) as daemon:
@@ -242,8 +254,8 @@ def odd_backups(good, scratch):
         claim("links that end in .new are not written through", precious.read_bytes() == b"precious", done.stderr.decode())
 
 
+@check("Archives are for the owner only, and odd files in them cause no surprises")
 def archives(scratch):
-    """Archives of expired records are also for the owner only, and odd files in them cause no surprises."""
     kept, data = scratch / "archive", scratch / "archived"
     kept.mkdir(0o700)
     small = ["--segment-bytes", "64KiB", "--sorter-step-bytes", "256KiB", "--retention-max-records", "1", "--retention-interval", "200ms"]
@@ -268,8 +280,9 @@ def archives(scratch):
     claim("odd files of an archive are named and left alone", not wrong, "; ".join(wrong))
 
 
-def owners(good, scratch):
-    """Root creates no files in a directory of another user, unless a setting allows it."""
+@check("Root creates no files in a directory of another user, unless a setting allows it")
+def owners(scratch):
+    good = store(scratch)
     if not ROOT_USER:
         return
     data = scratch / "foreign"
@@ -290,8 +303,9 @@ def owners(good, scratch):
     claim("root: --allow-foreign-owner serves it", serve(data, "--allow-foreign-owner")[0] == 0)
 
 
-def core_files(good, scratch):
-    """No crash writes memory to a file."""
+@check("No crash writes memory to a file")
+def core_files(scratch):
+    good = store(scratch)
     data = scratch / "cores"
     shutil.copytree(good, data)
     resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
@@ -306,8 +320,9 @@ def begun(epoch, segment, base):
     return text + f"crc {crc32c(text):08x}\n".encode()
 
 
-def numbers(good, scratch):
-    """Numbers in BEGUN that no real store reaches: reported, not used, and never a panic."""
+@check("Numbers in BEGUN that no real store reaches are reported and not used")
+def numbers(scratch):
+    good = store(scratch)
     most = 2**64 - 1
     cases = [(begun(most, 1, 0), "epoch 18446744073709551615 is above 8388607"),
              (begun(2**24, 1, 0), "epoch 16777216 is above 8388607"),
@@ -350,8 +365,8 @@ def lz4_zeros(count):
     return b"\x1f\0\x01\0" + b"\xff" * (rest // 255) + bytes([rest % 255]) + b"\x50" + bytes(5)
 
 
+@check("A frame of 3.7 MB that claims to be 900 MiB is damage, and takes no memory")
 def claims(scratch):
-    """A stored frame of 3.7 MB that claims to be 900 MiB is damage, and takes no memory."""
     data = scratch / "claims"
     arguments = ["--segment-bytes", "16MiB", "--pool-segments", "1", "--reserve-segments", "1",
                  "--max-batch-bytes", "6MiB", "--max-record-bytes", "6MiB"]
@@ -400,29 +415,3 @@ def fast_crc(data):
         return google_crc32c.value(data)
     except ImportError:
         return crc32c(data)
-
-
-def main():
-    with scratch() as name:
-        root = Path(name)
-        good = root / "good"
-        with Daemon(good, *SMALL) as daemon:
-            for _ in range(4):
-                assert daemon.walctl("append", "log", "-", "--format", "raw", input=b"y" * 400_000).returncode == 0
-            assert daemon.walctl("backup", root / "saved").returncode == 0
-            daemon.kill()
-        shutil.rmtree(good / "pool")
-        (good / "pool").mkdir(0o700)
-        umasks(root)
-        open_directory(good, root)
-        special_files(good, root / "saved", root)
-        odd_backups(good, root)
-        archives(root)
-        owners(good, root)
-        core_files(good, root)
-        numbers(good, root)
-        claims(root)
-    finish()
-
-
-main()

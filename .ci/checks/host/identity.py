@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Tests a data directory that disappears, on the built binary.
-
-usage: .ci/checks/host/identity.py
 
 The directory of a running daemon is deleted; renamed away and replaced by an empty directory; or
 replaced by another store. Each time the journal fails within seconds, the daemon ends with exit
@@ -14,7 +11,6 @@ import threading
 
 from common import *  # noqa: F403
 
-usage()
 
 SMALL = ["--segment-bytes", "1MiB", "--pool-segments", "1", "--reserve-segments", "1"]
 #: Two checks, a second apart, and time for a slow machine.
@@ -50,7 +46,7 @@ def lost(what, change, scratch):
         data.parent.mkdir()
         with Daemon(data, *SMALL) as daemon:
             acked, text = append(daemon)
-            check(f"{what}: an append before is acknowledged", acked, text)
+            expect(f"{what}: an append before is acknowledged", acked, text)
             over = threading.Event()
 
             def appends():
@@ -65,16 +61,16 @@ def lost(what, change, scratch):
             code, seconds = ended(daemon)
             over.set()
             how = "under appends" if busy else "idle"
-            check(f"{what}, {how}: the daemon ends with exit code 70", code == JOURNAL_FAILED, f"{code} after {seconds:.1f} s")
+            expect(f"{what}, {how}: the daemon ends with exit code 70", code == JOURNAL_FAILED, f"{code} after {seconds:.1f} s")
             wait_until(lambda: any(named in line for line in daemon.lines), 2)
-            check("  its log names the cause", any(named in line for line in daemon.lines), " ".join(daemon.lines[-4:]))
-            check("  it wrote nothing to the new place", names(data) == left, names(data))
+            expect("  its log names the cause", any(named in line for line in daemon.lines), " ".join(daemon.lines[-4:]))
+            expect("  it wrote nothing to the new place", names(data) == left, names(data))
             if busy:
                 load.join(timeout=10)
 
 
+@check("If a failed journal does not end the daemon, reads continue and appends are refused")
 def read_only(scratch):
-    """If a failed journal does not end the daemon, reads continue and appends are refused."""
     data = scratch / "read-only" / "data"
     data.parent.mkdir()
     with Daemon(data, *SMALL, "--on-flush-failure", "read_only") as daemon:
@@ -82,11 +78,11 @@ def read_only(scratch):
         shutil.rmtree(data)
         failed = wait_until(lambda: daemon.metric("wald_journal_failed") == 1, SECONDS)
         acked, text = append(daemon)
-        check("read only: wald_journal_failed is 1 and an append is refused", failed and not acked, text[-200:])
+        expect("read only: wald_journal_failed is 1 and an append is refused", failed and not acked, text[-200:])
 
 
+@check("A directory that is renamed and renamed back has no effect")
 def back_again(scratch):
-    """A directory that keeps its name, or is away for an instant only, has no effect."""
     data = scratch / "renamed" / "data"
     data.parent.mkdir()
     with Daemon(data, *SMALL) as daemon:
@@ -96,7 +92,7 @@ def back_again(scratch):
         time.sleep(4)
         code = daemon.process.poll()
         acked, text = append(daemon)
-        check("renamed and renamed back: the daemon continues", code is None and acked and daemon.metric("wald_journal_failed") == 0, text)
+        expect("renamed and renamed back: the daemon continues", code is None and acked and daemon.metric("wald_journal_failed") == 0, text)
 
 
 def refused(what, data):
@@ -108,35 +104,51 @@ def refused(what, data):
     except Ended as end:
         code, text = end.code, "".join(end.lines)
     clear = f"{data} has no store, and create_store is false" in text and "create_store = true" in text
-    check(f"create_store = false: {what} is refused with exit code 65", code == BAD_DATA and clear, text[-300:])
-    check("  it stays as it is", names(data) == before, names(data))
+    expect(f"create_store = false: {what} is refused with exit code 65", code == BAD_DATA and clear, text[-300:])
+    expect("  it stays as it is", names(data) == before, names(data))
 
 
-with scratch() as temporary:
-    place = Path(temporary)
+def replaced(data, copy=None):
+    data.rename(data.with_name("away"))
+    shutil.copytree(copy, data) if copy else data.mkdir()
+
+
+def delete(data):
+    # The daemon may create a file in a directory that is about to be removed.
+    while data.exists():
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def other_store(place):
+    """A store for the place of another."""
     other = place / "other"
     with Daemon(other, *SMALL) as daemon:
         append(daemon)
+    return other
 
-    def replaced(data, copy=None):
-        data.rename(data.with_name("away"))
-        shutil.copytree(copy, data) if copy else data.mkdir()
 
-    def deleted(data):
-        # The daemon may create a file in a directory that is about to be removed.
-        while data.exists():
-            shutil.rmtree(data, ignore_errors=True)
+@check("A deleted directory ends the daemon with 70, idle and under appends")
+def deleted(place):
+    lost("deleted directory", delete, place)
 
-    lost("deleted directory", deleted, place)
+
+@check("A directory that was replaced by an empty one ends the daemon with 70")
+def emptied(place):
     lost("emptied place", replaced, place)
+
+
+@check("A directory that was replaced by another store ends the daemon with 70")
+def exchanged(place):
+    other = other_store(place)
     lost("other store there", lambda data: replaced(data, other), place)
-    read_only(place)
-    back_again(place)
+
+
+@check("create_store = false refuses places without a store, leaves them unchanged, and serves a store")
+def not_created(place):
     refused("a missing directory", place / "missing")
     (place / "empty").mkdir()
     refused("an empty directory", place / "empty")
     (place / "mount" / "lost+found").mkdir(parents=True)
     refused("an empty volume", place / "mount")
-    with Daemon(other, *SMALL, "--create-store=false") as daemon:
-        check("create_store = false: a store is served", *append(daemon))
-finish()
+    with Daemon(other_store(place), *SMALL, "--create-store=false") as daemon:
+        expect("create_store = false: a store is served", *append(daemon))

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/host/openfiles.py
-
-2,000 segments with at most 16 of them open. 64 concurrent scans (of single logs, by prefix and of
+"""2,000 segments with at most 16 of them open. 64 concurrent scans (of single logs, by prefix and of
 everything) return every record once and in order, with both read strategies, and the process never
 exceeds its limits of open and mapped files.
 """
@@ -10,7 +7,6 @@ import collections
 
 from common import *
 
-usage()
 SEGMENTS = 2_000
 MOST = 16
 READERS = 4
@@ -116,16 +112,16 @@ def expected(selector, all_):
     return {selector[0][-2:].encode(): all_[selector[0][-2:].encode()]}
 
 
-with scratch() as temporary:
-    data = Path(temporary) / "data"
+@check("2,000 segments with 16 open at a time: 64 scans return every record once, within all limits")
+def bounded_files(data):
     arguments = ["--segment-bytes", "64KiB", "--sorter-enabled=false", "--max-open-segments", MOST, "--reader-threads", READERS]
     began = time.monotonic()
     with Daemon(data, *arguments, "--sync-mode", "async") as daemon:
         fill(daemon)
         daemon.stop()
     count = len(list((data / "journal").glob("*.seg")))
-    check(f"there are {SEGMENTS:,} segments", count >= SEGMENTS, f"{count}, {RECORDS} records, "
-          f"{time.monotonic() - began:.1f} s")
+    expect(f"there are {SEGMENTS:,} segments", count >= SEGMENTS, f"{count}, {RECORDS} records, "
+           f"{time.monotonic() - began:.1f} s")
     all_ = wanted()
     for strategy in ("pread", "mmap"):
         with Daemon(data, *arguments, "--read-strategy", strategy) as daemon:
@@ -137,18 +133,17 @@ with scratch() as temporary:
             watch.stop()
             wrong = [(selector, found if isinstance(found, str) else "other records")
                      for selector, found in zip(selectors, results) if found != expected(selector, all_)]
-            check(f"{strategy}: 64 scans at a time give every record once, in order", not wrong,
-                  f"{sum(sum(n for n, _ in found.values()) for found in results if isinstance(found, dict))} records, "
-                  f"{took:.1f} s{f'; {wrong[:2]}' if wrong else ''}")
+            expect(f"{strategy}: 64 scans at a time give every record once, in order", not wrong,
+                   f"{sum(sum(n for n, _ in found.values()) for found in results if isinstance(found, dict))} records, "
+                   f"{took:.1f} s{f'; {wrong[:2]}' if wrong else ''}")
             # Each reader may hold one file that was closed for others meanwhile, and one that is being opened.
             bound = idle + MOST + 2 * READERS
-            check(f"{strategy}: files open are bounded all the time", watch.samples > 50 and watch.files <= bound,
-                  f"at most {watch.files} ({watch.segments} of segments), {idle} before, {watch.samples} samples, "
-                  f"bound {bound}")
+            expect(f"{strategy}: files open are bounded all the time", watch.samples > 50 and watch.files <= bound,
+                   f"at most {watch.files} ({watch.segments} of segments), {idle} before, {watch.samples} samples, "
+                   f"bound {bound}")
             held = MOST + 2 * READERS if strategy == "mmap" else 0
-            check(f"{strategy}: so are maps of segments", watch.maps <= held and (watch.maps > 0) == (strategy == "mmap"),
-                  f"at most {watch.maps}, bound {held}")
+            expect(f"{strategy}: so are maps of segments", watch.maps <= held and (watch.maps > 0) == (strategy == "mmap"),
+                   f"at most {watch.maps}, bound {held}")
             opened = daemon.metric("wald_open_segments")
-            check(f"{strategy}: the daemon counts the same", opened <= MOST
-                  and daemon.metric("wald_segment_cache_evictions_total") > SEGMENTS, f"{opened:.0f} open")
-finish()
+            expect(f"{strategy}: the daemon counts the same", opened <= MOST
+                   and daemon.metric("wald_segment_cache_evictions_total") > SEGMENTS, f"{opened:.0f} open")

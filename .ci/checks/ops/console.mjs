@@ -1,5 +1,4 @@
-#!/usr/bin/env node
-// usage: .ci/checks/ops/console.mjs [SCREENSHOTS]
+// usage: .ci/run ops/console -- [SCREENSHOTS]
 //
 // The web console in a headless Chromium, as a person uses it: 10,000 logs and a search by prefix,
 // 1,000 appends a second seen within a second, records in all forms, gaps, a restart of the daemon,
@@ -23,7 +22,7 @@ const RELEASE = join(TARGET, "release");
 const WORK = join(TARGET, "ci", "console");
 const given = process.argv.slice(2);
 if (given.length > 1 || given[0]?.startsWith("-")) {
-  console.log("usage: .ci/checks/ops/console.mjs [SCREENSHOTS]");
+  console.log("usage: .ci/run ops/console -- [SCREENSHOTS]");
   process.exit(given[0] === "--help" || given[0] === "-h" ? 0 : 2);
 }
 const SCREENSHOTS = resolve(given[0] ?? join(WORK, "screenshots"));

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/ops/dashboards.py
-
-Tests the dashboards and alerts with a real Prometheus. It scrapes daemons under load and with
+"""Tests the dashboards and alerts with a real Prometheus. It scrapes daemons under load and with
 faults for two minutes. Then every query of every panel and alert must answer with data,
 alerts must have fired for exactly the faulty daemons, and a browser draws each dashboard
 to a picture (target/ci/pictures). Needs root, for a file system of its own.
@@ -14,7 +11,6 @@ import re
 from common import *
 from prometheus import *
 
-usage()
 SECONDS = 115
 # As Grafana computes them for a scrape each second and a step of 2 s.
 STEP, RATE_SECONDS = 2, 4
@@ -154,7 +150,7 @@ def failed(fleet):
     fleet.seen("failed", "wald_journal_failed")
     fleet.strace("failed", "inject=fdatasync:error=EIO")
     code, _, text = append(daemon, "a")
-    check("a flush that fails is no ack", code != 0 and "JOURNAL_FAILED" in text)
+    expect("a flush that fails is no ack", code != 0 and "JOURNAL_FAILED" in text)
     fleet.behind(lambda: (append(daemon, "a"), fleet.over.wait(0.5)))
 
 
@@ -195,7 +191,7 @@ def damaged(fleet):
     # The counter needs a sample from before, or there is no increase.
     fleet.seen("damaged", f'timestamp(wald_build_info{{job="hurt"}}) > {time.time()}')
     code, _, text = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": 3})
-    check("a flipped byte is data loss, never data", flipped == 1 and code != 0 and "DataLoss" in text, flipped)
+    expect("a flipped byte is data loss, never data", flipped == 1 and code != 0 and "DataLoss" in text, flipped)
     fleet.behind(lambda: (daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": 3}), fleet.over.wait(1)))
 
 
@@ -251,9 +247,9 @@ def panels_answer(prometheus, began, ended):
             if variable["type"] == "query":
                 metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
                 values = {one["metric"].get(label) for one in prometheus.get("query", query=substituted(metric))["result"]}
-                check(f"{path.name}: the variable {variable['name']} has values", values and None not in values, len(values))
-    check("every query of every panel and annotation answers with data", not empty, "\n".join(empty) or f"{asked} queries")
-    check("panels about faults show the faults", not idle, "\n".join(idle) or f"{len(FAULTS)} panels")
+                expect(f"{path.name}: the variable {variable['name']} has values", values and None not in values, len(values))
+    expect("every query of every panel and annotation answers with data", not empty, "\n".join(empty) or f"{asked} queries")
+    expect("panels about faults show the faults", not idle, "\n".join(idle) or f"{len(FAULTS)} panels")
     return boards
 
 
@@ -270,7 +266,7 @@ def alerts_fire(prometheus, began, ended):
         query = re.sub(r" (==|<|>) -?[\d.]+$", "", rule["query"]) if rule["name"] in UNSEEN else rule["query"]
         if not numbers(prometheus.range(query, began, ended, 1)):
             empty.append(f"{rule['name']}: {rule['query']}")
-    check("every alert's query has answered", not empty, "\n".join(empty) or f"{len(alerts)} alerts")
+    expect("every alert's query has answered", not empty, "\n".join(empty) or f"{len(alerts)} alerts")
     states = {"firing": {}, "pending": {}}
     well, bare, clusters = set(), set(), {}
     for one in prometheus.range("ALERTS", began, ended, 1):
@@ -283,11 +279,11 @@ def alerts_fire(prometheus, began, ended):
         elif metric["alertstate"] == "firing":
             clusters.setdefault((metric["alertname"], metric["instance"]), set()).add(metric["cluster"])
     for alert, name in FIRE.items():
-        check(f"{alert} fired for {name}", name in states["firing"].get(alert, ()), states["firing"].get(alert, "never"))
-    check("no alert fired for the daemon that is well", not well, well or "")
-    check("each alert has all labels of its target", not bare, bare or "")
+        expect(f"{alert} fired for {name}", name in states["firing"].get(alert, ()), states["firing"].get(alert, "never"))
+    expect("no alert fired for the daemon that is well", not well, well or "")
+    expect("each alert has all labels of its target", not bare, bare or "")
     alone = {alert for alert, seen in clusters.items() if alert[0] in FIRE and len(seen) < len(CLUSTERS)}
-    check("each alert fired in every cluster", not alone, alone or f"{len(clusters)} in {len(CLUSTERS)} clusters")
+    expect("each alert fired in every cluster", not alone, alone or f"{len(clusters)} in {len(CLUSTERS)} clusters")
     print(f"pending: {json.dumps({alert: sorted(names) for alert, names in states['pending'].items()})}")
 
 
@@ -322,7 +318,7 @@ def draw(boards, began, ended):
         picture = pictures / f"{name}.png"
         done = run("node", ROOT / ".ci" / "checks" / "ops" / "draw.mjs", NODE, file, picture)
         blank = json.loads(done.stdout)["blank"] if done.returncode == 0 else done.stderr.decode()[-1000:]
-        check(f"{name} is drawn, and no panel is blank", blank == [], blank or f"{picture.relative_to(TARGET.parent)}, {picture.stat().st_size} bytes")
+        expect(f"{name} is drawn, and no panel is blank", blank == [], blank or f"{picture.relative_to(TARGET.parent)}, {picture.stat().st_size} bytes")
 
 
 def small_disk(directory):
@@ -336,25 +332,26 @@ def small_disk(directory):
     return mount
 
 
-with scratch() as directory, Prometheus([], rules=True) as prometheus:
-    fleet = Fleet(directory, prometheus)
-    mount = small_disk(directory)
-    try:
-        began = time.time()
-        busy(fleet)
-        stalled(fleet)
-        gone(fleet)
-        for trouble in (slow, failed, damaged, restarted):
-            trouble(fleet)
-        full(fleet, mount)
-        # Rates and trends need time; alerts that must hold for a minute may need more.
-        while time.time() < began + SECONDS or (set(FIRE) - firing(prometheus) and time.time() < began + 2 * SECONDS):
-            time.sleep(1)
-        ended = time.time()
-        boards = panels_answer(prometheus, began, ended)
-        alerts_fire(prometheus, began, ended)
-    finally:
-        fleet.end()
-        run("umount", mount)
-    draw(boards, began, ended)
-finish()
+@check("Every query of dashboards and alerts has data, and alerts fire for exactly the faulty daemons")
+def dashboards(directory):
+    with Prometheus([], rules=True) as prometheus:
+        fleet = Fleet(directory, prometheus)
+        mount = small_disk(directory)
+        try:
+            began = time.time()
+            busy(fleet)
+            stalled(fleet)
+            gone(fleet)
+            for trouble in (slow, failed, damaged, restarted):
+                trouble(fleet)
+            full(fleet, mount)
+            # Rates and trends need time; alerts that must hold for a minute may need more.
+            while time.time() < began + SECONDS or (set(FIRE) - firing(prometheus) and time.time() < began + 2 * SECONDS):
+                time.sleep(1)
+            ended = time.time()
+            boards = panels_answer(prometheus, began, ended)
+            alerts_fire(prometheus, began, ended)
+        finally:
+            fleet.end()
+            run("umount", mount)
+        draw(boards, began, ended)

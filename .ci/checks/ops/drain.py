@@ -1,13 +1,9 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/ops/drain.py
-
-SIGTERM under load, in every sync mode: after the restart every acked append exists, and every refused one
+"""SIGTERM under load, in every sync mode: after the restart every acked append exists, and every refused one
 does not. The exit code is 0, and the next start reports a clean end and keeps the epoch.
 """
 
 from common import *
 
-usage()
 MODES = ("strict", "batch", "interval", "async", "manual")
 
 
@@ -25,24 +21,28 @@ def terminated(directory, mode, slow):
         entries = load.entries()
         said = "everything accepted is on the device" in "".join(daemon.lines)
     what = f"{mode}{', slow disk' if slow else ''}"
-    check(f"{what}: SIGTERM under load ends it with 0", code == 0 and said and "error" not in told, code)
+    expect(f"{what}: SIGTERM under load ends it with 0", code == 0 and said and "error" not in told, code)
     with Daemon(data, "--sync-mode", mode) as daemon:
-        check(f"{what}: the next start says clean and keeps the recovery epoch",
-              daemon.start["recovery"] == "clean" and daemon.start["recovery_epoch"] == epoch,
-              f"{daemon.start['recovery']}, {epoch} → {daemon.start['recovery_epoch']}, {daemon.start['recovery_ms']} ms")
+        expect(f"{what}: the next start says clean and keeps the recovery epoch",
+               daemon.start["recovery"] == "clean" and daemon.start["recovery_epoch"] == epoch,
+               f"{daemon.start['recovery']}, {epoch} → {daemon.start['recovery_epoch']}, {daemon.start['recovery_ms']} ms")
         found = {(log, number) for (log, _), number in stored(daemon).items()}
         places = stored(daemon)
     acks = [entry for entry in entries if entry.acked]
     errors = told.get("errors", {})
     lost = [entry for entry in acks if places.get((entry.log, entry.lsn)) != entry.number]
-    check(f"{what}: every acked append is there", len(acks) > 200 and not lost, f"{len(acks)} acks, {len(lost)} lost")
+    expect(f"{what}: every acked append is there", len(acks) > 200 and not lost, f"{len(acks)} acks, {len(lost)} lost")
     silent = found - {(entry.log, entry.number) for entry in acks}
-    check(f"{what}: every accepted append was acked: nothing is there without an ack", not silent,
-          f"{len(silent)} of {len(found)}; told otherwise: {errors}")
+    expect(f"{what}: every accepted append was acked: nothing is there without an ack", not silent,
+           f"{len(silent)} of {len(found)}; told otherwise: {errors}")
 
 
-with scratch() as temporary:
+@check("SIGTERM under load in every mode: acknowledged appends are there, refused ones are not, a clean end")
+def every_mode(directory):
     for mode in MODES:
-        terminated(Path(temporary), mode, False)
-    terminated(Path(temporary), "strict", True)
-finish()
+        terminated(directory, mode, False)
+
+
+@check("The same with a slow disk, where many appends wait for a flush")
+def slow_disk(directory):
+    terminated(directory, "strict", True)

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/ops/grafana.py
-
-Tests of grafana/ that need no long run of Wald. Dashboards match Grafana's own
+"""Tests of grafana/ that need no long run of Wald. Dashboards match Grafana's own
 types (@grafana/schema, checked by TypeScript), and are complete and findable. Alerts pass promtool and
 its tests: each has one that fires, one that does not, and a runbook. /metrics is clean.
 """
@@ -13,7 +10,6 @@ import urllib.request
 from common import *
 from prometheus import *
 
-usage()
 
 # Grafana's types name options by enumerations; JSON has their values.
 TYPES = """
@@ -54,46 +50,48 @@ def typed(name, text):
     return done.returncode == 0, done.stdout.decode()[-2000:]
 
 
+@check("Dashboards match Grafana's own types")
 def dashboards_are_typed():
     packages()
     for path in DASHBOARDS:
         holds, said = typed(path.stem, path.read_text())
-        check(f"{path.name} matches Grafana's types", holds, "" if holds else said)
+        expect(f"{path.name} matches Grafana's types", holds, "" if holds else said)
     text = DASHBOARDS[0].read_text()
     for what, right, wrong in MISTAKES:
         holds, said = typed("mistake", text.replace(right, wrong, 1))
-        check(f"they find {what}", not holds and "error TS" in said and right in text)
+        expect(f"they find {what}", not holds and "error TS" in said and right in text)
 
 
+@check("Dashboards are complete and findable")
 def dashboards_are_complete():
     uids = [json.loads(path.read_text())["uid"] for path in DASHBOARDS]
-    check("each dashboard has a uid of its own", len(set(uids)) == len(uids) and all(uids), uids)
+    expect("each dashboard has a uid of its own", len(set(uids)) == len(uids) and all(uids), uids)
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
         panels = [panel for panel in board["panels"] if panel["type"] != "row"]
         ids = [panel["id"] for panel in board["panels"]]
-        check(f"{path.name}: panels have ids and titles of their own", len(set(ids)) == len(ids)
-              and len({panel["title"] for panel in panels}) == len(panels), f"{len(panels)} panels")
+        expect(f"{path.name}: panels have ids and titles of their own", len(set(ids)) == len(ids)
+               and len({panel["title"] for panel in panels}) == len(panels), f"{len(panels)} panels")
         bare = [panel["title"] for panel in panels if not re.search(r"\b[Ww]hen\b", panel["description"])]
-        check(f"{path.name}: each description says what to do when it changes", not bare, bare or "")
+        expect(f"{path.name}: each description says what to do when it changes", not bare, bare or "")
         heeded = ("$cluster", "$namespace", "$job", "$instance")
         exact = [query for _, query in queries(board) if not all(name in query for name in heeded)]
-        check(f"{path.name}: each query heeds the variables", not exact, exact or "")
+        expect(f"{path.name}: each query heeds the variables", not exact, exact or "")
         named = [query for _, query in queries(board) if re.search(r"\bon ?\(|\bby \((?!cluster, namespace)[^)]*\b(job|instance)\b", query)]
-        check(f"{path.name}: no query takes two clusters for one", not named, named or "")
+        expect(f"{path.name}: no query takes two clusters for one", not named, named or "")
         fixed = [query for title, query in queries(board) if re.search(r"(rate|increase)\([^[]*\[(?!\$__rate_interval)", query)]
-        check(f"{path.name}: each rate is over $__rate_interval", not fixed, fixed or "")
+        expect(f"{path.name}: each rate is over $__rate_interval", not fixed, fixed or "")
         taken = {}
         for panel in board["panels"]:
             at = panel["gridPos"]
             for cell in [(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])]:
                 taken.setdefault(cell, []).append(panel["title"])
-        check(f"{path.name}: no panel covers another", all(len(there) == 1 for there in taken.values())
-              and max(x for x, _ in taken) < 24)
-        check(f"{path.name}: it leads to the other", any("wald" in link["tags"] for link in board["links"])
-              and "wald" in board["tags"])
+        expect(f"{path.name}: no panel covers another", all(len(there) == 1 for there in taken.values())
+               and max(x for x, _ in taken) < 24)
+        expect(f"{path.name}: it leads to the other", any("wald" in link["tags"] for link in board["links"])
+               and "wald" in board["tags"])
         named = set(re.findall(r"runbook(?:s)? (Wald\w+)", path.read_text())) | set(re.findall(r", (Wald\w+)\)", path.read_text()))
-        check(f"{path.name}: the runbooks it names are there", named <= anchors(), named - anchors() or len(named))
+        expect(f"{path.name}: the runbooks it names are there", named <= anchors(), named - anchors() or len(named))
 
 
 def anchors():
@@ -130,12 +128,13 @@ def in_two_clusters(tests):
     return "\n".join(lines) + "\n"
 
 
+@check("Each alert passes promtool: one test fires, one does not, and it has a runbook")
 def alerts_hold():
     done = run(PROMTOOL, "check", "rules", RULES)
-    check("promtool check rules", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1] if done.stdout else done.stderr.decode())
+    expect("promtool check rules", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1] if done.stdout else done.stderr.decode())
     tests = [RULES.with_name(name) for name in TESTS]
     done = run(PROMTOOL, "test", "rules", *tests)
-    check("promtool test rules", done.returncode == 0, (done.stdout + done.stderr).decode().strip()[-3000:])
+    expect("promtool test rules", done.returncode == 0, (done.stdout + done.stderr).decode().strip()[-3000:])
     with scratch() as directory:
         copies = [Path(directory) / name for name in TESTS]
         rules_here = Path(directory) / RULES.name
@@ -143,40 +142,34 @@ def alerts_hold():
             copy.write_text(in_two_clusters(test.read_text()))
         rules_here.write_text(RULES.read_text())
         done = run(PROMTOOL, "test", "rules", *copies)
-        check("promtool test rules with namespace, pod and two clusters", done.returncode == 0,
-              (done.stdout + done.stderr).decode().strip()[-3000:])
+        expect("promtool test rules with namespace, pod and two clusters", done.returncode == 0,
+               (done.stdout + done.stderr).decode().strip()[-3000:])
         rules_here.write_text(RULES.read_text().replace("ignoring (setting)", "on (job, instance)"))
         done = run(PROMTOOL, "test", "rules", copies[0])
-        check("these tests find an expression that takes two clusters for one", done.returncode != 0)
+        expect("these tests find an expression that takes two clusters for one", done.returncode != 0)
     alerts = rules()
-    check("each alert has its runbook, and no runbook is left over", {rule["name"] for rule in alerts} == anchors(),
-          {rule["name"] for rule in alerts} ^ anchors() or len(alerts))
+    expect("each alert has its runbook, and no runbook is left over", {rule["name"] for rule in alerts} == anchors(),
+           {rule["name"] for rule in alerts} ^ anchors() or len(alerts))
     for rule in alerts:
         link = f"grafana/README.md#{rule['name'].lower()}"
-        check(f"{rule['name']} has severity, summary, description and runbook", rule["labels"].get("severity") in
-              ("critical", "warning", "info") and {"summary", "description"} <= rule["annotations"].keys()
-              and rule["annotations"].get("runbook_url") == link)
+        expect(f"{rule['name']} has severity, summary, description and runbook", rule["labels"].get("severity") in
+               ("critical", "warning", "info") and {"summary", "description"} <= rule["annotations"].keys()
+               and rule["annotations"].get("runbook_url") == link)
     # promtool fails a test whose alert differs from the list: an entry without alerts is one that must not fire.
     found = re.findall(r"alertname: (\w+)\s+exp_alerts:( \[\])?", "".join(test.read_text() for test in tests))
     for rule in alerts:
         kinds = {bool(empty) for name, empty in found if name == rule["name"]}
-        check(f"{rule['name']} has a test that fires and one that does not", kinds == {True, False}, "" if kinds == {True, False} else kinds)
+        expect(f"{rule['name']} has a test that fires and one that does not", kinds == {True, False}, "" if kinds == {True, False} else kinds)
 
 
+@check("promtool accepts /metrics")
 def metrics_are_clean():
     with scratch() as directory, Daemon(Path(directory) / "data") as daemon:
         daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": "x"}})
         with urllib.request.urlopen(f"http://{daemon.http}/metrics") as page:
             text = page.read()
         done = run(PROMTOOL, "check", "metrics", input=text)
-        check("promtool check metrics has nothing to say", done.returncode == 0 and not done.stdout + done.stderr,
-              (done.stdout + done.stderr).decode() or f"{len(text.splitlines())} lines")
+        expect("promtool check metrics has nothing to say", done.returncode == 0 and not done.stdout + done.stderr,
+               (done.stdout + done.stderr).decode() or f"{len(text.splitlines())} lines")
         bounds = sorted(float(bound) for bound in re.findall(r'wald_flush_duration_seconds_bucket\{le="([\d.]+)"\}', text.decode()))
-        check("20 us is on the border of a bucket, and 10 ms exactly", bounds[0] < 20e-6 < bounds[1] and 0.01 in bounds, bounds[:3])
-
-
-dashboards_are_typed()
-dashboards_are_complete()
-alerts_hold()
-metrics_are_clean()
-finish()
+        expect("20 us is on the border of a bucket, and 10 ms exactly", bounds[0] < 20e-6 < bounds[1] and 0.01 in bounds, bounds[:3])

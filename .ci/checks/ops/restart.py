@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/ops/restart.py
-
-Measures the duration of a start, from the exec to the line that says it serves. One start follows a kill, with an
+"""Measures the duration of a start, from the exec to the line that says it serves. One start follows a kill, with an
 active segment of 64 MiB full of 128-byte records; here the best of five tries counts, since the machine may be
 busy. The others compare 10,000 sealed segments with 10, killed and shut down. Here the lower quartiles of
 starts of both stores in turn count, in one of up to three sets, by wall clock or by processor time, which a busy
@@ -14,7 +11,6 @@ import statistics
 
 from common import *
 
-usage()
 # A quiet machine takes 0.16; some machines take twice as long for everything.
 MOST_SECONDS = 0.5
 SMALL = ["--segment-bytes", "64KiB"]
@@ -49,6 +45,7 @@ def phases(daemon):
     return ", ".join(f"{name} {value(name) * 1000:.0f}" for name in names)
 
 
+@check("A start after a kill with a full segment of 64 MiB takes at most 0.5 s")
 def an_active_segment_of_64_mib(directory):
     data = directory / "active"
     active = data / "journal" / "0000000000000001.seg"
@@ -64,8 +61,8 @@ def an_active_segment_of_64_mib(directory):
             acks += done["acks"]
         rolled = daemon.metric("wald_segment_roll_duration_seconds_count")
         daemon.kill()
-    check("an active segment of 64 MiB full of records of 128 bytes", rolled == 0 and used() >= 63 << 20,
-          f"{acks} records, {used() / (1 << 20):.1f} MiB")
+    expect("an active segment of 64 MiB full of records of 128 bytes", rolled == 0 and used() >= 63 << 20,
+           f"{acks} records, {used() / (1 << 20):.1f} MiB")
     took = []
     for attempt in range(5):
         copy = directory / f"copy-{attempt}"
@@ -76,9 +73,9 @@ def an_active_segment_of_64_mib(directory):
             took.append(seconds)
             whole = daemon.start["records"] == acks and "unclean" in daemon.start["recovery"]
             print(f"     {seconds * 1000:.0f} ms ({phases(daemon)})", flush=True)
-        check("a start after the kill finds every record", whole, daemon.start["records"])
+        expect("a start after the kill finds every record", whole, daemon.start["records"])
         shutil.rmtree(copy)
-    check(f"it takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.3f} s")
+    expect(f"it takes at most {MOST_SECONDS} s", min(took) <= MOST_SECONDS, f"best {min(took):.3f} s")
 
 
 def fill(data, segments):
@@ -93,19 +90,20 @@ def fill(data, segments):
     return found
 
 
+@check("A start with thousands of sealed segments takes as long as one with ten")
 def history_costs_nothing(directory):
     few, many = directory / "few", directory / "many"
     began = time.monotonic()
     counts = fill(few, 10), fill(many, SEGMENTS)
-    check(f"one store with 10 sealed segments and one with {SEGMENTS:,}", 10 <= counts[0] < 60 and counts[1] >= SEGMENTS,
-          f"{counts}, made in {time.monotonic() - began:.0f} s")
+    expect(f"one store with 10 sealed segments and one with {SEGMENTS:,}", 10 <= counts[0] < 60 and counts[1] >= SEGMENTS,
+           f"{counts}, made in {time.monotonic() - began:.0f} s")
     most = counts[1] * SECONDS_A_SEGMENT
     check_starts(few, many, UNSORTED, f"not sorted: a segment costs at most {SECONDS_A_SEGMENT * 1e6:.0f} us",
                  lambda ratio, more: more <= most or ratio <= SLOWER_UNSORTED)
     with Daemon(many, *SMALL) as daemon:
         # With fewer unsorted bytes the sorter still waits.
-        check("they are sorted", wait_until(lambda: daemon.metric("wald_unsorted_bytes") <= 64 << 20),
-              f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / 65536:.0f} segments left")
+        expect("they are sorted", wait_until(lambda: daemon.metric("wald_unsorted_bytes") <= 64 << 20),
+               f"{daemon.metric('wald_sorted_runs'):.0f} runs, {daemon.metric('wald_unsorted_bytes') / 65536:.0f} segments left")
         daemon.stop()
     check_starts(few, many, SMALL, f"{SEGMENTS // 10} times the segments cost at most 20 % more, or {MORE_SECONDS * 1000:.0f} ms",
                  lambda ratio, more: ratio <= SLOWER or more <= MORE_SECONDS)
@@ -120,7 +118,7 @@ def check_starts(few, many, settings, what, holds):
             for measured, (ratio, more) in compared(few, many, how, settings).items():
                 told.append(f"{measured} {ratio:.2f}, {more * 1000:.1f} ms")
                 held |= holds(ratio, more)
-        check(f"{how}, {what}", held, "; ".join(told))
+        expect(f"{how}, {what}", held, "; ".join(told))
 
 
 def compared(few, many, how, settings):
@@ -146,9 +144,3 @@ def compared(few, many, how, settings):
         first, second = (statistics.quantiles(measured[data])[0] for data in (few, many))
         result[what] = second / first, second - first
     return result
-
-
-with scratch() as temporary:
-    an_active_segment_of_64_mib(Path(temporary))
-    history_costs_nothing(Path(temporary))
-finish()

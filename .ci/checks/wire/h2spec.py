@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/wire/h2spec.py
-
-Runs every case of h2spec, strict ones included, against a daemon. A failing case must be
+"""Runs every case of h2spec, strict ones included, against a daemon. A failing case must be
 listed here with its reason, and a listed one must fail.
 """
 
@@ -9,7 +6,6 @@ import xml.etree.ElementTree
 
 from common import *
 
-usage()
 KNOWN = {
     "Sends invalid connection preface":
         "its text begins like HTTP/1.1, and is answered in HTTP/1.1 with what speaks here, then closed",
@@ -19,22 +15,24 @@ KNOWN = {
 # stream have no effect, and h2spec waits for one.
 MAY_FAIL = {"Sends multiple WINDOW_UPDATE frames increasing the flow control window to above 2^31-1 on a stream"}
 
-with scratch() as temporary, Daemon(Path(temporary) / "data") as daemon:
-    host, _, port = daemon.ready().grpc.rpartition(":")
-    report = Path(temporary) / "report.xml"
-    command = [TARGET / "ci/bin/h2spec", "--strict", "-h", host, "-p", port, "-P", "/grpc.health.v1.Health/Check", "-j", report]
-    subprocess.run([str(part) for part in command], stdout=subprocess.DEVNULL, timeout=300)
-    cases = list(xml.etree.ElementTree.parse(report).getroot().iter("testcase"))
-    failed = {}
-    for case in cases:
-        for fault in case:
-            failed[case.get("classname")] = f"{case.get('package')}: {' '.join((fault.text or fault.tag).split())}"[:300]
-    for name, why in failed.items():
-        if name not in KNOWN and name not in MAY_FAIL:
-            check(f"h2spec: {name}", False, why)
-    for name, reason in KNOWN.items():
-        check(f"h2spec: {name}: fails as it must: {reason}", name in failed, failed.get(name))
-    check("h2spec: all other cases pass", len(cases) >= 146 and set(failed) <= set(KNOWN) | MAY_FAIL,
-          f"{len(cases) - len(failed)} of {len(cases)}")
-    check("h2spec: the daemon stops with 0", daemon.stop() == 0)
-finish()
+
+@check("Every case of h2spec passes, or is listed with its reason")
+def h2spec(temporary):
+    with Daemon(temporary / "data") as daemon:
+        host, _, port = daemon.ready().grpc.rpartition(":")
+        report = Path(temporary) / "report.xml"
+        command = [TARGET / "ci/bin/h2spec", "--strict", "-h", host, "-p", port, "-P", "/grpc.health.v1.Health/Check", "-j", report]
+        subprocess.run([str(part) for part in command], stdout=subprocess.DEVNULL, timeout=300)
+        cases = list(xml.etree.ElementTree.parse(report).getroot().iter("testcase"))
+        failed = {}
+        for case in cases:
+            for fault in case:
+                failed[case.get("classname")] = f"{case.get('package')}: {' '.join((fault.text or fault.tag).split())}"[:300]
+        for name, why in failed.items():
+            if name not in KNOWN and name not in MAY_FAIL:
+                expect(f"h2spec: {name}", False, why)
+        for name, reason in KNOWN.items():
+            expect(f"h2spec: {name}: fails as it must: {reason}", name in failed, failed.get(name))
+        expect("h2spec: all other cases pass", len(cases) >= 146 and set(failed) <= set(KNOWN) | MAY_FAIL,
+               f"{len(cases) - len(failed)} of {len(cases)}")
+        expect("h2spec: the daemon stops with 0", daemon.stop() == 0)

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/wire/http_port.py
-
-The HTTP port with hostile and misdirected peers: hundreds of silent sockets, slow and huge heads, bodies,
+"""The HTTP port with hostile and misdirected peers: hundreds of silent sockets, slow and huge heads, bodies,
 pipelined requests, unread answers and event streams, TLS and gRPC, foreign host names, a lack of file
 descriptors, and a stop with all of them open. Probes answer within a second throughout. Raw sockets, and grpcurl.
 """
@@ -12,7 +9,6 @@ import ssl
 
 from common import *
 
-usage()
 HEAD, IDLE = 2, 3
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -97,7 +93,7 @@ def probes(daemon, seconds=None, busy=None, of=probe):
 
 def fine(what, found, limit=1.0):
     detail = "a probe failed" if found is None else f"slowest {found[0] * 1e3:.1f} ms, median {found[1] * 1e3:.1f} ms of {found[2]}"
-    check(what, found is not None and found[0] < limit, detail)
+    expect(what, found is not None and found[0] < limit, detail)
 
 
 def ended(socks, seconds):
@@ -133,30 +129,30 @@ def silent(daemon):
             socks[-1].sendall(b"GET /livez HTTP/1.1\r\nHost: ")
         if number % 20 == 0:
             found += [probe(daemon), probe(daemon, "/readyz")]
-    check("probes answer while 300 silent connections come", None not in found and max(found) < 1,
-          f"slowest {max((f for f in found if f), default=0) * 1e3:.1f} ms of {len(found)}")
-    check("at most 256 of them have a place", len(daemon.descriptors()) - before <= 257, f"{len(daemon.descriptors()) - before} descriptors")
+    expect("probes answer while 300 silent connections come", None not in found and max(found) < 1,
+           f"slowest {max((f for f in found if f), default=0) * 1e3:.1f} ms of {len(found)}")
+    expect("at most 256 of them have a place", len(daemon.descriptors()) - before <= 257, f"{len(daemon.descriptors()) - before} descriptors")
     fine("probes answer while they are there", probes(daemon, 1))
     took = ended(socks, HEAD + 3)
-    check("they end by time", took is not None, f"{took} s after the last one came" if took is None else f"{took:.1f} s")
+    expect("they end by time", took is not None, f"{took} s after the last one came" if took is None else f"{took:.1f} s")
     close(socks)
 
 
+@check("Idle connections do not take the descriptors of the store")
 def descriptors(directory):
-    """attacks/a2: idle connections must not take the store's descriptors."""
     with Daemon(directory, "--segment-bytes", "4MiB", under=["prlimit", "--nofile=1024:1024"]) as daemon:
         socks = []
         for _ in range(1100):
             socks.append(connect(daemon.http))
         codes = [daemon.walctl("append", "big", "--format", "raw", input=b"x" * 900_000).returncode for _ in range(24)]
-        check("appends continue next to 1,100 connections to the HTTP port", codes == [0] * 24, f"{len(daemon.descriptors())} descriptors of 1,024")
-        check("and probes", (took := probe(daemon, "/readyz")) is not None and took < 1, took)
-        check("a stop is clean", daemon.stop() == 0)
+        expect("appends continue next to 1,100 connections to the HTTP port", codes == [0] * 24, f"{len(daemon.descriptors())} descriptors of 1,024")
+        expect("and probes", (took := probe(daemon, "/readyz")) is not None and took < 1, took)
+        expect("a stop is clean", daemon.stop() == 0)
         close(socks)
 
 
+@check("Without descriptors the daemon logs one line per second and recovers")
 def lack(directory):
-    """No descriptor is left: the daemon logs one line per second, and recovers afterwards."""
     with Daemon(directory) as daemon:
         daemon.ready()
         limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
@@ -166,11 +162,11 @@ def lack(directory):
         socks = [connect(daemon.http) for _ in range(40)]
         time.sleep(3)
         lines = [line for line in daemon.lines[before:] if "accepting connections failed" in line and '"port":"http"' in line]
-        check("without descriptors there is at most a line a second", 1 <= len(lines) <= 4,
-              f"{len(lines)} lines in 3 s")
+        expect("without descriptors there is at most a line a second", 1 <= len(lines) <= 4,
+               f"{len(lines)} lines in 3 s")
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
         took = probe(daemon)
-        check("it recovers when there are some", took is not None, took)
+        expect("it recovers when there are some", took is not None, took)
         close(socks)
 
 
@@ -187,7 +183,7 @@ def heads(daemon):
             except OSError:
                 open_.discard(sock)
         time.sleep(0.1)
-    check("a head that trickles in ends by time", not open_ and time.monotonic() - began >= HEAD - 0.1, f"{time.monotonic() - began:.1f} s")
+    expect("a head that trickles in ends by time", not open_ and time.monotonic() - began >= HEAD - 0.1, f"{time.monotonic() - began:.1f} s")
     close(trickle)
     for what, request, status in [
         ("a head of 3 MB", b"GET /livez HTTP/1.1\r\nHost: a\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 1000) for n in range(3000)) + b"\r\n", 431),
@@ -197,12 +193,12 @@ def heads(daemon):
         ("a binary greeting", bytes(range(1, 20)) + b"\r\n\r\n", 400),
     ]:
         got = said(daemon, request)[0]
-        check(f"{what} is answered {status}", got == status, got)
+        expect(f"{what} is answered {status}", got == status, got)
     idle = connect(daemon.http)
     idle.sendall(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
     idle.recv(1000)
     took = ended([idle], IDLE + 3)
-    check("an idle connection ends by time", took is not None and took > IDLE - 0.5, took if took is None else f"{took:.1f} s")
+    expect("an idle connection ends by time", took is not None and took > IDLE - 0.5, took if took is None else f"{took:.1f} s")
 
 
 def methods(daemon):
@@ -212,7 +208,7 @@ def methods(daemon):
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"]:
         for path in ["/livez", "/metrics", "/console/"]:
             status, text = line(f"{method} {path} HTTP/1.1", "Host: localhost\r\n")
-            if not check(f"{method} {path} is answered 405 with Allow", status == 405 and "allow: get,head" in text.lower(), status if status != 405 else ""):
+            if not expect(f"{method} {path} is answered 405 with Allow", status == 405 and "allow: get,head" in text.lower(), status if status != 405 else ""):
                 print(text)
     for what, status, answer in [
         ("CONNECT", 405, line("CONNECT a:1 HTTP/1.1")),
@@ -228,15 +224,15 @@ def methods(daemon):
         ("a body of 1 GB", 413, line("POST /livez HTTP/1.1", "Host: a\r\nContent-Length: 1000000000\r\n")),
         ("100 Continue", 405, line("POST /livez HTTP/1.1", "Host: a\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n")),
     ]:
-        check(f"{what} is answered {status}", answer[0] == status and "100 Continue" not in answer[1][:30], answer[0] if answer[0] != status else "")
-    check("an unknown path names the port of gRPC", f"port {daemon.grpc.split(':')[1]}" in line("GET /x HTTP/1.1")[1])
+        expect(f"{what} is answered {status}", answer[0] == status and "100 Continue" not in answer[1][:30], answer[0] if answer[0] != status else "")
+    expect("an unknown path names the port of gRPC", f"port {daemon.grpc.split(':')[1]}" in line("GET /x HTTP/1.1")[1])
 
     with connect(daemon.http) as sock:
         answers = []
         for _ in range(3):
             sock.sendall(b"GET /livez HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
             answers.append(sock.recv(1000))
-        check("HTTP/1.0 keeps the connection if asked", all(a.startswith(b"HTTP/1.0 200") and b"connection: keep-alive" in a.lower() for a in answers))
+        expect("HTTP/1.0 keeps the connection if asked", all(a.startswith(b"HTTP/1.0 200") and b"connection: keep-alive" in a.lower() for a in answers))
     with connect(daemon.http) as sock:
         # A body without end: answered, and never read.
         sock.sendall(b"POST /livez HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -248,20 +244,20 @@ def methods(daemon):
         except OSError:
             pass
         took = time.monotonic() - began
-        check("a body without end ends by time and size", took < 5 and sent < 64 << 20, f"{took:.1f} s, {sent >> 10} KiB")
+        expect("a body without end ends by time and size", took < 5 and sent < 64 << 20, f"{took:.1f} s, {sent >> 10} KiB")
 
 
 def hosts(daemon, named):
     for host, status in [("127.0.0.1:1", 200), ("10.1.2.3:6926", 200), ("[::1]:6926", 200), ("localhost:6926", 200), ("wald:6926", 200),
                          ("evil.example", 403), ("127.0.0.1.evil.example:6926", 403), ("wald.example", 403)]:
         got = get(daemon, "/metrics", host)[0]
-        check(f"/metrics under the name {host} is answered {status}", got == status, got)
+        expect(f"/metrics under the name {host} is answered {status}", got == status, got)
     status, text = get(daemon, "/metrics", "evil.example")
-    check("and says which setting to change", "console_hosts" in text)
-    check("nor by a target under such a name", said(daemon, b"GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")[0] == 403)
+    expect("and says which setting to change", "console_hosts" in text)
+    expect("nor by a target under such a name", said(daemon, b"GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")[0] == 403)
     for host, status in [("wald.example:6926", 200), ("pod-0.wald.svc:6926", 200), ("evil.example", 403)]:
-        check(f"with console_hosts, {host} is answered {status}", get(named, "/metrics", host)[0] == status)
-    check("probes need no name", get(daemon, "/livez", "evil.example")[0] == get(daemon, "/readyz", "evil.example")[0] == 200)
+        expect(f"with console_hosts, {host} is answered {status}", get(named, "/metrics", host)[0] == status)
+    expect("probes need no name", get(daemon, "/livez", "evil.example")[0] == get(daemon, "/readyz", "evil.example")[0] == 200)
 
 
 def pipelined(daemon):
@@ -281,7 +277,7 @@ def pipelined(daemon):
     found = probes(daemon, busy=busy)
     grpc = probes(daemon, 1, of=probe_grpc)
     counts = sorted(count for count, _ in done.values())
-    check("all pipelined requests are answered", counts == [1000, 20_000, 20_000, 20_000], counts)
+    expect("all pipelined requests are answered", counts == [1000, 20_000, 20_000, 20_000], counts)
     fine(f"/livez answers meanwhile (alone: {alone[0] * 1e3:.1f} ms)", found)
     fine("gRPC connections are accepted afterwards", grpc)
     busy = [background(lambda: ask("/metrics", 300)) for _ in range(20)]
@@ -301,15 +297,15 @@ def streams(daemon):
         socks[-1].sendall(request)
         socks[-1].recv(100)
     status, text = get(daemon, "/console/api/live", "localhost")
-    check("the 33rd event stream is answered 503 with a sentence", status == 503 and "too many pages are open" in text, status)
+    expect("the 33rd event stream is answered 503 with a sentence", status == 503 and "too many pages are open" in text, status)
     fine("probes answer beside 32 streams", probes(daemon, 1))
-    check("and the console", get(daemon, "/console/api/logs", "localhost")[0] == 200)
+    expect("and the console", get(daemon, "/console/api/logs", "localhost")[0] == 200)
     idle = [connect(daemon.http) for _ in range(300)]
     fine("also beside 300 silent connections", probes(daemon, 1))
     data = socks[0].recv(1 << 16)
-    check("streams go on", len(data) > 0)
+    expect("streams go on", len(data) > 0)
     close(socks + idle)
-    check("a closed stream gives its place back", wait_until(lambda: live(daemon) == 200, 10))
+    expect("a closed stream gives its place back", wait_until(lambda: live(daemon) == 200, 10))
 
 
 def live(daemon):
@@ -357,17 +353,17 @@ def foreign(daemon):
     port = daemon.grpc.split(":")[1]
     done = daemon.grpcurl("-d", '{"log":"a","record":{"text":"x"}}', daemon.http, "wald.v1.WalService/Append", timeout=30)
     text = (done.stdout + done.stderr).decode()
-    check("grpcurl on the HTTP port is given the port of gRPC", done.returncode != 0 and f"gRPC is on port {port}" in text, text.strip()[-150:])
+    expect("grpcurl on the HTTP port is given the port of gRPC", done.returncode != 0 and f"gRPC is on port {port}" in text, text.strip()[-150:])
     done = run(WALCTL, "append", "a", "--format", "raw", input=b"x", env=clean_environment(WALD_ENDPOINT=f"http://{daemon.http}"), timeout=60)
     text = (done.stdout + done.stderr).decode()
-    check("so is walctl", done.returncode != 0 and f"gRPC is on port {port}" in text, text.strip()[-150:])
+    expect("so is walctl", done.returncode != 0 and f"gRPC is on port {port}" in text, text.strip()[-150:])
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         context.wrap_socket(connect(daemon.http))
-        check("TLS is refused", False)
+        expect("TLS is refused", False)
     except ssl.SSLError as error:
-        check("TLS is refused at once", True, error.reason)
+        expect("TLS is refused at once", True, error.reason)
     client = ssl.MemoryBIO(), ssl.MemoryBIO()
     shake = context.wrap_bio(*client)
     try:
@@ -375,10 +371,10 @@ def foreign(daemon):
     except ssl.SSLWantReadError:
         pass
     status, text = said(daemon, client[1].read())
-    check("a TLS handshake is answered 400 with the port of gRPC", status == 400 and f"gRPC is on port {port}" in text, text.splitlines()[-1])
+    expect("a TLS handshake is answered 400 with the port of gRPC", status == 400 and f"gRPC is on port {port}" in text, text.splitlines()[-1])
     done = run(grpcurl(), "-insecure", "-max-time", "5", daemon.http, "list", timeout=30)
     text = (done.stdout + done.stderr).decode()
-    check("grpcurl over TLS reports that the port has no TLS", "first record does not look like a TLS handshake" in text, text.strip()[-120:])
+    expect("grpcurl over TLS reports that the port has no TLS", "first record does not look like a TLS handshake" in text, text.strip()[-120:])
 
     # A flood of each: no line in the log, no connection left.
     before = len(daemon.lines)
@@ -393,14 +389,14 @@ def foreign(daemon):
         socks.append(sock)
     fine("probes answer during a flood of wrong protocols", probes(daemon, 1))
     took = ended(socks, 12)
-    check("all of them end", took is not None, took if took is None else f"{took:.1f} s")
+    expect("all of them end", took is not None, took if took is None else f"{took:.1f} s")
     close(socks)
     lines = len(daemon.lines) - before
-    check("they write at most a line a second", lines <= 20, f"{lines} lines")
+    expect("they write at most a line a second", lines <= 20, f"{lines} lines")
 
 
+@check("No connection to the HTTP port delays a stop")
 def stop(directory):
-    """No connection to the HTTP port delays a stop."""
     with Daemon(directory) as daemon:
         daemon.walctl("append", "much", "--format", "lines", input=(b"y" * 1000 + b"\n") * 900)
         socks = [connect(daemon.http, receive=4096) for _ in range(12)]
@@ -418,11 +414,12 @@ def stop(directory):
         began = time.monotonic()
         code = daemon.stop()
         took = time.monotonic() - began
-        check("a stop takes less than 2 s with such connections open", code == 0 and took < 2, f"exit {code}, {took:.2f} s")
+        expect("a stop takes less than 2 s with such connections open", code == 0 and took < 2, f"exit {code}, {took:.2f} s")
         close(socks)
 
 
-with scratch() as directory:
+@check("Silent sockets, slow heads, pipelines, unread answers, foreign protocols: probes answer within a second")
+def hostile(directory):
     # With the defaults: slow heads of acceptance row 12, and answers that no client reads.
     with Daemon(f"{directory}/defaults") as defaults, \
             Daemon(f"{directory}/data", "--http-head-timeout", f"{HEAD}s", "--http-idle-timeout", f"{IDLE}s") as daemon, \
@@ -444,14 +441,10 @@ with scratch() as directory:
         streams(daemon)
         foreign(daemon)
         grown = (daemon.anonymous() - rss) >> 20
-        check("memory rises by less than 64 MiB", grown < 64, f"{grown} MiB")
-        check("the daemons live", all(one.process.poll() is None for one in (defaults, daemon, named)))
+        expect("memory rises by less than 64 MiB", grown < 64, f"{grown} MiB")
+        expect("the daemons live", all(one.process.poll() is None for one in (defaults, daemon, named)))
         for thread in waiting:
             thread.join()
-        check("slow heads end within 15 s by default", took["heads"][0] is not None, f"{took['heads'][1]:.1f} s")
-        check("an answer that no client reads ends", 25 < gone.get("answers", 0) < 45, f"{gone.get('answers', 0):.0f} s")
-        check("an event stream that no client reads ends", "stream" in gone, f"{gone.get('stream', 0):.0f} s")
-    descriptors(f"{directory}/descriptors")
-    lack(f"{directory}/lack")
-    stop(f"{directory}/stop")
-finish()
+        expect("slow heads end within 15 s by default", took["heads"][0] is not None, f"{took['heads'][1]:.1f} s")
+        expect("an answer that no client reads ends", 25 < gone.get("answers", 0) < 45, f"{gone.get('answers', 0):.0f} s")
+        expect("an event stream that no client reads ends", "stream" in gone, f"{gone.get('stream', 0):.0f} s")

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""usage: .ci/checks/wire/wire.py
-
-Well-behaved clients are held back and never cut off; hostile or idle clients stop and
+"""Well-behaved clients are held back and never cut off; hostile or idle clients stop and
 fill nothing. Real clients (grpc-go, grpc-java, grpc-js, the client for Go) and raw HTTP/2 by the programs in
 .ci/checks/wire: small messages, cancelled calls, deadlines, slow links, stuck peers at a stop, silent connections,
 announced lengths, endless messages, crowds, unread answers, and floods of every kind of frame.
@@ -15,9 +12,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from common import *
+from clients import *
 
-usage()
 PROGRAM = ROOT / ".ci" / "checks" / "wire" / "go"
 WIRE = SCRATCH / "wire"
 MIB = 1 << 20
@@ -29,9 +25,8 @@ CLIENTS = {"grpc-go": [WIRE]}
 
 
 def built():
-    """Generates the stubs of the client for Go, and builds the programs."""
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["go", "run", "./internal/generate"], cwd=ROOT / "client" / "go", check=True)
+    """Builds the programs of the clients."""
+    go_stubs()
     subprocess.run(["go", "build", "-o", WIRE, "."], cwd=PROGRAM, check=True)
     script = ROOT / ".ci/checks/wire/js"
     subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=script, check=True)
@@ -81,35 +76,35 @@ class Held:
         self.process.communicate()
 
 
+@check("Small messages, which arrive as many small frames, end no session")
 def sessions(directory):
-    """Small messages, which arrive as many small frames."""
     for size in (1, 20):
         with Daemon(directory / f"session-{size}") as daemon:
             (told,) = wire("sessions", "-bytes", size, daemon.grpc)
-            check(f"a session of grpc-go with 100,000 records of {size} B is acked whole",
-                  told.get("acked") == 100_000 and not told.get("failures"), told)
+            expect(f"a session of grpc-go with 100,000 records of {size} B is acked whole",
+                   told.get("acked") == 100_000 and not told.get("failures"), told)
     with Daemon(directory / "session-slow") as daemon:
         strace = Strace(daemon, "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=20000")
         for own in ([], ["-client"]):
             (told,) = wire("sessions", "-sessions", 8, "-messages", 10_000, "-bytes", 128, *own, daemon.grpc)
             what = "the client for Go" if own else "grpc-go"
-            check(f"8 sessions of {what} with 128 B and flushes of 20 ms are acked whole",
-                  told.get("acked") == 80_000 and not told.get("failures"), told)
+            expect(f"8 sessions of {what} with 128 B and flushes of 20 ms are acked whole",
+                   told.get("acked") == 80_000 and not told.get("failures"), told)
         messages = sized(100_000, 20_000)
         for client in CLIENTS:
             (told,) = wire("sessions", "-messages", messages, daemon.grpc, client=client)
-            check(f"a session of {client} with {messages} records of 1 B and flushes of 20 ms is acked whole",
-                  told.get("acked") == messages and not told.get("failures"), told)
+            expect(f"a session of {client} with {messages} records of 1 B and flushes of 20 ms is acked whole",
+                   told.get("acked") == messages and not told.get("failures"), told)
         strace.stop()
 
 
+@check("Calls that end early do not disturb a follower and a session on their connection")
 def neighbours(directory):
-    """Calls that end early, next to a follower and a session on the same connection."""
     for client, command in CLIENTS.items():
         with Daemon(directory / f"cancels-{client}") as daemon:
             (told,) = wire("cancels", "-calls", 4000, "-group", 200, daemon.grpc, client=client)
             fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
-            check(f"{client}: 4,000 calls cancelled by 200 at once leave the follower and the session alone", fine, told)
+            expect(f"{client}: 4,000 calls cancelled by 200 at once leave the follower and the session alone", fine, told)
         with Daemon(directory / f"deadlines-{client}") as daemon:
             process = subprocess.Popen([*map(str, command), "deadlines", daemon.grpc], stdout=subprocess.PIPE, text=True)
             wait_until(lambda: daemon.metric("wald_appended_records_total") > 1000, 10)
@@ -118,11 +113,11 @@ def neighbours(directory):
             daemon.process.send_signal(signal.SIGCONT)
             told = json.loads(process.communicate(timeout=60)[0])
             fine = not told.get("session") and not told.get("follower") and told.get("acks_after", 0) > 0
-            check(f"{client}: 64 callers with deadlines of 300 ms in a pause of 1.5 s leave them alone", fine, told)
+            expect(f"{client}: 64 callers with deadlines of 300 ms in a pause of 1.5 s leave them alone", fine, told)
 
 
+@check("A slow link is served")
 def slow(directory):
-    """A link where bytes move slowly."""
     with Daemon(directory / "slow", "--keepalive-interval", "1s", "--keepalive-timeout", "5s",
                 "--stream-progress-timeout", "8s") as daemon:
         # Each on its own connection.
@@ -130,11 +125,11 @@ def slow(directory):
             one, many = pool.map(lambda scans: wire("slow", "-seconds", "15s", "-scans", scans, daemon.grpc)[0], (1, 20))
         for told, what in (one, "a scan at 50 kB/s lives on, though its pings are answered late"), \
                           (many, "20 scans that share 50 kB/s live on, though most wait for their turn"):
-            check(what, told.get("ended") in ("", None, "time") and told.get("bytes", 0) > 300_000, told)
+            expect(what, told.get("ended") in ("", None, "time") and told.get("bytes", 0) > 300_000, told)
 
 
+@check("A stop next to one stuck peer of each kind")
 def stops(directory):
-    """A stop with one stuck peer of each kind."""
     (kinds,) = wire("stuck", "-list")
 
     def stopped(kind):
@@ -145,11 +140,11 @@ def stops(directory):
 
     with ThreadPoolExecutor(6) as pool:
         for kind, ready, code, took in pool.map(stopped, kinds):
-            check(f"a stop with `{kind}` takes less than 4 s", ready and code == 0 and took < 4, f"{took:.1f} s")
+            expect(f"a stop with `{kind}` takes less than 4 s", ready and code == 0 and took < 4, f"{took:.1f} s")
 
 
+@check("Connections and messages that stop midway fill nothing")
 def standing(directory):
-    """Connections and messages that stop midway, and the calls that succeed next to them."""
     short = ["--handshake-timeout", "1s", "--max-connections", "20"]
     for kind in ("silent", "half-preface", "preface"):
         with Daemon(directory / f"idle-{kind}", *short) as daemon:
@@ -158,15 +153,15 @@ def standing(directory):
                 done = daemon.walctl("--timeout", "5s", "health")
                 took = time.monotonic() - began
                 told = json.loads(peers.process.stdout.readline() or "{}")
-            check(f"20 connections of `{kind}` keep nobody out of 20 places", done.returncode == 0 and took < 3,
-                  f"{took:.1f} s")
-            check(f"connections of `{kind}` are closed", told.get("closed") == 20 and told.get("last_s", 99) < 5, told)
+            expect(f"20 connections of `{kind}` keep nobody out of 20 places", done.returncode == 0 and took < 3,
+                   f"{took:.1f} s")
+            expect(f"connections of `{kind}` are closed", told.get("closed") == 20 and told.get("last_s", 99) < 5, told)
     with Daemon(directory / "announced") as daemon:
         with Held("idle", "-count", 14, "-announce", 4_000_000, "-seconds", "20s", "announce", daemon.grpc):
             appends = [daemon.walctl("--timeout", "3s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
             held = daemon.metric('wald_admitted_bytes{part="appends"}')
         # A call that waits for its message is charged 10 KiB and its header.
-        check("14 announced messages of 4 MB hold no more than their calls", appends == [0] * 10 and held < 200_000, f"{held:.0f} bytes")
+        expect("14 announced messages of 4 MB hold no more than their calls", appends == [0] * 10 and held < 200_000, f"{held:.0f} bytes")
     for path in ("/wald.v1.WalService/Read", "/wald.v1.WalService/GetTail", "/wald.v1.LogService/ListLogs",
                  "/grpc.health.v1.Health/Check"):
         with Daemon(directory / ("bodies" + path.replace("/", "-"))) as daemon:
@@ -174,22 +169,22 @@ def standing(directory):
             told = wire("idle", "-count", 200, "-announce", 8_000_000, "-bytes", 4_000_000, "-seconds", "3s",
                         "-path", path, "bodies", daemon.grpc)
             grown = daemon.anonymous() - before
-            check(f"200 messages of {path} that never end take less than 64 MiB", grown < FLAT,
-                  f"{grown / MIB:.0f} MiB; {told[-1]}")
+            expect(f"200 messages of {path} that never end take less than 64 MiB", grown < FLAT,
+                   f"{grown / MIB:.0f} MiB; {told[-1]}")
 
 
+@check("Many connections that each hold little of a shared resource")
 def crowds(directory):
-    """Many connections that each hold little of a shared resource."""
     with Daemon(directory / "halves") as daemon:
         with Held("idle", "-count", 900, "-seconds", "12s", "halves", daemon.grpc) as peers:
             done = [daemon.walctl("--timeout", "4s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
-        check("900 messages without their last byte keep no append out", peers.ready and done == [0] * 10, done)
+        expect("900 messages without their last byte keep no append out", peers.ready and done == [0] * 10, done)
     with Daemon(directory / "others") as daemon:
         daemon.walctl("append", "a", "-", input=b"x\n", check=True)
         path = "/wald.v1.WalService/GetTail"
         with Held("idle", "-count", 400, "-seconds", "12s", "-path", path, "halves", daemon.grpc) as peers:
             done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(10)]
-        check("nor do 400 of another call keep a health check out", peers.ready and done == [0] * 10, done)
+        expect("nor do 400 of another call keep a health check out", peers.ready and done == [0] * 10, done)
     with Daemon(directory / "calls", "--max-calls", "100") as daemon:
         session = ["-path", "/wald.v1.WalService/AppendSession", "half-open", daemon.grpc]
         with Held("idle", "-count", 2, "-seconds", "12s", *session) as peers:
@@ -198,10 +193,10 @@ def crowds(directory):
             refused = 'wald_rejected_total{operation="write",reason="BUSY"}'
             wait_until(lambda: daemon.metric(refused) > 400, 10)
             calls = daemon.metric(refused)
-        check("beyond max_calls calls are refused, and other clients are served", peers.ready and done == 0 and calls > 400, calls)
+        expect("beyond max_calls calls are refused, and other clients are served", peers.ready and done == 0 and calls > 400, calls)
         with Held("idle", "-count", 64, "-seconds", "12s", *session) as peers:
             done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(5)]
-        check("without a free call a health check is still answered", peers.ready and done == [0] * 5, done)
+        expect("without a free call a health check is still answered", peers.ready and done == [0] * 5, done)
     append, tail = "/wald.v1.WalService/Append", "/wald.v1.WalService/GetTail"
     for kind, count, path in ("heads", 20, append), ("half-open", 100, append), ("half-open", 100, tail), ("reflections", 20, ""):
         with Daemon(directory / f"{kind}{len(path)}") as daemon:
@@ -212,18 +207,18 @@ def crowds(directory):
                     grown = max(grown, daemon.anonymous() - before)
                     time.sleep(0.02)
                 done = daemon.walctl("--timeout", "5s", "append", "a", "-", input=b"x\n")
-            check(f"{count} connections with 256 `{kind}` {path} each take less than 64 MiB",
-                  peers.ready and grown < FLAT and done.returncode == 0, f"{grown / MIB:.0f} MiB")
+            expect(f"{count} connections with 256 `{kind}` {path} each take less than 64 MiB",
+                   peers.ready and grown < FLAT and done.returncode == 0, f"{grown / MIB:.0f} MiB")
             rest = wait_until(lambda: not any(daemon.metric(f'wald_admitted_bytes{{part="{part}"}}')
                                               for part in ("appends", "requests", "answers", "queued")), 15)
-            check("and then nothing stays charged", rest)
+            expect("and then nothing stays charged", rest)
     with Daemon(directory / "slow-scans") as daemon:
         daemon.walctl("append", "big", "-", input=(b"x" * 1_000_000 + b"\n") * 12, check=True)
         daemon.walctl("append", "small", "-", input=b"x\n", check=True)
         with Held("idle", "-count", 100, "-seconds", "20s", "slow-scans", daemon.grpc) as peers:
             wait_until(lambda: daemon.metric('wald_admitted_bytes{part="answers"}') > 40 * MIB, 10)
             codes = [daemon.call("wald.v1.WalService/Read", {"log": "small"})[0] for _ in range(50)]
-        check("100 scans at 80 KB/s make no read BUSY", peers.ready and codes == [0] * 50, codes)
+        expect("100 scans at 80 KB/s make no read BUSY", peers.ready and codes == [0] * 50, codes)
 
 
 class Watch:
@@ -282,8 +277,8 @@ def flooded(directory, kind):
         return holds, saw, calm, f"p99 {alone:.0f} us alone, {during:.0f} us beside it; {failures[:1]}"
 
 
+@check("Floods of every kind of frame next to a well-behaved client")
 def floods(directory):
-    """Frames at full speed, next to a well-behaved client with its own connection."""
     (all_kinds,) = wire("flood", "-list")
     kinds = sized(all_kinds, [kind for kind in all_kinds if kind in TELLING])
     for kind in kinds:
@@ -292,12 +287,8 @@ def floods(directory):
             holds, saw, calm, times = flooded(directory / f"flood-{kind}-{attempt}", kind)
             if not holds or calm:
                 break
-        check(f"flood `{kind}`: the daemon serves, is flat and writes little", holds, saw)
-        check(f"flood `{kind}`: a bystander is served as before", calm, times)
+        expect(f"flood `{kind}`: the daemon serves, is flat and writes little", holds, saw)
+        expect(f"flood `{kind}`: a bystander is served as before", calm, times)
 
 
 built()
-with scratch() as temporary:
-    for scenario in (sessions, neighbours, slow, stops, standing, crowds, floods):
-        scenario(Path(temporary))
-finish()

@@ -3,7 +3,7 @@
 //! The C library of most Linux systems keeps memory that was freed below memory still in use: after a
 //! start, or a checkpoint of a million logs, about a tenth of the resident memory (measured: 40 to 70
 //! of 500 to 580 MiB). Other C libraries return it automatically, or have no call for it. Each thread
-//! also has its own arena with its own free memory: after 20 minutes of `.ci/bench/soak.py` 20 of 130 MiB
+//! also has its own arena with its own free memory: after 20 minutes of `.ci/run bench/soak` 20 of 130 MiB
 //! were in use.
 
 /// Freed bytes from which a pass over all memory is worthwhile. The pass takes a few milliseconds.

@@ -3,7 +3,7 @@
 //! `tests/golden/<version>/<name>.tar.gz` is a data directory that this version wrote, and `<name>.json` its
 //! content. They are never changed, only added to:
 //! `WALD_GOLDEN=<version> cargo test -p wald-storage --test golden -- --ignored` adds the directories of
-//! [`write`]. The reader in `storage/reader` reads them too, in `.ci/checks/disk/reader.py`.
+//! [`write`]. The reader in `storage/reader` reads them too, in `.ci/run disk/reader`.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,0 +1,38 @@
+"""Tests of the engine at larger sizes, or with features outside the default build."""
+
+from cargo import *
+
+
+def engine(feature, name, **environment):
+    """Tests of an engine with a feature. Deliberate mistakes are built in and not enabled, so that durability/known_bad
+    takes the same build. With --workspace most libraries have the same features as for the tests."""
+    counted("cargo", "test", "--workspace", "--lib", "--features", f"wald-storage/known-bad,wald-storage/{feature}",
+            "--", "--nocapture", name, cwd=ROOT, env={**environment, **os.environ})
+
+
+@check("Compressed journals: Zstandard next to LZ4")
+def compression():
+    engine("zstd", "compression")
+
+
+@check("Schedules of the committing threads: no ack before its flush, no caller left waiting")
+def schedules():
+    engine("shuttle", "interleavings", WALD_SCHEDULES=sized("3000", "1000"))
+
+
+@check("Every byte of a segment and of every message of the contract flipped, files cut at every offset")
+def damage():
+    # The damage of other files at full size, `WALD_DAMAGE=all ... damaged_files`, takes some minutes more.
+    tested("proto", "wald_proto", "--nocapture", "every_flipped", WALD_DAMAGE="all")
+    tested("storage", "wald_storage", "--nocapture", "tests::damage::", "every_flipped", WALD_DAMAGE="all")
+
+
+@check("Simulated power cuts, all faults combined, and months of logs that come and go")
+def power():
+    tested("storage", "wald_storage", "--nocapture", "power_cut", "tests::combined::", "tests::month::",
+           WALD_CUTS=sized("10000", "4000"), WALD_COMBINED=sized("1000", "300"), WALD_MONTH=sized("40", "12"))
+
+
+@check("Memory of the sorter stays within its bound")
+def sorting_memory():
+    tested("storage", "sorting_memory", WALD_HISTORY="1", WALD_LOGS=sized("200000", "100000"))

@@ -1,0 +1,13 @@
+"""Installs the tools of the other checks, and builds a Kubernetes API."""
+
+from common import *
+
+
+@check("Tools of the distribution and of the registries at fixed versions; existing ones stay")
+def tools():
+    counted(ROOT / ".ci/lib/tools", cwd=ROOT)
+
+
+@check("A Kubernetes API and kwok from Go modules, for deploy/install")
+def cluster():
+    counted(ROOT / ".ci/lib/cluster/build", cwd=ROOT)

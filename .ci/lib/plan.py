@@ -1,0 +1,119 @@
+"""The order of a whole run: which checks run next to each other, and which run alone.
+
+The runner starts each `Step` as one process: a file, or some checks of a file. Kinds:
+
+- build: compiles things that later steps need. Starts first, with a full part of the processor time.
+- compute: only computes. One at a time, all through the run, with the processor time that others leave.
+- wait: mostly waits, and judges no time that a busy machine changes. Several run next to each other.
+- alone: judges times, or the speed of this machine. After the waiting steps, with computing steps only.
+
+Steps start in the order of the list, those that take longest first. `after` names steps that must have ended.
+Steps with one of their `locks` in common never run at the same time:
+
+- debug, release: cargo holds its lock on that directory of builds for minutes.
+- clients: docs/examples generates and installs things in the folders of the clients; others use them ("clients*") at the
+  same time.
+- ports: the default ports 6925 and 6926.
+"""
+
+from collections import namedtuple
+
+Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
+
+TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
+STATIC, CLUSTER = "setup/builds:static", "setup/tools:cluster"
+TESTS = "rust/tests"
+# Steps that most others need.
+BINARIES = (TOOLS, RELEASE, TESTS)
+
+FIRST = [
+    Step(RELEASE, "build", (), ("release",)),
+    Step(TESTS, "build", (), ("debug",)),
+    Step(TOOLS, "build"),
+    Step(CLIENTS, "build", (TOOLS,), ("clients",)),
+    Step("rust/lint:format", "wait", (TESTS,)),
+    Step("rust/lint:proto", "wait", (TOOLS,)),
+]
+COMPUTE = [
+    Step(CLUSTER, "compute", (TOOLS,)),
+    Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
+    Step("durability/engine:compression", "compute", BINARIES, ("debug",)),
+    Step("durability/known_bad", "compute", ("durability/engine:schedules", "durability/engine:compression"), ("debug",)),
+    Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
+    Step("rust/lint:clippy", "compute", BINARIES, ("debug",)),
+    Step("rust/lint:fuzz_targets", "compute", BINARIES, ("debug",)),
+    Step("durability/engine:power", "compute", BINARIES),
+    Step("durability/engine:damage", "compute", BINARIES),
+    Step("durability/engine:sorting_memory", "compute", BINARIES),
+]
+WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients*" in locks else BINARIES, locks) for name, locks in [
+    ("docs/start", ("release", "ports")),
+    ("docs/examples", ("clients", "release")),
+    ("ops/dashboards", ()),
+    ("durability/full", ()),
+    ("bench/guard", ()),
+    ("clients/conformance", ("clients*",)),
+    ("durability/history", ("clients*",)),
+    ("durability/fences", ("clients*",)),
+    ("clients/chaos", ("clients*",)),
+    ("wire/wire:sessions,neighbours,slow", ("clients*",)),
+    ("clients/ledger", ("clients*",)),
+    ("durability/syscalls", ("clients*",)),
+    ("ops/grafana", ()),
+    ("ops/console", ()),
+    ("disk/archive", ()),
+    ("disk/sorting", ()),
+    ("disk/reader", ()),
+    ("disk/verify", ()),
+    ("durability/crashes:kills", ()),
+    ("durability/crashes:power_cuts", ()),
+    ("durability/failures", ()),
+    ("docs/readme", ("ports",)),
+    ("docs/book", ()),
+    ("api/bounds", ()),
+    ("bench/bench", ()),
+    ("api/grpcurl", ()),
+    ("api/flights", ()),
+    ("api/names", ()),
+    ("durability/flushes", ()),
+    ("durability/modes:levels,unasked,killed,manual", ()),
+    ("durability/limits:file_size,read_only,second", ()),
+    ("host/host", ()),
+    ("host/identity", ()),
+    ("host/clock", ()),
+    ("durability/volumes", ()),
+    ("wire/h2spec", ()),
+    ("ops/settings", ()),
+    ("ops/drain", ()),
+    ("ops/restarts", ()),
+    ("host/openfiles", ()),
+    ("host/descriptors", ()),
+    ("api/sessions:in_flight,slow", ()),
+    ("api/followers:nothing_leaks", ()),
+    ("api/pressure:large_ones", ()),
+    ("api/people", ()),
+]]
+ALONE = [Step(name, "alone", BINARIES) for name in (
+    "wire/wire:stops,standing,crowds,floods",
+    "durability/modes:trickle",
+    "wire/http_port",
+    "api/followers:a_crowd,busy,others_unchanged",
+    "api/sessions:fast",
+    "api/pressure:greedy_beside_small",
+    "ops/restart",
+    "bench/million",
+    "bench/bounded",
+    "bench/clustered",
+    "disk/backup",
+    "durability/limits:stopped,memory,out_of_memory",
+)]
+LAST = [
+    Step("ops/traces", "wait", (*BINARIES, STATIC)),
+    Step("deploy/chart", "wait", (*BINARIES, STATIC)),
+    Step("deploy/image", "wait", (*BINARIES, STATIC)),
+    Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
+    Step("docs/testing", "wait", ()),
+]
+PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
+# Checks that only run by name, because they take long or need a quiet machine.
+BY_HAND = ["bench/benchmarks", "bench/servers", "bench/soak", "disk/fuzz"]
