@@ -119,7 +119,7 @@ impl RecoveryReport {
 }
 
 /// The last segment, after all segments are read.
-struct Tail {
+struct OldTail {
     id: SegmentId,
     /// The segment before it.
     before: Option<SegmentId>,
@@ -154,7 +154,7 @@ pub(crate) struct Recovered {
     /// The segment read last, and the one before it.
     last: Option<SegmentId>,
     before: Option<SegmentId>,
-    tail: Option<Tail>,
+    tail: Option<OldTail>,
     history: Vec<End>,
     /// Files in `journal/` without frames, to be used again.
     unused: Vec<SegmentId>,
@@ -1022,7 +1022,7 @@ impl Recovered {
         let (base, end, chain) = (used.base, walked.end, walked.chain);
         let before = used.link.as_ref().and_then(|link| link.predecessor);
         let (path, copy) = (Some(used.path.clone()), None);
-        self.tail = Some(Tail {
+        self.tail = Some(OldTail {
             id,
             before,
             path,

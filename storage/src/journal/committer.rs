@@ -9,27 +9,30 @@
 
 mod admin;
 mod append;
-mod buffer;
 mod cursors;
 mod fence;
 mod forget;
 mod frames;
+mod group;
+mod memory;
 mod producers;
 mod retention;
 mod room;
+mod tail;
 mod void;
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use xxhash_rust::xxh3::Xxh3;
+use std::time::Instant;
 
 pub(crate) use self::forget::Idle;
+use self::group::{Group, Pending};
+use self::memory::Memory;
 pub(crate) use self::retention::Expiry;
+use self::room::Entered;
+use self::tail::Tail;
 use self::void::Undo;
 use super::pool::{Pool, Use};
-use super::recent::Keeper;
 use super::segment::Segment;
 use crate::api::config::Bounds;
 use crate::api::engine::{AppendTimes, Fenced, LogTarget};
@@ -37,12 +40,11 @@ use crate::api::error::{
     AdminError, AppendError, CursorError, FenceError, FreeSpace, SyncError, TrimError,
 };
 use crate::api::record::{
-    Batch, Compression, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
+    Batch, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
 };
 use crate::api::session::Session;
 use crate::api::ticket::TicketAnswer;
-use crate::base::bounds::LIFE_BYTES;
-use crate::base::ids::{LogId, LogName, Lsn, Name, Position, SegmentId, Timestamp};
+use crate::base::ids::{LogId, LogName, Lsn, Name, Position, Timestamp};
 use crate::base::metrics::Phase;
 use crate::disk::{DiskFile, is_out_of_space};
 use crate::format::body::Link;
@@ -60,8 +62,6 @@ const GROUP_BYTES: usize = 4 << 20;
 const DIRECTORY_BYTES: usize = 128 << 10;
 /// Maximum number of bytes that a unit adds to a directory.
 const UNIT_DIRECTORY_BYTES: usize = frame::MAX_HEADER_BYTES - DIRECTORY_BYTES - 4096;
-/// Bytes that the page cache reads at once when a write covers only a part of them.
-const BLOCK_BYTES: usize = 4096;
 /// Maximum size of a frame that appends of one log share, in bytes.
 const COALESCED_BYTES: usize = 256 << 10;
 
@@ -155,18 +155,6 @@ pub(crate) struct Submission {
     pub(crate) session: Option<Session>,
 }
 
-/// A frame that still accepts records of its log.
-struct OpenFrame {
-    start: usize,
-    header_len: usize,
-    log: Arc<Log>,
-    first_lsn: Lsn,
-    count: u32,
-    /// Requests in the frame.
-    requests: u64,
-    compression: Compression,
-}
-
 /// Fields of a frame that do not follow from its log and its place.
 #[derive(Clone, Copy)]
 struct About {
@@ -197,21 +185,6 @@ impl About {
 /// The log id of frames that concern no log.
 const NO_LOG: LogId = LogId::new(0);
 
-/// An answer to give when the group is written.
-struct Pending {
-    level: Durability,
-    /// `None`: the end of the group.
-    need: Option<Position>,
-    reply: Reply,
-    cost: u64,
-    requests: u32,
-    /// In memory only: answered as accepted.
-    buffered: bool,
-    /// Time that the request was queued.
-    queue: Duration,
-    session: Option<Session>,
-}
-
 /// Outcome of placing one request: the position that must be safe before the answer (`None`: the end of
 /// the group), and the answer.
 type Placed<T, E> = (Option<Position>, Result<T, E>);
@@ -227,50 +200,12 @@ pub(crate) struct Committer {
     pool: Arc<Pool>,
     seals: Arc<dyn SealSink>,
     settings: Settings,
-    /// Logs with records in memory only, and the bytes of these records.
-    buffered: Vec<Arc<Log>>,
-    buffered_bytes: u64,
-    segment: Arc<Segment>,
-    file: Arc<dyn DiskFile>,
-    /// The segment before.
-    before: Option<SegmentId>,
-    /// Offset in the segment where the group begins.
-    offset: u64,
-    /// Offset up to which the segment was written in whole blocks.
-    whole: u64,
-    /// Frames of the group so far.
-    buffer: Vec<u8>,
-    keeper: Keeper,
-    open: Option<OpenFrame>,
-    chain: u32,
-    directory: DirectoryBuilder,
-    /// Directory of the group before. The first frame of this group stores it.
-    previous: DirectoryBuilder,
-    /// The link, until it is written.
-    link: Option<Link>,
-    /// Whether this is the first segment of the run.
-    first_of_run: bool,
-    /// Whether the segment was taken from the reserve for trims and deletions.
-    on_reserve: bool,
+    tail: Tail,
+    entered: Entered,
+    group: Group,
+    memory: Memory,
     /// Whether the last write found no space.
     without_space: bool,
-    undo: Undo,
-    pending: Vec<Pending>,
-    /// Logs whose deletion is in the group, and the answers to these deletions.
-    deletions: Vec<(Arc<Log>, Pending)>,
-    /// Logs of the group, whose readers are woken.
-    readers: Vec<Arc<Log>>,
-    /// Logs of the segment, for the next link.
-    touched: Vec<Arc<Log>>,
-    digest: Xxh3,
-    frames: u64,
-    records: u64,
-    group_records: u64,
-    /// Start of the turn, and duration of the group's write.
-    turn_began: Instant,
-    write_took: Duration,
-    /// Whether the group contains bytes whose flush is scheduled.
-    group_scheduled: bool,
     next_log_counter: u64,
     arrival: Timestamp,
     /// Expiry clock in this turn.
@@ -284,7 +219,7 @@ pub(crate) struct Committer {
 impl Committer {
     /// Pretends that the current segment holds this number of records already.
     pub(crate) fn pretend_records(&mut self, records: u64) {
-        self.records = records;
+        self.entered.records = records;
     }
 }
 
@@ -332,41 +267,22 @@ impl Committer {
         let turn_began = journal.clock.monotonic();
         let expiry = journal.expiry_now();
         let mut committer = Self {
+            tail: Tail::new(Arc::clone(&pool), resume.segment, resume.file),
+            group: Group::new(turn_began),
+            memory: Memory::new(Arc::clone(&journal)),
             journal,
             logs,
             pool,
             seals,
             settings,
-            buffered: Vec::new(),
-            buffered_bytes: 0,
-            segment: resume.segment,
-            file: resume.file,
-            before: resume.link.predecessor,
-            offset: LIFE_BYTES,
-            whole: LIFE_BYTES,
-            buffer: Vec::new(),
-            keeper: Keeper::default(),
-            open: None,
-            chain: 0,
-            directory: DirectoryBuilder::default(),
-            previous: DirectoryBuilder::default(),
-            link: None,
-            first_of_run: true,
-            // The size of the reserve is not known yet.
-            on_reserve: true,
+            entered: Entered {
+                before: resume.link.predecessor,
+                first_of_run: true,
+                // The size of the reserve is not known yet.
+                on_reserve: true,
+                ..Entered::default()
+            },
             without_space: false,
-            undo: Undo::default(),
-            pending: Vec::new(),
-            deletions: Vec::new(),
-            readers: Vec::new(),
-            touched: Vec::new(),
-            digest: Xxh3::new(),
-            frames: 0,
-            records: 0,
-            group_records: 0,
-            turn_began,
-            write_took: Duration::ZERO,
-            group_scheduled: false,
             next_log_counter: resume.next_log_counter,
             arrival: resume.arrival,
             expiry,
@@ -403,7 +319,7 @@ impl Committer {
     /// flush, and leaves the others to [`Journal::flush`].
     pub(crate) fn commit(&mut self, submissions: impl IntoIterator<Item = Submission>) {
         let started = self.journal.clock.monotonic();
-        self.turn_began = started;
+        self.group.turn_began = started;
         self.look_at_clock();
         for submission in submissions {
             let queued = started.saturating_duration_since(submission.submitted);
@@ -458,11 +374,11 @@ impl Committer {
         self.journal.flush();
         if self.journal.failure().is_none() && !self.closed {
             // Without a seal the next start is unclean, but nothing is lost.
-            let sealed = self.seal(None);
+            let sealed = self.seal();
             self.journal.flush();
             if sealed.is_ok() && self.journal.failure().is_none() {
-                let (_, sealed) = self.leave_segment(0);
-                self.segment.close();
+                let (_, sealed) = self.leave_segment();
+                self.tail.segment().close();
                 self.seals.take_over(sealed);
                 ended = true;
             }
@@ -570,7 +486,7 @@ impl Committer {
         match (&reply, &session) {
             (Reply::Append(_, Err(_)), Some(session)) => session.end_in_turn(),
             // A request that waits for its group shares the group's outcome.
-            (_, Some(session)) if need.is_none() => session.enter(self.position(0)),
+            (_, Some(session)) if need.is_none() => session.enter(self.tail.start()),
             _ => {}
         }
         let pending = Pending {
@@ -580,26 +496,26 @@ impl Committer {
             cost,
             requests,
             buffered: need == Some(NEVER),
-            queue: self.turn_began.saturating_duration_since(submitted),
+            queue: self.group.turn_began.saturating_duration_since(submitted),
             session,
         };
         match deleted {
-            Some(log) => self.deletions.push((log, pending)),
-            None => self.pending.push(pending),
+            Some(log) => self.group.deletions.push((log, pending)),
+            None => self.group.pending.push(pending),
         }
     }
 
     fn barrier(&mut self) -> Placed<(), SyncError> {
         let written = self.write_all_buffered();
         self.finish_open();
-        (Some(self.end()), written.map_err(Into::into))
+        (Some(self.tail.end()), written.map_err(Into::into))
     }
 
     /// Leaves the segment, so that everything before lies in finished, flushed segments. A segment that
     /// touches no log stays, unless it is the first of this run, which alone describes the run before.
     fn leave(&mut self, always: bool, purpose: Use) -> Placed<(), SyncError> {
         let left = self.write_all_buffered().and_then(|()| {
-            if !always && self.touched.is_empty() && !self.first_of_run {
+            if !always && self.entered.touched.is_empty() && !self.entered.first_of_run {
                 return Ok(());
             }
             self.finish_open();
@@ -607,7 +523,7 @@ impl Committer {
         });
         let need = match purpose {
             // The sorter frees the unused end of the segment before once this link is flushed.
-            Use::Leave => self.end(),
+            Use::Leave => self.tail.end(),
             // The roll has flushed everything.
             _ => Position::ZERO,
         };
@@ -653,14 +569,14 @@ impl Committer {
 
     /// Adds a log to the logs of the group and of the segment.
     fn touch(&mut self, log: &Arc<Log>) {
-        self.readers.push(Arc::clone(log));
-        self.group_scheduled |= self.mode(log).flushes_by_itself();
-        let segment = self.segment.life.id.into();
+        self.group.readers.push(Arc::clone(log));
+        self.group.scheduled |= self.mode(log).flushes_by_itself();
+        let segment = self.tail.segment().life.id.into();
         let mut state = log.state.write();
         if state.touched_in != segment {
             state.touched_in = segment;
             drop(state);
-            self.touched.push(Arc::clone(log));
+            self.entered.touched.push(Arc::clone(log));
         }
     }
 
@@ -671,130 +587,60 @@ impl Committer {
     /// failed. The requests of the group get their own answers.
     fn write_out(&mut self) -> Result<(), AppendError> {
         self.finish_open();
+        self.memory.check();
         let mut void = false;
-        if !self.buffer.is_empty() && self.journal.failure().is_none() {
+        if self.tail.len() > 0 && self.journal.failure().is_none() {
+            // The segments before are on the device.
+            debug_assert!(
+                self.entered.link.is_none() || self.journal.durable() >= self.journal.written()
+            );
             let started = self.journal.clock.monotonic();
-            match self.write_group() {
+            match self.tail.write() {
                 Ok(()) => self.written(started),
                 Err((written, error)) if is_out_of_space(&error) => {
                     void = true;
                     self.void(written, &error);
                 }
                 Err((_, error)) => {
-                    let action = format!("writing {}", self.segment.path());
+                    let action = format!("writing {}", self.tail.segment().path());
                     self.journal.fail(action, &error);
                 }
             }
         }
-        if !void {
-            self.buffer.clear();
+        let failure = self.journal.failure();
+        match failure.is_some() {
+            true => self.tail.clear(),
+            false => debug_assert!(void || self.tail.len() == 0 && self.group.is_empty()),
         }
-        self.answer_pending();
-        match self.journal.failure() {
+        self.group.answer(&self.journal);
+        match failure {
             Some(error) => Err(AppendError::JournalFailed(error)),
             None if void => Err(AppendError::DiskFull(FreeSpace::default())),
             None => Ok(()),
         }
     }
 
-    /// Writes the group, with zeros up to the end of its last block if it enters a new block. A partial
-    /// overwrite first reads the block from the device if the page cache has dropped it since the pool
-    /// filled it. That read takes most of the time of such a write.
-    fn write_group(&mut self) -> Result<(), (usize, io::Error)> {
-        let group = self.buffer.len();
-        let end = self.offset + group as u64;
-        let size = self.segment.life.size;
-        let whole = end.next_multiple_of(BLOCK_BYTES as u64).min(size).max(end);
-        if end > self.whole {
-            let zeros = usize::try_from(whole - end).unwrap_or_default();
-            self.buffer.resize(group + zeros, 0);
-        }
-        let done = self.file.write_most_at(&self.buffer, self.offset);
-        self.buffer.truncate(group);
-        done?;
-        self.whole = self.whole.max(whole);
-        Ok(())
-    }
-
-    /// Answers requests whose position is reached, or leaves them to the flush.
-    fn answer_pending(&mut self) {
-        let (written, durable) = (self.journal.written(), self.journal.durable());
-        let now = self.journal.clock.monotonic();
-        let failed = self.journal.failure().is_some();
-        let write = std::mem::take(&mut self.write_took);
-        let encode = now
-            .saturating_duration_since(self.turn_began)
-            .saturating_sub(write);
-        let mut handed = Vec::with_capacity(self.pending.len());
-        for pending in self.pending.drain(..) {
-            let Pending {
-                level,
-                need,
-                reply,
-                cost,
-                requests,
-                buffered,
-                queue,
-                session: _,
-            } = pending;
-            // A refusal may refer to a frame that became smaller when it was finished.
-            let need = match buffered {
-                true => NEVER,
-                false => need.unwrap_or(written).min(written),
-            };
-            reply.tell_order();
-            let waiter = Waiter {
-                need,
-                reply,
-                cost,
-                requests,
-                since: now,
-                times: AppendTimes {
-                    queue,
-                    encode,
-                    write,
-                    flush: Duration::ZERO,
-                },
-            };
-            if failed {
-                self.journal.answer_failed(waiter);
-            } else if need <= durable {
-                self.journal.answer(waiter, Durability::Durable);
-            } else if buffered {
-                self.journal.answer(waiter, Durability::Accepted);
-            } else if level < Durability::Durable {
-                self.journal.answer(waiter, Durability::Written);
-            } else {
-                handed.push(waiter);
-            }
-        }
-        self.journal.await_flush(handed);
-    }
-
+    /// Publishes the group, which was written since `started`.
     fn written(&mut self, started: Instant) {
         let journal = &self.journal;
         let took = journal.clock.monotonic().duration_since(started);
-        self.write_took = took;
-        let requests = self.pending.iter().map(|one| u64::from(one.requests)).sum();
+        let group = &mut self.group;
+        group.write_took = took;
+        let requests = group.pending.iter().map(|one| u64::from(one.requests));
         journal.observer.phase(Phase::Write, took, 1);
-        journal
-            .observer
-            .group(requests, self.group_records, self.buffer.len() as u64);
-        self.group_records = 0;
-        self.digest.update(&self.buffer);
-        let group = self.keeper.take(&mut self.buffer, BLOCK_BYTES);
-        let bytes = group.len() as u64;
-        let start = self.segment.base.advance(self.offset);
-        self.offset += bytes;
-        std::mem::swap(&mut self.previous, &mut self.directory);
+        let start = self.tail.start();
+        let written = self.tail.advance();
+        let bytes = written.len() as u64;
+        let records = std::mem::take(&mut group.records);
+        journal.observer.group(requests.sum(), records, bytes);
         // Before the publication: readers that wake must find it.
-        journal.recent.push(start, group);
-        let readers = std::mem::take(&mut self.readers);
-        journal.publish_written(start, bytes, readers, self.group_scheduled);
-        self.group_scheduled = false;
+        journal.recent.push(start, written);
+        let readers = std::mem::take(&mut group.readers);
+        let scheduled = std::mem::take(&mut group.scheduled);
+        journal.publish_written(start, bytes, readers, scheduled);
+        group.undo = Undo::default();
         self.needs_marker = true;
-        self.link = None;
-        self.undo = Undo::default();
+        self.entered.link = None;
         if std::mem::take(&mut self.without_space) {
             tracing::info!("the journal can be written again");
         }

@@ -34,14 +34,14 @@ const SMALL_BYTES: usize = 16 << 10;
 const SHARED_BYTES: usize = 4 * SMALL_BYTES;
 
 /// Approximate memory of a group in addition to its bytes.
-const GROUP_OVERHEAD: usize = size_of::<Group>() + 32;
+const GROUP_OVERHEAD: usize = size_of::<RecentGroup>() + 32;
 
-struct Group {
+struct RecentGroup {
     start: Position,
     bytes: Bytes,
 }
 
-impl Group {
+impl RecentGroup {
     fn cost(&self) -> usize {
         self.bytes.len() + GROUP_OVERHEAD
     }
@@ -53,14 +53,14 @@ pub(crate) struct Recent(RwLock<Groups>);
 
 #[derive(Default)]
 struct Groups {
-    queue: VecDeque<Group>,
+    queue: VecDeque<RecentGroup>,
     cost: usize,
 }
 
 impl Recent {
     /// Adds the group that begins at `start`, which is beyond all groups before.
     pub(super) fn push(&self, start: Position, bytes: Bytes) {
-        let group = Group { start, bytes };
+        let group = RecentGroup { start, bytes };
         let mut groups = self.0.write();
         debug_assert!(groups.queue.back().is_none_or(|last| last.start < start));
         groups.cost += group.cost();

@@ -99,7 +99,7 @@ pub(crate) struct Waiter {
 }
 
 /// A written and not yet flushed group: its end, and the logs whose readers must wake.
-type Group = (Position, Vec<Arc<Log>>);
+type UnflushedGroup = (Position, Vec<Arc<Log>>);
 
 /// Unflushed groups that are kept apart. Further groups share one entry, which lists each log about
 /// once: its size follows the number of logs, and not the number of groups in a segment.
@@ -119,7 +119,7 @@ struct Written {
 #[derive(Default)]
 pub(super) struct Waiting {
     pub(super) waiters: Vec<Waiter>,
-    groups: VecDeque<Group>,
+    groups: VecDeque<UnflushedGroup>,
     /// Logs of the last shared entry without duplicates, when these were removed last.
     distinct: usize,
     /// The newest flush covers all bytes below this position.
@@ -130,7 +130,13 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn written(&mut self, group: Group, bytes: u64, scheduled: bool, at: Instant) {
+    pub(super) fn written(
+        &mut self,
+        group: UnflushedGroup,
+        bytes: u64,
+        scheduled: bool,
+        at: Instant,
+    ) {
         match self.times.back_mut() {
             // If no flush happens for long, old groups are counted together.
             Some(last) if last.scheduled == scheduled && self.groups.len() > MOST_GROUPS => {
@@ -221,7 +227,7 @@ impl Waiting {
         });
     }
 
-    pub(super) fn take_below(&mut self, durable: Position) -> (Vec<Waiter>, Vec<Group>) {
+    pub(super) fn take_below(&mut self, durable: Position) -> (Vec<Waiter>, Vec<UnflushedGroup>) {
         let mut ready = Vec::with_capacity(self.waiters.len());
         let mut rest = Vec::new();
         for waiter in self.waiters.drain(..) {
@@ -239,7 +245,7 @@ impl Waiting {
         (ready, groups)
     }
 
-    pub(super) fn take_all(&mut self) -> (Vec<Waiter>, VecDeque<Group>) {
+    pub(super) fn take_all(&mut self) -> (Vec<Waiter>, VecDeque<UnflushedGroup>) {
         (
             std::mem::take(&mut self.waiters),
             std::mem::take(&mut self.groups),

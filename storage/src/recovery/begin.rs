@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::history::add_end;
-use super::{Begun, Recovered, RecoveryReport, Tail};
+use super::{Begun, OldTail, Recovered, RecoveryReport};
 use crate::api::config::StorageConfig;
 use crate::api::error::OpenError;
 use crate::base::bounds::largest_unit;
@@ -515,7 +515,7 @@ fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexing: &IndexQueue) {
 }
 
 /// Gives the unused end of the old tail back to the file system. Returns the new size.
-fn give_back(disk: &dyn Disk, tail: &Tail, path: &str) -> std::io::Result<u64> {
+fn give_back(disk: &dyn Disk, tail: &OldTail, path: &str) -> std::io::Result<u64> {
     let file = disk.open(path)?;
     let (used, size) = (
         tail.end.since(tail.base).next_multiple_of(4096),

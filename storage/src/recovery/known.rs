@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::files::Used;
 use super::history::bound_ends;
-use super::{Recovered, Tail};
+use super::{OldTail, Recovered};
 use crate::api::error::OpenError;
 use crate::base::ids::{LogId, Lsn, Position, SegmentId};
 use crate::base::metrics::NoObserver;
@@ -125,7 +125,7 @@ impl Recovered {
         for entry in summary.segments {
             self.next_id = self.next_id.max(entry.life.id.next());
             if entry.life.id == summary.last {
-                self.tail = Some(Tail {
+                self.tail = Some(OldTail {
                     id: entry.life.id,
                     before: summary.before,
                     path: (!self.runs.hold(entry.life.id))

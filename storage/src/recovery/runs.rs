@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::files::{base_of, read_head};
 use super::history::add_end;
 use super::witness::any_index;
-use super::{Recovered, Tail, Trust};
+use super::{OldTail, Recovered, Trust};
 use crate::api::error::OpenError;
 use crate::base::bounds;
 use crate::base::bounds::LIFE_BYTES;
@@ -354,7 +354,7 @@ impl Recovered {
         self.before = head.before_last;
         self.next_base = head.limit;
         self.clean = false;
-        self.tail = Some(Tail {
+        self.tail = Some(OldTail {
             id: head.last,
             before: head.before_last,
             path: None,

@@ -57,8 +57,8 @@ impl Committer {
             return (Some(Position::ZERO), Err(error));
         };
         let directory = DirectoryBuilder::entry_len(None);
-        let frame = HEADER_BYTES + MAX_CONFIG_LEN;
-        if let Err(error) = self.secure(frame, directory, Use::Reserve) {
+        let size = HEADER_BYTES + MAX_CONFIG_LEN;
+        if let Err(error) = self.secure(size, directory, Use::Reserve) {
             return refused(error);
         }
         self.finish_open();
@@ -67,17 +67,17 @@ impl Committer {
             (state.next, change.apply(&state.config))
         };
         let bounded = config.retention.is_some();
-        let header = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
+        let frame = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
             crate::format::body::put_config(out, &config);
         });
-        let start = self.position(0);
+        let start = self.tail.start();
         {
             let mut state = log.state.write();
-            self.undo.note(start, &log, &state);
+            self.group.undo.note(start, &log, &state);
             state.config = config.shared();
             state.update_time = self.arrival;
             state.ages_at = 0;
-            state.last_end = header.end();
+            state.last_end = frame.end;
         }
         self.touch(&log);
         if bounded {
@@ -99,12 +99,12 @@ impl Committer {
         let directory = DirectoryBuilder::entry_len(None);
         // The segment of the deletions must record them before it is left. This runs before the log is
         // looked up: a group that finds no space also takes back the logs that it created.
-        if !self.has_room(HEADER_BYTES, directory) || self.deletions.len() >= MOST_DELETIONS {
+        if !self.has_room(HEADER_BYTES, directory) || self.group.deletions.len() >= MOST_DELETIONS {
             self.end_deletions();
         }
         let mut found = self.logs.by_name(name);
         let is_found = |(log, _): &(Arc<Log>, _)| found.as_ref().is_some_and(|f| f.id == log.id);
-        if self.deletions.iter().any(is_found) {
+        if self.group.deletions.iter().any(is_found) {
             self.end_deletions();
             found = self.logs.by_name(name);
         }
@@ -130,18 +130,18 @@ impl Committer {
         self.finish_open();
         // Records in memory only never get a place.
         let next = log.state.read().journaled_next();
-        let header = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
-        let start = self.position(0);
-        self.undo.note(start, &log, &log.state.read());
+        let frame = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
+        let start = self.tail.start();
+        self.group.undo.note(start, &log, &log.state.read());
         self.discard_buffered(&log);
         self.touch(&log);
-        Ok((log, header.end()))
+        Ok((log, frame.end))
     }
 
     /// Completes the pending deletions. Flushes at once, so that a name becomes free exactly when its
     /// log is gone for readers too.
     pub(super) fn end_deletions(&mut self) {
-        if self.deletions.is_empty() {
+        if self.group.deletions.is_empty() {
             return;
         }
         let refused = self
@@ -152,7 +152,7 @@ impl Committer {
             self.journal.flush();
         }
         let gone = refused.is_none() && self.journal.failure().is_none();
-        for (log, mut pending) in std::mem::take(&mut self.deletions) {
+        for (log, mut pending) in std::mem::take(&mut self.group.deletions) {
             if let Some(error) = &refused {
                 pending.need = Some(Position::ZERO);
                 pending.reply.refuse(error.clone());
@@ -171,7 +171,7 @@ impl Committer {
                 self.logs.remove_name(&log);
                 crate::api::watch::Watched::watch(&*log).wake();
             }
-            self.pending.push(pending);
+            self.group.pending.push(pending);
         }
     }
 
@@ -221,15 +221,15 @@ impl Committer {
         if before <= first {
             return (Some(last_end), Ok(first));
         }
-        let header = self.push_frame(About::act(Kind::Trim, before), log.id, None, |_| {});
-        let start = self.position(0);
+        let frame = self.push_frame(About::act(Kind::Trim, before), log.id, None, |_| {});
+        let start = self.tail.start();
         {
             let mut state = log.state.write();
-            self.undo.note(start, &log, &state);
-            state.add_trim(header.end(), before, TrimBy::Somebody);
+            self.group.undo.note(start, &log, &state);
+            state.add_trim(frame.end, before, TrimBy::Somebody);
         }
         self.touch(&log);
-        self.journal.trimming(header.end(), Arc::clone(&log));
+        self.journal.trimming(frame.end, Arc::clone(&log));
         (None, Ok(before))
     }
 
@@ -246,13 +246,13 @@ impl Committer {
             flags,
             ..About::act(Kind::Created, Lsn::ZERO)
         };
-        let header = self.push_frame(about, id, Some(name.as_str()), |out| {
+        let frame = self.push_frame(about, id, Some(name.as_str()), |out| {
             Created::put(out, name.as_str(), &config, time);
         });
         let bounded = config.retention.is_some();
-        let log = Arc::new(Log::new(id, name.clone(), config, time, header.end()));
-        log.state.write().created_in = self.segment.life.id.into();
-        self.undo.note_created(&log);
+        let log = Arc::new(Log::new(id, name.clone(), config, time, frame.end));
+        log.state.write().created_in = self.tail.segment().life.id.into();
+        self.group.undo.note_created(&log);
         self.touch(&log);
         self.logs.insert(Arc::clone(&log));
         // Noted after the change: a pass that begins before the change is not the last one.

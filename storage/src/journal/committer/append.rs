@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
+use super::group::OpenFrame;
 use super::producers::Recognised;
-use super::{About, COALESCED_BYTES, Committer, OpenFrame, Placed, UNIT_DIRECTORY_BYTES, refused};
-use crate::api::codec;
+use super::tail::Started;
+use super::{About, Committer, Placed, UNIT_DIRECTORY_BYTES, refused};
 use crate::api::engine::{LogAppended, OneOrMore};
 use crate::api::error::AppendError;
 use crate::api::record::{Batch, Compression, LogConfig, LogRecords};
@@ -142,37 +143,30 @@ impl Committer {
         log: &Arc<Log>,
     ) -> (LogAppended, Position) {
         let size = stored_bytes(records);
-        let joins = self.open.as_ref().is_some_and(|open| {
-            // The body may shrink when the frame is finished. Then only the header has room for
-            // positions.
-            let room = open.compression == Compression::None
-                || open.requests + requests <= HEADER_BYTES as u64;
-            let fits = self.buffer.len() - open.start + size <= COALESCED_BYTES;
-            open.log.id == log.id && room && fits
-        });
         let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
-        if joins && let Some(mut open) = self.open.take() {
+        let end = self.tail.len();
+        let joined = |open: &mut OpenFrame| open.accepts(log, size, requests, end);
+        if let Some(mut open) = self.group.open.take_if(joined) {
             // A later request has its own position inside the frame, and survives with the frame.
             let position = match open.compression {
-                Compression::None => self.end(),
-                _ => self.position(open.start).advance(open.requests),
+                Compression::None => self.tail.end(),
+                _ => self.tail.position(open.frame.at).advance(open.requests),
             };
             let before = (open.first_lsn, open.count);
-            let append = self.put_records(log, &records.records, open.start, Some(before));
+            let append = self.put_records(log, &records.records, open.frame, Some(before));
             open.count += count;
             open.requests += requests;
-            self.open = Some(open);
+            self.group.open = Some(open);
             return (append, position);
         }
         self.finish_open();
-        let position = self.end();
-        let (start, header_len) = self.begin_frame();
-        let append = self.put_records(log, &records.records, start, None);
+        let position = self.tail.end();
+        let frame = self.begin_frame(None);
+        let append = self.put_records(log, &records.records, frame, None);
         let (log, first_lsn) = (Arc::clone(log), append.first_lsn);
         let compression = log.state.read().compression();
-        self.open = Some(OpenFrame {
-            start,
-            header_len,
+        self.group.open = Some(OpenFrame {
+            frame,
             log,
             first_lsn,
             count,
@@ -182,54 +176,40 @@ impl Committer {
         (append, position)
     }
 
-    /// Writes records into the frame begun at `start`, which already holds `before`. Moves the log's
+    /// Adds records to an unfinished frame, which already holds `before`. Moves the log's
     /// tail, time and place under one lock, so that no reader sees one without the others.
     pub(super) fn put_records(
         &mut self,
         log: &Arc<Log>,
         records: &Records,
-        start: usize,
+        frame: Started,
         before: Option<(Lsn, u32)>,
     ) -> LogAppended {
-        let position = self.position(start);
-        let start_of_group = self.position(0);
+        let position = self.tail.position(frame.at);
+        let start_of_group = self.tail.start();
         let mut state = log.state.write();
-        self.undo.note(start_of_group, log, &state);
+        self.group.undo.note(start_of_group, log, &state);
         let first_lsn = state.next;
-        let mut first_time = None;
-        if !records.have_times() && self.arrival >= state.last_time {
-            records.put(&mut self.buffer);
-            state.last_time = self.arrival;
-        } else {
-            for record in records.iter() {
-                // Stored times never go back within a log.
-                let time = record
-                    .timestamp
-                    .unwrap_or(self.arrival)
-                    .max(state.last_time);
-                let own = (time != self.arrival).then_some(time);
-                codec::put_record(&mut self.buffer, &record, own);
-                state.last_time = time;
-                first_time.get_or_insert(time);
-            }
-        }
+        let arrival = self.arrival;
+        let first_time = self
+            .tail
+            .put_records(records, arrival, &mut state.last_time);
         let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
-        let frame_len = (self.buffer.len() - start).next_multiple_of(8);
         let (frame_first, frame_count) = before.unwrap_or((first_lsn, 0));
         let place = Place {
             position,
             first_lsn: frame_first,
             count: frame_count + count,
-            frame_len: u32::try_from(frame_len).unwrap_or(u32::MAX),
+            frame_len: self.frame_len(frame),
         };
         state.set_newest(place, before.is_some());
-        self.group_records += u64::from(count);
+        self.group.records += u64::from(count);
         LogAppended {
             log_id: log.id,
             first_lsn,
             next_lsn: state.next,
-            timestamp: first_time.unwrap_or(self.arrival),
-            arrival: self.arrival,
+            timestamp: first_time.unwrap_or(arrival),
+            arrival,
             deduplicated: false,
         }
     }
@@ -243,7 +223,7 @@ impl Committer {
         digests: &[u128],
     ) -> (OneOrMore<LogAppended>, OneOrMore<Arc<Log>>, Position) {
         self.finish_open();
-        let position = self.end();
+        let position = self.tail.end();
         let mut appends = OneOrMore::with_capacity(targets.len());
         let mut logs = OneOrMore::with_capacity(targets.len());
         let last = targets.len() + batch.cursors.len() - 1;
@@ -256,8 +236,8 @@ impl Committer {
             };
             let producer = records.producer.as_ref();
             let producer = producer.zip(digests.get(index).copied().map(Digest::Keyed));
-            let (start, header_len) = self.begin_frame_of(producer);
-            let append = self.put_records(&log, &records.records, start, None);
+            let frame = self.begin_frame(producer);
+            let append = self.put_records(&log, &records.records, frame, None);
             if let Some((producer, digest)) = producer {
                 self.remember(&log, producer, digest, &append, position);
             }
@@ -269,7 +249,7 @@ impl Committer {
                 count,
                 arrival: None,
             };
-            self.end_batch(start, header_len, about, &log);
+            self.end_batch(frame, about, &log);
             appends.push(append);
             logs.push(log);
         }

@@ -116,19 +116,19 @@ impl Committer {
             name: cursor.clone(),
             deleted: lsn.is_none(),
         };
-        let header = self.push_frame(about, log.id, None, |out| body.put(out));
-        let start = self.position(0);
+        let frame = self.push_frame(about, log.id, None, |out| body.put(out));
+        let start = self.tail.start();
         let mark = lsn.map(|lsn| Mark {
             lsn,
             time: self.arrival,
         });
         {
             let mut state = log.state.write();
-            self.undo.note(start, &log, &state);
-            state.last_end = header.end();
+            self.group.undo.note(start, &log, &state);
+            state.last_end = frame.end;
             let durable = self.journal.durable();
             let extras = state.extras.get_or_insert_default();
-            let was_there = extras.move_cursor(header.end(), cursor, mark, durable);
+            let was_there = extras.move_cursor(frame.end, cursor, mark, durable);
             match (was_there, mark) {
                 (false, Some(_)) => self.logs.add(Load::cursor(cursor)),
                 (true, None) => self.logs.take(Load::cursor(cursor)),

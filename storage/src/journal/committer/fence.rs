@@ -134,12 +134,12 @@ impl Committer {
     fn push_fence(&mut self, log: &Arc<Log>, epoch: u64) -> Fenced {
         // The header, and so the directory of the next group, has the complete fence.
         let about = About::act(Kind::Fence, Lsn::new(epoch));
-        let header = self.push_frame(about, log.id, None, |_| {});
-        let start = self.position(0);
+        let frame = self.push_frame(about, log.id, None, |_| {});
+        let start = self.tail.start();
         let tail_lsn = {
             let mut state = log.state.write();
-            self.undo.note(start, log, &state);
-            state.add_fence(header.end(), epoch, self.journal.durable());
+            self.group.undo.note(start, log, &state);
+            state.add_fence(frame.end, epoch, self.journal.durable());
             state.next
         };
         self.touch(log);

@@ -115,8 +115,8 @@ impl Committer {
     ) -> Result<(), AppendError> {
         let ids = producers.iter().map(|(id, _)| Forgotten::bytes_of(id));
         let body = ids.sum::<usize>() + Forgotten::REST_BYTES;
-        let frame = HEADER_BYTES + body.next_multiple_of(8);
-        self.secure(frame, DirectoryBuilder::entry_len(None), purpose)?;
+        let size = HEADER_BYTES + body.next_multiple_of(8);
+        self.secure(size, DirectoryBuilder::entry_len(None), purpose)?;
         self.finish_open();
         let (next, first_epoch) = {
             let state = log.state.read();
@@ -136,17 +136,17 @@ impl Committer {
             first_epoch,
         };
         let about = About::act(Kind::Forgotten, next);
-        let header = self.push_frame(about, log.id, None, |out| forgotten.put(out));
-        let start = self.position(0);
+        let frame = self.push_frame(about, log.id, None, |out| forgotten.put(out));
+        let start = self.tail.start();
         let before = {
             let mut state = log.state.write();
-            self.undo.note(start, log, &state);
-            state.last_end = header.end();
+            self.group.undo.note(start, log, &state);
+            state.last_end = frame.end;
             let extras = state.extras.get_or_insert_default();
-            let producers = extras.change_producers(header.position);
+            let producers = extras.change_producers(frame.start);
             self.logs.take(Load::gone(producers.gone()));
             let there = producers.len();
-            let before = producers.forget(&forgotten, header.position);
+            let before = producers.forget(&forgotten, frame.start);
             self.logs.add(Load::gone(producers.gone()));
             self.logs.change_producers(there, producers.len());
             before
@@ -154,7 +154,7 @@ impl Committer {
         before
             .ids()
             .for_each(|id| self.logs.take(Load::producer(id)));
-        self.undo.note_forgotten(log, before);
+        self.group.undo.note_forgotten(log, before);
         self.touch(log);
         Ok(())
     }

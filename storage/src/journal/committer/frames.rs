@@ -1,120 +1,82 @@
-//! Frames in the group that is being encoded.
+//! Frames of the group at hand.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::{About, Committer, OpenFrame};
+use super::group::OpenFrame;
+use super::tail::Started;
+use super::{About, Committer};
 use crate::api::record::Producer;
 use crate::base::ids::{LogId, Position};
-use crate::format::compress;
 use crate::format::digest::Digest;
-use crate::format::frame;
-use crate::format::frame::{HEADER_BYTES, Head, Header, Kind};
+use crate::format::frame::{Head, Kind};
 use crate::logs::Log;
 
 impl Committer {
-    /// Position of an offset in the buffer.
-    pub(super) fn position(&self, at: usize) -> Position {
-        self.segment.base.advance(self.offset + at as u64)
-    }
-
-    /// Position after the last finished frame.
-    pub(super) fn end(&self) -> Position {
-        self.position(self.buffer.len())
-    }
-
-    pub(super) fn begin_frame(&mut self) -> (usize, usize) {
-        self.begin_frame_of(None)
-    }
-
-    /// Begins a frame that names the producer of its batch.
-    pub(super) fn begin_frame_of(
-        &mut self,
-        producer: Option<(&Producer, Digest)>,
-    ) -> (usize, usize) {
-        let mut extension = if self.buffer.is_empty() {
+    /// Begins a frame, which may name the producer of its batch.
+    pub(super) fn begin_frame(&mut self, producer: Option<(&Producer, Digest)>) -> Started {
+        if self.tail.len() == 0 {
             self.note_start();
-            self.directory.reset(self.end());
-            self.previous.extension()
-        } else {
-            Vec::new()
-        };
-        if let Some((producer, digest)) = producer {
-            frame::put_producer(&mut extension, producer, digest);
         }
-        (
-            frame::begin(&mut self.buffer, &extension),
-            HEADER_BYTES + extension.len(),
-        )
+        self.tail.begin(producer)
     }
 
-    pub(super) fn end_batch(
-        &mut self,
-        start: usize,
-        header_len: usize,
-        mut about: About,
-        log: &Arc<Log>,
-    ) {
+    pub(super) fn end_batch(&mut self, frame: Started, mut about: About, log: &Arc<Log>) {
         let how = log.state.read().compression();
-        let packed = compress::compress(&self.buffer[start + header_len..], how);
-        if let Some((codec, packed)) = packed {
+        if let Some(codec) = self.tail.pack(frame, how) {
             about.flags |= codec;
-            self.buffer.truncate(start + header_len);
-            self.buffer.extend_from_slice(&packed);
-            let frame_len = (self.buffer.len() - start).next_multiple_of(8);
-            log.state
-                .write()
-                .resize_newest(u32::try_from(frame_len).unwrap_or(u32::MAX));
+            let frame_len = self.frame_len(frame);
+            log.state.write().resize_newest(frame_len);
         }
-        self.end_frame(start, header_len, about, log.id, None);
-        self.records += u64::from(about.count);
+        self.end_frame(frame, about, log.id, None);
+        self.entered.records += u64::from(about.count);
         self.touch(log);
     }
 
-    pub(super) fn end_frame(
+    /// Bytes of an unfinished frame so far.
+    pub(super) fn frame_len(&self, frame: Started) -> u32 {
+        let frame_len = (self.tail.len() - frame.at).next_multiple_of(8);
+        u32::try_from(frame_len).unwrap_or(u32::MAX)
+    }
+
+    fn end_frame(
         &mut self,
-        start: usize,
-        header_len: usize,
+        frame: Started,
         about: About,
         log_id: LogId,
         name: Option<&str>,
-    ) -> Header {
+    ) -> Range<Position> {
         let head = Head {
             kind: about.kind,
             flags: about.flags,
             count: about.count,
-            position: self.position(start),
+            position: self.tail.position(frame.at),
             log_id,
             first_lsn: about.first_lsn,
             arrival: about.arrival.unwrap_or(self.arrival),
             durable_mark: self.journal.durable(),
-            chain: self.chain,
+            chain: 0,
         };
-        let salt = self.segment.life.salt;
-        let header = frame::finish(&mut self.buffer, start, header_len, salt, &head);
-        self.chain = header.crc;
-        self.frames += 1;
-        self.directory.push(&header, name);
-        header
+        self.tail.finish(frame, head, name)
     }
 
-    /// Writes a whole frame that holds no records.
+    /// Adds a whole frame that holds no records. Returns its position and end.
     pub(super) fn push_frame(
         &mut self,
         about: About,
         log_id: LogId,
         name: Option<&str>,
         body: impl FnOnce(&mut Vec<u8>),
-    ) -> Header {
-        let (start, header_len) = self.begin_frame();
-        body(&mut self.buffer);
-        self.end_frame(start, header_len, about, log_id, name)
+    ) -> Range<Position> {
+        let frame = self.begin_frame(None);
+        self.tail.put(body);
+        self.end_frame(frame, about, log_id, name)
     }
 
     pub(super) fn finish_open(&mut self) {
-        if let Some(open) = self.open.take() {
+        if let Some(open) = self.group.open.take() {
             let OpenFrame {
-                start,
-                header_len,
+                frame,
                 log,
                 first_lsn,
                 count,
@@ -127,7 +89,7 @@ impl Committer {
                 count,
                 arrival: None,
             };
-            self.end_batch(start, header_len, about, &log);
+            self.end_batch(frame, about, &log);
         }
     }
 }

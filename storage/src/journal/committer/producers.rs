@@ -109,7 +109,7 @@ impl Committer {
         };
         // A batch in the current group shares the group's outcome. An older batch is as safe as its own
         // group, which ends beyond the batch.
-        let in_group = position >= self.position(0);
+        let in_group = position >= self.tail.start();
         ((!in_group).then(|| position.advance(1)), Ok(placement))
     }
 
@@ -141,7 +141,7 @@ impl Committer {
             self.logs.add(Load::producer(id));
             self.logs.change_producers(there - 1, there);
         }
-        self.undo.note_remembered(log, before);
+        self.group.undo.note_remembered(log, before);
     }
 }
 

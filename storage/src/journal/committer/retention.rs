@@ -55,15 +55,15 @@ impl Committer {
             count: TrimBy::Retention.number(),
             ..About::act(Kind::Trim, *before)
         };
-        let header = self.push_frame(about, log.id, None, |_| {});
-        let start = self.position(0);
+        let frame = self.push_frame(about, log.id, None, |_| {});
+        let start = self.tail.start();
         {
             let mut state = log.state.write();
-            self.undo.note(start, log, &state);
-            state.add_trim(header.end(), *before, TrimBy::Retention);
+            self.group.undo.note(start, log, &state);
+            state.add_trim(frame.end, *before, TrimBy::Retention);
         }
         self.touch(log);
-        self.journal.trimming(header.end(), Arc::clone(log));
+        self.journal.trimming(frame.end, Arc::clone(log));
         Some(first)
     }
 

@@ -3,22 +3,40 @@
 use std::io;
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
 use crate::api::error::AppendError;
 use crate::api::error::Shortage;
-use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{LogId, Lsn, SegmentId};
 use crate::disk::shortage;
-use crate::format::body::{Closing, Link, Seal};
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
-use crate::journal::pool::{ReadySegment, Use};
+use crate::format::body::{Closing, Link};
+use crate::format::frame::Kind;
+use crate::journal::pool::Use;
 use crate::journal::seal::Sealed;
-use crate::journal::segment::Segment;
+use crate::logs::Log;
 
 /// Maximum number of records in a segment.
 const MOST_RECORDS: u64 = u32::MAX as u64;
+
+/// What the committer keeps of the segment at hand for its link, its index, and the next segment.
+///
+/// Invariants:
+/// - `link` is set until the first group of the segment is written.
+/// - `touched` lists each log with a finished frame in the segment once, in the order of first frames.
+/// - `records` counts the records of all finished frames in the segment.
+#[derive(Default)]
+pub(super) struct Entered {
+    /// The segment before.
+    pub(super) before: Option<SegmentId>,
+    /// The link, until it is written.
+    pub(super) link: Option<Link>,
+    /// Whether this is the first segment of the run.
+    pub(super) first_of_run: bool,
+    /// Whether the segment was taken from the reserve for trims and deletions.
+    pub(super) on_reserve: bool,
+    /// Logs of the segment, for the next link.
+    pub(super) touched: Vec<Arc<Log>>,
+    pub(super) records: u64,
+}
 
 impl Committer {
     /// Makes room for this number of bytes of frames and of directory entries. Rolls to the next
@@ -33,26 +51,23 @@ impl Committer {
         directory: usize,
         purpose: Use,
     ) -> Result<(), AppendError> {
-        if self.is_full(frames, directory) && !self.buffer.is_empty() {
+        if self.is_full(frames, directory) && self.tail.len() > 0 {
             self.write_out()?;
         }
-        if self.on_reserve && purpose == Use::Growth {
+        if self.entered.on_reserve && purpose == Use::Growth {
             let whole = self.pool.restore_reserve();
             let rolls = !self.fits(frames, directory);
             self.spared(whole, purpose, rolls)?;
         }
         if !self.fits(frames, directory) {
-            if purpose == Use::Growth {
-                self.seals.has_room(self.segment.life.size)?;
-            }
-            let taken = self.pool.take(purpose);
-            let ready = self.spared(taken, purpose, true)?;
-            self.roll(ready, purpose)?;
+            self.roll(purpose)?;
         }
-        match self.journal.failure() {
-            Some(error) => Err(AppendError::JournalFailed(error)),
-            None => Ok(()),
-        }
+        self.stands()
+    }
+
+    fn stands(&self) -> Result<(), AppendError> {
+        let failure = self.journal.failure();
+        failure.map_or(Ok(()), |error| Err(AppendError::JournalFailed(error)))
     }
 
     /// Makes room for frames that hold records. A segment ends before its number of records exceeds 32
@@ -62,8 +77,12 @@ impl Committer {
         records: u64,
         (frames, directory): (usize, usize),
     ) -> Result<(), AppendError> {
-        let open = self.open.as_ref().map_or(0, |open| u64::from(open.count));
-        if self.records + open + records > MOST_RECORDS {
+        let open = self
+            .group
+            .open
+            .as_ref()
+            .map_or(0, |open| u64::from(open.count));
+        if self.entered.records + open + records > MOST_RECORDS {
             self.roll_now(Use::Growth)?;
         }
         self.secure(frames, directory, Use::Growth)
@@ -71,8 +90,8 @@ impl Committer {
 
     /// Whether these frames would exceed the bounds of a group, which one write carries.
     fn is_full(&self, frames: usize, directory: usize) -> bool {
-        self.buffer.len() + frames > GROUP_BYTES
-            || self.directory.extension_len() + directory > DIRECTORY_BYTES
+        self.tail.len() + frames > GROUP_BYTES
+            || self.tail.directory_len() + directory > DIRECTORY_BYTES
     }
 
     /// Whether there is room in the group and in the current segment.
@@ -83,12 +102,11 @@ impl Committer {
     /// Number of bytes that can be written without a slow step. Slow steps are a roll to the next
     /// segment and a search for space.
     pub(crate) fn room(&self) -> u64 {
-        let looks = self.on_reserve && self.pool.is_starved();
+        let looks = self.entered.on_reserve && self.pool.is_starved();
         if self.closed || looks || self.without_space {
             return 0;
         }
-        let left = self.segment.life.size - self.offset;
-        left.saturating_sub(self.buffered_bytes)
+        self.tail.left().saturating_sub(self.memory.bytes)
     }
 
     /// Continues in the next segment, even if this segment has room.
@@ -96,16 +114,11 @@ impl Committer {
     /// # Errors
     /// As [`Committer::secure`].
     pub(super) fn roll_now(&mut self, purpose: Use) -> Result<(), AppendError> {
-        if self.on_reserve && purpose == Use::Growth {
+        if self.entered.on_reserve && purpose == Use::Growth {
             let whole = self.pool.restore_reserve();
             self.spared(whole, purpose, true)?;
         }
-        if purpose == Use::Growth {
-            self.seals.has_room(self.segment.life.size)?;
-        }
-        let taken = self.pool.take(purpose);
-        let ready = self.spared(taken, purpose, true)?;
-        self.roll(ready, purpose)
+        self.roll(purpose)
     }
 
     /// Converts the pool's answer. Any error except a lack of space or of file descriptors fails the
@@ -130,46 +143,33 @@ impl Committer {
         })
     }
 
-    pub(super) fn fits(&self, frames: usize, directory: usize) -> bool {
-        let first = if self.buffer.is_empty() {
-            self.previous.extension_len()
-        } else {
-            0
-        };
-        // The directory does not have an open frame's entry yet.
-        let open = self
-            .open
-            .as_ref()
-            .map_or(0, |_| DirectoryBuilder::entry_len(None));
-        let told = match self.buffer.is_empty() {
-            true => 0,
-            false => self.directory.extension_len() + open,
-        };
-        let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
-        let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
-        self.offset + need as u64 <= self.segment.life.size
+    fn fits(&self, frames: usize, directory: usize) -> bool {
+        self.tail.fits(frames, directory, self.group.open.is_some())
     }
 
     /// Continues in the next segment. First writes, seals and flushes the current one.
-    fn roll(&mut self, ready: ReadySegment, purpose: Use) -> Result<(), AppendError> {
+    fn roll(&mut self, purpose: Use) -> Result<(), AppendError> {
+        if purpose == Use::Growth {
+            self.seals.has_room(self.tail.segment().life.size)?;
+        }
+        let taken = self.tail.take_next(purpose);
+        self.spared(taken, purpose, true)?;
         let started = self.journal.clock.monotonic();
-        if let Err(error) = self
-            .write_out()
-            .and_then(|()| self.seal(Some(ready.life.id)))
-        {
-            self.pool.give_back(ready);
+        let left = self.write_out().and_then(|()| self.seal()).and_then(|()| {
+            self.journal.flush();
+            self.stands()
+        });
+        if let Err(error) = left {
+            self.tail.give_back_next();
             return Err(error);
         }
-        self.journal.flush();
-        if let Some(error) = self.journal.failure() {
-            return Err(AppendError::JournalFailed(error));
-        }
-        let (closings, sealed) = self.leave_segment(ready.life.size);
+        let (closings, sealed) = self.leave_segment();
+        let left = self.tail.segment().life.id;
         let link = Link {
-            predecessor: Some(self.segment.life.id),
-            second: self.before,
-            predecessor_end: self.end(),
-            predecessor_chain: self.chain,
+            predecessor: Some(left),
+            second: self.entered.before,
+            predecessor_end: self.tail.end(),
+            predecessor_chain: self.tail.chain(),
             recovery_epoch: self.journal.recovery_epoch,
             next_log_counter: self.next_log_counter,
             closings,
@@ -177,25 +177,13 @@ impl Committer {
             accepted: None,
             expiry: Some(self.expiry),
         };
-        let segment = Arc::new(Segment::begun(
-            ready.life,
-            self.segment.limit(),
-            Arc::clone(&ready.file),
-        ));
-        self.segment.close();
-        self.journal.enter(Arc::clone(&segment));
-        self.before = Some(self.segment.life.id);
-        self.segment = segment;
-        self.file = ready.file;
-        self.offset = LIFE_BYTES;
-        self.whole = LIFE_BYTES;
-        self.chain = 0;
-        self.digest = Xxh3::new();
-        self.frames = 0;
-        self.records = 0;
-        self.previous = DirectoryBuilder::default();
-        self.first_of_run = false;
-        self.on_reserve = purpose != Use::Growth;
+        self.tail.roll();
+        self.journal.enter(Arc::clone(self.tail.segment()));
+        self.entered = Entered {
+            before: Some(left),
+            on_reserve: purpose != Use::Growth,
+            ..Entered::default()
+        };
         self.begin_with(link);
         self.seals.take_over(sealed);
         self.journal
@@ -206,14 +194,14 @@ impl Committer {
 
     /// State of the logs of this sealed segment: for its index, and for the next link. The link gets
     /// none if there are too many for this segment or for the next.
-    pub(super) fn leave_segment(&mut self, next_size: u64) -> (Option<Vec<Closing>>, Sealed) {
-        let segment = self.segment.life.id;
+    pub(super) fn leave_segment(&mut self) -> (Option<Vec<Closing>>, Sealed) {
+        let segment = self.tail.segment().life.id.into();
         let mut bytes = 0;
-        let mut closings = Vec::with_capacity(self.touched.len());
-        let mut logs = Vec::with_capacity(self.touched.len());
-        for log in self.touched.drain(..) {
+        let mut closings = Vec::with_capacity(self.entered.touched.len());
+        let mut logs = Vec::with_capacity(self.entered.touched.len());
+        for log in self.entered.touched.drain(..) {
             let state = log.state.read();
-            let name = (state.created_in == segment.into()).then(|| log.name.as_str().to_owned());
+            let name = (state.created_in == segment).then(|| log.name.as_str().to_owned());
             bytes += 40 + name.as_ref().map_or(0, String::len);
             closings.push(Closing {
                 log_id: log.id,
@@ -229,16 +217,17 @@ impl Committer {
             logs.push((log, image));
         }
         let sealed = Sealed {
-            segment: Arc::clone(&self.segment),
-            end: self.end(),
-            chain: self.chain,
-            before: self.before,
+            segment: Arc::clone(self.tail.segment()),
+            end: self.tail.end(),
+            chain: self.tail.chain(),
+            before: self.entered.before,
             next_log_counter: self.next_log_counter,
             arrival: self.arrival,
             expiry: self.expiry,
             logs,
         };
-        let few = bytes as u64 <= self.segment.life.size.min(next_size) / 8;
+        let size = self.tail.segment().life.size.min(self.tail.next_bytes());
+        let few = bytes as u64 <= size / 8;
         (few.then_some(closings), sealed)
     }
 
@@ -255,25 +244,18 @@ impl Committer {
         };
         let before = LogId::new(link.predecessor.map_or(0, SegmentId::get));
         self.push_frame(about, before, None, |out| out.extend_from_slice(&body));
-        self.link = Some(link);
+        self.entered.link = Some(link);
     }
 
-    /// Ends the segment: the journal continues in `successor`, or is shut down.
-    pub(super) fn seal(&mut self, successor: Option<SegmentId>) -> Result<(), AppendError> {
-        let seal = Seal {
-            frames: self.frames,
-            records: self.records,
-            digest: self.digest.digest128(),
-            clean: successor.is_none(),
-            next_log_counter: self.next_log_counter,
-            successor,
-            expiry: Some(self.expiry),
-        };
+    /// Ends the segment: the journal continues in the segment that was taken, or is shut down.
+    pub(super) fn seal(&mut self) -> Result<(), AppendError> {
+        let records = self.entered.records;
+        let seal = self.tail.seal(records, self.next_log_counter, self.expiry);
         self.push_frame(About::act(Kind::Seal, Lsn::ZERO), NO_LOG, None, |out| {
             out.extend_from_slice(&seal.encode());
         });
         self.write_out()?;
-        *self.segment.end.write() = Some(self.end());
+        *self.tail.segment().end.write() = Some(self.tail.end());
         Ok(())
     }
 }

@@ -11,11 +11,8 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{Committer, Pending};
-use crate::api::error::{AppendError, FreeSpace};
+use super::Committer;
 use crate::base::ids::Position;
-use crate::disk::is_out_of_space;
-use crate::journal::Reply;
 use crate::logs::producers::{Before as ProducerBefore, BeforeForgotten};
 use crate::logs::quotas::Load;
 use crate::logs::{Buffered, Log, LogState, Standing};
@@ -23,8 +20,7 @@ use crate::logs::{Buffered, Log, LogState, Standing};
 /// Changes of the current group, and the state before them.
 #[derive(Default)]
 pub(super) struct Undo {
-    chain: u32,
-    frames: u64,
+    /// Number of records that the segment had.
     records: u64,
     /// Number of logs that the segment had touched.
     touched: usize,
@@ -73,18 +69,16 @@ impl Undo {
 impl Committer {
     /// Notes the state at the start of a group.
     pub(super) fn note_start(&mut self) {
-        self.undo = Undo {
-            chain: self.chain,
-            frames: self.frames,
-            records: self.records,
-            touched: self.touched.len(),
+        self.group.undo = Undo {
+            records: self.entered.records,
+            touched: self.entered.touched.len(),
             ..Undo::default()
         };
     }
 
     /// Whether the current group also concerns this log.
     pub(super) fn is_in_group(&self, log: &Log) -> bool {
-        log.state.read().last_end > self.position(0)
+        log.state.read().last_end > self.tail.start()
     }
 
     /// Makes the group void, after `written` bytes of it were written. If that fails, the journal has
@@ -94,14 +88,18 @@ impl Committer {
             tracing::warn!(%error, "no space to write to the journal; appends are refused");
         }
         self.without_space = true;
-        self.buffer.clear();
-        if written > 0 {
-            match self.zero(written) {
-                Ok(()) => self.journal.flush_again(),
-                Err(error) => {
-                    let action = format!("taking a group back in {}", self.segment.path());
-                    self.journal.fail(action, &error);
+        match self.tail.take_back(written) {
+            Ok(gave_up) => {
+                // Records are refused until the reserve of the pool is complete again.
+                self.entered.on_reserve |= gave_up;
+                if written > 0 {
+                    self.journal.flush_again();
                 }
+            }
+            Err(error) => {
+                let path = self.tail.segment().path();
+                self.journal
+                    .fail(format!("taking a group back in {path}"), &error);
             }
         }
         if self.journal.failure().is_none() {
@@ -109,31 +107,15 @@ impl Committer {
         }
     }
 
-    /// Zeroes the written bytes of the group. On copy-on-write file systems that takes space: the pool
-    /// gives up segments for it, and records are refused until its reserve is complete again.
-    fn zero(&mut self, written: usize) -> io::Result<()> {
-        let zeros = vec![0; written];
-        loop {
-            match self.file.write_all_at(&zeros, self.offset) {
-                Err(error) if is_out_of_space(&error) && self.pool.give_up()? => {
-                    self.on_reserve = true;
-                }
-                zeroed => return zeroed,
-            }
-        }
-    }
-
     /// Restores the state before the group.
     fn roll_back(&mut self) {
-        let start = self.position(0);
-        let undo = std::mem::take(&mut self.undo);
-        self.chain = undo.chain;
-        self.frames = undo.frames;
-        self.records = undo.records;
-        self.touched.truncate(undo.touched);
-        self.readers.clear();
-        self.group_records = 0;
-        self.group_scheduled = false;
+        let start = self.tail.start();
+        let undo = std::mem::take(&mut self.group.undo);
+        self.entered.records = undo.records;
+        self.entered.touched.truncate(undo.touched);
+        self.group.readers.clear();
+        self.group.records = 0;
+        self.group.scheduled = false;
         self.journal.forget_trims(start);
         for (log, change) in undo.producers.into_iter().rev() {
             let mut state = log.state.write();
@@ -161,7 +143,7 @@ impl Committer {
         }
         // First, so that no concurrent reader takes the records for written.
         for (log, buffered) in undo.taken {
-            self.put_back(log, buffered);
+            self.memory.put_back(log, buffered);
         }
         for (log, standing) in undo.logs {
             let mut state = log.state.write();
@@ -179,37 +161,14 @@ impl Committer {
         for log in &undo.created {
             self.logs.remove(log);
         }
-        for pending in &mut self.pending {
+        for pending in &mut self.group.pending {
             if pending.rests_beyond(start) {
-                pending.refuse(start, self.buffered.is_empty());
+                pending.refuse(start, self.memory.is_empty());
             }
         }
         // A segment always begins with its link, so the next group must write it.
-        if let Some(link) = self.link.take() {
+        if let Some(link) = self.entered.link.take() {
             self.begin_with(link);
-        }
-    }
-}
-
-impl Pending {
-    /// Whether the outcome depends on frames beyond `start`.
-    fn rests_beyond(&self, start: Position) -> bool {
-        !self.buffered && self.need.is_none_or(|need| need > start)
-    }
-
-    /// Refuses the request. Nothing of it was done. `nothing_left`: no record is in memory only.
-    fn refuse(&mut self, start: Position, nothing_left: bool) {
-        if let Some(session) = &self.session {
-            session.end_in_turn();
-        }
-        self.need = Some(Position::ZERO);
-        match &mut self.reply {
-            // Everything before the barrier that was not refused is written.
-            Reply::Sync(_, result) if nothing_left => {
-                self.need = Some(start);
-                *result = Ok(());
-            }
-            reply => reply.refuse(AppendError::DiskFull(FreeSpace::default())),
         }
     }
 }

@@ -1,0 +1,338 @@
+//! The end of the journal: the segment at hand, and the frames that the next write adds to it.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::api::codec;
+use crate::api::record::{Compression, Producer};
+use crate::api::records::Records;
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::{Position, Timestamp};
+use crate::disk::{DiskFile, is_out_of_space};
+use crate::format::body::Seal;
+use crate::format::compress;
+use crate::format::digest::Digest;
+use crate::format::frame;
+use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Head};
+use crate::journal::pool::{Pool, ReadySegment, Use};
+use crate::journal::recent::Keeper;
+use crate::journal::segment::Segment;
+
+/// Bytes that the page cache reads at once when a write covers only a part of them.
+const BLOCK_BYTES: usize = 4096;
+
+/// A frame that is not finished: its offset in the group, and the length of its header with extensions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Started {
+    pub(super) at: usize,
+    header_len: usize,
+}
+
+/// The segment at hand, and the frames of the group at hand.
+///
+/// Invariants:
+/// - `offset` is the end of the last written group. `whole` is at or beyond it, and both lie in the segment.
+/// - The frames of the group fill `buffer` without holes. Their bytes begin at `offset` of the segment. Only
+///   the last frame may be unfinished.
+/// - `directory` lists the finished frames of the group, `previous` the frames of the group before.
+/// - `digest` covers the bytes up to `offset`. `chain` and `frames` include the group at hand.
+/// - `before_group` has the `chain` and `frames` at `offset`.
+/// - `next` is set from the moment a segment is taken until it becomes the segment at hand.
+pub(super) struct Tail {
+    pool: Arc<Pool>,
+    segment: Arc<Segment>,
+    file: Arc<dyn DiskFile>,
+    /// The segment to enter next.
+    next: Option<ReadySegment>,
+    /// Offset in the segment where the group begins.
+    offset: u64,
+    /// Offset up to which the segment was written in whole blocks.
+    whole: u64,
+    /// Frames of the group so far.
+    buffer: Vec<u8>,
+    keeper: Keeper,
+    directory: DirectoryBuilder,
+    /// Directory of the group before. The first frame of this group stores it.
+    previous: DirectoryBuilder,
+    /// Header checksum of the last finished frame.
+    chain: u32,
+    digest: Xxh3,
+    /// Number of finished frames in the segment.
+    frames: u64,
+    before_group: (u32, u64),
+}
+
+impl Tail {
+    /// The tail in a segment without frames.
+    pub(super) fn new(pool: Arc<Pool>, segment: Arc<Segment>, file: Arc<dyn DiskFile>) -> Self {
+        Self {
+            pool,
+            segment,
+            file,
+            next: None,
+            offset: LIFE_BYTES,
+            whole: LIFE_BYTES,
+            buffer: Vec::new(),
+            keeper: Keeper::default(),
+            directory: DirectoryBuilder::default(),
+            previous: DirectoryBuilder::default(),
+            chain: 0,
+            digest: Xxh3::new(),
+            frames: 0,
+            before_group: (0, 0),
+        }
+    }
+
+    fn check(&self) {
+        debug_assert!(LIFE_BYTES <= self.offset && self.offset <= self.whole);
+        debug_assert!(self.whole <= self.segment.life.size);
+        debug_assert!(!self.buffer.is_empty() || self.before_group == (self.chain, self.frames));
+        debug_assert!(self.before_group.1 <= self.frames);
+    }
+
+    /// The segment at hand.
+    pub(super) fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// Position of an offset in the group.
+    pub(super) fn position(&self, at: usize) -> Position {
+        self.segment.base.advance(self.offset + at as u64)
+    }
+
+    /// Position of the group's first byte.
+    pub(super) fn start(&self) -> Position {
+        self.position(0)
+    }
+
+    /// Position behind the group so far.
+    pub(super) fn end(&self) -> Position {
+        self.position(self.buffer.len())
+    }
+
+    /// Bytes of the group so far.
+    pub(super) fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Bytes that the directory of the group takes so far.
+    pub(super) fn directory_len(&self) -> usize {
+        self.directory.extension_len()
+    }
+
+    /// Header checksum of the last finished frame.
+    pub(super) fn chain(&self) -> u32 {
+        self.chain
+    }
+
+    /// Bytes of the segment behind the last written group.
+    pub(super) fn left(&self) -> u64 {
+        self.segment.life.size - self.offset
+    }
+
+    /// Whether the segment has room for this number of bytes of frames and of directory entries, and for the
+    /// seal behind them. `open`: the last frame is unfinished.
+    pub(super) fn fits(&self, frames: usize, directory: usize, open: bool) -> bool {
+        let (first, told) = match self.buffer.is_empty() {
+            true => (self.previous.extension_len(), 0),
+            // The directory does not have an open frame's entry yet.
+            false if open => (0, self.directory_len() + DirectoryBuilder::entry_len(None)),
+            false => (0, self.directory_len()),
+        };
+        let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
+        let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
+        need as u64 <= self.left()
+    }
+
+    /// Begins a frame, which may name the producer of its batch. The frame before must be finished.
+    pub(super) fn begin(&mut self, producer: Option<(&Producer, Digest)>) -> Started {
+        self.check();
+        debug_assert!(self.buffer.len().is_multiple_of(8));
+        let mut extension = Vec::new();
+        if self.buffer.is_empty() {
+            self.directory.reset(self.start());
+            extension = self.previous.extension();
+        }
+        if let Some((producer, digest)) = producer {
+            frame::put_producer(&mut extension, producer, digest);
+        }
+        Started {
+            at: frame::begin(&mut self.buffer, &extension),
+            header_len: HEADER_BYTES + extension.len(),
+        }
+    }
+
+    /// Adds bytes to the body of the unfinished frame.
+    pub(super) fn put(&mut self, body: impl FnOnce(&mut Vec<u8>)) {
+        body(&mut self.buffer);
+    }
+
+    /// Adds records that arrived at `arrival` to the body of the unfinished frame. Their times are not before
+    /// `last_time`, which moves to the time of the last record. Returns the time of the first record, unless
+    /// it is `arrival`.
+    pub(super) fn put_records(
+        &mut self,
+        records: &Records,
+        arrival: Timestamp,
+        last_time: &mut Timestamp,
+    ) -> Option<Timestamp> {
+        if !records.have_times() && arrival >= *last_time {
+            records.put(&mut self.buffer);
+            *last_time = arrival;
+            return None;
+        }
+        let mut first_time = None;
+        for record in records.iter() {
+            // Stored times never go back within a log.
+            let time = record.timestamp.unwrap_or(arrival).max(*last_time);
+            let own = (time != arrival).then_some(time);
+            codec::put_record(&mut self.buffer, &record, own);
+            *last_time = time;
+            first_time.get_or_insert(time);
+        }
+        first_time
+    }
+
+    /// Compresses the body of the unfinished frame, if that makes it smaller. Returns the codec's flag then.
+    pub(super) fn pack(&mut self, frame: Started, how: Compression) -> Option<u8> {
+        let body = frame.at + frame.header_len;
+        let (codec, packed) = compress::compress(&self.buffer[body..], how)?;
+        self.buffer.truncate(body);
+        self.buffer.extend_from_slice(&packed);
+        Some(codec)
+    }
+
+    /// Finishes a frame. `head` has no chain yet. `name`: the log that the frame creates.
+    pub(super) fn finish(
+        &mut self,
+        frame: Started,
+        head: Head,
+        name: Option<&str>,
+    ) -> Range<Position> {
+        let head = Head {
+            chain: self.chain,
+            ..head
+        };
+        let salt = self.segment.life.salt;
+        let header = frame::finish(&mut self.buffer, frame.at, frame.header_len, salt, &head);
+        self.chain = header.crc;
+        self.frames += 1;
+        self.directory.push(&header, name);
+        debug_assert_eq!(header.end(), self.position(self.buffer.len()));
+        header.position..header.end()
+    }
+
+    /// Writes the group, with zeros up to the end of its last block if it enters a new block. A partial
+    /// overwrite first reads the block from the device if the page cache has dropped it since the pool
+    /// filled it. That read takes most of the time of such a write.
+    ///
+    /// # Errors
+    /// The number of bytes of the group that were written, and the reason.
+    pub(super) fn write(&mut self) -> Result<(), (usize, io::Error)> {
+        let group = self.buffer.len();
+        let end = self.offset + group as u64;
+        let size = self.segment.life.size;
+        let whole = end.next_multiple_of(BLOCK_BYTES as u64).min(size).max(end);
+        if end > self.whole {
+            let zeros = usize::try_from(whole - end).unwrap_or_default();
+            self.buffer.resize(group + zeros, 0);
+        }
+        let done = self.file.write_most_at(&self.buffer, self.offset);
+        self.buffer.truncate(group);
+        done?;
+        self.whole = self.whole.max(whole);
+        Ok(())
+    }
+
+    /// Counts the written group to the segment. Returns the bytes of the group; the next group is empty.
+    pub(super) fn advance(&mut self) -> Bytes {
+        self.digest.update(&self.buffer);
+        let group = self.keeper.take(&mut self.buffer, BLOCK_BYTES);
+        self.offset += group.len() as u64;
+        std::mem::swap(&mut self.previous, &mut self.directory);
+        self.before_group = (self.chain, self.frames);
+        self.check();
+        group
+    }
+
+    /// Drops the group.
+    pub(super) fn clear(&mut self) {
+        self.buffer.clear();
+        (self.chain, self.frames) = self.before_group;
+    }
+
+    /// Drops the group, `written` bytes of which were written: these become zeros. On copy-on-write file
+    /// systems zeros take space: the pool gives up segments for it. Returns whether it gave up any.
+    ///
+    /// # Errors
+    /// If the zeros cannot be written.
+    pub(super) fn take_back(&mut self, written: usize) -> io::Result<bool> {
+        self.clear();
+        let mut gave_up = false;
+        let zeros = vec![0; written];
+        while written > 0 {
+            match self.file.write_all_at(&zeros, self.offset) {
+                Err(error) if is_out_of_space(&error) && self.pool.give_up()? => gave_up = true,
+                zeroed => {
+                    zeroed?;
+                    break;
+                }
+            }
+        }
+        Ok(gave_up)
+    }
+
+    /// The body of the segment's last frame. The group before must be written. `records`: in the segment.
+    pub(super) fn seal(&self, records: u64, next_log_counter: u64, expiry: Timestamp) -> Seal {
+        debug_assert!(self.buffer.is_empty());
+        let successor = self.next.as_ref().map(|next| next.life.id);
+        Seal {
+            frames: self.frames,
+            records,
+            digest: self.digest.digest128(),
+            clean: successor.is_none(),
+            next_log_counter,
+            successor,
+            expiry: Some(expiry),
+        }
+    }
+
+    /// Takes the segment to enter next.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub(super) fn take_next(&mut self, purpose: Use) -> io::Result<()> {
+        debug_assert!(self.next.is_none());
+        self.next = Some(self.pool.take(purpose)?);
+        Ok(())
+    }
+
+    /// Size of the segment to enter next, in bytes; 0 if there is none.
+    pub(super) fn next_bytes(&self) -> u64 {
+        self.next.as_ref().map_or(0, |next| next.life.size)
+    }
+
+    /// Returns the segment that was to be entered next.
+    pub(super) fn give_back_next(&mut self) {
+        if let Some(next) = self.next.take() {
+            self.pool.give_back(next);
+        }
+    }
+
+    /// Enters the next segment. The segment at hand is sealed and flushed.
+    pub(super) fn roll(&mut self) {
+        debug_assert!(self.buffer.is_empty() && self.segment.end.read().is_some());
+        let Some(next) = self.next.take() else { return };
+        let begun = Segment::begun(next.life, self.segment.limit(), Arc::clone(&next.file));
+        self.segment.close();
+        *self = Self {
+            keeper: std::mem::take(&mut self.keeper),
+            buffer: std::mem::take(&mut self.buffer),
+            ..Self::new(Arc::clone(&self.pool), Arc::new(begun), next.file)
+        };
+    }
+}
