@@ -15,6 +15,8 @@ mod forget;
 mod frames;
 mod group;
 mod memory;
+#[cfg(test)]
+mod policy;
 mod producers;
 mod retention;
 mod room;
@@ -30,10 +32,10 @@ use self::group::{Group, Pending};
 use self::memory::Memory;
 pub(crate) use self::retention::Expiry;
 use self::room::Entered;
-use self::tail::Tail;
+use self::tail::SegmentTail;
+pub(crate) use self::tail::Tail;
 use self::void::Undo;
-use super::pool::{Pool, Use};
-use super::segment::Segment;
+use super::pool::Use;
 use crate::api::config::Bounds;
 use crate::api::engine::{AppendTimes, Fenced, LogTarget};
 use crate::api::error::{
@@ -46,7 +48,7 @@ use crate::api::session::Session;
 use crate::api::ticket::TicketAnswer;
 use crate::base::ids::{LogId, LogName, Lsn, Name, Position, Timestamp};
 use crate::base::metrics::Phase;
-use crate::disk::{DiskFile, is_out_of_space};
+use crate::disk::is_out_of_space;
 use crate::format::body::Link;
 use crate::format::frame;
 use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
@@ -194,13 +196,12 @@ fn refused<T, E: From<AppendError>>(error: AppendError) -> Placed<T, E> {
     (Some(Position::ZERO), Err(error.into()))
 }
 
-pub(crate) struct Committer {
+pub(crate) struct Committer<T = Tail> {
     journal: Arc<Journal>,
     logs: Arc<Logs>,
-    pool: Arc<Pool>,
     seals: Arc<dyn SealSink>,
     settings: Settings,
-    tail: Tail,
+    tail: T,
     entered: Entered,
     group: Group,
     memory: Memory,
@@ -216,7 +217,7 @@ pub(crate) struct Committer {
 }
 
 #[cfg(test)]
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Pretends that the current segment holds this number of records already.
     pub(crate) fn pretend_records(&mut self, records: u64) {
         self.entered.records = records;
@@ -246,33 +247,31 @@ pub(crate) struct Settings {
 }
 
 /// The place where the committer continues.
-pub(crate) struct Resume {
-    pub(crate) segment: Arc<Segment>,
-    pub(crate) file: Arc<dyn DiskFile>,
+pub(crate) struct Resume<T> {
+    /// The tail in a segment without frames.
+    pub(crate) tail: T,
     pub(crate) link: Link,
     pub(crate) next_log_counter: u64,
     pub(crate) arrival: Timestamp,
 }
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// A committer that begins a fresh segment with its link; nothing is written yet.
     pub(crate) fn new(
         journal: Arc<Journal>,
         logs: Arc<Logs>,
-        pool: Arc<Pool>,
         seals: Arc<dyn SealSink>,
         settings: Settings,
-        resume: Resume,
+        resume: Resume<T>,
     ) -> Self {
         let turn_began = journal.clock.monotonic();
         let expiry = journal.expiry_now();
         let mut committer = Self {
-            tail: Tail::new(Arc::clone(&pool), resume.segment, resume.file),
+            tail: resume.tail,
             group: Group::new(turn_began),
             memory: Memory::new(Arc::clone(&journal)),
             journal,
             logs,
-            pool,
             seals,
             settings,
             entered: Entered {
@@ -368,7 +367,7 @@ impl Committer {
         self.look_at_clock();
         // Records that cannot be written for lack of space were never promised to survive. Space may
         // have become available since the last attempt.
-        self.pool.try_again();
+        self.tail.try_again();
         let _unwritten = self.write_all_buffered();
         let _told = self.write_out();
         self.journal.flush();
@@ -608,10 +607,7 @@ impl Committer {
             }
         }
         let failure = self.journal.failure();
-        match failure.is_some() {
-            true => self.tail.clear(),
-            false => debug_assert!(void || self.tail.len() == 0 && self.group.is_empty()),
-        }
+        debug_assert!(void || failure.is_some() || (self.tail.len() == 0 && self.group.is_empty()));
         self.group.answer(&self.journal);
         match failure {
             Some(error) => Err(AppendError::JournalFailed(error)),

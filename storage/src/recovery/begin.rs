@@ -22,7 +22,7 @@ use crate::index::checkpoint;
 use crate::index::queue::{IndexQueue, Newest};
 use crate::index::{index_id, index_path};
 use crate::journal::Journal;
-use crate::journal::committer::{Committer, Resume, Settings};
+use crate::journal::committer::{Committer, Resume, Settings, Tail};
 use crate::journal::expiry::Clocks;
 use crate::journal::pool::{Pool, Use};
 use crate::journal::run;
@@ -146,8 +146,7 @@ impl Recovered {
         let runs = self.runs.found.into_iter().map(|found| found.run);
         journal.enter_runs(runs.collect());
         let resume = Resume {
-            segment,
-            file,
+            tail: Tail::new(Arc::clone(&pool), segment, file),
             link,
             next_log_counter: self.next_log_counter,
             arrival,
@@ -168,7 +167,6 @@ impl Recovered {
         let mut committer = Committer::new(
             Arc::clone(&journal),
             Arc::clone(&logs),
-            Arc::clone(&pool),
             Arc::clone(&indexing) as _,
             Settings {
                 auto_create: config.auto_create,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tail::SegmentTail;
 use super::{About, Committer, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AdminError, AppendError, TrimError};
@@ -16,7 +17,7 @@ use crate::logs::{Log, TrimBy};
 /// Maximum number of logs deleted with one flush.
 const MOST_DELETIONS: usize = 256;
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     pub(super) fn create(&mut self, name: LogName, config: LogConfig) -> Placed<(), AdminError> {
         if let Some(log) = self.logs.by_name(name.as_str()) {
             self.finish_open();

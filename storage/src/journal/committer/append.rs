@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use super::group::OpenFrame;
 use super::producers::Recognised;
-use super::tail::Started;
+use super::tail::{SegmentTail, Started};
 use super::{About, Committer, Placed, UNIT_DIRECTORY_BYTES, refused};
 use crate::api::engine::{LogAppended, OneOrMore};
 use crate::api::error::AppendError;
@@ -26,7 +26,7 @@ pub(super) fn stored_bytes(records: &LogRecords) -> usize {
     usize::try_from(records.records.stored_bytes()).unwrap_or(usize::MAX)
 }
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Checks and places one batch.
     pub(super) fn append(
         &mut self,

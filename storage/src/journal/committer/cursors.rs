@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tail::SegmentTail;
 use super::{About, Committer, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AppendError, CursorError};
@@ -15,7 +16,7 @@ use crate::logs::conditions::check_cursor;
 use crate::logs::extras::Mark;
 use crate::logs::quotas::{Load, Wanted as Adds};
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     pub(super) fn commit_cursor(
         &mut self,
         commit: &CursorCommit,

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::tail::SegmentTail;
 use super::{About, Committer, Placed, refused};
 use crate::api::engine::{Fenced, LogTarget};
 use crate::api::error::MAX_EPOCH_RISE;
@@ -19,7 +20,7 @@ use crate::logs::Log;
 use crate::logs::conditions::Creation;
 use crate::logs::quotas::Wanted as Adds;
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     pub(super) fn fence(
         &mut self,
         target: &LogTarget,

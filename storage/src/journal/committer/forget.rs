@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::tail::SegmentTail;
 use super::{About, Committer, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AdminError, AppendError};
@@ -30,7 +31,7 @@ pub(crate) struct Idle {
     pub(crate) producers: Vec<(Name, u64, Timestamp)>,
 }
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     pub(super) fn forget_producer(
         &mut self,
         target: &LogTarget,

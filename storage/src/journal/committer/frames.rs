@@ -4,15 +4,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::group::OpenFrame;
-use super::tail::Started;
+use super::tail::{SegmentTail, Started};
 use super::{About, Committer};
-use crate::api::record::Producer;
+use crate::api::record::{Compression, Producer};
 use crate::base::ids::{LogId, Position};
 use crate::format::digest::Digest;
 use crate::format::frame::{Head, Kind};
 use crate::logs::Log;
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Begins a frame, which may name the producer of its batch.
     pub(super) fn begin_frame(&mut self, producer: Option<(&Producer, Digest)>) -> Started {
         if self.tail.len() == 0 {
@@ -21,14 +21,14 @@ impl Committer {
         self.tail.begin(producer)
     }
 
-    pub(super) fn end_batch(&mut self, frame: Started, mut about: About, log: &Arc<Log>) {
-        let how = log.state.read().compression();
-        if let Some(codec) = self.tail.pack(frame, how) {
-            about.flags |= codec;
+    pub(super) fn end_batch(&mut self, frame: Started, about: About, log: &Arc<Log>) {
+        let compression = log.state.read().compression();
+        let before = self.tail.len().next_multiple_of(8);
+        self.end_frame(frame, about, (log.id, None), compression);
+        if self.tail.len() < before {
             let frame_len = self.frame_len(frame);
             log.state.write().resize_newest(frame_len);
         }
-        self.end_frame(frame, about, log.id, None);
         self.entered.records += u64::from(about.count);
         self.touch(log);
     }
@@ -43,8 +43,8 @@ impl Committer {
         &mut self,
         frame: Started,
         about: About,
-        log_id: LogId,
-        name: Option<&str>,
+        (log_id, name): (LogId, Option<&str>),
+        compression: Compression,
     ) -> Range<Position> {
         let head = Head {
             kind: about.kind,
@@ -57,7 +57,7 @@ impl Committer {
             durable_mark: self.journal.durable(),
             chain: 0,
         };
-        self.tail.finish(frame, head, name)
+        self.tail.finish(frame, head, name, compression)
     }
 
     /// Adds a whole frame that holds no records. Returns its position and end.
@@ -70,7 +70,7 @@ impl Committer {
     ) -> Range<Position> {
         let frame = self.begin_frame(None);
         self.tail.put(body);
-        self.end_frame(frame, about, log_id, name)
+        self.end_frame(frame, about, (log_id, name), Compression::None)
     }
 
     pub(super) fn finish_open(&mut self) {

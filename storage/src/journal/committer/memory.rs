@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use smallvec::smallvec;
 
 use super::append::stored_bytes;
+use super::tail::SegmentTail;
 use super::{About, COALESCED_BYTES, Committer, NEVER, Placed, refused};
 use crate::api::codec;
 use crate::api::engine::LogAppended;
@@ -21,7 +22,7 @@ use crate::journal::{Journal, Placement};
 use crate::logs::conditions::{Checked, check};
 use crate::logs::{Buffered, Log, LogState};
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Takes a plain append to a log of sync mode `manual` into memory, if the append asks for nothing
     /// more.
     pub(super) fn buffer(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tail::SegmentTail;
 use super::{Committer, Placed};
 use crate::api::engine::LogAppended;
 use crate::api::error::AppendError;
@@ -24,7 +25,7 @@ pub(super) enum Recognised {
     Refused(Placed<Placement, AppendError>),
 }
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Determines whether a batch was applied before. `targets[i]` is the log of `batch.logs[i]`.
     pub(super) fn recognise(
         &self,

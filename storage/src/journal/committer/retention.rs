@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::tail::SegmentTail;
 use super::{About, Committer, NO_LOG, Placed, refused};
 use crate::api::error::{AppendError, SyncError};
 use crate::api::record::LogConfig;
@@ -22,7 +23,7 @@ pub(crate) struct Expiry {
     pub(crate) respect_cursors: bool,
 }
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Places all of these trims, or none if there is no room.
     pub(super) fn expire(&mut self, expiries: &[Expiry]) -> Placed<Vec<Option<Lsn>>, AppendError> {
         self.finish_open();

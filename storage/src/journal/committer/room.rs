@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use super::tail::SegmentTail;
 use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
 use crate::api::error::AppendError;
 use crate::api::error::Shortage;
@@ -17,7 +18,7 @@ use crate::logs::Log;
 /// Maximum number of records in a segment.
 const MOST_RECORDS: u64 = u32::MAX as u64;
 
-/// What the committer keeps of the segment at hand for its link, its index, and the next segment.
+/// Facts about the segment at hand, for its link, its index, and the next segment.
 ///
 /// Invariants:
 /// - `link` is set until the first group of the segment is written.
@@ -38,7 +39,7 @@ pub(super) struct Entered {
     pub(super) records: u64,
 }
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Makes room for this number of bytes of frames and of directory entries. Rolls to the next
     /// segment if necessary.
     ///
@@ -55,7 +56,7 @@ impl Committer {
             self.write_out()?;
         }
         if self.entered.on_reserve && purpose == Use::Growth {
-            let whole = self.pool.restore_reserve();
+            let whole = self.tail.restore_reserve();
             let rolls = !self.fits(frames, directory);
             self.spared(whole, purpose, rolls)?;
         }
@@ -102,7 +103,7 @@ impl Committer {
     /// Number of bytes that can be written without a slow step. Slow steps are a roll to the next
     /// segment and a search for space.
     pub(crate) fn room(&self) -> u64 {
-        let looks = self.entered.on_reserve && self.pool.is_starved();
+        let looks = self.entered.on_reserve && self.tail.is_starved();
         if self.closed || looks || self.without_space {
             return 0;
         }
@@ -115,7 +116,7 @@ impl Committer {
     /// As [`Committer::secure`].
     pub(super) fn roll_now(&mut self, purpose: Use) -> Result<(), AppendError> {
         if self.entered.on_reserve && purpose == Use::Growth {
-            let whole = self.pool.restore_reserve();
+            let whole = self.tail.restore_reserve();
             self.spared(whole, purpose, true)?;
         }
         self.roll(purpose)
@@ -123,16 +124,11 @@ impl Committer {
 
     /// Converts the pool's answer. Any error except a lack of space or of file descriptors fails the
     /// journal. `rolls`: the request needs another segment.
-    fn spared<T>(
-        &self,
-        result: io::Result<T>,
-        purpose: Use,
-        rolls: bool,
-    ) -> Result<T, AppendError> {
+    fn spared(&self, result: io::Result<()>, purpose: Use, rolls: bool) -> Result<(), AppendError> {
         result.map_err(|error| {
             match shortage(&error) {
                 Some(Shortage::Space) => {
-                    return AppendError::DiskFull(self.pool.refuse(purpose, rolls));
+                    return AppendError::DiskFull(self.tail.lacks(purpose, rolls));
                 }
                 Some(shortage) => return shortage.into(),
                 None => {}
@@ -195,6 +191,7 @@ impl Committer {
     /// State of the logs of this sealed segment: for its index, and for the next link. The link gets
     /// none if there are too many for this segment or for the next.
     pub(super) fn leave_segment(&mut self) -> (Option<Vec<Closing>>, Sealed) {
+        debug_assert!(self.entered.link.is_none());
         let segment = self.tail.segment().life.id.into();
         let mut bytes = 0;
         let mut closings = Vec::with_capacity(self.entered.touched.len());

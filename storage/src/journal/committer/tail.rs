@@ -1,4 +1,12 @@
 //! The end of the journal: the segment at hand, and the frames that the next write adds to it.
+//!
+//! ```text
+//!   Committer: decides ──▶ SegmentTail ──▶ Tail: encodes, writes to the file of a segment
+//!                                     └──▶ MemoryTail: notes the frames (tests)
+//! ```
+//!
+//! [`SegmentTail`] is the seam between the decisions of the committer and the bytes on disk. Above it nothing
+//! knows how a frame is encoded or written, so tests check the decisions without bytes and without a disk.
 
 use std::io;
 use std::ops::Range;
@@ -8,6 +16,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::api::codec;
+use crate::api::error::FreeSpace;
 use crate::api::record::{Compression, Producer};
 use crate::api::records::Records;
 use crate::base::bounds::LIFE_BYTES;
@@ -25,14 +34,126 @@ use crate::journal::segment::Segment;
 /// Bytes that the page cache reads at once when a write covers only a part of them.
 const BLOCK_BYTES: usize = 4096;
 
-/// A frame that is not finished: its offset in the group, and the length of its header with extensions.
+/// A frame that is not finished.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Started {
+pub(crate) struct Started {
+    /// Its offset in the group.
     pub(super) at: usize,
-    header_len: usize,
+    /// Length of its header with extensions, in bytes.
+    pub(super) header_len: usize,
 }
 
-/// The segment at hand, and the frames of the group at hand.
+/// The segment at hand, and the frames of the group that the next write adds to it.
+pub(crate) trait SegmentTail {
+    /// The segment at hand.
+    fn segment(&self) -> &Arc<Segment>;
+
+    /// Position of an offset in the group.
+    fn position(&self, at: usize) -> Position;
+
+    /// Bytes of the group so far.
+    fn len(&self) -> usize;
+
+    /// Bytes that the directory of the group takes so far.
+    fn directory_len(&self) -> usize;
+
+    /// Header checksum of the last finished frame.
+    fn chain(&self) -> u32;
+
+    /// Position of the group's first byte.
+    fn start(&self) -> Position {
+        self.position(0)
+    }
+
+    /// Position behind the group so far.
+    fn end(&self) -> Position {
+        self.position(self.len())
+    }
+
+    /// Bytes of the segment behind the last written group.
+    fn left(&self) -> u64;
+
+    /// Whether the segment has room for this number of bytes of frames and of directory entries, and for the
+    /// seal behind them. `open`: the last frame is unfinished.
+    fn fits(&self, frames: usize, directory: usize, open: bool) -> bool;
+
+    /// Begins a frame, which may name the producer of its batch. The frame before must be finished.
+    fn begin(&mut self, producer: Option<(&Producer, Digest)>) -> Started;
+
+    /// Adds bytes to the body of the unfinished frame.
+    fn put(&mut self, body: impl FnOnce(&mut Vec<u8>));
+
+    /// Adds records that arrived at `arrival` to the body of the unfinished frame. Their times are not before
+    /// `last_time`, which moves to the time of the last record. Returns the time of the first record, unless
+    /// it is `arrival`.
+    fn put_records(
+        &mut self,
+        records: &Records,
+        arrival: Timestamp,
+        last_time: &mut Timestamp,
+    ) -> Option<Timestamp>;
+
+    /// Finishes a frame. Returns its position and its end. `head` has no chain and no codec yet. `name`: the
+    /// log that the frame creates.
+    fn finish(
+        &mut self,
+        frame: Started,
+        head: Head,
+        name: Option<&str>,
+        compression: Compression,
+    ) -> Range<Position>;
+
+    /// Writes the group.
+    ///
+    /// # Errors
+    /// The number of bytes of the group that were written, and the reason.
+    fn write(&mut self) -> Result<(), (usize, io::Error)>;
+
+    /// Counts the written group to the segment. Returns the bytes of the group; the next group is empty.
+    fn advance(&mut self) -> Bytes;
+
+    /// Drops the group, `written` bytes of which were written: these become zeros. Returns whether that took
+    /// space of ready segments.
+    ///
+    /// # Errors
+    /// If the zeros cannot be written.
+    fn take_back(&mut self, written: usize) -> io::Result<bool>;
+
+    /// The body of the segment's last frame. The group before must be written. `records`: in the segment.
+    fn seal(&self, records: u64, next_log_counter: u64, expiry: Timestamp) -> Seal;
+
+    /// Takes the segment to enter next.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    fn take_next(&mut self, purpose: Use) -> io::Result<()>;
+
+    /// Size of the segment to enter next, in bytes; 0 if there is none.
+    fn next_bytes(&self) -> u64;
+
+    /// Returns the segment that was to be entered next.
+    fn give_back_next(&mut self);
+
+    /// Enters the next segment. The segment at hand is sealed and flushed.
+    fn roll(&mut self);
+
+    /// Fills the reserve of ready segments again if space had run out.
+    ///
+    /// # Errors
+    /// As [`Pool::restore_reserve`].
+    fn restore_reserve(&self) -> io::Result<()>;
+
+    /// Whether space had run out, so that the reserve may be incomplete.
+    fn is_starved(&self) -> bool;
+
+    /// The space that a refused request lacks, as [`Pool::refuse`].
+    fn lacks(&self, purpose: Use, rolls: bool) -> FreeSpace;
+
+    /// Lets the next attempt to make a segment ready run at once.
+    fn try_again(&self);
+}
+
+/// The tail in the file of a segment.
 ///
 /// Invariants:
 /// - `offset` is the end of the last written group. `whole` is at or beyond it, and both lie in the segment.
@@ -42,7 +163,7 @@ pub(super) struct Started {
 /// - `digest` covers the bytes up to `offset`. `chain` and `frames` include the group at hand.
 /// - `before_group` has the `chain` and `frames` at `offset`.
 /// - `next` is set from the moment a segment is taken until it becomes the segment at hand.
-pub(super) struct Tail {
+pub(crate) struct Tail {
     pool: Arc<Pool>,
     segment: Arc<Segment>,
     file: Arc<dyn DiskFile>,
@@ -68,7 +189,7 @@ pub(super) struct Tail {
 
 impl Tail {
     /// The tail in a segment without frames.
-    pub(super) fn new(pool: Arc<Pool>, segment: Arc<Segment>, file: Arc<dyn DiskFile>) -> Self {
+    pub(crate) fn new(pool: Arc<Pool>, segment: Arc<Segment>, file: Arc<dyn DiskFile>) -> Self {
         Self {
             pool,
             segment,
@@ -93,50 +214,34 @@ impl Tail {
         debug_assert!(!self.buffer.is_empty() || self.before_group == (self.chain, self.frames));
         debug_assert!(self.before_group.1 <= self.frames);
     }
+}
 
-    /// The segment at hand.
-    pub(super) fn segment(&self) -> &Arc<Segment> {
+impl SegmentTail for Tail {
+    fn segment(&self) -> &Arc<Segment> {
         &self.segment
     }
 
-    /// Position of an offset in the group.
-    pub(super) fn position(&self, at: usize) -> Position {
+    fn position(&self, at: usize) -> Position {
         self.segment.base.advance(self.offset + at as u64)
     }
 
-    /// Position of the group's first byte.
-    pub(super) fn start(&self) -> Position {
-        self.position(0)
-    }
-
-    /// Position behind the group so far.
-    pub(super) fn end(&self) -> Position {
-        self.position(self.buffer.len())
-    }
-
-    /// Bytes of the group so far.
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Bytes that the directory of the group takes so far.
-    pub(super) fn directory_len(&self) -> usize {
+    fn directory_len(&self) -> usize {
         self.directory.extension_len()
     }
 
-    /// Header checksum of the last finished frame.
-    pub(super) fn chain(&self) -> u32 {
+    fn chain(&self) -> u32 {
         self.chain
     }
 
-    /// Bytes of the segment behind the last written group.
-    pub(super) fn left(&self) -> u64 {
+    fn left(&self) -> u64 {
         self.segment.life.size - self.offset
     }
 
-    /// Whether the segment has room for this number of bytes of frames and of directory entries, and for the
-    /// seal behind them. `open`: the last frame is unfinished.
-    pub(super) fn fits(&self, frames: usize, directory: usize, open: bool) -> bool {
+    fn fits(&self, frames: usize, directory: usize, open: bool) -> bool {
         let (first, told) = match self.buffer.is_empty() {
             true => (self.previous.extension_len(), 0),
             // The directory does not have an open frame's entry yet.
@@ -148,8 +253,7 @@ impl Tail {
         need as u64 <= self.left()
     }
 
-    /// Begins a frame, which may name the producer of its batch. The frame before must be finished.
-    pub(super) fn begin(&mut self, producer: Option<(&Producer, Digest)>) -> Started {
+    fn begin(&mut self, producer: Option<(&Producer, Digest)>) -> Started {
         self.check();
         debug_assert!(self.buffer.len().is_multiple_of(8));
         let mut extension = Vec::new();
@@ -166,15 +270,11 @@ impl Tail {
         }
     }
 
-    /// Adds bytes to the body of the unfinished frame.
-    pub(super) fn put(&mut self, body: impl FnOnce(&mut Vec<u8>)) {
+    fn put(&mut self, body: impl FnOnce(&mut Vec<u8>)) {
         body(&mut self.buffer);
     }
 
-    /// Adds records that arrived at `arrival` to the body of the unfinished frame. Their times are not before
-    /// `last_time`, which moves to the time of the last record. Returns the time of the first record, unless
-    /// it is `arrival`.
-    pub(super) fn put_records(
+    fn put_records(
         &mut self,
         records: &Records,
         arrival: Timestamp,
@@ -197,42 +297,33 @@ impl Tail {
         first_time
     }
 
-    /// Compresses the body of the unfinished frame, if that makes it smaller. Returns the codec's flag then.
-    pub(super) fn pack(&mut self, frame: Started, how: Compression) -> Option<u8> {
-        let body = frame.at + frame.header_len;
-        let (codec, packed) = compress::compress(&self.buffer[body..], how)?;
-        self.buffer.truncate(body);
-        self.buffer.extend_from_slice(&packed);
-        Some(codec)
-    }
-
-    /// Finishes a frame. `head` has no chain yet. `name`: the log that the frame creates.
-    pub(super) fn finish(
+    fn finish(
         &mut self,
         frame: Started,
-        head: Head,
+        mut head: Head,
         name: Option<&str>,
+        compression: Compression,
     ) -> Range<Position> {
-        let head = Head {
-            chain: self.chain,
-            ..head
-        };
+        let body = frame.at + frame.header_len;
+        if let Some((codec, packed)) = compress::compress(&self.buffer[body..], compression) {
+            head.flags |= codec;
+            self.buffer.truncate(body);
+            self.buffer.extend_from_slice(&packed);
+        }
+        head.chain = self.chain;
         let salt = self.segment.life.salt;
         let header = frame::finish(&mut self.buffer, frame.at, frame.header_len, salt, &head);
         self.chain = header.crc;
         self.frames += 1;
         self.directory.push(&header, name);
-        debug_assert_eq!(header.end(), self.position(self.buffer.len()));
+        debug_assert_eq!(header.end(), self.end());
         header.position..header.end()
     }
 
-    /// Writes the group, with zeros up to the end of its last block if it enters a new block. A partial
+    /// Also writes zeros up to the end of the group's last block if the group enters a new block. A partial
     /// overwrite first reads the block from the device if the page cache has dropped it since the pool
     /// filled it. That read takes most of the time of such a write.
-    ///
-    /// # Errors
-    /// The number of bytes of the group that were written, and the reason.
-    pub(super) fn write(&mut self) -> Result<(), (usize, io::Error)> {
+    fn write(&mut self) -> Result<(), (usize, io::Error)> {
         let group = self.buffer.len();
         let end = self.offset + group as u64;
         let size = self.segment.life.size;
@@ -248,8 +339,7 @@ impl Tail {
         Ok(())
     }
 
-    /// Counts the written group to the segment. Returns the bytes of the group; the next group is empty.
-    pub(super) fn advance(&mut self) -> Bytes {
+    fn advance(&mut self) -> Bytes {
         self.digest.update(&self.buffer);
         let group = self.keeper.take(&mut self.buffer, BLOCK_BYTES);
         self.offset += group.len() as u64;
@@ -259,19 +349,10 @@ impl Tail {
         group
     }
 
-    /// Drops the group.
-    pub(super) fn clear(&mut self) {
+    /// On copy-on-write file systems zeros take space: the pool gives up segments for it.
+    fn take_back(&mut self, written: usize) -> io::Result<bool> {
         self.buffer.clear();
         (self.chain, self.frames) = self.before_group;
-    }
-
-    /// Drops the group, `written` bytes of which were written: these become zeros. On copy-on-write file
-    /// systems zeros take space: the pool gives up segments for it. Returns whether it gave up any.
-    ///
-    /// # Errors
-    /// If the zeros cannot be written.
-    pub(super) fn take_back(&mut self, written: usize) -> io::Result<bool> {
-        self.clear();
         let mut gave_up = false;
         let zeros = vec![0; written];
         while written > 0 {
@@ -286,8 +367,7 @@ impl Tail {
         Ok(gave_up)
     }
 
-    /// The body of the segment's last frame. The group before must be written. `records`: in the segment.
-    pub(super) fn seal(&self, records: u64, next_log_counter: u64, expiry: Timestamp) -> Seal {
+    fn seal(&self, records: u64, next_log_counter: u64, expiry: Timestamp) -> Seal {
         debug_assert!(self.buffer.is_empty());
         let successor = self.next.as_ref().map(|next| next.life.id);
         Seal {
@@ -301,30 +381,23 @@ impl Tail {
         }
     }
 
-    /// Takes the segment to enter next.
-    ///
-    /// # Errors
-    /// As [`Pool::take`].
-    pub(super) fn take_next(&mut self, purpose: Use) -> io::Result<()> {
+    fn take_next(&mut self, purpose: Use) -> io::Result<()> {
         debug_assert!(self.next.is_none());
         self.next = Some(self.pool.take(purpose)?);
         Ok(())
     }
 
-    /// Size of the segment to enter next, in bytes; 0 if there is none.
-    pub(super) fn next_bytes(&self) -> u64 {
+    fn next_bytes(&self) -> u64 {
         self.next.as_ref().map_or(0, |next| next.life.size)
     }
 
-    /// Returns the segment that was to be entered next.
-    pub(super) fn give_back_next(&mut self) {
+    fn give_back_next(&mut self) {
         if let Some(next) = self.next.take() {
             self.pool.give_back(next);
         }
     }
 
-    /// Enters the next segment. The segment at hand is sealed and flushed.
-    pub(super) fn roll(&mut self) {
+    fn roll(&mut self) {
         debug_assert!(self.buffer.is_empty() && self.segment.end.read().is_some());
         let Some(next) = self.next.take() else { return };
         let begun = Segment::begun(next.life, self.segment.limit(), Arc::clone(&next.file));
@@ -334,5 +407,21 @@ impl Tail {
             buffer: std::mem::take(&mut self.buffer),
             ..Self::new(Arc::clone(&self.pool), Arc::new(begun), next.file)
         };
+    }
+
+    fn restore_reserve(&self) -> io::Result<()> {
+        self.pool.restore_reserve()
+    }
+
+    fn is_starved(&self) -> bool {
+        self.pool.is_starved()
+    }
+
+    fn lacks(&self, purpose: Use, rolls: bool) -> FreeSpace {
+        self.pool.refuse(purpose, rolls)
+    }
+
+    fn try_again(&self) {
+        self.pool.try_again();
     }
 }

@@ -12,6 +12,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::Committer;
+use super::tail::SegmentTail;
 use crate::base::ids::Position;
 use crate::logs::producers::{Before as ProducerBefore, BeforeForgotten};
 use crate::logs::quotas::Load;
@@ -66,7 +67,7 @@ impl Undo {
     }
 }
 
-impl Committer {
+impl<T: SegmentTail> Committer<T> {
     /// Notes the state at the start of a group.
     pub(super) fn note_start(&mut self) {
         self.group.undo = Undo {
