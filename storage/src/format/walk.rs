@@ -1,13 +1,19 @@
-//! Walks the frames of one segment, also over damage.
+//! The walk over the frames of one segment, also over damage.
 //!
-//! Input: bytes, in windows ([`Content`]). Output: items. The successor of a finished segment records its end.
-//! The end of the last segment depends on D, the highest position that any verified header says was flushed.
-//! Bad bytes below D are damage. Bad bytes at or beyond D are a torn tail, and the bytes behind them prove
-//! nothing: a power cut may keep later sectors and lose earlier ones.
+//! ```text
+//!   Source: the bytes ──▶ Walk::next ──▶ Event: a frame or a hole, in order
+//! ```
+//!
+//! Recovery, verification, backups, archives and dumps all use [`Walk`], so that they agree on frames and holes.
+//! The successor of a finished segment records its end. The end of the last segment depends on D, the highest
+//! position that any verified header says was flushed. Bad bytes below D are damage. Bad bytes at or beyond D are
+//! a torn tail, and the bytes behind them prove nothing: a power cut may keep later sectors and lose earlier ones.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use super::content::Content;
+use super::stream::{Read, Stream};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
 use crate::base::zeros::{are_zeros, used_length};
@@ -26,6 +32,257 @@ const LOOK: usize = 64 << 10;
 /// Size of the pieces in which bytes behind the end are checked.
 const SWEEP: usize = 1 << 20;
 
+/// The bytes of a segment file.
+pub(crate) trait Source {
+    /// Why bytes cannot be read now.
+    type Error;
+
+    /// Calls `look` with `length` bytes from `offset` on; fewer where the file ends.
+    fn look<R>(
+        &mut self,
+        offset: u64,
+        length: usize,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, Self::Error>;
+}
+
+impl Source for &Content<'_> {
+    /// [`Content::check`] reports errors.
+    type Error = Infallible;
+
+    fn look<R>(
+        &mut self,
+        offset: u64,
+        length: usize,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, Infallible> {
+        Ok(Content::look(self, offset, length, look))
+    }
+}
+
+/// The next frame or hole of a segment.
+pub(crate) enum Event<'a> {
+    /// A frame with a good header.
+    Frame {
+        header: &'a Header,
+        /// Header and body, as far as the file has them.
+        bytes: &'a [u8],
+        /// Its body as stored, if it matches its checksum.
+        body: Option<&'a [u8]>,
+    },
+    /// A range of positions that does not verify.
+    Hole {
+        from: Position,
+        to: Position,
+        /// A good header at its start that does not follow from the frame before.
+        stranger: Option<Header>,
+    },
+}
+
+/// Walks one segment.
+pub(crate) struct Walk<S> {
+    pub(crate) source: S,
+    salt: u64,
+    base: Position,
+    /// Nothing is read at or beyond this position.
+    limit: Position,
+    /// Position of the next frame or hole.
+    position: Position,
+    /// Chain value the next header must carry; `None` after a hole.
+    chain: Option<u32>,
+}
+
+impl<'a, 'b> Walk<Stream<'a, 'b>> {
+    /// Walks the frames up to `end` through bytes that are read once.
+    pub(crate) fn stream(
+        life: &Life,
+        base: Position,
+        end: Position,
+        read: &'a mut Read<'b>,
+    ) -> Self {
+        let limit = end.min(base.advance(life.size));
+        let source = Stream::new(limit.since(base), read);
+        Self::new(source, life, base, limit)
+    }
+}
+
+impl<S: Source> Walk<S> {
+    pub(crate) fn new(source: S, life: &Life, base: Position, limit: Position) -> Self {
+        Self {
+            source,
+            salt: life.salt,
+            base,
+            limit,
+            position: base.advance(LIFE_BYTES),
+            chain: Some(0),
+        }
+    }
+
+    /// Position of the next frame or hole.
+    pub(crate) fn position(&self) -> Position {
+        self.position
+    }
+
+    fn look<R>(
+        &mut self,
+        position: Position,
+        length: usize,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, S::Error> {
+        self.source.look(position.since(self.base), length, look)
+    }
+
+    /// Calls `each` with the next frame or hole below `end`. All bad bytes below `end` are damage. Returns `false`
+    /// if there is none.
+    ///
+    /// # Errors
+    /// If bytes cannot be read now. A later call looks again.
+    pub(crate) fn next(
+        &mut self,
+        end: Position,
+        each: impl FnOnce(Event<'_>),
+    ) -> Result<bool, S::Error> {
+        if self.position >= end {
+            return Ok(false);
+        }
+        let found = self.header(self.position)?;
+        match found.filter(|header| header.end() <= end) {
+            Some(header) if self.follows(&header) => self.take(&header, each)?,
+            stranger => self.skip(end, stranger, each)?,
+        }
+        Ok(true)
+    }
+
+    /// Calls `each` with the next frame if its header is good, and returns whether it is.
+    ///
+    /// # Errors
+    /// As [`Walk::next`].
+    pub(crate) fn next_good(&mut self, each: impl FnOnce(Event<'_>)) -> Result<bool, S::Error> {
+        let header = self.header(self.position)?;
+        let Some(header) = header.filter(|header| self.follows(header)) else {
+            return Ok(false);
+        };
+        self.take(&header, each)?;
+        Ok(true)
+    }
+
+    /// Whether a header follows from the frame before.
+    fn follows(&self, header: &Header) -> bool {
+        let chain = self.chain.filter(|_| !known_bad::makes(Mistake::NoChain));
+        chain.is_none_or(|chain| chain == header.chain)
+    }
+
+    fn take(&mut self, header: &Header, each: impl FnOnce(Event<'_>)) -> Result<(), S::Error> {
+        let length = usize::try_from(header.frame_len()).unwrap_or(usize::MAX);
+        self.look(header.position, length, |bytes| {
+            each(Event::Frame {
+                header,
+                bytes,
+                body: frame::verified_body(bytes, header),
+            });
+        })?;
+        self.position = header.end();
+        self.chain = Some(header.crc);
+        Ok(())
+    }
+
+    /// Skips bad bytes up to the next frame, or to `end`.
+    fn skip(
+        &mut self,
+        end: Position,
+        stranger: Option<Header>,
+        each: impl FnOnce(Event<'_>),
+    ) -> Result<(), S::Error> {
+        let from = self.position;
+        let next = self.resynchronise(from.advance(8))?;
+        let next = next.map(|header| header.position);
+        let to = next.filter(|next| *next < end).unwrap_or(end);
+        self.position = to;
+        self.chain = None;
+        each(Event::Hole { from, to, stranger });
+        Ok(())
+    }
+
+    /// Calls `look` with the bytes of the header that a position claims to have, extensions included.
+    fn claimed<R>(
+        &mut self,
+        position: Position,
+        look: impl FnOnce(&[u8]) -> Option<R>,
+    ) -> Result<Option<R>, S::Error> {
+        let claims = |bytes: &[u8]| {
+            let here = frame::claimed_position(bytes) == Some(position.get());
+            here.then(|| claimed_header(bytes))
+        };
+        match self.look(position, HEADER_BYTES, claims)? {
+            Some(length) => self.look(position, length, look),
+            None => Ok(None),
+        }
+    }
+
+    /// The verified header at `position`, if there is one.
+    fn header(&mut self, position: Position) -> Result<Option<Header>, S::Error> {
+        let salt = self.salt;
+        self.claimed(position, |bytes| frame::decode_header(bytes, salt))
+    }
+
+    /// The next position at or after `from` where a header verifies.
+    fn resynchronise(&mut self, from: Position) -> Result<Option<Header>, S::Error> {
+        self.search(from, self.limit, Self::header)
+    }
+
+    /// The first thing that `test` finds at a place in a range that claims to have a header.
+    fn search<R>(
+        &mut self,
+        mut from: Position,
+        to: Position,
+        mut test: impl FnMut(&mut Self, Position) -> Result<Option<R>, S::Error>,
+    ) -> Result<Option<R>, S::Error> {
+        while from < to {
+            let look = |piece: &[u8]| (claim(piece, from), piece.len() < LOOK);
+            match self.look(from, LOOK, look)? {
+                (Claim::At(at), _) => {
+                    let here = from.advance(at as u64);
+                    if here >= to {
+                        return Ok(None);
+                    }
+                    if let Some(found) = test(self, here)? {
+                        return Ok(Some(found));
+                    }
+                    from = here.advance(8);
+                }
+                (Claim::NoneBefore(_), true) => return Ok(None),
+                (Claim::NoneBefore(at), false) => from = from.advance(at as u64),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Result of a search for a header in a piece of a file.
+enum Claim {
+    /// The bytes at this offset claim to be a header at their own position.
+    At(usize),
+    /// No bytes before this offset do.
+    NoneBefore(usize),
+}
+
+/// Searches a piece of a file that begins at `from` for a header.
+fn claim(piece: &[u8], from: Position) -> Claim {
+    let mut at = 0;
+    while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
+        if claimed == from.advance(at as u64).get() {
+            return Claim::At(at);
+        }
+        // A header may begin with zeros, but not with a page of them.
+        let page = piece.get(at..at + ZERO_PAGE);
+        at += match page.is_some_and(are_zeros) {
+            true => ZERO_PAGE - HEADER_BYTES,
+            false => 8,
+        };
+    }
+    Claim::NoneBefore(at)
+}
+
 /// A frame or a hole, in the order of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Item {
@@ -38,6 +295,18 @@ pub(crate) enum Item {
         from: Position,
         to: Position,
     },
+}
+
+impl From<Event<'_>> for Item {
+    fn from(event: Event<'_>) -> Self {
+        match event {
+            Event::Frame { header, body, .. } => Self::Frame {
+                header: *header,
+                body_good: body.is_some(),
+            },
+            Event::Hole { from, to, .. } => Self::Hole { from, to },
+        }
+    }
 }
 
 /// One segment, walked.
@@ -56,6 +325,45 @@ pub(crate) struct Walked {
 }
 
 impl Walked {
+    fn new(first: Position) -> Self {
+        Self {
+            items: Vec::new(),
+            end: first,
+            chain: 0,
+            torn: 0,
+            unread: None,
+        }
+    }
+
+    /// Sets the end and the chain from the items.
+    fn ended(mut self) -> Self {
+        let frames = self.items.iter().rev().find_map(|item| match item {
+            Item::Frame { header, .. } => Some(header),
+            Item::Hole { .. } => None,
+        });
+        self.chain = frames.map_or(0, |header| header.crc);
+        self.end = match self.items.last() {
+            Some(Item::Frame { header, .. }) => header.end(),
+            Some(Item::Hole { to, .. }) => *to,
+            None => self.end,
+        };
+        self
+    }
+
+    /// Removes the frames of an atomic unit whose last frame is missing. Returns the header checksum of the frame
+    /// before, if there were any.
+    fn cut_open_unit(&mut self) -> Option<u32> {
+        let mut chain = None;
+        while let Some(Item::Frame { header, .. }) = self.items.last()
+            && header.continues()
+        {
+            chain = Some(header.chain);
+            self.end = header.position;
+            self.items.pop();
+        }
+        chain
+    }
+
     /// The highest position that a frame of the walk says was flushed.
     pub(crate) fn proven(&self) -> Position {
         let mark = |item: &Item| match item {
@@ -120,30 +428,18 @@ impl<'a> Bytes<'a> {
         self.bytes.look(position.since(self.base), length, look)
     }
 
-    fn first(&self) -> Position {
-        self.base.advance(LIFE_BYTES)
-    }
-
     fn limit(&self) -> Position {
         self.base.advance(self.bytes.size().min(self.life.size))
     }
 
-    /// The verified header at `position`, if there is one.
-    pub(crate) fn header(&self, position: Position) -> Option<Header> {
-        let claims = |bytes: &[u8]| {
-            let here = frame::claimed_position(bytes) == Some(position.get());
-            here.then(|| claimed_header(bytes))
-        };
-        let length = self.look(position, HEADER_BYTES, claims)?;
-        let salt = self.life.salt;
-        self.look(position, length, |bytes| frame::decode_header(bytes, salt))
+    fn walk(&self) -> Walk<&'a Content<'a>> {
+        Walk::new(self.bytes, self.life, self.base, self.limit())
     }
 
-    /// Whether the body of the frame verifies.
-    fn is_whole(&self, header: &Header) -> bool {
-        self.look(header.position, frame_bytes(header), |frame| {
-            frame::verified_body(frame, header).is_some()
-        })
+    /// The verified header at `position`, if there is one.
+    pub(crate) fn header(&self, position: Position) -> Option<Header> {
+        let Ok(header) = self.walk().header(position);
+        header
     }
 
     /// The verified body of the frame.
@@ -182,34 +478,9 @@ impl<'a> Bytes<'a> {
     }
 
     /// The next position at or after `from` where a header verifies.
-    pub(crate) fn resynchronise(&self, mut from: Position) -> Option<Header> {
-        let limit = self.limit();
-        while from < limit {
-            let piece = self.at(from, LOOK);
-            let mut at = 0;
-            while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
-                let here = from.advance(at as u64);
-                if here >= limit {
-                    return None;
-                }
-                if claimed == here.get()
-                    && let Some(header) = self.header(here)
-                {
-                    return Some(header);
-                }
-                // A header may begin with zeros, but not with a page of them.
-                let page = piece.get(at..at + ZERO_PAGE);
-                at += match page.is_some_and(are_zeros) {
-                    true => ZERO_PAGE - HEADER_BYTES,
-                    false => 8,
-                };
-            }
-            if piece.len() < LOOK {
-                return None;
-            }
-            from = from.advance(at as u64);
-        }
-        None
+    pub(crate) fn resynchronise(&self, from: Position) -> Option<Header> {
+        let Ok(header) = self.walk().resynchronise(from);
+        header
     }
 
     /// The first frame that a newer version wrote: its header verifies, but its kind or its compression is
@@ -236,34 +507,13 @@ impl<'a> Bytes<'a> {
 
     fn newer_header(&self, from: Position, to: Position) -> Option<(Position, Newer)> {
         // Behind its last byte there is nothing to read, even if a link claims a later end.
-        let (mut from, to) = (from, to.min(self.limit()));
-        while from < to {
-            let piece = self.at(from, LOOK);
-            let mut at = 0;
-            while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
-                let here = from.advance(at as u64);
-                if here >= to {
-                    return None;
-                }
-                if claimed == here.get()
-                    && let Some(newer) = self.newer_at(here)
-                {
-                    return Some((here, newer));
-                }
-                at += 8;
-            }
-            if piece.len() < LOOK {
-                return None;
-            }
-            from = from.advance(at as u64);
-        }
-        None
-    }
-
-    fn newer_at(&self, position: Position) -> Option<Newer> {
-        let length = self.look(position, HEADER_BYTES, claimed_header);
+        let to = to.min(self.limit());
         let salt = self.life.salt;
-        self.look(position, length, |bytes| frame::newer(bytes, salt))
+        let Ok(found) = self.walk().search(from, to, |walk, at| {
+            let Ok(newer) = walk.claimed(at, |bytes| frame::newer(bytes, salt));
+            Ok(newer.map(|newer| (at, newer)))
+        });
+        found
     }
 
     /// Examines all bytes from `from` on.
@@ -305,18 +555,17 @@ impl<'a> Bytes<'a> {
     pub(crate) fn walk_finished(&self, end: Position) -> Walked {
         // A forged link may claim an end far beyond the segment.
         let end = end.min(self.base.advance(self.life.size));
-        let mut walk = Walk::new(*self);
-        while walk.position < end {
-            match walk.frame().filter(|header| header.end() <= end) {
-                Some(header) => {
-                    let body_good = self.is_whole(&header);
-                    walk.take(header, body_good);
-                }
-                None if known_bad::makes(Mistake::TruncateOnAnyError) => break,
-                None => walk.skip(end),
+        let mut walk = self.walk();
+        let mut walked = Walked::new(walk.position);
+        loop {
+            let Ok(more) = walk.next(end, |event| walked.items.push(event.into()));
+            let is_hole = |item: &mut Item| matches!(item, Item::Hole { .. });
+            let cut = known_bad::makes(Mistake::TruncateOnAnyError)
+                && walked.items.pop_if(is_hole).is_some();
+            if cut || !more {
+                return walked.ended();
             }
         }
-        walk.done(0)
     }
 
     /// Walks a segment up to the end that the link of its successor records.
@@ -333,34 +582,46 @@ impl<'a> Bytes<'a> {
     /// Walks the last segment. The journal ends at its seal, or at the first bytes that do not verify and were
     /// never proven flushed.
     pub(crate) fn walk_last(&self) -> Walked {
-        let mut walk = Walk::new(*self);
+        let mut walk = self.walk();
+        let mut walked = Walked::new(walk.position);
         // Computed at the first bad bytes. A frame proves nothing behind its own start, so earlier frames are
         // not needed.
         let mut rest: Option<Rest> = None;
         let mut durable = |from: Position| rest.get_or_insert_with(|| self.rest(from)).proven;
         loop {
-            let at = walk.position;
-            let frame = walk.frame().map(|header| (header, self.is_whole(&header)));
-            match frame {
+            let (at, chain) = (walk.position, walk.chain);
+            let mut found: Option<Item> = None;
+            let Ok(_) = walk.next_good(|event| found = Some(event.into()));
+            match found {
                 // A frame that was never proven must be whole to count.
-                Some((header, body_good)) if body_good || header.end() <= durable(at) => {
-                    walk.take(header, body_good);
+                Some(Item::Frame { header, body_good })
+                    if body_good || header.end() <= durable(at) =>
+                {
+                    walked.items.push(Item::Frame { header, body_good });
                     if header.kind == Kind::Seal {
-                        return walk.done(0);
+                        return walked.ended();
                     }
                 }
-                // The walk does not skip beyond D: bad bytes behind D are torn, even if good frames follow.
-                _ if at < durable(at) => walk.skip(durable(at).min(self.limit())),
-                _ => break,
+                _ => {
+                    (walk.position, walk.chain) = (at, chain);
+                    // The walk does not skip beyond D: bad bytes behind D are torn, even if good frames follow.
+                    if at >= durable(at) {
+                        break;
+                    }
+                    let end = durable(at).min(self.limit());
+                    let Ok(()) = walk.skip(end, None, |event| walked.items.push(event.into()));
+                }
             }
         }
-        walk.unread = self.unread_frame(walk.position);
-        let cut = walk.cut_open_unit();
-        let end = walk.position;
+        walked.unread = self.unread_frame(walk.position);
+        let cut = walked.cut_open_unit();
+        let mut walked = walked.ended();
+        walked.chain = cut.unwrap_or(walked.chain);
         // A cut unit begins before the first bad bytes.
-        let rest = rest.filter(|_| !cut).unwrap_or_else(|| self.rest(end));
-        let torn = self.debris(end, &rest);
-        walk.done(torn)
+        let rest = rest.filter(|_| cut.is_none());
+        let rest = rest.unwrap_or_else(|| self.rest(walked.end));
+        walked.torn = self.debris(walked.end, &rest);
+        walked
     }
 
     /// Offsets of the bytes of the frame at a position that the device could not read, if any.
@@ -391,83 +652,6 @@ impl<'a> Bytes<'a> {
         match ours || is_fresh {
             true => rest.used.get().saturating_sub(end.get()),
             false => 0,
-        }
-    }
-}
-
-struct Walk<'a> {
-    bytes: Bytes<'a>,
-    items: Vec<Item>,
-    position: Position,
-    /// Chain value the next header must carry; `None` after a hole.
-    chain: Option<u32>,
-    last_chain: u32,
-    unread: Option<Range<u64>>,
-}
-
-impl<'a> Walk<'a> {
-    fn new(bytes: Bytes<'a>) -> Self {
-        let position = bytes.first();
-        Self {
-            bytes,
-            items: Vec::new(),
-            position,
-            chain: Some(0),
-            last_chain: 0,
-            unread: None,
-        }
-    }
-
-    /// The good header at the current position.
-    fn frame(&self) -> Option<Header> {
-        let header = self.bytes.header(self.position)?;
-        self.chain
-            .filter(|_| !known_bad::makes(Mistake::NoChain))
-            .is_none_or(|chain| chain == header.chain)
-            .then_some(header)
-    }
-
-    fn take(&mut self, header: Header, body_good: bool) {
-        self.items.push(Item::Frame { header, body_good });
-        self.position = header.end();
-        self.chain = Some(header.crc);
-        self.last_chain = header.crc;
-    }
-
-    /// Skips bad bytes up to the next frame, or to `end`.
-    fn skip(&mut self, end: Position) {
-        let from = self.position;
-        let next = self
-            .bytes
-            .resynchronise(from.advance(8))
-            .map(|header| header.position);
-        let to = next.filter(|next| *next < end).unwrap_or(end);
-        self.items.push(Item::Hole { from, to });
-        self.position = to;
-        self.chain = None;
-    }
-
-    /// Removes the frames of an atomic unit whose last frame is missing. Returns whether there were any.
-    fn cut_open_unit(&mut self) -> bool {
-        let before = self.position;
-        while let Some(Item::Frame { header, .. }) = self.items.last()
-            && header.continues()
-        {
-            self.position = header.position;
-            self.chain = Some(header.chain);
-            self.last_chain = header.chain;
-            self.items.pop();
-        }
-        self.position < before
-    }
-
-    fn done(self, torn: u64) -> Walked {
-        Walked {
-            items: self.items,
-            end: self.position,
-            chain: self.last_chain,
-            torn,
-            unread: self.unread,
         }
     }
 }

@@ -20,11 +20,12 @@ use crate::format::address::Hole;
 use crate::format::address::base_of;
 use crate::format::frame;
 use crate::format::frame::{Header, Kind};
-use crate::format::frames::{Event, Frames, Read};
 use crate::format::life;
 use crate::format::life::{ARCHIVED, BadLife, Life, SORTED_RUN};
 use crate::format::pack::{Piece, entries, pieces};
 use crate::format::run_head::Head;
+use crate::format::stream::Read;
+use crate::format::walk::{Event, Walk};
 use crate::index::{NewRow, SealedIndex};
 use crate::journal::run::{new_id, path};
 use crate::journal::segment::Segment;
@@ -263,8 +264,9 @@ pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
 pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<Walked, Stop> {
     let base = base_of(opened.life.id);
     let mut walked = Walked::default();
-    let mut frames = Frames::new(opened.life, base, base.advance(opened.end), read);
-    while frames.next(|event| match event {
+    let end = base.advance(opened.end);
+    let mut frames = Walk::stream(&opened.life, base, end, read);
+    while frames.next(end, |event| match event {
         Event::Frame {
             header,
             bytes,

@@ -16,8 +16,8 @@ use crate::format::compress;
 use crate::format::digest::Digest;
 use crate::format::frame;
 use crate::format::frame::{Header, Kind};
-use crate::format::frames::{Event, Frames};
 use crate::format::pack;
+use crate::format::walk::{Event, Walk};
 use crate::index::checkpoint;
 use crate::index::read_index;
 use crate::index::run_file;
@@ -358,10 +358,10 @@ impl Offline {
         }
         let mut reader = Reader::open(&*self.disk, &segment.path).map_err(fail())?;
         let mut read = |from: u64, bytes: u64| Ok(reader.read(from, bytes)?);
-        let mut frames = Frames::new(segment.life, segment.base, segment.end, &mut read);
+        let mut frames = Walk::stream(&segment.life, segment.base, segment.end, &mut read);
         let mut told = Ok(());
         loop {
-            let next = frames.next(|event| {
+            let next = frames.next(segment.end, |event| {
                 told = match event {
                     Event::Frame {
                         header,

@@ -2,34 +2,57 @@
 
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
-use crate::format::frame;
 use crate::format::frame::HEADER_BYTES;
 use crate::format::life::Life;
+use crate::format::walk::{Event, Source, Walk};
 
 /// Verifies one segment as its bytes pass, from its first byte on.
 pub(super) struct FrameCheck {
-    life: Life,
+    walk: Walk<Passing>,
+    base: Position,
     /// Remaining bytes of the life block.
     life_bytes: usize,
-    /// Position of the next frame.
-    at: Position,
-    chain: u32,
-    /// The beginning of an incomplete frame.
-    rest: Vec<u8>,
     sound: bool,
     until: Position,
     /// End of the last atomic unit that ends at or below `until`.
     whole: Option<Position>,
 }
 
+/// The bytes of an incomplete frame, as far as they have passed.
+struct Passing {
+    /// Their offset in the segment.
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+/// The bytes have not passed yet.
+struct NotYet;
+
+impl Source for Passing {
+    type Error = NotYet;
+
+    fn look<R>(
+        &mut self,
+        offset: u64,
+        length: usize,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, NotYet> {
+        let from = usize::try_from(offset - self.start).unwrap_or(usize::MAX);
+        let bytes = self.bytes.get(from..from.saturating_add(length));
+        bytes.map(look).ok_or(NotYet)
+    }
+}
+
 impl FrameCheck {
     pub(super) fn new(life: Life, base: Position, until: Position) -> Self {
+        let passing = Passing {
+            start: LIFE_BYTES,
+            bytes: Vec::new(),
+        };
         Self {
-            life,
+            walk: Walk::new(passing, &life, base, base.advance(life.size)),
+            base,
             life_bytes: usize::try_from(LIFE_BYTES).unwrap_or(0),
-            at: base.advance(LIFE_BYTES),
-            chain: 0,
-            rest: Vec::new(),
             sound: true,
             until,
             whole: None,
@@ -43,54 +66,43 @@ impl FrameCheck {
         if !self.sound {
             return;
         }
-        let mut rest = std::mem::take(&mut self.rest);
-        rest.extend_from_slice(bytes.get(skipped..).unwrap_or(&[]));
-        let mut from = 0;
-        while let Some(length) = self.frame(&rest[from..]) {
-            from += length;
+        let bytes = bytes.get(skipped..).unwrap_or(&[]);
+        self.walk.source.bytes.extend_from_slice(bytes);
+        loop {
+            let mut ends_unit = None;
+            let found = self.walk.next_good(|event| {
+                if let Event::Frame { header, body, .. } = event {
+                    ends_unit = body.map(|_| !header.continues());
+                }
+            });
+            match (found, ends_unit) {
+                (Err(NotYet), _) => break,
+                (Ok(true), Some(ends_unit)) => {
+                    let at = self.walk.position();
+                    if ends_unit && at <= self.until {
+                        self.whole = Some(at);
+                    }
+                }
+                (Ok(_), _) => {
+                    self.sound = false;
+                    self.walk.source.bytes = Vec::new();
+                    return;
+                }
+            }
         }
-        if self.sound {
-            rest.drain(..from);
-            self.rest = rest;
-        }
-    }
-
-    /// Verifies the frame at the front, if it is complete; returns its length.
-    fn frame(&mut self, bytes: &[u8]) -> Option<usize> {
-        if bytes.len() < HEADER_BYTES {
-            return None;
-        }
-        // The length is not verified yet, but bounded, so waiting for the header is safe.
-        let header_len = usize::from(u16::from_le_bytes([bytes[4], bytes[5]])) * 8;
-        if header_len > bytes.len() {
-            return None;
-        }
-        let header = frame::decode_header(bytes, self.life.salt)
-            .filter(|header| header.position == self.at && header.chain == self.chain);
-        let Some(header) = header else {
-            self.sound = false;
-            return None;
-        };
-        let length = usize::try_from(header.frame_len()).unwrap_or(usize::MAX);
-        if bytes.len() < length {
-            return None;
-        }
-        if frame::verified_body(bytes, &header).is_none() {
-            self.sound = false;
-            return None;
-        }
-        self.at = header.end();
-        self.chain = header.crc;
-        if !header.continues() && self.at <= self.until {
-            self.whole = Some(self.at);
-        }
-        Some(length)
+        // The length of an incomplete frame is not verified, but bounded, so waiting for it is safe.
+        let start = self.walk.position().since(self.base);
+        let passing = &mut self.walk.source;
+        let done = usize::try_from(start - passing.start).unwrap_or(usize::MAX);
+        passing.bytes.drain(..done);
+        passing.start = start;
     }
 
     /// Whether all frames verified and ended at `end`, after the last byte. Behind the end, a run has some
     /// bytes that are no frame.
     pub(super) fn is_sound(&self, end: Position) -> bool {
-        self.sound && self.rest.len() < HEADER_BYTES && self.at == end
+        let rest = self.walk.source.bytes.len();
+        self.sound && rest < HEADER_BYTES && self.walk.position() == end
     }
 
     /// End of the last atomic unit that ends at or below the requested position; valid only if the segment is sound.

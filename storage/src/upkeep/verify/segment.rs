@@ -15,8 +15,9 @@ use crate::format::body::{Created, CursorBody, Link, Seal};
 use crate::format::compress;
 use crate::format::frame;
 use crate::format::frame::{Directory, Header, Kind};
-use crate::format::frames::{Event, Frames, Read};
 use crate::format::life::{Life, bad_copies};
+use crate::format::stream::Read;
+use crate::format::walk::{Event, Walk};
 use crate::index::SealedIndex;
 use crate::logs::producers::Forgotten;
 
@@ -168,8 +169,8 @@ pub(crate) fn check(
 ) -> Result<Checked, Stop> {
     let mut check = Check::new(target, index, lsns);
     check.life_blocks(&read(0, LIFE_BYTES.min(target.file_bytes))?);
-    let mut frames = Frames::new(target.life, target.base, target.end, read);
-    while frames.next(|event| check.take(event))? {}
+    let mut frames = Walk::stream(&target.life, target.base, target.end, read);
+    while frames.next(target.end, |event| check.take(event))? {}
     Ok(check.end())
 }
 
