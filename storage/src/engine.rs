@@ -4,6 +4,7 @@
 //! [`LocalEngine`] adds the threads; the service holds it.
 
 mod admin;
+mod callers;
 mod cursors;
 mod drive;
 pub(crate) mod expiry_clock;

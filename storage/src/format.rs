@@ -4,7 +4,6 @@
 //! [`crate::logs::image`], next to the state that it stores.
 
 pub(crate) mod compress;
-pub(crate) mod frames;
 
 pub(crate) mod active;
 pub(crate) mod address;
@@ -16,4 +15,5 @@ pub(crate) mod frame;
 pub(crate) mod life;
 pub(crate) mod pack;
 pub(crate) mod run_head;
+pub(crate) mod stream;
 pub(crate) mod walk;

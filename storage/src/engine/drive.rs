@@ -4,20 +4,12 @@
 //! the queue. So the thread that a lone request wakes writes it and flushes it, with one wake-up in all.
 //! Requests that arrive during this flush gather and become the next group. Meanwhile the other thread writes
 //! the queue only if it holds at least `GATHER_BYTES`, or a request that waits for no flush.
-//!
-//! Callers come back soon after their answer. So after a flush that answered several requests, the next group
-//! waits until as many requests have arrived. It waits at most twice as long as that flush took, and at most
-//! `MOST_GATHERING`. A flush for the first few callers would make all others wait for one more flush.
-//!
-//! Appends that need no flush need no thread. A caller that gathers requests, such as an event loop in one of
-//! its turns, writes them when it has nothing more to take in. To wake a thread takes longer than to write.
-//! But a caller does no work that may take long: drivers write large queues, begin new segments, and write
-//! while the device is slow.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use super::callers::Callers;
 use crate::api::record::Durability;
 use crate::base::ids::Position;
 use crate::base::metrics::Worker;
@@ -31,19 +23,6 @@ const GATHER_BYTES: u64 = 256 << 10;
 
 /// Maximum number of requests for which a new queue reserves room.
 const MOST_EXPECTED: usize = 1024;
-
-/// Maximum wait for the callers that the last flush answered, however long that flush took.
-const MOST_GATHERING: Duration = Duration::from_millis(1);
-
-/// Maximum bytes that a caller writes.
-const SHORT_BYTES: u64 = 128 << 10;
-
-/// Upper bound on a group's overhead beyond the bytes charged to the budget.
-const MARGIN_BYTES: u64 = 16 << 10;
-
-/// After a caller's write took at least `LONG_WRITE`, only drivers write, for `AFTER_LONG_WRITE`.
-const LONG_WRITE: Duration = Duration::from_millis(20);
-const AFTER_LONG_WRITE: Duration = Duration::from_secs(1);
 
 /// Number of driver threads: one to flush, one to write.
 pub(crate) const DRIVERS: usize = 2;
@@ -62,11 +41,7 @@ struct State {
     /// Whether an operation in the queue is not an append, so that it may take long.
     long: bool,
     queued_bytes: u64,
-    queued_requests: usize,
-    /// Bytes that the committer can write without an action that may take long.
-    room: u64,
-    /// Callers write nothing before this time.
-    slow_until: Option<Instant>,
+    callers: Callers,
     writing: bool,
     flushing: bool,
     /// Durable position when the queue was last written in order to join the coming flush.
@@ -74,9 +49,6 @@ struct State {
     idle: usize,
     /// Latest time at which a sleeping driver looks again.
     looks_at: Option<Instant>,
-    /// Number of requests that the last flush answered, and the end of the wait for their callers.
-    answered: usize,
-    gather_until: Option<Instant>,
     /// Time at which an idle journal gets a marker.
     mark_at: Option<Instant>,
     /// A marker was written and needs a flush.
@@ -88,9 +60,7 @@ impl State {
     /// Whether to write the queue now. While a flush runs, requests that wait for the next flush are left to
     /// gather: they become one group, for one wake-up and one write.
     fn wants_write(&self) -> bool {
-        let more_comes =
-            self.flushing || (self.gather_until.is_some() && self.queued_requests < self.answered);
-        let gathers = more_comes && !self.urgent && self.queued_bytes < GATHER_BYTES;
+        let gathers = self.flushing && !self.urgent && self.queued_bytes < GATHER_BYTES;
         self.can_write() && !gathers
     }
 
@@ -101,9 +71,7 @@ impl State {
     fn take_queue(&mut self) -> Vec<Submission> {
         self.urgent = false;
         self.long = false;
-        self.gather_until = None;
         self.queued_bytes = 0;
-        self.queued_requests = 0;
         // Soon about as many requests are queued again.
         let next = Vec::with_capacity(self.queue.len().min(MOST_EXPECTED));
         std::mem::replace(&mut self.queue, next)
@@ -123,7 +91,7 @@ pub(crate) enum By {
 struct Written {
     /// Time at which the journal gets a marker, if it is idle until then.
     mark_at: Option<Instant>,
-    /// As [`State::room`].
+    /// As [`Callers::room`].
     room: u64,
 }
 
@@ -149,7 +117,6 @@ impl Intake {
         state.urgent |= urgent;
         state.long |= !matches!(submission.operation, Operation::Append { .. });
         state.queued_bytes += submission.cost;
-        state.queued_requests += submission.requests as usize;
         state.queue.push(submission);
         if by == By::Driver || !urgent {
             self.hand_on(&state);
@@ -163,10 +130,7 @@ impl Intake {
         if !state.urgent || !state.can_write() {
             return None;
         }
-        let slow = state.slow_until.is_some_and(|until| until > now);
-        let little =
-            state.queued_bytes <= SHORT_BYTES && state.queued_bytes + MARGIN_BYTES <= state.room;
-        if state.long || slow || !little {
+        if state.long || !state.callers.may_write(state.queued_bytes, now) {
             self.hand_on(&state);
             return None;
         }
@@ -197,7 +161,6 @@ impl Intake {
         let mut state = self.state.lock();
         loop {
             let now = core.journal.clock.monotonic();
-            state.gather_until = state.gather_until.filter(|until| *until > now);
             let wanted = state.marked || core.journal.wants_flush() || core.flush_is_due(now);
             if !state.flushing && wanted {
                 // Requests queued by now join this flush. Otherwise they would wait for it and for one more.
@@ -224,7 +187,7 @@ impl Intake {
                 self.changed.notify_all();
                 return Job::Stop;
             }
-            // Not idle while requests gather: they would wait for the marker's flush.
+            // Not idle while requests are queued: they would wait for the marker's flush.
             let flushed = core.journal.durable() >= core.journal.written();
             let idle = flushed && !state.writing && state.queue.is_empty();
             if idle && state.mark_at.is_some_and(|at| at <= now) {
@@ -235,9 +198,8 @@ impl Intake {
             // Unflushed records cannot be marked. Their flush wakes this driver again.
             let mark_at = state.mark_at.filter(|_| idle);
             let flush_at = core.flush_due_at().filter(|_| !state.flushing);
-            // Also while the queue is empty: a request that is queued to gather wakes no driver.
-            let until = [flush_at, mark_at, state.gather_until];
-            self.wait(&mut state, until.into_iter().flatten().min(), now);
+            let until = [flush_at, mark_at].into_iter().flatten().min();
+            self.wait(&mut state, until, now);
         }
     }
 
@@ -267,7 +229,7 @@ impl Intake {
     fn wrote(&self, written: Written) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         state.writing = false;
-        state.room = written.room;
+        state.callers.room = written.room;
         state.mark_at = written.mark_at.or(state.mark_at);
         state
     }
@@ -276,9 +238,8 @@ impl Intake {
     fn wrote_gathered(&self, written: Written, core: &Core, began: Instant) {
         let now = core.journal.clock.monotonic();
         let mut state = self.wrote(written);
-        if now.saturating_duration_since(began) >= LONG_WRITE {
-            state.slow_until = Some(now + AFTER_LONG_WRITE);
-        }
+        let took = now.saturating_duration_since(began);
+        state.callers.wrote(took, now);
         // The thread that flushes looks again.
         let flush_at = match core.journal.wants_flush() {
             true => Some(now),
@@ -300,13 +261,8 @@ impl Intake {
         state.marked = true;
     }
 
-    /// Notes a flush that answered `answered` requests and ended at `now`, after `took`.
-    fn flushed(&self, answered: usize, now: Instant, took: Duration) {
-        let mut state = self.state.lock();
-        state.flushing = false;
-        state.answered = answered;
-        let most = took.saturating_mul(2).min(MOST_GATHERING);
-        state.gather_until = (answered > 1).then(|| now + most);
+    fn flushed(&self) {
+        self.state.lock().flushing = false;
     }
 }
 
@@ -338,11 +294,8 @@ fn run(core: &Arc<Core>) {
                 core.intake.marked();
             }
             Job::Flush => {
-                let began = core.journal.clock.monotonic();
-                let answered = core.journal.flush();
-                let now = core.journal.clock.monotonic();
-                let took = now.saturating_duration_since(began);
-                core.intake.flushed(answered, now, took);
+                core.journal.flush();
+                core.intake.flushed();
             }
             Job::Stop => return,
         }
@@ -404,6 +357,7 @@ mod tests {
     use std::sync::mpsc;
     use std::task::{Context, Poll, Waker};
 
+    use super::super::callers::{MARGIN_BYTES, SHORT_BYTES};
     use super::*;
     use crate::api::config::StorageConfig;
     use crate::api::record::{Batch, LogRecords, Record};
@@ -473,14 +427,6 @@ mod tests {
         count
     }
 
-    /// Two requests were answered, and their callers are waited for.
-    fn gather_for_a_day(core: &Core) {
-        let mut state = core.intake.state.lock();
-        state.answered = 2;
-        let day = Duration::from_secs(24 * 3600);
-        state.gather_until = Some(core.journal.clock.monotonic() + day);
-    }
-
     /// Whether the next job is a write, once there is a job.
     fn next_is_a_write(core: &Arc<Core>) -> mpsc::Receiver<bool> {
         let (sender, receiver) = mpsc::channel();
@@ -523,8 +469,7 @@ mod tests {
         assert_eq!(level_of(&mut durable), None);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
-        let now = core.journal.clock.monotonic();
-        core.intake.flushed(0, now, Duration::ZERO);
+        core.intake.flushed();
         assert_eq!(level_of(&mut durable), Some(Durability::Durable));
 
         let left = |mut ticket: Ticket, requests: usize| {
@@ -539,11 +484,13 @@ mod tests {
         left(gather(&core, 1), 2);
         core.journal.flush();
         drop(made);
-        core.intake.state.lock().slow_until = Some(now + Duration::from_secs(24 * 3600));
+        let now = core.journal.clock.monotonic();
+        let day = Duration::from_secs(24 * 3600);
+        core.intake.state.lock().callers.slow_until = Some(now + day);
         left(gather(&core, 1), 1);
-        core.intake.state.lock().slow_until = Some(now);
+        core.intake.state.lock().callers.slow_until = Some(now);
         // The segment has little room left.
-        core.intake.state.lock().room = MARGIN_BYTES;
+        core.intake.state.lock().callers.room = MARGIN_BYTES;
         left(gather(&core, 1), 1);
         let mut last = gather(&core, 1);
         core.write_gathered();
@@ -567,39 +514,17 @@ mod tests {
     }
 
     #[test]
-    fn the_next_group_waits_for_answered_callers_but_not_for_long() {
-        let core = core();
-        // The wait ends only when as many requests are queued as were answered.
-        gather_for_a_day(&core);
-        let next = next_is_a_write(&core);
-        queue(&core, 1);
-        assert!(!core.intake.state.lock().wants_write());
-        queue(&core, 1);
-        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
-        wrote(&core);
-        // One of three callers comes back. The flush took 1 s, but the wait is shorter.
-        let now = core.journal.clock.monotonic();
-        core.intake.flushed(3, now, Duration::from_secs(1));
-        let next = next_is_a_write(&core);
-        queue(&core, 1);
-        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
-        assert!(core.journal.clock.monotonic() >= now + MOST_GATHERING);
-    }
-
-    #[test]
     fn no_marker_is_flushed_before_requests_that_gather() {
         let core = core();
         queue(&core, 1);
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
-        let now = core.journal.clock.monotonic();
-        core.intake.flushed(0, now, Duration::ZERO);
-        gather_for_a_day(&core);
-        core.intake.state.lock().mark_at = Some(now);
+        // The end of that flush is not noted yet.
+        core.intake.state.lock().mark_at = Some(core.journal.clock.monotonic());
         queue(&core, 1);
         let next = next_is_a_write(&core);
-        queue(&core, 1);
+        queue(&core, usize::try_from(GATHER_BYTES).unwrap());
         assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
     }
 
@@ -616,11 +541,9 @@ mod tests {
         // Few bytes gather.
         queue(&core, 1);
         assert!(!core.intake.state.lock().wants_write());
-        core.intake
-            .flushed(0, core.journal.clock.monotonic(), Duration::ZERO);
+        core.intake.flushed();
         assert!(core.journal.wants_flush());
-        // The next flush also takes a request that still waits for others to gather.
-        gather_for_a_day(&core);
+        // The next flush also takes the request that gathered.
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();

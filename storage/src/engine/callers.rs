@@ -1,0 +1,41 @@
+//! Callers that write: appends that need no flush need no thread.
+//!
+//! A caller that gathers requests, such as an event loop in one of its turns, writes them when it has nothing more to
+//! take in. To wake a thread takes longer than to write. But a caller does no work that may take long: drivers write
+//! large queues, begin new segments, and write while the device is slow.
+
+use std::time::{Duration, Instant};
+
+/// Maximum bytes that a caller writes.
+pub(super) const SHORT_BYTES: u64 = 128 << 10;
+
+/// Upper bound on a group's overhead beyond the bytes charged to the budget.
+pub(super) const MARGIN_BYTES: u64 = 16 << 10;
+
+/// After a caller's write took at least `LONG_WRITE`, only drivers write, for `AFTER_LONG_WRITE`.
+const LONG_WRITE: Duration = Duration::from_millis(20);
+const AFTER_LONG_WRITE: Duration = Duration::from_secs(1);
+
+/// Decides which writes are short enough for callers.
+#[derive(Default)]
+pub(super) struct Callers {
+    /// Bytes that the committer can write without an action that may take long.
+    pub(super) room: u64,
+    /// Callers write nothing before this time.
+    pub(super) slow_until: Option<Instant>,
+}
+
+impl Callers {
+    /// Whether a caller may write `bytes` of appends at `now`.
+    pub(super) fn may_write(&self, bytes: u64, now: Instant) -> bool {
+        let slow = self.slow_until.is_some_and(|until| until > now);
+        !slow && bytes <= SHORT_BYTES && bytes + MARGIN_BYTES <= self.room
+    }
+
+    /// Notes the time of a caller's write, which ended at `now`.
+    pub(super) fn wrote(&mut self, took: Duration, now: Instant) {
+        if took >= LONG_WRITE {
+            self.slow_until = Some(now + AFTER_LONG_WRITE);
+        }
+    }
+}
