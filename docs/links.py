@@ -11,7 +11,7 @@ import posixpath
 import re
 import sys
 
-# Chapters behind those of SUMMARY.md: path in the repository. Titles are their first headings.
+# Chapters that follow the ones of SUMMARY.md: path in the repository. Titles are their first headings.
 PAGES = [
     "README.md", "CHANGELOG.md", "BENCHMARKS.md",
     "client/README.md", "client/go/README.md", "client/python/README.md", "client/typescript/README.md",

@@ -88,7 +88,7 @@ def measure(directory):
     return {name: round(count) for name, count in found.items()}
 
 
-@check("Instructions of an append, a read, a scan and a start stay near those of guard.json")
+@check("Instructions of an append, a read, a scan and a start stay near the figures of guard.json")
 def instructions(directory):
     found = measure(directory)
     if "--renew" in sys.argv:
