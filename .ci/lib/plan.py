@@ -3,7 +3,8 @@
 The runner starts each `Step` as one process: a file, or some checks of a file. Kinds:
 
 - build: compiles things that later steps need. Starts first, with a full part of the processor time.
-- compute: only computes. One at a time, all through the run, with the processor time that others leave.
+- compute: only computes. One at a time, all through the run, with the processor time that others leave; two at a time
+  when nothing else is left.
 - wait: mostly waits, and judges no time that a busy machine changes. Several run next to each other.
 - alone: judges times, or the speed of this machine. After the waiting steps, with computing steps only.
 
@@ -36,10 +37,10 @@ FIRST = [
 ]
 COMPUTE = [
     Step(CLUSTER, "compute", (TOOLS,)),
+    Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
     Step("durability/engine:compression", "compute", BINARIES, ("debug",)),
     Step("durability/known_bad", "compute", ("durability/engine:schedules", "durability/engine:compression"), ("debug",)),
-    Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("rust/lint:clippy", "compute", BINARIES, ("debug",)),
     Step("rust/lint:fuzz_targets", "compute", BINARIES, ("debug",)),
     Step("durability/engine:power", "compute", BINARIES),

@@ -162,7 +162,8 @@ def may_start(step, pending, running, done):
     if step.kind == "build":
         return True
     if step.kind == "compute":
-        return "compute" not in kinds
+        left = any(one.kind != "compute" for one in (*pending, *(r.step for r in running)))
+        return kinds.count("compute") < (1 if left else 2)
     if step.kind == "wait":
         return "alone" not in kinds and kinds.count("wait") < ROWS
     # Alone, and only when no waiting step could start.
