@@ -47,7 +47,7 @@ COMPUTE = [
     Step("durability/engine:damage", "compute", BINARIES),
     Step("durability/engine:sorting_memory", "compute", BINARIES),
 ]
-WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients*" in locks else BINARIES, locks) for name, locks in [
+WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) else BINARIES, locks) for name, locks in [
     ("docs/start", ("release", "ports")),
     ("docs/examples", ("clients", "release")),
     ("ops/dashboards", ()),
