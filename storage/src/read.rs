@@ -501,14 +501,16 @@ pub(crate) fn page(
         }
         return Err(quarantined(&log, from, Some(to)));
     }
-    if start == tail && log.state.read().unproven {
+    let unproven = log.state.read().unproven;
+    if start == tail && unproven {
         return Err(quarantined(&log, start, None));
     }
     Ok(Page {
         log_id: log.id,
         next_lsn: found.next,
         batches: found.batches,
-        tail_lsn: tail,
+        // A reader must not stop before it gets the gap of a tail that cannot be proven.
+        tail_lsn: tail.advance(u64::from(unproven)),
         durable_lsn: log.state.read().tail(store.journal.durable()),
         first_lsn: first,
     })

@@ -575,6 +575,11 @@ impl Recovered {
 
     /// Notes unusable files behind the last good segment: they may have held the newest records of any log.
     fn look_behind(&mut self, last: Option<SegmentId>, limit: Position) {
+        // A missing file may come back, so no new one gets its number.
+        let begun = self.last_begun.map(|begun| begun.segment);
+        for named in begun.into_iter().chain(self.expected) {
+            self.next_id = self.next_id.max(named.next());
+        }
         let behind = self
             .unreadable
             .iter()

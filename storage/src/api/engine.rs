@@ -174,7 +174,7 @@ pub struct Page {
     pub batches: Vec<StoredBatch>,
     /// The lsn to read on from.
     pub next_lsn: Lsn,
-    /// The tail at the visibility asked for.
+    /// The tail at the visibility asked for. One more if the tail cannot be proven, so that a reader meets the gap.
     pub tail_lsn: Lsn,
     /// All records below this are on the device.
     pub durable_lsn: Lsn,

@@ -10,6 +10,7 @@ use crate::api::ticket::block_on;
 use crate::base::ids::SegmentId;
 use crate::disk::Disk;
 use crate::engine::LocalEngine;
+use crate::engine::repair::accept_loss;
 use crate::index::checkpoint;
 
 impl Fixture {
@@ -270,6 +271,38 @@ fn no_segment_gets_the_id_of_one_that_a_checkpoint_names() {
         begun > gone,
         "{begun} has a new life under the name of a lost one"
     );
+}
+
+#[test]
+fn no_segment_gets_the_id_of_a_lost_one_that_a_seal_or_begun_names() {
+    for is_clean in [true, false] {
+        let fixture = Fixture::new();
+        fixture.append("a", b"0").unwrap();
+        let fixture = match is_clean {
+            true => fixture.restart_cleanly(),
+            false => fixture.restart(),
+        };
+        fixture.append("a", b"1").unwrap();
+        // Without checkpoints only BEGUN and the seal name the last segment.
+        let disk = super::damage::without_indexes(&fixture.disk);
+        drop(fixture);
+        let gone = used(&disk).pop().unwrap();
+        for directory in ["journal", "pool"] {
+            for name in disk.list(directory).unwrap() {
+                if format!("journal/{name}") >= gone {
+                    disk.remove(&format!("{directory}/{name}")).unwrap();
+                }
+            }
+        }
+        let store: Arc<dyn Disk> = Arc::new(disk.clone());
+        let clock = TestClock::new();
+        accept_loss(&store, &small_config(), clock, "by a test").unwrap();
+        let fixture = Fixture::on(disk);
+        let segments = fixture.core.journal.segments.read();
+        let paths: Vec<String> = segments.values().map(|segment| segment.path()).collect();
+        assert!(!paths.contains(&gone), "{gone} has another life: {paths:?}");
+        assert!(paths.iter().any(|path| *path > gone));
+    }
 }
 
 #[test]

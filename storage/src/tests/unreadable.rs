@@ -314,6 +314,7 @@ fn records_of_an_unproven_tail_come_back_with_their_lsns() {
     for start in 0..2 {
         let page = fixture.read("a", 0).unwrap();
         assert_eq!(page.next_lsn, Lsn::new(1), "start {start}");
+        assert!(page.next_lsn < page.tail_lsn, "a reader stops at the tail");
         let behind = fixture.read("a", 1);
         assert!(
             matches!(&behind, Err(ReadError::Quarantined { to: None, .. })),
