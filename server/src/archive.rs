@@ -347,9 +347,7 @@ fn restore(
     filter: &ArchiveFilter,
     json: bool,
 ) -> Result<u8, Exit> {
-    let storage = config
-        .storage()
-        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+    let storage = config.storage();
     let is_new = !target.exists();
     let disk: Arc<dyn Disk> =
         RealDisk::open(target).map_err(|error| backups::open_failed(&error))?;

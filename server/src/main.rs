@@ -192,7 +192,7 @@ fn command() -> Command {
         .subcommand(backups::restore_command())
         .subcommand(archive::command())
         .subcommand(Command::new("man").about("Print the man page, with every setting"));
-    for setting in SETTINGS {
+    for setting in SETTINGS.iter() {
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();
         let mut arg = Arg::new(setting.name)
             // clap keeps names for ever; there are a few dozen, made once.
@@ -234,7 +234,7 @@ impl Source {
             env: HashMap::new(),
             file: innermost.get_one::<PathBuf>("config").cloned(),
         };
-        for setting in SETTINGS {
+        for setting in SETTINGS.iter() {
             let Some(value) = innermost.get_one::<String>(setting.name) else {
                 continue;
             };

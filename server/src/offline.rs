@@ -98,14 +98,10 @@ pub(crate) fn run(
         if changes(name, matches) {
             host::check_owner(&config, directory)?;
         }
-        let storage = || {
-            let storage = config.storage();
-            storage.map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))
-        };
         match name {
-            "repair" => repair::run(directory, matches, &storage()?),
-            "delete-logs" => delete::run(directory, matches, &storage()?),
-            "reset-clock" => clock::run(directory, matches, &storage()?),
+            "repair" => repair::run(directory, matches, &config.storage()),
+            "delete-logs" => delete::run(directory, matches, &config.storage()),
+            "reset-clock" => clock::run(directory, matches, &config.storage()),
             "dump" => dump::run(directory, matches),
             _ => verify::run(directory, matches),
         }

@@ -149,9 +149,7 @@ impl Limits {
 /// # Errors
 /// If not even the least values fit.
 pub(crate) fn make(config: &mut Config, host: &Host) -> Result<Limits, Exit> {
-    let storage = config
-        .storage()
-        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+    let storage = config.storage();
     let files = fit_descriptors(config, &storage, host)?;
     let memory = fit_memory(config, host)?;
     for warning in files.into_iter().chain(memory) {

@@ -144,9 +144,9 @@ impl Server {
             metrics,
             phase: receiver,
             heartbeat_interval: config.heartbeat_interval,
-            sync_mode: config.sync_mode.into(),
+            sync_mode: config.sync_mode,
             sync_interval: config.sync_interval,
-            retention: config.retention(),
+            retention: config.storage().retention(),
             limits: ServerLimits {
                 max_timestamp_ahead: config.max_timestamp_ahead,
                 producer_window: config.producer_window,
@@ -197,7 +197,7 @@ impl Server {
             admission: Admission::new(
                 config.max_inflight_bytes.0,
                 config.session_window_bytes.0,
-                largest_message(config)?,
+                largest_message(config),
                 node.phase.clone(),
             ),
             routes: routes(&node, &life.health, config)?,
@@ -258,17 +258,14 @@ fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), Exit> {
 
 /// Maximum bytes of a message that is still decoded: twice the limit of a request, so that a
 /// larger request gets REQUEST_TOO_LARGE with its size, and room for names and conditions.
-fn largest_message(config: &Config) -> Result<u64, Exit> {
-    let limits = config
-        .storage()
-        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?
-        .limits();
-    Ok(u64::from(limits.max_batch_bytes) * 2 + (64 << 10))
+fn largest_message(config: &Config) -> u64 {
+    let limits = config.storage().limits();
+    u64::from(limits.max_batch_bytes) * 2 + (64 << 10)
 }
 
 fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<Routes, Exit> {
     let services = || Services(Arc::clone(node));
-    let decode = usize::try_from(largest_message(config)?).unwrap_or(usize::MAX);
+    let decode = usize::try_from(largest_message(config)).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
     let mut routes = Routes::new(decode);
     routes.add(Direct::new(services(), decode));

@@ -240,7 +240,7 @@ impl Core {
     }
 
     fn max_future_micros(&self) -> i64 {
-        i64::try_from(self.config.max_future.as_micros()).unwrap_or(i64::MAX)
+        i64::try_from(self.config.max_timestamp_ahead.as_micros()).unwrap_or(i64::MAX)
     }
 
     /// As [`LogEngine::join`].

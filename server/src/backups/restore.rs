@@ -74,9 +74,7 @@ pub(crate) fn command() -> Command {
 
 /// Restores. Returns the exit code.
 pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
-    let storage = config
-        .storage()
-        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+    let storage = config.storage();
     let directory = matches
         .get_one::<PathBuf>("backups")
         .ok_or_else(|| Exit::new(super::USAGE, "name the directory of backups"))?;

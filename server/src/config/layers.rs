@@ -96,8 +96,8 @@ impl Layers {
             let default = SETTINGS
                 .iter()
                 .find(|setting| setting.name == name)
-                .map_or("", |setting| setting.default);
-            (default.to_owned(), Origin::Default)
+                .map_or_else(String::new, |setting| setting.default.clone());
+            (default, Origin::Default)
         };
         let problem = |name: &'static str, why: &str| {
             let (value, origin) = pick(name);
@@ -163,12 +163,12 @@ pub(crate) fn reference() -> String {
         "# Every setting of wald with its default. A flag (--segment-bytes) wins over the\n\
          # environment (WALD_SEGMENT_BYTES), that over the file (--config), that over this.\n",
     );
-    for setting in SETTINGS {
+    for setting in SETTINGS.iter() {
         out.push('\n');
         for line in setting.doc.lines() {
             let _ = writeln!(out, "#{line}");
         }
-        let _ = writeln!(out, "# {} = {}", setting.name, toml_value(setting.default));
+        let _ = writeln!(out, "# {} = {}", setting.name, toml_value(&setting.default));
     }
     out
 }

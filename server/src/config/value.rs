@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use wald_storage::{LogName, OnDamage};
+use wald_storage::{LogName, OnDamage, ReadStrategy, SyncMode};
 use wald_text::units;
 
 /// A type that settings can have.
@@ -101,6 +101,18 @@ impl fmt::Display for Size {
     }
 }
 
+impl From<u64> for Size {
+    fn from(bytes: u64) -> Self {
+        Self(bytes)
+    }
+}
+
+impl From<Size> for u64 {
+    fn from(size: Size) -> Self {
+        size.0
+    }
+}
+
 impl Value for Size {
     fn parse(text: &str) -> Result<Self, String> {
         units::size(text).map(Self)
@@ -159,145 +171,64 @@ impl Value for Duration {
     }
 }
 
+/// Reaction to a failed journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FlushFailurePolicy {
+    /// End the process, for its supervisor to start it again.
+    Exit,
+    /// Go on serving the records that are on the device.
+    ReadOnly,
+}
+
+/// Form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// Text on a terminal, otherwise JSON.
+    Auto,
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Whether to serve the web console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConsoleMode {
+    /// Only if the HTTP port is on a loopback address.
+    Auto,
+    /// Wherever the HTTP port is.
+    On,
+    /// Not.
+    Off,
+}
+
+/// Words for the variants of a type, the engine's types included.
 macro_rules! choice {
-    ($(#[doc = $doc:literal])+ $type:ident { $( $(#[doc = $variant_doc:literal])+ $variant:ident = $text:literal, )+ }) => {
-        $(#[doc = $doc])+
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum $type { $( $(#[doc = $variant_doc])+ $variant, )+ }
-
-        impl $type {
-            const NAMES: &[&str] = &[$($text),+];
-
-            fn by_name(text: &str) -> Option<Self> {
-                match text { $( $text => Some(Self::$variant), )+ _ => None }
+    ($type:ident { $( $variant:ident = $text:literal ),+ }) => {
+        impl Value for $type {
+            fn parse(text: &str) -> Result<Self, String> {
+                match text {
+                    $( $text => Ok(Self::$variant), )+
+                    _ => Err(format!("expected {}", [$($text),+].join(", "))),
+                }
             }
 
-            fn name(self) -> &'static str {
-                match self { $( Self::$variant => $text, )+ }
+            fn show(&self) -> String {
+                match self { $( Self::$variant => $text, )+ }.to_owned()
             }
         }
     };
 }
 
-macro_rules! choice_value {
-    ($($type:ident),+) => { $(
-        impl Value for $type {
-            fn parse(text: &str) -> Result<Self, String> {
-                Self::by_name(text).ok_or_else(|| format!("expected {}", Self::NAMES.join(", ")))
-            }
-
-            fn show(&self) -> String {
-                self.name().to_owned()
-            }
-        }
-    )+ };
-}
-
-choice! {
-    /// Durability of an append that names none.
-    SyncMode {
-        /// A flush.
-        Strict = "strict",
-        /// A flush for batches, a write for single appends.
-        Batch = "batch",
-        /// A write, flushed within the sync interval.
-        Interval = "interval",
-        /// A write.
-        Async = "async",
-        /// Taking it into memory.
-        Manual = "manual",
-    }
-}
-
-impl From<SyncMode> for wald_storage::SyncMode {
-    fn from(mode: SyncMode) -> Self {
-        match mode {
-            SyncMode::Strict => Self::Strict,
-            SyncMode::Batch => Self::Batch,
-            SyncMode::Interval => Self::Interval,
-            SyncMode::Async => Self::Async,
-            SyncMode::Manual => Self::Manual,
-        }
-    }
-}
-
-choice! {
-    /// Reaction of a start to damage.
-    DamagePolicy {
-        /// Serve everything else.
-        Quarantine = "quarantine",
-        /// Do not start.
-        Refuse = "refuse",
-    }
-}
-
-impl From<DamagePolicy> for OnDamage {
-    fn from(policy: DamagePolicy) -> Self {
-        match policy {
-            DamagePolicy::Quarantine => Self::Quarantine,
-            DamagePolicy::Refuse => Self::Refuse,
-        }
-    }
-}
-
-choice! {
-    /// Method of reading finished segments.
-    ReadStrategy {
-        /// By positional reads.
-        Pread = "pread",
-        /// By maps.
-        Mmap = "mmap",
-    }
-}
-
-impl From<ReadStrategy> for wald_storage::ReadStrategy {
-    fn from(strategy: ReadStrategy) -> Self {
-        match strategy {
-            ReadStrategy::Pread => Self::Pread,
-            ReadStrategy::Mmap => Self::Mmap,
-        }
-    }
-}
-
-choice! {
-    /// Reaction to a failed journal.
-    FlushFailurePolicy {
-        /// End the process, for its supervisor to start it again.
-        Exit = "exit",
-        /// Go on serving the records that are on the device.
-        ReadOnly = "read_only",
-    }
-}
-
-choice! {
-    /// Form of the log.
-    LogFormat {
-        /// Text on a terminal, otherwise JSON.
-        Auto = "auto",
-        /// Lines for people.
-        Text = "text",
-        /// One JSON object a line.
-        Json = "json",
-    }
-}
-
-choice! {
-    /// Whether to serve the web console.
-    ConsoleMode {
-        /// Only if the HTTP port is on a loopback address.
-        Auto = "auto",
-        /// Wherever the HTTP port is.
-        On = "on",
-        /// Not.
-        Off = "off",
-    }
-}
-
-choice_value!(
-    SyncMode,
-    ReadStrategy,
-    DamagePolicy,
-    FlushFailurePolicy,
-    LogFormat,
-    ConsoleMode
-);
+choice!(SyncMode {
+    Strict = "strict",
+    Batch = "batch",
+    Interval = "interval",
+    Async = "async",
+    Manual = "manual"
+});
+choice!(OnDamage { Quarantine = "quarantine", Refuse = "refuse" });
+choice!(ReadStrategy { Pread = "pread", Mmap = "mmap" });
+choice!(FlushFailurePolicy { Exit = "exit", ReadOnly = "read_only" });
+choice!(LogFormat { Auto = "auto", Text = "text", Json = "json" });
+choice!(ConsoleMode { Auto = "auto", On = "on", Off = "off" });

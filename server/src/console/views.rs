@@ -6,9 +6,10 @@ use std::time::Duration;
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
-use wald_storage::{Compression, LogInfo, ProducerInfo, SegmentInfo, SyncMode};
+use wald_storage::{Compression, LogInfo, ProducerInfo, SegmentInfo};
 
 use super::{Console, Json, Refused};
+use crate::config::Value as _;
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -59,7 +60,7 @@ pub(super) struct LogView {
     create_time_us: i64,
     update_time_us: i64,
     /// The log's own mode; null: the server's.
-    sync_mode: Option<&'static str>,
+    sync_mode: Option<String>,
     compression: Option<&'static str>,
     max_record_bytes: Option<u32>,
 }
@@ -75,7 +76,7 @@ impl LogView {
             stored_bytes: info.stored_bytes,
             create_time_us: info.create_time.micros(),
             update_time_us: info.update_time.micros(),
-            sync_mode: info.config.sync_mode.map(sync_mode),
+            sync_mode: info.config.sync_mode.map(|mode| mode.show()),
             compression: info
                 .config
                 .compression
@@ -86,16 +87,6 @@ impl LogView {
                 }),
             max_record_bytes: info.config.max_record_bytes,
         }
-    }
-}
-
-fn sync_mode(mode: SyncMode) -> &'static str {
-    match mode {
-        SyncMode::Strict => "strict",
-        SyncMode::Batch => "batch",
-        SyncMode::Interval => "interval",
-        SyncMode::Async => "async",
-        SyncMode::Manual => "manual",
     }
 }
 

@@ -23,7 +23,7 @@ fn host(descriptors: u64, memory_mib: u64) -> Host {
 
 /// [`super::fit_descriptors`] for the store of that configuration.
 fn fit_descriptors(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> {
-    let storage = config.storage().unwrap();
+    let storage = config.storage();
     super::fit_descriptors(config, &storage, host)
 }
 
@@ -40,7 +40,7 @@ fn need(config: &Config) -> u64 {
     let fixed =
         3 + PORTS + PER_RUNTIME * (RUNTIMES + config.workers() as u64) + RESERVE_DESCRIPTORS;
     let (connections, http, segments) = bounds(config);
-    let store = config.storage().unwrap().descriptors(false);
+    let store = config.storage().descriptors(false);
     fixed + store + (connections + http + segments) as u64
 }
 

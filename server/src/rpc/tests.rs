@@ -44,9 +44,9 @@ impl Fixture {
             heartbeat_interval,
             sync_mode: SyncMode::Strict,
             sync_interval: config.sync_interval,
-            retention: config.retention,
+            retention: config.retention(),
             limits: ServerLimits {
-                max_timestamp_ahead: config.max_future,
+                max_timestamp_ahead: config.max_timestamp_ahead,
                 producer_window: config.producer_window,
                 max_producers_per_log: config.max_producers_per_log,
                 max_cursors_per_log: config.max_cursors_per_log,

@@ -94,9 +94,7 @@ pub(super) struct Opening(oneshot::Receiver<Result<Opened, OpenError>>);
 /// # Errors
 /// If no thread can be made.
 pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, Exit> {
-    let storage = config
-        .storage()
-        .map_err(|wrong| Exit::new(Exit::CONFIG, wrong.to_string()))?;
+    let storage = config.storage();
     let directory = config.data_dir.clone();
     let archive = Some(config.archive_dir.clone()).filter(|path| !path.is_empty());
     let (sender, receiver) = oneshot::channel();

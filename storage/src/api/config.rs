@@ -1,4 +1,4 @@
-//! Settings of the engine. Names end in their unit; everything is checked once, at
+//! Settings of the engine: one table. Names end in their unit; everything is checked once, at
 //! open, and immutable after.
 
 use std::time::Duration;
@@ -38,146 +38,177 @@ pub enum ReadStrategy {
     Mmap,
 }
 
-/// Settings of one engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StorageConfig {
-    /// Size of every new segment file, zeroed when it enters the pool. Default: 16 MiB. Minimum: 64 KiB. A
-    /// request must fit into half a segment, so a small segment lowers [`Limits::max_batch_bytes`]. Existing
-    /// segments keep their size.
-    pub segment_bytes: u64,
-    /// Segments kept ready for the next roll. Default: 2. Minimum: 1.
-    pub pool_segments: usize,
-    /// Further segments kept ready that take no records. On a full disk, trims and deletions go on in them,
-    /// and a restart begins in one. Default: 2. Minimum: 1.
-    pub reserve_segments: usize,
-    /// The sync mode of logs that have none of their own. Default: strict.
-    pub sync_mode: SyncMode,
-    /// Maximum time that written data stays unflushed when no request asks for a flush, outside `async` and
-    /// `manual`. Default: 100 ms. Bounds the WRITTEN acks that a power cut can take back.
-    pub sync_interval: Duration,
-    /// Maximum unflushed bytes before a flush is forced, outside `async` and `manual`. Default: 16 MiB.
-    pub sync_bytes: u64,
-    /// Maximum bytes that all logs in sync mode `manual` together hold in memory. Default: 8 MiB. A full
-    /// buffer is written as a whole.
-    pub buffer_bytes: u64,
-    /// Idle time after which a marker frame is written, so that the newest records
-    /// are proven durable in the journal itself. Default: 50 ms.
-    pub marker_delay: Duration,
-    /// Maximum bytes of appends in flight. Default: 32 MiB. Beyond it, new appends are refused with BUSY.
-    /// Bounds memory and the wait for an ack.
-    pub max_inflight_bytes: u64,
-    /// Maximum bytes of a record: data and headers. Default: 1 MiB.
-    pub max_record_bytes: u32,
-    /// Maximum encoded bytes of a request over all its logs. Default: 4 MiB.
-    pub max_batch_bytes: u32,
-    /// Maximum number of records in one request. Default: 1,000.
-    pub max_batch_records: u32,
-    /// Maximum time that a record's own time may be ahead of the clock. Default: one minute.
-    pub max_future: Duration,
-    /// Number of newest batches of each producer whose repeats get the original answer. Default: 1,024.
-    /// Repeats of older batches are refused. Memory: some 40 bytes each.
-    pub producer_window: u64,
-    /// Time after which an idle producer is forgotten, by the expiry clock. Default: 7 days; 0 =
-    /// never. A late retry of a forgotten producer is refused.
-    pub producer_max_idle: Duration,
-    /// Maximum number of producers of one log. Default: 10,000. Further new producers are refused.
-    pub max_producers_per_log: u64,
-    /// Maximum number of cursors of one log. Default: 10,000.
-    pub max_cursors_per_log: u64,
-    /// Maximum number of logs. Default: 1,000,000. Deleted logs do not count, but logs and deleted logs that
-    /// wait for the sorter are together at most 5/4 of this plus 1,024. Memory: some 350 bytes each, and the
-    /// name.
-    pub max_logs: u64,
-    /// Maximum number of producers of all logs; a producer of two logs counts twice. Default: 100,000.
-    /// Memory: some 450 bytes each with one batch, up to 40 bytes for each further batch that is remembered,
-    /// and the id.
-    pub max_producers: u64,
-    /// Maximum number of cursors of all logs. Default: 100,000. Memory: some 350 bytes each, and the name.
-    pub max_cursors: u64,
-    /// Maximum bytes of the names of all logs, producers and cursors. Default: 64 MiB.
-    pub max_name_bytes: u64,
-    /// Whether names of new logs, producers and cursors may have invisible characters. Default:
-    /// no.
-    pub allow_invisible_names: bool,
-    /// Whether the first append to an unknown name creates the log. Default: yes.
-    pub auto_create: bool,
-    /// Whether a directory without a store gets a new store. Default: yes.
-    pub create_store: bool,
-    /// Reaction of a start to damage. Default: quarantine.
-    pub on_damage: OnDamage,
-    /// How finished segments are read. Default: pread.
-    pub read_strategy: ReadStrategy,
-    /// Maximum number of finished segments open at a time, scans included. Default: 256. Minimum: 1.
-    pub max_open_segments: usize,
-    /// Number of threads for reads that may wait for the disk. Default: 4.
-    pub reader_threads: usize,
-    /// Bytes of sealed segments read again per second, to find data that the device has lost. Default: 4 MiB,
-    /// which is 1 % of a modest SSD and covers 337 GiB in a day. 0: none.
-    pub scrub_bytes_per_second: u64,
-    /// Minimum time from the beginning of one such pass to the beginning of the next. Default: a day.
-    pub scrub_interval: Duration,
-    /// Retention of logs that have none of their own. Default: no bound.
-    pub retention: Retention,
-    /// Maximum bytes of one log that only its cursors keep from being forgotten. Default: 0, no bound. Beyond
-    /// it the oldest records are forgotten, although a cursor has not passed them.
-    pub cursor_hold_bytes: u64,
-    /// Pause between two retention passes. Default: 10 s. Minimum: more than 0. Records may outlive their
-    /// bound by this long.
-    pub retention_interval: Duration,
-    /// Whether sealed segments are sorted by log, which returns the space of trimmed and deleted records.
-    /// Default: yes.
-    pub sorter_enabled: bool,
-    /// Disk space for sorting, in bytes, beyond 1.3 times the live data: for segments that wait, and for new
-    /// runs while the files they replace still exist. Default: 512 MiB. Minimum: lower values count as 4
-    /// segments. A run is at most 3 GiB, so values above 24 GiB change nothing.
-    pub sorter_step_bytes: u64,
-    /// Maximum bytes that the sorter reads and writes per second. Default: 0, no bound. Appends always go
-    /// first.
-    pub sorter_bytes_per_second: u64,
+/// Number of bytes, in the table of settings.
+type Size = u64;
+
+/// The settings of the engine. Each row has text for users, name, type, default, and the value
+/// that is refused.
+///
+/// `engine_settings! { with MORE }` calls the macro `with` with MORE and the rows. This file
+/// makes [`StorageConfig`] of them; a server makes keys of a file or options. A `Size` is a
+/// number of bytes, for which each caller has a type of its own.
+#[macro_export]
+macro_rules! engine_settings {
+    ($with:ident $($more:tt)*) => {
+        $with! {
+            $($more)*
+            /// Whether a data directory without a store gets a new store. false: the start is refused
+            /// (exit code 65), because the volume may not be mounted. Set false after the first start.
+            create_store: bool = true;
+            /// Durability of an append that names none, in logs without a mode of their own. strict:
+            /// acknowledged after a flush, so a power cut loses nothing. batch: after a flush for
+            /// AppendBatch, after a write for Append. interval: after a write, flushed within
+            /// sync_interval. async: after a write, flushed when the kernel chooses. manual: once in
+            /// memory, so a crash of the process loses every append since the last Sync.
+            sync_mode: SyncMode = SyncMode::Strict;
+            /// Maximum time that written data stays unflushed if no caller asks for a flush, in all
+            /// modes but async and manual. Bounds the loss of a power cut.
+            sync_interval: Duration = Duration::from_millis(100), != Duration::ZERO;
+            /// Maximum unflushed bytes before a flush is forced, in all modes but async and manual. At
+            /// least 1.
+            sync_bytes: Size = 16 << 20, != 0;
+            /// Maximum bytes that all logs in mode manual hold in memory together. When they are full,
+            /// all of them are written.
+            buffer_bytes: Size = 8 << 20;
+            /// Idle time after which the journal writes a marker, which proves that its newest records
+            /// are durable.
+            marker_delay: Duration = Duration::from_millis(50);
+            /// Size of every new segment file: a multiple of 4KiB, at least 64KiB. An empty store takes
+            /// 1 + pool_segments + reserve_segments of them.
+            segment_bytes: Size = 16 << 20;
+            /// Number of segments kept ready for the next roll. At least 1. Each takes segment_bytes.
+            pool_segments: usize = 2, != 0;
+            /// Number of further segments kept ready, which records never use. At least 1. On a full
+            /// disk, trims and deletions continue in them, and a restart begins in one.
+            reserve_segments: usize = 2, != 0;
+            /// Maximum size of a record, data and headers together. At most max_batch_bytes, which
+            /// lowers the default.
+            max_record_bytes: Size = 1 << 20, != 0;
+            /// Maximum size of a request over all its logs, in encoded bytes. At most 63MiB, and at
+            /// most the room in half a segment, which lowers the default. The transport accepts twice
+            /// this size, so that the server can answer a larger request with REQUEST_TOO_LARGE and its
+            /// size.
+            max_batch_bytes: Size = 4 << 20, != 0;
+            /// Maximum number of records in one request, over all its logs.
+            max_batch_records: u32 = 1000, != 0;
+            /// Maximum bytes of appends in flight. New appends beyond it are answered BUSY. Bounds
+            /// memory, and the wait for an ack. One connection may use as much as is still free for
+            /// others, so at most half if it is alone: no connection can keep the others out.
+            max_inflight_bytes: Size = 32 << 20, != 0;
+            /// Number of newest batches of each producer whose repeats get the original answer. At
+            /// least 1. Repeats of older batches are refused. Memory: about 40 bytes each.
+            producer_window: u64 = 1024, != 0;
+            /// Time after which an idle producer is forgotten (0 = never). A log then refuses the
+            /// producer's epoch (PRODUCER_EXPIRED), so that no late retry is appended twice. The producer
+            /// may begin again with the next epoch.
+            producer_max_idle: Duration = Duration::from_secs(7 * 24 * 3600);
+            /// Maximum number of producers of one log; at least 1. New ones beyond that are answered
+            /// QUOTA. Idle ones are forgotten after producer_max_idle.
+            max_producers_per_log: u64 = 10_000, != 0;
+            /// Maximum number of cursors of one log; at least 1. New ones beyond that are answered
+            /// QUOTA.
+            max_cursors_per_log: u64 = 10_000, != 0;
+            /// Maximum number of logs in the store; at least 1. New ones beyond that are answered
+            /// QUOTA. A deleted log no longer counts, but at most 1/4 of this number and 1,024 more
+            /// deleted logs may wait for the sorter. Memory: about 350 bytes a log, and its name.
+            max_logs: u64 = 1_000_000, != 0;
+            /// Maximum number of producers of all logs; at least 1. New ones beyond that are answered
+            /// QUOTA. A producer that appends to two logs counts twice. Memory: about 450 bytes a
+            /// producer, its id, and 40 bytes for each batch that producer_window remembers.
+            max_producers: u64 = 100_000, != 0;
+            /// Maximum number of cursors of all logs; at least 1. New ones beyond that are answered
+            /// QUOTA. Memory: about 350 bytes a cursor, and its name.
+            max_cursors: u64 = 100_000, != 0;
+            /// Maximum size of the names of all logs, producers and cursors; at least 1. A request that
+            /// needs a new name beyond it is answered QUOTA.
+            max_name_bytes: Size = 64 << 20, != 0;
+            /// Whether names of new logs, producers and cursors may have characters that people do not
+            /// see: zero-width ones, bidirectional controls, blanks other than the plain space. false: such
+            /// a name is refused (INVALID_LOG_NAME). Existing names stay usable.
+            allow_invisible_names: bool = false;
+            /// Maximum time by which a record's own timestamp may be ahead of the server's clock.
+            max_timestamp_ahead: Duration = Duration::from_secs(60);
+            /// Whether the first append to an unknown name creates the log.
+            auto_create: bool = true;
+            /// Reaction of a start to damage that it finds. quarantine: names the damaged records and serves
+            /// everything else; refuse: does not start (exit code 65). A start finds missing
+            /// and shortened files, and damaged frames that no index covers: mostly the newest. It does not read
+            /// older records. Run `wald verify` before the start to check all of them.
+            on_damage: OnDamage = OnDamage::Quarantine;
+            /// Method of reading finished segments. pread: positional reads. mmap: memory maps. A read
+            /// from a map first brings its pages in, so that an unreadable sector is an error. Only a
+            /// device that fails between these two steps ends the process (SIGBUS).
+            read_strategy: ReadStrategy = ReadStrategy::Pread;
+            /// Maximum number of finished segments that are open, scans included; at least 1. Lowered at
+            /// start, to 16 at least, where the limit of open files has no room for them.
+            max_open_segments: usize = 256, != 0;
+            /// Number of threads for reads that may wait for the disk. At least 1.
+            reader_threads: usize = 4, != 0;
+            /// Maximum bytes of sealed segments that scrubbing reads in a second (0 = no scrubbing). It
+            /// finds data that the device has lost while a backup still has it. The default is little
+            /// for any device and covers 337 GiB a day. Appends go first.
+            scrub_bytes_per_second: Size = 4 << 20;
+            /// Minimum time from the beginning of one scrubbing pass to the beginning of the next. The
+            /// first pass begins with the start.
+            scrub_interval: Duration = Duration::from_secs(24 * 3600);
+            /// Default maximum age (0 = no limit). Logs without their own retention drop batches that
+            /// arrived longer ago. The age follows a clock that adopts jumps of the system's clock
+            /// slowly: back after 10 minutes, ahead at most twice as fast as time passes.
+            retention_max_age: Duration = Duration::ZERO;
+            /// Default maximum size in segments (0 = no limit). Logs without their own retention drop
+            /// older batches once the newest ones reach it, so up to one batch more is kept.
+            retention_max_bytes: Size = 0;
+            /// Default maximum number of records (0 = no limit). Logs without their own retention drop
+            /// the oldest records beyond it.
+            retention_max_records: u64 = 0;
+            /// Maximum size of the records of one log that only its cursors keep from retention (0 = no
+            /// bound). Beyond it the oldest are dropped, although a cursor has not passed them: its consumer
+            /// gets a gap (EXPIRED). Concerns logs with respect_cursors.
+            cursor_hold_bytes: Size = 0;
+            /// Pause between two retention passes (> 0). Records may outlive their bound by this long.
+            retention_interval: Duration = Duration::from_secs(10), != Duration::ZERO;
+            /// Whether sealed segments are sorted by log. Only sorting gives the space of trimmed and
+            /// deleted records back. Versions that do not know sorting refuse a store that was sorted
+            /// once.
+            sorter_enabled: bool = true;
+            /// Maximum disk space that sorting takes beyond 1.3 times the kept records: for segments
+            /// that wait, and for a new run while the files it replaces still exist. Less than 4 segments
+            /// counts as 4 segments.
+            sorter_step_bytes: Size = 512 << 20;
+            /// Maximum bytes that the sorter reads and writes in a second (0 = no bound). Appends go
+            /// first.
+            sorter_bytes_per_second: Size = 0;
+        }
+    };
 }
 
-impl Default for StorageConfig {
-    fn default() -> Self {
-        Self {
-            segment_bytes: 16 << 20,
-            pool_segments: 2,
-            reserve_segments: 2,
-            sync_mode: SyncMode::Strict,
-            sync_interval: Duration::from_millis(100),
-            sync_bytes: 16 << 20,
-            buffer_bytes: 8 << 20,
-            marker_delay: Duration::from_millis(50),
-            max_inflight_bytes: 32 << 20,
-            max_record_bytes: 1 << 20,
-            max_batch_bytes: 4 << 20,
-            max_batch_records: 1000,
-            max_future: Duration::from_secs(60),
-            producer_window: 1024,
-            producer_max_idle: Duration::from_secs(7 * 24 * 3600),
-            max_producers_per_log: 10_000,
-            max_cursors_per_log: 10_000,
-            max_logs: 1_000_000,
-            max_producers: 100_000,
-            max_cursors: 100_000,
-            max_name_bytes: 64 << 20,
-            allow_invisible_names: false,
-            auto_create: true,
-            create_store: true,
-            on_damage: OnDamage::Quarantine,
-            read_strategy: ReadStrategy::Pread,
-            max_open_segments: 256,
-            reader_threads: 4,
-            scrub_bytes_per_second: 4 << 20,
-            scrub_interval: Duration::from_secs(24 * 3600),
-            retention: Retention::default(),
-            cursor_hold_bytes: 0,
-            retention_interval: Duration::from_secs(10),
-            sorter_enabled: true,
-            sorter_step_bytes: 512 << 20,
-            sorter_bytes_per_second: 0,
+macro_rules! storage_config {
+    ($( $(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr $(, != $refused:expr)?; )+) => {
+        /// Settings of one engine.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct StorageConfig {
+            $( $(#[doc = $doc])+ pub $name: $type, )+
         }
-    }
+
+        impl Default for StorageConfig {
+            fn default() -> Self {
+                Self { $( $name: $default, )+ }
+            }
+        }
+
+        impl StorageConfig {
+            /// The first setting that has the value which its row refuses.
+            fn refused(&self) -> Option<&'static str> {
+                $( $( if self.$name == $refused {
+                    return Some(stringify!($name));
+                } )? )+
+                None
+            }
+        }
+    };
 }
+
+engine_settings!(storage_config);
 
 /// Why a configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -192,7 +223,7 @@ pub enum ConfigError {
     #[error("segment_bytes is {0}; it must be a multiple of 4096")]
     SegmentUnaligned(u64),
     /// A setting that must not be zero is zero.
-    #[error("{0} must be at least 1")]
+    #[error("{0} must be more than 0")]
     Zero(&'static str),
 }
 
@@ -211,29 +242,18 @@ impl StorageConfig {
         if !self.segment_bytes.is_multiple_of(4096) {
             return Err(ConfigError::SegmentUnaligned(self.segment_bytes));
         }
-        for (name, zero) in [
-            ("pool_segments", self.pool_segments == 0),
-            ("reserve_segments", self.reserve_segments == 0),
-            ("max_inflight_bytes", self.max_inflight_bytes == 0),
-            ("max_record_bytes", self.max_record_bytes == 0),
-            ("max_batch_bytes", self.max_batch_bytes == 0),
-            ("max_batch_records", self.max_batch_records == 0),
-            ("producer_window", self.producer_window == 0),
-            ("max_producers_per_log", self.max_producers_per_log == 0),
-            ("max_cursors_per_log", self.max_cursors_per_log == 0),
-            ("max_logs", self.max_logs == 0),
-            ("max_producers", self.max_producers == 0),
-            ("max_cursors", self.max_cursors == 0),
-            ("max_name_bytes", self.max_name_bytes == 0),
-            ("max_open_segments", self.max_open_segments == 0),
-            ("reader_threads", self.reader_threads == 0),
-            ("retention_interval", self.retention_interval.is_zero()),
-        ] {
-            if zero {
-                return Err(ConfigError::Zero(name));
-            }
+        self.refused()
+            .map_or(Ok(()), |name| Err(ConfigError::Zero(name)))
+    }
+
+    /// Retention of logs that have none of their own.
+    pub fn retention(&self) -> Retention {
+        Retention {
+            max_age: Some(self.retention_max_age).filter(|age| !age.is_zero()),
+            max_bytes: Some(self.retention_max_bytes).filter(|bytes| *bytes != 0),
+            max_records: Some(self.retention_max_records).filter(|records| *records != 0),
+            respect_cursors: false,
         }
-        Ok(())
     }
 
     /// Bounds on the totals of all logs together.
@@ -322,11 +342,11 @@ impl StorageConfig {
 
     /// Limits of requests, lowered where the segment size leaves less room.
     pub fn limits(&self) -> Limits {
-        let fits = u32::try_from(self.largest_batch()).unwrap_or(u32::MAX);
-        let max_batch_bytes = self.max_batch_bytes.min(fits);
+        let narrow = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let max_batch_bytes = self.max_batch_bytes.min(self.largest_batch());
         Limits {
-            max_record_bytes: self.max_record_bytes.min(max_batch_bytes),
-            max_batch_bytes,
+            max_record_bytes: narrow(self.max_record_bytes.min(max_batch_bytes)),
+            max_batch_bytes: narrow(max_batch_bytes),
             max_batch_records: self.max_batch_records,
             max_headers: 32,
             max_header_bytes: 16 << 10,

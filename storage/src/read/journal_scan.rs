@@ -256,7 +256,7 @@ impl Scan for JournalScan {
 /// The position at which a search for records of `time` and later begins: before the first segment that began when
 /// one of them can already have arrived. The clock may have jumped, so segments are not sorted by time.
 fn first_arriving(store: &Store, time: Timestamp) -> Position {
-    let ahead = i64::try_from(store.config.max_future.as_micros()).unwrap_or(i64::MAX);
+    let ahead = i64::try_from(store.config.max_timestamp_ahead.as_micros()).unwrap_or(i64::MAX);
     let before = time.saturating_add_micros(ahead.max(MAX_AHEAD_MICROS).saturating_neg());
     let (runs, segments) = store.journal.runs_and_segments();
     if let Some(run) = runs.iter().find(|run| run.head.arrival >= before) {

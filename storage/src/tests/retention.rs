@@ -582,7 +582,7 @@ fn cursors_hold_back_no_more_than_they_may() {
 #[test]
 fn the_servers_bounds_hold_for_logs_without_any_of_their_own() {
     let config = StorageConfig {
-        retention: by_records(4),
+        retention_max_records: 4,
         ..small_config()
     };
     let fixture = Fixture::with(SimDisk::new(), config);

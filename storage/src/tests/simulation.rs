@@ -20,7 +20,6 @@ pub(super) use self::points::Histogram;
 use self::points::{Phase, STRETCHES};
 use self::requests::Asked;
 use super::*;
-use crate::api::record::Retention;
 use crate::base::ids::{LogId, Position};
 
 /// Faults besides power cuts and kills.
@@ -125,20 +124,23 @@ type Move = (&'static str, &'static str, u64);
 impl Run {
     pub(super) fn new(seed: u64, faults: Faults) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let config = StorageConfig {
+        let mut config = StorageConfig {
             pool_segments: random.random_range(1..3),
             reserve_segments: 1,
             max_batch_bytes: 20_000,
             buffer_bytes: 9000,
             producer_window: random.random_range(1..90),
-            retention: match random.random_range(0..5) {
-                0 | 1 => requests::retention(&mut random).unwrap_or_default(),
-                _ => Retention::default(),
-            },
             sorter_enabled: true,
-            sorter_step_bytes: random.random_range(1..6) * (100 << 10),
             ..small_config()
         };
+        if random.random_range(0..5) < 2
+            && let Some(bounds) = requests::retention(&mut random)
+        {
+            config.retention_max_age = bounds.max_age.unwrap_or_default();
+            config.retention_max_bytes = bounds.max_bytes.unwrap_or_default();
+            config.retention_max_records = bounds.max_records.unwrap_or_default();
+        }
+        config.sorter_step_bytes = random.random_range(1..6) * (100 << 10);
         Self {
             random,
             disk: SimDisk::seeded(seed),

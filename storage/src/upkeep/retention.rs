@@ -362,7 +362,7 @@ impl Retainer {
     /// The retention that holds for a log with these settings.
     pub(crate) fn retention_of(&self, config: &LogConfig) -> Retention {
         let own = config.retention.as_deref().copied();
-        own.unwrap_or(self.config.retention)
+        own.unwrap_or_else(|| self.config.retention())
     }
 
     /// Begins a pass; `None` if it would find nothing to do.
@@ -372,7 +372,7 @@ impl Retainer {
         let durable = self.journal.durable();
         let now = self.journal.expiry_now();
         let state = self.state.lock();
-        let default = self.config.retention.is_bounded();
+        let default = self.config.retention().is_bounded();
         let unbounded = !default && state.unbounded_at == Some(settings);
         let young = seconds(now) < state.ages_at && now >= state.passed_at;
         let idle = state.seen == durable && young;

@@ -331,8 +331,8 @@ impl Run {
         if !same || live.config != *config || live.first >= before {
             return false;
         }
-        let bounds = config.retention.as_deref();
-        let bounds = bounds.unwrap_or(&self.config.retention);
+        let bounds = config.retention.as_deref().copied();
+        let bounds = bounds.unwrap_or_else(|| self.config.retention());
         if bounds.respect_cursors && live.cursors.values().min().is_none_or(|c| *c < before) {
             return false;
         }

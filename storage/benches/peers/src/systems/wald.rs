@@ -78,7 +78,7 @@ fn with(
         segment_bytes: shape.segment_bytes.unwrap_or(defaults.segment_bytes),
         max_batch_records: shape.batch_records.max(defaults.max_batch_records),
         // A record takes some bytes besides its data.
-        max_batch_bytes: (shape.batch_bytes + 8 * shape.batch_records)
+        max_batch_bytes: u64::from(shape.batch_bytes + 8 * shape.batch_records)
             .max(defaults.max_batch_bytes),
         read_strategy,
         ..defaults
