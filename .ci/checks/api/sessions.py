@@ -3,9 +3,11 @@ middle leaves exactly the batches before it. A slow server bounds the memory of 
 and a client that reads no acks is held back.
 """
 
-from common import *
+from clients import *
 
-SESSION = TARGET / "release" / "examples" / "session"
+examples()
+# Speed does not matter here, so it is the one of the tests' build.
+SESSION = EXAMPLES / "session"
 # Each flush takes 300 ms, so that batches pile up in flight.
 SLOW = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=300000"]
 BATCHES = 10_000

@@ -8,7 +8,7 @@ def release():
     # The daemon with its own features: with the workspace as a whole, libraries get other ones. Each program takes half
     # a minute to link. The tests' build has the other examples, whose speed does not matter.
     counted("cargo", "build", "--release", cwd=ROOT)
-    examples = [word for name in ("load", "forest", "reading", "session") for word in ("--example", name)]
+    examples = [word for name in ("load", "forest", "reading") for word in ("--example", name)]
     counted("cargo", "build", "--release", "-p", "wald-client", "-p", "walctl", "-p", "walbench", "--bins", *examples, cwd=ROOT)
 
 
