@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use prost::Message;
 use prost_types::FileDescriptorSet;
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
+    "wald/v1/errors.proto",
     "wald/v1/types.proto",
     "wald/v1/record.proto",
     "wald/v1/cursor.proto",
@@ -38,6 +39,8 @@ fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::
     tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::codec::MessageCodec")
+        // A program that compares reasons must not break when the contract gets a new one.
+        .enum_attribute("wald.v1.Reason", "#[non_exhaustive]")
         .compile_fds(descriptors.clone())?;
     Ok(descriptors)
 }

@@ -143,12 +143,7 @@ async fn make_some(client: Client, args: Make, next: Arc<AtomicU64>) -> Result<(
         });
         match batch.durability(Durability::Written).await {
             Ok(_) => made += count,
-            Err(error)
-                if args.tolerate
-                    && error
-                        .reason()
-                        .is_some_and(|reason| reason.as_str() == "QUOTA") =>
-            {
+            Err(error) if args.tolerate && error.reason() == Some(wald_client::Reason::Quota) => {
                 refused += count
             }
             Err(error) => return Err(error.into()),

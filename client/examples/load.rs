@@ -209,7 +209,7 @@ fn acked(ack: &Ack) -> String {
 
 /// Code, reason and outcome, as `Internal JOURNAL_FAILED Unknown`.
 fn failed(error: &Error) -> String {
-    let reason = error.reason().map_or("-", |reason| reason.as_str());
+    let reason = error.reason_text().unwrap_or("-");
     format!("{:?} {reason} {:?}", error.code(), error.outcome())
 }
 

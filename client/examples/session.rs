@@ -126,7 +126,7 @@ fn take(told: &mut Told, number: u64, ack: Result<BatchAck, Error>) {
         }
         Err(error) if matches!(error.kind(), ErrorKind::Behind { .. }) => told.behind += 1,
         Err(error) => {
-            let reason = error.reason().map_or("-", |reason| reason.as_str());
+            let reason = error.reason_text().unwrap_or("-");
             told.failed = Some((number, format!("{reason} {:?}", error.outcome())));
         }
     }

@@ -19,7 +19,7 @@
 // broke underway, because they cannot be applied twice. A plain append whose connection broke
 // is not repeated: its outcome is unknown.
 //
-// The stubs in waldv1 are made from the contract by `go generate ./...`.
+// The stubs in waldv1 and the reasons of errors are made from the contract by `go generate ./...`.
 package wald
 
 //go:generate go run ./internal/generate

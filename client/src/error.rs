@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
-
-use crate::reason::Reason;
+use wald_proto::v1::Reason;
 
 const DOMAIN: &str = "wald.dev";
 
@@ -114,7 +113,7 @@ pub enum ErrorKind {
 pub struct ServerError {
     code: Code,
     message: String,
-    reason: Reason,
+    reason: String,
     facts: BTreeMap<String, String>,
     failed_checks: Vec<FailedCheck>,
     retry_delay: Option<Duration>,
@@ -123,8 +122,8 @@ pub struct ServerError {
 /// A condition that did not hold. Several may fail at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedCheck {
-    /// The reason of the failure.
-    pub reason: Reason,
+    /// The reason of the failure as the server spells it, such as `LOG_MISSING`.
+    pub reason: String,
     /// The log it was about.
     pub log: String,
     /// The server's message, with the actual value, for people.
@@ -158,8 +157,13 @@ impl ServerError {
         self.code
     }
 
-    /// The reason.
-    pub fn reason(&self) -> &Reason {
+    /// The reason. [`Reason::Unspecified`] if this version of the client does not know it.
+    pub fn reason(&self) -> Reason {
+        Reason::from_text(&self.reason)
+    }
+
+    /// The reason as the server spells it, such as `POSITION_MISMATCH`.
+    pub fn reason_text(&self) -> &str {
         &self.reason
     }
 
@@ -238,9 +242,15 @@ impl Error {
         }
     }
 
-    /// The server's reason, if the server answered.
-    pub fn reason(&self) -> Option<&Reason> {
+    /// The server's reason, if the server answered. [`Reason::Unspecified`] if this version of the
+    /// client does not know it; [`Error::reason_text`] has it then.
+    pub fn reason(&self) -> Option<Reason> {
         self.server().map(ServerError::reason)
+    }
+
+    /// The reason as the server spells it, such as `POSITION_MISMATCH`, if the server answered.
+    pub fn reason_text(&self) -> Option<&str> {
+        self.server().map(ServerError::reason_text)
     }
 
     /// One fact that the server gave, such as `first_lsn`.
@@ -361,7 +371,7 @@ impl Error {
             return Self::new(ErrorKind::Server(ServerError {
                 code: status.code(),
                 message: status.message().to_owned(),
-                reason: Reason::from(info.reason.as_str()),
+                reason: info.reason,
                 facts: info.metadata.into_iter().collect(),
                 failed_checks: status
                     .get_details_precondition_failure()
@@ -378,7 +388,7 @@ impl Error {
 
 fn failed_check(violation: tonic_types::PreconditionViolation) -> FailedCheck {
     FailedCheck {
-        reason: Reason::from(violation.r#type.as_str()),
+        reason: violation.r#type,
         log: violation.subject,
         description: violation.description,
     }
@@ -484,7 +494,7 @@ mod tests {
             details,
         ));
         assert_eq!(error.code(), Code::OutOfRange);
-        assert_eq!(error.reason(), Some(&Reason::Trimmed));
+        assert_eq!(error.reason(), Some(Reason::Trimmed));
         assert_eq!(error.fact_number("first_lsn"), Some(12));
         assert_eq!(error.retry_delay(), Some(Duration::from_millis(30)));
         assert_eq!(error.to_string(), "TRIMMED: gone");
@@ -494,10 +504,8 @@ mod tests {
     fn reason_of_a_newer_server_is_kept() {
         let details = ErrorDetails::with_error_info("MOON_PHASE", DOMAIN, HashMap::new());
         let error = read(&Status::with_error_details(Code::Aborted, "", details));
-        assert_eq!(
-            error.reason(),
-            Some(&Reason::Unknown("MOON_PHASE".to_owned()))
-        );
+        assert_eq!(error.reason(), Some(Reason::Unspecified));
+        assert_eq!(error.reason_text(), Some("MOON_PHASE"));
         assert_eq!(error.outcome(), Outcome::Unknown);
     }
 

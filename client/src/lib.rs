@@ -40,7 +40,6 @@ mod pipeline;
 mod producer;
 mod producers;
 mod read;
-mod reason;
 mod record;
 mod retry;
 mod scan;
@@ -63,7 +62,6 @@ pub use pipeline::{
 pub use producer::{Producer, ProducerBuilder};
 pub use producers::{LogProducer, ProducerPage};
 pub use read::{Page, Read};
-pub use reason::Reason;
 pub use record::{Batch, Record, StoredRecord};
 pub use retry::RetryPolicy;
 pub use scan::{Cursor, Gap, Progress, Scan, ScanEvent, Selector};
@@ -72,4 +70,4 @@ pub use verify::VerifyStream;
 
 /// The messages of the contract.
 pub use wald_proto::v1 as proto;
-pub use wald_proto::v1::{Durability, GapReason, Header, SyncTarget, Visibility};
+pub use wald_proto::v1::{Durability, GapReason, Header, Reason, SyncTarget, Visibility};

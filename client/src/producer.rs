@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use wald_proto::v1;
-use wald_proto::v1::Durability;
+use wald_proto::v1::{Durability, Reason};
 
 use crate::appender::pipeline_settings;
 use crate::batch::{Condition, LogAck};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::pipeline::{Pending, Pipeline, RecordAck, Reply, Settings, Stamp};
-use crate::reason::Reason;
 use crate::record::Record;
 use crate::retry::Repeat;
 
@@ -151,7 +150,7 @@ async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log,
     loop {
         let error = match client.get_log(log).await {
             Ok(log) => return Ok(log),
-            Err(error) if error.reason() == Some(&Reason::LogNotFound) => {
+            Err(error) if error.reason() == Some(Reason::LogNotFound) => {
                 match client.create_log(log, v1::LogConfig::default()).await {
                     Ok(log) => return Ok(log),
                     Err(error) => error,
@@ -160,7 +159,7 @@ async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log,
             Err(error) => error,
         };
         // Another client has created it meanwhile, or the lost answer had reported success.
-        let passing = error.reason() == Some(&Reason::LogExists) || Repeat::Guarded.allows(&error);
+        let passing = error.reason() == Some(Reason::LogExists) || Repeat::Guarded.allows(&error);
         failures += 1;
         let pause = client.retry_policy().pause(failures, &error);
         if !passing || Instant::now() + pause >= give_up_at {

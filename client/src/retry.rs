@@ -4,8 +4,9 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
+use wald_proto::v1::Reason;
+
 use crate::error::{Error, Retry};
-use crate::reason::Reason;
 
 /// Number and pace of repeats of a call, within its deadline.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,7 +67,7 @@ impl Repeat {
     /// Whether to send the request again after this error.
     pub(crate) fn allows(self, error: &Error) -> bool {
         // A quota does not pass without a change: its reason is reported at once.
-        if error.reason() == Some(&Reason::Quota) {
+        if error.reason() == Some(Reason::Quota) {
             return false;
         }
         match error.retry() {

@@ -19,12 +19,11 @@ use std::time::{Duration, Instant};
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 use tonic::Streaming;
-use wald_proto::v1;
 use wald_proto::v1::scan_request::{Selector, Start};
+use wald_proto::v1::{self, Reason};
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::reason::Reason;
 use crate::retry::Repeat;
 use crate::scan::{Cursor, Scan, ScanEvent, events};
 
@@ -189,7 +188,7 @@ impl Underway {
                 Some(Start::Lsn(before_tail.max(tail.first_lsn.get())))
             }
             // All that will ever be in it is still to come.
-            Err(error) if error.reason() == Some(&Reason::LogNotFound) => None,
+            Err(error) if error.reason() == Some(Reason::LogNotFound) => None,
             Err(error) => return Err(error),
         };
         Ok(())

@@ -32,12 +32,12 @@ async fn what_survived_is_a_position_for_an_older_epoch_and_none_for_this() {
 async fn trim_answers_the_first_lsn_kept_or_why_not() {
     let client = client().await;
     let missing = client.trim("log", Lsn::new(0), None).await.unwrap_err();
-    assert_eq!(missing.reason(), Some(&Reason::LogNotFound));
+    assert_eq!(missing.reason(), Some(Reason::LogNotFound));
     client.append_batch().log("log", ["0", "1"]).await.unwrap();
     let first = client.trim("log", Lsn::new(1), None).await.unwrap();
     assert_eq!(first, Lsn::new(1));
     let beyond = client.trim("log", Lsn::new(3), None).await.unwrap_err();
-    assert_eq!(beyond.reason(), Some(&Reason::BeyondTail));
+    assert_eq!(beyond.reason(), Some(Reason::BeyondTail));
 }
 
 #[tokio::test]
@@ -58,13 +58,13 @@ async fn fence_shuts_out_writers_without_its_epoch() {
     let fenced = client.fence("log", None, None).await.unwrap();
     assert_eq!((fenced.tail_lsn, fenced.writer_epoch), (Lsn::new(1), 1));
     let old = client.append("log", "old").await.unwrap_err();
-    assert_eq!(old.reason(), Some(&Reason::Fenced));
+    assert_eq!(old.reason(), Some(Reason::Fenced));
     assert_eq!(old.fact_number("writer_epoch"), Some(1));
     assert_eq!(old.outcome(), Outcome::NotApplied);
     let new = client.append("log", "new").writer_epoch(1).await.unwrap();
     assert_eq!(new.lsn, fenced.tail_lsn);
     let again = client.fence("log", Some(1), None).await.unwrap_err();
-    assert_eq!(again.reason(), Some(&Reason::Fenced));
+    assert_eq!(again.reason(), Some(Reason::Fenced));
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn cursor_moves_with_the_records_that_result_from_what_was_read() {
     assert_eq!(stands.lsn, Lsn::new(1));
     // Nobody does a step twice.
     let again = step(0).await.unwrap_err();
-    assert_eq!(again.reason(), Some(&Reason::PositionMismatch));
+    assert_eq!(again.reason(), Some(Reason::PositionMismatch));
     let out = client.read("out").await.unwrap();
     assert_eq!(out.records.len(), 1);
 }
@@ -108,7 +108,7 @@ async fn cursors_are_listed_in_pages_and_forgotten() {
     assert_eq!(names, ["a", "b", "c"]);
     client.delete_cursor("log", "b", None).await.unwrap();
     let gone = client.get_cursor("log", "b", None).await.unwrap_err();
-    assert_eq!(gone.reason(), Some(&Reason::CursorNotFound));
+    assert_eq!(gone.reason(), Some(Reason::CursorNotFound));
     let other = client.get_cursor("log", "a", Some(99)).await.unwrap_err();
-    assert_eq!(other.reason(), Some(&Reason::LogReplaced));
+    assert_eq!(other.reason(), Some(Reason::LogReplaced));
 }

@@ -124,7 +124,7 @@ async fn a_producer_reports_a_quota_at_once() {
     let producer = client.producer("log").open().await.unwrap();
     let refused = producer.append_batch(["0"]).await.unwrap().await;
     let error = refused.unwrap_err();
-    assert_eq!(error.reason(), Some(&Reason::Quota));
+    assert_eq!(error.reason(), Some(Reason::Quota));
     assert_eq!(error.outcome(), Outcome::NotApplied);
     assert_eq!(memory.faults.lock().unwrap().len(), 1, "asked once");
 }
@@ -158,7 +158,7 @@ async fn higher_epoch_shuts_out_the_old_producer_and_all_it_still_has() {
     let late = old.append_batch(["late"]).await.unwrap();
     let later = old.append_batch(["later"]).await;
     let error = late.await.unwrap_err();
-    assert_eq!(error.reason(), Some(&Reason::ProducerFenced));
+    assert_eq!(error.reason(), Some(Reason::ProducerFenced));
     assert_eq!(error.outcome(), Outcome::NotApplied);
     // It was in flight already, or refused at once.
     let error = match later {
@@ -166,10 +166,10 @@ async fn higher_epoch_shuts_out_the_old_producer_and_all_it_still_has() {
         Err(error) => error,
     };
     assert!(matches!(error.kind(), ErrorKind::Behind { .. }));
-    assert_eq!(error.reason(), Some(&Reason::ProducerFenced));
+    assert_eq!(error.reason(), Some(Reason::ProducerFenced));
     assert_eq!(error.outcome(), Outcome::NotApplied);
     let closed = old.close().await.unwrap_err();
-    assert_eq!(closed.reason(), Some(&Reason::ProducerFenced));
+    assert_eq!(closed.reason(), Some(Reason::ProducerFenced));
     assert_eq!(memory.payloads("log"), ["0", "1"]);
 }
 
@@ -180,7 +180,7 @@ async fn repeat_never_brings_a_deleted_log_back() {
     produce(&producer, 0..1).await;
     client.delete_log("log", None).await.unwrap();
     let error = producer.append_batch(["1"]).await.unwrap().await;
-    assert_eq!(error.unwrap_err().reason(), Some(&Reason::LogReplaced));
+    assert_eq!(error.unwrap_err().reason(), Some(Reason::LogReplaced));
     assert!(memory.state.lock().unwrap().logs.is_empty());
 }
 
@@ -195,7 +195,7 @@ async fn producer_names_its_writer_epoch_and_what_a_batch_expects() {
     assert_eq!(ack.await.unwrap().first_lsn, Lsn::new(1));
     client.fence("log", None, None).await.unwrap();
     let error = producer.append_batch(["2"]).await.unwrap().await;
-    assert_eq!(error.unwrap_err().reason(), Some(&Reason::Fenced));
+    assert_eq!(error.unwrap_err().reason(), Some(Reason::Fenced));
 }
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn refusal_of_what_was_on_a_lost_connection_leaves_its_outcome_unknown() {
     let first = producer.append_batch(["0"]).await.unwrap();
     let second = producer.append_batch(["1"]).await.unwrap();
     let first = first.await.unwrap_err();
-    assert_eq!(first.reason(), Some(&Reason::RecordTooLarge));
+    assert_eq!(first.reason(), Some(Reason::RecordTooLarge));
     assert_eq!(first.outcome(), Outcome::Unknown);
     let second = second.await.unwrap_err();
     assert!(matches!(second.kind(), ErrorKind::Behind { .. }));
@@ -226,7 +226,7 @@ async fn producer_gives_up_when_the_next_attempt_would_come_too_late() {
     let producer = client.producer("log").retry_for(Duration::from_secs(30));
     let producer = producer.open().await.unwrap();
     let error = producer.append("0").await.unwrap().await.unwrap_err();
-    assert_eq!(error.reason(), Some(&Reason::Busy));
+    assert_eq!(error.reason(), Some(Reason::Busy));
     assert_eq!(error.outcome(), Outcome::NotApplied);
     let error = producer.append("1").await.unwrap_err();
     assert!(
@@ -307,7 +307,7 @@ async fn first_failure_ends_an_appender_and_every_ack_gets_its_outcome() {
         assert_eq!(behind.retry(), Retry::Safe);
     }
     let closed = appender.close().await.unwrap_err();
-    assert_eq!(closed.reason(), Some(&Reason::RecordTooLarge));
+    assert_eq!(closed.reason(), Some(Reason::RecordTooLarge));
     assert_eq!(memory.payloads("log"), ["0"]);
 }
 

@@ -81,7 +81,7 @@ async fn refusal_after_a_lost_connection_leaves_the_outcome_unknown() {
     assert_eq!(echo.outcome(), Outcome::Unknown);
     let first = client.append("log", "x").expected_lsn(3).await.unwrap_err();
     assert_eq!(first.outcome(), Outcome::NotApplied);
-    assert_eq!(first.reason(), Some(&Reason::PositionMismatch));
+    assert_eq!(first.reason(), Some(Reason::PositionMismatch));
     assert_eq!(first.fact_number("actual_lsn"), Some(4));
 }
 
@@ -90,7 +90,7 @@ async fn append_gives_up_after_the_attempts_of_its_policy() {
     let (fake, client) = Fake::start(0, 0).await;
     fake.script((0..5).map(|_| Step::Fail(refusal(Code::Unavailable, "STARTING", DRAINING))));
     let error = client.append("log", "x").await.unwrap_err();
-    assert_eq!(error.reason(), Some(&Reason::Starting));
+    assert_eq!(error.reason(), Some(Reason::Starting));
     assert_eq!(fake.attempts(), 5);
 }
 

@@ -1,11 +1,13 @@
 //! The gRPC contract of Wald, generated from `wald/v1/*.proto`, and how its messages
-//! become bytes ([`codec`]) and files ([`backup`]). No logic.
+//! become bytes ([`codec`]) and files ([`backup`]). [`reasons`] spells and lists the reasons of
+//! errors. No logic.
 //!
 //! Bytes fields decode to [`bytes::Bytes`]: a payload is a slice of the buffer that the
 //! request arrived in, not a copy.
 
 pub mod backup;
 pub mod codec;
+pub mod reasons;
 
 /// Messages, clients and server traits of the package `wald.v1`.
 // The proto files document the contract. The code that the generator adds has no documentation.

@@ -16,7 +16,7 @@ mod settings;
 use std::fmt;
 use std::time::Duration;
 
-use wald_proto::v1;
+use wald_proto::v1::{self, Reason};
 use wald_storage::{
     CursorCommit, Durability, Guard, Header, LogId, LogName, LogTarget, Lsn, Name, Producer,
     ReadRequest, ReadStart, Record, ScanRequest, ScanStart, Selector, SyncTarget, Timestamp,
@@ -253,8 +253,9 @@ pub(crate) fn read(
 pub(crate) fn scan(request: v1::ScanRequest) -> Result<(ScanRequest, v1::RecordView), Status> {
     use v1::scan_request::{Selector as Selected, Start};
     let view = view(request.view)?;
-    let invalid =
-        |field: &str, why: &str| status::invalid_field("INVALID_SCAN", field, why, Access::Read);
+    let invalid = |field: &str, why: &str| {
+        status::invalid_field(Reason::InvalidScan, field, why, Access::Read)
+    };
     let selector = match request.selector {
         Some(Selected::Log(name)) => Selector::Log(target(&name, request.log_id, Access::Read)?),
         Some(Selected::Prefix(_) | Selected::All(_)) if request.log_id.is_some() => {
@@ -321,7 +322,7 @@ pub(crate) fn parse_page_token(token: &str) -> Result<Option<String>, Status> {
         .map(Some)
         .ok_or_else(|| {
             status::invalid_field(
-                "INVALID_PAGE_TOKEN",
+                Reason::InvalidPageToken,
                 "page_token",
                 "use next_page_token of the page before, unchanged",
                 Access::Read,

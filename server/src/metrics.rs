@@ -22,6 +22,7 @@ use prometheus::{
     Encoder, Error, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
     IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
+use wald_proto::v1::Reason;
 use wald_storage::{AppendError, Durability, RecoveryReport, Statistics, Timestamp};
 
 use crate::logging;
@@ -58,16 +59,16 @@ fn byte_buckets() -> Vec<f64> {
 }
 
 /// Reasons for which a condition fails.
-const CONDITIONS: [&str; 9] = [
-    "POSITION_MISMATCH",
-    "LOG_MISSING",
-    "LOG_EXISTS",
-    "LOG_REPLACED",
-    "FENCED",
-    "PRODUCER_GAP",
-    "PRODUCER_FENCED",
-    "PRODUCER_EXPIRED",
-    "PRODUCER_CONFLICT",
+const CONDITIONS: [Reason; 9] = [
+    Reason::PositionMismatch,
+    Reason::LogMissing,
+    Reason::LogExists,
+    Reason::LogReplaced,
+    Reason::Fenced,
+    Reason::ProducerGap,
+    Reason::ProducerFenced,
+    Reason::ProducerExpired,
+    Reason::ProducerConflict,
 ];
 
 /// Registers each metric that it makes, and remembers the first failure.
@@ -590,7 +591,7 @@ impl Metrics {
                 "wald_condition_failures_total",
                 "Conditions of appends that did not hold, by reason.",
                 "reason",
-                &CONDITIONS,
+                &CONDITIONS.map(Reason::as_str),
             )?,
             state,
             recovery_seconds: recovery,
@@ -668,8 +669,10 @@ impl Metrics {
 
     /// Counts the conditions of an append that did not hold. Refusals are counted where calls end.
     pub(crate) fn append_failed(&self, error: &AppendError) {
-        let condition = |reason: &str| {
-            self.condition_failures.with_label_values(&[reason]).inc();
+        let condition = |reason: Reason| {
+            self.condition_failures
+                .with_label_values(&[reason.as_str()])
+                .inc();
         };
         match error {
             AppendError::ConditionsFailed(failed) => {
@@ -677,12 +680,12 @@ impl Metrics {
                     condition(status::condition_reason(&failed.check));
                 }
             }
-            AppendError::ProducerGap { .. } => condition("PRODUCER_GAP"),
-            AppendError::ProducerFenced { .. } => condition("PRODUCER_FENCED"),
+            AppendError::ProducerGap { .. } => condition(Reason::ProducerGap),
+            AppendError::ProducerFenced { .. } => condition(Reason::ProducerFenced),
             AppendError::ProducerExpired { .. } | AppendError::ProducerForgotten { .. } => {
-                condition("PRODUCER_EXPIRED");
+                condition(Reason::ProducerExpired);
             }
-            AppendError::ProducerConflict { .. } => condition("PRODUCER_CONFLICT"),
+            AppendError::ProducerConflict { .. } => condition(Reason::ProducerConflict),
             AppendError::Quota { .. }
             | AppendError::TailUnproven { .. }
             | AppendError::Busy { .. }

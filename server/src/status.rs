@@ -2,7 +2,7 @@
 //!
 //! Every match is exhaustive and without wildcard, so that a new variant of the engine
 //! does not compile until its code, reason, outcome and retry are decided here. The
-//! table that this file is, is in the contract (`proto/README.md`, design `api.md`).
+//! comments of `errors.proto` list the same answers, and the tests compare each status with them.
 
 mod batch;
 mod failure;
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::{PreconditionViolation, StatusExt as _};
+use wald_proto::v1::Reason;
 use wald_storage::{
     AdminError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName, LogId, LogName,
     MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError, VerifyError,
@@ -34,7 +35,7 @@ pub(crate) fn read(error: &ReadError) -> Status {
     let message = error.to_string();
     match error {
         ReadError::LogNotFound { log } => {
-            Failure::new(Code::NotFound, "LOG_NOT_FOUND", message).fact("log", log)
+            Failure::new(Code::NotFound, Reason::LogNotFound, message).fact("log", log)
         }
         ReadError::LogReplaced {
             log,
@@ -42,35 +43,35 @@ pub(crate) fn read(error: &ReadError) -> Status {
             actual,
         } => log_replaced(message, log, *expected, *actual),
         ReadError::Trimmed { log, first, asked } => {
-            Failure::new(Code::OutOfRange, "TRIMMED", message)
+            Failure::new(Code::OutOfRange, Reason::Trimmed, message)
                 .fact("log", log)
                 .fact("first_lsn", first)
                 .fact("lsn", asked)
         }
         ReadError::BeyondTail { log, tail, asked } => {
-            Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
+            Failure::new(Code::OutOfRange, Reason::BeyondTail, message)
                 .fact("log", log)
                 .fact("tail_lsn", tail)
                 .fact("lsn", asked)
         }
         ReadError::Quarantined { log, from, to } => {
-            Failure::new(Code::DataLoss, "QUARANTINED", message)
+            Failure::new(Code::DataLoss, Reason::Quarantined, message)
                 .fact("log", log)
                 .fact("from_lsn", from)
                 .fact_if("to_lsn", *to)
         }
         ReadError::BadCursor(_) => {
-            Failure::new(Code::InvalidArgument, "INVALID_SCAN", message).field("cursor")
+            Failure::new(Code::InvalidArgument, Reason::InvalidScan, message).field("cursor")
         }
         ReadError::InvalidScan(_) => {
-            Failure::new(Code::InvalidArgument, "INVALID_SCAN", message).field("start")
+            Failure::new(Code::InvalidArgument, Reason::InvalidScan, message).field("start")
         }
         ReadError::JournalFailed(_) => {
-            Failure::new(Code::Unavailable, "JOURNAL_FAILED", message).retry_after(RETRY_LATER)
+            Failure::new(Code::Unavailable, Reason::JournalFailed, message).retry_after(RETRY_LATER)
         }
         ReadError::Refused(error) => append_failure(error).of_read(message),
         ReadError::Io(_) => {
-            Failure::new(Code::Unavailable, "READ_FAILED", message).retry_after(RETRY_SOON)
+            Failure::new(Code::Unavailable, Reason::ReadFailed, message).retry_after(RETRY_SOON)
         }
     }
     .status()
@@ -82,12 +83,12 @@ fn log_replaced(
     expected: LogId,
     actual: impl Into<Option<LogId>>,
 ) -> Failure {
-    let mut failure = Failure::new(Code::FailedPrecondition, "LOG_REPLACED", message)
+    let mut failure = Failure::new(Code::FailedPrecondition, Reason::LogReplaced, message)
         .fact("log", log)
         .fact("expected_log_id", expected)
         .fact_if("actual_log_id", actual.into());
     failure.preconditions = vec![PreconditionViolation::new(
-        "LOG_REPLACED",
+        Reason::LogReplaced.as_str(),
         log.as_str(),
         failure.message.clone(),
     )];
@@ -99,18 +100,21 @@ pub(crate) fn verify(error: &VerifyError) -> Status {
     let message = error.to_string();
     match error {
         VerifyError::SegmentNotFound { segment } => {
-            Failure::new(Code::NotFound, "SEGMENT_NOT_FOUND", message).fact("segment_id", segment)
+            Failure::new(Code::NotFound, Reason::SegmentNotFound, message)
+                .fact("segment_id", segment)
         }
         VerifyError::SegmentSorted { segment, run } => {
-            Failure::new(Code::NotFound, "SEGMENT_NOT_FOUND", message)
+            Failure::new(Code::NotFound, Reason::SegmentNotFound, message)
                 .fact("segment_id", segment)
                 .fact("run_id", run)
         }
-        VerifyError::Busy { running } => Failure::new(Code::ResourceExhausted, "BUSY", message)
-            .fact("running", running)
-            .retry_after(RETRY_LATER),
+        VerifyError::Busy { running } => {
+            Failure::new(Code::ResourceExhausted, Reason::Busy, message)
+                .fact("running", running)
+                .retry_after(RETRY_LATER)
+        }
         VerifyError::Io(_) => {
-            Failure::new(Code::Unavailable, "READ_FAILED", message).retry_after(RETRY_LATER)
+            Failure::new(Code::Unavailable, Reason::ReadFailed, message).retry_after(RETRY_LATER)
         }
     }
     .status()
@@ -120,7 +124,7 @@ pub(crate) fn verify(error: &VerifyError) -> Status {
 pub(crate) fn verify_failed(error: &std::io::Error) -> Status {
     Failure::new(
         Code::Unavailable,
-        "READ_FAILED",
+        Reason::ReadFailed,
         format!("the store could not be read: {error}"),
     )
     .retry_after(RETRY_LATER)
@@ -132,21 +136,23 @@ pub(crate) fn admin(error: &AdminError) -> Status {
     let message = error.to_string();
     match error {
         AdminError::LogExists { log, log_id } => {
-            Failure::new(Code::AlreadyExists, "LOG_EXISTS", message)
+            Failure::new(Code::AlreadyExists, Reason::LogExists, message)
                 .fact("log", log)
                 .fact("log_id", log_id)
                 .refused(Retry::Never)
         }
-        AdminError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
-            .fact("log", log)
-            .refused(Retry::Never),
+        AdminError::LogNotFound { log } => {
+            Failure::new(Code::NotFound, Reason::LogNotFound, message)
+                .fact("log", log)
+                .refused(Retry::Never)
+        }
         AdminError::LogReplaced {
             log,
             expected,
             actual,
         } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
         AdminError::ProducerNotFound { log, producer } => {
-            Failure::new(Code::NotFound, "PRODUCER_NOT_FOUND", message)
+            Failure::new(Code::NotFound, Reason::ProducerNotFound, message)
                 .fact("log", log)
                 .fact("producer", producer)
                 .refused(Retry::Never)
@@ -160,16 +166,18 @@ pub(crate) fn admin(error: &AdminError) -> Status {
 pub(crate) fn trim(error: &TrimError) -> Status {
     let message = error.to_string();
     match error {
-        TrimError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
-            .fact("log", log)
-            .refused(Retry::Never),
+        TrimError::LogNotFound { log } => {
+            Failure::new(Code::NotFound, Reason::LogNotFound, message)
+                .fact("log", log)
+                .refused(Retry::Never)
+        }
         TrimError::LogReplaced {
             log,
             expected,
             actual,
         } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
         TrimError::BeyondTail { log, tail, asked } => {
-            Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
+            Failure::new(Code::OutOfRange, Reason::BeyondTail, message)
                 .fact("log", log)
                 .fact("tail_lsn", tail)
                 .fact("lsn", asked)
@@ -184,9 +192,11 @@ pub(crate) fn trim(error: &TrimError) -> Status {
 pub(crate) fn fence(error: &FenceError) -> Status {
     let message = error.to_string();
     match error {
-        FenceError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
-            .fact("log", log)
-            .refused(Retry::Never),
+        FenceError::LogNotFound { log } => {
+            Failure::new(Code::NotFound, Reason::LogNotFound, message)
+                .fact("log", log)
+                .refused(Retry::Never)
+        }
         FenceError::LogReplaced {
             log,
             expected,
@@ -197,13 +207,13 @@ pub(crate) fn fence(error: &FenceError) -> Status {
             given,
             current,
         } => {
-            let mut failure = Failure::new(Code::FailedPrecondition, "FENCED", message)
+            let mut failure = Failure::new(Code::FailedPrecondition, Reason::Fenced, message)
                 .fact("log", log)
                 .fact("writer_epoch", current)
                 .fact("given_writer_epoch", given)
                 .refused(Retry::Never);
             failure.preconditions = vec![PreconditionViolation::new(
-                "FENCED",
+                Reason::Fenced.as_str(),
                 log.as_str(),
                 failure.message.clone(),
             )];
@@ -218,16 +228,18 @@ pub(crate) fn fence(error: &FenceError) -> Status {
 pub(crate) fn cursor(error: &CursorError, access: Access) -> Status {
     let message = error.to_string();
     match error {
-        CursorError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
-            .fact("log", log)
-            .refused_if_write(access, Retry::Never),
+        CursorError::LogNotFound { log } => {
+            Failure::new(Code::NotFound, Reason::LogNotFound, message)
+                .fact("log", log)
+                .refused_if_write(access, Retry::Never)
+        }
         CursorError::LogReplaced {
             log,
             expected,
             actual,
         } => log_replaced(message, log, *expected, *actual).refused_if_write(access, Retry::Never),
         CursorError::NotFound { log, cursor } => {
-            Failure::new(Code::NotFound, "CURSOR_NOT_FOUND", message)
+            Failure::new(Code::NotFound, Reason::CursorNotFound, message)
                 .fact("log", log)
                 .fact("cursor", cursor)
                 .refused_if_write(access, Retry::Never)
@@ -253,7 +265,7 @@ pub(crate) fn in_session(status: &Status, request_id: u64) -> Status {
 pub(crate) fn message_too_large(bytes: u64, most: u64, access: Access) -> Status {
     Failure::new(
         Code::InvalidArgument,
-        "REQUEST_TOO_LARGE",
+        Reason::RequestTooLarge,
         format!("the request has {bytes} bytes; at most {most} are read"),
     )
     .fact("bytes", bytes)
@@ -267,7 +279,7 @@ pub(crate) fn message_too_large(bytes: u64, most: u64, access: Access) -> Status
 pub(crate) fn message_too_slow(access: Access) -> Status {
     Failure::new(
         Code::DeadlineExceeded,
-        "REQUEST_TOO_SLOW",
+        Reason::RequestTooSlow,
         "the request did not arrive in time: a message must arrive within 10 s and 1 s for each 64 KiB, and move 64 KiB in each second while the server has no room for others",
     )
     .refused_if_write(access, Retry::Safe)
@@ -278,7 +290,7 @@ pub(crate) fn message_too_slow(access: Access) -> Status {
 pub(crate) fn requests_busy(inflight: u64, limit: u64) -> Status {
     Failure::new(
         Code::ResourceExhausted,
-        "BUSY",
+        Reason::Busy,
         format!(
             "{inflight} bytes of requests are in flight, the limit is {limit}; retry with backoff"
         ),
@@ -305,7 +317,7 @@ pub(crate) fn calls_busy(calls: &TooManyCalls) -> Status {
     let TooManyCalls { open, own, limit } = calls;
     Failure::new(
         Code::ResourceExhausted,
-        "BUSY",
+        Reason::Busy,
         format!(
             "{open} calls are open, {own} of them on this connection, which may have as many as are free for others; \
              max_calls is {limit}; end calls of this connection, or retry with backoff"
@@ -323,7 +335,7 @@ pub(crate) fn calls_busy(calls: &TooManyCalls) -> Status {
 pub(crate) fn answers_busy(waiting: u64, limit: u64) -> Status {
     Failure::new(
         Code::ResourceExhausted,
-        "BUSY",
+        Reason::Busy,
         format!(
             "{waiting} bytes of answers wait for their clients, the limit is {limit}; take those of this \
              connection, then retry with backoff"
@@ -341,7 +353,7 @@ pub(crate) fn answers_busy(waiting: u64, limit: u64) -> Status {
 pub(crate) fn malformed(field: &str, why: impl std::fmt::Display, access: Access) -> Status {
     Failure::new(
         Code::InvalidArgument,
-        "MALFORMED_REQUEST",
+        Reason::MalformedRequest,
         format!("{field}: {why}"),
     )
     .fact("field", field)
@@ -365,7 +377,7 @@ pub(crate) fn received(status: Status, access: Access) -> Status {
 pub(crate) fn encoding_not_supported(encoding: &str, access: Access) -> Status {
     let mut status = Failure::new(
         Code::Unimplemented,
-        "NOT_SUPPORTED",
+        Reason::NotSupported,
         format!("grpc-encoding: {encoding:?} is not supported; send messages without compression"),
     )
     .fact("field", "grpc-encoding")
@@ -384,7 +396,7 @@ pub(crate) fn unknown_method(path: &str) -> Status {
     let shown = shown.map_or(path, |(end, _)| &path[..end]);
     Failure::new(
         Code::Unimplemented,
-        "NOT_SUPPORTED",
+        Reason::NotSupported,
         format!("this server has no method {shown:?}"),
     )
     .fact("method", shown)
@@ -396,12 +408,14 @@ pub(crate) fn unknown_method(path: &str) -> Status {
 pub(crate) fn sync(error: &SyncError) -> Status {
     let message = error.to_string();
     match error {
-        SyncError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
-            .fact("log", log)
-            .refused(Retry::Never),
+        SyncError::LogNotFound { log } => {
+            Failure::new(Code::NotFound, Reason::LogNotFound, message)
+                .fact("log", log)
+                .refused(Retry::Never)
+        }
         SyncError::Refused(error) => append_failure(error).with_message(message),
         SyncError::JournalFailed(_) => {
-            Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
+            Failure::new(Code::Internal, Reason::JournalFailed, message).unknown()
         }
     }
     .status()
@@ -411,19 +425,23 @@ pub(crate) fn sync(error: &SyncError) -> Status {
 pub(crate) fn backup(error: &BackupError) -> Status {
     let message = error.to_string();
     match error {
-        BackupError::Busy { running } => Failure::new(Code::ResourceExhausted, "BUSY", message)
-            .fact("running", running)
-            .retry_after(RETRY_LATER),
-        BackupError::JournalFailed(_) => Failure::new(Code::Unavailable, "JOURNAL_FAILED", message),
+        BackupError::Busy { running } => {
+            Failure::new(Code::ResourceExhausted, Reason::Busy, message)
+                .fact("running", running)
+                .retry_after(RETRY_LATER)
+        }
+        BackupError::JournalFailed(_) => {
+            Failure::new(Code::Unavailable, Reason::JournalFailed, message)
+        }
         BackupError::Io { path, .. } => {
-            Failure::new(Code::Unavailable, "READ_FAILED", message).fact("path", path)
+            Failure::new(Code::Unavailable, Reason::ReadFailed, message).fact("path", path)
         }
         BackupError::Unread { limit } => {
-            Failure::new(Code::DeadlineExceeded, "REQUEST_TOO_SLOW", message)
+            Failure::new(Code::DeadlineExceeded, Reason::RequestTooSlow, message)
                 .fact("limit_seconds", limit.as_secs())
         }
         BackupError::Changed { path } => {
-            Failure::new(Code::DataLoss, "QUARANTINED", message).fact("path", path)
+            Failure::new(Code::DataLoss, Reason::Quarantined, message).fact("path", path)
         }
     }
     .status()
@@ -433,7 +451,7 @@ pub(crate) fn backup(error: &BackupError) -> Status {
 pub(crate) fn invalid_log_name(field: &str, error: InvalidLogName, access: Access) -> Status {
     let failure = Failure::new(
         Code::InvalidArgument,
-        "INVALID_LOG_NAME",
+        Reason::InvalidLogName,
         format!("{field}: {error}"),
     )
     .field(field);
@@ -452,21 +470,21 @@ pub(crate) fn invalid_log_name(field: &str, error: InvalidLogName, access: Acces
 
 /// The name of a producer that breaks a rule, in the request field `field`.
 pub(crate) fn invalid_producer(field: &str, error: InvalidName) -> Status {
-    invalid_field("INVALID_PRODUCER", field, &error.to_string(), Access::Write)
+    invalid_field(
+        Reason::InvalidProducer,
+        field,
+        &error.to_string(),
+        Access::Write,
+    )
 }
 
 /// The name of a cursor that breaks a rule, in the request field `field`.
 pub(crate) fn invalid_cursor_name(field: &str, error: InvalidName, access: Access) -> Status {
-    invalid_field("INVALID_CURSOR_NAME", field, &error.to_string(), access)
+    invalid_field(Reason::InvalidCursorName, field, &error.to_string(), access)
 }
 
 /// A field with a value that no state of the server would make right.
-pub(crate) fn invalid_field(
-    reason: &'static str,
-    field: &str,
-    why: &str,
-    access: Access,
-) -> Status {
+pub(crate) fn invalid_field(reason: Reason, field: &str, why: &str, access: Access) -> Status {
     Failure::new(Code::InvalidArgument, reason, format!("{field}: {why}"))
         .fact("field", field)
         .field(field)
@@ -478,7 +496,7 @@ pub(crate) fn invalid_field(
 pub(crate) fn not_supported(field: &str, access: Access) -> Status {
     Failure::new(
         Code::Unimplemented,
-        "NOT_SUPPORTED",
+        Reason::NotSupported,
         format!("{field} is not supported by this version"),
     )
     .fact("field", field)
@@ -494,7 +512,7 @@ pub(crate) fn not_supported_value(
 ) -> Status {
     Failure::new(
         Code::Unimplemented,
-        "NOT_SUPPORTED",
+        Reason::NotSupported,
         format!("{field}: {value} is not supported by this server"),
     )
     .fact("field", field)
@@ -506,7 +524,7 @@ pub(crate) fn not_supported_value(
 pub(crate) fn wrong_port(grpc: u16) -> Status {
     Failure::new(
         Code::FailedPrecondition,
-        "NOT_SUPPORTED",
+        Reason::NotSupported,
         format!("this is the HTTP port, which serves no gRPC; gRPC is on port {grpc}"),
     )
     .fact("grpc_port", grpc)
@@ -518,7 +536,7 @@ pub(crate) fn wrong_port(grpc: u16) -> Status {
 pub(crate) fn starting(access: Access) -> Status {
     Failure::new(
         Code::Unavailable,
-        "STARTING",
+        Reason::Starting,
         "the server is starting: the store is being recovered",
     )
     .refused_if_write(access, Retry::Safe)
@@ -530,7 +548,7 @@ pub(crate) fn starting(access: Access) -> Status {
 pub(crate) fn draining() -> Status {
     Failure::new(
         Code::Unavailable,
-        "DRAINING",
+        Reason::Draining,
         "the server is shutting down; go on with another, or after the restart",
     )
     .retry_after(RETRY_LATER)
@@ -541,7 +559,7 @@ pub(crate) fn draining() -> Status {
 pub(crate) fn deadline_before_start() -> Status {
     Failure::new(
         Code::DeadlineExceeded,
-        "DEADLINE_EXCEEDED",
+        Reason::DeadlineExceeded,
         "the deadline had passed before the request was queued; nothing was written",
     )
     .refused(Retry::Safe)
@@ -552,7 +570,7 @@ pub(crate) fn deadline_before_start() -> Status {
 pub(crate) fn deadline_under_way(access: Access) -> Status {
     let failure = Failure::new(
         Code::DeadlineExceeded,
-        "DEADLINE_EXCEEDED",
+        Reason::DeadlineExceeded,
         "the deadline passed before the answer",
     );
     match access {

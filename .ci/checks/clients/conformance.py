@@ -30,7 +30,7 @@ FAULTS = {
         (AGAIN, "client/src/pipeline/driver.rs", "if self.stamp.is_none() || give_up ||", "if true || self.stamp.is_none() || give_up ||"),
         (UNNUMBERED, "client/src/pipeline.rs", "condition.producer = Some(v1::Producer {", "drop(v1::Producer {"),
         (EARLY, "client/src/scan.rs", "    events.push(ScanEvent::Progress(Progress {", "    events.insert(0, ScanEvent::Progress(Progress {"),
-        (ENDLESS, "client/src/retry.rs", "error.reason() == Some(&Reason::Quota)", "false"),
+        (ENDLESS, "client/src/retry.rs", "error.reason() == Some(Reason::Quota)", "false"),
         (LEFT, "client/src/producer.rs", "if let Some(client) = self.forgets {", "if let Some(client) = self.forgets.filter(|_| false) {"),
     ],
     "go": [
@@ -50,7 +50,7 @@ FAULTS = {
         (UNNUMBERED, "client/python/src/wald/producer.py",
          "producer=ProducerSequence(self.id, self.epoch, self.sequence),", ""),
         (EARLY, "client/python/src/wald/scan.py", "records_from_proto(batch)) for batch in message.batches", "records_from_proto(batch)) for batch in message.batches[:1]"),
-        (ENDLESS, "client/python/src/wald/retry.py", 'if error.reason == "QUOTA":', "if False:"),
+        (ENDLESS, "client/python/src/wald/retry.py", "if error.reason == QUOTA:", "if False:"),
         (LEFT, "client/python/src/wald/producer.py", "forgets = self._is_drawn and", "forgets = False and"),
     ],
     "typescript": [
@@ -59,7 +59,7 @@ FAULTS = {
         (AGAIN, "client/typescript/src/retry.ts", '  return error.retry === "SAFE" ||', "  return [repeat, error].length === 0 &&"),
         (UNNUMBERED, "client/typescript/src/producer.ts", "producer: { id: this.id, epoch: this.epoch, sequence },", ""),
         (EARLY, "client/typescript/src/scan.ts", "const batches = message.batches.map(storedBatch);", "const batches = message.batches.slice(0, 1).map(storedBatch);"),
-        (ENDLESS, "client/typescript/src/retry.ts", 'if (error.reason === "QUOTA") {', 'if (error.reason === "no reason") {'),
+        (ENDLESS, "client/typescript/src/retry.ts", 'if (failedFor(error, "QUOTA")) {', 'if (failedFor(error, "BUSY") && failedFor(error, "QUOTA")) {'),
         (LEFT, "client/typescript/src/producer.ts", "await this.#setup.forget?.(this.id).catch(() => {});", ""),
     ],
 }

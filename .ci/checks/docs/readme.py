@@ -1,8 +1,7 @@
 """Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
 directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
-Also checks the links of all Markdown files, that the list of errors is complete, and that the page of metrics is as
-/metrics has it.
+Also checks the links of all Markdown files, and that the page of metrics is as /metrics has it.
 """
 
 import re
@@ -131,14 +130,6 @@ def links():
         expect(f"the book's summary has {page.name}", page.name == "SUMMARY.md" or f"({page.name})" in summary)
     for name in run("git", "ls-files", "*.md", cwd=ROOT, check=True).stdout.decode().split():
         links_lead_somewhere(ROOT / name)
-
-
-@check("The list of errors has every reason of the clients")
-def errors():
-    errors = (BOOK / "errors.md").read_text()
-    for language, pattern in [("src/reason.rs", r' = "([A-Z_]+)",'), ("go/reason.go", r'= Reason\("([A-Z_]+)"\)')]:
-        missing = {reason for reason in re.findall(pattern, (ROOT / "client" / language).read_text()) if reason not in errors}
-        expect(f"errors.md has every reason of client/{language}", not missing, missing or "")
 
 
 @check("Each command of README, quickstart and restore page prints the answer of the page")

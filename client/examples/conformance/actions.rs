@@ -9,8 +9,8 @@ use wald_client::proto::LogConfig;
 use wald_client::{
     AppendBatch, BatchAck, Check, Client, Condition, CursorCommit, DEFAULT_BATCHES_IN_FLIGHT,
     DEFAULT_BYTES_IN_FLIGHT, DEFAULT_LINGER, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, Durability, Error,
-    LogAck, Lsn, NamedCursor, Outcome, Reason, Record, Retry, RetryPolicy, StoredRecord,
-    SyncTarget, Visibility,
+    LogAck, Lsn, NamedCursor, Outcome, Record, Retry, RetryPolicy, StoredRecord, SyncTarget,
+    Visibility,
 };
 
 const TAIL_WITHIN: Duration = Duration::from_secs(20);
@@ -442,7 +442,7 @@ pub(crate) fn failure(error: &Error) -> Value {
     let checks = error.failed_checks().iter();
     json!({
         "code": spelled,
-        "reason": error.reason().map(Reason::as_str).unwrap_or_default(),
+        "reason": error.reason_text().unwrap_or_default(),
         "outcome": match error.outcome() {
             Outcome::NotApplied => "NOT_APPLIED",
             Outcome::Unknown => "UNKNOWN",
@@ -455,7 +455,7 @@ pub(crate) fn failure(error: &Error) -> Value {
         "facts": facts.map(|(name, fact)| (name.clone(), json!(fact))).collect::<serde_json::Map<_, _>>(),
         "failed": checks
             .map(|check| json!({
-                "reason": check.reason.as_str(),
+                "reason": check.reason,
                 "log": check.log,
                 "description": check.description,
             }))

@@ -5,7 +5,7 @@ import { createClient, type Client as Stub } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 
 import { Connection } from "./connection.js";
-import { toWaldError, usageError, WaldError, type Access } from "./errors.js";
+import { failedFor, toWaldError, usageError, type Access } from "./errors.js";
 import { CursorService, type Cursor } from "./gen/wald/v1/cursor_pb.js";
 import { LogService, type Log, type LogConfigSchema, type LogProducer } from "./gen/wald/v1/log_pb.js";
 import { OpsService } from "./gen/wald/v1/ops_pb.js";
@@ -463,7 +463,7 @@ export class Client {
     try {
       return await getLog();
     } catch (error) {
-      if (!(error instanceof WaldError && error.reason === "LOG_NOT_FOUND")) {
+      if (!failedFor(error, "LOG_NOT_FOUND")) {
         throw error;
       }
     }
@@ -475,7 +475,7 @@ export class Client {
       );
       return answer.log ?? missing("WRITE", "CreateLogResponse.log");
     } catch (error) {
-      if (!(error instanceof WaldError && error.reason === "LOG_EXISTS")) {
+      if (!failedFor(error, "LOG_EXISTS")) {
         throw error;
       }
     }

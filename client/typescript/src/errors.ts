@@ -9,9 +9,13 @@ import { fromBinary, type DescMessage, type MessageShape } from "@bufbuild/proto
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
 
+import type { Reason } from "./gen/wald/v1/errors_pb.js";
 import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "./gen/details_pb.js";
 
 const DOMAIN = "wald.dev";
+
+/** The reasons that this version of the client knows. */
+export type ReasonName = Exclude<keyof typeof Reason, "UNSPECIFIED">;
 
 /** Outcome of a write that failed: nothing was written, or nobody knows. */
 export type Outcome = "NOT_APPLIED" | "UNKNOWN";
@@ -61,7 +65,7 @@ export interface Failure {
   kind: FailureKind;
   code: string;
   message: string;
-  reason?: string | undefined;
+  reason?: WaldError["reason"];
   outcome: Outcome;
   retry: Retry;
   facts?: Readonly<Record<string, string>>;
@@ -77,8 +81,11 @@ export class WaldError extends Error {
   readonly kind: FailureKind;
   /** The name of the gRPC status code, such as `FAILED_PRECONDITION`. */
   readonly code: string;
-  /** The server's reason, such as `POSITION_MISMATCH`; undefined if Wald did not answer. */
-  readonly reason: string | undefined;
+  /**
+   * The server's reason, such as `POSITION_MISMATCH`; undefined if Wald did not answer. A newer server may
+   * send one that has no {@link ReasonName}.
+   */
+  readonly reason: ReasonName | (string & {}) | undefined;
   /**
    * Outcome of a write. A read has nothing to apply: NOT_APPLIED.
    *
@@ -133,6 +140,11 @@ export class WaldError extends Error {
   #said(outcome: Outcome, retry: Retry, more: string): WaldError {
     return new WaldError({ ...this, message: this.message + more, outcome, retry, cause: this.cause });
   }
+}
+
+/** Whether a call failed for a reason. */
+export function failedFor(error: unknown, reason: ReasonName): boolean {
+  return error instanceof WaldError && error.reason === reason;
 }
 
 /** The connection was not there, so the call never went out on it. */

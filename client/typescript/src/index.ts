@@ -8,7 +8,7 @@ export {
   type ReadOptions,
   type Stubs,
 } from "./client.js";
-export { WaldError, type FailedCheck, type FailureKind, type Outcome, type Retry } from "./errors.js";
+export { WaldError, type FailedCheck, type FailureKind, type Outcome, type ReasonName, type Retry } from "./errors.js";
 export type { Cursor } from "./gen/wald/v1/cursor_pb.js";
 export type { Log, LogConfig, LogProducer } from "./gen/wald/v1/log_pb.js";
 export { Compression, SyncMode } from "./gen/wald/v1/types_pb.js";

@@ -1,5 +1,5 @@
 /** Rules for repeating calls. */
-import { toWaldError, timeoutError, cancelledError, type Access, type WaldError } from "./errors.js";
+import { cancelledError, failedFor, timeoutError, toWaldError, type Access, type WaldError } from "./errors.js";
 
 /** Number and pace of repeats of a call, within its deadline. */
 export interface RetryPolicy {
@@ -30,7 +30,7 @@ export type Repeat = "HARMLESS" | "GUARDED" | "HARMFUL";
 /** Whether to send the same request again after this error. */
 export function mayRepeat(repeat: Repeat, error: WaldError): boolean {
   // A quota does not pass without a change: its reason is reported at once.
-  if (error.reason === "QUOTA") {
+  if (failedFor(error, "QUOTA")) {
     return false;
   }
   return error.retry === "SAFE" || (error.retry === "SAFE_WITH_CONDITION" && repeat !== "HARMFUL");

@@ -15,7 +15,7 @@
  */
 import { create } from "@bufbuild/protobuf";
 
-import { cancelledError, lostError, timeoutError, toWaldError, usageError, type WaldError } from "./errors.js";
+import { cancelledError, failedFor, lostError, timeoutError, toWaldError, usageError, type WaldError } from "./errors.js";
 import { GapReason as ProtoGapReason } from "./gen/wald/v1/types_pb.js";
 import { ScanRequestSchema, type ScanRequest, type ScanResponse } from "./gen/wald/v1/wal_pb.js";
 import { protoStart, protoVisibility, storedBatch, type Batch, type Start, type Tail, type Visibility } from "./messages.js";
@@ -247,7 +247,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       const before = tailLsn > start.value ? tailLsn - start.value : 0n;
       this.#request.start = { case: "lsn", value: before > firstLsn ? before : firstLsn };
     } catch (error) {
-      if (toWaldError(error, "READ").reason !== "LOG_NOT_FOUND") {
+      if (!failedFor(toWaldError(error, "READ"), "LOG_NOT_FOUND")) {
         throw error;
       }
       // All that will ever be in it is still to come.

@@ -400,7 +400,7 @@ impl Sequences {
 
     /// Whether the server refused a batch because it is older than those that it can compare.
     fn is_too_old(&mut self, error: &Error) -> bool {
-        if error.reason() != Some(&Reason::ProducerExpired) {
+        if error.reason() != Some(Reason::ProducerExpired) {
             return false;
         }
         let (Some(log), Some(oldest)) = (error.fact("log"), error.fact_number("oldest")) else {

@@ -130,7 +130,7 @@ pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Res
 /// Says that a log is waited for, if there is none: a slip of the finger would wait for ever.
 async fn announce_wait(client: &Client, log: &str) -> Result<()> {
     match client.get_tail(log, Visibility::Unspecified, None).await {
-        Err(error) if error.reason() == Some(&Reason::LogNotFound) => {
+        Err(error) if error.reason() == Some(Reason::LogNotFound) => {
             say(&format!(
                 "there is no log {log} yet; waiting for its first record (`walctl logs` lists logs)"
             ));

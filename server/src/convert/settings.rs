@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tonic::Status;
-use wald_proto::v1;
+use wald_proto::v1::{self, Reason};
 use wald_storage::{
     Compression, Limits, LogConfig, LogConfigChange, Retention, RetentionBounds, RetentionChange,
     SyncMode,
@@ -71,7 +71,7 @@ pub(crate) fn log_config_change(
             }
             unknown => {
                 return Err(status::invalid_field(
-                    "INVALID_UPDATE_MASK",
+                    Reason::InvalidUpdateMask,
                     "update_mask",
                     &format!("LogConfig has no field {unknown:?}"),
                     Access::Write,
@@ -105,7 +105,7 @@ fn max_age(age: &prost_types::Duration) -> Result<Option<Duration>, Status> {
     match Duration::try_from(*age) {
         Ok(age) if well_formed => Ok((!age.is_zero()).then_some(age)),
         _ => Err(status::invalid_field(
-            "INVALID_LOG_CONFIG",
+            Reason::InvalidLogConfig,
             "config.retention.max_age",
             &format!(
                 "{} s and {} ns is no age: it must be 0 to {MAX_SECONDS} s, and 0 to 999,999,999 ns",
@@ -174,7 +174,7 @@ fn compression(number: i32) -> Result<Option<Compression>, Status> {
 fn max_record_bytes(config: &v1::LogConfig, limits: &Limits) -> Result<Option<u32>, Status> {
     if config.max_record_bytes > limits.max_record_bytes {
         return Err(status::invalid_field(
-            "INVALID_LOG_CONFIG",
+            Reason::InvalidLogConfig,
             "config.max_record_bytes",
             &format!(
                 "{} is above the server's limit of {}, which a log can only lower",

@@ -7,20 +7,21 @@ use http::HeaderMap;
 use prometheus::{Error, IntCounter, IntCounterVec, Opts};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
+use wald_proto::v1::Reason;
 
 use super::Maker;
 use crate::status::Access;
 
 /// Reasons for which the server refuses a call whatever the call asks for.
-const REASONS: [&str; 8] = [
-    "BUSY",
-    "QUOTA",
-    "DISK_FULL",
-    "DRAINING",
-    "JOURNAL_FAILED",
-    "STARTING",
-    "QUARANTINED",
-    "READ_FAILED",
+const REASONS: [Reason; 8] = [
+    Reason::Busy,
+    Reason::Quota,
+    Reason::DiskFull,
+    Reason::Draining,
+    Reason::JournalFailed,
+    Reason::Starting,
+    Reason::Quarantined,
+    Reason::ReadFailed,
 ];
 
 /// Counters of the refused calls of one operation, in the order of [`REASONS`].
@@ -41,7 +42,9 @@ impl Refusals {
         let Some(info) = status.and_then(|status| status.get_details_error_info()) else {
             return;
         };
-        let known = REASONS.iter().position(|reason| *reason == info.reason);
+        let known = REASONS
+            .iter()
+            .position(|reason| reason.as_str() == info.reason);
         if let Some(counter) = known.and_then(|known| self.0.get(known)) {
             counter.inc();
         }
@@ -65,7 +68,9 @@ impl AllRefusals {
             &["operation", "reason"],
         )?)?;
         let of = |operation: &str| {
-            Refusals(REASONS.map(|reason| counters.with_label_values(&[operation, reason])))
+            Refusals(
+                REASONS.map(|reason| counters.with_label_values(&[operation, reason.as_str()])),
+            )
         };
         Ok(Self {
             reads: of("read"),

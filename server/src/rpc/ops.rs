@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
-use wald_proto::v1;
+use wald_proto::v1::{self, Reason};
 use wald_storage::{Position, Progress, Verification};
 
 use super::{Answer, Answers, Services, backup, unbuilt};
@@ -129,7 +129,7 @@ impl v1::ops_service_server::OpsService for Services {
             None => None,
             Some(token) => Some(token.parse().map(Position::new).map_err(|_| {
                 status::invalid_field(
-                    "INVALID_PAGE_TOKEN",
+                    Reason::InvalidPageToken,
                     "page_token",
                     "it is not of ListSegments",
                     Access::Read,

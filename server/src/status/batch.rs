@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::PreconditionViolation;
+use wald_proto::v1::Reason;
 use wald_storage::{
     AppendError, FailedCheck, FailedCondition, InvalidBatch, LogName, MAX_EPOCH_RISE, Name, Named,
     Timestamp,
@@ -28,15 +29,17 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
     match error {
         AppendError::Invalid(invalid) => invalid_batch(invalid, message),
         AppendError::ConditionsFailed(failed) => conditions(failed, message),
-        AppendError::LogNotFound { log } => Failure::new(Code::NotFound, "LOG_NOT_FOUND", message)
-            .fact("log", log)
-            .refused(Retry::Never),
+        AppendError::LogNotFound { log } => {
+            Failure::new(Code::NotFound, Reason::LogNotFound, message)
+                .fact("log", log)
+                .refused(Retry::Never)
+        }
         AppendError::ProducerGap {
             log,
             producer,
             given,
             expected,
-        } => producer_failure(Code::Aborted, "PRODUCER_GAP", message, (log, producer))
+        } => producer_failure(Code::Aborted, Reason::ProducerGap, message, (log, producer))
             .fact("sequence", given)
             .fact("expected", expected),
         AppendError::ProducerFenced {
@@ -46,7 +49,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             current,
         } => producer_failure(
             Code::FailedPrecondition,
-            "PRODUCER_FENCED",
+            Reason::ProducerFenced,
             message,
             (log, producer),
         )
@@ -59,7 +62,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             oldest,
         } => producer_failure(
             Code::FailedPrecondition,
-            "PRODUCER_EXPIRED",
+            Reason::ProducerExpired,
             message,
             (log, producer),
         )
@@ -72,7 +75,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             first_epoch,
         } => producer_failure(
             Code::FailedPrecondition,
-            "PRODUCER_EXPIRED",
+            Reason::ProducerExpired,
             message,
             (log, producer),
         )
@@ -85,7 +88,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             what: _,
         } => producer_failure(
             Code::AlreadyExists,
-            "PRODUCER_CONFLICT",
+            Reason::ProducerConflict,
             message,
             (log, producer),
         )
@@ -100,7 +103,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
                 Some(_) => "condition.producer.epoch",
                 None => "writer_epoch",
             };
-            Failure::new(Code::InvalidArgument, "EPOCH_JUMP", message)
+            Failure::new(Code::InvalidArgument, Reason::EpochJump, message)
                 .fact("log", log)
                 .fact_if("producer", producer.as_ref())
                 .fact("given_epoch", given)
@@ -114,7 +117,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             what,
             used,
             limit,
-        } => Failure::new(Code::ResourceExhausted, "QUOTA", message)
+        } => Failure::new(Code::ResourceExhausted, Reason::Quota, message)
             .fact("log", log)
             .fact("quota", what.name())
             .fact("setting", what.setting())
@@ -129,9 +132,9 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             character,
         } => {
             let (reason, field) = match what {
-                Named::Log => ("INVALID_LOG_NAME", "log"),
-                Named::Producer => ("INVALID_PRODUCER", "condition.producer.id"),
-                Named::Cursor => ("INVALID_CURSOR_NAME", "cursor"),
+                Named::Log => (Reason::InvalidLogName, "log"),
+                Named::Producer => (Reason::InvalidProducer, "condition.producer.id"),
+                Named::Cursor => (Reason::InvalidCursorName, "cursor"),
             };
             Failure::new(Code::InvalidArgument, reason, message)
                 .fact("log", log)
@@ -146,7 +149,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             cursor,
             tail,
             asked,
-        } => Failure::new(Code::OutOfRange, "BEYOND_TAIL", message)
+        } => Failure::new(Code::OutOfRange, Reason::BeyondTail, message)
             .fact("log", log)
             .fact("cursor", cursor)
             .fact("tail_lsn", tail)
@@ -155,36 +158,40 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
         // Only requests behind the one that ended the session get this. The stream ends with
         // that request's own failure.
         AppendError::SessionEnded => {
-            Failure::new(Code::Aborted, "SESSION_ENDED", message).refused(Retry::Safe)
+            Failure::new(Code::Aborted, Reason::SessionEnded, message).refused(Retry::Safe)
         }
         AppendError::TailUnproven { log, from } => {
-            Failure::new(Code::DataLoss, "QUARANTINED", message)
+            Failure::new(Code::DataLoss, Reason::Quarantined, message)
                 .fact("log", log)
                 .fact("from_lsn", from)
                 .refused(Retry::Never)
         }
         AppendError::Busy { inflight, limit } => {
-            Failure::new(Code::ResourceExhausted, "BUSY", message)
+            Failure::new(Code::ResourceExhausted, Reason::Busy, message)
                 .fact("inflight_bytes", inflight)
                 .fact("limit_bytes", limit)
                 .refused(Retry::Safe)
                 .retry_after(RETRY_SOON)
         }
-        AppendError::DiskFull(_) => Failure::new(Code::ResourceExhausted, "DISK_FULL", message)
-            .refused(Retry::Safe)
-            .retry_after(RETRY_LATER),
-        AppendError::NoDescriptors => Failure::new(Code::ResourceExhausted, "BUSY", message)
+        AppendError::DiskFull(_) => {
+            Failure::new(Code::ResourceExhausted, Reason::DiskFull, message)
+                .refused(Retry::Safe)
+                .retry_after(RETRY_LATER)
+        }
+        AppendError::NoDescriptors => Failure::new(Code::ResourceExhausted, Reason::Busy, message)
             .fact("resource", "file descriptors")
             .refused(Retry::Safe)
             .retry_after(RETRY_LATER),
-        AppendError::Draining => Failure::new(Code::Unavailable, "DRAINING", message)
+        AppendError::Draining => Failure::new(Code::Unavailable, Reason::Draining, message)
             .refused(Retry::Safe)
             .retry_after(RETRY_LATER),
-        AppendError::JournalFailed(_) => Failure::new(Code::Unavailable, "JOURNAL_FAILED", message)
-            .refused(Retry::Safe)
-            .retry_after(RETRY_LATER),
+        AppendError::JournalFailed(_) => {
+            Failure::new(Code::Unavailable, Reason::JournalFailed, message)
+                .refused(Retry::Safe)
+                .retry_after(RETRY_LATER)
+        }
         AppendError::Unknown(_) => {
-            Failure::new(Code::Internal, "JOURNAL_FAILED", message).unknown()
+            Failure::new(Code::Internal, Reason::JournalFailed, message).unknown()
         }
     }
 }
@@ -192,7 +199,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
 /// A batch that does not follow the producer's last.
 fn producer_failure(
     code: Code,
-    reason: &'static str,
+    reason: Reason,
     message: String,
     (log, producer): (&LogName, &Name),
 ) -> Failure {
@@ -205,17 +212,17 @@ fn producer_failure(
 fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
     let failure = |reason| Failure::new(Code::InvalidArgument, reason, message.clone());
     let failure = match invalid {
-        InvalidBatch::Empty { log } => failure("EMPTY_BATCH")
+        InvalidBatch::Empty { log } => failure(Reason::EmptyBatch)
             .fact_if("log", log.as_ref())
             .field("batches"),
-        InvalidBatch::DuplicateLog { log } => {
-            failure("DUPLICATE_LOG").fact("log", log).field("batches")
-        }
-        InvalidBatch::DuplicateCursor { log, cursor } => failure("DUPLICATE_CURSOR")
+        InvalidBatch::DuplicateLog { log } => failure(Reason::DuplicateLog)
+            .fact("log", log)
+            .field("batches"),
+        InvalidBatch::DuplicateCursor { log, cursor } => failure(Reason::DuplicateCursor)
             .fact("log", log)
             .fact("cursor", cursor)
             .field("cursors"),
-        InvalidBatch::ProducerMissing { log } => failure("INVALID_PRODUCER")
+        InvalidBatch::ProducerMissing { log } => failure(Reason::InvalidProducer)
             .fact("log", log)
             .field("batches"),
         InvalidBatch::RecordTooLarge {
@@ -223,7 +230,7 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
             index,
             bytes,
             limit,
-        } => failure("RECORD_TOO_LARGE")
+        } => failure(Reason::RecordTooLarge)
             .fact("log", log)
             .fact("index", index)
             .fact("bytes", bytes)
@@ -236,7 +243,7 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
             bytes,
             max_headers,
             max_bytes,
-        } => failure("RECORD_TOO_LARGE")
+        } => failure(Reason::RecordTooLarge)
             .fact("log", log)
             .fact("index", index)
             .fact("headers", headers)
@@ -249,13 +256,13 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
             bytes,
             max_records,
             max_bytes,
-        } => failure("REQUEST_TOO_LARGE")
+        } => failure(Reason::RequestTooLarge)
             .fact("records", records)
             .fact("bytes", bytes)
             .fact("limit_records", max_records)
             .fact("limit_bytes", max_bytes)
             .field("batches"),
-        InvalidBatch::TooMany { what, count, limit } => failure("REQUEST_TOO_LARGE")
+        InvalidBatch::TooMany { what, count, limit } => failure(Reason::RequestTooLarge)
             .fact(what, count)
             .fact("limit", limit)
             .field(*what),
@@ -264,7 +271,7 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
             index,
             given,
             actual,
-        } => failure("CHECKSUM_MISMATCH")
+        } => failure(Reason::ChecksumMismatch)
             .fact("log", log)
             .fact("index", index)
             .fact("given_crc32c", given)
@@ -279,7 +286,7 @@ fn invalid_batch(invalid: &InvalidBatch, message: String) -> Failure {
             max_micros,
         } => Failure::new(
             Code::InvalidArgument,
-            "TIMESTAMP_IN_FUTURE",
+            Reason::TimestampInFuture,
             format!(
                 "record {index} of log {log:?} has the time {}, and the server's clock shows {}; \
                  max_timestamp_ahead allows {} more",
@@ -309,15 +316,15 @@ fn shown_time(time: Timestamp) -> String {
 }
 
 /// The reason of one failed condition; also a label of `wald_condition_failures_total`.
-pub(crate) fn condition_reason(check: &FailedCheck) -> &'static str {
+pub(crate) fn condition_reason(check: &FailedCheck) -> Reason {
     match check {
         FailedCheck::PositionMismatch { .. } | FailedCheck::CursorMismatch { .. } => {
-            "POSITION_MISMATCH"
+            Reason::PositionMismatch
         }
-        FailedCheck::Fenced { .. } => "FENCED",
-        FailedCheck::LogMissing => "LOG_MISSING",
-        FailedCheck::LogExists { .. } => "LOG_EXISTS",
-        FailedCheck::LogReplaced { .. } => "LOG_REPLACED",
+        FailedCheck::Fenced { .. } => Reason::Fenced,
+        FailedCheck::LogMissing => Reason::LogMissing,
+        FailedCheck::LogExists { .. } => Reason::LogExists,
+        FailedCheck::LogReplaced { .. } => Reason::LogReplaced,
     }
 }
 
@@ -340,7 +347,9 @@ fn conditions(failed: &[FailedCondition], message: String) -> Failure {
         .iter()
         .filter(|condition| condition.log == failed[0].log)
         .min_by_key(|condition| rank(&condition.check));
-    let reason = told.map_or("POSITION_MISMATCH", |told| condition_reason(&told.check));
+    let reason = told.map_or(Reason::PositionMismatch, |told| {
+        condition_reason(&told.check)
+    });
     let mut failure = Failure::new(Code::FailedPrecondition, reason, message).refused(Retry::Never);
     if let Some(told) = told {
         failure = failure
@@ -372,7 +381,7 @@ fn conditions(failed: &[FailedCondition], message: String) -> Failure {
         .iter()
         .map(|condition| {
             PreconditionViolation::new(
-                condition_reason(&condition.check),
+                condition_reason(&condition.check).as_str(),
                 condition.log.as_str(),
                 condition.check.to_string(),
             )

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, PreconditionViolation, StatusExt};
+use wald_proto::v1::Reason;
 
 /// The `domain` of every ErrorInfo.
 const DOMAIN: &str = "wald.dev";
@@ -45,7 +46,7 @@ pub(crate) enum Access {
 /// An error on its way to the wire.
 pub(super) struct Failure {
     code: Code,
-    reason: &'static str,
+    reason: Reason,
     pub(super) message: String,
     facts: Vec<(&'static str, String)>,
     effect: Option<(Outcome, Retry)>,
@@ -55,7 +56,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    pub(super) fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn new(code: Code, reason: Reason, message: impl Into<String>) -> Self {
         Self {
             code,
             reason,
@@ -138,7 +139,7 @@ impl Failure {
             metadata.insert("outcome".to_owned(), outcome.to_owned());
             metadata.insert("retry".to_owned(), retry.to_owned());
         }
-        let mut details = ErrorDetails::with_error_info(self.reason, DOMAIN, metadata);
+        let mut details = ErrorDetails::with_error_info(self.reason.as_str(), DOMAIN, metadata);
         if let Some(field) = self.field {
             details.add_bad_request_violation(field, self.message.clone());
         }
@@ -148,7 +149,11 @@ impl Failure {
         if self.retry_after.is_some() {
             details.set_retry_info(self.retry_after);
         }
-        Status::with_error_details(self.code, self.message, details)
+        let status = Status::with_error_details(self.code, self.message, details);
+        // Every status that a unit test makes is compared.
+        #[cfg(test)]
+        super::tests::assert_in_contract(&status);
+        status
     }
 
     /// Leaves out the parts that no client would take.

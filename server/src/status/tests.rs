@@ -1,3 +1,6 @@
+#[path = "../../tests/support/contract.rs"]
+mod contract;
+
 use std::io;
 use std::sync::Arc;
 
@@ -8,6 +11,8 @@ use wald_storage::{
     InvalidBatch, InvalidLogName, LogId, LogName, Lsn, Name, ReadError, SyncError, Timestamp,
     TrimError,
 };
+
+pub(super) use contract::assert_in_contract;
 
 use super::{
     Access, admin, append, cursor, fence, in_session, invalid_log_name, message_too_large,

@@ -4,6 +4,8 @@
 // Each test binary uses its own part of this; a failure here fails the test that asked.
 #![allow(dead_code, clippy::unwrap_used)]
 
+mod contract;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -346,6 +348,7 @@ impl Told {
             .error_info()
             .unwrap_or_else(|| panic!("no ErrorInfo in {status:?}"));
         assert_eq!(info.domain, "wald.dev");
+        contract::assert_in_contract(status);
         Self {
             code: status.code(),
             reason: info.reason.clone(),

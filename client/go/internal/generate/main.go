@@ -1,10 +1,11 @@
-// Command generate makes the stubs in waldv1 from the contract in proto/.
+// Command generate makes the stubs in waldv1, and reasons.go, from the contract in proto/.
 //
 // It needs nothing but Go: the contract is compiled in this process, and the two
 // generators are tools that go.mod pins.
 //
 //	proto/wald/v1/*.proto ──protocompile──▶ descriptors ──protoc-gen-go──────▶ waldv1/*.pb.go
-//	                                                    └─protoc-gen-go-grpc─▶ waldv1/*_grpc.pb.go
+//	                                                    ├─protoc-gen-go-grpc─▶ waldv1/*_grpc.pb.go
+//	                                                    └─reasons────────────▶ reasons.go
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"go/format"
 	"log"
 	"os"
 	"os/exec"
@@ -43,8 +45,11 @@ func main() {
 }
 
 func generate(ctx context.Context) error {
-	request, err := compile(ctx)
+	files, request, err := compile(ctx)
 	if err != nil {
+		return err
+	}
+	if err := reasons(files); err != nil {
 		return err
 	}
 	// A file of the contract that is gone must not leave its stubs behind.
@@ -60,13 +65,13 @@ func generate(ctx context.Context) error {
 }
 
 // compile reads the contract and asks for stubs of all its files.
-func compile(ctx context.Context) (*pluginpb.CodeGeneratorRequest, error) {
+func compile(ctx context.Context) (linker.Files, *pluginpb.CodeGeneratorRequest, error) {
 	matches, err := filepath.Glob(filepath.Join(protoRoot, "wald", "v1", "*.proto"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(matches) == 0 {
-		return nil, fmt.Errorf("no contract in %s", protoRoot)
+		return nil, nil, fmt.Errorf("no contract in %s", protoRoot)
 	}
 	var names []string
 	parameters := []string{"module=" + module}
@@ -84,13 +89,48 @@ func compile(ctx context.Context) (*pluginpb.CodeGeneratorRequest, error) {
 	}
 	files, err := compiler.Compile(ctx, names...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return &pluginpb.CodeGeneratorRequest{
+	return files, &pluginpb.CodeGeneratorRequest{
 		FileToGenerate: names,
 		Parameter:      proto.String(strings.Join(parameters, ",")),
 		ProtoFile:      withImports(files),
 	}, nil
+}
+
+// reasons writes a constant for each reason of errors, with its comment.
+func reasons(files linker.Files) error {
+	file := files.FindFileByPath("wald/v1/errors.proto")
+	if file == nil {
+		return errors.New("no errors.proto in the contract")
+	}
+	var text bytes.Buffer
+	text.WriteString("// Code generated from wald/v1/errors.proto. DO NOT EDIT.\n\npackage wald\n\n")
+	text.WriteString("// The reasons of the contract.\nconst (\n")
+	values := file.Enums().ByName("Reason").Values()
+	for i := range values.Len() {
+		value := values.Get(i)
+		if value.Number() == 0 {
+			continue
+		}
+		reason := strings.TrimPrefix(string(value.Name()), "REASON_")
+		name := "Err"
+		for _, word := range strings.Split(reason, "_") {
+			name += word[:1] + strings.ToLower(word[1:])
+		}
+		comment := strings.TrimSpace(file.SourceLocations().ByDescriptor(value).LeadingComments)
+		fmt.Fprintf(&text, "// %s is the reason %s.", name, reason)
+		for _, line := range strings.Split(comment, "\n") {
+			fmt.Fprintf(&text, "\n//%s", strings.TrimRight(" "+strings.TrimPrefix(line, " "), " "))
+		}
+		fmt.Fprintf(&text, "\n%s = Reason(%q)\n", name, reason)
+	}
+	text.WriteString(")\n")
+	source, err := format.Source(text.Bytes())
+	if err != nil {
+		return err
+	}
+	return os.WriteFile("reasons.go", source, 0o644)
 }
 
 // withImports lists the files and their imports, imports first.

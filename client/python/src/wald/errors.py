@@ -14,6 +14,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from wald.v1 import errors_pb2
+
 DOMAIN = "wald.dev"
 
 # Messages of the transport for a call that never got a connection, so that nothing was sent.
@@ -27,6 +29,11 @@ _NO_CONNECTION = (
 )
 # Codes other than UNAVAILABLE under which the transport reports a stream that broke.
 _BROKEN_STREAM = ("Stream removed", "RST_STREAM", "Socket closed", "Connection reset")
+
+
+def spelled(reason: errors_pb2.Reason) -> str:
+    """A reason of the contract, as ErrorInfo spells it."""
+    return errors_pb2.Reason.Name(reason).removeprefix("REASON_")
 
 
 class Outcome(Enum):
@@ -83,8 +90,8 @@ class WaldError(Exception):
         self.code = code
         """The status code; of failures that never left this process, the one that fits."""
         self.reason = reason
-        """The reason, as the contract spells it (`POSITION_MISMATCH`); empty if the server
-        did not answer."""
+        """The reason, as ErrorInfo spells it (`POSITION_MISMATCH`); empty if the server did not
+        answer. `wald.v1.errors_pb2.Reason` has them all."""
         self.outcome = outcome
         """Outcome of a write. A read has nothing to apply: NOT_APPLIED."""
         self.retry = retry
@@ -258,22 +265,25 @@ class Unavailable(WaldError):
 
 
 _BY_REASON: dict[str, type[WaldError]] = {
-    "POSITION_MISMATCH": PositionMismatch,
-    "LOG_MISSING": LogMissing,
-    "LOG_EXISTS": LogExists,
-    "LOG_REPLACED": LogReplaced,
-    "FENCED": Fenced,
-    "PRODUCER_GAP": ProducerGap,
-    "PRODUCER_FENCED": ProducerFenced,
-    "PRODUCER_EXPIRED": ProducerExpired,
-    "PRODUCER_CONFLICT": ProducerConflict,
-    "LOG_NOT_FOUND": LogNotFound,
-    "CURSOR_NOT_FOUND": CursorNotFound,
-    "PRODUCER_NOT_FOUND": ProducerNotFound,
-    "QUOTA": Quota,
-    "TRIMMED": Trimmed,
-    "BEYOND_TAIL": BeyondTail,
-    "QUARANTINED": Quarantined,
+    spelled(reason): kind
+    for reason, kind in {
+        errors_pb2.REASON_POSITION_MISMATCH: PositionMismatch,
+        errors_pb2.REASON_LOG_MISSING: LogMissing,
+        errors_pb2.REASON_LOG_EXISTS: LogExists,
+        errors_pb2.REASON_LOG_REPLACED: LogReplaced,
+        errors_pb2.REASON_FENCED: Fenced,
+        errors_pb2.REASON_PRODUCER_GAP: ProducerGap,
+        errors_pb2.REASON_PRODUCER_FENCED: ProducerFenced,
+        errors_pb2.REASON_PRODUCER_EXPIRED: ProducerExpired,
+        errors_pb2.REASON_PRODUCER_CONFLICT: ProducerConflict,
+        errors_pb2.REASON_LOG_NOT_FOUND: LogNotFound,
+        errors_pb2.REASON_CURSOR_NOT_FOUND: CursorNotFound,
+        errors_pb2.REASON_PRODUCER_NOT_FOUND: ProducerNotFound,
+        errors_pb2.REASON_QUOTA: Quota,
+        errors_pb2.REASON_TRIMMED: Trimmed,
+        errors_pb2.REASON_BEYOND_TAIL: BeyondTail,
+        errors_pb2.REASON_QUARANTINED: Quarantined,
+    }.items()
 }
 _BY_CODE: dict[grpc.StatusCode, type[WaldError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

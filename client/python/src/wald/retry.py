@@ -6,7 +6,10 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
-from wald.errors import Retry, WaldError
+from wald.errors import Retry, WaldError, spelled
+from wald.v1.errors_pb2 import REASON_QUOTA
+
+QUOTA = spelled(REASON_QUOTA)
 
 
 class Repeat(Enum):
@@ -23,7 +26,7 @@ class Repeat(Enum):
 
     def allows(self, error: WaldError) -> bool:
         """Whether to send the request again after this error."""
-        if error.reason == "QUOTA":
+        if error.reason == QUOTA:
             # A quota does not pass without a change: its reason is reported at once.
             return False
         if error.retry is Retry.SAFE_WITH_CONDITION:
