@@ -11,11 +11,11 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use tonic::{Code, Status};
-use tonic_types::{PreconditionViolation, StatusExt as _};
+use tonic_types::StatusExt as _;
 use wald_proto::v1::Reason;
 use wald_storage::{
-    AdminError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName, LogId, LogName,
-    MAX_LOG_NAME_BYTES, ReadError, SyncError, TrimError, VerifyError,
+    AdminError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName,
+    MAX_LOG_NAME_BYTES, ReadError, SyncError, TargetError, TrimError, VerifyError,
 };
 
 use batch::append_failure;
@@ -34,14 +34,7 @@ const RETRY_LATER: Duration = Duration::from_secs(1);
 pub(crate) fn read(error: &ReadError) -> Status {
     let message = error.to_string();
     match error {
-        ReadError::LogNotFound { log } => {
-            Failure::new(Code::NotFound, Reason::LogNotFound, message).fact("log", log)
-        }
-        ReadError::LogReplaced {
-            log,
-            expected,
-            actual,
-        } => log_replaced(message, log, *expected, *actual),
+        ReadError::Target(error) => target(error),
         ReadError::Trimmed { log, first, asked } => {
             Failure::new(Code::OutOfRange, Reason::Trimmed, message)
                 .fact("log", log)
@@ -77,22 +70,22 @@ pub(crate) fn read(error: &ReadError) -> Status {
     .status()
 }
 
-fn log_replaced(
-    message: String,
-    log: &LogName,
-    expected: LogId,
-    actual: impl Into<Option<LogId>>,
-) -> Failure {
-    let mut failure = Failure::new(Code::FailedPrecondition, Reason::LogReplaced, message)
-        .fact("log", log)
-        .fact("expected_log_id", expected)
-        .fact_if("actual_log_id", actual.into());
-    failure.preconditions = vec![PreconditionViolation::new(
-        Reason::LogReplaced.as_str(),
-        log.as_str(),
-        failure.message.clone(),
-    )];
-    failure
+fn target(error: &TargetError) -> Failure {
+    let message = error.to_string();
+    match error {
+        TargetError::NotFound { log } => {
+            Failure::new(Code::NotFound, Reason::LogNotFound, message).fact("log", log)
+        }
+        TargetError::Replaced {
+            log,
+            expected,
+            actual,
+        } => Failure::new(Code::FailedPrecondition, Reason::LogReplaced, message)
+            .fact("log", log)
+            .fact("expected_log_id", expected)
+            .fact_if("actual_log_id", *actual)
+            .precondition(log),
+    }
 }
 
 /// Answers a verification that did not begin.
@@ -141,16 +134,7 @@ pub(crate) fn admin(error: &AdminError) -> Status {
                 .fact("log_id", log_id)
                 .refused(Retry::Never)
         }
-        AdminError::LogNotFound { log } => {
-            Failure::new(Code::NotFound, Reason::LogNotFound, message)
-                .fact("log", log)
-                .refused(Retry::Never)
-        }
-        AdminError::LogReplaced {
-            log,
-            expected,
-            actual,
-        } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
+        AdminError::Target(error) => target(error).refused(Retry::Never),
         AdminError::ProducerNotFound { log, producer } => {
             Failure::new(Code::NotFound, Reason::ProducerNotFound, message)
                 .fact("log", log)
@@ -166,16 +150,7 @@ pub(crate) fn admin(error: &AdminError) -> Status {
 pub(crate) fn trim(error: &TrimError) -> Status {
     let message = error.to_string();
     match error {
-        TrimError::LogNotFound { log } => {
-            Failure::new(Code::NotFound, Reason::LogNotFound, message)
-                .fact("log", log)
-                .refused(Retry::Never)
-        }
-        TrimError::LogReplaced {
-            log,
-            expected,
-            actual,
-        } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
+        TrimError::Target(error) => target(error).refused(Retry::Never),
         TrimError::BeyondTail { log, tail, asked } => {
             Failure::new(Code::OutOfRange, Reason::BeyondTail, message)
                 .fact("log", log)
@@ -192,33 +167,17 @@ pub(crate) fn trim(error: &TrimError) -> Status {
 pub(crate) fn fence(error: &FenceError) -> Status {
     let message = error.to_string();
     match error {
-        FenceError::LogNotFound { log } => {
-            Failure::new(Code::NotFound, Reason::LogNotFound, message)
-                .fact("log", log)
-                .refused(Retry::Never)
-        }
-        FenceError::LogReplaced {
-            log,
-            expected,
-            actual,
-        } => log_replaced(message, log, *expected, *actual).refused(Retry::Never),
+        FenceError::Target(error) => target(error).refused(Retry::Never),
         FenceError::Fenced {
             log,
             given,
             current,
-        } => {
-            let mut failure = Failure::new(Code::FailedPrecondition, Reason::Fenced, message)
-                .fact("log", log)
-                .fact("writer_epoch", current)
-                .fact("given_writer_epoch", given)
-                .refused(Retry::Never);
-            failure.preconditions = vec![PreconditionViolation::new(
-                Reason::Fenced.as_str(),
-                log.as_str(),
-                failure.message.clone(),
-            )];
-            failure
-        }
+        } => Failure::new(Code::FailedPrecondition, Reason::Fenced, message)
+            .fact("log", log)
+            .fact("writer_epoch", current)
+            .fact("given_writer_epoch", given)
+            .precondition(log)
+            .refused(Retry::Never),
         FenceError::Append(error) => append_failure(error),
     }
     .status()
@@ -228,16 +187,7 @@ pub(crate) fn fence(error: &FenceError) -> Status {
 pub(crate) fn cursor(error: &CursorError, access: Access) -> Status {
     let message = error.to_string();
     match error {
-        CursorError::LogNotFound { log } => {
-            Failure::new(Code::NotFound, Reason::LogNotFound, message)
-                .fact("log", log)
-                .refused_if_write(access, Retry::Never)
-        }
-        CursorError::LogReplaced {
-            log,
-            expected,
-            actual,
-        } => log_replaced(message, log, *expected, *actual).refused_if_write(access, Retry::Never),
+        CursorError::Target(error) => target(error).refused_if_write(access, Retry::Never),
         CursorError::NotFound { log, cursor } => {
             Failure::new(Code::NotFound, Reason::CursorNotFound, message)
                 .fact("log", log)

@@ -33,7 +33,7 @@ pub use crate::api::engine::{
 pub use crate::api::error::{
     AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck,
     FailedCondition, FenceError, FreeSpace, InvalidBatch, MAX_EPOCH_RISE, Named, OpenError,
-    ReadError, RestoreError, SyncError, TrimError, VerifyError,
+    ReadError, RestoreError, SyncError, TargetError, TrimError, VerifyError,
 };
 pub use crate::api::finding::{Finding, FindingKind, Severity};
 pub use crate::api::pace::{Control, Progress};

@@ -30,7 +30,7 @@ pub(crate) use self::reach::{Reach, is_retired, near_or_far};
 use self::times::lsn_at;
 use crate::api::codec;
 use crate::api::engine::{Page, ReadRequest, ReadStart};
-use crate::api::error::ReadError;
+use crate::api::error::{ReadError, TargetError};
 use crate::api::record::{GapReason, StoredBatch, Visibility};
 use crate::base::ids::{Lsn, Position};
 use crate::base::metrics::ChecksumSite;
@@ -549,9 +549,8 @@ pub(crate) fn tail_is_beyond(
 ) -> Option<Result<(), ReadError>> {
     let state = log.state.read();
     if state.deleted {
-        return Some(Err(ReadError::LogNotFound {
-            log: log.name.clone(),
-        }));
+        let log = log.name.clone();
+        return Some(Err(TargetError::NotFound { log }.into()));
     }
     drop(state);
     if store.tail(log, visibility) > lsn {

@@ -58,7 +58,7 @@ use wald_proto::v1;
 use crate::api::config::StorageConfig;
 use crate::api::engine::{Appended, LogTarget, Page, ReadRequest, ReadStart, Scan, ScanChunk};
 use crate::api::engine::{ScanRequest, ScanStart, Selector};
-use crate::api::error::{AppendError, OpenError, ReadError};
+use crate::api::error::{AppendError, OpenError, ReadError, TargetError};
 use crate::api::record::{
     Batch, Durability, Guard, LogConfig, LogConfigChange, LogRecords, Record, RetentionChange,
     StoredBatch, Visibility,

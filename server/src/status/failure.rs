@@ -5,6 +5,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, PreconditionViolation, StatusExt};
 use wald_proto::v1::Reason;
+use wald_storage::LogName;
 
 /// The `domain` of every ErrorInfo.
 const DOMAIN: &str = "wald.dev";
@@ -111,6 +112,16 @@ impl Failure {
 
     pub(super) fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after = Some(delay);
+        self
+    }
+
+    /// Names the condition on a log that did not hold.
+    pub(super) fn precondition(mut self, log: &LogName) -> Self {
+        self.preconditions = vec![PreconditionViolation::new(
+            self.reason.as_str(),
+            log.as_str(),
+            self.message.clone(),
+        )];
         self
     }
 

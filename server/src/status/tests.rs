@@ -8,8 +8,8 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use wald_storage::{
     AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, FreeSpace,
-    InvalidBatch, InvalidLogName, LogId, LogName, Lsn, Name, ReadError, SyncError, Timestamp,
-    TrimError,
+    InvalidBatch, InvalidLogName, LogId, LogName, Lsn, Name, ReadError, SyncError, TargetError,
+    Timestamp, TrimError,
 };
 
 pub(super) use contract::assert_in_contract;
@@ -422,15 +422,15 @@ fn most_telling_failed_condition_of_the_first_log_gives_the_reason() {
 fn read_errors_have_code_and_reason_of_the_table_and_no_outcome() {
     let cases = [
         (
-            ReadError::LogNotFound { log: log() },
+            ReadError::Target(TargetError::NotFound { log: log() }),
             (Code::NotFound, "LOG_NOT_FOUND", "log"),
         ),
         (
-            ReadError::LogReplaced {
+            ReadError::Target(TargetError::Replaced {
                 log: log(),
                 expected: LogId::new(1),
-                actual: LogId::new(2),
-            },
+                actual: Some(LogId::new(2)),
+            }),
             (Code::FailedPrecondition, "LOG_REPLACED", "actual_log_id"),
         ),
         (
@@ -502,13 +502,15 @@ fn administrative_errors_tell_outcome_and_retry() {
         (Code::AlreadyExists, "LOG_EXISTS")
     );
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
-    let got = seen(&admin(&AdminError::LogNotFound { log: log() }));
+    let got = seen(&admin(&AdminError::Target(TargetError::NotFound {
+        log: log(),
+    })));
     assert_eq!(got.code, Code::NotFound);
-    let got = seen(&admin(&AdminError::LogReplaced {
+    let got = seen(&admin(&AdminError::Target(TargetError::Replaced {
         log: log(),
         expected: LogId::new(1),
-        actual: LogId::new(2),
-    }));
+        actual: Some(LogId::new(2)),
+    })));
     assert_eq!(got.code, Code::FailedPrecondition);
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
     let got = seen(&admin(&AdminError::Append(AppendError::Unknown(eio()))));
@@ -529,17 +531,19 @@ fn a_trim_that_is_refused_forgot_nothing_and_says_where_the_tail_is() {
     );
     assert_eq!(got.fact("tail_lsn"), Some("5"));
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
-    let got = seen(&trim(&TrimError::LogNotFound { log: log() }));
+    let got = seen(&trim(&TrimError::Target(TargetError::NotFound {
+        log: log(),
+    })));
     assert_eq!(
         (got.code, got.reason.as_str()),
         (Code::NotFound, "LOG_NOT_FOUND")
     );
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
-    let got = seen(&trim(&TrimError::LogReplaced {
+    let got = seen(&trim(&TrimError::Target(TargetError::Replaced {
         log: log(),
         expected: LogId::new(1),
-        actual: LogId::new(2),
-    }));
+        actual: Some(LogId::new(2)),
+    })));
     assert_eq!(got.reason, "LOG_REPLACED");
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
     let got = seen(&trim(&TrimError::Append(AppendError::Unknown(eio()))));
@@ -564,17 +568,19 @@ fn a_fence_that_is_not_raised_says_which_epoch_is() {
     assert_eq!(got.fact("writer_epoch"), Some("3"));
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
     assert!(got.details.precondition_failure().is_some());
-    let got = seen(&fence(&FenceError::LogNotFound { log: log() }));
+    let got = seen(&fence(&FenceError::Target(TargetError::NotFound {
+        log: log(),
+    })));
     assert_eq!(
         (got.code, got.reason.as_str()),
         (Code::NotFound, "LOG_NOT_FOUND")
     );
     assert_eq!(got.effect, effect("NOT_APPLIED", "NEVER"));
-    let got = seen(&fence(&FenceError::LogReplaced {
+    let got = seen(&fence(&FenceError::Target(TargetError::Replaced {
         log: log(),
         expected: LogId::new(1),
         actual: None,
-    }));
+    })));
     assert_eq!(
         (got.code, got.reason.as_str()),
         (Code::FailedPrecondition, "LOG_REPLACED")
@@ -588,15 +594,15 @@ fn a_fence_that_is_not_raised_says_which_epoch_is() {
 fn errors_about_cursors_tell_an_outcome_only_for_writes() {
     let cases = [
         (
-            CursorError::LogNotFound { log: log() },
+            CursorError::Target(TargetError::NotFound { log: log() }),
             (Code::NotFound, "LOG_NOT_FOUND"),
         ),
         (
-            CursorError::LogReplaced {
+            CursorError::Target(TargetError::Replaced {
                 log: log(),
                 expected: LogId::new(1),
-                actual: LogId::new(2),
-            },
+                actual: Some(LogId::new(2)),
+            }),
             (Code::FailedPrecondition, "LOG_REPLACED"),
         ),
         (
@@ -748,10 +754,10 @@ fn texts_of_refusals_do_not_contradict_their_outcome() {
     assert!(
         message.contains("nothing was appended now, and the batch may have been appended before")
     );
-    let wrong = AdminError::LogReplaced {
+    let wrong = AdminError::Target(TargetError::Replaced {
         log: log(),
         expected: wald_storage::LogId::new(5),
-        actual: wald_storage::LogId::new(4),
-    };
+        actual: Some(wald_storage::LogId::new(4)),
+    });
     assert!(!admin(&wrong).message().contains("created again"));
 }

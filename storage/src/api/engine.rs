@@ -19,7 +19,8 @@ use smallvec::SmallVec;
 
 use crate::api::config::Limits;
 use crate::api::error::{
-    AdminError, BackupError, CursorError, FenceError, ReadError, SyncError, TrimError, VerifyError,
+    AdminError, BackupError, CursorError, FenceError, ReadError, SyncError, TargetError, TrimError,
+    VerifyError,
 };
 use crate::api::record::{
     Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogConfigChange, LogInfo,
@@ -135,6 +136,27 @@ pub struct LogTarget {
     pub name: LogName,
     /// If given, the log must have this identity.
     pub log_id: Option<LogId>,
+}
+
+impl LogTarget {
+    /// Compares the identity of the log that has the name.
+    pub(crate) fn check(&self, actual: LogId) -> Result<(), TargetError> {
+        match self.log_id {
+            Some(expected) if expected != actual => Err(TargetError::Replaced {
+                log: self.name.clone(),
+                expected,
+                actual: Some(actual),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error if no log has the name.
+    pub(crate) fn not_found(&self) -> TargetError {
+        TargetError::NotFound {
+            log: self.name.clone(),
+        }
+    }
 }
 
 /// Where a read of one log begins.

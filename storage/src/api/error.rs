@@ -537,27 +537,36 @@ pub enum InvalidBatch {
     },
 }
 
-/// Why a read was not answered.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum ReadError {
-    /// No such log.
+/// Why a request did not find the log that it names; nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// No log has the name.
     #[error("log {log:?} does not exist")]
-    LogNotFound {
+    NotFound {
         /// The unknown log.
         log: LogName,
     },
-    /// The name belongs to another log now.
-    #[error(
-        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
-    )]
-    LogReplaced {
+    /// The name belongs to another log now, or to none.
+    #[error("log {log:?} {}", match actual {
+        Some(actual) => format!("has id {actual}, not {expected}: an earlier log of this name may have had that id"),
+        None => format!("has no id {expected}: no log has this name now"),
+    })]
+    Replaced {
         /// The log.
         log: LogName,
         /// The identity asked for.
         expected: LogId,
         /// The identity of the log that has the name now.
-        actual: LogId,
+        actual: Option<LogId>,
     },
+}
+
+/// Why a read was not answered.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    /// The request names no log that exists.
+    #[error(transparent)]
+    Target(#[from] TargetError),
     /// The start lies below the first record kept.
     #[error("lsn {asked} is below the first kept of log {log:?}, {first}")]
     Trimmed {
@@ -622,24 +631,9 @@ pub enum AdminError {
         /// Its identity.
         log_id: LogId,
     },
-    /// No such log.
-    #[error("log {log:?} does not exist")]
-    LogNotFound {
-        /// The unknown log.
-        log: LogName,
-    },
-    /// The name belongs to another log now.
-    #[error(
-        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
-    )]
-    LogReplaced {
-        /// The log.
-        log: LogName,
-        /// The identity asked for.
-        expected: LogId,
-        /// The identity of the log that has the name now.
-        actual: LogId,
-    },
+    /// The request names no log that exists.
+    #[error(transparent)]
+    Target(#[from] TargetError),
     /// The log does not know the producer.
     #[error("log {log:?} does not know producer {producer:?}; nothing was forgotten")]
     ProducerNotFound {
@@ -656,24 +650,9 @@ pub enum AdminError {
 /// Why a trim was not carried out; nothing was forgotten.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TrimError {
-    /// No such log.
-    #[error("log {log:?} does not exist")]
-    LogNotFound {
-        /// The unknown log.
-        log: LogName,
-    },
-    /// The name belongs to another log now.
-    #[error(
-        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
-    )]
-    LogReplaced {
-        /// The log.
-        log: LogName,
-        /// The identity asked for.
-        expected: LogId,
-        /// The identity of the log that has the name now.
-        actual: LogId,
-    },
+    /// The request names no log that exists.
+    #[error(transparent)]
+    Target(#[from] TargetError),
     /// The lsn exceeds the tail; records that do not exist cannot be forgotten.
     #[error("lsn {asked} is beyond the tail of log {log:?}, {tail}")]
     BeyondTail {
@@ -692,25 +671,9 @@ pub enum TrimError {
 /// Why a fence was not raised; nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FenceError {
-    /// The log does not exist, and `auto_create` is off.
-    #[error("log {log:?} does not exist, and auto_create is off; create it with CreateLog")]
-    LogNotFound {
-        /// The unknown log.
-        log: LogName,
-    },
     /// The name belongs to another log now, or to none.
-    #[error("log {log:?}: expected log id {expected}, {}", match actual {
-        Some(actual) => format!("the name now belongs to {actual}"),
-        None => "no log has this name now".to_owned(),
-    })]
-    LogReplaced {
-        /// The log.
-        log: LogName,
-        /// The identity asked for.
-        expected: LogId,
-        /// The identity of the log that has the name now.
-        actual: Option<LogId>,
-    },
+    #[error(transparent)]
+    Target(#[from] TargetError),
     /// The epoch given does not exceed the log's epoch: another writer was faster.
     #[error("log {log:?} has writer epoch {current}; {given} does not exceed it")]
     Fenced {
@@ -729,24 +692,9 @@ pub enum FenceError {
 /// Why a cursor was not moved, forgotten or found; nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CursorError {
-    /// No such log.
-    #[error("log {log:?} does not exist")]
-    LogNotFound {
-        /// The unknown log.
-        log: LogName,
-    },
-    /// The name belongs to another log now.
-    #[error(
-        "log {log:?} has id {actual}, not {expected}: an earlier log of this name may have had that id"
-    )]
-    LogReplaced {
-        /// The log.
-        log: LogName,
-        /// The identity asked for.
-        expected: LogId,
-        /// The identity of the log that has the name now.
-        actual: LogId,
-    },
+    /// The request names no log that exists.
+    #[error(transparent)]
+    Target(#[from] TargetError),
     /// No such cursor.
     #[error("log {log:?} has no cursor {cursor:?}")]
     NotFound {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Core;
 use crate::api::engine::{LogTarget, SegmentContents, SegmentInfo, Statistics};
-use crate::api::error::{AdminError, ReadError, SyncError, TrimError};
+use crate::api::error::{AdminError, ReadError, SyncError, TargetError, TrimError};
 use crate::api::record::{
     Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility,
 };
@@ -97,7 +97,7 @@ impl Core {
                 .map_err(|error| match error {
                     SyncError::JournalFailed(error) => ReadError::JournalFailed(error),
                     SyncError::Refused(error) => ReadError::Refused(error),
-                    SyncError::LogNotFound { log } => ReadError::LogNotFound { log },
+                    SyncError::LogNotFound { log } => TargetError::NotFound { log }.into(),
                 })?;
         }
         Ok(found)
@@ -110,7 +110,7 @@ impl Core {
                 let tail = log.state.read().tail(durable);
                 Ok(log.info(tail, durable, durable))
             }
-            None => Err(AdminError::LogNotFound { log: name }),
+            None => Err(TargetError::NotFound { log: name }.into()),
         }
     }
 

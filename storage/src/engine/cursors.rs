@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::api::engine::{Fenced, LogTarget};
-use crate::api::error::{CursorError, FenceError, ReadError};
+use crate::api::error::{CursorError, FenceError};
 use crate::api::record::{Cursor, CursorCommit, Durability, Visibility};
 use crate::base::ids::{LogId, Name};
 use crate::base::promise::{Awaited, Promise};
@@ -104,24 +104,7 @@ impl Core {
         target: &LogTarget,
         look: impl FnOnce(LogId, &Extras) -> Option<T>,
     ) -> Result<Option<T>, CursorError> {
-        let unknown = || CursorError::LogNotFound {
-            log: target.name.clone(),
-        };
-        let log = match self.resolve(target, Visibility::Durable) {
-            Ok(log) => log,
-            Err(ReadError::LogReplaced {
-                log,
-                expected,
-                actual,
-            }) => {
-                return Err(CursorError::LogReplaced {
-                    log,
-                    expected,
-                    actual,
-                });
-            }
-            Err(_) => return Err(unknown()),
-        };
+        let log = self.resolve(target, Visibility::Durable)?;
         let state = log.state.read();
         Ok(state
             .extras

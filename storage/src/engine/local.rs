@@ -237,7 +237,7 @@ impl LogEngine for LocalEngine {
         let visibility = self.core.visibility(visibility, Some(&target.name));
         let log = match self.core.resolve(&target, visibility) {
             Ok(log) => log,
-            Err(error) => return Box::pin(async move { Err(error) }),
+            Err(error) => return Box::pin(async move { Err(error.into()) }),
         };
         let core = Arc::clone(&self.core);
         let stopping: Arc<dyn crate::api::watch::Watched> = Arc::clone(&core.journal.stopping) as _;

@@ -12,7 +12,7 @@ use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
 use crate::api::engine::{
     BoxFuture, LogTarget, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart,
 };
-use crate::api::error::ReadError;
+use crate::api::error::{ReadError, TargetError};
 use crate::api::record::{Gap, GapReason, Visibility};
 use crate::api::watch::{Follower, Until, Watched};
 use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch};
@@ -387,10 +387,10 @@ impl LogScan {
                 Ok(Some(first))
             }
             (Ok(log), _) => Ok(Some(log)),
-            (Err(ReadError::LogNotFound { .. }), _) if self.common.follow && known.is_none() => {
+            (Err(TargetError::NotFound { .. }), _) if self.common.follow && known.is_none() => {
                 Ok(None)
             }
-            (Err(error), _) => Err(error),
+            (Err(error), _) => Err(error.into()),
         }
     }
 
@@ -493,9 +493,8 @@ impl LogScan {
         }
         if deleted {
             if self.told_deleted {
-                return Err(ReadError::LogNotFound {
-                    log: log.name.clone(),
-                });
+                let log = log.name.clone();
+                return Err(TargetError::NotFound { log }.into());
             }
             self.told_deleted = true;
             let end = log.state.read().next;
@@ -620,7 +619,7 @@ impl LogScan {
                 return Some(Ok(false));
             }
             match super::tail_is_beyond(&store, &log, next, visibility) {
-                Some(Err(ReadError::LogNotFound { .. })) => Some(Ok(true)),
+                Some(Err(ReadError::Target(_))) => Some(Ok(true)),
                 other => other.map(|beyond| beyond.map(|()| true)),
             }
         })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::api::config::StorageConfig;
 use crate::api::engine::LogTarget;
-use crate::api::error::ReadError;
+use crate::api::error::TargetError;
 use crate::api::record::{SyncMode, Visibility};
 use crate::base::ids::SegmentId;
 use crate::base::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch};
@@ -85,26 +85,13 @@ impl Store {
         &self,
         target: &LogTarget,
         visibility: Visibility,
-    ) -> Result<Arc<Log>, ReadError> {
+    ) -> Result<Arc<Log>, TargetError> {
         let published = self.journal.published(visibility);
-        let unknown = || ReadError::LogNotFound {
-            log: target.name.clone(),
-        };
-        let log = self
-            .logs
-            .by_name(target.name.as_str())
-            .ok_or_else(unknown)?;
-        if log.state.read().created_end > published {
-            return Err(unknown());
-        }
-        match target.log_id {
-            Some(expected) if expected != log.id => Err(ReadError::LogReplaced {
-                log: target.name.clone(),
-                expected,
-                actual: log.id,
-            }),
-            _ => Ok(log),
-        }
+        let log = self.logs.by_name(target.name.as_str());
+        let is_there = |log: &Arc<Log>| log.state.read().created_end <= published;
+        let log = log.filter(is_there).ok_or_else(|| target.not_found())?;
+        target.check(log.id)?;
+        Ok(log)
     }
 
     /// End of the records of an epoch that survived; `None` for the current epoch. A later epoch belongs to

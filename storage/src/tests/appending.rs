@@ -126,7 +126,7 @@ fn a_batch_over_several_logs_is_refused_whole_with_every_failed_condition() {
     assert_eq!(fixture.contents("a").len(), 1);
     assert!(matches!(
         fixture.read("b", 0),
-        Err(ReadError::LogNotFound { .. })
+        Err(ReadError::Target(TargetError::NotFound { .. }))
     ));
 }
 
@@ -176,7 +176,7 @@ fn a_reader_sees_nothing_that_is_not_durable_unless_it_asks() {
     assert!(settled(&mut ticket).is_some());
     assert!(matches!(
         fixture.read("a", 0),
-        Err(ReadError::LogNotFound { .. })
+        Err(ReadError::Target(TargetError::NotFound { .. }))
     ));
     assert_eq!(
         contents(&fixture.core, "a", Visibility::Written).unwrap(),
@@ -288,12 +288,12 @@ fn a_deleted_log_is_gone_and_its_name_makes_another_log() {
     assert!(crate::api::ticket::block_on(awaited).is_ok());
     assert!(matches!(
         fixture.read("a", 0),
-        Err(ReadError::LogNotFound { .. })
+        Err(ReadError::Target(TargetError::NotFound { .. }))
     ));
     let fixture = fixture.restart();
     assert!(matches!(
         fixture.read("a", 0),
-        Err(ReadError::LogNotFound { .. })
+        Err(ReadError::Target(TargetError::NotFound { .. }))
     ));
     let mut old_handle = batch(&[("a", &[b"?"])]);
     old_handle.logs[0].guard.log_id = Some(old);

@@ -744,7 +744,7 @@ fn a_missing_segment_is_sorted_around_and_its_logs_stay_unchanged() {
     store.append("only", b"there");
     let gone = store.fixture.read("gone", 0);
     assert!(
-        matches!(gone, Err(ReadError::LogNotFound { .. })),
+        matches!(gone, Err(ReadError::Target(TargetError::NotFound { .. }))),
         "{gone:?}"
     );
     store.sorts("appended");

@@ -129,7 +129,7 @@ fn a_wrong_move_is_refused_and_moves_nothing() {
     f.append("a", b"0").unwrap();
     assert!(matches!(
         f.commit(to("none", "x", 0)),
-        Err(CursorError::LogNotFound { .. })
+        Err(CursorError::Target(TargetError::NotFound { .. }))
     ));
     assert!(matches!(
         f.commit(to("a", "x", 2)),

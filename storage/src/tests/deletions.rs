@@ -56,14 +56,14 @@ fn a_second_deletion_finds_no_log_and_later_requests_find_a_free_name() {
     block_on(other).unwrap();
     assert!(matches!(
         block_on(again),
-        Err(AdminError::LogNotFound { .. })
+        Err(AdminError::Target(TargetError::NotFound { .. }))
     ));
     let appended = settled(&mut appended).unwrap().unwrap();
     assert_eq!(appended.appends[0].first_lsn, Lsn::ZERO);
     block_on(once_more).unwrap();
     assert!(matches!(
         block_on(replaced),
-        Err(AdminError::LogReplaced { .. })
+        Err(AdminError::Target(TargetError::Replaced { .. }))
     ));
     assert_eq!(fixture.core.logs.len(), 1);
     assert_eq!(fixture.restart().core.logs.len(), 1);
@@ -131,7 +131,10 @@ fn deleting_a_log_whose_creation_was_taken_back_finds_no_log() {
     }
     let not_found = block_on(deleted);
     assert!(
-        matches!(not_found, Err(AdminError::LogNotFound { .. })),
+        matches!(
+            not_found,
+            Err(AdminError::Target(TargetError::NotFound { .. }))
+        ),
         "{not_found:?}"
     );
     let mut fixture = fixture;

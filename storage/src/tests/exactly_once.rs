@@ -285,7 +285,7 @@ fn deleting_a_log_takes_nothing_from_clients_that_knew_it() {
     f.core.turn();
     assert!(matches!(
         awaited_now(&mut fence).unwrap(),
-        Err(FenceError::LogReplaced { .. })
+        Err(FenceError::Target(TargetError::Replaced { .. }))
     ));
     assert_eq!(f.contents("a"), [b"another"]);
 }

@@ -270,7 +270,10 @@ fn a_producer_that_appends_before_it_is_forgotten_stays() {
 fn a_producer_is_forgotten_by_request_once_and_for_all() {
     let mut f = Fixture::new();
     let unknown = f.forget_now("p");
-    assert!(matches!(unknown, Err(AdminError::LogNotFound { .. })));
+    assert!(matches!(
+        unknown,
+        Err(AdminError::Target(TargetError::NotFound { .. }))
+    ));
     f.append_batch(by("p", 4, 0)).unwrap();
     f.append_batch(by("p", 4, 1)).unwrap();
     let unknown = f.forget_now("q");
@@ -356,7 +359,10 @@ fn a_list_of_producers_waits_for_the_flush_of_all_it_shows() {
 fn producers_of_a_missing_log_are_not_found() {
     let f = Fixture::new();
     let missing = block_on(f.core.list_producers(target("a"), None, 10));
-    assert!(matches!(missing, Err(ReadError::LogNotFound { .. })));
+    assert!(matches!(
+        missing,
+        Err(ReadError::Target(TargetError::NotFound { .. }))
+    ));
 }
 
 #[test]

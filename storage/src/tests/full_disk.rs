@@ -205,7 +205,7 @@ fn held(core: &Arc<Core>, log: &str, visibility: Visibility) -> Option<Vec<Vec<u
     request.visibility = Some(visibility);
     match read::page(&core.store, &request, read::Reach::Disk) {
         Ok(page) => Some(page.batches.iter().flat_map(payloads).collect()),
-        Err(ReadError::LogNotFound { .. }) => None,
+        Err(ReadError::Target(TargetError::NotFound { .. })) => None,
         Err(error) => panic!("{error}"),
     }
 }

@@ -266,7 +266,7 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                                 next = to.get()
                             }
                             Err(ReadError::Quarantined { .. }) => break,
-                            Err(ReadError::LogNotFound { .. }) => {
+                            Err(ReadError::Target(TargetError::NotFound { .. })) => {
                                 assert!(!f.report.findings.is_empty(), "{log} is gone in silence");
                                 break;
                             }

@@ -146,7 +146,10 @@ fn a_following_scan_sees_a_later_append_and_says_when_it_caught_up() {
 fn a_plain_scan_of_a_missing_log_is_refused() {
     let fixture = Fixture::new();
     let refused = fixture.try_scan(one("later"), ScanStart::First, false);
-    assert!(matches!(refused, Err(ReadError::LogNotFound { .. })));
+    assert!(matches!(
+        refused,
+        Err(ReadError::Target(TargetError::NotFound { .. }))
+    ));
 }
 
 /// A follower's first chunk: it has caught up and given nothing.
@@ -267,7 +270,10 @@ fn a_log_that_came_and_went_while_awaited_is_named() {
             assert_eq!((gap.from, gap.to), (Some(Lsn::ZERO), Some(Lsn::new(1))));
             assert_eq!(gap.reason, GapReason::Deleted);
             let ended = next_chunk(scan).unwrap();
-            assert!(matches!(ended, Err(ReadError::LogNotFound { .. })));
+            assert!(matches!(
+                ended,
+                Err(ReadError::Target(TargetError::NotFound { .. }))
+            ));
         }
     }
 }
@@ -427,7 +433,7 @@ fn records_of_a_deleted_log_are_a_gap_in_a_scan_of_all() {
     assert_eq!(gap.reason, GapReason::Deleted);
     let ended = next_chunk(&mut following).unwrap();
     assert!(
-        matches!(ended, Err(ReadError::LogNotFound { .. })),
+        matches!(ended, Err(ReadError::Target(TargetError::NotFound { .. }))),
         "{ended:?}"
     );
 }

@@ -61,7 +61,7 @@ fn a_trim_past_the_tail_or_of_nothing_is_refused() {
     ));
     assert!(matches!(
         trim(&fixture, "nothing", 0),
-        Err(TrimError::LogNotFound { .. })
+        Err(TrimError::Target(TargetError::NotFound { .. }))
     ));
     assert_eq!(fixture.contents("a").len(), 10);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::tail::SegmentTail;
 use super::{About, Committer, Placed, refused};
 use crate::api::engine::LogTarget;
-use crate::api::error::{AdminError, AppendError, TrimError};
+use crate::api::error::{AdminError, AppendError, TargetError, TrimError};
 use crate::api::record::{LogConfig, LogConfigChange};
 use crate::base::ids::{LogId, LogName, Lsn, Position};
 use crate::format::body::{Created, MAX_CONFIG_LEN};
@@ -54,8 +54,8 @@ impl<T: SegmentTail> Committer<T> {
         change: &LogConfigChange,
     ) -> Placed<(), AdminError> {
         let Some(log) = self.logs.by_name(name.as_str()) else {
-            let error = AdminError::LogNotFound { log: name.clone() };
-            return (Some(Position::ZERO), Err(error));
+            let error = TargetError::NotFound { log: name.clone() };
+            return (Some(Position::ZERO), Err(error.into()));
         };
         let directory = DirectoryBuilder::entry_len(None);
         let size = HEADER_BYTES + MAX_CONFIG_LEN;
@@ -110,20 +110,12 @@ impl<T: SegmentTail> Committer<T> {
             found = self.logs.by_name(name);
         }
         let Some(log) = found else {
-            let error = AdminError::LogNotFound {
-                log: target.name.clone(),
-            };
-            return Err((Position::ZERO, error));
+            return Err((Position::ZERO, target.not_found().into()));
         };
-        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
-            let error = AdminError::LogReplaced {
-                log: target.name.clone(),
-                expected,
-                actual: log.id,
-            };
+        if let Err(error) = target.check(log.id) {
             self.finish_open();
             let reveals = log.state.read().created_end;
-            return Err((reveals, error));
+            return Err((reveals, error.into()));
         }
         if let Err(error) = self.secure(HEADER_BYTES, directory, Use::Reserve) {
             return Err((Position::ZERO, error.into()));
@@ -177,20 +169,12 @@ impl<T: SegmentTail> Committer<T> {
     }
 
     pub(super) fn trim(&mut self, target: &LogTarget, before: Lsn) -> Placed<Lsn, TrimError> {
-        let unknown = TrimError::LogNotFound {
-            log: target.name.clone(),
-        };
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
-            return (Some(Position::ZERO), Err(unknown));
+            return (Some(Position::ZERO), Err(target.not_found().into()));
         };
         self.finish_open();
-        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
-            let error = TrimError::LogReplaced {
-                log: target.name.clone(),
-                expected,
-                actual: log.id,
-            };
-            return (Some(log.state.read().created_end), Err(error));
+        if let Err(error) = target.check(log.id) {
+            return (Some(log.state.read().created_end), Err(error.into()));
         }
         // Records in memory are written first. Without space for them, a trim below them continues.
         let room = match self.write_buffered(&log) {

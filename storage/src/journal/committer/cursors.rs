@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::tail::SegmentTail;
 use super::{About, Committer, Placed, refused};
 use crate::api::engine::LogTarget;
-use crate::api::error::{AppendError, CursorError};
+use crate::api::error::{AppendError, CursorError, TargetError};
 use crate::api::record::{Cursor, CursorCommit};
 use crate::base::ids::{LogName, Lsn, Name, Position};
 use crate::format::body::CursorBody;
@@ -23,7 +23,9 @@ impl<T: SegmentTail> Committer<T> {
     ) -> Placed<Option<Cursor>, CursorError> {
         self.finish_open();
         let Some(log) = self.logs.by_name(commit.log.as_str()) else {
-            return unknown(&commit.log);
+            let log = commit.log.clone();
+            let error = TargetError::NotFound { log };
+            return (Some(Position::ZERO), Err(error.into()));
         };
         let room = self
             .write_buffered(&log)
@@ -67,16 +69,11 @@ impl<T: SegmentTail> Committer<T> {
     ) -> Placed<Option<Cursor>, CursorError> {
         self.finish_open();
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
-            return unknown(&target.name);
+            return (Some(Position::ZERO), Err(target.not_found().into()));
         };
         let reveals = log.state.read().last_end;
-        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
-            let error = CursorError::LogReplaced {
-                log: target.name.clone(),
-                expected,
-                actual: log.id,
-            };
-            return (Some(reveals), Err(error));
+        if let Err(error) = target.check(log.id) {
+            return (Some(reveals), Err(error.into()));
         }
         if cursor_of(&log, cursor).is_none() {
             let error = CursorError::NotFound {
@@ -144,9 +141,4 @@ fn cursor_of(log: &Arc<Log>, cursor: &Name) -> Option<Mark> {
     let state = log.state.read();
     let extras = state.extras.as_deref()?;
     *extras.cursors.get(cursor)?.newest()
-}
-
-fn unknown(log: &LogName) -> Placed<Option<Cursor>, CursorError> {
-    let error = CursorError::LogNotFound { log: log.clone() };
-    (Some(Position::ZERO), Err(error))
 }

@@ -10,7 +10,7 @@ use super::tail::SegmentTail;
 use super::{About, Committer, Placed, refused};
 use crate::api::engine::{Fenced, LogTarget};
 use crate::api::error::MAX_EPOCH_RISE;
-use crate::api::error::{AppendError, FenceError};
+use crate::api::error::{AppendError, FenceError, TargetError};
 use crate::api::record::LogConfig;
 use crate::base::ids::{Lsn, Position};
 use crate::format::body::Created;
@@ -31,13 +31,13 @@ impl<T: SegmentTail> Committer<T> {
         if let Some(expected) = target.log_id
             && log.as_ref().map(|log| log.id) != Some(expected)
         {
-            let error = FenceError::LogReplaced {
+            let error = TargetError::Replaced {
                 log: target.name.clone(),
                 expected,
                 actual: log.as_ref().map(|log| log.id),
             };
             let reveals = log.map_or(Position::ZERO, |log| log.state.read().created_end);
-            return (Some(reveals), Err(error));
+            return (Some(reveals), Err(error.into()));
         }
         match log {
             Some(log) => self.fence_log(&log, epoch),
@@ -123,7 +123,7 @@ impl<T: SegmentTail> Committer<T> {
                     Err(error) => FenceError::Append(error),
                 }
             }
-            Creation::ByRequest => FenceError::LogNotFound { log },
+            Creation::ByRequest => FenceError::Append(AppendError::LogNotFound { log }),
             Creation::Unproven => FenceError::Append(AppendError::TailUnproven {
                 log,
                 from: Lsn::ZERO,

@@ -40,19 +40,11 @@ impl<T: SegmentTail> Committer<T> {
         self.finish_open();
         let log = self.logs.by_name(target.name.as_str());
         let Some(log) = log else {
-            let error = AdminError::LogNotFound {
-                log: target.name.clone(),
-            };
-            return (Some(Position::ZERO), Err(error));
+            return (Some(Position::ZERO), Err(target.not_found().into()));
         };
-        if let Some(expected) = target.log_id.filter(|expected| *expected != log.id) {
-            let error = AdminError::LogReplaced {
-                log: target.name.clone(),
-                expected,
-                actual: log.id,
-            };
+        if let Err(error) = target.check(log.id) {
             let reveals = log.state.read().created_end;
-            return (Some(reveals), Err(error));
+            return (Some(reveals), Err(error.into()));
         }
         let (known, last_end) = {
             let state = log.state.read();

@@ -61,7 +61,7 @@ fn served(core: &Arc<Core>, log: &str) -> Served {
                 assert!(to > next, "no progress");
                 next = to;
             }
-            Err(ReadError::LogNotFound { .. }) => {
+            Err(ReadError::Target(TargetError::NotFound { .. })) => {
                 served.is_there = false;
                 return served;
             }
