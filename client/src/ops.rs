@@ -308,8 +308,8 @@ impl Client {
         answer.log.ok_or(Error::contract("GetLogResponse.log"))
     }
 
-    /// A page of the logs whose names start with `prefix`, by name. A `page_size` of 0 is
-    /// the server's default (100); no token begins at the start.
+    /// A page of the logs whose names start with `prefix`, by name. `page_size` is the maximum
+    /// number of logs; 0 is the server's default (100). No token begins at the start.
     ///
     /// # Errors
     /// INVALID_PAGE_TOKEN, and the errors of every call.

@@ -36,8 +36,8 @@ impl Record {
         self
     }
 
-    /// Sets the CRC-32C of the payload: the server verifies it, stores it, and returns it
-    /// to readers.
+    /// Sets the checksum of the payload, its CRC-32C. The server verifies it, stores it, and
+    /// returns it to readers.
     pub fn crc32c(mut self, crc32c: u32) -> Self {
         self.0.crc32c = Some(crc32c);
         self

@@ -82,6 +82,7 @@ const LONGEST_NAME: usize = 70;
 /// Words of a name or comment that give a number its unit.
 const UNITS: &[&str] = &[
     "bit",
+    "bits",
     "byte",
     "bytes",
     "checksum",
@@ -419,8 +420,12 @@ fn judge(file: &str, block: &Block, tally: &mut Tally) {
 /// Judges the names of functions and, outside tests, of public numbers.
 fn judge_code(file: &str, text: &str, test: bool, tally: &mut Tally) {
     let mut comment = String::new();
-    for (line, content) in (1..).zip(text.lines()) {
-        let content = content.trim();
+    let lines: Vec<&str> = text.lines().collect();
+    let mut variants = false;
+    for (at, content) in lines.iter().enumerate() {
+        variants &= !content.starts_with('}');
+        variants |= content.starts_with("pub enum ");
+        let (line, content) = (at + 1, content.trim());
         let after = ["fn ", "def ", "func "].iter().find_map(|before| {
             let (start, rest) = content.split_once(before)?;
             let plain = start
@@ -443,7 +448,7 @@ fn judge_code(file: &str, text: &str, test: bool, tally: &mut Tally) {
         if extension(file) != "rs" || test {
             continue;
         }
-        if let Some(name) = public_number(content) {
+        for name in public_numbers(&lines[at..], variants) {
             let all = format!("{name} {comment}").to_lowercase();
             let known = |word: &str| UNITS.contains(&word);
             let name = name.to_lowercase();
@@ -465,21 +470,53 @@ fn judge_code(file: &str, text: &str, test: bool, tally: &mut Tally) {
     }
 }
 
-/// The name of the public number that a line declares.
-fn public_number(line: &str) -> Option<&str> {
+/// The names of the public numbers that the first line declares: a constant, a field, a parameter
+/// or a function by its result.
+fn public_numbers(lines: &[&str], variants: bool) -> Vec<String> {
+    let plain = |name: &str| name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    let number = |declared: &str| {
+        let (name, kind) = declared.trim().split_once(": ")?;
+        (plain(name) && is_number(kind)).then(|| name.to_owned())
+    };
+    let line = lines[0].trim();
+    let declared = line.strip_prefix("pub const ");
+    let Some(declared) = declared.or_else(|| line.strip_prefix("pub ")) else {
+        let field = line.strip_suffix(',').filter(|_| variants);
+        return field.and_then(number).into_iter().collect();
+    };
+    let function = declared.split_once("fn ").filter(|(before, _)| {
+        let mut words = before.split_whitespace();
+        words.all(|word| matches!(word, "async" | "unsafe"))
+    });
+    let Some((_, function)) = function else {
+        return number(declared.split([',', '=', ';']).next().unwrap_or_default())
+            .into_iter()
+            .collect();
+    };
+    let name = function.split(['(', '<']).next().unwrap_or_default();
+    let mut head = String::new();
+    for (at, line) in lines.iter().enumerate() {
+        let from = if at == 0 { function } else { line.trim() };
+        head = head + from.split('{').next().unwrap_or_default() + " ";
+        if line.contains('{') || line.ends_with(';') {
+            break;
+        }
+    }
+    let (parameters, result) = head.split_once("->").unwrap_or((&head, ""));
+    let parameters = parameters.split(['(', ',', ')']).filter_map(number);
+    let result = is_number(result.trim()).then(|| name.to_owned());
+    parameters.chain(result).collect()
+}
+
+fn is_number(kind: &str) -> bool {
     const NUMBERS: &[&str] = &[
         "u8", "u16", "u32", "u64", "u128", "usize", "i32", "i64", "f64",
     ];
-    let declared = line
-        .strip_prefix("pub const ")
-        .or_else(|| line.strip_prefix("pub "))?;
-    let (name, kind) = declared.split_once(": ")?;
-    let kind = kind.split([',', ' ']).next()?;
+    let kind = kind.trim();
     let inner = kind
         .strip_prefix("Option<")
         .and_then(|kind| kind.strip_suffix('>'));
-    let plain = name.chars().all(|c| c.is_alphanumeric() || c == '_');
-    (plain && NUMBERS.contains(&inner.unwrap_or(kind))).then_some(name)
+    NUMBERS.contains(&inner.unwrap_or(kind))
 }
 
 #[test]
@@ -622,5 +659,21 @@ mod tests {
             judged("a.rs", "/// Kept.\npub records: Option<u64>,").faults,
             0
         );
+        for (text, faults) in [
+            ("pub const SIZE: u64 = 1;", 1),
+            (
+                "pub enum A {\n    B {\n        /// Kept.\n        size: u64,\n    },\n}",
+                1,
+            ),
+            ("enum A {\n    B {\n        size: u64,\n    },\n}", 0),
+            ("/// Kept.\npub fn size(&self) -> Option<u64> {", 1),
+            (
+                "/// Kept.\npub async fn grow(\n    &self,\n    by: u32,\n) -> bool {",
+                1,
+            ),
+            ("/// Kept bytes.\npub const fn size(by: u32) -> u64 {", 0),
+        ] {
+            assert_eq!(judged("a.rs", text).faults, faults, "{text}");
+        }
     }
 }

@@ -458,7 +458,7 @@ pub enum InvalidBatch {
         index: usize,
         /// Bytes of its data and headers.
         bytes: u64,
-        /// The limit that applies.
+        /// Maximum bytes.
         limit: u64,
     },
     /// A record has too many or too large headers.
@@ -927,15 +927,15 @@ pub enum VerifyError {
     /// There is no such segment.
     #[error("there is no segment {segment:016x}")]
     SegmentNotFound {
-        /// The segment asked for.
+        /// The id of the segment.
         segment: u64,
     },
     /// The segment was sorted, and is gone.
     #[error("segment {segment:016x} was sorted: what it held is in the sorted run {run:016x}")]
     SegmentSorted {
-        /// The segment asked for.
+        /// The id of the segment.
         segment: u64,
-        /// The run that replaced it.
+        /// The id of the run that replaced it.
         run: u64,
     },
     /// The maximum number of verifications runs already.

@@ -66,7 +66,7 @@ impl SimDisk {
         Self::seeded(u64::from_le_bytes(seed))
     }
 
-    /// An empty disk on which the same calls always return the same results.
+    /// An empty disk. With the same number as `seed`, the same calls return the same results.
     pub fn seeded(seed: u64) -> Self {
         Self::of(State {
             drawn: seed,
@@ -83,8 +83,8 @@ impl SimDisk {
         state.crash_when = None;
     }
 
-    /// Cuts the power `after` changing calls later than the `nth` call that the filter chooses (0:
-    /// during that call).
+    /// Cuts the power later than the `nth` call that the filter chooses. `after` is the number of
+    /// changing calls between the two (0: during that call).
     pub fn crash_when(&self, filter: Filter, nth: u64, after: u64) {
         let mut state = self.0.lock();
         state.crash_at = None;
@@ -106,14 +106,14 @@ impl SimDisk {
         self.0.lock().cut.clone()
     }
 
-    /// Cuts the power and restores it. `seed` decides which unflushed data survives. Pending faults are
-    /// dropped.
+    /// Cuts the power and restores it. The number `seed` decides which unflushed data survives.
+    /// Pending faults are dropped.
     pub fn crash(&self, seed: u64) {
         self.0.lock().crash(seed);
     }
 
-    /// Lets the `nth` call from now that the filter chooses (1: the next) fail once, with this error of
-    /// the system.
+    /// Lets the `nth` call from now that the filter chooses (1: the next) fail once, with this error
+    /// number of the system.
     pub fn fail_call(&self, filter: Filter, nth: u64, system_error: i32) {
         let mut state = self.0.lock();
         state.faults.calls.push((filter, nth.max(1), system_error));
@@ -145,7 +145,8 @@ impl SimDisk {
         self.0.lock().faults.short_writes = of_100;
     }
 
-    /// Makes the device lose the `nth` write from now, or put it `elsewhere`, without an error.
+    /// Makes the device lose the `nth` write from now, or put it `elsewhere`, without an error. The
+    /// number `seed` decides the place.
     pub fn lie_about_write(&self, nth: u64, elsewhere: bool, seed: u64) {
         let mut state = self.0.lock();
         let at = state.writes + nth;
@@ -235,7 +236,7 @@ impl SimDisk {
         self.0.lock().trace.clone().unwrap_or_default().told()
     }
 
-    /// Returns a hash of all data on the disk, in the cache and on the device.
+    /// Returns a checksum of all data on the disk, in the cache and on the device.
     pub fn fingerprint(&self) -> u64 {
         let state = self.0.lock();
         let mut hasher = DefaultHasher::new();

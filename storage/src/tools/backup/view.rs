@@ -41,7 +41,7 @@ const POSITIONS_STEP: u64 = 4096;
 /// No index, checkpoint or FORMAT is larger, bytes.
 const LARGEST_FILE: u64 = 1 << 40;
 
-/// Path of the content with this digest in a backup's directory.
+/// Path of the content with this digest (128 bits) in a backup's directory.
 pub fn content_path(digest: u128) -> String {
     format!("files/{digest:032x}")
 }
