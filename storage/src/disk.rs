@@ -71,21 +71,36 @@ pub trait Disk: Send + Sync + 'static {
 
     /// Takes the exclusive lock at `path`, and writes `holder` into the file for others to read.
     /// `Ok(Err(text))`: another process holds the lock and wrote `text`.
+    ///
+    /// # Errors
+    /// Errors of the system about the file, but not that another process holds the lock.
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>>;
 
     /// Takes the lock at `path` together with other readers of the directory, without writing. No
     /// process can take it exclusively meanwhile. `Ok(Ok(None))`: the file does not exist, so no
     /// process holds it. `Ok(Err(text))`: a process holds it exclusively and wrote `text`.
+    ///
+    /// # Errors
+    /// Errors of the system about the file, but not that another process holds the lock.
     fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>>;
 
     /// Creates a directory and its parents. An existing directory is no error.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if a file has the name; other errors of the system.
     fn create_directory(&self, path: &str) -> io::Result<()>;
 
     /// Calls `each` with the names of the files directly in a directory, in no particular
     /// order.
+    ///
+    /// # Errors
+    /// `NotFound` if the directory does not exist. After an error `each` may have got some names.
     fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()>;
 
     /// Returns the names of the files directly in a directory that holds few.
+    ///
+    /// # Errors
+    /// `NotFound` if the directory does not exist.
     fn list(&self, directory: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         self.visit(directory, &mut |name| names.push(name.to_owned()))?;
@@ -99,6 +114,9 @@ pub trait Disk: Send + Sync + 'static {
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
     /// Opens a file for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound` if the file does not exist.
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>>;
 
     /// Reads up to `bytes` of a file from `from` on, from the device and not from the page cache.
@@ -111,6 +129,9 @@ pub trait Disk: Send + Sync + 'static {
     /// Reads up to `bytes` of a file from its start, from the device and not from the page cache. After
     /// a failed write-back the cache holds bytes that the device lacks. `None` if the cache cannot be
     /// bypassed.
+    ///
+    /// # Errors
+    /// Errors of [`Disk::read_range_from_device`].
     fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
         self.read_range_from_device(path, 0, bytes)
     }
@@ -118,6 +139,9 @@ pub trait Disk: Send + Sync + 'static {
     /// Reads up to `bytes` of a file from `from` on, from the device and not from the page cache.
     /// Returns fewer only at the end of the file. An unreadable stretch counts as bad bytes, and is
     /// recorded in [`Disk::unreadable`].
+    ///
+    /// # Errors
+    /// Errors of the system, such as `NotFound`, but not that bytes are unreadable.
     fn read_range_from_device(
         &self,
         path: &str,
@@ -132,9 +156,15 @@ pub trait Disk: Send + Sync + 'static {
 
     /// Moves a file, and replaces an existing file at `to`. Durable after [`Disk::sync_directory`] of
     /// both directories.
+    ///
+    /// # Errors
+    /// `NotFound` if the file does not exist. Nothing was moved then.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file. Durable after [`Disk::sync_directory`].
+    ///
+    /// # Errors
+    /// `NotFound` if the file does not exist.
     fn remove(&self, path: &str) -> io::Result<()>;
 
     /// Returns once every earlier creation, move and removal of a name in `directory` is durable. `""`
@@ -145,6 +175,9 @@ pub trait Disk: Send + Sync + 'static {
     fn sync_directory(&self, directory: &str) -> io::Result<()>;
 
     /// Free bytes for this process; `None` if unknown.
+    ///
+    /// # Errors
+    /// Errors of the system about the file system.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 
     /// Identity of the file that has this name now.
@@ -161,6 +194,9 @@ pub trait Disk: Send + Sync + 'static {
     /// Fills `bytes` with random bytes, for the salts and the id of a store. It is the engine's only
     /// source of randomness. A simulated disk replaces it, so that runs with the same seed are equal to
     /// the byte.
+    ///
+    /// # Errors
+    /// If the system has no random bytes.
     fn draw(&self, bytes: &mut [u8]) -> io::Result<()> {
         getrandom::fill(bytes).map_err(io::Error::other)
     }
@@ -169,6 +205,9 @@ pub trait Disk: Send + Sync + 'static {
 /// One open file.
 pub trait DiskFile: Send + Sync {
     /// Size of the file in bytes.
+    ///
+    /// # Errors
+    /// Errors of the system about the open file.
     fn size(&self) -> io::Result<u64>;
 
     /// Identity of the open file, even if it was renamed or deleted.
@@ -215,9 +254,15 @@ pub trait DiskFile: Send + Sync {
     }
 
     /// Cuts or extends the file; an extension reads as zeros.
+    ///
+    /// # Errors
+    /// `StorageFull` or `QuotaExceeded` if an extension has no space.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
     /// Maps the file for reading. `None` if this disk has no maps, or cannot read all of it.
+    ///
+    /// # Errors
+    /// Errors of the system about the mapping.
     fn map(&self) -> io::Result<Option<Box<dyn DiskMap>>> {
         Ok(None)
     }
@@ -232,13 +277,18 @@ pub trait DiskFile: Send + Sync {
     fn sync(&self) -> io::Result<()>;
 
     /// Writes all bytes, and continues after short writes.
+    ///
+    /// # Errors
+    /// Errors of [`DiskFile::write_at`]. Some of the bytes may be written.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.write_most_at(bytes, offset)
             .map_err(|(_, error)| error)
     }
 
-    /// Writes all bytes, and continues after short writes. An error comes with the number of bytes
-    /// written before it.
+    /// Writes all bytes, and continues after short writes.
+    ///
+    /// # Errors
+    /// Errors of [`DiskFile::write_at`], with the number of bytes written before.
     fn write_most_at(&self, bytes: &[u8], offset: u64) -> Result<(), (usize, io::Error)> {
         let mut written = 0;
         while written < bytes.len() {
@@ -254,6 +304,9 @@ pub trait DiskFile: Send + Sync {
 
     /// Fills `buffer` from `offset` on, as far as the file goes, and returns the number of bytes.
     /// Unreadable stretches count as bad bytes, and are recorded in [`Disk::unreadable`].
+    ///
+    /// # Errors
+    /// Errors of the system, but not that bytes are unreadable.
     fn read_full_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         unreadable::read_file(self, buffer, offset)
     }
