@@ -88,7 +88,7 @@ macro_rules! config {
     };
 }
 
-/// Joins the rows of the server, whose defaults are text, and those of the engine, whose
+/// Joins the server's rows, whose defaults are text, and the engine's rows, whose
 /// defaults are values.
 macro_rules! settings {
     (

@@ -112,7 +112,7 @@ pub(crate) trait SegmentTail {
     /// Counts the written group to the segment. Returns the bytes of the group; the next group is empty.
     fn advance(&mut self) -> Bytes;
 
-    /// Drops the group, `written` bytes of which were written: these become zeros. Returns whether that took
+    /// Drops the group. Its `written` bytes that were written become zeros. Returns whether that took
     /// space of ready segments.
     ///
     /// # Errors
