@@ -124,6 +124,8 @@ class Running:
         self.process.returncode = os.waitstatus_to_exitcode(status)
         self.seconds, self.cpu = time.monotonic() - self.began, used.ru_utime + used.ru_stime
         self.output.close()
+        # On a full disk correct builds and daemons fail, too.
+        self.free = shutil.disk_usage(TARGET).free >> 20
         lines = self.log.read_bytes().decode(errors="replace").splitlines()
         counts = re.fullmatch(r"(\d+) passed, (\d+) failed", lines[-1]) if lines else None
         self.passed, self.failed = (int(counts[1]), int(counts[2])) if counts else (0, 1)
@@ -179,6 +181,7 @@ def perform(steps, known, arguments, live):
             for step in list(pending):
                 if may_start(step, pending, running, done):
                     pending.remove(step)
+                    print(f".. {step.name} begins", flush=True)
                     running.append(Running(step, known, arguments, live, ended))
             if not pending and all(one.step.kind == "compute" for one in running):
                 for one in running:
@@ -202,10 +205,8 @@ def perform(steps, known, arguments, live):
 
 def row(one):
     """The row of a step in the table."""
-    # On a full disk correct builds and daemons fail, too.
-    free = shutil.disk_usage(TARGET).free >> 20
     return (f"{one.step.name:32} {one.step.kind:7} {one.seconds:7.1f} s  {one.cpu:4.0f} s CPU  {one.passed:5} passed"
-            f"  {one.failed:3} failed  {free:7} MiB free")
+            f"  {one.failed:3} failed  {one.free:7} MiB free")
 
 
 def main():
