@@ -26,7 +26,7 @@ use tonic::Status;
 use wald_proto::codec::{Encode as _, Sent};
 use wald_proto::v1;
 use wald_storage::{
-    Appended, Batch, Durability, LocalEngine, LogEngine, LogName, NoObserver, ReadRequest,
+    Appended, Batch, Durability, LocalEngine, Append as _, ReadLogs as _, Administer as _, Operate as _, LogName, NoObserver, ReadRequest,
     ReadStart, SimDisk, StorageConfig, SystemClock, Visibility, block_on,
 };
 

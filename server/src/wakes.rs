@@ -59,7 +59,7 @@ impl Wake for Letter {
     }
 }
 
-/// Submits a batch, as [`LogEngine::submit`]. The event loop itself writes appends that need no
+/// Submits a batch, as [`Append::submit`](wald_storage::Append::submit). The event loop itself writes appends that need no
 /// flush, once it has taken in everything that has arrived.
 pub(crate) fn submit(
     engine: &Arc<dyn LogEngine>,

@@ -243,9 +243,9 @@ impl Core {
         i64::try_from(self.config.max_timestamp_ahead.as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// As [`LogEngine::join`].
+    /// As [`Append::join`].
     ///
-    /// [`LogEngine::join`]: crate::api::engine::LogEngine::join
+    /// [`Append::join`]: crate::api::engine::Append::join
     pub(crate) fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch> {
         let (now, future) = (self.journal.clock.now(), self.max_future_micros());
         let most = |log: &LogName| {

@@ -25,10 +25,11 @@ mod tests;
 pub use crate::api::config::MIN_SEGMENT_BYTES;
 pub use crate::api::config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use crate::api::engine::{
-    AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture,
-    DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget, OneOrMore, Ordered, Page,
-    Profile, ReadRequest, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanRequest,
-    ScanStart, SegmentContents, SegmentInfo, Selector, Session, Statistics, SyncTarget, Ticket,
+    Administer, Append, AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest,
+    BackupPart, BoxFuture, DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget,
+    OneOrMore, Operate, Ordered, Page, Profile, ReadLogs, ReadRequest, ReadStart, Room, Scan,
+    ScanChunk, ScanEnd, ScanPlace, ScanRequest, ScanStart, SegmentContents, SegmentInfo, Selector,
+    Session, Statistics, SyncTarget, Ticket,
 };
 pub use crate::api::error::{
     AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck,

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use wald_storage::{
-    Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, LogTarget, Lsn,
-    NoObserver, OpenError, ReadRequest, ReadStart, ReadStrategy, RealDisk, Record, ScanRequest,
-    ScanStart, Selector, StorageConfig, SyncTarget, SystemClock, Visibility, block_on,
+    Administer as _, Append as _, Batch, Durability, Guard, LocalEngine, LogName, LogRecords,
+    LogTarget, Lsn, NoObserver, OpenError, Operate as _, ReadLogs as _, ReadRequest, ReadStart,
+    ReadStrategy, RealDisk, Record, ScanRequest, ScanStart, Selector, StorageConfig, SyncTarget,
+    SystemClock, Visibility, block_on,
 };
 
 fn open(directory: &Path) -> Arc<LocalEngine> {

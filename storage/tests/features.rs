@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use wald_storage::{
-    Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, LogTarget, Lsn,
-    NoObserver, OpenError, ReadRequest, ReadStart, RealDisk, Record, StorageConfig, SystemClock,
-    block_on,
+    Append as _, Batch, Durability, Guard, LocalEngine, LogName, LogRecords, LogTarget, Lsn,
+    NoObserver, OpenError, Operate as _, ReadLogs as _, ReadRequest, ReadStart, RealDisk, Record,
+    StorageConfig, SystemClock, block_on,
 };
 
 const LIFE_BLOCK: usize = 4096;

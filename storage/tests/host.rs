@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wald_storage::{
-    AppendError, Batch, Disk, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords,
-    NoObserver, Offline, OpenError, RealDisk, Record, StorageConfig, SystemClock, accept_loss,
-    block_on,
+    Append as _, AppendError, Batch, Disk, Durability, Guard, LocalEngine, LogName, LogRecords,
+    NoObserver, Offline, OpenError, Operate as _, RealDisk, Record, StorageConfig, SystemClock,
+    accept_loss, block_on,
 };
 
 fn config() -> StorageConfig {

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wald_storage::{
-    Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, NoObserver, RealDisk,
-    Record, StorageConfig, SystemClock, block_on,
+    Append as _, Batch, Durability, Guard, LocalEngine, LogName, LogRecords, NoObserver,
+    Operate as _, RealDisk, Record, StorageConfig, SystemClock, block_on,
 };
 
 const KIB: u64 = 1 << 10;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use wald_storage::{
-    Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, NoObserver, RealDisk,
+    Append as _, Batch, Durability, Guard, LocalEngine, LogName, LogRecords, NoObserver, RealDisk,
     Record, StorageConfig, SystemClock,
 };
 

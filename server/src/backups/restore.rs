@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 use wald_storage::{
-    Disk, Gap, GapReason, LocalEngine, LogEngine as _, NoObserver, Position, RealDisk, Restored,
+    Disk, Gap, GapReason, LocalEngine, NoObserver, Position, ReadLogs as _, RealDisk, Restored,
     ScanRequest, ScanStart, Selector, StorageConfig, SystemClock, Visibility, block_on,
 };
 

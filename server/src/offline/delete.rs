@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 use wald_storage::{
-    Disk, LocalEngine, LogEngine as _, LogInfo, LogTarget, NoObserver, StorageConfig, SystemClock,
-    block_on,
+    Administer as _, Disk, LocalEngine, LogInfo, LogTarget, NoObserver, Operate as _,
+    StorageConfig, SystemClock, block_on,
 };
 
 use super::{

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Requests that have arrived together become one for the engine if no client can see the
-//! difference ([`LogEngine::join`]). Their acks are made and sent together: most of a request's
+//! difference ([`Append::join`](wald_storage::Append::join)). Their acks are made and sent together: most of a request's
 //! cost is the same for one and for many.
 //!
 //! One task drives it. It ends at the first failure: the engine's [`Session`] refuses the

@@ -120,7 +120,7 @@ pub struct AppendTimes {
     pub flush: Duration,
 }
 
-/// Extent of a [`LogEngine::sync`].
+/// Extent of a [`Append::sync`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncTarget {
     /// Handed to the operating system.
@@ -572,11 +572,8 @@ pub struct DurabilityTruth {
     pub caveats: Vec<String>,
 }
 
-/// Stores logs. The module describes the contract of tickets.
-pub trait LogEngine: Send + Sync + 'static {
-    /// Kind of this engine, and its promises.
-    fn profile(&self) -> Profile;
-
+/// Takes batches in. The module describes the contract of tickets.
+pub trait Append: Send + Sync + 'static {
     /// Takes a batch in. Without `durability`, the sync modes of its logs decide. Batches of one `session`
     /// are applied in the order of the calls, and none after a refused one.
     fn submit(
@@ -586,8 +583,8 @@ pub trait LogEngine: Send + Sync + 'static {
         durability: Option<Durability>,
     ) -> Ticket;
 
-    /// As [`LogEngine::submit`], for a caller that takes in more before it waits and calls
-    /// [`LogEngine::write_gathered`]. Until then, batches that need no flush may stay unwritten.
+    /// As [`Append::submit`], for a caller that takes in more before it waits and calls
+    /// [`Append::write_gathered`]. Until then, batches that need no flush may stay unwritten.
     fn gather(
         &self,
         session: Option<&Session>,
@@ -615,7 +612,10 @@ pub trait LogEngine: Send + Sync + 'static {
         target: SyncTarget,
         log: Option<&LogName>,
     ) -> BoxFuture<'_, Result<Position, SyncError>>;
+}
 
+/// Reads logs.
+pub trait ReadLogs: Send + Sync + 'static {
     /// One page of one log.
     fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>>;
 
@@ -645,7 +645,10 @@ pub trait LogEngine: Send + Sync + 'static {
         visibility: Option<Visibility>,
         of_epoch: Option<RecoveryEpoch>,
     ) -> Result<LogStat, ReadError>;
+}
 
+/// Changes logs, their cursors and their producers, and lists them.
+pub trait Administer: Send + Sync + 'static {
     /// Creates a log, durably.
     fn create_log(
         &self,
@@ -663,6 +666,9 @@ pub trait LogEngine: Send + Sync + 'static {
 
     /// Deletes a log and all its records, durably.
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>>;
+
+    /// At most `limit` logs after `after` whose names start with `prefix`, in name order.
+    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo>;
 
     /// Forgets the records below `before`, durably. Returns the first lsn kept. Changes nothing if these
     /// records are forgotten already.
@@ -683,29 +689,6 @@ pub trait LogEngine: Send + Sync + 'static {
     fn delete_cursor(&self, log: LogTarget, cursor: Name)
     -> BoxFuture<'_, Result<(), CursorError>>;
 
-    /// Forgets a producer, durably. The log refuses its epoch from then on, so that no late retry
-    /// appends a batch twice. The producer may begin again with the next epoch.
-    ///
-    /// # Errors
-    /// If there is no such log, or the log does not know the producer.
-    fn forget_producer(
-        &self,
-        log: LogTarget,
-        producer: Name,
-    ) -> BoxFuture<'_, Result<(), AdminError>>;
-
-    /// At most `limit` producers of a log after `after`, in the byte order of their ids. Everything that the
-    /// answer shows is flushed to the device before it resolves.
-    ///
-    /// # Errors
-    /// If there is no such log, or the journal has failed.
-    fn list_producers(
-        &self,
-        log: LogTarget,
-        after: Option<String>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>>;
-
     /// Lsn of a cursor, as far as it is on the device.
     ///
     /// # Errors
@@ -723,22 +706,40 @@ pub trait LogEngine: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<Cursor>, CursorError>;
 
-    /// At most `limit` logs after `after` whose names start with `prefix`, in name order.
-    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo>;
+    /// At most `limit` producers of a log after `after`, in the byte order of their ids. Everything that the
+    /// answer shows is flushed to the device before it resolves.
+    ///
+    /// # Errors
+    /// If there is no such log, or the journal has failed.
+    fn list_producers(
+        &self,
+        log: LogTarget,
+        after: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>>;
+
+    /// Forgets a producer, durably. The log refuses its epoch from then on, so that no late retry
+    /// appends a batch twice. The producer may begin again with the next epoch.
+    ///
+    /// # Errors
+    /// If there is no such log, or the log does not know the producer.
+    fn forget_producer(
+        &self,
+        log: LogTarget,
+        producer: Name,
+    ) -> BoxFuture<'_, Result<(), AdminError>>;
+}
+
+/// Describes, checks, saves and ends an engine.
+pub trait Operate: Send + Sync + 'static {
+    /// Kind of this engine, and its promises.
+    fn profile(&self) -> Profile;
 
     /// Numbers for metrics.
     fn statistics(&self) -> Statistics;
 
     /// Sorted runs and segment files, oldest first, without their contents.
     fn segments(&self) -> Vec<SegmentInfo>;
-
-    /// Begins a backup. Makes everything accepted before durable and puts it in finished files. The files
-    /// that the backup lists are not removed before the backup is dropped. Files whose digest is in `known`
-    /// are listed without content.
-    ///
-    /// # Errors
-    /// If 4 backups run, or the journal has failed.
-    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// At most `limit` sorted runs and segment files that end behind `after`, oldest first, with their
     /// contents. Reads indexes that were not read yet.
@@ -747,6 +748,14 @@ pub trait LogEngine: Send + Sync + 'static {
         after: Option<Position>,
         limit: usize,
     ) -> BoxFuture<'_, Vec<SegmentInfo>>;
+
+    /// Begins a backup. Makes everything accepted before durable and puts it in finished files. The files
+    /// that the backup lists are not removed before the backup is dropped. Files whose digest is in `known`
+    /// are listed without content.
+    ///
+    /// # Errors
+    /// If 4 backups run, or the journal has failed.
+    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// Checks all stored data, or one segment, during normal work. Reads at most `max_bytes_per_second` bytes
     /// per second (0: no bound). The engine takes note of damage at once.
@@ -769,3 +778,8 @@ pub trait LogEngine: Send + Sync + 'static {
     /// end.
     fn drain(&self) -> BoxFuture<'_, Result<(), SyncError>>;
 }
+
+/// Stores logs. Every type that implements the four traits is an engine.
+pub trait LogEngine: Append + ReadLogs + Administer + Operate {}
+
+impl<T: Append + ReadLogs + Administer + Operate> LogEngine for T {}

@@ -147,7 +147,7 @@ pub struct Batch {
     pub checks: Vec<LogCheck>,
     /// Cursors to move in the same step; none twice.
     pub cursors: Vec<CursorCommit>,
-    /// Number of requests that [`LogEngine::join`](crate::LogEngine::join) has put behind the first. Each has
+    /// Number of requests that [`Append::join`](crate::Append::join) has put behind the first. Each has
     /// its own position; they follow each other from the position of the batch on.
     pub(crate) joined: u32,
 }

@@ -8,8 +8,8 @@ use super::drive::{self, By};
 use super::{Core, Start};
 use crate::api::config::StorageConfig;
 use crate::api::engine::{
-    Backup, BoxFuture, DurabilityTruth, Fenced, LogEngine, LogStat, LogTarget, Page, Profile,
-    ReadRequest, Scan, ScanRequest, SegmentInfo, Statistics, SyncTarget,
+    Administer, Append, Backup, BoxFuture, DurabilityTruth, Fenced, LogStat, LogTarget, Operate,
+    Page, Profile, ReadLogs, ReadRequest, Scan, ScanRequest, SegmentInfo, Statistics, SyncTarget,
 };
 use crate::api::error::{
     AdminError, BackupError, CursorError, FenceError, OpenError, ReadError, SyncError, TrimError,
@@ -137,7 +137,7 @@ impl LocalEngine {
 }
 
 impl Drop for LocalEngine {
-    /// Stops the threads. Without an earlier [`LogEngine::drain`] the next start counts as unclean, but every
+    /// Stops the threads. Without an earlier [`Operate::drain`] the next start counts as unclean, but every
     /// waiting call is answered.
     fn drop(&mut self) {
         self.core.journal.stopping.drain();
@@ -163,18 +163,7 @@ impl Drop for LocalEngine {
     }
 }
 
-impl LogEngine for LocalEngine {
-    fn profile(&self) -> Profile {
-        Profile {
-            kind: "local",
-            strongest: Durability::Durable,
-            ordered_across_logs: true,
-            limits: self.core.limits,
-            store_id: self.core.store_id,
-            recovery_epoch: self.core.journal.recovery_epoch,
-        }
-    }
-
+impl Append for LocalEngine {
     fn submit(
         &self,
         session: Option<&Session>,
@@ -219,7 +208,9 @@ impl LogEngine for LocalEngine {
             SyncTarget::Device => Durability::Durable,
         }))
     }
+}
 
+impl ReadLogs for LocalEngine {
     fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>> {
         let store = Arc::clone(&self.core.store);
         let near = read::near(&request);
@@ -279,7 +270,9 @@ impl LogEngine for LocalEngine {
             survived_position,
         })
     }
+}
 
+impl Administer for LocalEngine {
     fn create_log(
         &self,
         name: LogName,
@@ -298,6 +291,10 @@ impl LogEngine for LocalEngine {
 
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>> {
         Box::pin(self.core.inbox.administer(AdminChange::Delete(log)))
+    }
+
+    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo> {
+        self.core.list_logs(prefix, after, limit)
     }
 
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {
@@ -324,23 +321,6 @@ impl LogEngine for LocalEngine {
         Box::pin(self.core.delete_cursor(log, cursor))
     }
 
-    fn forget_producer(
-        &self,
-        log: LogTarget,
-        producer: Name,
-    ) -> BoxFuture<'_, Result<(), AdminError>> {
-        Box::pin(self.core.forget_producer(log, producer))
-    }
-
-    fn list_producers(
-        &self,
-        log: LogTarget,
-        after: Option<String>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>> {
-        Box::pin(self.core.list_producers(log, after, limit))
-    }
-
     fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError> {
         self.core.cursor(&log, cursor)
     }
@@ -354,8 +334,34 @@ impl LogEngine for LocalEngine {
         self.core.list_cursors(&log, after, limit)
     }
 
-    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo> {
-        self.core.list_logs(prefix, after, limit)
+    fn list_producers(
+        &self,
+        log: LogTarget,
+        after: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>> {
+        Box::pin(self.core.list_producers(log, after, limit))
+    }
+
+    fn forget_producer(
+        &self,
+        log: LogTarget,
+        producer: Name,
+    ) -> BoxFuture<'_, Result<(), AdminError>> {
+        Box::pin(self.core.forget_producer(log, producer))
+    }
+}
+
+impl Operate for LocalEngine {
+    fn profile(&self) -> Profile {
+        Profile {
+            kind: "local",
+            strongest: Durability::Durable,
+            ordered_across_logs: true,
+            limits: self.core.limits,
+            store_id: self.core.store_id,
+            recovery_epoch: self.core.journal.recovery_epoch,
+        }
     }
 
     fn statistics(&self) -> Statistics {
@@ -364,16 +370,6 @@ impl LogEngine for LocalEngine {
 
     fn segments(&self) -> Vec<SegmentInfo> {
         self.core.segments()
-    }
-
-    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
-        Box::pin(backup::begin(
-            &self.core.store,
-            &self.core.inbox,
-            &self.core.indexer,
-            &self.workers,
-            known,
-        ))
     }
 
     fn describe_segments(
@@ -386,6 +382,16 @@ impl LogEngine for LocalEngine {
             self.workers
                 .run(move || core.describe_segments(after, limit)),
         )
+    }
+
+    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
+        Box::pin(backup::begin(
+            &self.core.store,
+            &self.core.inbox,
+            &self.core.indexer,
+            &self.workers,
+            known,
+        ))
     }
 
     fn verify(

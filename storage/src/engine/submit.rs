@@ -83,10 +83,10 @@ pub(crate) fn validate(
     Ok(bytes + (parts as u64 + u64::from(batch.joined)) * REQUEST_OVERHEAD)
 }
 
-/// Puts `next` behind `batch` if no client can see the difference, as [`LogEngine::join`]. `most` returns the
+/// Puts `next` behind `batch` if no client can see the difference, as [`Append::join`]. `most` returns the
 /// maximum bytes of a record of a log that has its own limit.
 ///
-/// [`LogEngine::join`]: crate::LogEngine::join
+/// [`Append::join`]: crate::Append::join
 pub(crate) fn join(
     batch: &mut Batch,
     next: &Batch,

@@ -13,7 +13,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use super::*;
-use crate::api::engine::{LogEngine, SyncTarget};
+use crate::api::engine::{Append as _, Operate as _, ReadLogs as _, SyncTarget};
 use crate::api::error::SyncError;
 use crate::api::record::SyncMode;
 use crate::base::sync::atomic::{AtomicU64, Ordering};

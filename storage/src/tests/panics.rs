@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
 use super::*;
-use crate::api::engine::LogEngine;
+use crate::api::engine::{Append as _, Operate as _};
 use crate::api::ticket::block_on;
 use crate::base::metrics::{Observer, Worker};
 use crate::disk::Call;

@@ -4,8 +4,8 @@ use prost::Message;
 use serde_json::{Map, Value, json};
 use wald_proto::v1::RecordBatch;
 use wald_storage::{
-    Compression, GapReason, LocalEngine, LogEngine, LogInfo, LogName, LogTarget, Lsn, ScanRequest,
-    ScanStart, Selector, SyncMode, block_on,
+    Administer as _, Compression, GapReason, LocalEngine, LogInfo, LogName, LogTarget, Lsn,
+    ReadLogs as _, ScanRequest, ScanStart, Selector, SyncMode, block_on,
 };
 use xxhash_rust::xxh3::Xxh3;
 

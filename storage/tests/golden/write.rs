@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use wald_storage::{
-    Batch, Compression, CursorCommit, Durability, Guard, Header, LocalEngine, LogConfig,
-    LogConfigChange, LogEngine, LogName, LogRecords, LogTarget, Lsn, Name, Record, Retention,
-    StorageConfig, SyncMode, Timestamp, block_on,
+    Administer as _, Append as _, Batch, Compression, CursorCommit, Durability, Guard, Header,
+    LocalEngine, LogConfig, LogConfigChange, LogName, LogRecords, LogTarget, Lsn, Name,
+    Operate as _, ReadLogs as _, Record, Retention, StorageConfig, SyncMode, Timestamp, block_on,
 };
 
 use super::{config, observe, open, open_as, open_with, sent};

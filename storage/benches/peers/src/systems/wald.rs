@@ -11,7 +11,7 @@ use prost::Message;
 use wald_proto::v1::RecordBatch;
 use wald_proto::v1::record::Payload;
 use wald_storage::{
-    Batch, Durability, Guard, LocalEngine, LogEngine, LogName, LogRecords, LogTarget, Lsn,
+    Batch, Durability, Guard, LocalEngine, Append as _, ReadLogs as _, Administer as _, Operate as _, LogName, LogRecords, LogTarget, Lsn,
     Observer, ReadRequest, ReadStart, ReadStrategy, RealDisk, Record, ScanRequest, ScanStart,
     Selector, StorageConfig, SyncTarget, SystemClock, Ticket, Visibility, block_on,
 };
