@@ -37,7 +37,7 @@ pub(crate) use answer::{
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use intake::{append, append_batch, session_request};
 pub(crate) use settings::{
-    log_config, log_config_change, proto_retention, proto_sync_mode, sync_modes,
+    engine_kind, log_config, log_config_change, proto_retention, proto_sync_mode, sync_modes,
 };
 
 /// Records of a page when the request does not say.

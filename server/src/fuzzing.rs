@@ -337,7 +337,9 @@ fn submit(
         .iter()
         .map(|log| log.log.as_str().to_owned())
         .collect();
-    let settled = engine.submit(None, batch, durability).wait();
+    let ticket = engine.submit(None, batch, durability);
+    engine.write_gathered();
+    let settled = ticket.wait();
     if let Ok(appended) = &settled {
         for (append, (log, records)) in appended.appends.iter().zip(logs) {
             let sent = records.len() as u64;
@@ -399,7 +401,9 @@ fn with_producer(
         ..v1::AppendRequest::default()
     };
     let (batch, durability) = convert::append(&Sent::from(&request))?;
-    let appended = engine.submit(None, batch, durability).wait();
+    let ticket = engine.submit(None, batch, durability);
+    engine.write_gathered();
+    let appended = ticket.wait();
     let checked = appended
         .map_err(|error| status::append(&error))
         .and_then(|_| check());

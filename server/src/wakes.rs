@@ -67,17 +67,17 @@ pub(crate) fn submit(
     batch: Batch,
     durability: Option<Durability>,
 ) -> Ticket {
+    let ticket = engine.submit(session, batch, durability);
     MAILBOX.with(|here| match here.get() {
         Some(mailbox) => {
-            let ticket = engine.gather(session, batch, durability);
             if GATHERED.replace(Some(Arc::clone(engine))).is_none() {
                 mailbox.postman.wake();
             }
-            ticket
         }
         // No event loop: a test.
-        None => engine.submit(session, batch, durability),
-    })
+        None => engine.write_gathered(),
+    });
+    ticket
 }
 
 /// Runs for ever as a task of this thread's event loop: writes the gathered appends, and wakes

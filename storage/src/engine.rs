@@ -18,7 +18,7 @@ pub(crate) mod submit;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use self::drive::{By, Intake};
+use self::drive::Intake;
 use crate::api::config::{Limits, StorageConfig};
 use crate::api::engine::DurabilityTruth;
 use crate::api::error::{AppendError, OpenError, SyncError};
@@ -37,7 +37,7 @@ use crate::disk::{Disk, DiskLock};
 pub use crate::engine::local::LocalEngine;
 use crate::format::digest::Secret;
 use crate::journal::committer::{Committer, Operation, Submission};
-use crate::journal::inbox::Inbox;
+use crate::journal::inbox::{Accepts as _, Inbox};
 use crate::journal::pool::Pool;
 use crate::read::OpenSegments;
 use crate::read::held_back::Unusable;
@@ -216,18 +216,12 @@ impl Core {
 
     /// Takes a request, perhaps of a session, into the queue. Without a `level`, the sync modes of its logs
     /// decide when it is answered. A refusal here ends the session, unless only room is missing now.
-    fn accept(
-        &self,
-        session: Option<&Session>,
-        batch: Batch,
-        level: Option<Durability>,
-        by: By,
-    ) -> Ticket {
+    fn accept(&self, session: Option<&Session>, batch: Batch, level: Option<Durability>) -> Ticket {
         if session.is_some_and(Session::has_ended_at_intake) {
             return Ticket::refused(AppendError::SessionEnded);
         }
         let level = level.unwrap_or_else(|| self.level(&batch));
-        match self.take_in(session, batch, level, by) {
+        match self.take_in(session, batch, level) {
             Ok(ticket) => ticket,
             Err(NotTaken::Busy(error, batch)) => Ticket::turned_away(error, batch),
             Err(NotTaken::Refused(error)) => {
@@ -265,7 +259,6 @@ impl Core {
         session: Option<&Session>,
         batch: Batch,
         level: Durability,
-        by: By,
     ) -> Result<Ticket, NotTaken> {
         let now = self.journal.clock.now();
         let cost = submit::validate(&batch, &self.limits, now, self.max_future_micros())
@@ -298,7 +291,7 @@ impl Core {
             submitted: self.journal.clock.monotonic(),
             session: session.cloned(),
         };
-        self.intake.push(submission, by);
+        self.intake.push(submission);
         Ok(ticket)
     }
 

@@ -26,8 +26,8 @@ pub use crate::api::config::MIN_SEGMENT_BYTES;
 pub use crate::api::config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use crate::api::engine::{
     Administer, Append, AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest,
-    BackupPart, BoxFuture, DurabilityTruth, Fenced, LogAppended, LogEngine, LogStat, LogTarget,
-    OneOrMore, Operate, Ordered, Page, Profile, ReadLogs, ReadRequest, ReadStart, Room, Scan,
+    BackupPart, BoxFuture, DurabilityTruth, EngineKind, Fenced, LogAppended, LogEngine, LogStat,
+    LogTarget, OneOrMore, Operate, Page, Profile, ReadLogs, ReadRequest, ReadStart, Room, Scan,
     ScanChunk, ScanEnd, ScanPlace, ScanRequest, ScanStart, SegmentContents, SegmentInfo, Selector,
     Session, Statistics, SyncTarget, Ticket,
 };

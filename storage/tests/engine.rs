@@ -115,6 +115,7 @@ fn many_writers_and_a_follower_agree_on_all_records() {
                     };
                     let answer =
                         engine.submit(None, batch(&log, index.to_le_bytes().to_vec()), Some(level));
+                    engine.write_gathered();
                     let answer = answer.wait().unwrap();
                     assert!(answer.durability >= level);
                     highest.fetch_max(answer.position.unwrap().get(), Ordering::SeqCst);
@@ -143,10 +144,9 @@ fn many_writers_and_a_follower_agree_on_all_records() {
 fn records_without_a_flush_request_are_durable_within_the_interval() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path());
-    let answer = engine
-        .submit(None, batch("a", "x"), Some(Durability::Written))
-        .wait()
-        .unwrap();
+    let ticket = engine.submit(None, batch("a", "x"), Some(Durability::Written));
+    engine.write_gathered();
+    let answer = ticket.wait().unwrap();
     assert_eq!(answer.durability, Durability::Written);
     // Only an automatic flush resolves this wait: nobody else requests a flush.
     block_on(engine.tail_beyond(target("a"), Lsn::ZERO, Some(Visibility::Written))).unwrap();
@@ -196,6 +196,7 @@ fn open_segments_are_bounded_while_many_scans_read_right() {
                 )
             })
             .collect();
+        engine.write_gathered();
         tickets
             .into_iter()
             .for_each(|ticket| drop(ticket.wait().unwrap()));
@@ -323,6 +324,7 @@ fn readers_miss_nothing_while_segments_are_sorted_under_them() {
                     let mut data = appended.to_le_bytes().to_vec();
                     data.resize(8 + (appended * 37 % 900) as usize, 1);
                     let ticket = engine.submit(None, batch(log, data), Some(Durability::Written));
+                    engine.write_gathered();
                     block_on(ticket).unwrap();
                     written.fetch_add(1, Ordering::Relaxed);
                     appended += 1;

@@ -117,6 +117,7 @@ impl Store {
             let append = self
                 .engine
                 .submit(None, Batch::from(parts), Some(Durability::Written));
+            self.engine.write_gathered();
             block_on(append).unwrap();
         }
     }

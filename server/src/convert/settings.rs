@@ -5,8 +5,8 @@ use std::time::Duration;
 use tonic::Status;
 use wald_proto::v1::{self, Reason};
 use wald_storage::{
-    Compression, Limits, LogConfig, LogConfigChange, Retention, RetentionBounds, RetentionChange,
-    SyncMode,
+    Compression, EngineKind, Limits, LogConfig, LogConfigChange, Retention, RetentionBounds,
+    RetentionChange, SyncMode,
 };
 
 use crate::status::{self, Access};
@@ -215,6 +215,14 @@ pub(crate) fn sync_modes() -> [v1::SyncMode; 5] {
         SyncMode::Manual,
     ]
     .map(proto_sync_mode)
+}
+
+/// The kind of an engine as the contract has it.
+pub(crate) fn engine_kind(kind: EngineKind) -> v1::EngineKind {
+    match kind {
+        EngineKind::Local => v1::EngineKind::Local,
+        EngineKind::Object => v1::EngineKind::Object,
+    }
 }
 
 /// A sync mode as the contract has it.

@@ -98,7 +98,7 @@ impl v1::ops_service_server::OpsService for Services {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store_id: convert::uuid(profile.store_id),
             recovery_epoch: profile.recovery_epoch.get(),
-            engine: v1::EngineKind::Local.into(),
+            engine: convert::engine_kind(profile.kind).into(),
             start_time: Some(convert::proto_timestamp(node.start_time)),
             limits: Some(convert::server_limits(&profile.limits, &node.limits)),
             sync_modes: convert::sync_modes().map(i32::from).to_vec(),

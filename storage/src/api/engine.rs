@@ -1,8 +1,8 @@
 //! The interface between the service and an engine. The service knows nothing else of an engine.
 //!
-//! An engine answers an append with a [`Ticket`] at once. The ticket resolves twice: *ordered* (lsns are
-//! assigned, or the request is refused) and *settled* (the requested level is reached, or known to be out of
-//! reach). A refusal means that provably nothing was written. Dropping a ticket cancels nothing.
+//! An engine answers an append with a [`Ticket`] at once. The ticket resolves when the requested level is
+//! reached, or known to be out of reach. A refusal means that provably nothing was written. Dropping a ticket
+//! cancels nothing.
 //!
 //! Methods return plain futures, tied to no runtime; the trait is object-safe; no
 //! engine's own types appear in it.
@@ -34,15 +34,20 @@ use crate::base::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch, Segme
 /// A future without a runtime.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Kind of an engine, and its promises.
+/// Kind of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineKind {
+    /// One journal on a local disk.
+    Local,
+    /// Records in an object store.
+    Object,
+}
+
+/// Kind, identity and limits of an engine.
 #[derive(Debug, Clone)]
 pub struct Profile {
-    /// `local` or the like, for people.
-    pub kind: &'static str,
-    /// The strongest durability it can acknowledge.
-    pub strongest: Durability,
-    /// Whether positions of different logs compare.
-    pub ordered_across_logs: bool,
+    /// Kind of the engine.
+    pub kind: EngineKind,
     /// Limits of a request.
     pub limits: Limits,
     /// Identity of the store, for ever.
@@ -70,15 +75,6 @@ pub struct LogAppended {
     pub arrival: Timestamp,
     /// Whether this batch repeats one applied before. If so, this is the answer of the first.
     pub deduplicated: bool,
-}
-
-/// A batch that has its place in the journal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ordered {
-    /// One entry for each of the batch's logs, in the order given.
-    pub appends: OneOrMore<LogAppended>,
-    /// The batch's place in the journal; `None` for a batch of checks only.
-    pub position: Option<Position>,
 }
 
 /// A batch that has reached the requested level or a stronger one.
@@ -575,17 +571,9 @@ pub struct DurabilityTruth {
 /// Takes batches in. The module describes the contract of tickets.
 pub trait Append: Send + Sync + 'static {
     /// Takes a batch in. Without `durability`, the sync modes of its logs decide. Batches of one `session`
-    /// are applied in the order of the calls, and none after a refused one.
+    /// are applied in the order of the calls, and none after a refused one. Batches that need no flush may
+    /// stay unwritten until [`Append::write_gathered`], so call it before you wait.
     fn submit(
-        &self,
-        session: Option<&Session>,
-        batch: Batch,
-        durability: Option<Durability>,
-    ) -> Ticket;
-
-    /// As [`Append::submit`], for a caller that takes in more before it waits and calls
-    /// [`Append::write_gathered`]. Until then, batches that need no flush may stay unwritten.
-    fn gather(
         &self,
         session: Option<&Session>,
         batch: Batch,
@@ -601,7 +589,7 @@ pub trait Append: Send + Sync + 'static {
     /// Returns `next` if these conditions do not hold.
     fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch>;
 
-    /// Writes all gathered batches on this thread. If that could take long, other threads write them instead,
+    /// Writes all submitted batches on this thread. If that could take long, other threads write them instead,
     /// so this may be called where nothing may block.
     fn write_gathered(&self);
 
@@ -732,7 +720,7 @@ pub trait Administer: Send + Sync + 'static {
 
 /// Describes, checks, saves and ends an engine.
 pub trait Operate: Send + Sync + 'static {
-    /// Kind of this engine, and its promises.
+    /// Kind, identity and limits of this engine.
     fn profile(&self) -> Profile;
 
     /// Numbers for metrics.

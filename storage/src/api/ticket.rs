@@ -1,7 +1,6 @@
-//! Tickets: the two answers to one batch.
+//! Tickets: the answer to one batch.
 //!
-//! A ticket is a one-shot cell and not a channel. Both answers live in one allocation, and the first costs
-//! nothing when no caller waits for it. The waiter may be a task of any runtime or a plain thread.
+//! A ticket is a one-shot cell and not a channel. The waiter may be a task of any runtime or a plain thread.
 
 use std::future::Future;
 use std::io;
@@ -9,45 +8,42 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use crate::api::engine::{Appended, Ordered};
+use crate::api::engine::Appended;
 use crate::api::error::AppendError;
 use crate::api::record::Batch;
 use crate::base::sync::Mutex;
 
 #[derive(Default)]
-struct Answers {
-    ordered: Option<Result<Ordered, AppendError>>,
+struct Cell {
     settled: Option<Result<Appended, AppendError>>,
-    /// Waker for the first answer. A caller that waits only for the last answer is not woken by the first:
-    /// both are equally frequent, and most callers have no use for the first.
-    orders: Option<Waker>,
     waker: Option<Waker>,
     /// The batch that there was no room for.
     refused: Option<Box<Batch>>,
 }
 
-/// The caller's side of a submitted batch. As a future it is the settled answer.
-pub struct Ticket(Arc<Mutex<Answers>>);
+/// The caller's side of a submitted batch: a future of the answer.
+pub struct Ticket(Arc<Mutex<Cell>>);
 
-/// The engine's side. If it is dropped without an answer, which only a panic does, the caller learns that the
-/// outcome is unknown.
-pub(crate) struct TicketAnswer(Option<Arc<Mutex<Answers>>>);
+/// The engine's side of a ticket. If it is dropped without an answer, which only a panic does, the caller
+/// learns that the outcome is unknown.
+pub struct TicketAnswer(Option<Arc<Mutex<Cell>>>);
 
 impl Ticket {
-    pub(crate) fn new() -> (Self, TicketAnswer) {
-        let cell = Arc::new(Mutex::new(Answers::default()));
+    /// A ticket for a batch that an engine takes in, and the engine's side of it.
+    pub fn new() -> (Self, TicketAnswer) {
+        let cell = Arc::new(Mutex::new(Cell::default()));
         (Self(Arc::clone(&cell)), TicketAnswer(Some(cell)))
     }
 
-    /// A ticket refused before it reached the engine's queue.
-    pub(crate) fn refused(error: AppendError) -> Self {
+    /// A ticket whose batch the engine refused before it queued the batch.
+    pub fn refused(error: AppendError) -> Self {
         let (ticket, answer) = Self::new();
         answer.settle(Err(error));
         ticket
     }
 
-    /// A ticket refused for lack of room, with the batch, which may be submitted again.
-    pub(crate) fn turned_away(error: AppendError, batch: Box<Batch>) -> Self {
+    /// A ticket whose batch had no room, with the batch, which may be submitted again.
+    pub fn turned_away(error: AppendError, batch: Box<Batch>) -> Self {
         let ticket = Self::refused(error);
         ticket.0.lock().refused = Some(batch);
         ticket
@@ -56,18 +52,6 @@ impl Ticket {
     /// The batch, if it was refused as [`AppendError::Busy`]. Submit it again when there is room.
     pub fn take_back(&mut self) -> Option<Batch> {
         self.0.lock().refused.take().map(|batch| *batch)
-    }
-
-    /// Resolves when the batch has its lsns, or is refused.
-    pub fn ordered(&mut self) -> impl Future<Output = Result<Ordered, AppendError>> + Send + '_ {
-        std::future::poll_fn(|context| {
-            let mut answers = self.0.lock();
-            if let Some(ordered) = &answers.ordered {
-                return Poll::Ready(ordered.clone());
-            }
-            answers.orders = Some(context.waker().clone());
-            Poll::Pending
-        })
     }
 
     /// Blocks the calling thread until the batch is settled.
@@ -83,11 +67,11 @@ impl Future for Ticket {
     type Output = Result<Appended, AppendError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut answers = self.0.lock();
-        if let Some(settled) = answers.settled.take() {
+        let mut cell = self.0.lock();
+        if let Some(settled) = cell.settled.take() {
             return Poll::Ready(settled);
         }
-        match &mut answers.waker {
+        match &mut cell.waker {
             Some(waker) => waker.clone_from(context.waker()),
             none => *none = Some(context.waker().clone()),
         }
@@ -96,39 +80,19 @@ impl Future for Ticket {
 }
 
 impl TicketAnswer {
-    /// Gives the first answer: the batch has its place.
-    pub(crate) fn order(&self, ordered: Ordered) {
-        let waker = self.0.as_ref().and_then(|cell| {
-            let mut answers = cell.lock();
-            answers.ordered = Some(Ok(ordered));
-            answers.orders.take()
-        });
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    /// Gives the last answer.
-    pub(crate) fn settle(mut self, settled: Result<Appended, AppendError>) {
+    /// Answers the batch: it has reached the requested level, or is known to be out of reach.
+    pub fn settle(mut self, settled: Result<Appended, AppendError>) {
         self.answer(settled);
     }
 
     fn answer(&mut self, settled: Result<Appended, AppendError>) {
         let Some(cell) = self.0.take() else { return };
-        let (orders, waker) = {
-            let mut answers = cell.lock();
-            if answers.ordered.is_none() {
-                // A refusal has no place, and neither has a batch of checks only.
-                let placeless = |appended: &Appended| Ordered {
-                    appends: appended.appends.clone(),
-                    position: appended.position,
-                };
-                answers.ordered = Some(settled.as_ref().map(placeless).map_err(Clone::clone));
-            }
-            answers.settled = Some(settled);
-            (answers.orders.take(), answers.waker.take())
+        let waker = {
+            let mut cell = cell.lock();
+            cell.settled = Some(settled);
+            cell.waker.take()
         };
-        for waker in orders.into_iter().chain(waker) {
+        if let Some(waker) = waker {
             waker.wake();
         }
     }
@@ -154,14 +118,12 @@ mod tests {
 
     #[test]
     fn a_waiter_learns_that_the_answering_thread_is_gone() {
-        let (mut ticket, answer) = Ticket::new();
+        let (ticket, answer) = Ticket::new();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
             let _answer = answer;
             panic!("a bug");
         }));
         assert!(panicked.is_err());
-        let ordered = block_on(ticket.ordered());
-        assert!(matches!(ordered, Err(AppendError::Unknown(_))));
         assert!(matches!(ticket.wait(), Err(AppendError::Unknown(_))));
     }
 

@@ -78,15 +78,6 @@ impl State {
     }
 }
 
-/// Writer of the requests that wait for no flush.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
-    /// A driver, which the request wakes.
-    Driver,
-    /// The caller, when it has nothing more to take in.
-    Caller,
-}
-
 /// State of the committer after a write.
 struct Written {
     /// Time at which the journal gets a marker, if it is idle until then.
@@ -103,26 +94,23 @@ enum Job {
 }
 
 impl Accepts for Intake {
+    /// Queues a request and wakes an idle driver to take it. An append that waits for no flush wakes no
+    /// driver: its caller writes it.
     fn push(&self, submission: Submission) {
-        Self::push(self, submission, By::Driver);
+        let mut state = self.state.lock();
+        let urgent = submission.level < Durability::Durable;
+        let append = matches!(submission.operation, Operation::Append { .. });
+        state.urgent |= urgent;
+        state.long |= !append;
+        state.queued_bytes += submission.cost;
+        state.queue.push(submission);
+        if !append || !urgent {
+            self.hand_on(&state);
+        }
     }
 }
 
 impl Intake {
-    /// Queues a request and wakes an idle driver to take it. Wakes none if the request waits for no flush and
-    /// its caller writes it.
-    pub(crate) fn push(&self, submission: Submission, by: By) {
-        let mut state = self.state.lock();
-        let urgent = submission.level < Durability::Durable;
-        state.urgent |= urgent;
-        state.long |= !matches!(submission.operation, Operation::Append { .. });
-        state.queued_bytes += submission.cost;
-        state.queue.push(submission);
-        if by == By::Driver || !urgent {
-            self.hand_on(&state);
-        }
-    }
-
     /// Takes the queue for a caller that writes it. If a driver must write the queue instead, wakes one.
     fn take_gathered(&self, now: Instant) -> Option<Vec<Submission>> {
         let mut state = self.state.lock();
@@ -384,7 +372,7 @@ mod tests {
 
     /// A request that waits for no flush, for its caller to write.
     fn gather(core: &Core, bytes: usize) -> Ticket {
-        core.accept(None, of(bytes), Some(Durability::Written), By::Caller)
+        core.enqueue(of(bytes), Durability::Written)
     }
 
     fn level_of(ticket: &mut Ticket) -> Option<Durability> {

@@ -1,7 +1,6 @@
 //! Drives the engine step by step, for callers without threads: tests and simulations.
 
 use super::Core;
-use super::drive::By;
 use crate::api::error::AdminError;
 use crate::api::record::{Batch, Durability, LogConfig};
 use crate::api::ticket::Ticket;
@@ -43,7 +42,7 @@ impl Core {
 
     /// Takes a request of no session into the queue.
     pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
-        self.accept(None, batch, Some(level), By::Driver)
+        self.accept(None, batch, Some(level))
     }
 }
 
@@ -87,7 +86,7 @@ mod of_tests {
             batch: Batch,
             level: Durability,
         ) -> Ticket {
-            self.accept(Some(session), batch, Some(level), By::Driver)
+            self.accept(Some(session), batch, Some(level))
         }
 
         /// Does one step of the sorter, as its thread would. Returns whether there was work.
@@ -131,7 +130,7 @@ mod of_tests {
 
         /// Queues a request that is answered after the event that the sync modes of its logs name.
         pub(crate) fn enqueue_by_mode(&self, session: Option<&Session>, batch: Batch) -> Ticket {
-            self.accept(session, batch, None, By::Driver)
+            self.accept(session, batch, None)
         }
     }
 }

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use super::drive::{self, By};
+use super::drive;
 use super::{Core, Start};
 use crate::api::config::StorageConfig;
 use crate::api::engine::{
-    Administer, Append, Backup, BoxFuture, DurabilityTruth, Fenced, LogStat, LogTarget, Operate,
-    Page, Profile, ReadLogs, ReadRequest, Scan, ScanRequest, SegmentInfo, Statistics, SyncTarget,
+    Administer, Append, Backup, BoxFuture, DurabilityTruth, EngineKind, Fenced, LogStat, LogTarget,
+    Operate, Page, Profile, ReadLogs, ReadRequest, Scan, ScanRequest, SegmentInfo, Statistics,
+    SyncTarget,
 };
 use crate::api::error::{
     AdminError, BackupError, CursorError, FenceError, OpenError, ReadError, SyncError, TrimError,
@@ -170,18 +171,7 @@ impl Append for LocalEngine {
         batch: Batch,
         durability: Option<Durability>,
     ) -> Ticket {
-        let by = By::Driver;
-        self.core.accept(session, batch, durability, by)
-    }
-
-    fn gather(
-        &self,
-        session: Option<&Session>,
-        batch: Batch,
-        durability: Option<Durability>,
-    ) -> Ticket {
-        let by = By::Caller;
-        self.core.accept(session, batch, durability, by)
+        self.core.accept(session, batch, durability)
     }
 
     fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch> {
@@ -355,9 +345,7 @@ impl Administer for LocalEngine {
 impl Operate for LocalEngine {
     fn profile(&self) -> Profile {
         Profile {
-            kind: "local",
-            strongest: Durability::Durable,
-            ordered_across_logs: true,
+            kind: EngineKind::Local,
             limits: self.core.limits,
             store_id: self.core.store_id,
             recovery_epoch: self.core.journal.recovery_epoch,

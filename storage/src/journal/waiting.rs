@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Journal;
-use crate::api::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore, Ordered};
+use crate::api::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore};
 use crate::api::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
 use crate::api::record::{Cursor, Durability};
 use crate::api::ticket::TicketAnswer;
@@ -57,17 +57,6 @@ impl Reply {
             Self::Cursor(_, result) => *result = Err(error.into()),
             Self::Sync(_, result) => *result = Err(error.into()),
             Self::Expire(_, result) => *result = Err(error),
-        }
-    }
-
-    /// Reports its place to an append. Called only after the write: a void group gives its places to
-    /// others.
-    pub(super) fn tell_order(&self) {
-        if let Self::Append(ticket, Ok(placement)) = self {
-            ticket.order(Ordered {
-                appends: placement.appends.clone(),
-                position: placement.position,
-            });
         }
     }
 

@@ -452,6 +452,7 @@ fn work_on(engine: &Arc<dyn LogEngine>, log: &str, rounds: u32) -> (u64, Vec<Vec
         let data = [round.to_le_bytes().as_slice(), &[9; 900]].concat();
         let level = [Durability::Written, Durability::Durable][round as usize % 2];
         let ticket = engine.submit(None, batch(&[(log, &[&data])]), Some(level));
+        engine.write_gathered();
         let appended = block_on(ticket).unwrap();
         assert_eq!(appended.appends[0].first_lsn.get(), records.len() as u64);
         records.push(data);

@@ -262,14 +262,11 @@ impl Run {
         *before = (durable, written);
     }
 
-    fn submit(&self, record: u64, level: Durability, gathers: bool) -> (AtAnswer, bool) {
+    fn submit(&self, record: u64, level: Durability) -> (AtAnswer, bool) {
         let log = LOGS[usize::try_from(record % 2).unwrap()];
         let failed = self.engine.core.journal.failure().is_some();
         let batch = batch(&[(log, &[&data_of(record)])]);
-        let ticket = match gathers {
-            true => self.engine.gather(None, batch, Some(level)),
-            false => self.engine.submit(None, batch, Some(level)),
-        };
+        let ticket = self.engine.submit(None, batch, Some(level));
         let mut answer = AtAnswer {
             ticket,
             seen: Arc::clone(&self.disk.seen),
@@ -308,13 +305,8 @@ impl Run {
         let mut random = shuttle::rand::thread_rng();
         let mut open = Vec::new();
         let mut before = (0, 0);
-        // This thread may write its gathered records itself, before it waits.
+        // This thread takes in several records before it writes, or writes each at once.
         let gathers = random.gen_bool(0.5);
-        let write = || {
-            if gathers {
-                self.engine.write_gathered();
-            }
-        };
         for record in records {
             // Half of the records do not wait for a flush: the engine writes them while one runs, with the
             // records that wait for the next flush.
@@ -322,16 +314,19 @@ impl Run {
                 true => Durability::Written,
                 false => Durability::Durable,
             };
-            let (answer, failed) = self.submit(record, level, gathers);
-            if random.gen_bool(0.3) {
-                write();
+            let (answer, failed) = self.submit(record, level);
+            let waits = random.gen_bool(0.3);
+            if waits || !gathers {
+                self.engine.write_gathered();
+            }
+            if waits {
                 self.check(answer, level, failed);
             } else {
                 open.push((answer, level, failed));
             }
             self.look(&mut before);
         }
-        write();
+        self.engine.write_gathered();
         for (answer, level, failed) in open {
             self.check(answer, level, failed);
             self.look(&mut before);

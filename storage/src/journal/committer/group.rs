@@ -123,7 +123,6 @@ impl Group {
                 true => NEVER,
                 false => need.unwrap_or(written).min(written),
             };
-            reply.tell_order();
             let waiter = Waiter {
                 need,
                 reply,

@@ -17,7 +17,8 @@ use crate::api::record::{LogConfig, LogConfigChange};
 pub(crate) enum Effect {
     Append {
         log: &'static str,
-        id: u64,
+        /// `None` if no answer named it.
+        id: Option<u64>,
         first: u64,
         records: Vec<u64>,
         producer: Option<(&'static str, u64, u64)>,
@@ -156,7 +157,7 @@ fn apply(effect: &Effect, logs: &mut Logs) {
             buffered,
         } => {
             let state = logs.entry(of(log)).or_default();
-            state.id.get_or_insert(*id);
+            state.id = state.id.or(*id);
             if *buffered {
                 state.pending.push(records.clone());
                 return;

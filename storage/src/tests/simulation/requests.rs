@@ -62,15 +62,6 @@ fn poll<T>(awaited: &mut Awaited<T>) -> T {
     }
 }
 
-fn ordered(ticket: &mut Ticket) -> Option<crate::api::engine::Ordered> {
-    let mut context = Context::from_waker(Waker::noop());
-    let ordered = std::pin::pin!(ticket.ordered());
-    match ordered.poll(&mut context) {
-        Poll::Ready(Ok(ordered)) => Some(ordered),
-        _ => None,
-    }
-}
-
 /// Whether a failed request may have had an effect. An unexpected error is a fault of the engine.
 fn came(error: &AppendError) -> Came {
     match error {
@@ -605,9 +596,8 @@ impl Run {
         cursors: Vec<Move>,
         asked: Durability,
     ) -> Option<(Came, Vec<Effect>, Durability)> {
-        let ordered = ordered(&mut ticket);
         let Some(answer) = settled(&mut ticket) else {
-            panic!("a turn settles everything: {parts:?} {cursors:?} at {asked:?}, {ordered:?}");
+            panic!("a turn settles everything: {parts:?} {cursors:?} at {asked:?}");
         };
         let (came, level) = match &answer {
             Ok(answer) => {
@@ -629,41 +619,70 @@ impl Run {
         if matches!(came, Came::Refused) {
             return Some((came, Vec::new(), level));
         }
-        let ordered = ordered.expect("what may be there has its place");
-        if ordered.appends.iter().any(|append| append.deduplicated) {
-            self.counts.repeats += 1;
-            for ((log, records, _), append) in parts.iter().zip(&ordered.appends) {
-                self.is_there(log, records, append.first_lsn.get());
-                if level == Durability::Durable {
-                    self.ledger.revealed(log, append.next_lsn.get());
-                }
-            }
-            return None;
-        }
-        if let Some(position) = ordered.position {
-            assert!(
-                position > self.highest,
-                "positions only go up and are never reused"
-            );
-            self.highest = position;
-        }
         let mut effects = Vec::new();
-        for ((log, records, producer), append) in parts.into_iter().zip(&ordered.appends) {
-            self.is_new(log, append.log_id);
-            effects.push(Effect::Append {
-                log,
-                id: append.log_id.get(),
-                first: append.first_lsn.get(),
-                records,
-                producer,
-                buffered: ordered.position.is_none(),
-            });
+        if let Ok(appended) = &answer {
+            if appended.appends.iter().any(|append| append.deduplicated) {
+                self.counts.repeats += 1;
+                for ((log, records, _), append) in parts.iter().zip(&appended.appends) {
+                    self.is_there(log, records, append.first_lsn.get());
+                    if level == Durability::Durable {
+                        self.ledger.revealed(log, append.next_lsn.get());
+                    }
+                }
+                return None;
+            }
+            if let Some(position) = appended.position {
+                assert!(
+                    position > self.highest,
+                    "positions only go up and are never reused"
+                );
+                self.highest = position;
+            }
+            for ((log, records, producer), append) in parts.into_iter().zip(&appended.appends) {
+                self.is_new(log, append.log_id);
+                effects.push(Effect::Append {
+                    log,
+                    id: Some(append.log_id.get()),
+                    first: append.first_lsn.get(),
+                    records,
+                    producer,
+                    buffered: appended.position.is_none(),
+                });
+            }
+        } else {
+            // An unknown outcome names no place. The batch repeats an earlier one, or comes after it.
+            if parts
+                .iter()
+                .any(|(log, _, producer)| self.knows(log, *producer))
+            {
+                self.counts.repeats += 1;
+                return None;
+            }
+            for (log, records, producer) in parts {
+                effects.push(Effect::Append {
+                    log,
+                    id: None,
+                    first: self.ledger.live.get(log).map_or(0, |state| state.next()),
+                    records,
+                    producer,
+                    buffered: false,
+                });
+            }
         }
         let moved = cursors
             .into_iter()
             .map(|(log, cursor, lsn)| Effect::Cursor(log, cursor, Some(lsn)));
         effects.extend(moved);
         Some((came, effects, level))
+    }
+
+    /// Whether the ledger has this batch of a producer, or a later one.
+    fn knows(&self, log: &str, producer: Option<(&'static str, u64, u64)>) -> bool {
+        producer.is_some_and(|(id, epoch, sequence)| {
+            let state = self.ledger.live.get(log);
+            let known = state.and_then(|state| state.producers.get(id));
+            known.is_some_and(|known| (epoch, sequence) < *known)
+        })
     }
 
     /// Checks that the answer to a repeat names the records that were appended at first.

@@ -309,6 +309,7 @@ impl WaldWriter<'_> {
     fn take(&mut self) -> Result<(), Unable> {
         if let Some((ticket, bytes)) = self.under_way.pop_front() {
             self.bytes -= bytes;
+            self.store.engine.write_gathered();
             ticket.wait()?;
         }
         Ok(())
