@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""usage: harness.py --wald PATH [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
+"""usage: harness.py --wald PATH [--start ARGUMENTS] [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
        harness.py --check-cases [--cases FILE]
 
 Runs the conformance cases by a runner; README.md describes both. The harness starts the
 daemon on an empty directory and stands between it and the runner as a proxy. It carries out
-the requests of the cases at the control endpoint, and ends everything. NAMES are separated by
-commas. FILE of --log gets the daemons' log lines. The exit status is the runner's, or 1 if
+the requests of the cases at the control endpoint, and ends everything. ARGUMENTS, in one word,
+are further arguments of each start of the daemon. NAMES are separated by commas. FILE of --log gets the daemons' log lines. The exit status is the runner's, or 1 if
 the names it printed `ok` are not exactly the cases.
 
 With --check-cases no daemon runs: the file is checked to be well-formed.
@@ -20,6 +20,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -594,7 +595,7 @@ def run(arguments, names):
     log = open(arguments.log, "w", encoding="utf-8") if arguments.log else None
     passed, failed = [], []
     with tempfile.TemporaryDirectory(prefix="wald-conformance-") as directory, \
-            Served(arguments.wald, directory, SETTINGS, log=log) as served:
+            Served(arguments.wald, directory, [*SETTINGS, *shlex.split(arguments.start)], log=log) as served:
         environment = clean_environment(**served.environment(), WALD_CASES=str(arguments.cases.resolve()))
         if only:
             environment["WALD_ONLY"] = ",".join(wanted)
@@ -633,6 +634,7 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__[7:].partition("\n\n")[0], description=__doc__.partition("\n\n")[2],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wald", type=Path)
+    parser.add_argument("--start", default="")
     parser.add_argument("--only")
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--log", type=Path)

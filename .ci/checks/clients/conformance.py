@@ -12,6 +12,9 @@ from clients import *
 LOST = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="utf-8"))["cases"]
         if re.search(r"lost|repeated|loses|follow-goes-on|survives-restarts-between|effects-and-cursor|quota|random", case["name"])]
 
+# Other arguments of the daemon, under which every case holds.
+OTHER = "--segment-bytes 12MiB --read-strategy mmap --worker-threads 1 --reader-threads 1"
+
 # Mistakes of log clients.
 TWICE = "a plain append is repeated though nobody knows what became of it"
 BACK = "a follower begins again where it began at first"
@@ -98,10 +101,10 @@ def rpcs_are_reachable():
         expect(f"{language}: every RPC is reachable", not lacking, lacking)
 
 
-def conform(command, log, only=()):
+def conform(command, log, only=(), start=""):
     """Runs the cases by a runner: exit status, names that passed, lines of the failed cases."""
     named = ["--only", ",".join(only)] if only else []
-    done = run(sys.executable, harness.HERE / "harness.py", "--wald", WALD, "--log", log, *named, "--", *command,
+    done = run(sys.executable, harness.HERE / "harness.py", "--wald", WALD, f"--start={start}", "--log", log, *named, "--", *command,
                timeout=3600, env=clean_environment(TMPDIR=str(SCRATCH)))
     lines = done.stdout.decode(errors="replace").splitlines()
     passed = [line.split(" ", 1)[1] for line in lines if line.startswith("ok ")]
@@ -117,6 +120,12 @@ cases = [case["name"] for case in json.loads(harness.CASES.read_text(encoding="u
 def well_formed():
     done = run(harness.HERE / "harness.py", "--check-cases")
     expect("the cases are well-formed", done.returncode == 0, done.stdout.decode().strip().splitlines()[-1])
+
+
+@check("The harness gives each start of the daemon the arguments of --start")
+def start_arguments():
+    status, _, _, said = conform(["true"], SCRATCH / "conformance-refused.log", start="--segment-bytes 1")
+    expect("a wrong argument stops the daemon", status != 0 and "the least is 64KiB" in said, said[-300:])
 
 
 def conformance(language):
@@ -136,6 +145,9 @@ def conformance(language):
     if not note("the run is as it says", status == 0 or failures, said[-500:] if status else
                 f"{len(ok)} cases in {time.monotonic() - built:.0f} s, built in {built - began:.0f} s"):
         return found
+    if language == "go":
+        status, ok, failures, said = conform(command, SCRATCH / "conformance-other.log", start=OTHER)
+        note(f"the same with {OTHER}", status == 0 and set(ok) == set(cases), "; ".join(failures) or said[-500:])
     if language == "python":
         old = [case for case in cases if case in LOST or re.search("session|producer", case)]
         status, ok, failures, said = conform(oldest_python(), SCRATCH / "conformance-oldest.log", old)

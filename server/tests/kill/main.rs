@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
-use support::{Daemon, wald};
+use support::{Daemon, start_arguments, wald};
 
 use crash::journal::{self, Journal};
 use crash::ledger::Crash;
@@ -43,7 +43,9 @@ fn flags(sorts: bool) -> Vec<&'static str> {
 /// Starts a daemon and kills it while it recovers, or soon after.
 fn kill_while_starting(directory: &Path, sorts: bool, after: Duration) {
     let mut command = wald();
-    command.arg("--data-dir").arg(directory).args(flags(sorts));
+    let flags = flags(sorts);
+    command.arg("--data-dir").arg(directory).args(&flags);
+    command.args(start_arguments(&flags));
     command.args([
         "--listen",
         ":0",

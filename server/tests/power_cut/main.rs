@@ -38,7 +38,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Pid;
-use support::{Daemon, wald};
+use support::{Daemon, start_arguments, wald};
 
 use crash::journal::{self, Journal};
 use crash::ledger::{Counts, Crash};
@@ -167,6 +167,8 @@ impl Tally {
 fn cut_while_starting(machine: &mut Machine, data: &Path, plan: &Plan, after: Duration) {
     let mut command = wald();
     command.arg("--data-dir").arg(data).args(&plan.flags);
+    let own: Vec<&str> = plan.flags.iter().map(|flag| &**flag).collect();
+    command.args(start_arguments(&own));
     command.args(["--listen", ":0", "--http-listen", ":0"]);
     let child = command.stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(after);

@@ -47,6 +47,24 @@ pub(crate) fn wald() -> Command {
     command
 }
 
+/// Arguments that every daemon of a test gets besides `own`, the arguments of the test itself: those in
+/// the variable `WALD_TEST_ARGS`. A setting that the test chooses itself is left out.
+pub(crate) fn start_arguments(own: &[&str]) -> Vec<String> {
+    let given = std::env::var("WALD_TEST_ARGS").unwrap_or_default();
+    let setting = |flag: &str| flag.split('=').next().map(str::to_owned);
+    let mut kept = true;
+    given
+        .split_whitespace()
+        .filter(|word| {
+            if word.starts_with("--") {
+                kept = !own.iter().any(|own| setting(own) == setting(word));
+            }
+            kept
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
 /// Runs a command that must end by itself; one that serves instead is killed, and its
 /// exit status then fails the test.
 pub(crate) fn output(command: &mut Command) -> Output {
@@ -90,6 +108,7 @@ impl Daemon {
                 &["--http-listen", ":0"]
             })
             .args(["--log-format", "json"])
+            .args(start_arguments(arguments))
             .args(arguments)
             .env("WALD_SEGMENT_BYTES", "1MiB")
             .stderr(Stdio::piped())

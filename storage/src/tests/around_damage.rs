@@ -1179,7 +1179,7 @@ fn index_of_a_run_without_a_name_does_not_show_a_missing_segment() {
 #[test]
 #[allow(clippy::disallowed_methods, reason = "threads and time of a test")]
 fn idle_store_gets_a_checkpoint_again_after_damage_was_read() {
-    use crate::api::engine::{Administer as _, Operate as _, ReadLogs as _};
+    use crate::api::engine::ReadLogs as _;
     let what = "an idle store";
     let mut store = Store::new();
     store.fill(10);

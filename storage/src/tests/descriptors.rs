@@ -2,7 +2,7 @@
 //! No file counts as damaged, and all work resumes when descriptors are back.
 
 use super::*;
-use crate::api::engine::{Administer as _, Append as _, Operate as _, ReadLogs as _};
+use crate::api::engine::{Administer as _, Append as _, Operate as _};
 use crate::api::error::{BackupError, SyncError, TrimError};
 use crate::api::pace::Control;
 use crate::api::record::SyncMode;

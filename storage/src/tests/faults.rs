@@ -287,7 +287,7 @@ fn threaded(disk: &SimDisk, config: StorageConfig) -> Arc<crate::engine::LocalEn
 
 /// Waits until an idle journal has written its marker and flushed it.
 fn until_marked(engine: &crate::engine::LocalEngine) {
-    use crate::api::engine::{Append as _, Operate as _, ReadLogs as _};
+    use crate::api::engine::Operate as _;
     let end = || engine.segments().last().map(|segment| segment.end);
     let before = end();
     while end() == before || engine.statistics().durable_lag_bytes > 0 {
@@ -298,7 +298,7 @@ fn until_marked(engine: &crate::engine::LocalEngine) {
 /// A marker proves flushes of the interval, as it proves flushes for requests.
 #[test]
 fn a_marker_proves_flushes_of_the_interval() {
-    use crate::api::engine::{Append as _, Operate as _, ReadLogs as _};
+    use crate::api::engine::{Append as _, ReadLogs as _};
     for level in [Durability::Durable, Durability::Written] {
         let disk = SimDisk::new();
         let engine = threaded(&disk, small_config());
@@ -420,7 +420,7 @@ fn gaps_of_deleted_logs_are_merged() {
 
 #[test]
 fn followers_are_woken_by_the_flush() {
-    use crate::api::engine::{Append as _, Operate as _, ReadLogs as _};
+    use crate::api::engine::{Append as _, ReadLogs as _};
     let disk = SimDisk::new();
     let config = StorageConfig {
         sync_interval: Duration::from_secs(3600),

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "threads of a test")]
 
 use super::*;
-use crate::api::engine::{Administer as _, Append as _, LogEngine, Operate as _, ReadLogs as _};
+use crate::api::engine::LogEngine;
 use crate::api::record::{LogConfig, SyncMode};
 use crate::api::ticket::block_on;
 use crate::base::ids::SegmentId;

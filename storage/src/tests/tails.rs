@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::api::config::ReadStrategy;
-use crate::api::engine::{Administer as _, Append as _, ReadLogs as _};
+use crate::api::engine::{Append as _, ReadLogs as _};
 use crate::api::record::{Compression, LogConfig};
 use crate::base::ids::Position;
 use crate::engine::LocalEngine;

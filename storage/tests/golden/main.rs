@@ -23,9 +23,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 use wald_storage::{
-    AppendError, Batch, Digest, DumpFilter, Dumped, Durability, Guard, LocalEngine, LogEngine,
-    LogName, LogRecords, Name, NoObserver, Offline, Producer, RealDisk, Record, RecoveryReport,
-    StorageConfig, SystemClock, block_on,
+    Append as _, AppendError, Batch, Digest, DumpFilter, Dumped, Durability, Guard, LocalEngine,
+    LogName, LogRecords, Name, NoObserver, Offline, Operate as _, Producer, RealDisk, Record,
+    RecoveryReport, StorageConfig, SystemClock, block_on,
 };
 
 /// Tests run one by one: a `tar` that one of them starts holds the open locks of the others until it
