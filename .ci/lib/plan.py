@@ -74,6 +74,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("api/bounds", ()),
     ("bench/bench", ()),
     ("api/grpcurl", ()),
+    ("api/arguments", ()),
     ("api/flights", ()),
     ("api/names", ()),
     ("durability/flushes", ()),

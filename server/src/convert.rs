@@ -30,9 +30,9 @@ use crate::status::{self, Access};
 pub(crate) use answer::rfc3339;
 pub(crate) use answer::{
     MAX_RESPONSE_BYTES, ServerLimits, SessionAck, append_batch_response, append_response, cursor,
-    damage_summary, decode, fence_response, log, log_producer, proto_duration, proto_timestamp,
-    read_response, scan_batches, scan_response, segments, server_limits, tail_response, uuid,
-    verify_response,
+    damage_summary, decode, fence_response, log, log_producer, proto_durability, proto_duration,
+    proto_timestamp, read_response, scan_batches, scan_response, segments, server_limits,
+    tail_response, uuid, verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use intake::{append, append_batch, session_request};
@@ -170,14 +170,7 @@ fn durability(number: i32) -> Result<Option<Durability>, Status> {
         Ok(v1::Durability::Accepted) => Ok(Some(Durability::Accepted)),
         Ok(v1::Durability::Written) => Ok(Some(Durability::Written)),
         Ok(v1::Durability::Durable) => Ok(Some(Durability::Durable)),
-        Ok(unbuilt @ v1::Durability::Replicated) => {
-            let name = unbuilt.as_str_name();
-            Err(status::not_supported_value(
-                "durability",
-                name,
-                Access::Write,
-            ))
-        }
+        Ok(v1::Durability::Replicated) => Ok(Some(Durability::Replicated)),
         Err(_) => Err(status::not_supported_value(
             "durability",
             number,

@@ -187,7 +187,7 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
             let request: v1::ScanRequest = decoded(message)?;
             let (scan, view) = convert::scan(request)?;
             let follows = scan.follow;
-            let mut scan = engine.scan(scan).map_err(|error| status::read(&error))?;
+            let mut scan = block_on(engine.scan(scan)).map_err(|error| status::read(&error))?;
             for _ in 0..64 {
                 let next = match follows {
                     // It may wait for ever.
@@ -232,7 +232,8 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
                 let token = convert::page_token(after);
                 assert_eq!(convert::parse_page_token(&token)?.as_ref(), Some(after));
             }
-            let found = engine.list_logs(&request.prefix, after.as_deref(), size);
+            let found = block_on(engine.list_logs(request.prefix, after, size));
+            let found = found.map_err(|error| status::read(&error))?;
             assert!(found.len() <= size);
         }
         8 => {
@@ -259,7 +260,8 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
             with_producer(&engine, &request.log, "p", || {
                 let found = block_on(engine.list_producers(target, after.clone(), size));
                 let found = found.map_err(|error| status::read(&error))?;
-                assert!(found.len() <= size);
+                let found = found.map_err(|error| status::read(&error))?;
+            assert!(found.len() <= size);
                 let after = after.unwrap_or_default();
                 let ids = found.iter().map(|info| info.id.as_str());
                 assert!(ids.clone().is_sorted() && ids.clone().all(|id| *id > *after));

@@ -146,6 +146,7 @@ pub(crate) struct Metrics {
     registry: Registry,
     calls: calls::Calls,
     engine: observer::EngineMetrics,
+    append: HistogramVec,
     append_accepted: Histogram,
     append_written: Histogram,
     append_durable: Histogram,
@@ -564,6 +565,7 @@ impl Metrics {
             append_accepted: append.with_label_values(&["accepted"]),
             append_written: append.with_label_values(&["written"]),
             append_durable: append.with_label_values(&["durable"]),
+            append,
             read_page: read.with_label_values(&["read"]),
             read_scan: read.with_label_values(&["scan"]),
             delivery_lag: make.histogram(
@@ -630,10 +632,16 @@ impl Metrics {
         requests: u32,
         (records, bytes): (u64, u64),
     ) {
+        let replicated;
         let histogram = match level {
             Durability::Accepted => &self.append_accepted,
             Durability::Written => &self.append_written,
             Durability::Durable => &self.append_durable,
+            // Only an engine that replicates gets this series.
+            Durability::Replicated => {
+                replicated = self.append.with_label_values(&["replicated"]);
+                &replicated
+            }
         };
         observer::observe_each(histogram, time, requests);
         self.appended_records.inc_by(records);
@@ -698,6 +706,7 @@ impl Metrics {
             | AppendError::InvisibleName { .. }
             | AppendError::LogNotFound { .. }
             | AppendError::CursorBeyondTail { .. }
+            | AppendError::NotSupported(_)
             | AppendError::SessionEnded
             | AppendError::Unknown(_) => {}
         }

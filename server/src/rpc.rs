@@ -125,7 +125,8 @@ impl WalService for Services {
 
     async fn scan(&self, request: Request<v1::ScanRequest>) -> Answer<Self::ScanStream> {
         let share = request.extensions().get::<AnswerShare>().cloned();
-        scan::scan(&self.0, request.into_inner(), share).and_then(direct::answer)
+        let messages = scan::scan(&self.0, request.into_inner(), share).await?;
+        direct::answer(messages)
     }
 
     async fn sync(&self, request: Request<v1::SyncRequest>) -> Answer<v1::SyncResponse> {
@@ -133,7 +134,8 @@ impl WalService for Services {
     }
 
     async fn get_tail(&self, request: Request<v1::GetTailRequest>) -> Answer<v1::GetTailResponse> {
-        read::get_tail(&self.0, request.get_ref()).map(Response::new)
+        let tail = read::get_tail(&self.0, request.get_ref()).await?;
+        Ok(Response::new(tail))
     }
 
     async fn trim(&self, request: Request<v1::TrimRequest>) -> Answer<v1::TrimResponse> {

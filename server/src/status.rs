@@ -460,14 +460,18 @@ pub(crate) fn not_supported_value(
     value: impl std::fmt::Display,
     access: Access,
 ) -> Status {
+    unsupported(field, value)
+        .refused_if_write(access, Retry::Never)
+        .status()
+}
+
+fn unsupported(field: &str, value: impl std::fmt::Display) -> Failure {
     Failure::new(
         Code::Unimplemented,
         Reason::NotSupported,
         format!("{field}: {value} is not supported by this server"),
     )
     .fact("field", field)
-    .refused_if_write(access, Retry::Never)
-    .status()
 }
 
 /// Answers a call that came to the HTTP port, whose caller knows no better.

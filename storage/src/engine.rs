@@ -260,6 +260,12 @@ impl Core {
         batch: Batch,
         level: Durability,
     ) -> Result<Ticket, NotTaken> {
+        match level {
+            Durability::Accepted | Durability::Written | Durability::Durable => {}
+            Durability::Replicated => {
+                return Err(NotTaken::Refused(AppendError::NotSupported(level)));
+            }
+        }
         let now = self.journal.clock.now();
         let cost = submit::validate(&batch, &self.limits, now, self.max_future_micros())
             .map_err(|error| NotTaken::Refused(error.into()))?;

@@ -44,8 +44,9 @@ pub use crate::api::record::{
     RetentionBounds, RetentionChange, StoredBatch, SyncMode, Visibility,
 };
 pub use crate::api::records::Records;
-pub use crate::api::ticket::block_on;
-pub use crate::api::verification::Verification;
+pub use crate::api::ticket::{TicketAnswer, block_on};
+pub use crate::api::verification::{Reports, Verification};
+pub use crate::api::watch::{Follower, Until, Watch, Watched};
 pub use crate::base::clock::{Clock, SystemClock};
 pub use crate::base::ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,

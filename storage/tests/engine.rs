@@ -78,17 +78,16 @@ fn many_writers_and_a_follower_agree_on_all_records() {
     let following = {
         let engine = Arc::clone(&engine);
         std::thread::spawn(move || {
-            let mut scan = engine
-                .scan(ScanRequest {
-                    selector: Selector::All,
-                    start: ScanStart::First,
-                    until_lsn: None,
-                    max_records: total,
-                    follow: true,
-                    visibility: None,
-                    chunk_bytes: 64 << 10,
-                })
-                .unwrap();
+            let scan = engine.scan(ScanRequest {
+                selector: Selector::All,
+                start: ScanStart::First,
+                until_lsn: None,
+                max_records: total,
+                follow: true,
+                visibility: None,
+                chunk_bytes: 64 << 10,
+            });
+            let mut scan = block_on(scan).unwrap();
             let mut seen = 0;
             while let Some(chunk) = block_on(scan.next()).unwrap() {
                 assert!(chunk.gaps.is_empty());
@@ -150,7 +149,7 @@ fn records_without_a_flush_request_are_durable_within_the_interval() {
     assert_eq!(answer.durability, Durability::Written);
     // Only an automatic flush resolves this wait: nobody else requests a flush.
     block_on(engine.tail_beyond(target("a"), Lsn::ZERO, Some(Visibility::Written))).unwrap();
-    while engine.stat(target("a"), None, None).is_err() {
+    while block_on(engine.stat(target("a"), None, None)).is_err() {
         std::thread::yield_now();
     }
     block_on(engine.tail_beyond(target("a"), Lsn::ZERO, Some(Visibility::Durable))).unwrap();
@@ -275,7 +274,7 @@ fn scan_all(engine: &LocalEngine) -> std::collections::BTreeMap<String, u64> {
         visibility: None,
         chunk_bytes: 256 << 10,
     };
-    let mut scan = engine.scan(request).unwrap();
+    let mut scan = block_on(engine.scan(request)).unwrap();
     let mut next = std::collections::BTreeMap::<String, u64>::new();
     while let Some(chunk) = block_on(scan.next()).unwrap() {
         for gap in chunk.gaps {
@@ -339,7 +338,8 @@ fn readers_miss_nothing_while_segments_are_sorted_under_them() {
             scope.spawn(|| {
                 while !enough(&engine) {
                     scan_all(&engine);
-                    if engine.list_logs("a", None, 1).len() == 1 {
+                    let found = block_on(engine.list_logs("a".to_owned(), None, 1));
+                    if found.unwrap().len() == 1 {
                         count(&engine, "a");
                     }
                 }

@@ -171,17 +171,16 @@ impl Work<'_> {
         .map_err(|error| open_failed(&error))?;
         let unreadable =
             |error| Exit::new(DATA_LOSS, format!("reading the restored store: {error}"));
-        let mut scan = engine
-            .scan(ScanRequest {
-                selector: Selector::All,
-                start: ScanStart::First,
-                until_lsn: None,
-                max_records: 0,
-                follow: false,
-                visibility: Some(Visibility::Durable),
-                chunk_bytes: CHUNK_BYTES,
-            })
-            .map_err(unreadable)?;
+        let scan = engine.scan(ScanRequest {
+            selector: Selector::All,
+            start: ScanStart::First,
+            until_lsn: None,
+            max_records: 0,
+            follow: false,
+            visibility: Some(Visibility::Durable),
+            chunk_bytes: CHUNK_BYTES,
+        });
+        let mut scan = block_on(scan).map_err(unreadable)?;
         let mut read = Read {
             records: 0,
             missing: 0,

@@ -69,7 +69,7 @@ pub(super) async fn live(
         None => stream::empty().boxed(),
         // A log that is not there ends its part only: a browser cannot see why a whole
         // stream was refused.
-        Some(log) => match Tail::of(&console, &log, query.from, query.log_id) {
+        Some(log) => match Tail::of(&console, &log, query.from, query.log_id).await {
             Ok(tail) => tail.events().boxed(),
             Err(status) => stream::once(async { ended(status) }).boxed(),
         },
@@ -141,7 +141,7 @@ struct Tail {
 
 impl Tail {
     /// Begins at `from`, or at the end.
-    fn of(
+    async fn of(
         console: &Console,
         log: &str,
         from: Option<u64>,
@@ -149,7 +149,7 @@ impl Tail {
     ) -> Result<Self, Status> {
         let engine = Arc::clone(&console.node.store(Access::Read)?.engine);
         let mut target = convert::target(log, log_id, Access::Read)?;
-        let stat = engine.stat(target.clone(), None, None);
+        let stat = engine.stat(target.clone(), None, None).await;
         let info = stat.map_err(|error| status::read(&error))?.info;
         // From now on it is this log, not one that was created later under its name.
         target.log_id = Some(LogId::new(info.log_id.get()));
@@ -191,7 +191,7 @@ impl Tail {
         }
         tokio::time::sleep_until(self.earliest).await;
         self.earliest = Instant::now() + PACE;
-        let stat = self.engine.stat(self.target.clone(), None, None);
+        let stat = self.engine.stat(self.target.clone(), None, None).await;
         let tail = stat.map_err(|error| status::read(&error))?.info.tail_lsn;
         let newest = Lsn::new(tail.get().saturating_sub(MAX_RECORDS));
         let start = self.next.max(newest);

@@ -235,9 +235,8 @@ pub(super) async fn read(
     limit: u64,
     cut: Cut,
 ) -> Result<Page, Status> {
-    let stat = |target| engine.stat(target, None, None);
-    let info = stat(target.clone()).map_err(|error| status::read(&error))?;
-    let info = info.info;
+    let stat = engine.stat(target.clone(), None, None).await;
+    let info = stat.map_err(|error| status::read(&error))?.info;
     let mut filling = Filling {
         items: Vec::new(),
         next: match start {
@@ -258,6 +257,7 @@ pub(super) async fn read(
             visibility: None,
             chunk_bytes: CHUNK_BYTES,
         })
+        .await
         .map_err(|error| status::read(&error))?;
     let mut ends = (info.tail_lsn, info.durable_lsn);
     while !filling.is_full() {
@@ -326,7 +326,7 @@ pub(super) async fn page(
     let _turn = console.turn().await;
     let engine = &*console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
-    let stat = engine.stat(target.clone(), None, None);
+    let stat = engine.stat(target.clone(), None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
     let (start, until, limit) = query.range(&info);
     let mut page = read(engine, target, start, until, limit, Cut::LINE).await?;

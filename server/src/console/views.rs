@@ -98,7 +98,8 @@ pub(super) async fn logs(
     let engine = &console.node.store(Access::Read)?.engine;
     let size = page_size(query.limit);
     // One more than asked tells whether there is a next page.
-    let mut found = engine.list_logs(&query.prefix, query.after.as_deref(), size + 1);
+    let found = engine.list_logs(query.prefix, query.after, size + 1);
+    let mut found = found.await.map_err(|error| status::read(&error))?;
     let more = found.len() > size;
     found.truncate(size);
     let last = found.last().filter(|_| more);
@@ -222,10 +223,12 @@ pub(super) async fn log(
 ) -> Result<Json<OneLog>, Refused> {
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
-    let stat = engine.stat(target.clone(), None, None);
+    let stat = engine.stat(target.clone(), None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
     let cursors = engine.list_cursors(target, None, MAX_CURSORS + 1);
-    let cursors = cursors.map_err(|error| status::cursor(&error, Access::Read))?;
+    let cursors = cursors
+        .await
+        .map_err(|error| status::cursor(&error, Access::Read))?;
     let own = info.config.retention.as_deref();
     let retention = own.copied().unwrap_or(console.node.retention);
     Ok(Json(OneLog {

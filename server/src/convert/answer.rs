@@ -30,7 +30,7 @@ pub(crate) fn append_response(appended: &Appended, epoch: RecoveryEpoch) -> v1::
         lsn: log.map(|log| log.first_lsn.get()),
         timestamp_us: log.map_or(0, |log| log.timestamp.micros()),
         durable_lsn: appended.durable_lsns.first().map(|lsn| lsn.get()),
-        durability: durability(appended.durability).into(),
+        durability: proto_durability(appended.durability).into(),
         deduplicated: log.is_some_and(|log| log.deduplicated),
         position: appended.position.map(Position::get),
         recovery_epoch: epoch.get(),
@@ -60,17 +60,19 @@ pub(crate) fn append_batch_response(
         .collect();
     v1::AppendBatchResponse {
         appends,
-        durability: durability(appended.durability).into(),
+        durability: proto_durability(appended.durability).into(),
         position: appended.position.map(Position::get),
         recovery_epoch: epoch.get(),
     }
 }
 
-fn durability(level: Durability) -> v1::Durability {
+/// A durability as the contract has it.
+pub(crate) fn proto_durability(level: Durability) -> v1::Durability {
     match level {
         Durability::Accepted => v1::Durability::Accepted,
         Durability::Written => v1::Durability::Written,
         Durability::Durable => v1::Durability::Durable,
+        Durability::Replicated => v1::Durability::Replicated,
     }
 }
 

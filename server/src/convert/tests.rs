@@ -129,13 +129,7 @@ fn fields_that_are_not_built_are_refused_by_name() {
             .unwrap_err(),
         )
     };
-    let replicated = v1::Durability::Replicated.into();
-    assert_eq!(append_with(replicated), "durability");
     assert_eq!(append_with(99), "durability");
-    assert_eq!(
-        durability(replicated).unwrap_err().message(),
-        "durability: DURABILITY_REPLICATED is not supported by this server"
-    );
     assert_eq!(
         view(99).unwrap_err().message(),
         "view: 99 is not supported by this server"

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
+use wald_storage::block_on;
 
 use crate::metrics;
 use crate::rpc::Node;
@@ -66,7 +67,7 @@ async fn render(node: Arc<Node>, mut last: OwnedMutexGuard<Last>) -> Result<Byte
     let rendered = tokio::task::spawn_blocking(move || {
         let engine = node.store.get().map(|store| &store.engine);
         let now = engine.map(|engine| engine.statistics());
-        let lags = engine.map(|engine| metrics::lags(&node.cursor_lag_logs, &**engine));
+        let lags = engine.map(|engine| block_on(metrics::lags(&node.cursor_lag_logs, &**engine)));
         node.metrics.encode(now.as_ref(), &lags.unwrap_or_default())
     });
     let rendered = rendered.await.map_err(|error| error.to_string())?;

@@ -24,24 +24,27 @@ pub(crate) struct Lag {
 }
 
 /// The lag of each cursor of these logs, by name, as far as the bounds allow.
-pub(crate) fn lags(logs: &LogPatterns, engine: &dyn LogEngine) -> Vec<Lag> {
+pub(crate) async fn lags(logs: &LogPatterns, engine: &dyn LogEngine) -> Vec<Lag> {
     let mut lags = Vec::new();
     let mut looked_at = 0;
     for pattern in &logs.0 {
         match pattern {
             LogPattern::Name(name) => {
                 // The name itself comes first of all that begin with it.
-                let found = engine.list_logs(name, None, 1);
-                let found = found.iter().find(|log| log.name.as_str() == name);
-                found
-                    .into_iter()
-                    .for_each(|log| add(engine, log, &mut lags));
+                let found = engine.list_logs(name.clone(), None, 1).await;
+                let found = found.unwrap_or_default();
+                if let Some(log) = found.iter().find(|log| log.name.as_str() == name) {
+                    add(engine, log, &mut lags).await;
+                }
             }
             LogPattern::Prefix(prefix) => {
                 let mut after: Option<String> = None;
                 while lags.len() < CURSORS && looked_at < LOGS {
-                    let page = engine.list_logs(prefix, after.as_deref(), PAGE);
-                    page.iter().for_each(|log| add(engine, log, &mut lags));
+                    let page = engine.list_logs(prefix.clone(), after, PAGE).await;
+                    let page = page.unwrap_or_default();
+                    for log in &page {
+                        add(engine, log, &mut lags).await;
+                    }
                     looked_at += page.len();
                     after = page.last().map(|log| log.name.as_str().to_owned());
                     if page.len() < PAGE {
@@ -55,15 +58,15 @@ pub(crate) fn lags(logs: &LogPatterns, engine: &dyn LogEngine) -> Vec<Lag> {
     lags
 }
 
-fn add(engine: &dyn LogEngine, log: &LogInfo, lags: &mut Vec<Lag>) {
+async fn add(engine: &dyn LogEngine, log: &LogInfo, lags: &mut Vec<Lag>) {
     let target = LogTarget {
         name: log.name.clone(),
         log_id: Some(log.log_id),
     };
     let room = CURSORS.saturating_sub(lags.len());
     // A log that was deleted meanwhile has none.
-    let cursors = engine.list_cursors(target, None, room).unwrap_or_default();
-    lags.extend(cursors.into_iter().map(|cursor| Lag {
+    let cursors = engine.list_cursors(target, None, room).await;
+    lags.extend(cursors.unwrap_or_default().into_iter().map(|cursor| Lag {
         log: log.name.as_str().to_owned(),
         cursor: cursor.name.as_str().to_owned(),
         records: log.durable_lsn.get().saturating_sub(cursor.lsn.get()),

@@ -40,7 +40,8 @@ impl v1::cursor_service_server::CursorService for Services {
         let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Read)?;
         let cursor = store
             .engine
-            .cursor(target, &name)
+            .cursor(target, name)
+            .await
             .map_err(|error| status::cursor(&error, Access::Read))?;
         Ok(Response::new(v1::GetCursorResponse {
             cursor: Some(convert::cursor(&log, &cursor)),
@@ -60,7 +61,8 @@ impl v1::cursor_service_server::CursorService for Services {
         // One more than asked tells whether there is a next page.
         let mut found = store
             .engine
-            .list_cursors(target, after.as_deref(), size + 1)
+            .list_cursors(target, after, size + 1)
+            .await
             .map_err(|error| status::cursor(&error, Access::Read))?;
         let more = found.len() > size;
         found.truncate(size);

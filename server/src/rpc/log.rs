@@ -31,7 +31,7 @@ impl v1::log_service_server::LogService for Services {
     async fn get_log(&self, request: Request<v1::GetLogRequest>) -> Answer<v1::GetLogResponse> {
         let store = self.0.store(Access::Read)?;
         let target = convert::target(&request.get_ref().log, None, Access::Read)?;
-        let stat = store.engine.stat(target, None, None);
+        let stat = store.engine.stat(target, None, None).await;
         let stat = stat.map_err(|error| status::read(&error))?;
         Ok(Response::new(v1::GetLogResponse {
             log: Some(convert::log(&stat.info)),
@@ -49,7 +49,9 @@ impl v1::log_service_server::LogService for Services {
         // One more than asked tells whether there is a next page.
         let mut found = store
             .engine
-            .list_logs(&request.prefix, after.as_deref(), size + 1);
+            .list_logs(request.prefix, after, size + 1)
+            .await
+            .map_err(|error| status::read(&error))?;
         let more = found.len() > size;
         found.truncate(size);
         let next_page_token = match found.last() {

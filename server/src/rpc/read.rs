@@ -98,7 +98,7 @@ async fn wait_for_more(
     }
 }
 
-pub(super) fn get_tail(
+pub(super) async fn get_tail(
     node: &Node,
     request: &v1::GetTailRequest,
 ) -> Result<v1::GetTailResponse, Status> {
@@ -111,6 +111,7 @@ pub(super) fn get_tail(
             convert::visibility(request.visibility)?,
             request.recovery_epoch.map(RecoveryEpoch::new),
         )
+        .await
         .map_err(|error| status::read(&error))?;
     Ok(convert::tail_response(&stat, store.epoch))
 }

@@ -28,12 +28,12 @@ use crate::metrics::ReadOp;
 use crate::status::{self, Access};
 
 /// `share`: the share of the client's connection in the memory of answers.
-pub(super) fn scan(
+pub(super) async fn scan(
     node: &Arc<Node>,
     request: v1::ScanRequest,
     share: Option<AnswerShare>,
 ) -> Result<Answers<Framed>, Status> {
-    let mut delivery = Delivery::begin(node, request)?;
+    let mut delivery = Delivery::begin(node, request).await?;
     if let Some(share) = share {
         let room = ScanRoom::new(share);
         delivery.scan.read_in(Arc::clone(&room) as _);
@@ -77,13 +77,14 @@ enum Next {
 }
 
 impl Delivery {
-    fn begin(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Self, Status> {
+    async fn begin(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Self, Status> {
         let store = node.store(Access::Read)?;
         let (request, view) = convert::scan(request)?;
         let follow = request.follow;
         let scan = store
             .engine
             .scan(request)
+            .await
             .map_err(|error| status::read(&error))?;
         Ok(Self {
             phase: node.phase.clone(),
@@ -317,7 +318,7 @@ mod tests {
                 follow: true,
                 ..v1::ScanRequest::default()
             };
-            let delivery = Delivery::begin(&fixture.node, request).unwrap();
+            let delivery = Delivery::begin(&fixture.node, request).await.unwrap();
             let (delivery, _) = delivery.records().await;
             // A scan is one of the followers only once it has waited.
             let (_heartbeat, delivery) = delivery.step().await.unwrap();

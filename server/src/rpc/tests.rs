@@ -17,6 +17,8 @@ use crate::admission::Admission;
 use crate::config::{Layers, LogPatterns};
 use crate::transport::{Calls, Listener, Routes, serve_here};
 
+mod memory;
+
 /// A node and its clients.
 pub(super) struct Fixture {
     disk: SimDisk,
@@ -110,6 +112,11 @@ impl Fixture {
             Arc::clone(&self.node.metrics) as Arc<dyn wald_storage::Observer>,
         )
         .unwrap();
+        self.with(engine, report)
+    }
+
+    /// The node serves this engine.
+    fn with(self, engine: Arc<dyn LogEngine>, report: RecoveryReport) -> Self {
         let store = Store {
             engine,
             epoch: report.recovery_epoch,

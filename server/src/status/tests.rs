@@ -116,6 +116,10 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
             (Code::OutOfRange, "BEYOND_TAIL", never()),
         ),
         (
+            AppendError::NotSupported(wald_storage::Durability::Replicated),
+            (Code::Unimplemented, "NOT_SUPPORTED", never()),
+        ),
+        (
             AppendError::SessionEnded,
             (Code::Aborted, "SESSION_ENDED", safe()),
         ),

@@ -621,7 +621,7 @@ pub trait ReadLogs: Send + Sync + 'static {
     /// # Errors
     /// If the start does not fit the selection, or names a record or log that does not exist. A
     /// following scan of an unknown log is not an error: it waits for the log.
-    fn scan(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError>;
+    fn scan(&self, request: ScanRequest) -> BoxFuture<'_, Result<Box<dyn Scan>, ReadError>>;
 
     /// Tail and durability of one log.
     ///
@@ -632,7 +632,7 @@ pub trait ReadLogs: Send + Sync + 'static {
         log: LogTarget,
         visibility: Option<Visibility>,
         of_epoch: Option<RecoveryEpoch>,
-    ) -> Result<LogStat, ReadError>;
+    ) -> BoxFuture<'_, Result<LogStat, ReadError>>;
 }
 
 /// Changes logs, their cursors and their producers, and lists them.
@@ -656,7 +656,15 @@ pub trait Administer: Send + Sync + 'static {
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>>;
 
     /// At most `limit` logs after `after` whose names start with `prefix`, in name order.
-    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo>;
+    ///
+    /// # Errors
+    /// If the engine cannot read the list.
+    fn list_logs(
+        &self,
+        prefix: String,
+        after: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<LogInfo>, ReadError>>;
 
     /// Forgets the records below `before`, durably. Returns the first lsn kept. Changes nothing if these
     /// records are forgotten already.
@@ -681,7 +689,7 @@ pub trait Administer: Send + Sync + 'static {
     ///
     /// # Errors
     /// If there is no such log, or no such cursor.
-    fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError>;
+    fn cursor(&self, log: LogTarget, cursor: Name) -> BoxFuture<'_, Result<Cursor, CursorError>>;
 
     /// At most `limit` cursors of a log after `after`, by name, as far as they are on the device.
     ///
@@ -690,9 +698,9 @@ pub trait Administer: Send + Sync + 'static {
     fn list_cursors(
         &self,
         log: LogTarget,
-        after: Option<&str>,
+        after: Option<String>,
         limit: usize,
-    ) -> Result<Vec<Cursor>, CursorError>;
+    ) -> BoxFuture<'_, Result<Vec<Cursor>, CursorError>>;
 
     /// At most `limit` producers of a log after `after`, in the byte order of their ids. Everything that the
     /// answer shows is flushed to the device before it resolves.

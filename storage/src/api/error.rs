@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::config::ConfigError;
+use crate::api::record::Durability;
 use crate::base::ids::{LogId, LogName, Lsn, Name, Position, Timestamp, records_in_words};
 
 /// Why an append was not acknowledged.
@@ -147,6 +148,9 @@ pub enum AppendError {
         /// The lsn asked for.
         asked: Lsn,
     },
+    /// The engine cannot reach this durability; nothing was written.
+    #[error("this engine does not support the durability {0:?}; nothing was written")]
+    NotSupported(Durability),
     /// An earlier batch of the session was refused; nothing was written.
     #[error("an earlier batch of the session was refused; nothing after it is applied")]
     SessionEnded,

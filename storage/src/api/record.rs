@@ -246,6 +246,8 @@ pub enum Durability {
     Written,
     /// Flushed to the device.
     Durable,
+    /// Also stored on another machine. The local engine refuses this level.
+    Replicated,
 }
 
 /// Which records a reader sees.

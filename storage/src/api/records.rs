@@ -144,8 +144,8 @@ impl Records {
         })
     }
 
-    /// Writes all records unchanged: none has a time of its own, or needs one.
-    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+    /// Appends all records to `out`, as field 3 of `wald.v1.RecordBatch`. This is the body of a stored batch.
+    pub fn put(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&self.entries);
         out.extend_from_slice(&self.joined);

@@ -1,7 +1,7 @@
 //! Sessions: batches that are applied in order, and none after one that was refused.
 //!
 //! Pipelined batches queue before the first of them is answered. Only the committer knows which batch is
-//! refused, so the committer refuses the batches after it.
+//! refused, so the committer refuses the batches after it. A service makes sessions; an engine ends them.
 
 use std::sync::Arc;
 
@@ -28,28 +28,34 @@ impl Session {
         Self::default()
     }
 
-    pub(crate) fn end_at_intake(&self) {
+    /// Ends the session: the engine refused a batch before it queued the batch. Batches that are queued
+    /// already are not affected.
+    pub fn end_at_intake(&self) {
         self.0.at_intake.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn has_ended_at_intake(&self) -> bool {
+    /// Whether the engine refused a batch before it queued the batch.
+    pub fn has_ended_at_intake(&self) -> bool {
         self.0.at_intake.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn end_in_turn(&self) {
+    /// Ends the session: the engine refused a batch in its turn. All batches after it are refused.
+    pub fn end_in_turn(&self) {
         self.0.in_turn.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn has_ended_in_turn(&self) -> bool {
+    /// Whether the engine refused a batch in its turn.
+    pub fn has_ended_in_turn(&self) -> bool {
         self.0.in_turn.load(Ordering::SeqCst)
     }
 
-    /// A batch is in the group that begins at `start`.
-    pub(crate) fn enter(&self, start: Position) {
+    /// Notes that a batch of the session is in the group that begins at `start`, which is above 0.
+    pub fn enter(&self, start: Position) {
         self.0.group.store(start.get(), Ordering::Relaxed);
     }
 
-    pub(crate) fn is_in(&self, start: Position) -> bool {
+    /// Whether the newest batch that [`Session::enter`] noted is in the group that begins at `start`.
+    pub fn is_in(&self, start: Position) -> bool {
         self.0.group.load(Ordering::Relaxed) == start.get()
     }
 }

@@ -12,8 +12,8 @@ use crate::base::sync::Mutex;
 
 /// A verification on its own thread. Dropping it ends the verification.
 pub struct Verification {
-    pub(crate) control: Arc<Control>,
-    pub(crate) mailbox: Arc<Mailbox>,
+    control: Arc<Control>,
+    reports: Arc<Reports>,
 }
 
 /// Number of findings in memory, not yet read by the caller, from which on a verification waits.
@@ -22,21 +22,21 @@ pub(crate) const MOST_UNHEARD: usize = 10_000;
 /// Pause between two checks whether the caller has read them.
 pub(crate) const UNHEARD: Duration = Duration::from_millis(50);
 
-/// Reports of the thread for the caller.
+/// Reports of the thread that verifies, for the caller.
 #[derive(Default)]
-pub(crate) struct Mailbox(Mutex<Said>);
+pub struct Reports(Mutex<Said>);
 
 #[derive(Default)]
-pub(crate) struct Said {
+struct Said {
     progress: Progress,
     changed: bool,
     ended: Option<io::Result<()>>,
     waker: Option<Waker>,
 }
 
-impl Mailbox {
+impl Reports {
     /// Adds new progress. Waits while the caller has too many unread findings.
-    pub(crate) fn say(&self, progress: &mut Progress, control: &Control) {
+    pub fn say(&self, progress: &mut Progress, control: &Control) {
         let mut said = self.0.lock();
         while said.progress.findings.len() >= MOST_UNHEARD && !control.is_stopped() {
             drop(said);
@@ -54,11 +54,12 @@ impl Mailbox {
     }
 
     /// Whether the thread has ended.
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.0.lock().ended.is_some()
     }
 
-    pub(crate) fn end(&self, result: io::Result<()>) {
+    /// Ends the reports: the whole store was checked, or could not be read.
+    pub fn end(&self, result: io::Result<()>) {
         let mut said = self.0.lock();
         said.ended = Some(result);
         if let Some(waker) = said.waker.take() {
@@ -69,13 +70,18 @@ impl Mailbox {
 }
 
 impl Verification {
+    /// A verification whose thread obeys `control` and writes to `reports`.
+    pub fn new(control: Arc<Control>, reports: Arc<Reports>) -> Self {
+        Self { control, reports }
+    }
+
     /// Returns the progress as soon as it has changed; `None` = the verification has ended.
     ///
     /// # Errors
     /// If the store could not be read. Damage is no error.
     pub async fn next(&mut self) -> Option<io::Result<Progress>> {
         std::future::poll_fn(|context| {
-            let mut said = self.mailbox.0.lock();
+            let mut said = self.reports.0.lock();
             if std::mem::take(&mut said.changed) {
                 let findings = std::mem::take(&mut said.progress.findings);
                 return Poll::Ready(Some(Ok(Progress {
@@ -136,12 +142,9 @@ mod tests {
     #[test]
     fn verification_waits_while_nobody_hears_its_findings() {
         let control = Arc::new(Control::new(0));
-        let mailbox = Arc::new(Mailbox::default());
-        let mut verification = Verification {
-            control: Arc::clone(&control),
-            mailbox: Arc::clone(&mailbox),
-        };
-        let (says, steered) = (Arc::clone(&mailbox), Arc::clone(&control));
+        let reports = Arc::new(Reports::default());
+        let mut verification = Verification::new(Arc::clone(&control), Arc::clone(&reports));
+        let (says, steered) = (Arc::clone(&reports), Arc::clone(&control));
         let thread = crate::base::threads::start("says", move || {
             for _ in 0..3 {
                 says.say(&mut findings(MOST_UNHEARD), &steered);
@@ -156,8 +159,8 @@ mod tests {
         assert!(block_on(verification.next()).is_none());
         thread.join().unwrap();
         // A thread that must end does not wait.
-        mailbox.say(&mut findings(MOST_UNHEARD), &control);
+        reports.say(&mut findings(MOST_UNHEARD), &control);
         drop(verification);
-        mailbox.say(&mut findings(1), &control);
+        reports.say(&mut findings(1), &control);
     }
 }

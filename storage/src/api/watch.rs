@@ -12,7 +12,7 @@ use crate::base::sync::atomic::{AtomicU32, Ordering};
 
 /// Waiters for one thing. An empty watch takes two words, since every log has one.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub struct Watch {
     waiting: Mutex<Option<Box<Waiting>>>,
     /// Number of waiters.
     count: AtomicU32,
@@ -45,7 +45,7 @@ impl Waiting {
 
 impl Watch {
     /// Wakes all waiters. Call this after the change is visible.
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         self.wake_those(|waiting| {
             let mut wakers = std::mem::take(&mut waiting.durable);
             wakers.append(&mut waiting.written);
@@ -55,7 +55,7 @@ impl Watch {
 
     /// Wakes the waiters that see publications at this level. A flush is no news to waiters that see written
     /// records, and a write is no news to waiters that see flushed records.
-    pub(crate) fn wake_at(&self, visibility: Visibility) {
+    pub fn wake_at(&self, visibility: Visibility) {
         self.wake_those(|waiting| std::mem::take(waiting.of(visibility)));
     }
 
@@ -100,21 +100,23 @@ impl Watch {
 }
 
 /// Something that holds a [`Watch`] and can be shared.
-pub(crate) trait Watched: Send + Sync {
+pub trait Watched: Send + Sync {
+    /// The watch of this thing.
     fn watch(&self) -> &Watch;
 }
 
 /// One follower of a thing, until it is dropped.
-pub(crate) struct Follower(Arc<dyn Watched>);
+pub struct Follower(Arc<dyn Watched>);
 
 impl Follower {
-    pub(crate) fn new(watched: Arc<dyn Watched>) -> Self {
+    /// Counts one more follower of this thing.
+    pub fn new(watched: Arc<dyn Watched>) -> Self {
         watched.watch().followers.fetch_add(1, Ordering::SeqCst);
         Self(watched)
     }
 
     /// Number of followers of this thing.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.watch().followers.load(Ordering::SeqCst) as usize
     }
 }
@@ -127,7 +129,7 @@ impl Drop for Follower {
 
 /// Resolves as soon as `check` returns a value. Checks again whenever one of the watches wakes waiters of
 /// this visibility. Leaves nothing behind when dropped.
-pub(crate) struct Until<F> {
+pub struct Until<F> {
     watched: Vec<Arc<dyn Watched>>,
     visibility: Visibility,
     keys: Vec<u64>,
@@ -135,7 +137,9 @@ pub(crate) struct Until<F> {
 }
 
 impl<F> Until<F> {
-    pub(crate) fn new<T>(watched: Vec<Arc<dyn Watched>>, visibility: Visibility, check: F) -> Self
+    /// Waits on these things. `check` runs once at each poll before the wait, and once after it began, so
+    /// that no change between the two is missed.
+    pub fn new<T>(watched: Vec<Arc<dyn Watched>>, visibility: Visibility, check: F) -> Self
     where
         F: FnMut() -> Option<T>,
     {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Core;
-use crate::api::engine::{LogTarget, SegmentContents, SegmentInfo, Statistics};
+use crate::api::engine::{LogStat, LogTarget, SegmentContents, SegmentInfo, Statistics};
 use crate::api::error::{AdminError, ReadError, SyncError, TargetError, TrimError};
 use crate::api::record::{
     Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility,
 };
-use crate::base::ids::{LogName, Lsn, Name, Position};
+use crate::base::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::base::promise::{Awaited, Promise};
 use crate::format::frame;
 use crate::index::SealedIndex;
@@ -112,6 +112,29 @@ impl Core {
             }
             None => Err(TargetError::NotFound { log: name }.into()),
         }
+    }
+
+    pub(super) fn stat(
+        &self,
+        target: &LogTarget,
+        visibility: Option<Visibility>,
+        of_epoch: Option<RecoveryEpoch>,
+    ) -> Result<LogStat, ReadError> {
+        let visibility = self.visibility(visibility, Some(&target.name));
+        let log = self.resolve(target, visibility)?;
+        if visibility != Visibility::Durable
+            && let Some(error) = self.journal.failure()
+        {
+            return Err(ReadError::JournalFailed(error));
+        }
+        Ok(LogStat {
+            info: log.info(
+                self.tail(&log, visibility),
+                self.journal.durable(),
+                self.journal.published(visibility),
+            ),
+            survived_position: of_epoch.and_then(|epoch| self.survived(epoch)),
+        })
     }
 
     pub(super) fn trim(&self, target: LogTarget, before: Lsn) -> Awaited<Result<Lsn, TrimError>> {

@@ -24,8 +24,7 @@ use crate::api::record::{
 };
 use crate::api::session::Session;
 use crate::api::ticket::Ticket;
-use crate::api::verification::Mailbox;
-use crate::api::verification::Verification;
+use crate::api::verification::{Reports, Verification};
 use crate::api::watch::Until;
 use crate::base::clock::Clock;
 use crate::base::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
@@ -53,8 +52,8 @@ pub struct LocalEngine {
     guarding: Arc<Control>,
 }
 
-/// A running verification: its control, the mailbox of its findings, its thread.
-type Verifying = (Arc<Control>, Arc<Mailbox>, JoinHandle<()>);
+/// A running verification: its control, the reports of its findings, its thread.
+type Verifying = (Arc<Control>, Arc<Reports>, JoinHandle<()>);
 
 /// Verifications that may run at a time: each has a thread and reads the disk.
 const VERIFICATIONS: usize = 4;
@@ -229,8 +228,8 @@ impl ReadLogs for LocalEngine {
         ))
     }
 
-    fn scan(&self, request: ScanRequest) -> Result<Box<dyn Scan>, ReadError> {
-        scan::begin(&self.core.store, &self.workers, request)
+    fn scan(&self, request: ScanRequest) -> BoxFuture<'_, Result<Box<dyn Scan>, ReadError>> {
+        Box::pin(async move { scan::begin(&self.core.store, &self.workers, request) })
     }
 
     fn stat(
@@ -238,27 +237,8 @@ impl ReadLogs for LocalEngine {
         target: LogTarget,
         visibility: Option<Visibility>,
         of_epoch: Option<RecoveryEpoch>,
-    ) -> Result<LogStat, ReadError> {
-        let visibility = self.core.visibility(visibility, Some(&target.name));
-        let log = self.core.resolve(&target, visibility)?;
-        if let Some(error) = self
-            .core
-            .journal
-            .failure()
-            .filter(|_| visibility != Visibility::Durable)
-        {
-            return Err(ReadError::JournalFailed(error));
-        }
-        let info = log.info(
-            self.core.tail(&log, visibility),
-            self.core.journal.durable(),
-            self.core.journal.published(visibility),
-        );
-        let survived_position = of_epoch.and_then(|epoch| self.core.survived(epoch));
-        Ok(LogStat {
-            info,
-            survived_position,
-        })
+    ) -> BoxFuture<'_, Result<LogStat, ReadError>> {
+        Box::pin(async move { self.core.stat(&target, visibility, of_epoch) })
     }
 }
 
@@ -283,8 +263,13 @@ impl Administer for LocalEngine {
         Box::pin(self.core.inbox.administer(AdminChange::Delete(log)))
     }
 
-    fn list_logs(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<LogInfo> {
-        self.core.list_logs(prefix, after, limit)
+    fn list_logs(
+        &self,
+        prefix: String,
+        after: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<LogInfo>, ReadError>> {
+        Box::pin(async move { Ok(self.core.list_logs(&prefix, after.as_deref(), limit)) })
     }
 
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {
@@ -311,17 +296,17 @@ impl Administer for LocalEngine {
         Box::pin(self.core.delete_cursor(log, cursor))
     }
 
-    fn cursor(&self, log: LogTarget, cursor: &Name) -> Result<Cursor, CursorError> {
-        self.core.cursor(&log, cursor)
+    fn cursor(&self, log: LogTarget, cursor: Name) -> BoxFuture<'_, Result<Cursor, CursorError>> {
+        Box::pin(async move { self.core.cursor(&log, &cursor) })
     }
 
     fn list_cursors(
         &self,
         log: LogTarget,
-        after: Option<&str>,
+        after: Option<String>,
         limit: usize,
-    ) -> Result<Vec<Cursor>, CursorError> {
-        self.core.list_cursors(&log, after, limit)
+    ) -> BoxFuture<'_, Result<Vec<Cursor>, CursorError>> {
+        Box::pin(async move { self.core.list_cursors(&log, after.as_deref(), limit) })
     }
 
     fn list_producers(
@@ -392,27 +377,24 @@ impl Operate for LocalEngine {
             Some(id) => Some(self.core.verifier.files_of(id)?),
         };
         let mut verifying = self.verifying.lock();
-        verifying.retain(|(_, mailbox, _)| !mailbox.has_ended());
+        verifying.retain(|(_, reports, _)| !reports.has_ended());
         if verifying.len() >= VERIFICATIONS {
             return Err(VerifyError::Busy {
                 running: verifying.len(),
             });
         }
         let control = Arc::new(Control::new(max_bytes_per_second));
-        let mailbox = Arc::new(Mailbox::default());
-        let verification = Verification {
-            control: Arc::clone(&control),
-            mailbox: Arc::clone(&mailbox),
-        };
+        let reports = Arc::new(Reports::default());
+        let verification = Verification::new(Arc::clone(&control), Arc::clone(&reports));
         let (core, steered) = (Arc::clone(&self.core), Arc::clone(&control));
-        let told = Arc::clone(&mailbox);
+        let told = Arc::clone(&reports);
         let run = move || {
             let check = std::panic::AssertUnwindSafe(|| {
                 core.verifier.verify(only, &steered, &mut |progress| {
-                    mailbox.say(progress, &steered);
+                    reports.say(progress, &steered);
                 })
             });
-            mailbox.end(match std::panic::catch_unwind(check) {
+            reports.end(match std::panic::catch_unwind(check) {
                 Ok(Ok(()) | Err(Stop::Stopped)) => Ok(()),
                 Ok(Err(Stop::Io(error))) => Err(error),
                 Err(panic) => Err(threads::note_panic(

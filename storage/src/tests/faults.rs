@@ -311,7 +311,7 @@ fn a_marker_proves_flushes_of_the_interval() {
         engine.write_gathered();
         ticket.wait().unwrap();
         until_marked(&engine);
-        let stat = engine.stat(target("a"), None, None).unwrap();
+        let stat = crate::api::ticket::block_on(engine.stat(target("a"), None, None)).unwrap();
         assert_eq!(stat.info.durable_lsn, Lsn::new(2), "told to be durable");
         drop(engine);
         let path = used_paths(&disk).last().unwrap().clone();

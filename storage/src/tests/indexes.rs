@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "threads of a test")]
 
 use super::*;
-use crate::api::engine::LogEngine;
+use crate::api::engine::{LogEngine, ReadLogs as _};
 use crate::api::record::{LogConfig, SyncMode};
 use crate::api::ticket::block_on;
 use crate::base::ids::SegmentId;
@@ -523,7 +523,7 @@ fn writers_trims_deletions_and_reads_go_on_while_segments_are_indexed() {
         assert_eq!(report.findings, Vec::<String>::new());
         assert_eq!(report.logs, 4);
         for (log, (first, records)) in logs.iter().zip(&done) {
-            let info = engine.stat(target(log), None, None).unwrap().info;
+            let info = block_on(engine.stat(target(log), None, None)).unwrap().info;
             assert_eq!(
                 (info.first_lsn.get(), info.tail_lsn.get()),
                 (*first, records.len() as u64)

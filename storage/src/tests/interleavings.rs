@@ -550,7 +550,7 @@ fn schedule(beginning: Instant) {
             let stat = run
                 .engine
                 .stat(target(follower.log), Some(Visibility::Durable), None);
-            follower.end_at(stat.unwrap().info.tail_lsn);
+            follower.end_at(block_on(stat).unwrap().info.tail_lsn);
         }
     };
     let is_safe = |done: Result<(), SyncError>| match done {

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// All logs by name.
 pub(crate) fn store(engine: &LocalEngine) -> Value {
-    let logs = engine.list_logs("", None, 1000);
+    let logs = block_on(engine.list_logs(String::new(), None, 1000)).unwrap();
     let told = logs
         .iter()
         .map(|info| (info.name.as_str().to_owned(), log(engine, info)));
@@ -19,17 +19,16 @@ pub(crate) fn store(engine: &LocalEngine) -> Value {
 }
 
 fn log(engine: &LocalEngine, info: &LogInfo) -> Value {
-    let mut scan = engine
-        .scan(ScanRequest {
-            selector: Selector::Log(target(&info.name)),
-            start: ScanStart::Lsn(Lsn::ZERO),
-            until_lsn: None,
-            max_records: u64::MAX,
-            follow: false,
-            visibility: None,
-            chunk_bytes: 64 << 10,
-        })
-        .unwrap();
+    let scan = engine.scan(ScanRequest {
+        selector: Selector::Log(target(&info.name)),
+        start: ScanStart::Lsn(Lsn::ZERO),
+        until_lsn: None,
+        max_records: u64::MAX,
+        follow: false,
+        visibility: None,
+        chunk_bytes: 64 << 10,
+    });
+    let mut scan = block_on(scan).unwrap();
     let (mut records, mut expired, mut digest) = (0, 0, Xxh3::new());
     let mut quarantined: Vec<(u64, u64)> = Vec::new();
     let mut proven = true;
@@ -79,8 +78,7 @@ fn log(engine: &LocalEngine, info: &LogInfo) -> Value {
             }
         }
     }
-    let cursors: Vec<Value> = engine
-        .list_cursors(target(&info.name), None, 1000)
+    let cursors: Vec<Value> = block_on(engine.list_cursors(target(&info.name), None, 1000))
         .unwrap()
         .iter()
         .map(|cursor| json!({"name": cursor.name.as_str(), "lsn": cursor.lsn.get(), "time_us": cursor.update_time.micros()}))

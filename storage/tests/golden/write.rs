@@ -478,7 +478,10 @@ fn retained(into: &Path) {
     block_on(store.engine.trim(target("orders"), Lsn::new(3))).unwrap();
     let mut store = store.again(Duration::from_millis(1));
     store.fill(60, [None; 3]);
-    let stat = |log: &str| store.engine.stat(target(log), None, None).unwrap().info;
+    let stat = |log: &str| {
+        let stat = block_on(store.engine.stat(target(log), None, None));
+        stat.unwrap().info
+    };
     let by_records = || stat("orders").first_lsn.advance(20) >= stat("orders").tail_lsn;
     while !by_records() || stat("orders/é").first_lsn == Lsn::ZERO {
         std::thread::yield_now();

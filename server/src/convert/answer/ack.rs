@@ -60,7 +60,7 @@ impl<'a> SessionAck<'a> {
     }
 
     fn durability(&self) -> u64 {
-        i32::from(super::durability(self.durability))
+        i32::from(super::proto_durability(self.durability))
             .unsigned_abs()
             .into()
     }

@@ -11,9 +11,10 @@ use prost::Message;
 use wald_proto::v1::RecordBatch;
 use wald_proto::v1::record::Payload;
 use wald_storage::{
-    Batch, Durability, Guard, LocalEngine, Append as _, ReadLogs as _, Administer as _, Operate as _, LogName, LogRecords, LogTarget, Lsn,
-    Observer, ReadRequest, ReadStart, ReadStrategy, RealDisk, Record, ScanRequest, ScanStart,
-    Selector, StorageConfig, SyncTarget, SystemClock, Ticket, Visibility, block_on,
+    Administer as _, Append as _, Batch, Durability, Guard, LocalEngine, LogName, LogRecords,
+    LogTarget, Lsn, Observer, Operate as _, ReadLogs as _, ReadRequest, ReadStart, ReadStrategy,
+    RealDisk, Record, ScanRequest, ScanStart, Selector, StorageConfig, SyncTarget, SystemClock,
+    Ticket, Visibility, block_on,
 };
 
 use crate::store::{Level, Scanned, Shape, Store, Unable, Writer, unable};
@@ -188,7 +189,7 @@ impl Store for Wald {
     }
 
     fn scan(&self, log: u32) -> Result<Scanned, Unable> {
-        let mut scan = self.engine.scan(ScanRequest {
+        let scan = self.engine.scan(ScanRequest {
             selector: Selector::Log(target(self.log(log))),
             start: ScanStart::First,
             until_lsn: None,
@@ -196,7 +197,8 @@ impl Store for Wald {
             follow: false,
             visibility: Some(Visibility::Accepted),
             chunk_bytes: 256 << 10,
-        })?;
+        });
+        let mut scan = block_on(scan)?;
         let mut scanned = Scanned::default();
         while let Some(chunk) = block_on(scan.next())? {
             for batch in chunk.batches {
@@ -246,7 +248,7 @@ impl Store for Wald {
             let stat = self
                 .engine
                 .stat(target(log), Some(Visibility::Accepted), None);
-            let tail = stat.map_or(0, |stat| stat.info.tail_lsn.get());
+            let tail = block_on(stat).map_or(0, |stat| stat.info.tail_lsn.get());
             tails.extend_from_slice(&tail.to_le_bytes());
         }
         // All logs share one journal, so this flush covers all earlier appends.

@@ -1,0 +1,11 @@
+"""The tests of the RPCs again, each start of the daemon with other arguments."""
+
+from cargo import *
+
+ARGUMENTS = "--segment-bytes 4MiB --read-strategy mmap --worker-threads 1 --reader-threads 1"
+
+
+@check("Tests of appends, sessions, reads and administration pass with other arguments")
+def other_arguments():
+    for name in ("append", "session", "read", "trim", "producers", "fences", "administration"):
+        tested("server", name, WALD_BINARY=str(WALD), WALD_TEST_ARGS=ARGUMENTS)
