@@ -50,13 +50,6 @@ use crate::upkeep::sorter::Sorter;
 use crate::upkeep::verify::online::Verifier;
 use crate::upkeep::verify::scrub::Scrubber;
 
-/// Why the queue did not take a request.
-enum NotTaken {
-    /// The queue has no room for it now.
-    Busy(AppendError, Box<Batch>),
-    Refused(AppendError),
-}
-
 /// The local engine without its threads.
 pub(crate) struct Core {
     pub(crate) store: Arc<Store>,
@@ -221,16 +214,41 @@ impl Core {
             return Ticket::refused(AppendError::SessionEnded);
         }
         let level = level.unwrap_or_else(|| self.level(&batch));
-        match self.take_in(session, batch, level) {
-            Ok(ticket) => ticket,
-            Err(NotTaken::Busy(error, batch)) => Ticket::turned_away(error, batch),
-            Err(NotTaken::Refused(error)) => {
+        let cost = match self.cost(&batch, level) {
+            Ok(cost) => cost,
+            Err(error) => {
                 if let Some(session) = session {
                     session.end_at_intake();
                 }
-                Ticket::refused(error)
+                return Ticket::refused(error);
             }
+        };
+        let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;
+        let limit = self.limits.max_inflight_bytes;
+        // A request larger than the whole budget passes when it is alone.
+        if inflight > limit && inflight > cost {
+            self.journal.inflight.fetch_sub(cost, Ordering::SeqCst);
+            let error = AppendError::Busy {
+                inflight: inflight - cost,
+                limit,
+            };
+            return Ticket::turned_away(error, Box::new(batch));
         }
+        let (ticket, answer) = Ticket::new();
+        let submission = Submission {
+            requests: batch.requests(),
+            operation: Operation::Append {
+                digests: submit::digests(&batch, &self.secret),
+                batch,
+                ticket: answer,
+            },
+            level,
+            cost,
+            submitted: self.journal.clock.monotonic(),
+            session: session.cloned(),
+        };
+        self.intake.push(submission);
+        ticket
     }
 
     fn max_future_micros(&self) -> i64 {
@@ -253,52 +271,15 @@ impl Core {
         }
     }
 
-    /// Takes a request into the queue, unless its bytes are over the budget.
-    fn take_in(
-        &self,
-        session: Option<&Session>,
-        batch: Batch,
-        level: Durability,
-    ) -> Result<Ticket, NotTaken> {
+    /// Checks a request. Returns its cost to the budget of requests in flight, in bytes.
+    fn cost(&self, batch: &Batch, level: Durability) -> Result<u64, AppendError> {
         match level {
             Durability::Accepted | Durability::Written | Durability::Durable => {}
-            Durability::Replicated => {
-                return Err(NotTaken::Refused(AppendError::NotSupported(level)));
-            }
+            Durability::Replicated => return Err(AppendError::NotSupported(level)),
         }
         let now = self.journal.clock.now();
-        let cost = submit::validate(&batch, &self.limits, now, self.max_future_micros())
-            .map_err(|error| NotTaken::Refused(error.into()))?;
-        if let Some(error) = self.journal.refusal() {
-            return Err(NotTaken::Refused(error));
-        }
-        let digests = submit::digests(&batch, &self.secret);
-        let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;
-        let limit = self.limits.max_inflight_bytes;
-        // A request larger than the whole budget passes when it is alone.
-        if inflight > limit && inflight > cost {
-            self.journal.inflight.fetch_sub(cost, Ordering::SeqCst);
-            let error = AppendError::Busy {
-                inflight: inflight - cost,
-                limit,
-            };
-            return Err(NotTaken::Busy(error, Box::new(batch)));
-        }
-        let (ticket, answer) = Ticket::new();
-        let submission = Submission {
-            requests: batch.requests(),
-            operation: Operation::Append {
-                batch,
-                digests,
-                ticket: answer,
-            },
-            level,
-            cost,
-            submitted: self.journal.clock.monotonic(),
-            session: session.cloned(),
-        };
-        self.intake.push(submission);
-        Ok(ticket)
+        let cost = submit::validate(batch, &self.limits, now, self.max_future_micros())?;
+        self.journal.refusal().map_or(Ok(cost), Err)
     }
 
     /// Commits the queue, then writes the clean seal.
