@@ -149,7 +149,7 @@ def check_index(segment, store):
             wrong.append(f"{what}: entries of log {log.id} differ")
         found = differences(what, told, log, False, bool(store.runs), segment.base)
         if found and not segment.life.read_only & PRODUCER_CHANGES:
-            # Versions without this feature told all producers.
+            # Versions without this feature listed all producers.
             found = differences(what, told, log, False, bool(store.runs))
         wrong += found
     return wrong

@@ -209,7 +209,7 @@ allowed = LARGEST_BODY
 
 
 def allow(largest_body):
-    """From now on bodies of so many bytes are decompressed."""
+    """Sets the size up to which bodies are decompressed, in bytes."""
     global allowed
     allowed = max(allowed, largest_body)
 

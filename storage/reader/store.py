@@ -60,7 +60,7 @@ class Store:
         self.logs = {}
         self.damage = []
         self.torn = None
-        # Logs of which nothing beyond this position tells cannot prove their tail.
+        # A log that no frame beyond this position names cannot prove its tail.
         # Positions from which on newest records may be gone.
         self.doubts = []
         self.epoch = 0
@@ -86,7 +86,7 @@ class Store:
         # Segments that the checkpoint covers: by name, with what it says of them.
         self.covered = {f"{one[0]:016x}.seg": one for one in self.checkpoint["segments"]} if self.checkpoint else {}
         self.segments = self.find_segments()
-        # A last segment of which not even the link became whole: the journal had not got there.
+        # A last segment without a whole link: the journal had not begun it.
         while (self.segments and self.segments[-1].told_end is None and self.end_of_last() == FIRST_FRAME):
             self.segments.pop()
 
@@ -468,7 +468,7 @@ class Store:
         log.stored += frame.size
         sent = producer(frame)
         if sent:
-            # Those differ of which a record was stored with a later time than it was sent with.
+            # A digest differs if a record was stored with a later time than it was sent with.
             key = self.key[1] if len(sent.digest) == 16 else None
             self.digests[sent_digest(plain(frame), key) == sent.digest] += 1
         self.remember(log, frame, unit, found[0]["time_us"])
