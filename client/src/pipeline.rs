@@ -29,7 +29,7 @@ use wald_proto::v1::record::Payload;
 
 use self::driver::Driver;
 pub(crate) use self::gather::Reply;
-use self::gather::{Gathered, Gatherer, Sealed, Work};
+use self::gather::{Gathered, Gatherer, SealedBatch, Work};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::lsn::Lsn;
@@ -197,7 +197,7 @@ impl Pipeline {
         let bytes = RECORD_OVERHEAD_BYTES + records.map(size).sum::<usize>();
         let permit = self.room(bytes).await?;
         let (sender, pending) = oneshot::channel();
-        self.submit(Work::Batch(Sealed {
+        self.submit(Work::Batch(SealedBatch {
             request,
             reply: reply(sender),
             permit,

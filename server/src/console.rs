@@ -35,7 +35,7 @@ use crate::config::Config;
 use crate::http::Hosts;
 use crate::rpc::Node;
 use history::History;
-use server::Settings;
+use server::SettingsView;
 
 /// Pages that may be open and visible at a time, whatever the number of connections; a hidden
 /// one gives its place back.
@@ -46,7 +46,7 @@ const MAX_READS: usize = 4;
 /// State that the console's requests share.
 struct Console {
     node: Arc<Node>,
-    settings: Settings,
+    settings: SettingsView,
     history: Arc<History>,
     streams: Arc<Semaphore>,
     reads: Arc<Semaphore>,
@@ -67,7 +67,7 @@ pub(crate) fn router(
     tokio::spawn(history::sample(Arc::clone(&node), Arc::clone(&history)));
     let console = Arc::new(Console {
         node,
-        settings: Settings::new(config, grpc, http),
+        settings: SettingsView::new(config, grpc, http),
         history,
         streams: Arc::new(Semaphore::new(streams.min(MAX_STREAMS))),
         reads: Arc::new(Semaphore::new(MAX_READS)),
@@ -120,15 +120,15 @@ impl From<Status> for Refused {
 
 /// An error in JSON.
 #[derive(Serialize)]
-struct Told<'a> {
+struct ErrorView<'a> {
     /// The code that gRPC would answer, such as `NotFound`.
     code: String,
     message: &'a str,
 }
 
 impl Refused {
-    fn told(&self) -> Told<'_> {
-        Told {
+    fn told(&self) -> ErrorView<'_> {
+        ErrorView {
             code: format!("{:?}", self.0.code()),
             message: self.0.message(),
         }

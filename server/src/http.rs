@@ -49,9 +49,9 @@ use crate::console;
 use crate::drain::{Phase, draining};
 use crate::rpc::Node;
 use crate::transport::pause_after_failed_accept;
-use conn::{Conn, Protocol};
+use conn::{HttpConn, PeerProtocol};
 pub(crate) use hosts::{Hosts, UNKNOWN, asked};
-use places::{Bounds, Holder, Overdue, Place, Places, UNREAD, Work};
+use places::{ConnPlace, ConnPlaces, Holder, Overdue, RequestAtWork, TimeBounds, UNREAD};
 use render::Renderer;
 
 /// Most bytes of a request head. Longer ones are answered 431.
@@ -153,7 +153,7 @@ struct Port {
     router: Router,
     phase: watch::Receiver<Phase>,
     grpc: SocketAddr,
-    bounds: Bounds,
+    bounds: TimeBounds,
     /// Requests at work, probes aside: half of the places, so that one is always free or idle.
     at_work: Arc<Semaphore>,
 }
@@ -172,14 +172,14 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
         router,
         phase: node.phase.clone(),
         grpc,
-        bounds: Bounds {
+        bounds: TimeBounds {
             head: config.http_head_timeout,
             idle: config.http_idle_timeout,
         },
         at_work: Arc::new(Semaphore::new(most / 2)),
     });
     let waits = &node.metrics.accept_waits.http;
-    let places = Places::new(most, waits.clone());
+    let places = ConnPlaces::new(most, waits.clone());
     loop {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
@@ -207,7 +207,7 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
 /// Serves one connection until it is closed or overdue.
 async fn connection(socket: TcpStream, holder: Holder, port: Arc<Port>) {
     let place = holder.place();
-    let conn = Conn::new(socket, Arc::clone(place));
+    let conn = HttpConn::new(socket, Arc::clone(place));
     let overdue = tokio::select! {
         biased;
         () = talk(conn, place, &port) => return,
@@ -223,7 +223,7 @@ async fn connection(socket: TcpStream, holder: Holder, port: Arc<Port>) {
 }
 
 /// Serves one connection, whatever its peer speaks.
-async fn talk(mut conn: Conn, place: &Arc<Place>, port: &Arc<Port>) {
+async fn talk(mut conn: HttpConn, place: &Arc<ConnPlace>, port: &Arc<Port>) {
     let mut phase = port.phase.clone();
     let protocol = tokio::select! {
         protocol = conn.protocol() => protocol,
@@ -231,9 +231,9 @@ async fn talk(mut conn: Conn, place: &Arc<Place>, port: &Arc<Port>) {
         () = after_draining(&mut phase) => return,
     };
     match protocol {
-        Ok(Protocol::Http1) => http1(conn, place, port, phase).await,
-        Ok(Protocol::Http2) => foreign::http2(conn, port.grpc).await,
-        Ok(Protocol::Tls) => foreign::tls(conn, port.grpc).await,
+        Ok(PeerProtocol::Http1) => http1(conn, place, port, phase).await,
+        Ok(PeerProtocol::Http2) => foreign::http2(conn, port.grpc).await,
+        Ok(PeerProtocol::Tls) => foreign::tls(conn, port.grpc).await,
         Err(error) => tracing::debug!(%error, "an HTTP connection was lost"),
     }
 }
@@ -249,8 +249,8 @@ async fn after_draining(phase: &mut watch::Receiver<Phase>) {
 
 /// Serves HTTP/1, one request after the other.
 async fn http1(
-    conn: Conn,
-    place: &Arc<Place>,
+    conn: HttpConn,
+    place: &Arc<ConnPlace>,
     port: &Arc<Port>,
     mut phase: watch::Receiver<Phase>,
 ) {
@@ -283,7 +283,7 @@ async fn http1(
 }
 
 /// Answers a request, and holds its place among those at work until the answer is sent.
-async fn answer(request: Request<Incoming>, work: Work, port: &Port) -> Response<Body> {
+async fn answer(request: Request<Incoming>, work: RequestAtWork, port: &Port) -> Response<Body> {
     if let Some(refusal) = refusal(&request) {
         return refusal.into_response();
     }
@@ -298,7 +298,7 @@ async fn answer(request: Request<Incoming>, work: Work, port: &Port) -> Response
     };
     let Ok(response) = port.router.clone().call(request.map(Body::new)).await;
     response.map(|body| {
-        Body::new(Answer {
+        Body::new(AnswerBody {
             body,
             _work: work,
             _permit: permit,
@@ -330,13 +330,13 @@ fn refusal(request: &Request<Incoming>) -> Option<(StatusCode, HeaderMap, &'stat
 }
 
 /// The body of an answer, at work until its last byte was handed to the transport.
-struct Answer {
+struct AnswerBody {
     body: Body,
-    _work: Work,
+    _work: RequestAtWork,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for AnswerBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -357,7 +357,7 @@ impl http_body::Body for Answer {
 }
 
 /// State that the routes need.
-struct Routes {
+struct HttpRoutes {
     node: Arc<Node>,
     renderer: Renderer,
     hosts: Arc<Hosts>,
@@ -385,14 +385,14 @@ fn router(node: Arc<Node>, hosts: &Arc<Hosts>, has_console: bool, grpc: SocketAd
             let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
             (StatusCode::NOT_FOUND, kind, nothing)
         })
-        .with_state(Arc::new(Routes {
+        .with_state(Arc::new(HttpRoutes {
             renderer: Renderer::new(Arc::clone(&node)),
             node,
             hosts: Arc::clone(hosts),
         }))
 }
 
-async fn ready(State(routes): State<Arc<Routes>>) -> Response {
+async fn ready(State(routes): State<Arc<HttpRoutes>>) -> Response {
     let phase = *routes.node.phase.borrow();
     match phase.not_ready() {
         None => "ready\n".into_response(),
@@ -402,7 +402,7 @@ async fn ready(State(routes): State<Arc<Routes>>) -> Response {
 
 /// For scrapers, which come by an address, or by the name of a service. A browser always names a
 /// host; of HTTP/1.0 no header is required.
-async fn metrics(State(routes): State<Arc<Routes>>, uri: Uri, headers: HeaderMap) -> Response {
+async fn metrics(State(routes): State<Arc<HttpRoutes>>, uri: Uri, headers: HeaderMap) -> Response {
     let unnamed = uri.authority().is_none() && !headers.contains_key(header::HOST);
     let known = asked(&uri, &headers).is_some_and(|host| routes.hosts.knows_or_is_one_word(&host));
     if !known && !unnamed {

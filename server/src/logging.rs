@@ -23,13 +23,13 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use limit::Limited;
-use writer::{LINES, Queue};
+use writer::{LINES, LineQueue};
 
 /// Longest time that the end of the process waits for stderr to take the last lines.
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// The running log.
-pub(crate) struct Log {
+pub(crate) struct LogFilter {
     filter: reload::Handle<EnvFilter, Registry>,
 }
 
@@ -41,17 +41,20 @@ pub(crate) fn start(
     json: bool,
     filter: &str,
     traces: Option<Box<dyn Layer<Registry> + Send + Sync>>,
-) -> Result<Log, String> {
+) -> Result<LogFilter, String> {
     let filter = config::log_filter(filter)?;
     let (filter, handle) = reload::Layer::new(filter);
     let lines = if json {
-        let lines = fmt::layer().json().flatten_event(true).with_writer(Queue);
+        let lines = fmt::layer()
+            .json()
+            .flatten_event(true)
+            .with_writer(LineQueue);
         Limited(lines).with_filter(filter).boxed()
     } else {
         let lines = fmt::layer()
             .with_target(false)
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-            .with_writer(Queue);
+            .with_writer(LineQueue);
         Limited(lines).with_filter(filter).boxed()
     };
     let mut layers = vec![lines];
@@ -64,7 +67,7 @@ pub(crate) fn start(
         .start_writing(io::stderr())
         .map_err(|error| format!("cannot start a thread: {error}"))?;
     std::panic::set_hook(Box::new(log_panic));
-    Ok(Log { filter: handle })
+    Ok(LogFilter { filter: handle })
 }
 
 /// Puts a line that is no event on stderr, after all lines before it.
@@ -82,7 +85,7 @@ pub(crate) fn flush() {
 
 /// Log lines that were not written, since the process started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lost {
+pub(crate) struct DroppedLines {
     /// Lines for which the queue had no room, because stderr was not read.
     pub(crate) unread: u64,
     /// Lines beyond one a second from one place in the code.
@@ -90,8 +93,8 @@ pub(crate) struct Lost {
 }
 
 /// Returns the number of lines that were not written so far.
-pub(crate) fn lost() -> Lost {
-    Lost {
+pub(crate) fn lost() -> DroppedLines {
+    DroppedLines {
         unread: LINES.lost(),
         repeated: limit::suppressed(),
     }
@@ -120,7 +123,7 @@ fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
     );
 }
 
-impl Log {
+impl LogFilter {
     /// Changes the filter of the log from now on.
     pub(crate) fn set_filter(&self, filter: &str) {
         let changed = config::log_filter(filter)

@@ -30,7 +30,7 @@ use crate::base::threads;
 use crate::base::wire;
 use crate::format::active::{Place, Places};
 use crate::format::chain::Chain;
-use crate::logs::extras::{Extras, ExtrasImage, Missing};
+use crate::logs::extras::{Extras, ExtrasImage, MissingRecords};
 use crate::logs::image::Image;
 use crate::logs::producers::Producers;
 use crate::logs::quotas::{Holdings, Load};
@@ -363,7 +363,7 @@ impl LogState {
     }
 
     /// Ranges that this store has never had, in order.
-    pub(crate) fn missing(&self) -> &[Missing] {
+    pub(crate) fn missing(&self) -> &[MissingRecords] {
         self.extras.as_deref().map_or(&[], |extras| &extras.missing)
     }
 
@@ -773,10 +773,10 @@ const MANY: usize = 20_000;
 
 /// A log with its sort key, gathered in the order of memory: usually the first bytes in which names differ,
 /// the name, the log.
-type Keyed = (u64, LogName, Arc<Log>);
+type KeyedLog = (u64, LogName, Arc<Log>);
 
 /// Logs in the order of their names. Of two logs with one name, the newer one comes last.
-fn in_order(logs: &[Arc<Log>]) -> Vec<Keyed> {
+fn in_order(logs: &[Arc<Log>]) -> Vec<KeyedLog> {
     fn bytes(log: &Arc<Log>) -> &[u8] {
         log.name.as_str().as_bytes()
     }
@@ -788,7 +788,7 @@ fn in_order(logs: &[Arc<Log>]) -> Vec<Keyed> {
         std::iter::zip(&mut key, &bytes(log)[shared..]).for_each(|(to, byte)| *to = *byte);
         u64::from_be_bytes(key)
     };
-    let order = |(key, name, log): &Keyed, (other_key, other_name, other): &Keyed| {
+    let order = |(key, name, log): &KeyedLog, (other_key, other_name, other): &KeyedLog| {
         key.cmp(other_key)
             .then_with(|| name.cmp(other_name))
             .then_with(|| log.id.cmp(&other.id))
@@ -797,7 +797,7 @@ fn in_order(logs: &[Arc<Log>]) -> Vec<Keyed> {
         let keyed = logs
             .iter()
             .map(|log| (key(log), log.name.clone(), Arc::clone(log)));
-        let mut keyed: Vec<Keyed> = keyed.collect();
+        let mut keyed: Vec<KeyedLog> = keyed.collect();
         keyed.sort_unstable_by(order);
         keyed
     };

@@ -31,8 +31,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
     pub(crate) endpoint: String,
     /// Form of the output on stdout
-    #[arg(long, short = 'o', value_enum, default_value_t = Output::Text)]
-    pub(crate) output: Output,
+    #[arg(long, short = 'o', value_enum, default_value_t = BenchOutput::Text)]
+    pub(crate) output: BenchOutput,
     /// The load to measure
     #[arg(value_enum)]
     pub(crate) workload: Workload,
@@ -130,7 +130,7 @@ impl BenchArgs {
 
 /// Form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum BenchOutput {
     /// A table and lines
     Text,
     /// One JSON document with all figures of all rounds

@@ -12,8 +12,8 @@ use wald_proto::v1::wal_service_client::WalServiceClient;
 
 use crate::connection::Connection;
 use crate::gate::Due;
-use crate::record::{Answer, Shared};
-use crate::spec::{Spec, Work};
+use crate::record::{AnswerTimes, SharedRecorder};
+use crate::spec::{LoadKind, Spec};
 
 /// Pause after a failure: a refused caller does not repeat at once.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -110,7 +110,7 @@ pub(crate) struct Caller {
     load: Arc<Load>,
     wal: WalServiceClient<Connection>,
     echo: EchoServiceClient<Connection>,
-    shared: Shared,
+    shared: SharedRecorder,
     number: u64,
     stride: u64,
     draw: Draw,
@@ -121,7 +121,7 @@ impl Caller {
     pub(crate) fn new(
         load: &Arc<Load>,
         connection: &Connection,
-        shared: &Shared,
+        shared: &SharedRecorder,
         index: usize,
         callers: usize,
     ) -> Self {
@@ -144,7 +144,7 @@ impl Caller {
         let answered = Instant::now();
         match done {
             Ok((records, bytes)) => {
-                self.shared.lock().answered(&Answer {
+                self.shared.lock().answered(&AnswerTimes {
                     due: due.at,
                     sent: sent.max(due.at),
                     answered,
@@ -169,7 +169,7 @@ impl Caller {
         self.number = self.number.wrapping_add(self.stride);
         let sent = u64::from(spec.batch) * u64::from(spec.record_bytes);
         if spec.echo {
-            let read = spec.work == Work::Read;
+            let read = spec.work == LoadKind::Read;
             let request = echo::EchoRequest {
                 records: if read { Vec::new() } else { load.payloads() },
                 answer_bytes: if read { spec.record_bytes } else { 0 },
@@ -181,14 +181,14 @@ impl Caller {
             });
         }
         match spec.work {
-            Work::Batch => {
+            LoadKind::Batch => {
                 let request = load.batch(self.number);
                 let answer = self.wal.append_batch(request).await?.into_inner();
                 let ack = answer.appends.first();
                 let records = ack.map_or(0, |ack| ack.next_lsn() - ack.first_lsn());
                 Ok((records, sent))
             }
-            Work::Read => {
+            LoadKind::Read => {
                 let request = proto::ReadRequest {
                     log: load.log(0),
                     start: Some(proto::read_request::Start::Lsn(
@@ -202,7 +202,7 @@ impl Caller {
                 Ok(page.batch.map_or((0, 0), |batch| counted(&batch)))
             }
             _ => {
-                let follow = spec.work == Work::Follow;
+                let follow = spec.work == LoadKind::Follow;
                 let request = proto::AppendRequest {
                     log: load.log(self.number),
                     record: Some(record(match follow {

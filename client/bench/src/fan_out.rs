@@ -19,9 +19,9 @@ use crate::caller::Load;
 use crate::connection::Connection;
 use crate::figure::{Figure, median, ratio};
 use crate::gate::Gate;
-use crate::record::{Shared, Times};
-use crate::report::{Check, Entry, Report};
-use crate::spec::{Spec, Work};
+use crate::record::{Percentiles, SharedRecorder};
+use crate::report::{Report, ReportEntry, TargetCheck};
+use crate::spec::{LoadKind, Spec};
 use crate::{Bench, Case, Rounds};
 
 /// Default appends per second.
@@ -49,7 +49,7 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         ..bench.spec()
     };
     let followers = Spec {
-        work: Work::Followers,
+        work: LoadKind::Followers,
         in_flight: followers_of_log,
         connections: CONNECTIONS,
         rate: None,
@@ -68,7 +68,7 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     report.entries = cases
         .iter()
         .zip(rounds)
-        .map(|(case, wald)| Entry {
+        .map(|(case, wald)| ReportEntry {
             name: case.name.clone(),
             checks: match case.specs.len() {
                 1 => Vec::new(),
@@ -82,11 +82,12 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<Check> {
+fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<TargetCheck> {
     let of_alone = |figure: &dyn Fn(&Figure) -> f64| ratio(beside, alone, figure);
-    let time =
-        |figure: &Figure, which: fn(&Times) -> f64| figure.latency_us.as_ref().map_or(0.0, which);
-    let age = |which: fn(&Times) -> f64| {
+    let time = |figure: &Figure, which: fn(&Percentiles) -> f64| {
+        figure.latency_us.as_ref().map_or(0.0, which)
+    };
+    let age = |which: fn(&Percentiles) -> f64| {
         let of_round = beside.rounds.iter().filter_map(|round| {
             let times = round.figures.get(1)?.latency_us.as_ref()?;
             Some(which(times) / 1e3)
@@ -100,24 +101,24 @@ fn checks(alone: &Rounds, beside: &Rounds, followers: usize) -> Vec<Check> {
         Some(followers_got.rate() / (appends.rate() * followers as f64))
     });
     vec![
-        Check::least("rate, of alone", LEAST_RATE, of_alone(&Figure::rate)),
-        Check::told(
+        TargetCheck::least("rate, of alone", LEAST_RATE, of_alone(&Figure::rate)),
+        TargetCheck::told(
             "p50, of alone",
             of_alone(&|figure| time(figure, |times| times.p50)),
         ),
-        Check::told(
+        TargetCheck::told(
             "p99, of alone",
             of_alone(&|figure| time(figure, |times| times.p99)),
         ),
-        Check::told(
+        TargetCheck::told(
             "given to followers, of all there was",
             median(given.collect()),
         ),
-        Check::told(
+        TargetCheck::told(
             "p50 of the age of what they are given, ms",
             age(|times| times.p50),
         ),
-        Check::told(
+        TargetCheck::told(
             "p99 of the age of what they are given, ms",
             age(|times| times.p99),
         ),
@@ -130,7 +131,7 @@ pub(crate) async fn follow(
     load: Arc<Load>,
     connection: Connection,
     gate: Arc<Gate>,
-    shared: Shared,
+    shared: SharedRecorder,
 ) -> Result<()> {
     let end = gate.end().context("followers end at a time")?;
     let request = proto::ScanRequest {
@@ -185,7 +186,7 @@ const TIMESTAMP_US: u32 = 4;
 
 /// The contents of a response.
 #[derive(Debug, Default, PartialEq)]
-struct Given {
+struct ResponseContents {
     records: u64,
     /// Bytes of the records.
     bytes: u64,
@@ -194,8 +195,8 @@ struct Given {
 }
 
 /// Counts the contents of a response. Records must continue from `next`, if that is known.
-fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<Given> {
-    let mut given = Given::default();
+fn count(mut message: &[u8], next: &mut Option<u64>) -> Result<ResponseContents> {
+    let mut given = ResponseContents::default();
     while !message.is_empty() {
         let (field, wire_type) = decode_key(&mut message)?;
         if field != BATCHES {
@@ -274,7 +275,10 @@ mod tests {
         assert!(given.bytes > 600);
         assert_eq!(count(&response(7, 1), &mut next).unwrap().records, 1);
         let heartbeat = proto::ScanResponse::default().encode_to_vec();
-        assert_eq!(count(&heartbeat, &mut next).unwrap(), Given::default());
+        assert_eq!(
+            count(&heartbeat, &mut next).unwrap(),
+            ResponseContents::default()
+        );
         assert_eq!(next, Some(8));
         let missing = count(&response(9, 1), &mut next).unwrap_err();
         assert_eq!(missing.to_string(), "a follower got lsn 9, not 8");

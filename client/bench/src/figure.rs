@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::record::{Counted, Times};
+use crate::record::{Percentiles, WindowCounts};
 use crate::server::Used;
 use crate::spec::Spec;
 
@@ -26,11 +26,11 @@ pub(crate) struct Figure {
     pub(crate) bytes_per_second: f64,
     /// From when a call was due (open loop) or sent (closed) to its answer; of a scan, the
     /// whole of it. Absent: nothing ended in time.
-    pub(crate) latency_us: Option<Times>,
+    pub(crate) latency_us: Option<Percentiles>,
     /// From sending an append to a follower having the record.
-    pub(crate) delivery_us: Option<Times>,
+    pub(crate) delivery_us: Option<Percentiles>,
     /// Open loop: delay of the calls after they were due.
-    pub(crate) send_lag_us: Option<Times>,
+    pub(crate) send_lag_us: Option<Percentiles>,
     /// Records acked in all, warm-up and late answers too.
     pub(crate) records_in_all: u64,
     pub(crate) errors: BTreeMap<String, u64>,
@@ -40,8 +40,8 @@ impl Figure {
     pub(crate) fn new(
         load: &Spec,
         time: Duration,
-        counted: &Counted,
-        delivered: Option<&Counted>,
+        counted: &WindowCounts,
+        delivered: Option<&WindowCounts>,
     ) -> Self {
         let seconds = time.as_secs_f64();
         let rate = |number: u64| match seconds > 0.0 {
@@ -57,9 +57,9 @@ impl Figure {
             acks_per_second: rate(counted.calls),
             records_per_second: rate(counted.records),
             bytes_per_second: rate(counted.bytes),
-            latency_us: Times::of(&counted.times),
-            delivery_us: delivered.and_then(|seen| Times::of(&seen.times)),
-            send_lag_us: Times::of(&counted.lags),
+            latency_us: Percentiles::of(&counted.times),
+            delivery_us: delivered.and_then(|seen| Percentiles::of(&seen.times)),
+            send_lag_us: Percentiles::of(&counted.lags),
             records_in_all: 0,
             errors: BTreeMap::new(),
         }

@@ -7,9 +7,9 @@ use wald_proto::echo::EchoRequest;
 
 use crate::caller::Load;
 use crate::connection::Connection;
-use crate::measure::Target;
+use crate::measure::LoadTarget;
 use crate::say;
-use crate::spec::{Spec, Work};
+use crate::spec::{LoadKind, Spec};
 
 /// Records of one request at most, and bytes of them: below the server's limits as it comes.
 const RECORDS: u64 = 1_000;
@@ -28,7 +28,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// Asks the echo service once.
-pub(crate) fn check_echo(target: &Target) -> Result<()> {
+pub(crate) fn check_echo(target: &LoadTarget) -> Result<()> {
     block_on(async {
         let connection = Connection::open(&target.endpoint).await?;
         match connection.echo().echo(EchoRequest::default()).await {
@@ -43,7 +43,7 @@ pub(crate) fn check_echo(target: &Target) -> Result<()> {
 }
 
 /// Appends to the log that will be read until it has the requested records, and flushes them.
-pub(crate) fn fill(target: &Target, spec: &Spec) -> Result<()> {
+pub(crate) fn fill(target: &LoadTarget, spec: &Spec) -> Result<()> {
     block_on(async {
         let connection = Connection::open(&target.endpoint).await?;
         let mut wal = connection.wal();
@@ -53,7 +53,7 @@ pub(crate) fn fill(target: &Target, spec: &Spec) -> Result<()> {
             say(&format!("filling {log}: {} records", spec.filled - tail));
         }
         let records = match spec.work {
-            Work::Read => READ_RECORDS,
+            LoadKind::Read => READ_RECORDS,
             _ => RECORDS,
         };
         let most = (BYTES / u64::from(spec.record_bytes).max(1)).clamp(1, records);

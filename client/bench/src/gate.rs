@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::spec::{Extent, Window};
+use crate::spec::{Extent, MeasureWindow};
 
 /// A call that must be sent.
 #[derive(Debug, Clone, Copy)]
@@ -39,8 +39,8 @@ impl Gate {
         }
     }
 
-    pub(crate) fn window(&self, by_due: bool) -> Window {
-        Window {
+    pub(crate) fn window(&self, by_due: bool) -> MeasureWindow {
+        MeasureWindow {
             begin: self.begin,
             end: self.end,
             by_due,

@@ -9,7 +9,7 @@
 use indicatif::{HumanBytes, HumanCount};
 
 use crate::figure::Measurement;
-use crate::spec::{Level, Spec, Work};
+use crate::spec::{Level, LoadKind, Spec};
 
 /// Items of the whole scenario.
 pub(crate) const ITEMS: u64 = 16_186_000;
@@ -25,7 +25,7 @@ pub(crate) const PUBLISHED: &str = "published (BanyanDB, 16 cores, paced by the 
 /// The scenario as a load.
 pub(crate) fn spec(sessions: usize, prefix: &str, durability: Level, rate: Option<f64>) -> Spec {
     Spec {
-        work: Work::Session,
+        work: LoadKind::Session,
         in_flight: BURST * sessions,
         connections: sessions,
         logs: INSTANCES,

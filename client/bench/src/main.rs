@@ -41,10 +41,10 @@ use wald_text::shown::escaped;
 
 use args::{BenchArgs, Workload};
 use figure::{Rounds, ratio};
-use measure::{Plan, Target, measure};
-use report::{Entry, Report};
+use measure::{LoadTarget, MeasurePlan, measure};
+use report::{Report, ReportEntry};
 use server::About;
-use spec::{Extent, Level, Spec, Work};
+use spec::{Extent, Level, LoadKind, Spec};
 
 /// Default address of a server's metrics.
 const DEFAULT_METRICS: &str = "http://127.0.0.1:6926/metrics";
@@ -67,9 +67,9 @@ impl Case {
 /// One run of the command.
 struct Bench {
     args: BenchArgs,
-    target: Target,
+    target: LoadTarget,
     about: About,
-    plan: Plan,
+    plan: MeasurePlan,
 }
 
 fn main() -> ExitCode {
@@ -99,14 +99,14 @@ fn run(args: BenchArgs) -> Result<()> {
         Ok((client.endpoint().to_owned(), client.server_info().await?))
     })?;
     let default = (endpoint == DEFAULT_ENDPOINT).then(|| DEFAULT_METRICS.to_owned());
-    let target = Target {
+    let target = LoadTarget {
         endpoint,
         metrics: args.metrics.clone().or(default),
     };
     if target.metrics.is_none() {
         say("no --metrics: the server's use of resources is not measured");
     }
-    let plan = Plan {
+    let plan = MeasurePlan {
         warm_up: args.warm_up,
         extent: match args.count {
             Some(count) => Extent::Count(count),
@@ -148,13 +148,13 @@ impl Bench {
     fn spec(&self) -> Spec {
         let args = &self.args;
         let (work, in_flight, batch, durability) = match args.workload {
-            Workload::Written => (Work::Append, 64, 1, Level::Written),
-            Workload::Batch => (Work::Batch, 64, 100, Level::Durable),
-            Workload::Session => (Work::Session, 1024, 1, Level::Durable),
-            Workload::Scan => (Work::Scan, 1, 1, Level::Durable),
-            Workload::Read => (Work::Read, 64, 1, Level::Durable),
-            Workload::Follow => (Work::Follow, 1, 1, Level::Durable),
-            _ => (Work::Append, 64, 1, Level::Durable),
+            Workload::Written => (LoadKind::Append, 64, 1, Level::Written),
+            Workload::Batch => (LoadKind::Batch, 64, 100, Level::Durable),
+            Workload::Session => (LoadKind::Session, 1024, 1, Level::Durable),
+            Workload::Scan => (LoadKind::Scan, 1, 1, Level::Durable),
+            Workload::Read => (LoadKind::Read, 64, 1, Level::Durable),
+            Workload::Follow => (LoadKind::Follow, 1, 1, Level::Durable),
+            _ => (LoadKind::Append, 64, 1, Level::Durable),
         };
         Spec {
             work,
@@ -203,7 +203,7 @@ impl Bench {
         let durability = self.args.durability.unwrap_or(Level::Durable);
         let rate = self.args.rate.first().copied();
         let spec = istio::spec(self.args.connections, &self.args.prefix, durability, rate);
-        let plan = Plan {
+        let plan = MeasurePlan {
             extent: Extent::Count(self.args.items),
             ..self.plan
         };
@@ -216,11 +216,16 @@ impl Bench {
     }
 
     /// Measures each case, and its echo right after it.
-    fn pairs(&self, cases: &[Case], echo: bool) -> Result<Vec<Entry>> {
+    fn pairs(&self, cases: &[Case], echo: bool) -> Result<Vec<ReportEntry>> {
         self.pairs_with(cases, echo, &self.plan)
     }
 
-    fn pairs_with(&self, cases: &[Case], echo: bool, plan: &Plan) -> Result<Vec<Entry>> {
+    fn pairs_with(
+        &self,
+        cases: &[Case],
+        echo: bool,
+        plan: &MeasurePlan,
+    ) -> Result<Vec<ReportEntry>> {
         let mut all = Vec::new();
         for case in cases {
             all.push(Case {
@@ -242,7 +247,7 @@ impl Bench {
             let ratio = echo
                 .as_ref()
                 .and_then(|echo| ratio(&wald, echo, |figure| figure.rate()));
-            entries.push(Entry {
+            entries.push(ReportEntry {
                 name: case.name.clone(),
                 wald,
                 echo,
@@ -254,9 +259,9 @@ impl Bench {
     }
 
     /// All cases in turn, for the requested number of rounds.
-    fn rounds(&self, cases: &[Case], plan: &Plan) -> Result<Vec<Rounds>> {
+    fn rounds(&self, cases: &[Case], plan: &MeasurePlan) -> Result<Vec<Rounds>> {
         for spec in cases.iter().flat_map(|case| &case.specs) {
-            if matches!(spec.work, Work::Scan | Work::Read) && !spec.echo {
+            if matches!(spec.work, LoadKind::Scan | LoadKind::Read) && !spec.echo {
                 fill::fill(&self.target, spec)?;
             }
         }

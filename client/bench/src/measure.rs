@@ -21,21 +21,21 @@ use crate::connection::Connection;
 use crate::fan_out;
 use crate::figure::{Figure, Measurement, Second};
 use crate::gate::{Due, Gate, pace};
-use crate::record::{Counted, Shared, Times};
+use crate::record::{Percentiles, SharedRecorder, WindowCounts};
 use crate::server::{Scrape, Used};
-use crate::session::{self, Session};
-use crate::spec::{Extent, Spec, Window, Work};
+use crate::session::{self, LoadSession};
+use crate::spec::{Extent, LoadKind, MeasureWindow, Spec};
 use crate::stream;
 
 /// The server under load.
 #[derive(Debug, Clone)]
-pub(crate) struct Target {
+pub(crate) struct LoadTarget {
     pub(crate) endpoint: String,
     /// Address of its metrics, if known.
     pub(crate) metrics: Option<String>,
 }
 
-impl Target {
+impl LoadTarget {
     pub(crate) fn scrape(&self) -> Result<Option<Scrape>> {
         self.metrics.as_deref().map(Scrape::take).transpose()
     }
@@ -43,7 +43,7 @@ impl Target {
 
 /// Duration, and detail of the measurement.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct MeasurePlan {
     pub(crate) warm_up: Duration,
     pub(crate) extent: Extent,
     /// Whether to keep a figure of each second.
@@ -53,13 +53,13 @@ pub(crate) struct Plan {
 /// Values that a thread needs once all are ready.
 struct Begin {
     gate: Arc<Gate>,
-    shared: Shared,
-    seen: Shared,
+    shared: SharedRecorder,
+    seen: SharedRecorder,
     due: Option<UnboundedReceiver<Due>>,
 }
 
 /// A thread with its share of a load.
-struct Worker {
+struct LoadWorker {
     thread: JoinHandle<Result<()>>,
     begin: Sender<Begin>,
 }
@@ -68,12 +68,16 @@ struct Worker {
 struct Running {
     spec: Spec,
     gate: Arc<Gate>,
-    workers: Vec<(JoinHandle<Result<()>>, Shared, Shared)>,
+    workers: Vec<(JoinHandle<Result<()>>, SharedRecorder, SharedRecorder)>,
     pacer: Option<JoinHandle<()>>,
 }
 
 /// Runs the loads at the same time.
-pub(crate) fn measure(target: &Target, specs: &[Spec], plan: &Plan) -> Result<Measurement> {
+pub(crate) fn measure(
+    target: &LoadTarget,
+    specs: &[Spec],
+    plan: &MeasurePlan,
+) -> Result<Measurement> {
     let epoch = Instant::now();
     let (ended, ends) = channel();
     let mut ready = Vec::new();
@@ -132,24 +136,24 @@ fn processor_time() -> Duration {
 
 /// Starts the threads of a load; they are connected when this returns.
 fn connect(
-    target: &Target,
+    target: &LoadTarget,
     spec: &Spec,
     epoch: Instant,
     ended: &Sender<()>,
-) -> Result<Vec<Worker>> {
+) -> Result<Vec<LoadWorker>> {
     let load = Load::new(spec, epoch);
     let connections = spec.used_connections();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match spec.work {
         // One clock hand-off less between appender and follower; followers should leave the
         // processors to the others.
-        Work::Follow | Work::Followers => 1,
+        LoadKind::Follow | LoadKind::Followers => 1,
         _ => connections.min(cores),
     };
     let (ready, all_ready) = channel();
     let mut workers = Vec::new();
     for index in 0..threads {
-        let share = Share {
+        let share = LoadShare {
             endpoint: target.endpoint.clone(),
             load: Arc::clone(&load),
             numbers: (index..connections).step_by(threads).collect(),
@@ -164,7 +168,7 @@ fn connect(
                 let _ = ended.send(());
                 done
             })?;
-        workers.push(Worker { thread, begin });
+        workers.push(LoadWorker { thread, begin });
     }
     drop(ready);
     for _ in 0..threads {
@@ -187,18 +191,18 @@ fn connect(
 
 fn set_off(
     spec: &Spec,
-    ready: Vec<Worker>,
-    plan: &Plan,
+    ready: Vec<LoadWorker>,
+    plan: &MeasurePlan,
     start: Instant,
     begin: Instant,
 ) -> Result<Running> {
     let gate = Arc::new(Gate::new(begin, plan.extent));
-    let window: Window = gate.window(spec.rate.is_some());
+    let window: MeasureWindow = gate.window(spec.rate.is_some());
     let mut workers = Vec::new();
     let mut told: Vec<UnboundedSender<Due>> = Vec::new();
-    for Worker { thread, begin } in ready {
-        let shared = Shared::new(window, plan.series);
-        let seen = Shared::new(window, false);
+    for LoadWorker { thread, begin } in ready {
+        let shared = SharedRecorder::new(window, plan.series);
+        let seen = SharedRecorder::new(window, false);
         let due = spec.rate.map(|_| {
             let (sender, due) = unbounded_channel();
             told.push(sender);
@@ -231,7 +235,7 @@ fn set_off(
 
 /// Waits for the end of the window, or of all threads; looks at each second if asked to.
 fn watch(
-    target: &Target,
+    target: &LoadTarget,
     running: &[Running],
     ends: &Receiver<()>,
     begin: Instant,
@@ -272,12 +276,12 @@ fn watch(
 
 /// The figures since `last`, which is about a second ago.
 fn second(
-    target: &Target,
+    target: &LoadTarget,
     running: &[Running],
     begin: Instant,
     last: &mut Instant,
 ) -> Result<Second> {
-    let mut counted = Counted::new();
+    let mut counted = WindowCounts::new();
     for (_, shared, _) in running.iter().flat_map(|running| &running.workers) {
         if let Some(second) = shared.lock().take_second() {
             counted.add(&second);
@@ -285,7 +289,7 @@ fn second(
     }
     let now = Instant::now();
     let span = (now - std::mem::replace(last, now)).as_secs_f64().max(1e-9);
-    let times = Times::of(&counted.times);
+    let times = Percentiles::of(&counted.times);
     let scrape = target.scrape()?;
     let gauge = |name: &str| scrape.as_ref().and_then(|scrape| scrape.sum(name));
     Ok(Second {
@@ -303,7 +307,7 @@ fn finish(running: Running, begin: Instant, end: Option<Instant>) -> Result<Figu
     if let Some(pacer) = running.pacer {
         pacer.join().map_err(|_| anyhow!("the pacer panicked"))?;
     }
-    let (mut counted, mut delivered) = (Counted::new(), Counted::new());
+    let (mut counted, mut delivered) = (WindowCounts::new(), WindowCounts::new());
     let mut errors = std::collections::BTreeMap::new();
     let mut records_in_all = 0;
     for (thread, shared, seen) in running.workers {
@@ -338,7 +342,7 @@ fn finish(running: Running, begin: Instant, end: Option<Instant>) -> Result<Figu
 }
 
 /// The part of a load that one thread does.
-struct Share {
+struct LoadShare {
     endpoint: String,
     load: Arc<Load>,
     /// Numbers of its connections.
@@ -346,7 +350,7 @@ struct Share {
     connections: usize,
 }
 
-impl Share {
+impl LoadShare {
     fn run(self, ready: &Sender<()>, begins: &Receiver<Begin>) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -381,18 +385,18 @@ impl Share {
         } = begin;
         let load = &self.load;
         match load.spec.work {
-            Work::Session => {
-                let sessions: Vec<Session> = self
+            LoadKind::Session => {
+                let sessions: Vec<LoadSession> = self
                     .numbers
                     .iter()
-                    .map(|number| Session::new(load, &shared, &gate, self.on(*number)))
+                    .map(|number| LoadSession::new(load, &shared, &gate, self.on(*number)))
                     .collect();
                 if let Some(due) = due {
                     tokio::spawn(hand_out(due, sessions.clone()));
                 }
                 session::all(&sessions, connections).await;
             }
-            Work::Scan => {
+            LoadKind::Scan => {
                 let mut scans = tokio::task::JoinSet::new();
                 for (connection, number) in connections.iter().zip(&self.numbers) {
                     for _ in 0..self.on(*number) {
@@ -406,7 +410,7 @@ impl Share {
                 }
                 while scans.join_next().await.is_some() {}
             }
-            Work::Followers => {
+            LoadKind::Followers => {
                 let mut followers = tokio::task::JoinSet::new();
                 for (connection, number) in connections.iter().zip(&self.numbers) {
                     for _ in 0..self.on(*number) {
@@ -422,19 +426,19 @@ impl Share {
                     ended??;
                 }
             }
-            Work::Follow => {
+            LoadKind::Follow => {
                 let callers = self.callers(connections, &shared);
                 let load = Arc::clone(load);
                 stream::follow(load, connections, gate, shared, seen, callers, due).await?;
             }
-            Work::Append | Work::Batch | Work::Read => {
+            LoadKind::Append | LoadKind::Batch | LoadKind::Read => {
                 stream::write(self.callers(connections, &shared), &gate, due).await;
             }
         }
         Ok(())
     }
 
-    fn callers(&self, connections: &[Connection], shared: &Shared) -> Vec<Caller> {
+    fn callers(&self, connections: &[Connection], shared: &SharedRecorder) -> Vec<Caller> {
         let all = self.load.spec.in_flight.max(1);
         let mut callers = Vec::new();
         for (connection, number) in connections.iter().zip(&self.numbers) {
@@ -448,7 +452,7 @@ impl Share {
 }
 
 /// Sends due calls to the sessions in turn.
-async fn hand_out(mut due: UnboundedReceiver<Due>, sessions: Vec<Session>) {
+async fn hand_out(mut due: UnboundedReceiver<Due>, sessions: Vec<LoadSession>) {
     let mut turn = sessions.iter().cycle();
     while let Some(due) = due.recv().await {
         if let Some(session) = turn.next() {

@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 
-use crate::report::{Check, Entry, Report};
-use crate::spec::{Level, Spec, Work};
+use crate::report::{Report, ReportEntry, TargetCheck};
+use crate::spec::{Level, LoadKind, Spec};
 use crate::{Bench, Case, Rounds};
 
 /// Default number of calls under way of each kind of writer.
@@ -30,19 +30,19 @@ fn specs(bench: &Bench, rate: Option<f64>) -> [Spec; 3] {
     let prefix = &bench.args.prefix;
     [
         Spec {
-            work: Work::Append,
+            work: LoadKind::Append,
             durability: Level::Durable,
             prefix: format!("{prefix}/strict"),
             ..base.clone()
         },
         Spec {
-            work: Work::Append,
+            work: LoadKind::Append,
             durability: Level::Written,
             prefix: format!("{prefix}/async"),
             ..base.clone()
         },
         Spec {
-            work: Work::Scan,
+            work: LoadKind::Scan,
             durability: Level::Written,
             in_flight: 1,
             connections: 1,
@@ -60,7 +60,7 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
 
 /// Closed loops, which compete for the processors, and open ones at a pace that leaves some
 /// free. In the open ones a lower rate shows how long the server makes them wait.
-pub(crate) fn entries(bench: &Bench) -> Result<Vec<Entry>> {
+pub(crate) fn entries(bench: &Bench) -> Result<Vec<ReportEntry>> {
     let paces: &[(&str, Option<f64>)] = match bench.args.rate.first() {
         Some(rate) => &[("", Some(*rate))],
         None => &[("", None), (", paced", Some(PACE))],
@@ -81,7 +81,7 @@ pub(crate) fn entries(bench: &Bench) -> Result<Vec<Entry>> {
                 1 => Vec::new(),
                 together => checks(&alone[..together], wald),
             };
-            Entry {
+            ReportEntry {
                 name: case.name.clone(),
                 wald: wald.clone(),
                 echo: None,
@@ -108,7 +108,7 @@ fn cases([strict, relaxed, scan]: &[Spec; 3], suffix: &str) -> Vec<Case> {
 }
 
 /// The share of each rate alone that remains together.
-fn checks(alone: &[Rounds], together: &Rounds) -> Vec<Check> {
+fn checks(alone: &[Rounds], together: &Rounds) -> Vec<TargetCheck> {
     let quotient = |index: usize, figure: &dyn Fn(&crate::figure::Figure) -> Option<f64>| {
         let quotients =
             together
@@ -123,12 +123,12 @@ fn checks(alone: &[Rounds], together: &Rounds) -> Vec<Check> {
     let p99 = |figure: &crate::figure::Figure| Some(figure.latency_us.as_ref()?.p99);
     let rate = |figure: &crate::figure::Figure| Some(figure.rate());
     let mut checks = vec![
-        Check::most("strict p99, of alone", STRICT_P99, quotient(0, &p99)),
-        Check::told("strict rate, of alone", quotient(0, &rate)),
-        Check::least("async rate, of alone", ASYNC_RATE, quotient(1, &rate)),
+        TargetCheck::most("strict p99, of alone", STRICT_P99, quotient(0, &p99)),
+        TargetCheck::told("strict rate, of alone", quotient(0, &rate)),
+        TargetCheck::least("async rate, of alone", ASYNC_RATE, quotient(1, &rate)),
     ];
     if alone.len() > 2 {
-        checks.push(Check::told("scan rate, of alone", quotient(2, &rate)));
+        checks.push(TargetCheck::told("scan rate, of alone", quotient(2, &rate)));
     }
     checks
 }

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use crate::spec::Window;
+use crate::spec::MeasureWindow;
 
 /// Longest time that is distinguished: ten minutes, in nanoseconds.
 const LONGEST: u64 = 600_000_000_000;
@@ -24,7 +24,7 @@ fn nanos(time: Duration) -> u64 {
 
 /// Calls and records acked within a window.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct WindowCounts {
     pub(crate) calls: u64,
     pub(crate) records: u64,
     pub(crate) bytes: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Counted {
     pub(crate) last: Option<Instant>,
 }
 
-impl Counted {
+impl WindowCounts {
     pub(crate) fn new() -> Self {
         Self {
             calls: 0,
@@ -59,7 +59,7 @@ impl Counted {
 
 /// One answer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Answer {
+pub(crate) struct AnswerTimes {
     /// Time at which the call was due; in a closed loop, at which it was sent.
     pub(crate) due: Instant,
     pub(crate) sent: Instant,
@@ -73,10 +73,10 @@ pub(crate) struct Answer {
 /// Results of the callers of one thread.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    window: Window,
-    pub(crate) counted: Counted,
+    window: MeasureWindow,
+    pub(crate) counted: WindowCounts,
     /// Counts of the current second, if seconds are wanted.
-    second: Option<Counted>,
+    second: Option<WindowCounts>,
     /// All acked records, in the warm-up and too late as well: the server must hold them.
     pub(crate) all_records: u64,
     pub(crate) errors: BTreeMap<String, u64>,
@@ -84,14 +84,14 @@ pub(crate) struct Recorder {
 
 /// Shared by the callers of one thread and the reader of each second.
 #[derive(Debug, Clone)]
-pub(crate) struct Shared(Arc<Mutex<Recorder>>);
+pub(crate) struct SharedRecorder(Arc<Mutex<Recorder>>);
 
-impl Shared {
-    pub(crate) fn new(window: Window, seconds: bool) -> Self {
+impl SharedRecorder {
+    pub(crate) fn new(window: MeasureWindow, seconds: bool) -> Self {
         Self(Arc::new(Mutex::new(Recorder {
             window,
-            counted: Counted::new(),
-            second: seconds.then(Counted::new),
+            counted: WindowCounts::new(),
+            second: seconds.then(WindowCounts::new),
             all_records: 0,
             errors: BTreeMap::new(),
         })))
@@ -104,7 +104,7 @@ impl Shared {
 
 impl Recorder {
     /// Counts an answer.
-    pub(crate) fn answered(&mut self, answer: &Answer) {
+    pub(crate) fn answered(&mut self, answer: &AnswerTimes) {
         self.all_records += answer.records;
         if !answer.counts || !self.window.counts(answer.due, answer.answered) {
             return;
@@ -151,16 +151,16 @@ impl Recorder {
     }
 
     /// Returns the counts since the last call.
-    pub(crate) fn take_second(&mut self) -> Option<Counted> {
+    pub(crate) fn take_second(&mut self) -> Option<WindowCounts> {
         self.second
             .as_mut()
-            .map(|second| std::mem::replace(second, Counted::new()))
+            .map(|second| std::mem::replace(second, WindowCounts::new()))
     }
 }
 
 /// Percentiles of times, in microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Times {
+pub(crate) struct Percentiles {
     pub(crate) mean: f64,
     pub(crate) p50: f64,
     pub(crate) p90: f64,
@@ -169,7 +169,7 @@ pub(crate) struct Times {
     pub(crate) max: f64,
 }
 
-impl Times {
+impl Percentiles {
     /// `None` if nothing was timed.
     pub(crate) fn of(histogram: &Histogram<u64>) -> Option<Self> {
         let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
@@ -188,13 +188,13 @@ impl Times {
 mod tests {
     use super::*;
 
-    fn recorder(begin: Instant, by_due: bool) -> Shared {
-        let window = Window {
+    fn recorder(begin: Instant, by_due: bool) -> SharedRecorder {
+        let window = MeasureWindow {
             begin,
             end: Some(begin + Duration::from_secs(1)),
             by_due,
         };
-        Shared::new(window, true)
+        SharedRecorder::new(window, true)
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         let ms = Duration::from_millis(1);
         for call in 0..100 {
             let (due, sent) = (begin + call * ms, begin + 100 * ms);
-            shared.lock().answered(&Answer {
+            shared.lock().answered(&AnswerTimes {
                 due,
                 sent,
                 answered: sent + ms / 10,
@@ -215,11 +215,11 @@ mod tests {
             });
         }
         let recorder = shared.lock();
-        let times = Times::of(&recorder.counted.times).unwrap();
+        let times = Percentiles::of(&recorder.counted.times).unwrap();
         // From the sending all would have taken 100 us.
         assert!((50_000.0..52_000.0).contains(&times.p50), "{times:?}");
         assert!((100_000.0..101_000.0).contains(&times.max), "{times:?}");
-        let lags = Times::of(&recorder.counted.lags).unwrap();
+        let lags = Percentiles::of(&recorder.counted.lags).unwrap();
         assert!((99_000.0..101_000.0).contains(&lags.max), "{lags:?}");
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let shared = recorder(begin, false);
         for offset in [0, 5_500, 6_500] {
             let at = begin - Duration::from_secs(5) + Duration::from_millis(offset);
-            shared.lock().answered(&Answer {
+            shared.lock().answered(&AnswerTimes {
                 due: at,
                 sent: at,
                 answered: at,

@@ -10,16 +10,16 @@ use serde::Serialize;
 use wald_text::shown::{escaped, escaped_json};
 
 use crate::Bench;
-use crate::args::{BenchArgs, Output};
+use crate::args::{BenchArgs, BenchOutput};
 use crate::figure::{Figure, Measurement, Rounds};
-use crate::record::Times;
+use crate::record::Percentiles;
 use crate::server::About;
-use crate::spec::{Spec, Work};
+use crate::spec::{LoadKind, Spec};
 use crate::svg::{Line, Panel, picture};
 
 /// A target and the reached value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Check {
+pub(crate) struct TargetCheck {
     what: &'static str,
     least: Option<f64>,
     most: Option<f64>,
@@ -28,7 +28,7 @@ pub(crate) struct Check {
     holds: Option<bool>,
 }
 
-impl Check {
+impl TargetCheck {
     pub(crate) fn least(what: &'static str, least: f64, reached: Option<f64>) -> Self {
         Self {
             what,
@@ -78,13 +78,13 @@ impl Check {
 
 /// One load, or several at the same time, and the echo of it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Entry {
+pub(crate) struct ReportEntry {
     pub(crate) name: String,
     pub(crate) wald: Rounds,
     pub(crate) echo: Option<Rounds>,
     /// Median of the rounds' ratios of records a second.
     pub(crate) ratio: Option<f64>,
-    pub(crate) checks: Vec<Check>,
+    pub(crate) checks: Vec<TargetCheck>,
 }
 
 /// All of a run.
@@ -97,7 +97,7 @@ pub(crate) struct Report {
     rounds: u32,
     warm_up_seconds: f64,
     pub(crate) remark: Option<String>,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ReportEntry>,
 }
 
 impl Report {
@@ -127,9 +127,11 @@ impl Report {
         }
         let mut stdout = std::io::stdout();
         let text = match args.output {
-            Output::Json if stdout.is_terminal() => escaped_json(&serde_json::to_string(self)?),
-            Output::Json => serde_json::to_string(self)?,
-            Output::Text => self.text(),
+            BenchOutput::Json if stdout.is_terminal() => {
+                escaped_json(&serde_json::to_string(self)?)
+            }
+            BenchOutput::Json => serde_json::to_string(self)?,
+            BenchOutput::Text => self.text(),
         };
         writeln!(stdout, "{text}").context("cannot write to stdout")
     }
@@ -345,7 +347,7 @@ fn row(
     table: &mut Table,
     name: String,
     figure: &Figure,
-    times: Option<&Times>,
+    times: Option<&Percentiles>,
     measured: &Measurement,
     ratio: Option<f64>,
     shared: bool,
@@ -354,7 +356,7 @@ fn row(
     let records: u64 = measured.figures.iter().map(|figure| figure.records).sum();
     let per_million = |seconds: f64| (records > 0).then(|| seconds / records as f64 * 1e6);
     let told = |value: Option<f64>| value.map(number).unwrap_or_default();
-    let time = |value: fn(&Times) -> f64| told(times.map(value));
+    let time = |value: fn(&Percentiles) -> f64| told(times.map(value));
     table.add_row([
         name,
         number(figure.acks_per_second),
@@ -384,15 +386,15 @@ pub(crate) fn name(load: &Spec) -> String {
     name
 }
 
-fn work(work: Work) -> &'static str {
+fn work(work: LoadKind) -> &'static str {
     match work {
-        Work::Append => "append",
-        Work::Batch => "batch",
-        Work::Session => "session",
-        Work::Scan => "scan",
-        Work::Read => "read",
-        Work::Follow => "follow",
-        Work::Followers => "followers",
+        LoadKind::Append => "append",
+        LoadKind::Batch => "batch",
+        LoadKind::Session => "session",
+        LoadKind::Scan => "scan",
+        LoadKind::Read => "read",
+        LoadKind::Follow => "follow",
+        LoadKind::Followers => "followers",
     }
 }
 
@@ -441,9 +443,9 @@ mod tests {
 
     #[test]
     fn check_holds_on_its_side_of_the_bound_and_says_what_it_does_not_know() {
-        assert_eq!(Check::least("x", 0.5, Some(0.5)).holds, Some(true));
-        assert_eq!(Check::most("x", 0.5, Some(0.6)).holds, Some(false));
-        let unknown = Check::most("RSS", 0.5, None);
+        assert_eq!(TargetCheck::least("x", 0.5, Some(0.5)).holds, Some(true));
+        assert_eq!(TargetCheck::most("x", 0.5, Some(0.6)).holds, Some(false));
+        let unknown = TargetCheck::most("RSS", 0.5, None);
         assert_eq!(unknown.holds, None);
         assert!(unknown.line().contains("not known"));
     }

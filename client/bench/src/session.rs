@@ -18,7 +18,7 @@ use wald_proto::echo;
 use crate::caller::Load;
 use crate::connection::Connection;
 use crate::gate::{Due, Gate};
-use crate::record::{Answer, Shared};
+use crate::record::{AnswerTimes, SharedRecorder};
 
 /// Times at which messages of an open loop are due, and whether more will follow.
 #[derive(Debug, Default)]
@@ -78,16 +78,21 @@ impl Flow {
 
 /// A session that a pacer can send due calls to.
 #[derive(Debug, Clone)]
-pub(crate) struct Session {
+pub(crate) struct LoadSession {
     load: Arc<Load>,
-    shared: Shared,
+    shared: SharedRecorder,
     gate: Arc<Gate>,
     flow: Arc<Mutex<Flow>>,
 }
 
-impl Session {
+impl LoadSession {
     /// A session with at most `most` messages in flight; paced, if the load has a rate.
-    pub(crate) fn new(load: &Arc<Load>, shared: &Shared, gate: &Arc<Gate>, most: usize) -> Self {
+    pub(crate) fn new(
+        load: &Arc<Load>,
+        shared: &SharedRecorder,
+        gate: &Arc<Gate>,
+        most: usize,
+    ) -> Self {
         let spec = &load.spec;
         Self {
             load: Arc::clone(load),
@@ -182,7 +187,7 @@ impl Session {
         };
         flow.wake();
         drop(flow);
-        self.shared.lock().answered(&Answer {
+        self.shared.lock().answered(&AnswerTimes {
             due: due.at,
             sent,
             answered,
@@ -196,7 +201,7 @@ impl Session {
 
 /// The messages of a session, made when the transport polls for them.
 struct Outgoing<F> {
-    session: Session,
+    session: LoadSession,
     make: F,
     number: u64,
 }
@@ -228,7 +233,7 @@ where
 
 /// Runs the sessions of one thread.
 pub(crate) fn all<'a>(
-    sessions: &'a [Session],
+    sessions: &'a [LoadSession],
     connections: &'a [Connection],
 ) -> impl Future<Output = ()> + 'a {
     let running: Vec<_> = sessions
@@ -252,23 +257,23 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::spec::{Extent, Spec, Work};
+    use crate::spec::{Extent, LoadKind, Spec};
 
-    fn session(most: usize, burst: bool, rate: Option<f64>) -> (Session, Arc<Gate>) {
+    fn session(most: usize, burst: bool, rate: Option<f64>) -> (LoadSession, Arc<Gate>) {
         let begin = Instant::now();
         let gate = Arc::new(Gate::new(begin, Extent::For(Duration::from_secs(60))));
         let spec = Spec {
-            work: Work::Session,
+            work: LoadKind::Session,
             burst,
             rate,
             ..Spec::default()
         };
-        let shared = Shared::new(gate.window(rate.is_some()), false);
+        let shared = SharedRecorder::new(gate.window(rate.is_some()), false);
         let load = Load::new(&spec, begin);
-        (Session::new(&load, &shared, &gate, most), gate)
+        (LoadSession::new(&load, &shared, &gate, most), gate)
     }
 
-    fn sent(session: &Session, gate: &Gate) -> usize {
+    fn sent(session: &LoadSession, gate: &Gate) -> usize {
         std::iter::from_fn(|| match session.flow().next(gate) {
             Poll::Ready(due) => due,
             Poll::Pending => None,

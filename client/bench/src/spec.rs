@@ -8,7 +8,7 @@ use wald_client::Durability;
 /// Work of the callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Work {
+pub(crate) enum LoadKind {
     /// Unary appends of one record.
     Append,
     /// Unary AppendBatch.
@@ -28,7 +28,7 @@ pub(crate) enum Work {
 /// One load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spec {
-    pub(crate) work: Work,
+    pub(crate) work: LoadKind,
     /// Whether it goes to the echo service instead.
     pub(crate) echo: bool,
     /// Calls, messages of sessions or followers at a time, over all connections.
@@ -84,7 +84,7 @@ impl Level {
 impl Default for Spec {
     fn default() -> Self {
         Self {
-            work: Work::Append,
+            work: LoadKind::Append,
             echo: false,
             in_flight: 64,
             connections: 4,
@@ -111,15 +111,15 @@ impl Spec {
 
     /// Whether the echo service has something like it.
     pub(crate) fn has_echo(&self) -> bool {
-        !matches!(self.work, Work::Follow | Work::Followers)
+        !matches!(self.work, LoadKind::Follow | LoadKind::Followers)
     }
 
     pub(crate) fn log(&self, number: usize) -> String {
         match self.work {
             // Another size is another log.
-            Work::Scan => format!("{}/filled-{}", self.prefix, self.record_bytes),
-            Work::Read => format!("{}/read-{}", self.prefix, self.record_bytes),
-            Work::Follow => format!("{}/followed", self.prefix),
+            LoadKind::Scan => format!("{}/filled-{}", self.prefix, self.record_bytes),
+            LoadKind::Read => format!("{}/read-{}", self.prefix, self.record_bytes),
+            LoadKind::Follow => format!("{}/followed", self.prefix),
             _ => format!("{}/{number}", self.prefix),
         }
     }
@@ -127,7 +127,7 @@ impl Spec {
     /// Connections that are made: never more than calls, but a follower has its own.
     pub(crate) fn used_connections(&self) -> usize {
         match self.work {
-            Work::Follow => self.connections.max(1),
+            LoadKind::Follow => self.connections.max(1),
             _ => self.connections.clamp(1, self.in_flight.max(1)),
         }
     }
@@ -142,7 +142,7 @@ pub(crate) enum Extent {
 
 /// Time in which answers count.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Window {
+pub(crate) struct MeasureWindow {
     pub(crate) begin: Instant,
     pub(crate) end: Option<Instant>,
     /// Open loop: calls that were due within the window count, whenever they are answered.
@@ -150,7 +150,7 @@ pub(crate) struct Window {
     pub(crate) by_due: bool,
 }
 
-impl Window {
+impl MeasureWindow {
     fn holds(&self, at: Instant) -> bool {
         at >= self.begin && self.end.is_none_or(|end| at < end)
     }
@@ -169,7 +169,7 @@ mod tests {
     fn late_answers_count_in_an_open_loop_only() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut window = Window {
+        let mut window = MeasureWindow {
             begin: at(1),
             end: Some(at(3)),
             by_due: false,

@@ -13,7 +13,7 @@ use wald_proto::echo;
 use crate::caller::{Caller, Load, counted, ends};
 use crate::connection::Connection;
 use crate::gate::{Due, Gate};
-use crate::record::{Answer, Shared};
+use crate::record::{AnswerTimes, SharedRecorder};
 
 /// Bytes of payload in a message of echo: as a scan has them.
 const ECHO_MESSAGE_BYTES: u32 = 256 << 10;
@@ -33,7 +33,12 @@ fn scan_request(load: &Load, start: Option<u64>, follow: bool) -> proto::ScanReq
 }
 
 /// Scans the log again and again. Records count as they come, calls when they are whole.
-pub(crate) async fn scan(load: Arc<Load>, connection: Connection, gate: Arc<Gate>, shared: Shared) {
+pub(crate) async fn scan(
+    load: Arc<Load>,
+    connection: Connection,
+    gate: Arc<Gate>,
+    shared: SharedRecorder,
+) {
     let mut pass = Pass {
         load,
         connection,
@@ -47,7 +52,7 @@ pub(crate) async fn scan(load: Arc<Load>, connection: Connection, gate: Arc<Gate
         match done {
             Ok(true) => {
                 let answered = Instant::now();
-                pass.shared.lock().answered(&Answer {
+                pass.shared.lock().answered(&AnswerTimes {
                     due: due.at,
                     sent: due.at,
                     answered,
@@ -71,7 +76,7 @@ pub(crate) async fn scan(load: Arc<Load>, connection: Connection, gate: Arc<Gate
 struct Pass {
     load: Arc<Load>,
     connection: Connection,
-    shared: Shared,
+    shared: SharedRecorder,
 }
 
 impl Pass {
@@ -124,8 +129,8 @@ pub(crate) async fn follow(
     load: Arc<Load>,
     connections: &[Connection],
     gate: Arc<Gate>,
-    shared: Shared,
-    seen: Shared,
+    shared: SharedRecorder,
+    seen: SharedRecorder,
     callers: Vec<Caller>,
     due: Option<UnboundedReceiver<Due>>,
 ) -> Result<()> {
@@ -142,7 +147,7 @@ pub(crate) async fn follow(
     // The last one: the first has the writers.
     let connection = connections.last().unwrap_or(&connections[0]);
     let request = scan_request(&load, Some(begin), true);
-    let follower = Follower {
+    let follower = LoadFollower {
         messages: connection.wal().scan(request).await?.into_inner(),
         load,
         next: begin,
@@ -158,14 +163,14 @@ pub(crate) async fn follow(
 }
 
 /// A follower that measures delivery times.
-struct Follower {
+struct LoadFollower {
     load: Arc<Load>,
     messages: Streaming<proto::ScanResponse>,
     next: u64,
-    seen: Shared,
+    seen: SharedRecorder,
 }
 
-impl Follower {
+impl LoadFollower {
     /// Reads until the end, which `end` reports once it is known.
     async fn run(mut self, mut end: watch::Receiver<Option<u64>>) -> Result<()> {
         loop {
@@ -198,7 +203,7 @@ impl Follower {
                 };
                 let stamp = data.first_chunk().context("a record without its time")?;
                 let sent = self.load.epoch + Duration::from_nanos(u64::from_le_bytes(*stamp));
-                self.seen.lock().answered(&Answer {
+                self.seen.lock().answered(&AnswerTimes {
                     due: sent,
                     sent,
                     answered: answered.max(sent),

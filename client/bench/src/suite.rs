@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use crate::figure::{Figure, ratio};
-use crate::report::{Check, Entry, Report};
-use crate::spec::{Level, Spec, Work};
+use crate::report::{Report, ReportEntry, TargetCheck};
+use crate::spec::{Level, LoadKind, Spec};
 use crate::{Bench, Case, mixed};
 
 /// The value that a row must reach. Times in microseconds.
@@ -39,13 +39,13 @@ fn rows(bench: &Bench) -> Vec<(&'static str, Spec, Vec<Target>)> {
         prefix: bench.args.prefix.clone(),
         ..Spec::default()
     };
-    let of = |work: Work, in_flight: usize| Spec {
+    let of = |work: LoadKind, in_flight: usize| Spec {
         work,
         ..append(in_flight)
     };
     let batches = |in_flight: usize| Spec {
         batch: 100,
-        ..of(Work::Batch, in_flight)
+        ..of(LoadKind::Batch, in_flight)
     };
     let kibibyte = |spec: Spec| Spec {
         record_bytes: 1024,
@@ -80,23 +80,27 @@ fn rows(bench: &Bench) -> Vec<(&'static str, Spec, Vec<Target>)> {
         ),
         (
             "W1 by session, 1,024",
-            of(Work::Session, 1_024),
+            of(LoadKind::Session, 1_024),
             vec![Echo(0.5), Cpu(1.0)],
         ),
         ("W2, 64", written(append(64)), vec![Echo(0.8)]),
         ("W3, 1", batches(1), vec![Rate(400_000.0)]),
         ("W3, 16", batches(16), vec![Rate(1_700_000.0), Cpu(0.5)]),
-        ("W4", of(Work::Scan, 1), vec![Rate(3_500_000.0)]),
-        ("W4, 1 KiB", kibibyte(of(Work::Scan, 1)), vec![Bytes(0.8e9)]),
-        ("W5, 64", of(Work::Read, 64), vec![Echo(0.85)]),
+        ("W4", of(LoadKind::Scan, 1), vec![Rate(3_500_000.0)]),
+        (
+            "W4, 1 KiB",
+            kibibyte(of(LoadKind::Scan, 1)),
+            vec![Bytes(0.8e9)],
+        ),
+        ("W5, 64", of(LoadKind::Read, 64), vec![Echo(0.85)]),
         (
             "W6 durable",
-            of(Work::Follow, 1),
+            of(LoadKind::Follow, 1),
             vec![Delivery50(330.0), Delivery99(700.0)],
         ),
         (
             "W6 written",
-            written(of(Work::Follow, 1)),
+            written(of(LoadKind::Follow, 1)),
             vec![Delivery50(180.0)],
         ),
     ]
@@ -122,41 +126,41 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn check(target: Target, row: &Entry, rows: &[Entry], bench: &Bench) -> Check {
+fn check(target: Target, row: &ReportEntry, rows: &[ReportEntry], bench: &Bench) -> TargetCheck {
     let figure = row.wald.median.first();
     let latency = figure.latency_us.as_ref();
     let delivery = figure.delivery_us.as_ref();
     match target {
-        Target::Echo(least) => Check::least("of echo", least, row.ratio),
-        Target::Rate(least) => Check::least("records/s", least, Some(figure.rate())),
-        Target::Bytes(least) => Check::least("bytes/s", least, Some(figure.bytes_per_second)),
-        Target::P99(most) => Check::most("p99 us", most, latency.map(|times| times.p99)),
+        Target::Echo(least) => TargetCheck::least("of echo", least, row.ratio),
+        Target::Rate(least) => TargetCheck::least("records/s", least, Some(figure.rate())),
+        Target::Bytes(least) => TargetCheck::least("bytes/s", least, Some(figure.bytes_per_second)),
+        Target::P99(most) => TargetCheck::most("p99 us", most, latency.map(|times| times.p99)),
         Target::RoundTripAndFlush(most) => {
             let echo = row.echo.as_ref().map(|echo| echo.median.first());
             let quotient = || {
                 let round_trip = echo?.latency_us.as_ref()?.p50;
                 Some(latency?.p50 / (round_trip + bench.about.flush_p50_us?))
             };
-            Check::most("p50, of echo + flush", most, quotient())
+            TargetCheck::most("p50, of echo + flush", most, quotient())
         }
         Target::OfRow(name, least) => {
             let base = rows.iter().find(|row| row.name == name);
             let ratio = base.and_then(|base| ratio(&row.wald, &base.wald, Figure::rate));
-            Check::least("of one log", least, ratio)
+            TargetCheck::least("of one log", least, ratio)
         }
         Target::Delivery50(most) => {
-            Check::most("seen, p50 us", most, delivery.map(|times| times.p50))
+            TargetCheck::most("seen, p50 us", most, delivery.map(|times| times.p50))
         }
         Target::Delivery99(most) => {
-            Check::most("seen, p99 us", most, delivery.map(|times| times.p99))
+            TargetCheck::most("seen, p99 us", most, delivery.map(|times| times.p99))
         }
         Target::Cpu(most) => {
             let used = row.wald.median.server_cpu_seconds_per_million_records;
-            Check::most("server CPU s/M records", most, used)
+            TargetCheck::most("server CPU s/M records", most, used)
         }
         Target::Rss(most) => {
             let used = row.wald.median.server.as_ref().map(|used| used.rss_bytes);
-            Check::most("RSS bytes", most, used)
+            TargetCheck::most("RSS bytes", most, used)
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 use wald_proto::v1;
 
-use super::gather::{Gatherer, Reply, Sealed};
+use super::gather::{Gatherer, Reply, SealedBatch};
 use super::{Settings, Stamp, behind};
 use crate::batch::BatchAck;
 use crate::client::Client;
@@ -31,7 +31,7 @@ struct InFlight {
 }
 
 /// The end of a session.
-enum Ended {
+enum SessionEnd {
     /// Everything is acked, and nothing more will come.
     Closed,
     Failed(Error),
@@ -103,9 +103,9 @@ impl Driver {
                 }
             }
             match self.serve().await {
-                Ended::Closed => return Ok(()),
-                Ended::Failed(_) if self.in_flight.is_empty() => {}
-                Ended::Failed(error) => {
+                SessionEnd::Closed => return Ok(()),
+                SessionEnd::Failed(_) if self.in_flight.is_empty() => {}
+                SessionEnd::Failed(error) => {
                     if let Err(error) = self.survive(error).await {
                         self.fail(&error).await;
                         return Err(error);
@@ -116,7 +116,7 @@ impl Driver {
     }
 
     /// Puts a batch in flight, still to be sent.
-    fn launch(&mut self, mut sealed: Sealed) {
+    fn launch(&mut self, mut sealed: SealedBatch) {
         if let Some(stamp) = &mut self.stamp {
             stamp.put_on(&mut sealed.request);
         }
@@ -134,7 +134,7 @@ impl Driver {
     }
 
     /// One session: sends everything in flight, then the queued batches.
-    async fn serve(&mut self) -> Ended {
+    async fn serve(&mut self) -> SessionEnd {
         let again = self.stamp.is_some();
         let (requests, mut outgoing) = mpsc::unbounded_channel();
         for batch in &mut self.in_flight {
@@ -152,13 +152,13 @@ impl Driver {
             tokio::select! {
                 opened = &mut opening, if answers.is_none() => match opened {
                     Ok(opened) => answers = Some(opened.into_inner()),
-                    Err(status) => return Ended::Failed(self.client.error(&status, self.patience)),
+                    Err(status) => return SessionEnd::Failed(self.client.error(&status, self.patience)),
                 },
                 message = next(&mut answers), if answers.is_some() => {
                     let acked = match message {
                         Ok(Some(message)) => self.ack(message),
                         Ok(None) if self.in_flight.is_empty() && requests.is_none() => {
-                            return Ended::Closed;
+                            return SessionEnd::Closed;
                         }
                         Ok(None) => {
                             let detail = "the server ended the session".to_owned();
@@ -167,7 +167,7 @@ impl Driver {
                         Err(status) => Err(self.client.error(&status, self.patience)),
                     };
                     if let Err(error) = acked {
-                        return Ended::Failed(error);
+                        return SessionEnd::Failed(error);
                     }
                 }
                 sealed = self.gatherer.next(), if room && requests.is_some() => match sealed {
@@ -190,9 +190,9 @@ impl Driver {
                 () = sleep_until(give_up_at), if !self.in_flight.is_empty() || requests.is_none() => {
                     if self.in_flight.is_empty() {
                         // Only the end of the stream is missing.
-                        return Ended::Closed;
+                        return SessionEnd::Closed;
                     }
-                    return Ended::Failed(self.client.timed_out(self.patience));
+                    return SessionEnd::Failed(self.client.timed_out(self.patience));
                 }
             }
         }

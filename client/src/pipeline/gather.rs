@@ -14,7 +14,7 @@ use crate::lsn::Lsn;
 pub(super) enum Work {
     /// One record, to be gathered with others.
     Record(Box<Gathered>),
-    Batch(Sealed),
+    Batch(SealedBatch),
 }
 
 /// Records of one log that become one batch.
@@ -30,7 +30,7 @@ pub(super) struct Gathered {
 
 /// A batch that does not change any more.
 #[derive(Debug)]
-pub(super) struct Sealed {
+pub(super) struct SealedBatch {
     pub(super) request: v1::AppendBatchRequest,
     pub(super) reply: Reply,
     pub(super) permit: OwnedSemaphorePermit,
@@ -114,7 +114,7 @@ impl Gatherer {
 
     /// The next batch; none once the queue is closed and empty. Loses nothing if it is
     /// dropped while it waits.
-    pub(super) async fn next(&mut self) -> Option<Sealed> {
+    pub(super) async fn next(&mut self) -> Option<SealedBatch> {
         loop {
             let work = match (self.put_back.take(), &self.gathered) {
                 (Some(work), _) => Some(work),
@@ -156,9 +156,9 @@ impl Gatherer {
             || gathered.bytes >= self.settings.batch_bytes
     }
 
-    fn seal(&mut self) -> Option<Sealed> {
+    fn seal(&mut self) -> Option<SealedBatch> {
         let gathered = self.gathered.take()?;
-        Some(Sealed {
+        Some(SealedBatch {
             request: v1::AppendBatchRequest {
                 batches: vec![v1::LogBatch {
                     log: gathered.log,

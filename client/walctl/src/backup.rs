@@ -102,7 +102,7 @@ async fn backup(
             manifest.store_id
         );
     }
-    let mut intake = Intake::new(&shelf, &manifest)?;
+    let mut intake = ContentIntake::new(&shelf, &manifest)?;
     bar.set_style(style(
         "{wide_bar} {percent:>3}%  {bytes} of {total_bytes}  {binary_bytes_per_sec}  {eta} left",
     ));
@@ -137,7 +137,7 @@ async fn backup(
 }
 
 /// Content on its way in, in the order of the manifest.
-struct Intake<'a> {
+struct ContentIntake<'a> {
     shelf: &'a Shelf,
     manifest: &'a BackupManifest,
     /// Index of the current file, and the part of it that is there.
@@ -148,7 +148,7 @@ struct Intake<'a> {
     expected: u64,
 }
 
-impl<'a> Intake<'a> {
+impl<'a> ContentIntake<'a> {
     fn new(shelf: &'a Shelf, manifest: &'a BackupManifest) -> Result<Self> {
         let mut expected = 0;
         for file in &manifest.files {

@@ -13,10 +13,10 @@ use crate::output::{Out, Output, say};
 use crate::times::Times;
 
 /// Entries by log, logs in the order in which they first occur.
-type Logs = Vec<(String, Vec<Entry>)>;
+type EntriesByLog = Vec<(String, Vec<Entry>)>;
 
-fn read(input: impl Read) -> Result<Logs> {
-    let mut logs = Logs::new();
+fn read(input: impl Read) -> Result<EntriesByLog> {
+    let mut logs = EntriesByLog::new();
     let mut count = 0;
     input::records(input, (Reader::Batch, Format::Json), &mut |entry: Entry| {
         count += 1;

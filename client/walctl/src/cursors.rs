@@ -17,14 +17,14 @@ use crate::table::Table;
 const AT_A_TIME: usize = 16;
 
 /// A cursor, and how far it is behind.
-struct Row {
+struct CursorRow {
     log: String,
     cursor: NamedCursor,
     /// The next lsn of the log, if known.
     tail: Option<u64>,
 }
 
-impl Row {
+impl CursorRow {
     /// Records from the cursor on.
     fn lag(&self) -> Option<u64> {
         Some(self.tail?.saturating_sub(self.cursor.lsn.get()))
@@ -59,7 +59,7 @@ pub(crate) async fn cursor(
         } => {
             let found = client.get_cursor(log.as_str(), cursor, log_id).await?;
             let tail = tail(client, &log).await;
-            vec![Row {
+            vec![CursorRow {
                 log,
                 cursor: found,
                 tail,
@@ -75,7 +75,7 @@ pub(crate) async fn cursor(
             }
             let moved = client.commit_cursor(commit).await?;
             let tail = tail(client, &args.log).await;
-            vec![Row {
+            vec![CursorRow {
                 log: args.log,
                 cursor: moved,
                 tail,
@@ -102,7 +102,7 @@ async fn tail(client: &Client, log: &str) -> Option<u64> {
 }
 
 /// The cursors of one log.
-async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<Row>> {
+async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<CursorRow>> {
     // All pages are of one log, not of a later one under the name.
     let log_id = log_id.or(Some(log.log_id));
     let mut rows = Vec::new();
@@ -111,7 +111,7 @@ async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<Row>> 
         let page = client
             .list_cursors(log.name.as_str(), 0, token, log_id)
             .await?;
-        rows.extend(page.cursors.into_iter().map(|cursor| Row {
+        rows.extend(page.cursors.into_iter().map(|cursor| CursorRow {
             log: log.name.clone(),
             cursor,
             tail: log.tail_lsn,
@@ -124,7 +124,7 @@ async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<Row>> 
 }
 
 /// The cursors of all logs, by the names of these.
-async fn of_all(client: &Client, prefix: &str) -> Result<Vec<Row>> {
+async fn of_all(client: &Client, prefix: &str) -> Result<Vec<CursorRow>> {
     let mut rows = Vec::new();
     let mut token = None;
     loop {
@@ -134,7 +134,7 @@ async fn of_all(client: &Client, prefix: &str) -> Result<Vec<Row>> {
             Err(error) if is_gone(&error) => Ok(Vec::new()),
             found => found,
         });
-        let found: Vec<Vec<Row>> = found.buffered(AT_A_TIME).try_collect().await?;
+        let found: Vec<Vec<CursorRow>> = found.buffered(AT_A_TIME).try_collect().await?;
         rows.extend(found.into_iter().flatten());
         token = page.next_page_token;
         if token.is_none() {
@@ -149,8 +149,8 @@ fn is_gone(error: &anyhow::Error) -> bool {
     matches!(reason, Some(Reason::LogNotFound | Reason::LogReplaced))
 }
 
-fn print(rows: &[Row], many: bool, output: Output) -> Result<()> {
-    let as_json = |row: &Row| {
+fn print(rows: &[CursorRow], many: bool, output: Output) -> Result<()> {
+    let as_json = |row: &CursorRow| {
         json!({
             "log": row.log,
             "cursor": row.cursor.name,
@@ -180,7 +180,7 @@ fn print(rows: &[Row], many: bool, output: Output) -> Result<()> {
 }
 
 /// A table; with the name of each cursor's log if they are of many.
-fn table(rows: &[Row], many: bool) -> String {
+fn table(rows: &[CursorRow], many: bool) -> String {
     let mut table = match many {
         true => Table::with_header(["LOG", "CURSOR", "NEXT", "LAG", "MOVED"]),
         false => Table::with_header(["CURSOR", "NEXT", "LAG", "MOVED"]),

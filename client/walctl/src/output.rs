@@ -97,9 +97,9 @@ struct JsonRecord<'a> {
 }
 
 /// Stdout, whose errors name it: "No space left on device" alone does not say where.
-struct Named(Stdout);
+struct NamedStdout(Stdout);
 
-impl Write for Named {
+impl Write for NamedStdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes).map_err(named)
     }
@@ -118,7 +118,7 @@ pub(crate) struct Out {
     form: Output,
     /// Whether a person sees it as it is.
     terminal: bool,
-    stdout: BufWriter<Named>,
+    stdout: BufWriter<NamedStdout>,
     /// Records whose headers, or whose exact payload, JSON lines do not have.
     without_headers: u64,
     changed: u64,
@@ -130,7 +130,7 @@ impl Out {
         Self {
             form,
             terminal: stdout.is_terminal(),
-            stdout: BufWriter::with_capacity(1 << 16, Named(stdout)),
+            stdout: BufWriter::with_capacity(1 << 16, NamedStdout(stdout)),
             without_headers: 0,
             changed: 0,
         }

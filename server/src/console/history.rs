@@ -91,12 +91,12 @@ impl History {
 #[derive(Serialize)]
 struct Sample {
     point: Point,
-    state: State,
+    state: EngineView,
 }
 
 /// Contents of the engine at a moment; zeros while it starts.
 #[derive(Serialize)]
-pub(super) struct State {
+pub(super) struct EngineView {
     phase: &'static str,
     logs: u64,
     followers: u64,
@@ -114,7 +114,7 @@ pub(super) struct State {
     journal_failed: bool,
 }
 
-impl State {
+impl EngineView {
     pub(super) fn of(node: &Node) -> Self {
         Self::new(node, &statistics(node))
     }
@@ -155,7 +155,7 @@ pub(super) async fn sample(node: Arc<Node>, history: Arc<History>) {
         let (now, totals, statistics) = (Instant::now(), node.metrics.totals(), statistics(&node));
         if let Some((since, before)) = window.front() {
             let point = point(before, &totals, now - *since, &statistics);
-            let state = State::new(&node, &statistics);
+            let state = EngineView::new(&node, &statistics);
             let event = serde_json::to_string(&Sample { point, state });
             history.add(point, event.unwrap_or_default());
         }

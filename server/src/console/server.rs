@@ -20,7 +20,7 @@ const MAX_DAMAGE: usize = 100;
 
 /// The configuration as the page shows it.
 #[derive(Serialize)]
-pub(super) struct Settings {
+pub(super) struct SettingsView {
     data_dir: String,
     grpc: String,
     http: String,
@@ -33,7 +33,7 @@ pub(super) struct Settings {
     warnings: Vec<String>,
 }
 
-impl Settings {
+impl SettingsView {
     pub(super) fn new(config: &Config, grpc: SocketAddr, http: Option<SocketAddr>) -> Self {
         let mut warnings: Vec<String> = config.can_be_lost().into_iter().collect();
         if !config.listen.ip().is_loopback() {
@@ -66,8 +66,8 @@ pub(super) struct Server<'a> {
     version: &'static str,
     start_time_us: i64,
     now_us: i64,
-    settings: &'a Settings,
-    state: history::State,
+    settings: &'a SettingsView,
+    state: history::EngineView,
     /// Warnings for people, in sentences.
     warnings: Vec<String>,
     /// Absent while it starts.
@@ -81,7 +81,7 @@ struct StoreView {
     recovery_epoch: u64,
     max_record_bytes: u32,
     recovery: Recovery,
-    durability: Durability,
+    durability: DurabilityView,
 }
 
 /// The findings of the start.
@@ -117,7 +117,7 @@ impl Recovery {
 
 /// The meaning of DURABLE on this machine.
 #[derive(Serialize)]
-struct Durability {
+struct DurabilityView {
     file_system: String,
     sync_primitive: &'static str,
     flush_p50: f64,
@@ -125,7 +125,7 @@ struct Durability {
     volatile: bool,
 }
 
-impl Durability {
+impl DurabilityView {
     fn new(truth: DurabilityTruth) -> Self {
         Self {
             file_system: truth.file_system,
@@ -149,7 +149,7 @@ impl Console {
                 recovery_epoch: profile.recovery_epoch.get(),
                 max_record_bytes: profile.limits.max_record_bytes,
                 recovery: Recovery::new(&store.report),
-                durability: Durability::new(truth),
+                durability: DurabilityView::new(truth),
             }
         });
         Server {
@@ -157,7 +157,7 @@ impl Console {
             start_time_us: self.node.start_time.micros(),
             now_us: SystemClock.now().micros(),
             settings: &self.settings,
-            state: history::State::of(&self.node),
+            state: history::EngineView::of(&self.node),
             warnings,
             store,
         }

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-use super::places::Place;
+use super::places::ConnPlace;
 
 /// Longest time that a client may take to close after the server has.
 const LINGER: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const HANDSHAKE: u8 = 0x16;
 
 /// The protocol that a peer speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(super) enum PeerProtocol {
     /// HTTP/1, or something that its parser refuses.
     Http1,
     /// HTTP/2 in plaintext: gRPC, as a rule.
@@ -37,7 +37,7 @@ pub(super) enum Protocol {
     Tls,
 }
 
-impl Protocol {
+impl PeerProtocol {
     /// Goes by the first bytes; `None` if more are needed, of at most 24.
     fn of(first: &[u8]) -> Option<Self> {
         match first {
@@ -51,9 +51,9 @@ impl Protocol {
 }
 
 /// A connection of the HTTP port.
-pub(super) struct Conn {
+pub(super) struct HttpConn {
     socket: TcpStream,
-    place: Arc<Place>,
+    place: Arc<ConnPlace>,
     /// Bytes that were read and must be read again.
     first: Bytes,
     /// Bytes that may still be read; more are an error.
@@ -61,8 +61,8 @@ pub(super) struct Conn {
     linger: Option<(Pin<Box<Sleep>>, usize)>,
 }
 
-impl Conn {
-    pub(super) fn new(socket: TcpStream, place: Arc<Place>) -> Self {
+impl HttpConn {
+    pub(super) fn new(socket: TcpStream, place: Arc<ConnPlace>) -> Self {
         Self {
             socket,
             place,
@@ -76,7 +76,7 @@ impl Conn {
     ///
     /// # Errors
     /// If the socket fails.
-    pub(super) async fn protocol(&mut self) -> io::Result<Protocol> {
+    pub(super) async fn protocol(&mut self) -> io::Result<PeerProtocol> {
         let mut first = Vec::with_capacity(PREFACE.len());
         loop {
             let mut bytes = [0; PREFACE.len()];
@@ -84,7 +84,9 @@ impl Conn {
             poll_fn(|context| Pin::new(&mut *self).poll_read(context, &mut buffer)).await?;
             first.extend_from_slice(buffer.filled());
             let closed = buffer.filled().is_empty();
-            if let Some(protocol) = Protocol::of(&first).or(closed.then_some(Protocol::Http1)) {
+            if let Some(protocol) =
+                PeerProtocol::of(&first).or(closed.then_some(PeerProtocol::Http1))
+            {
                 self.first = first.into();
                 return Ok(protocol);
             }
@@ -116,7 +118,7 @@ impl Conn {
     }
 }
 
-impl Drop for Conn {
+impl Drop for HttpConn {
     /// Resets a connection whose peer takes nothing: closed normally, the system would keep it,
     /// and the unsent bytes, until the peer reads them.
     fn drop(&mut self) {
@@ -126,7 +128,7 @@ impl Drop for Conn {
     }
 }
 
-impl AsyncRead for Conn {
+impl AsyncRead for HttpConn {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -152,7 +154,7 @@ impl AsyncRead for Conn {
     }
 }
 
-impl AsyncWrite for Conn {
+impl AsyncWrite for HttpConn {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -216,16 +218,16 @@ mod tests {
 
     #[test]
     fn protocol_is_told_by_the_first_bytes() {
-        assert_eq!(Protocol::of(b""), None);
-        assert_eq!(Protocol::of(b"\x16\x03\x01"), Some(Protocol::Tls));
-        assert_eq!(Protocol::of(b"G"), Some(Protocol::Http1));
-        assert_eq!(Protocol::of(b"P"), None);
-        assert_eq!(Protocol::of(b"POST"), Some(Protocol::Http1));
-        assert_eq!(Protocol::of(&PREFACE[..23]), None);
-        assert_eq!(Protocol::of(PREFACE), Some(Protocol::Http2));
+        assert_eq!(PeerProtocol::of(b""), None);
+        assert_eq!(PeerProtocol::of(b"\x16\x03\x01"), Some(PeerProtocol::Tls));
+        assert_eq!(PeerProtocol::of(b"G"), Some(PeerProtocol::Http1));
+        assert_eq!(PeerProtocol::of(b"P"), None);
+        assert_eq!(PeerProtocol::of(b"POST"), Some(PeerProtocol::Http1));
+        assert_eq!(PeerProtocol::of(&PREFACE[..23]), None);
+        assert_eq!(PeerProtocol::of(PREFACE), Some(PeerProtocol::Http2));
         assert_eq!(
-            Protocol::of(b"PRI * HTTP/1.1\r\n"),
-            Some(Protocol::Http1),
+            PeerProtocol::of(b"PRI * HTTP/1.1\r\n"),
+            Some(PeerProtocol::Http1),
             "not the preface"
         );
     }

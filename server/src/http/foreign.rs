@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tracing::instrument::WithSubscriber as _;
 use tracing::subscriber::NoSubscriber;
 
-use super::conn::Conn;
+use super::conn::HttpConn;
 use crate::status;
 
 /// Maximum bytes that are read of an HTTP/2 connection: one request head, and the bytes that
@@ -28,7 +28,7 @@ const MOST_CALLS: u32 = 8;
 
 /// Answers a handshake of TLS in plaintext: clients tell their users that the server speaks
 /// plaintext HTTP. An alert would read like a fault of a certificate.
-pub(super) async fn tls(conn: Conn, grpc: SocketAddr) {
+pub(super) async fn tls(conn: HttpConn, grpc: SocketAddr) {
     let sentence = format!(
         "This port speaks HTTP/1.1 in plaintext, not TLS. gRPC is on port {}, in plaintext too.\n",
         grpc.port()
@@ -45,7 +45,7 @@ pub(super) async fn tls(conn: Conn, grpc: SocketAddr) {
 
 /// Answers calls over HTTP/2 with a status that names the port of gRPC. A GOAWAY alone would
 /// not do: most clients show no debug data, and connect again.
-pub(super) async fn http2(mut conn: Conn, grpc: SocketAddr) {
+pub(super) async fn http2(mut conn: HttpConn, grpc: SocketAddr) {
     conn.read_at_most(MOST_BYTES);
     let answered = Notify::new();
     let service = service_fn(|request: Request<Incoming>| {

@@ -29,7 +29,7 @@ pub(super) const UNREAD: Duration = Duration::from_secs(30);
 
 /// Bounds on the time of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub(super) struct TimeBounds {
     /// From the accept to the first complete head, and from the first byte of a later head to
     /// its end.
     pub(super) head: Duration,
@@ -52,7 +52,7 @@ pub(super) enum Overdue {
 
 /// Everything that decides about the end of a connection.
 #[derive(Debug)]
-struct State {
+struct PlaceState {
     /// Since when no request is at work: the accept, the last answer, or the last byte that the
     /// peer took of it.
     since: Instant,
@@ -69,15 +69,15 @@ struct State {
 
 /// One place, shared by the connection's socket, its requests and the acceptor.
 #[derive(Debug)]
-pub(super) struct Place {
-    state: Mutex<State>,
+pub(super) struct ConnPlace {
+    state: Mutex<PlaceState>,
     gives_way: Notify,
 }
 
-impl Place {
+impl ConnPlace {
     fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(PlaceState {
                 since: Instant::now(),
                 head: None,
                 early: false,
@@ -119,17 +119,17 @@ impl Place {
     }
 
     /// Begins a request, which ends when the guard goes.
-    pub(super) fn work(self: &Arc<Self>) -> Work {
+    pub(super) fn work(self: &Arc<Self>) -> RequestAtWork {
         let mut state = self.state.lock();
         state.at_work = true;
         state.served = true;
         state.head = None;
         state.early = false;
-        Work(Arc::clone(self))
+        RequestAtWork(Arc::clone(self))
     }
 
     /// Time at which the connection ends if nothing happens, and the reason.
-    fn ends(&self, bounds: &Bounds) -> Option<(Instant, Overdue)> {
+    fn ends(&self, bounds: &TimeBounds) -> Option<(Instant, Overdue)> {
         let state = self.state.lock();
         if let Some(blocked) = state.blocked {
             return Some((blocked + UNREAD, Overdue::Unread));
@@ -148,7 +148,7 @@ impl Place {
 
     /// Resolves when the connection has to end. To be polled by the task that serves it, since
     /// each of its turns may move the time.
-    pub(super) async fn overdue(&self, bounds: Bounds) -> Overdue {
+    pub(super) async fn overdue(&self, bounds: TimeBounds) -> Overdue {
         let mut gives_way = pin!(self.gives_way.notified());
         let mut sleep = pin!(sleep_until(Instant::now() + bounds.head));
         poll_fn(|context| {
@@ -169,9 +169,9 @@ impl Place {
 
 /// A request at work, up to the last byte of its answer that was handed to the transport.
 #[derive(Debug)]
-pub(super) struct Work(Arc<Place>);
+pub(super) struct RequestAtWork(Arc<ConnPlace>);
 
-impl Drop for Work {
+impl Drop for RequestAtWork {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.at_work = false;
@@ -183,21 +183,21 @@ impl Drop for Work {
 /// All places. At most one more connection exists than there are places, while another one
 /// gives way.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct ConnPlaces {
     most: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenPlaces>,
     /// Notified when a place becomes free.
     free: Notify,
     waits: AcceptWaits,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenPlaces {
     next: u64,
-    places: BTreeMap<u64, Arc<Place>>,
+    places: BTreeMap<u64, Arc<ConnPlace>>,
 }
 
-impl Places {
+impl ConnPlaces {
     pub(super) fn new(most: usize, waits: AcceptWaits) -> Arc<Self> {
         Arc::new(Self {
             most: most.max(1),
@@ -218,7 +218,7 @@ impl Places {
                 if taken.places.len() < self.most {
                     let number = taken.next;
                     taken.next += 1;
-                    let place = Arc::new(Place::new());
+                    let place = Arc::new(ConnPlace::new());
                     taken.places.insert(number, Arc::clone(&place));
                     let places = Arc::clone(self);
                     let holder = Holder {
@@ -245,7 +245,7 @@ impl Places {
 }
 
 /// Tells the connection to end that has been without a request at work for the longest time.
-fn give_way(taken: &Taken) -> bool {
+fn give_way(taken: &TakenPlaces) -> bool {
     let idle = taken.places.values().filter_map(|place| {
         let state = place.state.lock();
         (!state.at_work || state.blocked.is_some()).then_some((state.since, place))
@@ -261,12 +261,12 @@ fn give_way(taken: &Taken) -> bool {
 #[derive(Debug)]
 pub(super) struct Holder {
     number: u64,
-    place: Arc<Place>,
-    places: Arc<Places>,
+    place: Arc<ConnPlace>,
+    places: Arc<ConnPlaces>,
 }
 
 impl Holder {
-    pub(super) fn place(&self) -> &Arc<Place> {
+    pub(super) fn place(&self) -> &Arc<ConnPlace> {
         &self.place
     }
 }
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    const BOUNDS: Bounds = Bounds {
+    const BOUNDS: TimeBounds = TimeBounds {
         head: Duration::from_secs(10),
         idle: Duration::from_secs(60),
     };
@@ -292,7 +292,7 @@ mod tests {
         Metrics::new().unwrap().accept_waits.http.clone()
     }
 
-    async fn ends_after(place: &Place) -> (u64, Overdue) {
+    async fn ends_after(place: &ConnPlace) -> (u64, Overdue) {
         let now = Instant::now();
         let why = place.overdue(BOUNDS).await;
         (now.elapsed().as_secs(), why)
@@ -304,7 +304,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_state_of_a_connection_has_its_own_bound() {
-        let (holder, _) = Places::new(1, waits()).take().await;
+        let (holder, _) = ConnPlaces::new(1, waits()).take().await;
         let place = holder.place();
         assert_eq!(ends_after(place).await, (10, Overdue::Head));
         // Trickled bytes of the first head gain nothing.
@@ -337,7 +337,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn longest_idle_connection_gives_way_and_work_never_does() {
         let waits = waits();
-        let places = Places::new(3, waits.clone());
+        let places = ConnPlaces::new(3, waits.clone());
         let (working, _) = places.take().await;
         let work = working.place().work();
         after(1).await;

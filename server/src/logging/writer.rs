@@ -31,14 +31,14 @@ pub(super) static LINES: Lines = Lines::new();
 
 /// Lines that wait, and their number that were lost.
 pub(super) struct Lines {
-    state: Mutex<State>,
+    state: Mutex<WriterState>,
     /// There is something to write or to tell.
     more: Condvar,
     /// Everything is written.
     empty: Condvar,
 }
 
-struct State {
+struct WriterState {
     waiting: VecDeque<Vec<u8>>,
     /// Bytes that wait, those being written included.
     bytes: usize,
@@ -52,7 +52,7 @@ struct State {
 impl Lines {
     const fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(WriterState {
                 waiting: VecDeque::new(),
                 bytes: 0,
                 lost: 0,
@@ -194,20 +194,20 @@ fn write_line(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
 }
 
 /// Makes the writer of each event.
-pub(super) struct Queue;
+pub(super) struct LineQueue;
 
-impl<'a> MakeWriter<'a> for Queue {
-    type Writer = Line;
+impl<'a> MakeWriter<'a> for LineQueue {
+    type Writer = EventWriter;
 
-    fn make_writer(&'a self) -> Line {
-        Line {
+    fn make_writer(&'a self) -> EventWriter {
+        EventWriter {
             is_important: false,
         }
     }
 
-    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Line {
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> EventWriter {
         let target = metadata.target();
-        Line {
+        EventWriter {
             is_important: *metadata.level() == Level::ERROR
                 || target == "wald"
                 || target == "wald::serve",
@@ -216,11 +216,11 @@ impl<'a> MakeWriter<'a> for Queue {
 }
 
 /// The writer of one event, which is written with one call.
-pub(super) struct Line {
+pub(super) struct EventWriter {
     is_important: bool,
 }
 
-impl Write for Line {
+impl Write for EventWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         LINES.push(line.to_vec(), self.is_important);
         Ok(line.len())

@@ -34,11 +34,11 @@ pub(super) async fn backup(
         .backup(known)
         .await
         .map_err(|error| status::backup(&error))?;
-    let delivery = Delivery {
+    let delivery = BackupDelivery {
         node: Arc::clone(node),
         phase: node.phase.clone(),
         backup,
-        pace: Pace {
+        pace: SendPace {
             began,
             bytes: 0,
             per_second: request.max_bytes_per_second,
@@ -47,29 +47,29 @@ pub(super) async fn backup(
         sent: 0,
         ended: false,
     };
-    Ok(Box::pin(stream::unfold(delivery, Delivery::step)))
+    Ok(Box::pin(stream::unfold(delivery, BackupDelivery::step)))
 }
 
 /// A backup on its way to a client.
-struct Delivery {
+struct BackupDelivery {
     node: Arc<Node>,
     phase: watch::Receiver<Phase>,
     backup: Box<dyn Backup>,
-    pace: Pace,
+    pace: SendPace,
     began: Instant,
     sent: u64,
     ended: bool,
 }
 
 /// Rate limit of the backup.
-struct Pace {
+struct SendPace {
     began: Instant,
     bytes: u64,
     /// 0 = as fast as it can.
     per_second: u64,
 }
 
-impl Pace {
+impl SendPace {
     /// Time at which the rate permits further reading.
     fn due(&self) -> Option<Instant> {
         if self.per_second == 0 {
@@ -81,7 +81,7 @@ impl Pace {
     }
 }
 
-impl Delivery {
+impl BackupDelivery {
     /// One message and the rest, or the end.
     async fn step(mut self) -> Option<(Result<v1::BackupResponse, Status>, Self)> {
         if self.ended {

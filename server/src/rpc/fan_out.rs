@@ -36,12 +36,12 @@ const KEPT_IN_ALL: usize = 16 << 20;
 const OLD: Duration = Duration::from_secs(1);
 
 /// Followers with the same key get the same messages.
-type Key = (LogId, Visibility, v1::RecordView);
+type FanOutKey = (LogId, Visibility, v1::RecordView);
 
 /// All logs that many follow.
 #[derive(Default)]
 pub(crate) struct FanOut {
-    logs: Mutex<HashMap<Key, Weak<Shared>>>,
+    logs: Mutex<HashMap<FanOutKey, Weak<Shared>>>,
     /// Bytes that are kept of all of them.
     bytes: AtomicUsize,
     /// Time of the last removal of old messages.
@@ -102,7 +102,7 @@ impl FanOut {
 /// Newest messages for the followers of one log.
 pub(super) struct Shared {
     fan_out: Arc<FanOut>,
-    key: Key,
+    key: FanOutKey,
     kept: Mutex<VecDeque<Kept>>,
 }
 

@@ -15,7 +15,7 @@ use http_body::Body;
 use tokio::sync::watch;
 
 use super::patience::{Hurry, Patience};
-use super::peer::{OpenCall, Peer, Piece, Turn};
+use super::peer::{AnswerPiece, OpenCall, Peer, Turn};
 use crate::answers::MayBeHurried;
 use crate::drain::Phase;
 
@@ -51,7 +51,7 @@ enum Broken {
 )]
 pub(super) fn serve<F, B>(
     mut call: F,
-    mut respond: SendResponse<Piece>,
+    mut respond: SendResponse<AnswerPiece>,
     terms: Arc<Terms>,
     open: OpenCall,
 ) -> impl Future<Output = ()>
@@ -101,7 +101,7 @@ where
 
 /// An answer under way.
 struct Sending<'a> {
-    sender: SendStream<Piece>,
+    sender: SendStream<AnswerPiece>,
     /// Bytes of the body that are not handed over yet.
     data: Bytes,
     /// Made by the first wait for the client.
@@ -168,7 +168,7 @@ impl Sending<'_> {
         Poll::Ready(Ok(()))
     }
 
-    fn hand_over(&mut self, part: Piece, is_last: bool) -> Result<(), Broken> {
+    fn hand_over(&mut self, part: AnswerPiece, is_last: bool) -> Result<(), Broken> {
         (self.sender.send_data(part, is_last)).map_err(|_| Broken::ByClient)
     }
 
@@ -246,7 +246,7 @@ mod tests {
         const PATIENCE: Duration = Duration::from_secs(30);
         let (near, far) = tokio::io::duplex(1 << 20);
         let client = tokio::spawn(h2::client::handshake(near));
-        let server = h2::server::Builder::new().handshake::<_, Piece>(far);
+        let server = h2::server::Builder::new().handshake::<_, AnswerPiece>(far);
         let mut server = server.await.unwrap();
         let (client, connection) = client.await.unwrap().unwrap();
         let client_side = tokio::spawn(connection);

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::frames::Frames;
+use super::frames::FramePosition;
 use super::peer::{OpenConnection, Peer};
 use super::{Accepted, Load};
 
@@ -50,7 +50,7 @@ pub(super) struct Conn {
     linger: Option<Pin<Box<Sleep>>>,
     /// Bytes dropped since the server has closed.
     dropped: u64,
-    frames: Frames,
+    frames: FramePosition,
     overhead: Overhead,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
@@ -69,7 +69,7 @@ impl Conn {
             socket: TcpStream::from_std(accepted.socket)?,
             linger: None,
             dropped: 0,
-            frames: Frames::new(),
+            frames: FramePosition::new(),
             overhead: Overhead::new(),
             peer: accepted.peer,
             _open: accepted.open,

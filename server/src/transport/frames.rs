@@ -20,7 +20,7 @@ const DATA_FRAME_BYTES: u64 = 32;
 
 /// The frames that have begun in some bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Begun {
+pub(super) struct BegunFrames {
     /// Frames, of any kind.
     pub(super) frames: usize,
     /// Bytes that calls need for their heads, and for the data in them.
@@ -29,7 +29,7 @@ pub(super) struct Begun {
 
 /// Position of a connection in its frames.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(super) struct FramePosition {
     /// Bytes to skip: of the preface, or of the frame that has begun.
     skip: usize,
     head: [u8; HEAD_BYTES],
@@ -39,7 +39,7 @@ pub(super) struct Frames {
     padded: Option<usize>,
 }
 
-impl Frames {
+impl FramePosition {
     /// A connection that has sent nothing yet.
     pub(super) fn new() -> Self {
         Self {
@@ -51,8 +51,8 @@ impl Frames {
     }
 
     /// Takes the next bytes of the connection. Returns the frames that begin in them.
-    pub(super) fn take(&mut self, mut bytes: &[u8]) -> Begun {
-        let mut begun = Begun::default();
+    pub(super) fn take(&mut self, mut bytes: &[u8]) -> BegunFrames {
+        let mut begun = BegunFrames::default();
         while let Some(first) = bytes.first() {
             if let Some(length) = self.padded.take() {
                 begun.useful += needed(length.saturating_sub(1 + usize::from(*first)));
@@ -125,7 +125,7 @@ mod tests {
         let heads = (2 * HEAD_BYTES + 47) as u64;
         let expected = needed(100) + needed(5) + needed(1) + heads;
         for size in [1, 2, 9, 13, 1000] {
-            let mut frames = Frames::new();
+            let mut frames = FramePosition::new();
             let begun: Vec<_> = sent.chunks(size).map(|part| frames.take(part)).collect();
             let useful: u64 = begun.iter().map(|begun| begun.useful).sum();
             assert_eq!(useful, expected, "in parts of {size} bytes");

@@ -28,7 +28,7 @@ use super::call::{self, Terms};
 use super::conn::Conn;
 use super::incoming::Incoming;
 use super::patience::AT_DRAIN;
-use super::peer::{Peer, Piece, QUEUE_BYTES};
+use super::peer::{AnswerPiece, Peer, QUEUE_BYTES};
 use super::preface::{self, Greeting};
 use super::routes::ConnectionCalls;
 use super::suspects::HOLD;
@@ -71,7 +71,7 @@ pub(super) async fn serve(
             tokio::time::sleep(HOLD).await;
         }
         match preface::greet(conn.socket(), http).await {
-            Ok(Greeting::Http2) => Some(builder(settings).handshake::<_, Piece>(conn).await),
+            Ok(Greeting::Http2) => Some(builder(settings).handshake::<_, AnswerPiece>(conn).await),
             // The answer named the port that its client probably means, if that is known.
             Ok(_) | Err(_) => None,
         }
@@ -137,7 +137,7 @@ fn builder(settings: &Settings) -> h2::server::Builder {
 }
 
 /// The reason why the connection is over.
-enum Over {
+enum ConnectionEnd {
     /// It was closed in order.
     Closed,
     /// Its client is not waited for any longer.
@@ -146,11 +146,11 @@ enum Over {
 
 /// A connection whose preface has come.
 struct Serving {
-    connection: Connection<Conn, Piece>,
+    connection: Connection<Conn, AnswerPiece>,
     service: ConnectionCalls,
     terms: Arc<Terms>,
     windows: Windows,
-    life: Life,
+    life: TimeLimits,
     alive: Alive,
     cancels: Cancels,
     timer: Pin<Box<Sleep>>,
@@ -158,7 +158,7 @@ struct Serving {
 
 impl Serving {
     fn new(
-        mut connection: Connection<Conn, Piece>,
+        mut connection: Connection<Conn, AnswerPiece>,
         accepted: Instant,
         settings: &Settings,
         service: ConnectionCalls,
@@ -168,7 +168,7 @@ impl Serving {
         let alive = Alive::new(connection.ping_pong(), settings, &peer);
         Self {
             windows: settings.windows.begin(),
-            life: Life {
+            life: TimeLimits {
                 first_request_by: Some(accepted + settings.handshake_timeout),
                 leave_at: settings.age.map(|age| accepted + age),
                 gone_at: settings.lifetime().map(|lifetime| accepted + lifetime),
@@ -191,7 +191,9 @@ impl Serving {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         loop {
             match self.poll_once(context) {
-                Poll::Ready(Ok(Some(Over::Closed | Over::Dropped))) => return Poll::Ready(Ok(())),
+                Poll::Ready(Ok(Some(ConnectionEnd::Closed | ConnectionEnd::Dropped))) => {
+                    return Poll::Ready(Ok(()));
+                }
                 Poll::Ready(Ok(None)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
@@ -199,9 +201,12 @@ impl Serving {
         }
     }
 
-    fn poll_once(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Over>, h2::Error>> {
+    fn poll_once(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<ConnectionEnd>, h2::Error>> {
         if self.terms.peer.poll_cut(context).is_ready() {
-            return Poll::Ready(Ok(Some(Over::Dropped)));
+            return Poll::Ready(Ok(Some(ConnectionEnd::Dropped)));
         }
         if self.life.left.is_none() && self.terms.peer.is_asked_to_leave() {
             self.leave();
@@ -211,7 +216,7 @@ impl Serving {
             let mut uncharged = 0;
             while let Poll::Ready(accepted) = self.connection.poll_accept(context)? {
                 let Some((request, respond)) = accepted else {
-                    return Poll::Ready(Ok(Some(Over::Closed)));
+                    return Poll::Ready(Ok(Some(ConnectionEnd::Closed)));
                 };
                 uncharged += usize::from(self.begin_call(request, respond));
                 if uncharged == UNCHARGED_AT_ONCE {
@@ -224,10 +229,10 @@ impl Serving {
         let now = Instant::now();
         let silent_until = self.alive.look(now, &self.terms.peer, context)?;
         let Some(silent_until) = silent_until else {
-            return Poll::Ready(Ok(Some(Over::Dropped)));
+            return Poll::Ready(Ok(Some(ConnectionEnd::Dropped)));
         };
         if self.life.is_over(now, &self.connection) {
-            return Poll::Ready(Ok(Some(Over::Dropped)));
+            return Poll::Ready(Ok(Some(ConnectionEnd::Dropped)));
         }
         if self.life.is_time_to_leave(now) {
             self.leave();
@@ -251,7 +256,7 @@ impl Serving {
     fn begin_call(
         &mut self,
         request: Request<h2::RecvStream>,
-        mut respond: h2::server::SendResponse<Piece>,
+        mut respond: h2::server::SendResponse<AnswerPiece>,
     ) -> bool {
         self.life.first_request_by = None;
         let open = self.terms.peer.begin_call();
@@ -285,7 +290,7 @@ impl Serving {
 }
 
 /// Time limits of the connection.
-struct Life {
+struct TimeLimits {
     /// Time by which the first request head must be whole; `None` once it is.
     first_request_by: Option<Instant>,
     /// Time at which its client must leave, because of the age of the connection.
@@ -296,12 +301,12 @@ struct Life {
     left: Option<Instant>,
 }
 
-impl Life {
+impl TimeLimits {
     fn is_time_to_leave(&self, now: Instant) -> bool {
         self.left.is_none() && self.leave_at.is_some_and(|at| now >= at)
     }
 
-    fn is_over(&self, now: Instant, connection: &Connection<Conn, Piece>) -> bool {
+    fn is_over(&self, now: Instant, connection: &Connection<Conn, AnswerPiece>) -> bool {
         let passed = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         passed(self.first_request_by)
             || passed(self.gone_at)
@@ -315,7 +320,7 @@ impl Life {
     }
 
     /// Time of the next check.
-    fn next(&self, connection: &Connection<Conn, Piece>) -> Option<Instant> {
+    fn next(&self, connection: &Connection<Conn, AnswerPiece>) -> Option<Instant> {
         let idle_end = self.idle_end().filter(|_| !connection.has_streams());
         let leave_at = self.leave_at.filter(|_| self.left.is_none());
         let times = [self.first_request_by, leave_at, self.gone_at, idle_end];

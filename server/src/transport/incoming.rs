@@ -11,7 +11,7 @@ use http_body::{Body, Frame};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
-use super::peer::Farewells;
+use super::peer::LateBodies;
 
 /// Longest time that the rest of a body is received and dropped after its call has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -27,11 +27,11 @@ const SILENCE: Duration = Duration::from_millis(300);
 pub(crate) struct Incoming {
     /// `None` once the client has ended its half, or the stream has failed.
     stream: Option<RecvStream>,
-    farewells: Farewells,
+    farewells: LateBodies,
 }
 
 impl Incoming {
-    pub(super) fn new(stream: RecvStream, farewells: Farewells) -> Self {
+    pub(super) fn new(stream: RecvStream, farewells: LateBodies) -> Self {
         let stream = (!stream.is_end_stream()).then_some(stream);
         Self { stream, farewells }
     }

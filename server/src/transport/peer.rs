@@ -54,11 +54,11 @@ pub(crate) struct Peer {
     pub(crate) share: Share,
     /// Bytes of its answers that it has not taken.
     pub(crate) answers: AnswerShare,
-    state: Arc<State>,
+    state: Arc<PeerState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PeerState {
     cut: AtomicBool,
     /// Whether the connection should give way to another once its client agrees.
     asked_to_leave: AtomicBool,
@@ -80,13 +80,13 @@ struct State {
     idle_since: AtomicU64,
     queued: AtomicUsize,
     farewells: AtomicUsize,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingCalls>,
     connections: Arc<Connections>,
 }
 
 /// Calls that wait for the queue of their connection, in the order in which they began to wait.
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingCalls {
     next: u64,
     wakers: BTreeMap<u64, Waker>,
 }
@@ -95,7 +95,7 @@ struct Waiting {
 #[derive(Debug)]
 pub(super) struct Turn {
     number: u64,
-    state: Arc<State>,
+    state: Arc<PeerState>,
 }
 
 impl Drop for Turn {
@@ -249,10 +249,10 @@ fn millis(time: Duration) -> u64 {
 
 impl Peer {
     pub(super) fn new(connections: &Arc<Connections>) -> Self {
-        let state = State {
+        let state = PeerState {
             connections: Arc::clone(connections),
             window: AtomicU64::new(LEAST_WINDOW.into()),
-            ..State::default()
+            ..PeerState::default()
         };
         state.rest();
         Self {
@@ -371,8 +371,8 @@ impl Peer {
     }
 
     /// The calls of the connection that have ended before their requests.
-    pub(super) fn farewells(&self) -> Farewells {
-        Farewells(Arc::clone(&self.state))
+    pub(super) fn farewells(&self) -> LateBodies {
+        LateBodies(Arc::clone(&self.state))
     }
 
     /// Checks that the call that began last may stay: its connection has at most as many calls as are free
@@ -437,12 +437,12 @@ impl Peer {
     }
 
     /// A piece of an answer, counted in the queue until it was written or dropped.
-    pub(super) fn piece(&self, bytes: Bytes) -> Piece {
+    pub(super) fn piece(&self, bytes: Bytes) -> AnswerPiece {
         let length = bytes.len();
         self.state.queued.fetch_add(length, Ordering::Relaxed);
         let all = &self.state.connections.queued;
         all.fetch_add(length as u64, Ordering::Relaxed);
-        Piece {
+        AnswerPiece {
             bytes,
             length,
             state: Arc::clone(&self.state),
@@ -452,23 +452,23 @@ impl Peer {
 
 /// Calls of one connection whose rest is received after they have ended.
 #[derive(Debug, Clone)]
-pub(crate) struct Farewells(Arc<State>);
+pub(crate) struct LateBodies(Arc<PeerState>);
 
-impl Farewells {
+impl LateBodies {
     /// Counts one until the value is dropped. `None` if the connection has as many as are free for others.
-    pub(super) fn begin(&self) -> Option<Farewell> {
+    pub(super) fn begin(&self) -> Option<LateBody> {
         let all = &self.0.connections.farewells;
         let open = all.fetch_add(1, Ordering::Relaxed) + 1;
         let own = self.0.farewells.fetch_add(1, Ordering::Relaxed) + 1;
-        let farewell = Farewell(Arc::clone(&self.0));
+        let farewell = LateBody(Arc::clone(&self.0));
         (own <= MOST_FAREWELLS.saturating_sub(open)).then_some(farewell)
     }
 }
 
-/// One of [`Farewells`].
-pub(super) struct Farewell(Arc<State>);
+/// One of [`LateBodies`].
+pub(super) struct LateBody(Arc<PeerState>);
 
-impl Drop for Farewell {
+impl Drop for LateBody {
     fn drop(&mut self) {
         self.0.farewells.fetch_sub(1, Ordering::Relaxed);
         let all = &self.0.connections.farewells;
@@ -476,7 +476,7 @@ impl Drop for Farewell {
     }
 }
 
-impl State {
+impl PeerState {
     /// Notes the moment from which on the connection has no call.
     fn rest(&self) {
         self.idle_since
@@ -499,7 +499,7 @@ impl State {
 }
 
 /// A call that has not ended.
-pub(super) struct OpenCall(Arc<State>);
+pub(super) struct OpenCall(Arc<PeerState>);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
@@ -528,13 +528,13 @@ impl Drop for OpenConnection {
 }
 
 /// A piece of an answer in the queue of its connection.
-pub(super) struct Piece {
+pub(super) struct AnswerPiece {
     bytes: Bytes,
     length: usize,
-    state: Arc<State>,
+    state: Arc<PeerState>,
 }
 
-impl Buf for Piece {
+impl Buf for AnswerPiece {
     fn remaining(&self) -> usize {
         self.bytes.len()
     }
@@ -548,7 +548,7 @@ impl Buf for Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for AnswerPiece {
     fn drop(&mut self) {
         let all = &self.state.connections.queued;
         all.fetch_sub(self.length as u64, Ordering::Relaxed);

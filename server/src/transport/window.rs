@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use h2::server::Connection;
 
 use super::conn::Conn;
-use super::peer::{Peer, Piece};
+use super::peer::{AnswerPiece, Peer};
 
 /// The least window of a connection, and its first: HTTP/2 allows no other.
 pub(crate) const LEAST_WINDOW: u32 = 65_535;
@@ -58,7 +58,7 @@ pub(super) struct Windows {
 
 impl Windows {
     /// Enlarges the window of a connection that has used it up.
-    pub(super) fn grow(&mut self, connection: &mut Connection<Conn, Piece>, peer: &Peer) {
+    pub(super) fn grow(&mut self, connection: &mut Connection<Conn, AnswerPiece>, peer: &Peer) {
         if let Some(window) = self.next(peer) {
             connection.set_target_window_size(window);
         }

@@ -115,13 +115,13 @@ type Task = Box<dyn FnOnce() + Send>;
 /// loops never do.
 #[derive(Default)]
 pub(crate) struct Workers {
-    queue: Mutex<Queue>,
+    queue: Mutex<TaskQueue>,
     changed: Condvar,
     started: AtomicBool,
 }
 
 #[derive(Default)]
-struct Queue {
+struct TaskQueue {
     tasks: VecDeque<Task>,
     stopped: bool,
 }

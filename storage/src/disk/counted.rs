@@ -16,15 +16,15 @@ fn count(bytes: isize) {
     HELD.set(HELD.get().wrapping_add(bytes));
 }
 
-struct Counted;
+struct CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counted = Counted;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[allow(unsafe_code, reason = "every allocator is unsafe")]
 // SAFETY: each method passes its arguments to `System` unchanged, and returns the result of `System`.
 // The counter has no destructor and takes no memory, so counting calls no allocator.
-unsafe impl GlobalAlloc for Counted {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
         // SAFETY: the caller promises the same to this allocator.

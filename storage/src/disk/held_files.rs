@@ -18,7 +18,7 @@ use crate::disk::read_whole;
 
 /// Size and digest of a file that does not change.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Known {
+pub(crate) struct KnownFile {
     pub(crate) bytes: u64,
     pub(crate) digest: u128,
 }
@@ -32,16 +32,16 @@ pub(crate) const UNREAD: Duration = Duration::from_secs(300);
 /// The running backups, and digests from earlier ones.
 pub(crate) struct Backups {
     disk: Arc<dyn Disk>,
-    state: Mutex<State>,
-    digests: Mutex<HashMap<String, Known>>,
+    state: Mutex<HeldState>,
+    digests: Mutex<HashMap<String, KnownFile>>,
     /// Time at which the last complete backup ended, also before this start.
     ended: Mutex<Option<Timestamp>>,
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct HeldState {
     /// The backups that run, by number.
-    running: HashMap<u64, Running>,
+    running: HashMap<u64, RunningBackup>,
     /// Number of the last backup that began.
     last: u64,
     /// Files to remove, in this order: once no backup holds them, and again after an error.
@@ -51,21 +51,21 @@ pub(crate) struct State {
 }
 
 /// One running backup.
-pub(crate) struct Running {
-    held: Held,
+pub(crate) struct RunningBackup {
+    held: HeldSet,
     /// Time at which its last part was taken.
     taken: Instant,
 }
 
 /// The files that a backup holds.
-pub(crate) enum Held {
+pub(crate) enum HeldSet {
     /// Every file, while the backup lists them.
     All,
     /// The files that it listed.
     Listed(HashSet<String>),
 }
 
-impl Held {
+impl HeldSet {
     pub(crate) fn holds(&self, path: &str) -> bool {
         match self {
             Self::All => true,
@@ -74,7 +74,7 @@ impl Held {
     }
 }
 
-impl State {
+impl HeldState {
     pub(crate) fn holds(&self, path: &str) -> bool {
         self.running.values().any(|backup| backup.held.holds(path))
     }
@@ -146,8 +146,10 @@ impl Backups {
         }
         state.last += 1;
         let number = state.last;
-        let held = Held::All;
-        state.running.insert(number, Running { held, taken: now });
+        let held = HeldSet::All;
+        state
+            .running
+            .insert(number, RunningBackup { held, taken: now });
         Some(Pin {
             backups: Arc::clone(self),
             number,
@@ -159,7 +161,7 @@ impl Backups {
     pub(crate) fn end_unread(&self, now: Instant) {
         let mut state = self.state.lock();
         let before = state.running.len();
-        let is_read = |backup: &Running| now.saturating_duration_since(backup.taken) < UNREAD;
+        let is_read = |backup: &RunningBackup| now.saturating_duration_since(backup.taken) < UNREAD;
         state.running.retain(|_, backup| is_read(backup));
         if state.running.len() < before {
             tracing::warn!(
@@ -259,7 +261,7 @@ impl Backups {
         Some(known.digest)
     }
 
-    pub(crate) fn remember(&self, path: &str, known: Known) {
+    pub(crate) fn remember(&self, path: &str, known: KnownFile) {
         self.digests.lock().insert(path.to_owned(), known);
     }
 
@@ -304,7 +306,7 @@ impl Pin {
     pub(crate) fn hold(&self, paths: HashSet<String>) {
         let mut state = self.backups.state.lock();
         if let Some(backup) = state.running.get_mut(&self.number) {
-            backup.held = Held::Listed(paths);
+            backup.held = HeldSet::Listed(paths);
             state.let_go(&*self.backups.disk);
         }
     }
@@ -312,8 +314,8 @@ impl Pin {
     /// Releases this file: its content was sent.
     pub(crate) fn let_go(&self, path: &str) {
         let mut state = self.backups.state.lock();
-        if let Some(Running {
-            held: Held::Listed(paths),
+        if let Some(RunningBackup {
+            held: HeldSet::Listed(paths),
             ..
         }) = state.running.get_mut(&self.number)
             && paths.remove(path)

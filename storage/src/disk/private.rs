@@ -52,12 +52,12 @@ const SUFFIXES: [&str; 9] = [
 
 /// Something else in the place of a file or a directory of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Odd {
+pub(super) enum WrongKind {
     NotAFile,
     NotADirectory,
 }
 
-impl Odd {
+impl WrongKind {
     /// Whether an entry that is no regular file has the place of a file or a directory of the store.
     pub(super) fn of(directory: &str, name: &str, found: FileType) -> Option<Self> {
         let stem_of = |suffix: &&str| {
@@ -214,18 +214,21 @@ mod tests {
 
     #[test]
     fn foreign_names_are_not_taken_for_names_of_the_store() {
-        let of = |directory, name| Odd::of(directory, name, FileType::Symlink);
+        let of = |directory, name| WrongKind::of(directory, name, FileType::Symlink);
         let seg = "0000000000000001.seg";
-        assert_eq!(of("journal", seg), Some(Odd::NotAFile));
-        assert_eq!(of("index", "0000000000000001.idx.new"), Some(Odd::NotAFile));
-        assert_eq!(of("", "BEGUN.new"), Some(Odd::NotAFile));
-        assert_eq!(of("", "journal"), Some(Odd::NotADirectory));
-        assert_eq!(Odd::of("", "journal", FileType::Directory), None);
+        assert_eq!(of("journal", seg), Some(WrongKind::NotAFile));
+        assert_eq!(
+            of("index", "0000000000000001.idx.new"),
+            Some(WrongKind::NotAFile)
+        );
+        assert_eq!(of("", "BEGUN.new"), Some(WrongKind::NotAFile));
+        assert_eq!(of("", "journal"), Some(WrongKind::NotADirectory));
+        assert_eq!(WrongKind::of("", "journal", FileType::Directory), None);
         assert_eq!(of("", "lost+found"), None);
         assert_eq!(of("", "notes.new"), None);
         assert_eq!(of("journal", "FORMAT"), None);
         let content = "0123456789abcdef0123456789abcdef";
-        assert_eq!(of("files", content), Some(Odd::NotAFile));
+        assert_eq!(of("files", content), Some(WrongKind::NotAFile));
     }
 
     #[test]

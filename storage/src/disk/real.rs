@@ -29,7 +29,7 @@ use rustix::fs::{
 use rustix::io::ReadWriteFlags;
 use rustix::io::{Errno, retry_on_intr};
 
-use super::private::{DIRECTORY, FILE, Odd, close_directory, close_file, make_directories};
+use super::private::{DIRECTORY, FILE, WrongKind, close_directory, close_file, make_directories};
 use super::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 use crate::api::error::OpenError;
 
@@ -156,7 +156,7 @@ impl RealDisk {
         let (parent, name) = self.split(path)?;
         let flags = flags | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match retry_on_intr(|| openat(&*parent, name, flags, DIRECTORY.into())) {
-            Err(Errno::NOTDIR | Errno::LOOP) => Err(self.odd(path, Odd::NotADirectory)),
+            Err(Errno::NOTDIR | Errno::LOOP) => Err(self.odd(path, WrongKind::NotADirectory)),
             opened => Ok(opened?),
         }
     }
@@ -178,19 +178,19 @@ impl RealDisk {
             Ok(opened) => opened.into(),
             // A link, a directory or a socket.
             Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => {
-                return Err(self.odd(path, Odd::NotAFile));
+                return Err(self.odd(path, WrongKind::NotAFile));
             }
             Err(Errno::EXIST) => {
                 return Err(match self.file_type(path)? {
                     Some(FileType::RegularFile) | None => Errno::EXIST.into(),
-                    Some(_) => self.odd(path, Odd::NotAFile),
+                    Some(_) => self.odd(path, WrongKind::NotAFile),
                 });
             }
             Err(error) => return Err(error.into()),
         };
         let found = file.metadata()?;
         if !found.is_file() {
-            return Err(self.odd(path, Odd::NotAFile));
+            return Err(self.odd(path, WrongKind::NotAFile));
         }
         if flags.contains(OFlags::CREATE) {
             close_file(&file, &found)?;
@@ -209,7 +209,7 @@ impl RealDisk {
     }
 
     /// The error for something else in the place of a file or directory of the store.
-    fn odd(&self, path: &str, odd: Odd) -> io::Error {
+    fn odd(&self, path: &str, odd: WrongKind) -> io::Error {
         let found = self.file_type(path).ok().flatten();
         odd.error(&self.path(path), found)
     }
@@ -322,7 +322,7 @@ impl Disk for RealDisk {
             match found {
                 Some(FileType::RegularFile) => each(name),
                 Some(found) => {
-                    if let Some(odd) = Odd::of(directory, name, found) {
+                    if let Some(odd) = WrongKind::of(directory, name, found) {
                         return Err(odd.error(&self.path(&within(name)), Some(found)));
                     }
                 }

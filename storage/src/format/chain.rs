@@ -12,7 +12,7 @@ use crate::base::ids::Position;
 
 /// A row in the index of one segment, with its tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct SegmentNode {
     /// Base of the segment.
     pub(crate) base: Position,
     /// Number of rows in its tree, itself included: 2^k - 1.
@@ -32,15 +32,15 @@ pub(crate) struct Below {
 /// The rows of one log, the newest last. Most logs of a million lie in one segment and need no
 /// allocation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Chain(SmallVec<[Node; 1]>);
+pub(crate) struct Chain(SmallVec<[SegmentNode; 1]>);
 
 impl Chain {
     /// Adds a root that was read. Callers add the oldest first.
-    pub(crate) fn put_root(&mut self, root: Node) {
+    pub(crate) fn put_root(&mut self, root: SegmentNode) {
         self.0.push(root);
     }
 
-    pub(crate) fn roots(&self) -> &[Node] {
+    pub(crate) fn roots(&self) -> &[SegmentNode] {
         &self.0
     }
 
@@ -68,7 +68,7 @@ impl Chain {
         {
             size += newer.size + older.size;
         }
-        self.0.push(Node { base, size });
+        self.0.push(SegmentNode { base, size });
     }
 
     /// Returns the oldest row for which `holds`, which must be false for all rows up to some row and

@@ -27,7 +27,7 @@ const WINDOW: u64 = if cfg!(test) { 8 << 10 } else { 4 << 20 };
 const ALIGN: u64 = 4096;
 
 /// Source of the bytes.
-enum Source<'d> {
+enum ContentSource<'d> {
     Opened(Arc<dyn DiskFile>),
     Borrowed(&'d dyn DiskFile),
     /// Reads around the page cache where that is possible.
@@ -42,12 +42,12 @@ enum Source<'d> {
 
 /// A stretch of the file that is in memory.
 #[derive(Clone, Default)]
-struct Window {
+struct FileWindow {
     offset: u64,
     bytes: bytes::Bytes,
 }
 
-impl Window {
+impl FileWindow {
     /// Whether the window holds all of `length` bytes from `offset` on.
     fn holds(&self, offset: u64, length: usize) -> bool {
         let bytes = self.bytes.len() as u64;
@@ -66,17 +66,17 @@ impl Window {
 
 /// The bytes of one segment file.
 pub(crate) struct Content<'d> {
-    source: Source<'d>,
+    source: ContentSource<'d>,
     size: u64,
     /// The newest window is first.
-    windows: RefCell<[Window; 2]>,
+    windows: RefCell<[FileWindow; 2]>,
     /// Whether bytes came from the page cache although they should not.
     cached: Cell<bool>,
     failed: RefCell<Option<io::Error>>,
 }
 
 impl<'d> Content<'d> {
-    fn new(source: Source<'d>, size: u64) -> Self {
+    fn new(source: ContentSource<'d>, size: u64) -> Self {
         Self {
             source,
             size,
@@ -90,13 +90,13 @@ impl<'d> Content<'d> {
     pub(crate) fn open(disk: &dyn Disk, path: &str) -> io::Result<Self> {
         let file = disk.open(path)?;
         let size = file.size()?;
-        Ok(Self::new(Source::Opened(file), size))
+        Ok(Self::new(ContentSource::Opened(file), size))
     }
 
     /// Makes the content of the first `most` bytes of a file.
     pub(crate) fn of_file(file: &'d dyn DiskFile, most: u64) -> io::Result<Self> {
         let size = file.size()?.min(most);
-        Ok(Self::new(Source::Borrowed(file), size))
+        Ok(Self::new(ContentSource::Borrowed(file), size))
     }
 
     /// Makes the content of the first `most` bytes of a file, read around the page cache.
@@ -104,16 +104,16 @@ impl<'d> Content<'d> {
         let file = disk.open(path)?;
         let size = file.size()?.min(most);
         let path = path.to_owned();
-        Ok(Self::new(Source::Device { disk, path, file }, size))
+        Ok(Self::new(ContentSource::Device { disk, path, file }, size))
     }
 
     #[cfg(test)]
     pub(crate) fn of_bytes(bytes: impl Into<bytes::Bytes>) -> Self {
-        let window = Window {
+        let window = FileWindow {
             offset: 0,
             bytes: bytes.into(),
         };
-        let content = Self::new(Source::Memory, window.bytes.len() as u64);
+        let content = Self::new(ContentSource::Memory, window.bytes.len() as u64);
         *content.windows.borrow_mut() = [window.clone(), window];
         content
     }
@@ -154,7 +154,7 @@ impl<'d> Content<'d> {
     }
 
     /// The windows. The first holds `length` bytes from `offset` on, or fewer where the file ends.
-    fn windows_at(&self, offset: u64, length: usize) -> RefMut<'_, [Window; 2]> {
+    fn windows_at(&self, offset: u64, length: usize) -> RefMut<'_, [FileWindow; 2]> {
         let mut windows = self.windows.borrow_mut();
         if windows[0].holds(offset, length) {
             return windows;
@@ -169,7 +169,7 @@ impl<'d> Content<'d> {
             return windows;
         }
         // The old window goes first: its memory is not needed together with the new one.
-        windows[0] = Window::default();
+        windows[0] = FileWindow::default();
         match self.window(offset, length as u64) {
             Ok(window) => windows[0] = window,
             Err(error) => {
@@ -182,7 +182,7 @@ impl<'d> Content<'d> {
     /// The bytes from the first to the last of `length` bytes from `offset` on that the device could not read.
     /// `None` if it could read all of them. Known only for a file that is read around the page cache.
     pub(crate) fn unreadable(&self, offset: u64, length: u64) -> Option<Range<u64>> {
-        let Source::Device { disk, path, .. } = &self.source else {
+        let ContentSource::Device { disk, path, .. } = &self.source else {
             return None;
         };
         let to = offset.saturating_add(length);
@@ -204,7 +204,7 @@ impl<'d> Content<'d> {
     }
 
     /// Reads a window that holds `length` bytes from `offset` on.
-    fn window(&self, offset: u64, length: u64) -> io::Result<Window> {
+    fn window(&self, offset: u64, length: u64) -> io::Result<FileWindow> {
         let (from, to) = match self.size <= WHOLE {
             true => (0, self.size),
             false => {
@@ -213,9 +213,9 @@ impl<'d> Content<'d> {
             }
         };
         let bytes = match &self.source {
-            Source::Opened(file) => read_some(&**file, from, to - from)?.into(),
-            Source::Borrowed(file) => read_some(*file, from, to - from)?.into(),
-            Source::Device { disk, path, file } => {
+            ContentSource::Opened(file) => read_some(&**file, from, to - from)?.into(),
+            ContentSource::Borrowed(file) => read_some(*file, from, to - from)?.into(),
+            ContentSource::Device { disk, path, file } => {
                 match disk.read_range_from_device(path, from, to - from)? {
                     Some(bytes) => bytes,
                     None => {
@@ -225,9 +225,9 @@ impl<'d> Content<'d> {
                 }
             }
             #[cfg(test)]
-            Source::Memory => bytes::Bytes::new(),
+            ContentSource::Memory => bytes::Bytes::new(),
         };
-        Ok(Window {
+        Ok(FileWindow {
             offset: from,
             bytes,
         })

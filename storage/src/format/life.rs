@@ -102,7 +102,7 @@ pub(crate) struct Life {
 
 /// State of the key of the store's digests in the life blocks of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Key {
+pub(crate) enum DigestKey {
     Good(Secret),
     /// A version without keyed digests wrote the file.
     None,
@@ -201,20 +201,20 @@ impl Life {
     }
 
     /// The key of the store's digests, from the first good copy whose key is good.
-    pub(crate) fn key(bytes: &[u8], store_id: u128) -> Key {
-        let mut key = Key::Unknown;
+    pub(crate) fn key(bytes: &[u8], store_id: u128) -> DigestKey {
+        let mut key = DigestKey::Unknown;
         for copy in bytes.chunks(COPY_BYTES).take(2) {
             match Self::decode_copy(copy, KNOWN_INCOMPATIBLE) {
                 Ok(life) if life.store_id == store_id => {}
                 _ => continue,
             }
             if !is_keyed(copy) {
-                return Key::None;
+                return DigestKey::None;
             }
             if let Some(secret) = secret_in(copy) {
-                return Key::Good(secret);
+                return DigestKey::Good(secret);
             }
-            key = Key::Damaged;
+            key = DigestKey::Damaged;
         }
         key
     }
@@ -323,7 +323,7 @@ mod tests {
         let bytes = LIFE.encode(HAS_RUNS);
         assert_eq!(bytes.len() as u64, LIFE_BYTES);
         assert_eq!(Life::features(&bytes), HAS_RUNS);
-        assert_eq!(Life::key(&bytes, LIFE.store_id), Key::None);
+        assert_eq!(Life::key(&bytes, LIFE.store_id), DigestKey::None);
         for bit in 0..LIFE_LEN * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
@@ -341,8 +341,8 @@ mod tests {
         let bytes = LIFE.encode_with(Some(&secret), HAS_RUNS);
         assert_eq!(bytes.len() as u64, LIFE_BYTES);
         let key = |bytes: &[u8]| Life::key(bytes, LIFE.store_id);
-        assert_eq!(key(&bytes), Key::Good(secret));
-        assert_eq!(Life::key(&bytes, 1), Key::Unknown, "of another store");
+        assert_eq!(key(&bytes), DigestKey::Good(secret));
+        assert_eq!(Life::key(&bytes, 1), DigestKey::Unknown, "of another store");
         assert_eq!(bad_copies(&bytes, &LIFE), [None; 2]);
         for bit in 0..COPY_BYTES * 8 {
             let mut flipped = bytes.clone();
@@ -350,15 +350,19 @@ mod tests {
             let bad = bad_copies(&flipped, &LIFE);
             assert!(bad[0].is_some() && bad[1].is_none(), "bit {bit}");
             assert_eq!(Life::decode(&flipped), Ok(LIFE));
-            assert_eq!(key(&flipped), Key::Good(secret), "the second copy serves");
+            assert_eq!(
+                key(&flipped),
+                DigestKey::Good(secret),
+                "the second copy serves"
+            );
             flipped[COPY_BYTES + bit / 8] ^= 1 << (bit % 8);
             match bit / 8 {
-                0..LIFE_LEN => assert_eq!(key(&flipped), Key::Unknown, "bit {bit}"),
+                0..LIFE_LEN => assert_eq!(key(&flipped), DigestKey::Unknown, "bit {bit}"),
                 LIFE_LEN..KEYED_LEN => {
                     assert_eq!(Life::decode(&flipped), Ok(LIFE), "bit {bit}");
-                    assert_eq!(key(&flipped), Key::Damaged, "bit {bit}");
+                    assert_eq!(key(&flipped), DigestKey::Damaged, "bit {bit}");
                 }
-                _ => assert_eq!(key(&flipped), Key::Good(secret), "bit {bit}"),
+                _ => assert_eq!(key(&flipped), DigestKey::Good(secret), "bit {bit}"),
             }
         }
     }

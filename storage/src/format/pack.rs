@@ -163,7 +163,7 @@ impl Archived {
 
 /// One entry of the order of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct OrderEntry {
     /// Position of the piece in the journal.
     pub(crate) position: Position,
     pub(crate) log: LogId,
@@ -173,7 +173,7 @@ pub(crate) struct Entry {
     pub(crate) dropped: u64,
 }
 
-impl Entry {
+impl OrderEntry {
     /// Appends the entry to a body whose previous entry has `position`.
     pub(crate) fn put(&self, out: &mut Vec<u8>, position: Position) {
         wire::put_varint(out, self.position.since(position));
@@ -194,7 +194,7 @@ impl Entry {
 }
 
 /// The entries in the body of a frame of order.
-pub(crate) fn entries(mut body: &[u8]) -> impl Iterator<Item = Option<Entry>> {
+pub(crate) fn entries(mut body: &[u8]) -> impl Iterator<Item = Option<OrderEntry>> {
     let mut position = 0u64;
     let mut next = move |body: &mut &[u8]| {
         position = position.checked_add(wire::take_varint(body)?)?;
@@ -205,7 +205,7 @@ pub(crate) fn entries(mut body: &[u8]) -> impl Iterator<Item = Option<Entry>> {
             0 => Err(bounds::lsn(number)?),
             pack => Ok((pack, u32::try_from(number).ok()?)),
         };
-        Some(Entry {
+        Some(OrderEntry {
             position: bounds::position(position)?,
             log,
             at,
@@ -272,13 +272,13 @@ mod tests {
     #[test]
     fn order_reads_back() {
         let told = [
-            Entry {
+            OrderEntry {
                 position: Position::new(8192),
                 log: LogId::new(1 << 40),
                 at: Ok((8192, 3)),
                 dropped: 0,
             },
-            Entry {
+            OrderEntry {
                 position: Position::new(9000),
                 log: LogId::new(2),
                 at: Err(Lsn::new(12)),
@@ -290,7 +290,7 @@ mod tests {
             entry.put(&mut body, position);
             position = entry.position;
         }
-        let read: Option<Vec<Entry>> = entries(&body).collect();
+        let read: Option<Vec<OrderEntry>> = entries(&body).collect();
         assert_eq!(read.unwrap(), told);
     }
 

@@ -13,7 +13,7 @@ use crate::format::body::{Created, CursorBody, Link, Seal};
 use crate::format::compress;
 use crate::format::frame;
 use crate::format::frame::{HEADER_BYTES, Head, Header};
-use crate::format::life::{Key, Life};
+use crate::format::life::{DigestKey, Life};
 use crate::logs::image::Image;
 
 /// Makes the header of a frame verify, if there are enough bytes.
@@ -188,8 +188,8 @@ pub fn body(data: &[u8]) {
             settles(&copy, |data| {
                 let life = Life::decode(data).ok()?;
                 let secret = match Life::key(data, life.store_id) {
-                    Key::Good(secret) => Some(secret),
-                    Key::None | Key::Damaged | Key::Unknown => None,
+                    DigestKey::Good(secret) => Some(secret),
+                    DigestKey::None | DigestKey::Damaged | DigestKey::Unknown => None,
                 };
                 Some(life.encode_with(secret.as_ref(), Life::features(data)))
             });

@@ -14,7 +14,7 @@ use crate::disk::{Disk, SimDisk};
 use crate::format::active::Place;
 use crate::format::life::Life;
 use crate::index::checkpoint;
-use crate::index::checkpoint::Writer;
+use crate::index::checkpoint::CheckpointWriter;
 use crate::index::{NewRow, SealedIndex};
 use crate::logs::image::Image;
 
@@ -43,7 +43,7 @@ pub fn checkpoint(data: &[u8]) {
     // A log takes at least two bytes.
     assert!(images.len() * 2 <= file.len() && summary.segments.len() * 2 <= file.len());
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-    let mut writer = Writer::new(&*disk, &summary).expect("there is space");
+    let mut writer = CheckpointWriter::new(&*disk, &summary).expect("there is space");
     let written = images.iter().try_for_each(|image| writer.add(image));
     written.expect("there is space");
     let backups = Backups::new(Arc::clone(&disk));

@@ -82,7 +82,7 @@ pub(crate) struct Summary {
 
 /// A checkpoint that is being written piece by piece, because a checkpoint of a million logs is large.
 /// The file is removed if it is not finished.
-pub(crate) struct Writer<'a> {
+pub(crate) struct CheckpointWriter<'a> {
     disk: &'a dyn Disk,
     last: SegmentId,
     file: Arc<dyn DiskFile>,
@@ -95,7 +95,7 @@ pub(crate) struct Writer<'a> {
     finished: bool,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> CheckpointWriter<'a> {
     /// Begins a file under a name that no start reads.
     pub(crate) fn new(disk: &'a dyn Disk, summary: &Summary) -> io::Result<Self> {
         let file = disk::create_anew(disk, &new_path(summary.last))?;
@@ -202,7 +202,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-impl Drop for Writer<'_> {
+impl Drop for CheckpointWriter<'_> {
     fn drop(&mut self) {
         if !self.finished {
             // Half a file is useless. If this removal fails too, the next checkpoint removes it.
@@ -441,7 +441,7 @@ mod tests {
                 last: SegmentId::new(last),
                 ..summary()
             };
-            let mut writer = Writer::new(&disk, &summary).unwrap();
+            let mut writer = CheckpointWriter::new(&disk, &summary).unwrap();
             writer.add(&image(1)).unwrap();
             writer.add(&image(2)).unwrap();
             writer.finish(&backups).unwrap();

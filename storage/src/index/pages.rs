@@ -50,14 +50,14 @@ pub(super) enum Part {
 }
 
 #[derive(Default)]
-struct Window {
+struct IndexWindow {
     start: usize,
     bytes: Bytes,
 }
 
 #[derive(Default)]
-struct State {
-    windows: [Window; PARTS],
+struct PagesState {
+    windows: [IndexWindow; PARTS],
     /// The first error.
     failed: Option<io::Error>,
 }
@@ -67,7 +67,7 @@ pub(super) struct Pages {
     large: Arc<LargeIndex>,
     disk: Arc<dyn Disk>,
     readers: Arc<Readers>,
-    state: Mutex<State>,
+    state: Mutex<PagesState>,
 }
 
 impl Drop for Pages {
@@ -124,14 +124,14 @@ impl Pages {
         let wanted = (from - start).saturating_add(length);
         let window = self.readers.window().min(rest);
         // The old window is freed first, so that it and the new one never use memory together.
-        state.windows[part as usize] = Window::default();
+        state.windows[part as usize] = IndexWindow::default();
         let file = self.disk.open(&index_path(self.large.segment()));
         let read = file.and_then(|file| self.large.part(&*file, start, wanted.max(window)));
         match read {
             Ok(bytes) => {
                 let bytes = Bytes::from(bytes);
                 let found = bytes.slice(from - start..wanted);
-                state.windows[part as usize] = Window { start, bytes };
+                state.windows[part as usize] = IndexWindow { start, bytes };
                 Some(found)
             }
             Err(error) => {

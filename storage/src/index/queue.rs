@@ -71,19 +71,19 @@ impl Progress {
 }
 
 #[derive(Default)]
-pub(crate) struct Queue {
+pub(crate) struct SegmentQueue {
     pub(crate) waiting: VecDeque<Sealed>,
     /// Whether a thread works on the queue.
     pub(crate) running: bool,
     /// The failure of the last index or checkpoint.
-    pub(crate) stuck: Option<Stuck>,
+    pub(crate) stuck: Option<IndexWriteFailure>,
     /// Whether damage invalidated the checkpoints, and none was written since.
     pub(crate) has_damage: bool,
     pub(crate) checkpoint_took: Duration,
     pub(crate) stopped: bool,
 }
 
-impl Queue {
+impl SegmentQueue {
     /// Maximum rest of the thread while no segment waits. `None`: until a segment waits.
     fn rest(&self) -> Option<Duration> {
         let after_damage = AFTER_DAMAGE.max(self.checkpoint_took * AFTER_DAMAGE_SHARE);
@@ -95,13 +95,13 @@ impl Queue {
 }
 
 /// An index or a checkpoint cannot be written.
-pub(crate) struct Stuck {
+pub(crate) struct IndexWriteFailure {
     pub(crate) error: io::Error,
     /// Failures in a row.
     pub(crate) tries: u32,
 }
 
-impl Stuck {
+impl IndexWriteFailure {
     /// Pause before the next attempt.
     fn pause(&self) -> Duration {
         let doubled = RETRY_AFTER.saturating_mul(1 << (self.tries - 1).min(6));
@@ -112,7 +112,7 @@ impl Stuck {
 /// Sealed segments that wait for their index, and the state of that work.
 #[derive(Default)]
 pub(crate) struct IndexQueue {
-    pub(crate) queue: Mutex<Queue>,
+    pub(crate) queue: Mutex<SegmentQueue>,
     pub(crate) changed: Condvar,
     /// Held while working: segments are indexed one at a time, in order.
     pub(crate) progress: Mutex<Progress>,
@@ -209,16 +209,16 @@ impl SealSink for IndexQueue {
 }
 
 /// A roll waits for the thread only while the thread runs, however the thread ends.
-pub(crate) struct Running<'a>(&'a IndexQueue);
+pub(crate) struct RunningMark<'a>(&'a IndexQueue);
 
-impl<'a> Running<'a> {
+impl<'a> RunningMark<'a> {
     pub(crate) fn new(index_queue: &'a IndexQueue) -> Self {
         index_queue.queue.lock().running = true;
         Self(index_queue)
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningMark<'_> {
     fn drop(&mut self) {
         self.0.queue.lock().running = false;
         self.0.changed.notify_all();
@@ -255,7 +255,7 @@ mod tests {
         let rest = index_queue.queue.lock().rest();
         assert_eq!(rest, Some(2 * AFTER_DAMAGE_SHARE * AFTER_DAMAGE));
         let (error, tries) = (io::ErrorKind::StorageFull.into(), 1);
-        index_queue.queue.lock().stuck = Some(Stuck { error, tries });
+        index_queue.queue.lock().stuck = Some(IndexWriteFailure { error, tries });
         assert_eq!(index_queue.queue.lock().rest(), Some(RETRY_AFTER));
     }
 }

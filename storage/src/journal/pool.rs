@@ -108,11 +108,11 @@ pub(crate) struct Pool {
     /// Bytes that runs under way will still take, and bytes that they have taken.
     claimed: AtomicU64,
     claims_written: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     changed: Condvar,
 }
 
-struct State {
+struct PoolState {
     ready: VecDeque<ReadySegment>,
     /// Ids of files in `pool/` that wait for a new life.
     free: Vec<SegmentId>,
@@ -124,13 +124,13 @@ struct State {
     /// Space ran out, and the reserve has not been complete since.
     starved: bool,
     /// Records were refused for lack of space, and none were accepted since.
-    refused: Option<Refused>,
+    refused: Option<NoSpace>,
     stopped: bool,
 }
 
 /// A refusal of records for lack of space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Refused {
+struct NoSpace {
     /// Whether the records needed another segment in addition to a complete reserve.
     rolls: bool,
     /// Bytes of the missing segments.
@@ -162,7 +162,7 @@ struct Unready {
     unflushed: Option<ReadySegment>,
 }
 
-type Made = Result<ReadySegment, Unready>;
+type ReadyResult = Result<ReadySegment, Unready>;
 
 impl From<io::Error> for Unready {
     fn from(error: io::Error) -> Self {
@@ -195,7 +195,7 @@ impl Pool {
             sorting_reserve: AtomicU64::new(0),
             claimed: AtomicU64::new(0),
             claims_written: AtomicU64::new(0),
-            state: Mutex::new(State {
+            state: Mutex::new(PoolState {
                 ready: VecDeque::new(),
                 free,
                 next_id,
@@ -293,7 +293,7 @@ impl Pool {
         let is_news = (state.refused).is_none_or(|before| segment_bytes > before.segment_bytes);
         // A segment that is being made may still succeed.
         if purpose == Use::Growth && !state.preparing && is_news {
-            state.refused = Some(Refused {
+            state.refused = Some(NoSpace {
                 rolls,
                 segment_bytes,
             });
@@ -315,7 +315,7 @@ impl Pool {
     }
 
     /// Free bytes, and free bytes that a request needs. `rolls`: it needs another segment.
-    fn space_for(&self, state: &State, purpose: Use, rolls: bool) -> FreeSpace {
+    fn space_for(&self, state: &PoolState, purpose: Use, rolls: bool) -> FreeSpace {
         let bytes = self.missing_bytes(state, purpose, rolls);
         FreeSpace {
             free_bytes: self.free_bytes(),
@@ -324,7 +324,7 @@ impl Pool {
     }
 
     /// Bytes of the segments that a request needs made. `rolls`: it needs another segment.
-    fn missing_bytes(&self, state: &State, purpose: Use, rolls: bool) -> u64 {
+    fn missing_bytes(&self, state: &PoolState, purpose: Use, rolls: bool) -> u64 {
         let segments = match purpose {
             Use::Growth => self.reserve + usize::from(rolls),
             Use::Expiry => self.reserve.div_ceil(2) + 1,
@@ -350,7 +350,7 @@ impl Pool {
 
     /// Marks the pool as starved if segments of the reserve are missing and the disk lacks space for
     /// them.
-    fn note_shortage(&self, state: &mut State) {
+    fn note_shortage(&self, state: &mut PoolState) {
         let missing = self
             .reserve
             .saturating_sub(state.ready.len() + state.free.len());
@@ -486,7 +486,11 @@ impl Pool {
     }
 
     /// Makes one segment ready, unless an attempt failed within the last 250 ms.
-    fn try_to_prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
+    fn try_to_prepare(
+        &self,
+        state: &mut MutexGuard<'_, PoolState>,
+        purpose: Use,
+    ) -> io::Result<()> {
         if let Some(failed) = &state.failed
             && self.clock.monotonic().duration_since(failed.at) < RETRY_AFTER
         {
@@ -496,11 +500,12 @@ impl Pool {
     }
 
     /// Makes one segment ready. Releases the lock while it works.
-    fn prepare(&self, state: &mut MutexGuard<'_, State>, purpose: Use) -> io::Result<()> {
+    fn prepare(&self, state: &mut MutexGuard<'_, PoolState>, purpose: Use) -> io::Result<()> {
         state.preparing = true;
         let failed_before = state.failed.take().is_some();
         // A panic must not leave `preparing` set: a driver would wait for ever.
-        let unlocked = |state: &mut MutexGuard<'_, State>, work: &mut dyn FnMut() -> Made| {
+        let unlocked = |state: &mut MutexGuard<'_, PoolState>,
+                        work: &mut dyn FnMut() -> ReadyResult| {
             let work = AssertUnwindSafe(work);
             let made = MutexGuard::unlocked(state, || catch_unwind(work));
             state.preparing = false;

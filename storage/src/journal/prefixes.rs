@@ -30,10 +30,10 @@ const MOST_STRETCHES: usize = 64;
 /// A followed prefix.
 pub(crate) struct Prefix {
     watch: Watch,
-    known: Mutex<Known>,
+    known: Mutex<KnownStretches>,
 }
 
-struct Known {
+struct KnownStretches {
     /// Stretches below this position are unknown.
     from: Position,
     /// Start and end of each stretch, in order, apart.
@@ -75,9 +75,9 @@ impl Prefix {
 }
 
 /// All followed prefixes.
-pub(crate) struct Prefixes(Mutex<Table>);
+pub(crate) struct Prefixes(Mutex<PrefixTable>);
 
-struct Table {
+struct PrefixTable {
     prefixes: HashMap<Box<[u8]>, (Arc<Prefix>, usize)>,
     /// Number of prefixes of each length.
     lengths: BTreeMap<usize, usize>,
@@ -85,7 +85,7 @@ struct Table {
     announced: Position,
 }
 
-impl Table {
+impl PrefixTable {
     /// The followed prefixes of a name.
     fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Arc<Prefix>> {
         let name = name.as_bytes();
@@ -100,7 +100,7 @@ impl Table {
 impl Prefixes {
     /// Without prefixes, for a journal that continues at `end`.
     pub(super) fn new(end: Position) -> Self {
-        Self(Mutex::new(Table {
+        Self(Mutex::new(PrefixTable {
             prefixes: HashMap::new(),
             lengths: BTreeMap::new(),
             announced: end,
@@ -149,7 +149,7 @@ impl Prefixes {
             None => {
                 let followed = Arc::new(Prefix {
                     watch: Watch::default(),
-                    known: Mutex::new(Known {
+                    known: Mutex::new(KnownStretches {
                         from,
                         stretches: VecDeque::new(),
                     }),

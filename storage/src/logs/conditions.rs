@@ -46,7 +46,7 @@ pub(crate) struct Allowed {
 
 /// Role in the batch of a log with a guard.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum GuardRole {
     /// The batch writes to the log: if the log was fenced, the batch must name the writer epoch.
     Written,
     /// The batch only checks the log.
@@ -69,7 +69,7 @@ pub(crate) fn check(
         check_guard(
             &records.log,
             target.as_deref(),
-            (&records.guard, Part::Written),
+            (&records.guard, GuardRole::Written),
             &mut reveals,
             &mut failed,
         );
@@ -83,7 +83,7 @@ pub(crate) fn check(
         check_guard(
             &other.log,
             log.as_deref(),
-            (&other.guard, Part::Other),
+            (&other.guard, GuardRole::Other),
             &mut reveals,
             &mut failed,
         );
@@ -145,7 +145,7 @@ fn add(records: &LogRecords, log: Option<&Log>, wanted: &mut Wanted) {
 fn check_guard(
     name: &LogName,
     log: Option<&Log>,
-    (guard, part): (&Guard, Part),
+    (guard, part): (&Guard, GuardRole),
     reveals: &mut Position,
     failed: &mut Vec<FailedCondition>,
 ) {
@@ -174,7 +174,7 @@ fn check_guard(
     if let Some(log) = log.filter(|_| guard.must_not_exist) {
         fail(FailedCheck::LogExists { log_id: log.id });
     }
-    let unsaid = if part == Part::Written { 0 } else { epoch };
+    let unsaid = if part == GuardRole::Written { 0 } else { epoch };
     if guard.writer_epoch.unwrap_or(unsaid) != epoch {
         fail(FailedCheck::Fenced {
             given: guard.writer_epoch,

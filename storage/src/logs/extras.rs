@@ -22,14 +22,14 @@ pub(crate) struct Mark {
 /// Records between others that this store has never had: the log was restored from an
 /// archive that does not hold them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Missing {
+pub(crate) struct MissingRecords {
     pub(crate) from: Lsn,
     pub(crate) to: Lsn,
     /// The cause of their removal.
     pub(crate) by: TrimBy,
 }
 
-impl Missing {
+impl MissingRecords {
     pub(crate) fn reason(&self) -> GapReason {
         match self.by {
             TrimBy::Somebody => GapReason::Trimmed,
@@ -52,7 +52,7 @@ pub(crate) struct Extras {
     /// The value `None`: the cursor is forgotten.
     pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
     /// In order.
-    pub(crate) missing: Vec<Missing>,
+    pub(crate) missing: Vec<MissingRecords>,
 }
 
 impl Extras {
@@ -131,7 +131,7 @@ pub(crate) struct ExtrasImage {
     pub(crate) writer_epoch: u64,
     pub(crate) producers: Producers,
     pub(crate) cursors: BTreeMap<Name, Mark>,
-    pub(crate) missing: Vec<Missing>,
+    pub(crate) missing: Vec<MissingRecords>,
 }
 
 /// Fields of an image of a log.
@@ -173,7 +173,7 @@ impl ExtrasImage {
             }
             (PRODUCER, Value::Bytes(part)) => self.producers.decode(part)?,
             (FIRST_EPOCH | GONE, value) => self.producers.decode_gone(field, value)?,
-            (MISSING, Value::Bytes(mut part)) => self.missing.push(Missing {
+            (MISSING, Value::Bytes(mut part)) => self.missing.push(MissingRecords {
                 from: bounds::lsn(wire::take_varint(&mut part)?)?,
                 to: bounds::lsn(wire::take_varint(&mut part)?)?,
                 by: TrimBy::of(u32::try_from(wire::take_varint(&mut part)?).ok()?),

@@ -9,7 +9,7 @@ use crate::base::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::base::wire;
 use crate::base::wire::Value;
 use crate::format::body;
-use crate::format::chain::{Chain, Node};
+use crate::format::chain::{Chain, SegmentNode};
 use crate::format::pack::Archived;
 use crate::logs::extras::ExtrasImage;
 use crate::logs::producers::Producers;
@@ -167,7 +167,7 @@ pub(crate) fn stored_bytes(input: &[u8]) -> Option<u64> {
 fn chain(mut input: &[u8]) -> Option<Chain> {
     let mut chain = Chain::default();
     while !input.is_empty() {
-        chain.put_root(Node {
+        chain.put_root(SegmentNode {
             base: bounds::place(wire::take_varint(&mut input)?)?,
             // Two trees of the same size form one of twice that size plus one.
             size: u32::try_from(bounds::segment(wire::take_varint(&mut input)?)?.get()).ok()?,

@@ -9,7 +9,7 @@
 //! run hold the changes since that segment or run began, so an idle producer costs nothing
 //! there. A start applies these changes in journal order ([`Producers::apply`]).
 //!
-//! A forgotten producer leaves a [`Gone`] behind: a hash of its id, and its epoch. A late retry of
+//! A forgotten producer leaves a [`ForgottenProducer`] behind: a hash of its id, and its epoch. A late retry of
 //! one of its batches is refused by that, also of its first batch. When a log has too many of
 //! these, one number replaces them: producers that the log does not know must begin at that epoch.
 
@@ -204,7 +204,7 @@ impl Chunk {
 
 /// One producer, in its newest epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct ProducerState {
     epoch: u64,
     /// The sequence that comes next.
     next: u64,
@@ -232,7 +232,7 @@ pub(crate) enum Recall {
     Forgotten { first_epoch: u64 },
 }
 
-impl Source {
+impl ProducerState {
     fn new(epoch: u64) -> Self {
         Self {
             epoch,
@@ -418,7 +418,7 @@ impl Source {
 
 /// A producer that was forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Gone {
+struct ForgottenProducer {
     /// Its batches of this epoch and of lower ones are refused.
     epoch: u64,
     /// Position at which it was forgotten; 0 if it comes from an image.
@@ -433,24 +433,24 @@ fn hash_of(id: &Name) -> u64 {
 /// The producers of one log, or their changes from some position on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Producers {
-    known: HashMap<Name, Source>,
+    known: HashMap<Name, ProducerState>,
     /// Producers that are neither known nor in `gone` begin at this epoch or a higher one.
     first_epoch: u64,
     /// Forgotten producers, by the hash of their ids.
-    gone: HashMap<u64, Gone>,
+    gone: HashMap<u64, ForgottenProducer>,
 }
 
 /// How to take a batch back.
 #[derive(Debug)]
 pub(crate) struct Before {
     id: Name,
-    then: Then,
+    then: UndoStep,
 }
 
 #[derive(Debug)]
-enum Then {
+enum UndoStep {
     /// The batch was the first of its epoch: the producer's state before it.
-    Was(Option<Source>),
+    Was(Option<ProducerState>),
     /// The batch continued its epoch: the chunks that were forgotten for it.
     Forgot(Vec<Arc<Chunk>>),
 }
@@ -458,18 +458,18 @@ enum Then {
 impl Before {
     /// The producer, if it was not known before.
     pub(crate) fn added(&self) -> Option<&Name> {
-        matches!(self.then, Then::Was(None)).then_some(&self.id)
+        matches!(self.then, UndoStep::Was(None)).then_some(&self.id)
     }
 }
 
 /// State that takes back the forgetting of producers.
 #[derive(Debug)]
 pub(crate) struct BeforeForgotten {
-    known: Vec<(Name, Source)>,
+    known: Vec<(Name, ProducerState)>,
     /// Entries that these hashes had before.
-    gone: Vec<(u64, Option<Gone>)>,
+    gone: Vec<(u64, Option<ForgottenProducer>)>,
     /// The former number and all entries, if one number replaced the entries.
-    replaced: Option<(u64, HashMap<u64, Gone>)>,
+    replaced: Option<(u64, HashMap<u64, ForgottenProducer>)>,
 }
 
 impl BeforeForgotten {
@@ -623,7 +623,7 @@ impl Producers {
             page.truncate(limit);
         }
         page.sort_unstable_by_key(|(id, ..)| *id);
-        let info = |(id, source, last_append): (&Name, &Source, Timestamp)| ProducerInfo {
+        let info = |(id, source, last_append): (&Name, &ProducerState, Timestamp)| ProducerInfo {
             id: id.clone(),
             epoch: source.epoch,
             next_sequence: source.next,
@@ -647,24 +647,24 @@ impl Producers {
         let source = self
             .known
             .entry(producer.id.clone())
-            .or_insert_with(|| Source::new(producer.epoch));
+            .or_insert_with(|| ProducerState::new(producer.epoch));
         let forgotten = source.push(producer.sequence, batch, window);
         Before {
             id: producer.id.clone(),
-            then: was.map_or(Then::Forgot(forgotten), Then::Was),
+            then: was.map_or(UndoStep::Forgot(forgotten), UndoStep::Was),
         }
     }
 
     /// Takes back the newest batch of a producer.
     pub(crate) fn take_back(&mut self, before: Before) {
         match before.then {
-            Then::Was(Some(source)) => {
+            UndoStep::Was(Some(source)) => {
                 self.known.insert(before.id, source);
             }
-            Then::Was(None) => {
+            UndoStep::Was(None) => {
                 self.known.remove(&before.id);
             }
-            Then::Forgot(forgotten) => {
+            UndoStep::Forgot(forgotten) => {
                 if let Some(source) = self.known.get_mut(&before.id) {
                     source.pop(forgotten);
                 }
@@ -689,13 +689,13 @@ impl Producers {
             replaced: None,
         };
         for (id, epoch) in &forgotten.producers {
-            let over = |source: &Source| source.epoch <= *epoch;
+            let over = |source: &ProducerState| source.epoch <= *epoch;
             if self.known.get(id).is_some_and(over)
                 && let Some(entry) = self.known.remove_entry(id)
             {
                 before.known.push(entry);
             }
-            let gone = Gone {
+            let gone = ForgottenProducer {
                 epoch: *epoch,
                 position,
             };
@@ -703,7 +703,7 @@ impl Producers {
             before.gone.push((hash, self.gone.insert(hash, gone)));
         }
         if forgotten.first_epoch > self.first_epoch {
-            let is_replaced = |gone: &Gone| gone.epoch < forgotten.first_epoch;
+            let is_replaced = |gone: &ForgottenProducer| gone.epoch < forgotten.first_epoch;
             before.replaced = Some((self.first_epoch, self.gone.clone()));
             self.first_epoch = forgotten.first_epoch;
             self.gone.retain(|_, gone| !is_replaced(gone));
@@ -748,7 +748,7 @@ impl Producers {
             self.first_epoch = later.first_epoch;
         }
         if !later.gone.is_empty() {
-            let over = |id: &Name, source: &Source| {
+            let over = |id: &Name, source: &ProducerState| {
                 let gone = later.gone.get(&hash_of(id));
                 gone.is_some_and(|gone| gone.epoch >= source.epoch)
             };
@@ -809,7 +809,7 @@ impl Producers {
     /// Each producer, its epoch, its next sequence, and the answers of its newest batches.
     #[cfg(test)]
     pub(crate) fn told(&self, window: u64) -> Vec<(Name, u64, u64, Vec<Remembered>)> {
-        let newest = |source: &Source| {
+        let newest = |source: &ProducerState| {
             let from = source.next.saturating_sub(window);
             (from..source.next)
                 .filter_map(|sequence| source.find(sequence))
@@ -834,7 +834,7 @@ impl Producers {
 
     /// Adds a producer that [`Producers::encode`] wrote.
     pub(crate) fn decode(&mut self, input: &[u8]) -> Option<()> {
-        let (id, source) = Source::decode(input)?;
+        let (id, source) = ProducerState::decode(input)?;
         self.known.insert(id, source);
         Some(())
     }
@@ -846,7 +846,7 @@ impl Producers {
             (GONE, Value::Bytes(mut part)) => {
                 while !part.is_empty() {
                     let hash = wire::take_bytes(&mut part, 8)?.try_into().ok()?;
-                    let gone = Gone {
+                    let gone = ForgottenProducer {
                         epoch: wire::take_varint(&mut part)?,
                         position: Position::ZERO,
                     };

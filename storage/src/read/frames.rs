@@ -32,10 +32,10 @@ pub(super) struct Frame {
 }
 
 /// Lsns of the wanted records: from, to (exclusive).
-pub(super) type Wanted = (Lsn, Lsn);
+pub(super) type WantedLsns = (Lsn, Lsn);
 
 /// All records.
-pub(super) const ALL: Wanted = (Lsn::ZERO, Lsn::new(u64::MAX));
+pub(super) const ALL: WantedLsns = (Lsn::ZERO, Lsn::new(u64::MAX));
 
 /// Why a frame could not be read.
 pub(crate) enum Fault {
@@ -63,7 +63,7 @@ pub(super) fn read_frames(
     store: &Store,
     segment: &Segment,
     places: &[Place],
-    wanted: Wanted,
+    wanted: WantedLsns,
     reach: Reach,
 ) -> (Vec<Frame>, Option<Bad>) {
     let (Some(first), Some(last)) = (places.first(), places.last()) else {
@@ -122,7 +122,7 @@ fn take(
     place: &Place,
     buffer: &Bytes,
     from: usize,
-    wanted: Wanted,
+    wanted: WantedLsns,
     effort: &mut Effort,
     frames: &mut Vec<Frame>,
 ) -> Result<(), Bad> {
@@ -198,7 +198,7 @@ fn unpack(
     header: &Header,
     buffer: &Bytes,
     from: usize,
-    wanted: Wanted,
+    wanted: WantedLsns,
     effort: &mut Effort,
     frames: &mut Vec<Frame>,
 ) -> Result<(), Bad> {

@@ -11,7 +11,7 @@ use crate::journal::segment::Segment;
 
 /// A part of a segment or run that the sorter cannot use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fault {
+pub(crate) enum UnusablePart {
     Index,
     Link,
     /// The file is gone.
@@ -21,7 +21,7 @@ pub(crate) enum Fault {
 /// Segments and runs that the sorter cannot use, and why.
 #[derive(Default)]
 pub(crate) struct Unusable {
-    why: Mutex<BTreeMap<(SegmentId, Fault), String>>,
+    why: Mutex<BTreeMap<(SegmentId, UnusablePart), String>>,
     /// A segment or run whose file is gone. Nothing is sorted until it is back or a start decides.
     pub(crate) gone: Mutex<Option<Arc<Segment>>>,
 }
@@ -33,7 +33,7 @@ impl Unusable {
     }
 
     /// Notes that the sorter cannot use this segment or run.
-    pub(crate) fn stop_at(&self, id: SegmentId, fault: Fault, why: String) {
+    pub(crate) fn stop_at(&self, id: SegmentId, fault: UnusablePart, why: String) {
         let mut unusable = self.why.lock();
         if unusable.get(&(id, fault)) != Some(&why) {
             tracing::warn!("{why}; nothing is sorted until then");
@@ -42,7 +42,7 @@ impl Unusable {
     }
 
     /// Notes that the fault is gone.
-    pub(crate) fn pass(&self, id: SegmentId, fault: Fault) {
+    pub(crate) fn pass(&self, id: SegmentId, fault: UnusablePart) {
         self.why.lock().remove(&(id, fault));
     }
 
@@ -53,7 +53,7 @@ impl Unusable {
             "{} is gone; put it back from a copy, or restart the daemon, which then names the lost records",
             segment.path()
         );
-        self.stop_at(segment.life.id, Fault::File, why);
+        self.stop_at(segment.life.id, UnusablePart::File, why);
     }
 
     /// Forgets segments and runs that a run has replaced.

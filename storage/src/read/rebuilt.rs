@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::held_back::Fault;
+use super::held_back::UnusablePart;
 use super::store::Store;
 use crate::base::ids::{LogId, Lsn, SegmentId};
 use crate::format::address::is_address;
@@ -64,11 +64,11 @@ impl Store {
             learned = index.as_ref().is_some_and(|index| self.learn_lost(index));
         }
         match index {
-            Some(_) => self.unusable.pass(segment.life.id, Fault::Index),
+            Some(_) => self.unusable.pass(segment.life.id, UnusablePart::Index),
             None if segment.is_retired() => {}
             None => self.unusable.stop_at(
                 segment.life.id,
-                Fault::Index,
+                UnusablePart::Index,
                 format!(
                     "the index of {} is damaged, and cannot be made again now; restart the daemon",
                     segment.path()

@@ -22,7 +22,7 @@ use crate::read::store::Store;
 const READ_AHEAD: u64 = 1 << 20;
 
 /// Why a row could not be read.
-enum Missing {
+enum RowError {
     /// No file descriptor is left to read an index.
     Io(io::Error),
     /// The chain leads through an index that is not good.
@@ -61,9 +61,9 @@ impl Store {
         });
         let found = match found {
             Ok(found) => found,
-            Err(Missing::Far) => return Err(far()),
-            Err(Missing::Io(error)) => return Err(error),
-            Err(Missing::Damaged) => return self.sealed_row_without_chain(log, holds),
+            Err(RowError::Far) => return Err(far()),
+            Err(RowError::Io(error)) => return Err(error),
+            Err(RowError::Damaged) => return self.sealed_row_without_chain(log, holds),
         };
         if !in_segments.get()
             && let Some(older) = self.row_in_runs(log, reach, &holds)?
@@ -148,7 +148,7 @@ impl Store {
         log: LogId,
         base: Position,
         reach: Reach,
-    ) -> Result<(Option<Found>, Option<Below>), Missing> {
+    ) -> Result<(Option<Found>, Option<Below>), RowError> {
         let sorted = || base < self.journal.sorted_end();
         if sorted() {
             return Ok((None, None));
@@ -157,10 +157,10 @@ impl Store {
         let found = match (segment, reach) {
             (None, _) => None,
             (Some(segment), Reach::Disk) => {
-                self.indexes.find(&segment, log).map_err(Missing::Io)?
+                self.indexes.find(&segment, log).map_err(RowError::Io)?
             }
             (Some(segment), _) => match self.indexes.find_in_memory(&segment, log) {
-                None => return Err(Missing::Far),
+                None => return Err(RowError::Far),
                 found => found,
             },
         };
@@ -169,8 +169,8 @@ impl Store {
             Some((index, row)) => Ok((Some((index, row)), row.below)),
             None if sorted() => Ok((None, None)),
             // A reader thread makes a damaged index again.
-            None if reach != Reach::Disk => Err(Missing::Far),
-            None => Err(Missing::Damaged),
+            None if reach != Reach::Disk => Err(RowError::Far),
+            None => Err(RowError::Damaged),
         }
     }
 

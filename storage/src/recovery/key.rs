@@ -6,7 +6,7 @@ use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::SegmentId;
 use crate::disk::{Disk, is_shortage};
 use crate::format::digest::Secret;
-use crate::format::life::{Key, Life};
+use crate::format::life::{DigestKey, Life};
 use crate::journal::segment::Segment;
 
 /// The key in the segments whose beginnings were read.
@@ -19,14 +19,14 @@ pub(super) struct FoundKey {
 
 impl FoundKey {
     /// Notes the beginning of a segment: its life blocks at least.
-    pub(super) fn note(&mut self, id: SegmentId, head: &[u8], store_id: u128) -> Key {
+    pub(super) fn note(&mut self, id: SegmentId, head: &[u8], store_id: u128) -> DigestKey {
         let key = Life::key(head, store_id);
         match key {
-            Key::Good(secret) if self.newest.is_none_or(|(newest, _)| newest <= id) => {
+            DigestKey::Good(secret) if self.newest.is_none_or(|(newest, _)| newest <= id) => {
                 self.newest = Some((id, secret));
             }
-            Key::None => self.without = true,
-            Key::Good(_) | Key::Damaged | Key::Unknown => {}
+            DigestKey::None => self.without = true,
+            DigestKey::Good(_) | DigestKey::Damaged | DigestKey::Unknown => {}
         }
         key
     }
@@ -51,8 +51,8 @@ impl FoundKey {
                 };
                 // All segments before one without a key are of versions without keys.
                 match self.note(segment.life.id, &head, store_id) {
-                    Key::Good(_) | Key::None => break,
-                    Key::Damaged | Key::Unknown => {}
+                    DigestKey::Good(_) | DigestKey::None => break,
+                    DigestKey::Damaged | DigestKey::Unknown => {}
                 }
             }
         }

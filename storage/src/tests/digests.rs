@@ -9,7 +9,7 @@ use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::SegmentId;
 use crate::disk::Disk;
 use crate::format::digest::Secret;
-use crate::format::life::{Key, Life, journal_path};
+use crate::format::life::{DigestKey, Life, journal_path};
 
 const KEY: usize = 68;
 const COPY: usize = 4096;
@@ -34,7 +34,7 @@ impl Fixture {
 }
 
 /// The segment files in order, each with its copy of the key.
-fn keys(disk: &SimDisk) -> Vec<(String, Key)> {
+fn keys(disk: &SimDisk) -> Vec<(String, DigestKey)> {
     let names: BTreeSet<String> = disk.list("journal").unwrap().into_iter().collect();
     let key = |name: String| {
         let path = format!("journal/{name}");
@@ -72,7 +72,7 @@ fn every_segment_has_the_key_and_every_start_goes_on_with_it() {
         let keys = keys(&f.disk);
         assert!(keys.len() > 2);
         for (path, key) in keys {
-            assert_eq!(key, Key::Good(secret), "{path}");
+            assert_eq!(key, DigestKey::Good(secret), "{path}");
         }
         assert!((0..sequence).all(|sequence| f.recognises(sequence)));
         f.append_batch(of_one(sequence)).unwrap();
@@ -233,5 +233,5 @@ fn runs_indexes_and_checkpoints_do_not_have_the_key() {
     let life = usize::try_from(LIFE_BYTES).unwrap();
     let run = f.core.journal.runs()[0].segment.path();
     let head = f.disk.contents(&run).unwrap()[..life].to_vec();
-    assert_eq!(Life::key(&head, f.core.store_id), Key::None);
+    assert_eq!(Life::key(&head, f.core.store_id), DigestKey::None);
 }

@@ -15,12 +15,12 @@
 
 mod keep;
 
-pub(crate) use self::keep::{Archive, Archiving, Pending};
+pub(crate) use self::keep::{Archive, Archiving, UnpublishedFile};
 use crate::base::ids::SegmentId;
 
 /// The name of a file of an archive. It identifies the records in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Name {
+pub(crate) struct ArchiveName {
     pub(crate) store: u128,
     /// The first segment that its run replaced.
     pub(crate) first: SegmentId,
@@ -32,14 +32,14 @@ pub(crate) struct Name {
 
 /// State of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum FileStage {
     New,
     Pending,
     Kept,
 }
 
-impl Name {
-    pub(crate) fn path(&self, stage: Stage) -> String {
+impl ArchiveName {
+    pub(crate) fn path(&self, stage: FileStage) -> String {
         let Self {
             store,
             first,
@@ -47,19 +47,19 @@ impl Name {
             salt,
         } = self;
         let end = match stage {
-            Stage::New => "new",
-            Stage::Pending => "pending",
-            Stage::Kept => "seg",
+            FileStage::New => "new",
+            FileStage::Pending => "pending",
+            FileStage::Kept => "seg",
         };
         format!("{store:032x}-{first}-{run}-{salt:016x}.{end}")
     }
 
-    pub(crate) fn parse(path: &str) -> Option<(Self, Stage)> {
+    pub(crate) fn parse(path: &str) -> Option<(Self, FileStage)> {
         let (stem, end) = path.split_once('.')?;
         let stage = match end {
-            "new" => Stage::New,
-            "pending" => Stage::Pending,
-            "seg" => Stage::Kept,
+            "new" => FileStage::New,
+            "pending" => FileStage::Pending,
+            "seg" => FileStage::Kept,
             _ => return None,
         };
         let mut parts = stem.split('-');
@@ -92,15 +92,15 @@ mod tests {
 
     #[test]
     fn a_name_reads_back_and_nothing_else_is_taken_for_one() {
-        let name = Name {
+        let name = ArchiveName {
             store: u128::MAX - 9,
             first: SegmentId::new(7),
             run: SegmentId::new(1 << 40),
             salt: 5,
         };
-        for stage in [Stage::New, Stage::Pending, Stage::Kept] {
+        for stage in [FileStage::New, FileStage::Pending, FileStage::Kept] {
             let path = name.path(stage);
-            assert_eq!(Name::parse(&path), Some((name, stage)));
+            assert_eq!(ArchiveName::parse(&path), Some((name, stage)));
             for other in [
                 format!("{path}.new"),
                 format!("0{path}"),
@@ -108,7 +108,7 @@ mod tests {
                 path.replacen('-', "-+", 1),
                 path.replace('-', "_"),
             ] {
-                assert_eq!(Name::parse(&other), None, "{other}");
+                assert_eq!(ArchiveName::parse(&other), None, "{other}");
             }
         }
         assert!(is_lock(&lock_path(9)));

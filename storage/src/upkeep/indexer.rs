@@ -15,10 +15,10 @@ use crate::base::sync::atomic::Ordering;
 use crate::disk;
 use crate::disk::memory;
 use crate::format::body::Accepted;
-use crate::index::checkpoint::{SegmentEntry, Summary, Writer};
+use crate::index::checkpoint::{CheckpointWriter, SegmentEntry, Summary};
+use crate::index::queue::IndexWriteFailure;
 use crate::index::queue::Newest;
-use crate::index::queue::Stuck;
-use crate::index::queue::{Progress, Running};
+use crate::index::queue::{Progress, RunningMark};
 use crate::index::{NewRow, SealedIndex, index_path};
 use crate::journal::run::Run;
 use crate::journal::seal::Sealed;
@@ -70,7 +70,7 @@ fn first_image(log: &Log, end: Position) -> Image {
 
 /// Outcome of an attempt to write a checkpoint.
 #[derive(PartialEq, Eq)]
-enum Tried {
+enum CheckpointResult {
     Done,
     /// More losses became known during the attempt: some logs in the checkpoint do not list them.
     Learned,
@@ -90,7 +90,7 @@ impl Indexer {
 
     /// Body of the indexing thread, until stopped.
     pub(crate) fn run(&self) {
-        let _running = Running::new(&self.store.indexing);
+        let _running = RunningMark::new(&self.store.indexing);
         // Temporary memory of the start.
         memory::give_back(self.store.logs.len() as u64 * START_BYTES_PER_LOG);
         loop {
@@ -155,7 +155,7 @@ impl Indexer {
                     tracing::warn!(%error, "an index or a checkpoint cannot be written; it is tried again, after at most a minute, and until then a start takes longer");
                 }
                 let tries = before.map_or(0, |before| before.tries).saturating_add(1);
-                queue.stuck = Some(Stuck { error, tries });
+                queue.stuck = Some(IndexWriteFailure { error, tries });
             }
         }
         drop(queue);
@@ -283,18 +283,18 @@ impl Indexer {
     /// Writes the state of all logs at the end of the newest indexed segment.
     fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<()> {
         // Each further attempt has one more index in memory.
-        while self.try_checkpoint(ends, progress)? == Tried::Learned {
+        while self.try_checkpoint(ends, progress)? == CheckpointResult::Learned {
             self.store.forget_checkpoints(progress);
         }
         Ok(())
     }
 
-    fn try_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<Tried> {
+    fn try_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<CheckpointResult> {
         let Some(newest) = &progress.newest else {
-            return Ok(Tried::Done);
+            return Ok(CheckpointResult::Done);
         };
         let started = self.store.journal.clock.monotonic();
-        let mut writer = Writer::new(&*self.store.disk, &self.summary(newest, ends))?;
+        let mut writer = CheckpointWriter::new(&*self.store.disk, &self.summary(newest, ends))?;
         let mut moved = Vec::new();
         let sorted_end = self.store.journal.sorted_end();
         for log in self.store.logs.all_known() {
@@ -348,7 +348,7 @@ impl Indexer {
                         None => (None, false),
                     };
                     if learned {
-                        return Ok(Tried::Learned);
+                        return Ok(CheckpointResult::Learned);
                     }
                     of_base = index;
                     of_base.as_slice()
@@ -387,7 +387,7 @@ impl Indexer {
                             log_id = id.get(),
                             "no checkpoint is written: no index describes this log, and the next start makes the index again"
                         );
-                        return Ok(Tried::Done);
+                        return Ok(CheckpointResult::Done);
                     }
                 }
             }
@@ -401,7 +401,7 @@ impl Indexer {
         let took = self.store.journal.clock.monotonic().duration_since(started);
         progress.checkpoint_took = took;
         self.store.journal.observer.checkpoint(took);
-        Ok(Tried::Done)
+        Ok(CheckpointResult::Done)
     }
 
     /// Completes an image from the newest index that lists the log with all producers of the log.

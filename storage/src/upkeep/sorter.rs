@@ -31,4 +31,4 @@ pub(crate) use self::choose::{Load, Of};
 pub(crate) use self::sort::Sorter;
 #[cfg(test)]
 pub(crate) use self::sort::Turns;
-pub(crate) use self::write::{Writer, draw_salt};
+pub(crate) use self::write::{RunWriter, draw_salt};

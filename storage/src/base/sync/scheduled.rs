@@ -34,7 +34,7 @@ thread_local! {
 
 #[derive(Default)]
 struct Timers {
-    waiting: Vec<(Duration, Arc<Waiter>)>,
+    waiting: Vec<(Duration, Arc<WaitingThread>)>,
     keeper: Option<Waker>,
     stopped: bool,
 }
@@ -85,7 +85,7 @@ pub(crate) fn stop_timers() {
     keeper.into_iter().for_each(Waker::wake);
 }
 
-fn set_timer(delay: Duration, waiter: &Arc<Waiter>) {
+fn set_timer(delay: Duration, waiter: &Arc<WaitingThread>) {
     if delay >= NEVER {
         return;
     }
@@ -105,9 +105,9 @@ enum Woken {
 
 /// One thread in [`Condvar::wait`].
 #[derive(Default)]
-struct Waiter(std::sync::Mutex<(Option<Woken>, Option<Waker>)>);
+struct WaitingThread(std::sync::Mutex<(Option<Woken>, Option<Waker>)>);
 
-impl Waiter {
+impl WaitingThread {
     fn has_ended(&self) -> bool {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.0.is_some()
@@ -147,19 +147,19 @@ impl WaitTimeoutResult {
 
 /// A condition variable with timed waits, which the one of `shuttle` lacks.
 #[derive(Default)]
-pub(crate) struct Condvar(std::sync::Mutex<Vec<Arc<Waiter>>>);
+pub(crate) struct Condvar(std::sync::Mutex<Vec<Arc<WaitingThread>>>);
 
 impl Condvar {
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Waiter>>> {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Vec<Arc<WaitingThread>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sleep<T>(&self, guard: &mut MutexGuard<'_, T>, delay: Option<Duration>) -> Woken {
-        let waiter = Arc::new(Waiter::default());
+        let waiter = Arc::new(WaitingThread::default());
         // Waiting begins with the release of the lock, whichever thread notifies in between.
         self.waiting().push(Arc::clone(&waiter));
         if let Some(delay) = delay {

@@ -11,7 +11,7 @@ use crate::logs::image::Image;
 use crate::logs::producers::Producers;
 
 /// State of the logs of a segment before its frames were applied.
-pub(crate) struct Before {
+pub(crate) struct LogsBefore {
     /// Their producers, in order of the logs. The index lists changes.
     producers: Vec<(LogId, Producers)>,
     /// Number of lost changes before.
@@ -20,13 +20,13 @@ pub(crate) struct Before {
 
 impl Drafts {
     /// Current state of the logs in an index.
-    pub(crate) fn before(&self, index: &SealedIndex) -> Before {
+    pub(crate) fn before(&self, index: &SealedIndex) -> LogsBefore {
         let known = |id: LogId| {
             let state = self.logs.get(&id)?.log.state.read();
             let extras = state.extras.as_deref()?;
             Some((id, extras.producers.clone()))
         };
-        Before {
+        LogsBefore {
             producers: index.rows().filter_map(|row| known(row.log_id)).collect(),
             lost_facts: self.lost_facts.len(),
         }
@@ -34,7 +34,12 @@ impl Drafts {
 
     /// Learns from the index of a segment, which describes its logs at its end. The frames of the segment are
     /// applied, but for these `holes`.
-    pub(crate) fn learn_index(&mut self, index: &SealedIndex, holes: &[Hole], mut before: Before) {
+    pub(crate) fn learn_index(
+        &mut self,
+        index: &SealedIndex,
+        holes: &[Hole],
+        mut before: LogsBefore,
+    ) {
         let window = self.producer_window;
         for row in index.rows() {
             let Some(mut image) = index.image(&row) else {

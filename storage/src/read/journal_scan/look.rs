@@ -56,13 +56,13 @@ pub(super) struct Work {
 
 /// The records of one frame of the journal, or of a piece that was one.
 #[derive(Clone, Copy)]
-struct Records {
+struct FrameRecords {
     first_lsn: Lsn,
     count: u32,
     arrival: Timestamp,
 }
 
-impl Records {
+impl FrameRecords {
     fn next_lsn(&self) -> Lsn {
         let next = self.first_lsn.checked_advance(u64::from(self.count));
         next.unwrap_or(self.first_lsn)
@@ -81,14 +81,14 @@ fn gone(deleted: bool, kept: Kept, to: Lsn) -> [(Lsn, GapReason); 2] {
 }
 
 /// Outcome of taking a frame.
-enum Taken {
-    Going(Going),
+enum TakenFrame {
+    Going(Continuation),
     Damaged,
 }
 
 /// How the pass continues.
 #[derive(PartialEq, Eq)]
-enum Going {
+enum Continuation {
     On,
     /// From the same position again: the records there have moved.
     Again,
@@ -109,18 +109,18 @@ impl Work {
             let going = match self.advance(reach) {
                 // Return the records found so far. The next pass reads those that are not in memory.
                 Err(ReadError::Io(error)) if is_far(&error) && self.found_something() => {
-                    Going::Full
+                    Continuation::Full
                 }
                 going => going?,
             };
             match going {
                 // A scan that finds nothing must not occupy a reader thread.
-                Going::On | Going::Again if self.looked >= LOOK_BYTES => {
+                Continuation::On | Continuation::Again if self.looked >= LOOK_BYTES => {
                     return Ok((self, false));
                 }
-                Going::On | Going::Again => {}
-                Going::Full => return Ok((self, false)),
-                Going::CaughtUp => return Ok((self, true)),
+                Continuation::On | Continuation::Again => {}
+                Continuation::Full => return Ok((self, false)),
+                Continuation::CaughtUp => return Ok((self, true)),
             }
         }
     }
@@ -130,19 +130,19 @@ impl Work {
     }
 
     /// Advances by one piece of a segment, one hole, or one step between segments.
-    fn advance(&mut self, reach: Reach) -> Result<Going, ReadError> {
+    fn advance(&mut self, reach: Reach) -> Result<Continuation, ReadError> {
         if self.at >= self.published {
-            return Ok(Going::CaughtUp);
+            return Ok(Continuation::CaughtUp);
         }
         if let Some(run) = self.store.journal.run_at(self.at) {
             return self.advance_in_run(&run, reach);
         }
         let segment = self.segment();
         if self.is_sorted() {
-            return Ok(Going::Again);
+            return Ok(Continuation::Again);
         }
         let Some(segment) = segment else {
-            return Ok(Going::CaughtUp);
+            return Ok(Continuation::CaughtUp);
         };
         if self.at < segment.first() {
             return Ok(self.pass(segment.first()));
@@ -155,11 +155,11 @@ impl Work {
         if self.at >= end {
             let next = self.segment_after(&segment).map(|next| next.first());
             if self.is_sorted() {
-                return Ok(Going::Again);
+                return Ok(Continuation::Again);
             }
             return Ok(match next {
                 Some(first) if first < self.published => self.pass(first),
-                _ => Going::CaughtUp,
+                _ => Continuation::CaughtUp,
             });
         }
         let hole = segment
@@ -204,7 +204,7 @@ impl Work {
     }
 
     /// Passes a range that holds nothing readable, up to `published` at most, and names the damaged records in it.
-    fn pass(&mut self, to: Position) -> Going {
+    fn pass(&mut self, to: Position) -> Continuation {
         let to = to.min(self.published);
         let damages = self.store.damages.between(self.at, to);
         let gaps: Vec<Gap> = damages
@@ -214,12 +214,12 @@ impl Work {
             .collect();
         if !gaps.is_empty() && !self.batches.is_empty() {
             // Gaps come before the batches of a message.
-            return Going::Full;
+            return Continuation::Full;
         }
         self.gaps.extend(gaps);
         self.at = to;
         self.skip = 0;
-        Going::On
+        Continuation::On
     }
 
     /// The gaps to report for damage. Records that a trim, retention or a deletion had taken before count as taken,
@@ -274,7 +274,7 @@ impl Work {
         segment: &Segment,
         stop: Position,
         reach: Reach,
-    ) -> Result<Going, ReadError> {
+    ) -> Result<Continuation, ReadError> {
         let rest = stop.since(self.at);
         for again in [false, true] {
             for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
@@ -285,7 +285,7 @@ impl Work {
                 self.looked += buffer.len() as u64;
                 let (from, skip) = (self.at, self.skip);
                 let going = self.take_frames(segment, &buffer, stop, reach)?;
-                let moved = self.at > from || self.skip > skip || going != Going::On;
+                let moved = self.at > from || self.skip > skip || going != Continuation::On;
                 if moved {
                     return Ok(going);
                 }
@@ -299,10 +299,10 @@ impl Work {
         }
         if segment.is_retired() {
             // The segment was sorted meanwhile, and its file may have another life. The run has the records.
-            return Ok(Going::On);
+            return Ok(Continuation::On);
         }
         self.lose_frame(segment, stop)?;
-        Ok(Going::On)
+        Ok(Continuation::On)
     }
 
     fn take_frames(
@@ -311,7 +311,7 @@ impl Work {
         buffer: &Bytes,
         stop: Position,
         reach: Reach,
-    ) -> Result<Going, ReadError> {
+    ) -> Result<Continuation, ReadError> {
         let start = self.at;
         // Most ranges have no damage. Damage that a jump of lsns shows lies among good frames.
         let has_damage = !self.store.damages.between(start, stop).is_empty();
@@ -336,9 +336,9 @@ impl Work {
             let going = if header.kind == Kind::Batch && !is_lost {
                 self.take_batch(segment, &header, (buffer, from), reach)?
             } else {
-                Going::On
+                Continuation::On
             };
-            if going != Going::On {
+            if going != Continuation::On {
                 return Ok(going);
             }
             if self.at != header.position {
@@ -347,13 +347,13 @@ impl Work {
             if !has_damage {
                 self.at = header.end();
                 self.skip = 0;
-            } else if self.pass(header.end()) == Going::Full {
+            } else if self.pass(header.end()) == Continuation::Full {
                 // A gap comes next, in another message. These records were returned.
                 self.skip = u64::from(header.count);
-                return Ok(Going::Full);
+                return Ok(Continuation::Full);
             }
         }
-        Ok(Going::On)
+        Ok(Continuation::On)
     }
 
     fn take_batch(
@@ -362,16 +362,16 @@ impl Work {
         header: &Header,
         (buffer, from): (&Bytes, usize),
         reach: Reach,
-    ) -> Result<Going, ReadError> {
+    ) -> Result<Continuation, ReadError> {
         let Some(log) = self
             .store
             .logs
             .by_id(header.log_id)
             .filter(|log| self.selects(log))
         else {
-            return Ok(Going::On);
+            return Ok(Continuation::On);
         };
-        let frame = Records {
+        let frame = FrameRecords {
             first_lsn: header.first_lsn,
             count: header.count,
             arrival: header.arrival,
@@ -391,9 +391,9 @@ impl Work {
             }
         };
         match self.take_records(&log, frame, body)? {
-            Taken::Going(going) => Ok(going),
-            Taken::Damaged if segment.is_retired() => Ok(Going::Again),
-            Taken::Damaged => {
+            TakenFrame::Going(going) => Ok(going),
+            TakenFrame::Damaged if segment.is_retired() => Ok(Continuation::Again),
+            TakenFrame::Damaged => {
                 let place = Place {
                     position: header.position,
                     first_lsn: header.first_lsn,
@@ -410,9 +410,9 @@ impl Work {
     fn take_records(
         &mut self,
         log: &Arc<Log>,
-        frame: Records,
+        frame: FrameRecords,
         body: impl FnOnce(&mut Self) -> Result<Bytes, Fault>,
-    ) -> Result<Taken, ReadError> {
+    ) -> Result<TakenFrame, ReadError> {
         let (deleted, kept) = self.fate_of(log);
         let mut first = frame
             .first_lsn
@@ -429,18 +429,20 @@ impl Work {
                     first = until;
                     self.skip = first.since(frame.first_lsn);
                 }
-                if going != Going::On {
-                    return Ok(Taken::Going(going));
+                if going != Continuation::On {
+                    return Ok(TakenFrame::Going(going));
                 }
             }
         }
         if first >= to {
-            return Ok(Taken::Going(Going::On));
+            return Ok(TakenFrame::Going(Continuation::On));
         }
         let body = match body(self) {
             Ok(body) => body,
-            Err(Fault::Damaged) => return Ok(Taken::Damaged),
-            Err(Fault::Io(_)) if self.found_something() => return Ok(Taken::Going(Going::Full)),
+            Err(Fault::Damaged) => return Ok(TakenFrame::Damaged),
+            Err(Fault::Io(_)) if self.found_something() => {
+                return Ok(TakenFrame::Going(Continuation::Full));
+            }
             Err(Fault::Io(error)) => return Err(ReadError::Io(Arc::new(error))),
         };
         let batch = StoredBatch {
@@ -459,19 +461,19 @@ impl Work {
         });
         let skip = self.skip.max(early);
         let going = match skip >= u64::from(frame.count) {
-            true => Going::On,
+            true => Continuation::On,
             false => self.give(batch, skip),
         };
-        Ok(Taken::Going(going))
+        Ok(TakenFrame::Going(going))
     }
 
     /// Adds as much of a batch as the chunk has room for.
-    fn give(&mut self, batch: StoredBatch, skip: u64) -> Going {
+    fn give(&mut self, batch: StoredBatch, skip: u64) -> Continuation {
         let count = u64::from(batch.count);
         let first = batch.first_lsn.advance(skip);
         let batch = part(batch, first, self.remaining);
         if !self.batches.is_empty() && batch.body.len() > self.bytes {
-            return Going::Full;
+            return Continuation::Full;
         }
         let batch = fitting(batch, self.bytes);
         self.store
@@ -487,20 +489,20 @@ impl Work {
         self.batches.push(batch);
         if skip + given < count {
             self.skip = skip + given;
-            return Going::Full;
+            return Continuation::Full;
         }
         if self.remaining == 0 || self.bytes == 0 {
             self.skip = count;
-            return Going::Full;
+            return Continuation::Full;
         }
-        Going::On
+        Continuation::On
     }
 
     /// Names records that the reader skips, and joins them to the gap directly before them. Gaps come before the
     /// batches of a message, so a gap after batches of its log must wait for the next message.
-    fn note_gap(&mut self, log: &Log, from: Lsn, to: Lsn, reason: GapReason) -> Going {
+    fn note_gap(&mut self, log: &Log, from: Lsn, to: Lsn, reason: GapReason) -> Continuation {
         if self.batches.iter().any(|batch| batch.log_id == log.id) {
-            return Going::Full;
+            return Continuation::Full;
         }
         let same = |gap: &&mut Gap| gap.reason == reason && gap.log.as_ref() == Some(&log.name);
         let last = self
@@ -525,9 +527,9 @@ impl Work {
             }
         }
         if self.bytes == 0 {
-            Going::Full
+            Continuation::Full
         } else {
-            Going::On
+            Continuation::On
         }
     }
 

@@ -14,7 +14,7 @@ use crate::index::run_file;
 use crate::index::run_file::{BadRun, Opened, Walked};
 use crate::logs::image::Image;
 use crate::logs::image::Images;
-use crate::upkeep::archive::{Name, Stage, is_lock};
+use crate::upkeep::archive::{ArchiveName, FileStage, is_lock};
 
 /// Selects logs in an archive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -158,7 +158,7 @@ impl ArchiveFinding {
 }
 
 /// A file of an archive, as far as it was read.
-pub(crate) struct Looked {
+pub(crate) struct ArchivedFile {
     pub(crate) path: String,
     pub(crate) pending: bool,
     pub(crate) opened: Opened,
@@ -168,23 +168,23 @@ pub(crate) struct Looked {
 }
 
 /// Names of the files in an archive.
-pub(crate) struct Names {
-    pub(crate) files: Vec<(Name, String, bool)>,
+pub(crate) struct ArchiveNames {
+    pub(crate) files: Vec<(ArchiveName, String, bool)>,
     unfinished: Vec<String>,
     strangers: Vec<String>,
 }
 
-pub(crate) fn names(disk: &dyn Disk, filter: &ArchiveFilter) -> io::Result<Names> {
-    let mut names = Names {
+pub(crate) fn names(disk: &dyn Disk, filter: &ArchiveFilter) -> io::Result<ArchiveNames> {
+    let mut names = ArchiveNames {
         files: Vec::new(),
         unfinished: Vec::new(),
         strangers: Vec::new(),
     };
     for path in disk.list("")? {
-        match Name::parse(&path) {
+        match ArchiveName::parse(&path) {
             Some((name, _)) if !filter.of_store(name.store) => {}
-            Some((_, Stage::New)) => names.unfinished.push(path),
-            Some((name, stage)) => names.files.push((name, path, stage == Stage::Pending)),
+            Some((_, FileStage::New)) => names.unfinished.push(path),
+            Some((name, stage)) => names.files.push((name, path, stage == FileStage::Pending)),
             None if is_lock(&path) => {}
             None => names.strangers.push(path),
         }
@@ -247,11 +247,11 @@ pub fn list(
 /// Reads a file. `None` if nothing of it is readable, which the findings report, or if it was removed meanwhile.
 pub(crate) fn look(
     disk: &dyn Disk,
-    (name, path, pending): (Name, String, bool),
+    (name, path, pending): (ArchiveName, String, bool),
     wholly: bool,
     findings: &mut Vec<ArchiveFinding>,
     progress: &mut dyn FnMut(u64),
-) -> io::Result<Option<Looked>> {
+) -> io::Result<Option<ArchivedFile>> {
     let (path, pending, opened) = match open(disk, &name, path, pending) {
         Ok(opened) => opened,
         Err((_, BadRun::Io(error))) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -274,7 +274,7 @@ pub(crate) fn look(
             let what = "does not tell of all of its logs any more; read all of it (--verify)";
             findings.push(ArchiveFinding::of_file(&path, what));
         }
-        return Ok(Some(Looked {
+        return Ok(Some(ArchivedFile {
             path,
             pending,
             opened,
@@ -293,7 +293,7 @@ pub(crate) fn look(
     };
     let images = std::mem::take(&mut walked.images);
     tell_damage(&path, &walked, &images, findings);
-    Ok(Some(Looked {
+    Ok(Some(ArchivedFile {
         path,
         pending,
         opened,
@@ -302,19 +302,19 @@ pub(crate) fn look(
     }))
 }
 
-type Open = (String, bool, Opened);
+type OpenedFile = (String, bool, Opened);
 
 /// Opens a file, which may have received its final name meanwhile.
 fn open(
     disk: &dyn Disk,
-    name: &Name,
+    name: &ArchiveName,
     path: String,
     pending: bool,
-) -> Result<Open, (String, BadRun)> {
+) -> Result<OpenedFile, (String, BadRun)> {
     match run_file::open_archived(disk, &path) {
         Ok(opened) => Ok((path, pending, opened)),
         Err(BadRun::Io(error)) if pending && error.kind() == io::ErrorKind::NotFound => {
-            let path = name.path(Stage::Kept);
+            let path = name.path(FileStage::Kept);
             match run_file::open_archived(disk, &path) {
                 Ok(opened) => Ok((path, false, opened)),
                 Err(bad) => Err((path, bad)),

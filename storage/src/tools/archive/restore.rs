@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::list::{ArchiveFilter, ArchiveFinding, Looked, look, names};
+use super::list::{ArchiveFilter, ArchiveFinding, ArchivedFile, look, names};
 use crate::api::codec;
 use crate::api::config::StorageConfig;
 use crate::api::error::RestoreError;
@@ -29,14 +29,14 @@ use crate::format::run_head::Head;
 use crate::index::run_file;
 use crate::index::{IndexBuilder, NewRow, index_path};
 use crate::journal::run;
-use crate::logs::extras::{ExtrasImage, Missing};
+use crate::logs::extras::{ExtrasImage, MissingRecords};
 use crate::logs::image::Image;
 use crate::logs::image::put_images;
 use crate::logs::{Kept, TrimBy};
 use crate::recovery::{self, RecoveryReport};
 use crate::tools::backup::refuse_if_used;
 use crate::upkeep::sorter;
-use crate::upkeep::sorter::Writer;
+use crate::upkeep::sorter::RunWriter;
 
 /// Size from which on a run is ended where possible, bytes.
 const RUN_BYTES: u64 = 1 << 30;
@@ -70,7 +70,7 @@ pub struct SkippedLog {
 }
 
 /// A pack of a file.
-struct Part {
+struct FilePack {
     /// The first record in it.
     first: Lsn,
     /// Index of the file.
@@ -84,21 +84,21 @@ struct Part {
 /// A log that is being restored.
 struct Restoring {
     image: Image,
-    parts: Vec<Part>,
+    parts: Vec<FilePack>,
     /// For each file with records of the log: the first record that no explicit trim had removed then.
     trimmed: BTreeMap<usize, Lsn>,
     /// The next lsn after the records restored so far.
     next: Lsn,
     position: Position,
     kept: Option<Kept>,
-    missing: Vec<Missing>,
+    missing: Vec<MissingRecords>,
     bytes: u64,
     last_time: Timestamp,
 }
 
 /// Everything to restore.
-struct Plan {
-    sources: Vec<Source>,
+struct RestorePlan {
+    sources: Vec<ArchiveSource>,
     logs: BTreeMap<LogId, Restoring>,
     skipped: Vec<SkippedLog>,
     /// Positions at which runs may end.
@@ -106,7 +106,7 @@ struct Plan {
     arrival: Timestamp,
 }
 
-struct Source {
+struct ArchiveSource {
     path: String,
     life: Life,
 }
@@ -141,7 +141,7 @@ pub fn restore(
     target.sync_directory("").map_err(io("flushing names"))?;
     let mut id = [0; 16];
     target.draw(&mut id).map_err(io("drawing a store id"))?;
-    let mut work = Work {
+    let mut work = ArchiveRestore {
         archive: &**archive,
         target: &**target,
         store_id: u128::from_le_bytes(id),
@@ -186,7 +186,7 @@ fn plan(
     filter: &ArchiveFilter,
     findings: &mut Vec<ArchiveFinding>,
     progress: &mut dyn FnMut(u64),
-) -> Result<Plan, RestoreError> {
+) -> Result<RestorePlan, RestoreError> {
     let reading = || RestoreError::io(format!("reading the archive {}", archive.location()));
     let names = names(&**archive, filter).map_err(reading())?;
     let mut stores: Vec<u128> = names.files.iter().map(|(name, ..)| name.store).collect();
@@ -198,7 +198,7 @@ fn plan(
             stores: stores.join(", "),
         });
     }
-    let mut plan = Plan {
+    let mut plan = RestorePlan {
         sources: Vec::new(),
         logs: BTreeMap::new(),
         skipped: Vec::new(),
@@ -220,8 +220,8 @@ fn plan(
     Ok(plan)
 }
 
-impl Plan {
-    fn add(&mut self, looked: Looked) {
+impl RestorePlan {
+    fn add(&mut self, looked: ArchivedFile) {
         let source = self.sources.len();
         let head = &looked.opened.head;
         self.borders.extend([head.first_base, head.limit]);
@@ -242,7 +242,7 @@ impl Plan {
         for pack in looked.walked.into_iter().flat_map(|walked| walked.packs) {
             // A log that no file describes has no name either.
             if let Some(log) = self.logs.get_mut(&pack.log) {
-                log.parts.push(Part {
+                log.parts.push(FilePack {
                     first: pack.place.first_lsn,
                     source,
                     address: pack.place.position,
@@ -251,7 +251,7 @@ impl Plan {
                 });
             }
         }
-        self.sources.push(Source {
+        self.sources.push(ArchiveSource {
             path: looked.path,
             life: looked.opened.life,
         });
@@ -341,7 +341,7 @@ impl Restoring {
             (border, first, TrimBy::Retention),
         ] {
             if from < to {
-                self.missing.push(Missing { from, to, by });
+                self.missing.push(MissingRecords { from, to, by });
             }
         }
         first.since(self.next)
@@ -384,11 +384,11 @@ impl Restoring {
 }
 
 /// A restore in progress.
-struct Work<'a> {
+struct ArchiveRestore<'a> {
     archive: &'a dyn Disk,
     target: &'a dyn Disk,
     store_id: u128,
-    plan: Plan,
+    plan: RestorePlan,
     /// The file read last.
     open: Option<(usize, Arc<dyn DiskFile>)>,
     findings: Vec<ArchiveFinding>,
@@ -396,7 +396,7 @@ struct Work<'a> {
     duplicates: u64,
 }
 
-impl Work<'_> {
+impl ArchiveRestore<'_> {
     fn write_runs(&mut self) -> Result<(), RestoreError> {
         let stretches = self.plan.stretches();
         let count = stretches.len() as u64;
@@ -422,7 +422,7 @@ impl Work<'_> {
         let salt = sorter::draw_salt(self.target).map_err(writing())?;
         let about = (id, self.store_id, salt);
         let mut writer =
-            Writer::create_as(self.target, &path, about, SORTED_RUN).map_err(writing())?;
+            RunWriter::create_as(self.target, &path, about, SORTED_RUN).map_err(writing())?;
         let base = address::base_of(id);
         let mut builder = IndexBuilder::new(base, self.plan.logs.len());
         let mut befores = Vec::new();
@@ -495,7 +495,7 @@ impl Work<'_> {
     /// Writes the records of a log in a range of the journal.
     fn write_log(
         &mut self,
-        writer: &mut Writer,
+        writer: &mut RunWriter,
         log: &mut Restoring,
         (from, to): (Position, Position),
     ) -> Result<(), RestoreError> {
@@ -556,7 +556,7 @@ impl Work<'_> {
     }
 
     /// Reads a pack. Returns its bytes, the offset of its body, and its pieces.
-    fn read(&mut self, part: &Part) -> Result<(Vec<u8>, usize, Vec<Piece>), RestoreError> {
+    fn read(&mut self, part: &FilePack) -> Result<(Vec<u8>, usize, Vec<Piece>), RestoreError> {
         let source = &self.plan.sources[part.source];
         let reading = || RestoreError::io(format!("reading {}", source.path));
         let file = match &self.open {

@@ -16,7 +16,7 @@ use crate::base::ids::Position;
 use crate::base::threads::Workers;
 use crate::disk::directory;
 use crate::disk::held_files::AT_A_TIME;
-use crate::disk::held_files::{Known, Pin};
+use crate::disk::held_files::{KnownFile, Pin};
 use crate::disk::{Disk, DiskFile, read_again, read_some};
 use crate::format::address;
 use crate::format::frame::Crc;
@@ -33,15 +33,15 @@ use crate::upkeep::indexer::Indexer;
 use crate::upkeep::indexer::Wanted;
 
 /// One file to save.
-struct Source {
+struct BackupSource {
     /// Its name in the backup.
     path: String,
-    kind: Kind,
+    kind: SourceKind,
     /// Whether reads bypass the page cache: bytes in it were wrong.
     again: bool,
 }
 
-enum Kind {
+enum SourceKind {
     /// A segment, up to this position.
     Segment(Arc<Segment>, Position),
     /// An index. A damaged index is left out.
@@ -59,11 +59,11 @@ struct Reading {
     bytes: u64,
     offset: u64,
     digest: Xxh3,
-    check: Check,
+    check: ContentCheck,
 }
 
 /// Method of verifying the content.
-enum Check {
+enum ContentCheck {
     Frames(FrameCheck),
     /// The last four bytes are a checksum of all bytes before.
     Crc(Crc),
@@ -71,23 +71,23 @@ enum Check {
 }
 
 /// The current phase.
-enum Stage {
+enum TakeStage {
     Digesting,
     Sending,
 }
 
 /// A backup in progress.
-struct Take {
+struct BackupTake {
     store: Arc<Store>,
     pin: Pin,
     known: HashSet<u128>,
     manifest: Arc<BackupManifest>,
     /// While digesting: all files. Afterwards: the files of the manifest, in its order.
-    sources: Vec<Source>,
+    sources: Vec<BackupSource>,
     kept: Vec<bool>,
     /// Segments whose saved content is undamaged.
     whole: Vec<Arc<Segment>>,
-    stage: Stage,
+    stage: TakeStage,
     /// Index of the current file.
     at: usize,
     reading: Option<Reading>,
@@ -124,7 +124,7 @@ pub(crate) async fn begin(
     }
     let (store, indexer) = (Arc::clone(store), Arc::clone(indexer));
     let take = workers
-        .run(move || Take::new(store, &indexer, pin, known, unfinished))
+        .run(move || BackupTake::new(store, &indexer, pin, known, unfinished))
         .await?;
     Ok(Box::new(Taking {
         workers: Arc::clone(workers),
@@ -134,7 +134,7 @@ pub(crate) async fn begin(
 
 struct Taking {
     workers: Arc<Workers>,
-    take: Option<Box<Take>>,
+    take: Option<Box<BackupTake>>,
 }
 
 impl Backup for Taking {
@@ -156,7 +156,7 @@ impl Backup for Taking {
     }
 }
 
-impl Take {
+impl BackupTake {
     fn new(
         store: Arc<Store>,
         indexer: &Indexer,
@@ -174,9 +174,9 @@ impl Take {
         let durable = store.journal.durable();
         // Nothing is sorted, indexed or checkpointed meanwhile: the listed files match each other.
         let held = store.indexing.hold();
-        let mut sources = vec![Source {
+        let mut sources = vec![BackupSource {
             path: directory::FORMAT.to_owned(),
-            kind: Kind::Format,
+            kind: SourceKind::Format,
             again: false,
         }];
         let indexes: HashSet<String> = store
@@ -190,15 +190,15 @@ impl Take {
             let index = index_path(run.id());
             let name = index.rsplit('/').next().unwrap_or_default();
             let has_index = indexes.contains(name);
-            sources.push(Source {
+            sources.push(BackupSource {
                 path: run.segment.path(),
-                kind: Kind::Segment(Arc::clone(&run.segment), end),
+                kind: SourceKind::Segment(Arc::clone(&run.segment), end),
                 again: false,
             });
             if has_index {
-                sources.push(Source {
+                sources.push(BackupSource {
                     path: index,
-                    kind: Kind::Index,
+                    kind: SourceKind::Index,
                     again: false,
                 });
             }
@@ -214,17 +214,17 @@ impl Take {
             };
             last = Some((segment.life.id, end));
             let id = segment.life.id;
-            sources.push(Source {
+            sources.push(BackupSource {
                 path: journal_path(id),
-                kind: Kind::Segment(segment, end),
+                kind: SourceKind::Segment(segment, end),
                 again: false,
             });
             let index = index_path(id);
             let name = index.rsplit('/').next().unwrap_or_default();
             if finished.is_some() && indexes.contains(name) {
-                sources.push(Source {
+                sources.push(BackupSource {
                     path: index,
-                    kind: Kind::Index,
+                    kind: SourceKind::Index,
                     again: false,
                 });
             }
@@ -237,9 +237,9 @@ impl Take {
         if let Some(path) = newest.map(checkpoint::path)
             && let Ok(file) = store.disk.open(&path)
         {
-            sources.push(Source {
+            sources.push(BackupSource {
                 path,
-                kind: Kind::Checkpoint(file),
+                kind: SourceKind::Checkpoint(file),
                 again: false,
             });
         }
@@ -264,7 +264,7 @@ impl Take {
             kept: vec![false; sources.len()],
             whole: Vec::new(),
             sources,
-            stage: Stage::Digesting,
+            stage: TakeStage::Digesting,
             at: 0,
             reading: None,
         })
@@ -273,8 +273,8 @@ impl Take {
     fn step(&mut self) -> Result<Option<BackupPart>, BackupError> {
         self.pin.take(self.store.journal.clock.monotonic())?;
         match self.stage {
-            Stage::Digesting => self.digest().map(Some),
-            Stage::Sending => {
+            TakeStage::Digesting => self.digest().map(Some),
+            TakeStage::Sending => {
                 let part = self.send()?;
                 if part.is_none() {
                     self.store.held_files.ended(self.store.journal.clock.now());
@@ -304,7 +304,7 @@ impl Take {
         let to_send = to_send.filter(|(_, file)| !file.known);
         self.pin
             .hold(to_send.map(|(source, _)| source.path.clone()).collect());
-        self.stage = Stage::Sending;
+        self.stage = TakeStage::Sending;
         self.at = 0;
         Ok(BackupPart::Manifest(Arc::clone(&self.manifest)))
     }
@@ -319,15 +319,15 @@ impl Take {
             damages.iter().any(|damage| !store.is_carried(damage))
         };
         match (&self.sources[self.at].kind, self.at.checked_sub(1)) {
-            (Kind::Index, Some(before)) => match &self.sources[before].kind {
-                Kind::Segment(segment, _) => {
+            (SourceKind::Index, Some(before)) => match &self.sources[before].kind {
+                SourceKind::Segment(segment, _) => {
                     let whole = self.whole.iter();
                     let mut whole = whole.filter(|whole| whole.base == segment.base);
                     whole.any(|segment| rotted(segment))
                 }
                 _ => false,
             },
-            (Kind::Checkpoint(_), _) => self.whole.iter().any(|segment| rotted(segment)),
+            (SourceKind::Checkpoint(_), _) => self.whole.iter().any(|segment| rotted(segment)),
             _ => false,
         }
     }
@@ -347,7 +347,7 @@ impl Take {
                 let known = known.filter(|digest| self.known.contains(digest));
                 match known {
                     Some(digest) => {
-                        if let Kind::Segment(segment, _) = &source.kind {
+                        if let SourceKind::Segment(segment, _) = &source.kind {
                             self.whole.push(Arc::clone(segment));
                         }
                         self.keep(reading.bytes, digest);
@@ -357,7 +357,7 @@ impl Take {
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if let Kind::Segment(segment, end) = &source.kind {
+                if let SourceKind::Segment(segment, end) = &source.kind {
                     let damage = damage_at(&self.store, segment, segment.first(), *end);
                     self.manifest().damage.push(damage);
                 }
@@ -377,9 +377,9 @@ impl Take {
         let digest = reading.digest.digest128();
         let bytes = reading.bytes;
         match (&source.kind, &reading.check) {
-            (Kind::Segment(segment, end), Check::Frames(frames)) => {
+            (SourceKind::Segment(segment, end), ContentCheck::Frames(frames)) => {
                 if frames.is_sound(*end) {
-                    let known = Known { bytes, digest };
+                    let known = KnownFile { bytes, digest };
                     self.store.held_files.remember(&source.path, known);
                     self.whole.push(Arc::clone(segment));
                 } else if !source.again {
@@ -406,11 +406,13 @@ impl Take {
                     self.manifest().damage.extend(found);
                 }
             }
-            (Kind::Index, Check::Crc(crc)) if crc.is_good() => {
-                let known = Known { bytes, digest };
+            (SourceKind::Index, ContentCheck::Crc(crc)) if crc.is_good() => {
+                let known = KnownFile { bytes, digest };
                 self.store.held_files.remember(&source.path, known);
             }
-            (Kind::Index | Kind::Checkpoint(_), Check::Crc(crc)) if !crc.is_good() => {
+            (SourceKind::Index | SourceKind::Checkpoint(_), ContentCheck::Crc(crc))
+                if !crc.is_good() =>
+            {
                 // A start does not need this file.
                 self.at += 1;
                 return Ok(());
@@ -488,7 +490,7 @@ impl Take {
                 None => {
                     let mut opened = source.open(&self.store).map_err(failed_at(&source.path))?;
                     // The content was verified. The sent bytes are compared with the digest.
-                    opened.check = Check::Nothing;
+                    opened.check = ContentCheck::Nothing;
                     opened.bytes = opened.bytes.min(file.bytes);
                     self.reading.insert(opened)
                 }
@@ -513,11 +515,11 @@ impl Take {
     }
 }
 
-impl Source {
+impl BackupSource {
     /// Opens the file, to be read from its start.
     fn open(&self, store: &Store) -> io::Result<Reading> {
         let (file, most, check) = match &self.kind {
-            Kind::Segment(segment, end) => {
+            SourceKind::Segment(segment, end) => {
                 let check = FrameCheck::new(segment.life, segment.base, *end);
                 let file = store.disk.open(&segment.path())?;
                 let most = match address::is_address(segment.base) {
@@ -525,19 +527,27 @@ impl Source {
                     true => segment.life.size,
                     false => segment.offset(*end),
                 };
-                (file, most, Check::Frames(check))
+                (file, most, ContentCheck::Frames(check))
             }
-            Kind::Index => (
+            SourceKind::Index => (
                 store.disk.open(&self.path)?,
                 u64::MAX,
-                Check::Crc(Crc::default()),
+                ContentCheck::Crc(Crc::default()),
             ),
-            Kind::Checkpoint(file) => (Arc::clone(file), u64::MAX, Check::Crc(Crc::default())),
-            Kind::Format => (store.disk.open(&self.path)?, u64::MAX, Check::Nothing),
+            SourceKind::Checkpoint(file) => (
+                Arc::clone(file),
+                u64::MAX,
+                ContentCheck::Crc(Crc::default()),
+            ),
+            SourceKind::Format => (
+                store.disk.open(&self.path)?,
+                u64::MAX,
+                ContentCheck::Nothing,
+            ),
         };
         let bytes = file.size()?.min(most);
         let device = match &self.kind {
-            Kind::Segment(segment, _) if self.again => {
+            SourceKind::Segment(segment, _) if self.again => {
                 Some((Arc::clone(&store.disk), segment.path()))
             }
             _ => None,
@@ -572,9 +582,9 @@ impl Reading {
         self.offset += length;
         self.digest.update(&bytes);
         match &mut self.check {
-            Check::Frames(frames) => frames.feed(&bytes),
-            Check::Crc(crc) => crc.feed(&bytes),
-            Check::Nothing => {}
+            ContentCheck::Frames(frames) => frames.feed(&bytes),
+            ContentCheck::Crc(crc) => crc.feed(&bytes),
+            ContentCheck::Nothing => {}
         }
         Ok(Some(bytes))
     }

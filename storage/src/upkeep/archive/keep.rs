@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{Name, Stage, lock_path};
+use super::{ArchiveName, FileStage, lock_path};
 use crate::api::error::OpenError;
 use crate::base::ids::{LogId, SegmentId};
 use crate::base::sync::Mutex;
@@ -17,7 +17,7 @@ use crate::journal::run::Run;
 use crate::logs::image::Image;
 use crate::logs::image::put_images;
 use crate::logs::producers::Producers;
-use crate::upkeep::sorter::{Writer, draw_salt};
+use crate::upkeep::sorter::{RunWriter, draw_salt};
 
 /// The archive of one store.
 pub(crate) struct Archive {
@@ -118,17 +118,17 @@ impl Archive {
     fn try_settle(&self, runs: &[Arc<Run>]) -> io::Result<()> {
         let mut changed = false;
         for path in self.disk.list("")? {
-            let Some((name, stage)) = Name::parse(&path) else {
+            let Some((name, stage)) = ArchiveName::parse(&path) else {
                 continue;
             };
-            if name.store != self.store_id || stage == Stage::Kept {
+            if name.store != self.store_id || stage == FileStage::Kept {
                 continue;
             }
             let stands = |run: &&Arc<Run>| {
                 run.head.first <= name.first && name.first <= run.head.last && run.id() >= name.run
             };
-            match stage == Stage::Pending && runs.iter().any(|run| stands(&run)) {
-                true => self.disk.rename(&path, &name.path(Stage::Kept))?,
+            match stage == FileStage::Pending && runs.iter().any(|run| stands(&run)) {
+                true => self.disk.rename(&path, &name.path(FileStage::Kept))?,
                 // The store has all its records.
                 false => self.disk.remove(&path)?,
             }
@@ -141,11 +141,11 @@ impl Archive {
     }
 
     /// Keeps the file after its run was published: the store no longer has the records in it.
-    pub(crate) fn keep(&self, pending: Pending) {
+    pub(crate) fn keep(&self, pending: UnpublishedFile) {
         let name = pending.0;
         let kept = self
             .disk
-            .rename(&name.path(Stage::Pending), &name.path(Stage::Kept))
+            .rename(&name.path(FileStage::Pending), &name.path(FileStage::Kept))
             .and_then(|()| self.disk.sync_directory(""));
         if let Err(error) = self.told(kept) {
             tracing::warn!(%error, "a file of the archive is not settled; it is tried again");
@@ -153,10 +153,10 @@ impl Archive {
     }
 
     /// Removes the file of a run that was not published: the store has its records.
-    pub(crate) fn forget(&self, pending: Pending) {
+    pub(crate) fn forget(&self, pending: UnpublishedFile) {
         let gone = self
             .disk
-            .remove(&pending.0.path(Stage::Pending))
+            .remove(&pending.0.path(FileStage::Pending))
             .and_then(|()| self.disk.sync_directory(""));
         if gone.is_err() {
             self.settled.store(false, Ordering::Relaxed);
@@ -166,14 +166,14 @@ impl Archive {
 
 /// A complete file of a run that is not published yet.
 #[must_use]
-pub(crate) struct Pending(Name);
+pub(crate) struct UnpublishedFile(ArchiveName);
 
 /// A file that is being written.
 pub(crate) struct Archiving<'a> {
     archive: &'a Archive,
     run: SegmentId,
     first: SegmentId,
-    begun: Option<(Name, Writer)>,
+    begun: Option<(ArchiveName, RunWriter)>,
     /// States of its logs, encoded for frames of images.
     images: Vec<u8>,
     /// The archived records of the current log.
@@ -195,16 +195,16 @@ impl Archiving<'_> {
         let writer = match &mut self.begun {
             Some((_, writer)) => writer,
             None => {
-                let name = Name {
+                let name = ArchiveName {
                     store: archive.store_id,
                     first: self.first,
                     run: self.run,
                     salt: draw_salt(&*archive.disk)?,
                 };
-                let path = name.path(Stage::New);
+                let path = name.path(FileStage::New);
                 let about = (self.run, archive.store_id, name.salt);
                 let features = SORTED_RUN | ARCHIVED;
-                let writer = Writer::create_as(&*archive.disk, &path, about, features)?;
+                let writer = RunWriter::create_as(&*archive.disk, &path, about, features)?;
                 &mut self.begun.insert((name, writer)).1
             }
         };
@@ -254,7 +254,7 @@ impl Archiving<'_> {
     }
 
     /// Ends the file and flushes it. `None` if nothing was taken.
-    pub(crate) fn finish(mut self, head: Head) -> io::Result<Option<Pending>> {
+    pub(crate) fn finish(mut self, head: Head) -> io::Result<Option<UnpublishedFile>> {
         if self.damaged > 0 {
             tracing::error!(
                 records = self.damaged,
@@ -265,7 +265,7 @@ impl Archiving<'_> {
             return Ok(None);
         };
         let archive = self.archive;
-        let pending = name.path(Stage::Pending);
+        let pending = name.path(FileStage::Pending);
         let mut rest = self.images.as_slice();
         let images = |out: &mut Vec<u8>| {
             let before = rest;
@@ -274,7 +274,7 @@ impl Archiving<'_> {
             more
         };
         let finished = writer.finish(head, images).and_then(|(life, ..)| {
-            archive.disk.rename(&name.path(Stage::New), &pending)?;
+            archive.disk.rename(&name.path(FileStage::New), &pending)?;
             archive.disk.sync_directory("")?;
             Ok(life.size)
         });
@@ -284,14 +284,14 @@ impl Archiving<'_> {
                 tracing::info!(
                     records = self.records,
                     bytes,
-                    file = name.path(Stage::Kept),
+                    file = name.path(FileStage::Kept),
                     "archived what retention took"
                 );
-                Ok(Some(Pending(name)))
+                Ok(Some(UnpublishedFile(name)))
             }
             Err(error) => {
                 // Only one of them exists. A remaining file is removed before the next try.
-                let _gone = archive.disk.remove(&name.path(Stage::New));
+                let _gone = archive.disk.remove(&name.path(FileStage::New));
                 let _gone = archive.disk.remove(&pending);
                 archive.told(Err(error))
             }
@@ -305,7 +305,12 @@ impl Drop for Archiving<'_> {
         self.archive.writing.fetch_sub(1, Ordering::Relaxed);
         if let Some((name, writer)) = self.begun.take() {
             drop(writer);
-            if self.archive.disk.remove(&name.path(Stage::New)).is_err() {
+            if self
+                .archive
+                .disk
+                .remove(&name.path(FileStage::New))
+                .is_err()
+            {
                 self.archive.settled.store(false, Ordering::Relaxed);
             }
         }

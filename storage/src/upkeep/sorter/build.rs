@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::sort::Sorter;
-use super::write::Writer;
+use super::write::RunWriter;
 use crate::api::pace::Stop;
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{LogId, Lsn, Position, SegmentId};
@@ -34,18 +34,18 @@ use crate::logs::image::Image;
 use crate::logs::image::put_images;
 use crate::logs::producers::Producers;
 use crate::logs::{Kept, Log, LogState, Lost, without};
-use crate::upkeep::archive::{Archiving, Pending};
+use crate::upkeep::archive::{Archiving, UnpublishedFile};
 
 /// Frames of one log that lie together are read together, up to these bytes.
 const SPAN_BYTES: u64 = 256 << 10;
 
 /// A file that a run is made of.
-pub(super) struct Source {
+pub(super) struct SortSource {
     pub(super) segment: Arc<Segment>,
     pub(super) index: Arc<SealedIndex>,
 }
 
-impl Source {
+impl SortSource {
     /// The header at the front of `bytes`, if the index lists it.
     fn header(&self, kind: Kind, place: &Place, bytes: &[u8]) -> Option<Header> {
         let told = (kind, place.position, place.first_lsn, place.count);
@@ -79,7 +79,7 @@ pub(super) struct Built {
     pub(super) read: u64,
     pub(super) written: u64,
     /// The file with the expired records, which are not in the run.
-    pub(super) archived: Option<Pending>,
+    pub(super) archived: Option<UnpublishedFile>,
     /// Records in it that counted as lost: log, from, to.
     pub(super) found: Vec<(Arc<Log>, Lsn, Lsn)>,
 }
@@ -108,7 +108,7 @@ impl From<io::Error> for Failed {
 /// One run being built.
 pub(super) struct Build<'a> {
     pub(super) sorter: &'a Sorter,
-    pub(super) sources: &'a [Source],
+    pub(super) sources: &'a [SortSource],
     /// The runs before it, with their indexes.
     pub(super) earlier: &'a [(Arc<Run>, Arc<SealedIndex>)],
     /// Every checkpoint knows the deletions up to this segment.
@@ -116,7 +116,7 @@ pub(super) struct Build<'a> {
     /// The last segment with the deletion of a log that was left out of the run.
     pub(super) forgotten: Option<SegmentId>,
     /// State of the logs at the end of missing segments between the sources.
-    pub(super) gone: BTreeMap<LogId, Gone>,
+    pub(super) gone: BTreeMap<LogId, StateAfterLoss>,
     /// Records that counted as lost and can be read: log, from, to.
     pub(super) found: Vec<(Arc<Log>, Lsn, Lsn)>,
     pub(super) spend: &'a mut dyn FnMut(u64) -> Result<(), Stop>,
@@ -144,7 +144,7 @@ impl Build<'_> {
 
     fn write(&mut self, id: SegmentId, head: Head) -> Result<Built, Failed> {
         let sorter = self.sorter;
-        let mut writer = Writer::create(&*sorter.disk, id, sorter.store_id)?;
+        let mut writer = RunWriter::create(&*sorter.disk, id, sorter.store_id)?;
         let mut described = Described {
             builder: IndexBuilder::new(base_of(id), self.most_logs()),
             before: Vec::with_capacity(self.most_logs()),
@@ -165,7 +165,7 @@ impl Build<'_> {
                     }
                 }
             }
-            let mut out = Out {
+            let mut out = LogOutput {
                 writer: &mut writer,
                 archiving: archiving.as_mut(),
                 next: Lsn::ZERO,
@@ -230,9 +230,9 @@ impl Build<'_> {
     /// Builds one log from these rows. Returns the bytes read.
     fn log(
         &mut self,
-        out: &mut Out<'_, '_>,
+        out: &mut LogOutput<'_, '_>,
         described: &mut Described,
-        (id, missing): (LogId, Option<Gone>),
+        (id, missing): (LogId, Option<StateAfterLoss>),
         rows: &[(usize, Row)],
         head: &Head,
     ) -> Result<u64, Failed> {
@@ -427,8 +427,8 @@ impl Build<'_> {
     /// Copies the kept records of a log from one source.
     fn copy(
         &self,
-        out: &mut Out<'_, '_>,
-        source: &Source,
+        out: &mut LogOutput<'_, '_>,
+        source: &SortSource,
         row: &Row,
         keep: &Keep<'_>,
     ) -> Result<u64, Failed> {
@@ -466,8 +466,8 @@ impl Build<'_> {
 
     fn copy_frame(
         &self,
-        out: &mut Out<'_, '_>,
-        source: &Source,
+        out: &mut LogOutput<'_, '_>,
+        source: &SortSource,
         place: &Place,
         bytes: &[u8],
         keep: &Keep<'_>,
@@ -500,8 +500,8 @@ impl Build<'_> {
 
     fn copy_pack(
         &self,
-        out: &mut Out<'_, '_>,
-        source: &Source,
+        out: &mut LogOutput<'_, '_>,
+        source: &SortSource,
         place: &Place,
         bytes: &[u8],
         keep: &Keep<'_>,
@@ -553,7 +553,7 @@ impl Build<'_> {
 
     /// Reads a frame again, from the device: the memory of the first read may be wrong, and no other
     /// copy is left when the run replaces its sources. Returns fewer bytes where the file is cut.
-    fn read_again(&self, source: &Source, place: &Place) -> Result<Bytes, Failed> {
+    fn read_again(&self, source: &SortSource, place: &Place) -> Result<Bytes, Failed> {
         let segment = &source.segment;
         let from = segment.offset(place.position);
         let length = u64::from(place.frame_len);
@@ -564,7 +564,7 @@ impl Build<'_> {
     /// Quarantines the records of a damaged frame of a source, as after any damage. The run lists them as lost.
     fn damaged(
         &self,
-        source: &Source,
+        source: &SortSource,
         keep: &Keep<'_>,
         place: &Place,
         position: Position,
@@ -584,7 +584,7 @@ impl Build<'_> {
 
 /// The cause of a failed read of a source. If its file is gone there is no run: the file may come back, and the
 /// next start reports the lost records.
-fn failed_at(source: &Source, error: io::Error) -> Failed {
+fn failed_at(source: &SortSource, error: io::Error) -> Failed {
     match error.kind() == io::ErrorKind::NotFound && !source.segment.is_retired() {
         true => Failed::Gone(Arc::clone(&source.segment)),
         false => error.into(),
@@ -592,7 +592,7 @@ fn failed_at(source: &Source, error: io::Error) -> Failed {
 }
 
 /// State of a log at the end of a missing segment, as the link of the next segment records it.
-pub(super) struct Gone {
+pub(super) struct StateAfterLoss {
     pub(super) closing: Closing,
     pub(super) segment: SegmentId,
     pub(super) end: Position,
@@ -603,7 +603,7 @@ pub(super) struct Gone {
     pub(super) newest: Option<Box<Image>>,
 }
 
-impl Gone {
+impl StateAfterLoss {
     /// The state of a log that a missing segment, before a source, touched last. `None` if a frame behind
     /// `limit` touches it by now: the committer changes a log before it notes the segment.
     pub(super) fn of(
@@ -682,8 +682,8 @@ impl Keep<'_> {
 }
 
 /// Destination of the frames of a log.
-struct Out<'w, 'a> {
-    writer: &'w mut Writer,
+struct LogOutput<'w, 'a> {
+    writer: &'w mut RunWriter,
     archiving: Option<&'w mut Archiving<'a>>,
     /// The next lsn of the log.
     next: Lsn,
@@ -695,7 +695,7 @@ struct Out<'w, 'a> {
     found: Vec<(Lsn, Lsn)>,
 }
 
-impl Out<'_, '_> {
+impl LogOutput<'_, '_> {
     fn put(&mut self, keep: &Keep<'_>, piece: Piece, body: &[u8]) -> Result<(), Failed> {
         if let Some(archiving) = &mut self.archiving
             && piece.next_lsn() <= keep.first

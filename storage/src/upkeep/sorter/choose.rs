@@ -31,9 +31,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use super::build::{Gone, Source, fate};
+use super::build::{SortSource, StateAfterLoss, fate};
+use super::sort::CheckBasis;
 use super::sort::Sorter;
-use super::sort::Standing;
 use crate::api::config::MIN_SEGMENT_BYTES;
 use crate::api::config::{LARGEST_RUN, MOST_SOURCES};
 use crate::base::ids::{LogId, Lsn, RecoveryEpoch, SegmentId};
@@ -47,7 +47,7 @@ use crate::index::{Row, SealedIndex};
 use crate::journal::run::Run;
 use crate::journal::segment::Segment;
 use crate::journal::volume::bytes_of_run;
-use crate::read::held_back::Fault;
+use crate::read::held_back::UnusablePart;
 use crate::recovery;
 use crate::upkeep::indexer::Wanted;
 
@@ -86,8 +86,8 @@ fn lsns(index: &SealedIndex) -> u64 {
 const SMALL: u64 = 1 << 20;
 
 /// The sources and the head of the next run.
-pub(super) struct Task {
-    pub(super) sources: Vec<Source>,
+pub(super) struct SortTask {
+    pub(super) sources: Vec<SortSource>,
     pub(super) head: Head,
     /// Number of runs before it.
     pub(super) earlier: usize,
@@ -101,7 +101,7 @@ pub(super) struct Task {
     gaps: Vec<(usize, Option<Link>)>,
 }
 
-impl Task {
+impl SortTask {
     /// Whether a segment is missing that the run will replace.
     fn lacks(&self, id: SegmentId) -> bool {
         let mut sources = self.sources.iter();
@@ -109,7 +109,7 @@ impl Task {
     }
 
     /// State of the logs at the end of missing segments. Once the links are gone, no other file records it.
-    pub(super) fn gone(&self, sorter: &Sorter) -> BTreeMap<LogId, Gone> {
+    pub(super) fn gone(&self, sorter: &Sorter) -> BTreeMap<LogId, StateAfterLoss> {
         let mut gone = BTreeMap::new();
         if let Some((last, _)) = self.gaps.last() {
             // The start also read the indexes of missing segments, and checkpoints.
@@ -117,8 +117,8 @@ impl Task {
                 let state = log.state.read();
                 let touched_in = state.touched_in.get().filter(|id| self.lacks(*id));
                 let limit = self.head.limit;
-                let stood =
-                    touched_in.and_then(|segment| Gone::of((&log, &state), segment, *last, limit));
+                let stood = touched_in
+                    .and_then(|segment| StateAfterLoss::of((&log, &state), segment, *last, limit));
                 gone.extend(stood.map(|stood| (log.id, stood)));
             }
         }
@@ -130,7 +130,7 @@ impl Task {
                 continue;
             };
             for closing in link.closings.iter().flatten() {
-                let of_log = Gone {
+                let of_log = StateAfterLoss {
                     closing: closing.clone(),
                     segment,
                     end: link.predecessor_end,
@@ -161,7 +161,7 @@ pub(crate) enum Load {
 
 /// Sizes and content of a run.
 #[derive(Debug, Clone, Copy)]
-struct Share {
+struct RunSizes {
     /// Bytes of packs with records that are kept.
     live: u64,
     /// The remaining bytes of its packs, and images of logs that were deleted long ago.
@@ -185,7 +185,7 @@ struct Share {
     order: u64,
 }
 
-impl Share {
+impl RunSizes {
     /// Bytes of a new run made of this run alone, and of its index, while this run still exists.
     fn bytes_again(&self) -> u64 {
         bytes_of_run(self.live, self.left.saturating_sub(self.live))
@@ -194,7 +194,7 @@ impl Share {
 
 /// Bounds of a run that is made of other runs.
 #[derive(Debug, Clone, Copy)]
-struct Bounds {
+struct MergeBounds {
     /// Bytes of the run.
     most: u64,
     /// Bytes of the run and its index that the volume has room for.
@@ -203,15 +203,15 @@ struct Bounds {
     archived: u64,
 }
 
-impl Bounds {
+impl MergeBounds {
     /// Whether one run may be made of all of these.
-    fn allow(&self, sources: &[Share]) -> bool {
-        let sum = |of: fn(&Share) -> u64| sources.iter().map(of).sum::<u64>();
+    fn allow(&self, sources: &[RunSizes]) -> bool {
+        let sum = |of: fn(&RunSizes) -> u64| sources.iter().map(of).sum::<u64>();
         sources.len() as u64 <= MOST_SOURCES
             && sum(|share| share.merged) <= self.most
             && sum(|share| share.lsns) <= MOST_LSNS
             && (sources.len() == 1 || sum(|share| share.order) <= MOST_ORDER_BYTES)
-            && sum(Share::bytes_again) <= self.room
+            && sum(RunSizes::bytes_again) <= self.room
             && (sources.len() == 1 || sum(|share| share.packs) <= self.archived)
     }
 }
@@ -262,7 +262,11 @@ impl Sorter {
     /// The oldest unsorted segments, if they are enough to be worth a step. If deleted logs must be forgotten,
     /// any number is enough. On a full disk it takes as many as fit the free space, if enough is dead in them
     /// or in later segments.
-    pub(super) fn next_segments(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
+    pub(super) fn next_segments(
+        &self,
+        runs: &[Arc<Run>],
+        load: Load,
+    ) -> io::Result<Option<SortTask>> {
         let short = self.pool.is_short();
         let crowded = self.is_crowded();
         let most = self.sorter_part();
@@ -296,7 +300,7 @@ impl Sorter {
             return Ok(None);
         }
         let room = self.room_without_growth(self.room_for_run(short));
-        let standing = Standing {
+        let standing = CheckBasis {
             durable: self.journal.durable(),
             covered,
             room: room / self.config.segment_bytes,
@@ -347,7 +351,7 @@ impl Sorter {
             live += kept;
             images += of_logs;
             bytes += segment.file_bytes();
-            sources.push(Source { segment, index });
+            sources.push(SortSource { segment, index });
         }
         let worth = !short || dead >= self.worth_when_short();
         if short && (sources.is_empty() || !worth) {
@@ -387,7 +391,7 @@ impl Sorter {
             if is_large || bytes_of_run(live, images / 2) > room {
                 self.unusable.stop_at(
                     successor.life.id,
-                    Fault::Link,
+                    UnusablePart::Link,
                     format!(
                         "the first frame of {} is damaged, and a run that ends behind it would be too large; \
                          make space, or delete logs",
@@ -397,10 +401,10 @@ impl Sorter {
                 return Ok(None);
             }
             let segment = std::mem::replace(&mut successor, next);
-            sources.push(Source { segment, index });
+            sources.push(SortSource { segment, index });
         };
         let gaps = self.gaps_between(&sources, runs)?;
-        Ok(Some(Task {
+        Ok(Some(SortTask {
             sources,
             after: runs.last().map(|run| run.head.last),
             head,
@@ -414,12 +418,12 @@ impl Sorter {
     /// Links of the sources behind a missing segment, each with the number of its source.
     fn gaps_between(
         &self,
-        sources: &[Source],
+        sources: &[SortSource],
         runs: &[Arc<Run>],
     ) -> io::Result<Vec<(usize, Option<Link>)>> {
         let mut before = runs.last().map_or(0, |run| run.head.last.get());
         let mut gaps = Vec::new();
-        for (number, Source { segment, .. }) in sources.iter().enumerate() {
+        for (number, SortSource { segment, .. }) in sources.iter().enumerate() {
             let first = segment.first();
             let head = self.read_link(segment, HEADER_BYTES as u64)?;
             let header = frame::decode_header(&head, segment.life.salt);
@@ -468,7 +472,7 @@ impl Sorter {
     /// The head of the run of these segments. `None` if their links do not describe it.
     fn head_of(
         &self,
-        sources: &[Source],
+        sources: &[SortSource],
         successor: &Arc<Segment>,
         runs: &[Arc<Run>],
     ) -> io::Result<Option<Head>> {
@@ -519,7 +523,7 @@ impl Sorter {
     }
 
     /// Accepted losses that the links of these segments list, as far as they may still matter.
-    fn accepted_in(&self, sources: &[Source]) -> Vec<Accepted> {
+    fn accepted_in(&self, sources: &[SortSource]) -> Vec<Accepted> {
         let of_source = |before| sources.iter().any(|source| source.segment.base == before);
         let accepted = self.damages.accepted().iter();
         let accepted = accepted.filter(|accepted| of_source(accepted.before));
@@ -544,7 +548,7 @@ impl Sorter {
     }
 
     /// The next runs that are worth rewriting.
-    pub(super) fn next_runs(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<Task>> {
+    pub(super) fn next_runs(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<SortTask>> {
         if self.is_in_doubt() {
             return Ok(None);
         }
@@ -583,7 +587,7 @@ impl Sorter {
             if dead < self.worth_when_short() {
                 return Ok(None);
             }
-            return match worst(&shares, room, Worth::Anything) {
+            return match worst(&shares, room, DeadPart::Anything) {
                 Some(at) => self.task_of_runs(runs, at, &shares[at..=at]),
                 None => {
                     self.warn_of_stuck(&shares, dead, room);
@@ -599,7 +603,7 @@ impl Sorter {
         }
         let largest = self.largest_run.load(Ordering::Relaxed);
         let merges = self.room_without_growth(room);
-        let bounds = |most: u64| Bounds {
+        let bounds = |most: u64| MergeBounds {
             most: most.min(largest),
             room: merges,
             archived: match self.archive {
@@ -614,9 +618,9 @@ impl Sorter {
         // Before the disk is full, a smaller gain is worth it. Appends then need not wait for space.
         let soon_full = dead > self.config.segment_bytes && self.pool.is_nearly_short();
         let least = match (dead > live / DEAD_PART, soon_full) {
-            (true, _) => Worth::Anything,
-            (false, true) => Worth::Some,
-            (false, false) => Worth::Most,
+            (true, _) => DeadPart::Anything,
+            (false, true) => DeadPart::Some,
+            (false, false) => DeadPart::Most,
         };
         if let Some(at) = worst(&shares, room, least) {
             return self.task_of_runs(runs, at, &shares[at..=at]);
@@ -636,9 +640,9 @@ impl Sorter {
     }
 
     /// Warns once that a full disk needs help: nothing of the dead bytes can be given back.
-    fn warn_of_stuck(&self, shares: &[Share], dead: u64, room: u64) {
+    fn warn_of_stuck(&self, shares: &[RunSizes], dead: u64, room: u64) {
         let with_dead = shares.iter().filter(|share| share.dead > 0);
-        let Some(least) = with_dead.map(Share::bytes_again).min() else {
+        let Some(least) = with_dead.map(RunSizes::bytes_again).min() else {
             return;
         };
         if !self.is_stuck.swap(true, Ordering::Relaxed) {
@@ -651,13 +655,13 @@ impl Sorter {
         }
     }
 
-    fn share(&self, run: &Run, index: &SealedIndex) -> Share {
+    fn share(&self, run: &Run, index: &SealedIndex) -> RunSizes {
         let packs = run.head.pack_bytes;
         let (live, gone) = self.live_and_gone(index);
         let live = (live + run.straddling).min(packs);
         let images = run.image_bytes();
         let told = part_of(images, gone, index.len());
-        Share {
+        RunSizes {
             live,
             dead: packs - live,
             left: images + live,
@@ -714,8 +718,8 @@ impl Sorter {
         &self,
         runs: &[Arc<Run>],
         at: usize,
-        shares: &[Share],
-    ) -> io::Result<Option<Task>> {
+        shares: &[RunSizes],
+    ) -> io::Result<Option<SortTask>> {
         let count = shares.len();
         let chosen = &runs[at..at + count];
         let (Some(first), Some(last)) = (chosen.first(), chosen.last()) else {
@@ -727,7 +731,7 @@ impl Sorter {
                 return Ok(None);
             };
             let segment = Arc::clone(&run.segment);
-            sources.push(Source { segment, index });
+            sources.push(SortSource { segment, index });
         }
         let history = chosen.iter().flat_map(|run| run.head.history.clone());
         let mut history: Vec<_> = history.collect();
@@ -743,13 +747,13 @@ impl Sorter {
             accepted: accepted.map(|a| self.still_matters(a)).collect(),
             ..last.head.clone()
         };
-        Ok(Some(Task {
+        Ok(Some(SortTask {
             sources,
             head,
             after: None,
             earlier: at,
             replaced: count,
-            bytes: shares.iter().map(Share::bytes_again).sum(),
+            bytes: shares.iter().map(RunSizes::bytes_again).sum(),
             gaps: Vec::new(),
         }))
     }
@@ -761,7 +765,7 @@ fn part_of(bytes: u64, count: usize, all: usize) -> u64 {
 }
 
 /// The run that gives back most for its bytes, if it fits the room when it is rewritten and is worth it.
-fn worst(shares: &[Share], room: u64, least: Worth) -> Option<usize> {
+fn worst(shares: &[RunSizes], room: u64, least: DeadPart) -> Option<usize> {
     let (at, _) = (0..)
         .zip(shares)
         .filter(|(_, share)| share.dead > 0 && share.bytes_again() <= room)
@@ -774,7 +778,7 @@ fn worst(shares: &[Share], room: u64, least: Worth) -> Option<usize> {
 
 /// The dead part that a run must have before it is rewritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Worth {
+enum DeadPart {
     Anything,
     /// At least one part in [`SOME_DEAD_PART`].
     Some,
@@ -782,8 +786,8 @@ enum Worth {
     Most,
 }
 
-impl Worth {
-    fn allows(self, share: &Share) -> bool {
+impl DeadPart {
+    fn allows(self, share: &RunSizes) -> bool {
         let all = share.live + share.dead;
         match self {
             Self::Anything => true,
@@ -795,14 +799,14 @@ impl Worth {
 
 /// Whether the oldest runs must become one run within the bounds, because their descriptions of deleted logs
 /// take much space.
-fn is_worth_forgetting(oldest: &[Share], bounds: Bounds) -> bool {
-    let sum = |of: fn(&Share) -> u64| oldest.iter().map(of).sum::<u64>();
+fn is_worth_forgetting(oldest: &[RunSizes], bounds: MergeBounds) -> bool {
+    let sum = |of: fn(&RunSizes) -> u64| oldest.iter().map(of).sum::<u64>();
     sum(|share| share.told) > sum(|share| share.live) / FORGOTTEN_PART && bounds.allow(oldest)
 }
 
 /// The largest number of neighbouring runs that fit one run. None is larger than `fifths` / 5 of their sum.
 /// Returns the index of the first, and their number.
-fn alike(shares: &[Share], bounds: Bounds, fifths: u64) -> Option<(usize, usize)> {
+fn alike(shares: &[RunSizes], bounds: MergeBounds, fifths: u64) -> Option<(usize, usize)> {
     let largest_part = |sum: u64| sum / 5 * fifths;
     let mut best = None;
     for from in 0..shares.len() {
@@ -827,15 +831,15 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const UNBOUNDED: Bounds = Bounds {
+    const UNBOUNDED: MergeBounds = MergeBounds {
         most: u64::MAX,
         room: u64::MAX,
         archived: u64::MAX,
     };
 
     /// A run with live and dead MiB.
-    fn share(live: u64, dead: u64) -> Share {
-        Share {
+    fn share(live: u64, dead: u64) -> RunSizes {
+        RunSizes {
             live: live * MIB,
             dead: dead * MIB,
             left: live * MIB + 1000,
@@ -852,15 +856,15 @@ mod tests {
     #[test]
     fn run_that_fits_is_chosen_though_a_deader_one_does_not() {
         let shares = [share(100, 400), share(40, 2), share(0, 10), share(30, 9)];
-        let worst = |room: u64| worst(&shares, room * MIB, Worth::Anything);
+        let worst = |room: u64| worst(&shares, room * MIB, DeadPart::Anything);
         assert_eq!(worst(1000), Some(2), "a wholly dead one comes first");
         let shares = [share(100, 400), share(40, 2), share(30, 0), share(30, 9)];
-        let worst = |room: u64| super::worst(&shares, room * MIB, Worth::Anything);
+        let worst = |room: u64| super::worst(&shares, room * MIB, DeadPart::Anything);
         assert_eq!(worst(1000), Some(0));
         assert_eq!(worst(60), Some(3));
         assert_eq!(worst(20), None);
-        assert_eq!(super::worst(&shares, 60 * MIB, Worth::Some), Some(3));
-        assert_eq!(super::worst(&shares, 60 * MIB, Worth::Most), None);
+        assert_eq!(super::worst(&shares, 60 * MIB, DeadPart::Some), Some(3));
+        assert_eq!(super::worst(&shares, 60 * MIB, DeadPart::Most), None);
     }
 
     #[test]
@@ -868,18 +872,18 @@ mod tests {
         let shares = vec![share(10, 90); 40];
         let count = |bounds| alike(&shares, bounds, 3).map(|(_, count)| count);
         assert_eq!(count(UNBOUNDED), Some(40));
-        let room = Bounds {
+        let room = MergeBounds {
             room: 105 * MIB,
             ..UNBOUNDED
         };
         assert_eq!(count(room), Some(10));
-        let archived = Bounds {
+        let archived = MergeBounds {
             archived: 3000 * MIB,
             ..UNBOUNDED
         };
         assert_eq!(count(archived), Some(30));
         assert_eq!(
-            count(Bounds {
+            count(MergeBounds {
                 most: 15 * MIB,
                 ..UNBOUNDED
             }),
@@ -893,7 +897,7 @@ mod tests {
     #[test]
     fn runs_become_one_only_while_its_index_can_count_their_lsns() {
         let chosen = |lsns: [u64; 4]| {
-            let shares = lsns.map(|lsns| Share {
+            let shares = lsns.map(|lsns| RunSizes {
                 lsns,
                 ..share(10, 0)
             });
@@ -908,7 +912,7 @@ mod tests {
     #[test]
     fn runs_become_one_only_while_the_order_of_their_pieces_fits_memory() {
         let chosen = |order: [u64; 4]| {
-            let shares = order.map(|order| Share {
+            let shares = order.map(|order| RunSizes {
                 order,
                 ..share(10, 0)
             });

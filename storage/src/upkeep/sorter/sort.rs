@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::build::{Build, Built, Failed};
-use super::choose::{Load, Of, Task};
+use super::choose::{Load, Of, SortTask};
 use crate::api::pace::{Control, Pace, Stop};
 use crate::base::ids::{Position, SegmentId};
 use crate::base::sync::Mutex;
@@ -37,7 +37,7 @@ use crate::journal::pool::Pool;
 use crate::journal::run::{Run, new_path, path};
 use crate::journal::segment::Segment;
 use crate::logs::damages::Damage;
-use crate::read::held_back::Fault;
+use crate::read::held_back::UnusablePart;
 use crate::read::store::Store;
 use crate::upkeep::archive::Archive;
 use crate::upkeep::indexer::Indexer;
@@ -90,14 +90,14 @@ pub(crate) struct Sorter {
     /// Upper bound on the bytes of a run since one found no space; `u64::MAX` without one.
     pub(super) least_refused: AtomicU64,
     /// On a full disk: state of the store when nothing was worth sorting.
-    pub(super) idle_at: Mutex<Option<Standing>>,
+    pub(super) idle_at: Mutex<Option<CheckBasis>>,
     /// Whether the log warned an operator that no run fits the free space.
     pub(super) is_stuck: AtomicBool,
 }
 
 /// Facts that must change before another check of segments can find more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct CheckBasis {
     pub(super) durable: Position,
     pub(super) covered: Option<SegmentId>,
     pub(super) room: u64,
@@ -345,7 +345,7 @@ impl Sorter {
             !segment.is_retired() && opened.is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
         };
         if let Some(back) = gone.take_if(|segment| !is_gone(segment)) {
-            self.unusable.pass(back.life.id, Fault::File);
+            self.unusable.pass(back.life.id, UnusablePart::File);
         }
         gone.is_some()
     }
@@ -353,7 +353,7 @@ impl Sorter {
     /// Makes the run of the task, unless damage is found.
     fn make_run(
         &self,
-        task: &Task,
+        task: &SortTask,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
         let pool = &self.pool;
@@ -393,7 +393,7 @@ impl Sorter {
     }
 
     /// Learns from a run that was written, or from the error that ended it.
-    fn after_run(&self, task: &Task, error: Option<&io::Error>) {
+    fn after_run(&self, task: &SortTask, error: Option<&io::Error>) {
         let archive_failed = || {
             let archive = self.archive.as_ref();
             archive.is_some_and(|archive| archive.failing().is_some())
@@ -423,7 +423,7 @@ impl Sorter {
     fn build_run(
         &self,
         id: SegmentId,
-        task: &Task,
+        task: &SortTask,
         claim: &Claim<'_>,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<Built, Failed> {
@@ -449,7 +449,7 @@ impl Sorter {
 
     /// Publishes a run that is on the device: it gets its name, readers switch to it, and the files that it
     /// replaces are removed.
-    fn publish_run(&self, built: Built, task: &Task) -> io::Result<()> {
+    fn publish_run(&self, built: Built, task: &SortTask) -> io::Result<()> {
         let Built {
             life,
             head,

@@ -12,7 +12,7 @@ use crate::format::address::{SPAN, base_of};
 use crate::format::frame;
 use crate::format::frame::{HEADER_BYTES, Header, Kind};
 use crate::format::life::{Life, SORTED_RUN};
-use crate::format::pack::{Entry, Piece, put_pieces};
+use crate::format::pack::{OrderEntry, Piece, put_pieces};
 use crate::format::run_head::Head;
 use crate::journal::run::new_path;
 
@@ -39,7 +39,7 @@ const IMAGES_BYTES: usize = 256 << 10;
 const ORDER_BYTES: usize = 64 << 10;
 
 /// A run that is being written.
-pub(crate) struct Writer {
+pub(crate) struct RunWriter {
     file: Arc<dyn DiskFile>,
     pub(super) life: Life,
     pub(super) base: Position,
@@ -47,15 +47,15 @@ pub(crate) struct Writer {
     /// Offset in the file of the first byte of the buffer.
     offset: u64,
     chain: u32,
-    pack: Pack,
+    pack: OpenPack,
     /// Incompatible features that its life block will name.
     features: u32,
     order: Vec<Noted>,
     /// Further information on some entries of `order`.
-    told: Vec<Told>,
+    told: Vec<DroppedRecords>,
     pub(super) records: u64,
     pub(super) pack_bytes: u64,
-    /// Bytes written since the last call of [`Writer::take_written`].
+    /// Bytes written since the last call of [`RunWriter::take_written`].
     written: u64,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Writer {
 struct Noted {
     position: Position,
     log: LogId,
-    /// Offset of its pack, over 8; 0 = nothing of the log is kept. If `says_more`: index into [`Writer::told`].
+    /// Offset of its pack, over 8; 0 = nothing of the log is kept. If `says_more`: index into [`RunWriter::told`].
     pack: u32,
     number: u16,
     says_more: bool,
@@ -72,7 +72,7 @@ struct Noted {
 
 /// Dropped records at one entry of the order. With retention there is one for each log.
 #[derive(Clone, Copy)]
-struct Told {
+struct DroppedRecords {
     /// Offset of the pack, as in [`Noted`].
     pack: u32,
     /// If nothing of the log is kept, the lsn at which it continues.
@@ -82,7 +82,7 @@ struct Told {
 
 /// The pack that is being filled.
 #[derive(Default)]
-struct Pack {
+struct OpenPack {
     log: Option<LogId>,
     pieces: Vec<Piece>,
     body: Vec<u8>,
@@ -91,7 +91,7 @@ struct Pack {
     places: Vec<Place>,
 }
 
-impl Writer {
+impl RunWriter {
     /// Creates a run under its temporary name.
     pub(super) fn create(disk: &dyn Disk, id: SegmentId, store_id: u128) -> io::Result<Self> {
         let salt = draw_salt(disk)?;
@@ -119,7 +119,7 @@ impl Writer {
             buffer: Vec::with_capacity(WRITE_BYTES + (64 << 10)),
             offset: LIFE_BYTES,
             chain: 0,
-            pack: Pack::default(),
+            pack: OpenPack::default(),
             features,
             order: Vec::new(),
             told: Vec::new(),
@@ -142,7 +142,7 @@ impl Writer {
         self.offset + self.buffer.len() as u64
     }
 
-    fn frame(&mut self, about: About, extensions: &[u8], body: &[u8]) -> io::Result<Header> {
+    fn frame(&mut self, about: HeaderFields, extensions: &[u8], body: &[u8]) -> io::Result<Header> {
         let length = (HEADER_BYTES + extensions.len() + body.len() + 64) as u64;
         if self.end() + length >= SPAN {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -212,7 +212,7 @@ impl Writer {
             return Ok(());
         };
         let count = last.next_lsn().since(first.first_lsn);
-        let about = About {
+        let about = HeaderFields {
             kind: Kind::Pack,
             log,
             first_lsn: first.first_lsn,
@@ -235,7 +235,7 @@ impl Writer {
         let pack = header.position.since(self.base);
         for (number, piece) in (0..).zip(&pieces) {
             let dropped = if number == 0 { self.pack.dropped } else { 0 };
-            self.note(Entry {
+            self.note(OrderEntry {
                 position: piece.position,
                 log,
                 at: Ok((pack, number)),
@@ -265,7 +265,7 @@ impl Writer {
         dropped: u64,
         end: Position,
     ) -> io::Result<()> {
-        self.note(Entry {
+        self.note(OrderEntry {
             position: end,
             log,
             at: Err(next),
@@ -273,13 +273,13 @@ impl Writer {
         })
     }
 
-    fn note(&mut self, entry: Entry) -> io::Result<()> {
+    fn note(&mut self, entry: OrderEntry) -> io::Result<()> {
         let (pack, number) = entry.at.unwrap_or((0, 0));
         let mut pack = u32::try_from(pack / 8).map_err(io::Error::other)?;
         let says_more = entry.at.is_err() || entry.dropped > 0;
         if says_more {
             let at = u32::try_from(self.told.len()).map_err(io::Error::other)?;
-            self.told.push(Told {
+            self.told.push(DroppedRecords {
                 pack,
                 next: entry.at.err().unwrap_or(Lsn::ZERO),
                 dropped: entry.dropped,
@@ -311,11 +311,11 @@ impl Writer {
         head.records = self.records;
         head.pack_bytes = self.pack_bytes;
         let body = head.encode();
-        self.frame(About::of(Kind::Run), &[], &body)?;
+        self.frame(HeaderFields::of(Kind::Run), &[], &body)?;
         // A marker separates the copies, so that one bad sector does not hit both.
-        self.frame(About::of(Kind::Marker), &[], &[0; COPIES_APART])?;
+        self.frame(HeaderFields::of(Kind::Marker), &[], &[0; COPIES_APART])?;
         let at = self.end();
-        self.frame(About::of(Kind::Run), &[], &body)?;
+        self.frame(HeaderFields::of(Kind::Run), &[], &body)?;
         let end = self.end();
         self.buffer.extend_from_slice(&at.to_le_bytes());
         self.life.size = self.end();
@@ -338,7 +338,7 @@ impl Writer {
                 logs += u64::from(more);
             }
             if !body.is_empty() {
-                self.frame(About::of(Kind::Images), &[], &body)?;
+                self.frame(HeaderFields::of(Kind::Images), &[], &body)?;
             }
         }
         Ok(logs)
@@ -353,7 +353,7 @@ impl Writer {
         for noted in &order {
             let more = self.told.get(noted.pack as usize);
             let more = more.filter(|_| noted.says_more).copied();
-            let told = more.unwrap_or(Told {
+            let told = more.unwrap_or(DroppedRecords {
                 pack: noted.pack,
                 next: Lsn::ZERO,
                 dropped: 0,
@@ -362,7 +362,7 @@ impl Writer {
                 0 => Err(told.next),
                 pack => Ok((u64::from(pack) * 8, u32::from(noted.number))),
             };
-            let entry = Entry {
+            let entry = OrderEntry {
                 position: noted.position,
                 log: noted.log,
                 at,
@@ -389,7 +389,7 @@ impl Writer {
     ) -> io::Result<()> {
         if let Some(first) = first.take() {
             head.order.push((first, self.end()));
-            self.frame(About::of(Kind::Order), &[], body)?;
+            self.frame(HeaderFields::of(Kind::Order), &[], body)?;
             body.clear();
         }
         Ok(())
@@ -397,7 +397,7 @@ impl Writer {
 }
 
 /// Header fields of a frame.
-struct About {
+struct HeaderFields {
     kind: Kind,
     log: LogId,
     first_lsn: Lsn,
@@ -405,7 +405,7 @@ struct About {
     arrival: Timestamp,
 }
 
-impl About {
+impl HeaderFields {
     fn of(kind: Kind) -> Self {
         Self {
             kind,

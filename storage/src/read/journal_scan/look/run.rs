@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Going, Records, Taken, Work};
+use super::{Continuation, FrameRecords, TakenFrame, Work};
 use crate::api::error::ReadError;
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Lsn, Position};
@@ -20,7 +20,7 @@ use crate::format::frame;
 use crate::format::frame::Kind;
 use crate::format::pack;
 use crate::format::pack::PACK_HEADER_BYTES;
-use crate::format::pack::{Entry, Piece};
+use crate::format::pack::{OrderEntry, Piece};
 use crate::index::run_file;
 use crate::journal::run::Run;
 use crate::logs::damages::Damage;
@@ -32,14 +32,18 @@ use crate::read::reach::{Reach, far};
 const MOST_PACKS: usize = 4096;
 
 /// Where the body of a pack begins, and its pieces.
-type Pack = Arc<(u64, Vec<Piece>)>;
+type LoadedPack = Arc<(u64, Vec<Piece>)>;
 
 /// Packs by their offset.
-type Packs = HashMap<u64, Pack>;
+type Packs = HashMap<u64, LoadedPack>;
 
 impl Work {
     /// Advances by one frame of a run's order, or by one step between runs.
-    pub(super) fn advance_in_run(&mut self, run: &Run, reach: Reach) -> Result<Going, ReadError> {
+    pub(super) fn advance_in_run(
+        &mut self,
+        run: &Run,
+        reach: Reach,
+    ) -> Result<Continuation, ReadError> {
         let first = run.head.first_base.advance(LIFE_BYTES);
         if self.at < first {
             return Ok(self.pass(first));
@@ -55,7 +59,7 @@ impl Work {
         for number in at.saturating_sub(1)..order.len() {
             let Some(entries) = self.order(run, number)? else {
                 if run.segment.is_retired() {
-                    return Ok(Going::Again);
+                    return Ok(Continuation::Again);
                 }
                 return self.lose_order(run, number);
             };
@@ -78,19 +82,19 @@ impl Work {
                         self.take_dropped(entry, goes_on, told)
                     }
                 };
-                if going != Going::On {
+                if going != Continuation::On {
                     return Ok(going);
                 }
             }
             if self.looked >= super::LOOK_BYTES {
-                return Ok(Going::On);
+                return Ok(Continuation::On);
             }
         }
         Ok(self.pass(run.head.limit))
     }
 
     /// The entries of one frame of the order; `None` if it is damaged.
-    fn order(&mut self, run: &Run, number: usize) -> Result<Option<Vec<Entry>>, ReadError> {
+    fn order(&mut self, run: &Run, number: usize) -> Result<Option<Vec<OrderEntry>>, ReadError> {
         let order = &run.head.order;
         let Some((_, from)) = order.get(number) else {
             return Ok(Some(Vec::new()));
@@ -124,7 +128,7 @@ impl Work {
 
     /// Handles a damaged frame of the order: the commit order of its records is lost. A scan of one log still finds
     /// each record. A scan of many logs reports a gap that names no log.
-    fn lose_order(&mut self, run: &Run, number: usize) -> Result<Going, ReadError> {
+    fn lose_order(&mut self, run: &Run, number: usize) -> Result<Continuation, ReadError> {
         let order = &run.head.order;
         let behind = order
             .get(number + 1)
@@ -140,24 +144,24 @@ impl Work {
     }
 
     /// Moves to the next entry, which may be at the same position.
-    fn on_to(&mut self, next: Position) -> Going {
+    fn on_to(&mut self, next: Position) -> Continuation {
         if next > self.at {
             return self.pass(next);
         }
-        Going::On
+        Continuation::On
     }
 
     fn take_piece(
         &mut self,
         run: &Run,
-        entry: &Entry,
+        entry: &OrderEntry,
         (pack, number): (u64, u32),
         next: Position,
         packs: &mut Packs,
-    ) -> Result<Going, ReadError> {
+    ) -> Result<Continuation, ReadError> {
         if entry.position > self.at {
             let going = self.pass(entry.position);
-            if going != Going::On {
+            if going != Continuation::On {
                 return Ok(going);
             }
         }
@@ -179,17 +183,17 @@ impl Work {
         let (gaps, bytes, at) = (self.gaps.clone(), self.bytes, self.at);
         let from = Lsn::new(piece.first_lsn.get().saturating_sub(entry.dropped));
         if self.waits(&log) {
-            return Ok(Going::Full);
+            return Ok(Continuation::Full);
         }
         self.note_dropped(&log, from, piece.first_lsn);
         let going = self.take_found(run, entry, (pack, found.0), (&log, piece), next)?;
-        if going != Going::On && self.at == at && self.skip == 0 {
+        if going != Continuation::On && self.at == at && self.skip == 0 {
             (self.gaps, self.bytes) = (gaps, bytes);
             if !self.found_something() {
                 // The chunk is still empty, so a lack of room is not the cause: the piece could not be read.
                 self.stored(run, found.0, &piece, false)
                     .map_err(|error| ReadError::Io(Arc::new(error)))?;
-                return Ok(Going::Again);
+                return Ok(Continuation::Again);
             }
         }
         Ok(going)
@@ -208,17 +212,17 @@ impl Work {
     fn take_found(
         &mut self,
         run: &Run,
-        entry: &Entry,
+        entry: &OrderEntry,
         (pack, body_at): (u64, u64),
         (log, piece): (&Arc<Log>, Piece),
         next: Position,
-    ) -> Result<Going, ReadError> {
+    ) -> Result<Continuation, ReadError> {
         let is_lost = log.state.read().is_lost(piece.first_lsn, piece.next_lsn());
         if is_lost {
             // Known damage names these records.
             return Ok(self.on_to(next));
         }
-        let records = Records {
+        let records = FrameRecords {
             first_lsn: piece.first_lsn,
             count: piece.count,
             arrival: piece.arrival,
@@ -236,17 +240,17 @@ impl Work {
             }
         };
         match self.take_records(log, records, body)? {
-            Taken::Going(Going::On) => {
+            TakenFrame::Going(Continuation::On) => {
                 let going = self.on_to(next);
-                if going == Going::Full {
+                if going == Continuation::Full {
                     // A gap comes next, in another message. This piece was given.
                     self.skip = u64::from(piece.count);
                 }
                 Ok(going)
             }
-            Taken::Going(going) => Ok(going),
-            Taken::Damaged if run.segment.is_retired() => Ok(Going::Again),
-            Taken::Damaged => {
+            TakenFrame::Going(going) => Ok(going),
+            TakenFrame::Damaged if run.segment.is_retired() => Ok(Continuation::Again),
+            TakenFrame::Damaged => {
                 let place = Place {
                     position: run.segment.base.advance(pack),
                     first_lsn: piece.first_lsn,
@@ -267,9 +271,9 @@ impl Work {
     }
 
     /// Names dropped records of a log, each range with its reason. The message must not have batches of the log.
-    fn note_dropped(&mut self, log: &Log, from: Lsn, to: Lsn) -> Going {
+    fn note_dropped(&mut self, log: &Log, from: Lsn, to: Lsn) -> Continuation {
         let (deleted, kept) = self.fate_of(log);
-        let (mut first, mut all) = (from, Going::On);
+        let (mut first, mut all) = (from, Continuation::On);
         for (border, reason) in super::gone(deleted, kept, to) {
             let until = to.min(border);
             if first < until {
@@ -288,25 +292,25 @@ impl Work {
     }
 
     /// Takes an entry of a log that keeps nothing in this run: the entry is number `told` of these, from 1.
-    fn take_dropped(&mut self, entry: &Entry, goes_on: Lsn, told: u64) -> Going {
+    fn take_dropped(&mut self, entry: &OrderEntry, goes_on: Lsn, told: u64) -> Continuation {
         if entry.position > self.at {
             let going = self.pass(entry.position);
-            if going != Going::On {
+            if going != Continuation::On {
                 return going;
             }
         }
         if told <= self.skip {
-            return Going::On;
+            return Continuation::On;
         }
         self.skip = told;
         let log = self.store.logs.by_id(entry.log);
         let Some(log) = log.filter(|log| self.selects(log)) else {
-            return Going::On;
+            return Continuation::On;
         };
         let from = Lsn::new(goes_on.get().saturating_sub(entry.dropped));
         if self.waits(&log) {
             self.skip = told - 1;
-            return Going::Full;
+            return Continuation::Full;
         }
         self.note_dropped(&log, from, goes_on)
     }
@@ -317,7 +321,7 @@ impl Work {
         run: &Run,
         offset: u64,
         packs: &mut Packs,
-    ) -> Result<Option<Pack>, ReadError> {
+    ) -> Result<Option<LoadedPack>, ReadError> {
         if let Some(known) = packs.get(&offset) {
             return Ok(Some(Arc::clone(known)));
         }
@@ -345,14 +349,14 @@ impl Work {
     fn lose_pack(
         &mut self,
         run: &Run,
-        entry: &Entry,
+        entry: &OrderEntry,
         pack: u64,
         log: &Arc<Log>,
         next: Position,
-    ) -> Result<Going, ReadError> {
+    ) -> Result<Continuation, ReadError> {
         let index = self.store.sealed_index(&run.segment)?;
         if run.segment.is_retired() {
-            return Ok(Going::Again);
+            return Ok(Continuation::Again);
         }
         let position = run.segment.base.advance(pack);
         let place = index.and_then(|index| {
@@ -378,7 +382,7 @@ impl Work {
     fn lose_unlisted(
         &self,
         run: &Run,
-        (entry, pack): (&Entry, Position),
+        (entry, pack): (&OrderEntry, Position),
         log: &Arc<Log>,
     ) -> Result<(), ReadError> {
         let found = match self.store.damages.walk_of(run.id(), pack) {
