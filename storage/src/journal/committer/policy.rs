@@ -121,6 +121,8 @@ impl SegmentTail for MemoryTail {
         _name: Option<&str>,
         _compression: Compression,
     ) -> Range<Position> {
+        // Frames begin at multiples of 8, as on disk.
+        self.bytes = self.bytes.next_multiple_of(8);
         let continues = head.flags & CONTINUES != 0;
         self.frames
             .push((head.kind, continues, head.first_lsn, head.count));
