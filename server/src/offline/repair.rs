@@ -18,7 +18,7 @@ pub(super) fn command() -> Command {
     Command::new("repair")
         .about("Report the losses of an offline store, or accept them with --accept-loss")
         .long_about(
-            "Mailbox the records that an offline store has lost to damage, and the logs that refuse \
+            "Reports the records that an offline store has lost to damage, and the logs that refuse \
              appends because of it: if the newest records of a log may be gone, an append could \
              get the lsn of a lost record.\n\n\
              With --accept-loss that loss is final: every log takes appends again, behind the \
