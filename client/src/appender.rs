@@ -7,7 +7,7 @@ use wald_proto::v1::Durability;
 use crate::batch::{AppendBatch, BatchAck};
 use crate::client::Client;
 use crate::error::Error;
-use crate::pipeline::{Pending, Pipeline, RecordAck, Reply, Settings};
+use crate::pipeline::{BatchReply, Pending, Pipeline, RecordAck, Settings};
 use crate::record::Record;
 
 /// Settings of an [`Appender`].
@@ -140,7 +140,7 @@ impl Appender {
     /// # Errors
     /// As [`append`](Self::append).
     pub async fn append_batch(&self, batch: AppendBatch) -> Result<Pending<BatchAck>, Error> {
-        self.0.batch(batch.request, Reply::Batch).await
+        self.0.batch(batch.request, BatchReply::Batch).await
     }
 
     /// Sends the gathered records, waits for all acks, and ends the session.

@@ -28,7 +28,7 @@ use wald_proto::v1::Durability;
 use wald_proto::v1::record::Payload;
 
 use self::driver::Driver;
-pub(crate) use self::gather::Reply;
+pub(crate) use self::gather::BatchReply;
 use self::gather::{Gathered, Gatherer, SealedBatch, Work};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
@@ -191,7 +191,7 @@ impl Pipeline {
     pub(crate) async fn batch<T>(
         &self,
         request: v1::AppendBatchRequest,
-        reply: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Reply,
+        reply: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> BatchReply,
     ) -> Result<Pending<T>, Error> {
         let records = request.batches.iter().flat_map(|batch| &batch.records);
         let bytes = RECORD_OVERHEAD_BYTES + records.map(size).sum::<usize>();

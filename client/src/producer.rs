@@ -10,7 +10,7 @@ use crate::appender::pipeline_settings;
 use crate::batch::{Condition, LogAck};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::pipeline::{Pending, Pipeline, RecordAck, Reply, Settings, Stamp};
+use crate::pipeline::{BatchReply, Pending, Pipeline, RecordAck, Settings, Stamp};
 use crate::record::Record;
 use crate::retry::Repeat;
 
@@ -301,7 +301,7 @@ impl Producer {
             durability: self.durability.into(),
             ..Default::default()
         };
-        self.pipeline.batch(request, Reply::Log).await
+        self.pipeline.batch(request, BatchReply::Log).await
     }
 
     /// Sends the gathered records, waits for all acks, and ends the session. An id that was

@@ -48,7 +48,7 @@ impl ScanStream {
             request: scan.request,
             connection: None,
             queue: VecDeque::new(),
-            place: Place::Start,
+            place: NextStart::Start,
             begun: false,
             failures: 0,
             failing_since: None,
@@ -93,7 +93,7 @@ impl Stream for ScanStream {
 
 /// Place at which the next connection begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum NextStart {
     /// The start that the caller set.
     Start,
     /// After the last message: the request holds its cursor.
@@ -109,7 +109,7 @@ struct Underway {
     remaining: Option<u64>,
     connection: Option<Streaming<v1::ScanResponse>>,
     queue: VecDeque<ScanEvent>,
-    place: Place,
+    place: NextStart,
     /// Whether the server has taken the scan once.
     begun: bool,
     /// Failures since the last message.
@@ -154,10 +154,10 @@ impl Underway {
                 self.connection = Some(answer.into_inner());
                 self.begun = true;
                 // From now on "the tail" is in the past, and only a cursor can name it.
-                if self.place == Place::Start
+                if self.place == NextStart::Start
                     && matches!(self.request.start, Some(Start::TailOffset(_)))
                 {
-                    self.place = Place::Lost;
+                    self.place = NextStart::Lost;
                 }
                 Ok(())
             }
@@ -206,9 +206,9 @@ impl Underway {
         let (events, count) = events(message)?;
         self.queue.extend(events);
         self.place = if cursor.is_empty() {
-            Place::Lost
+            NextStart::Lost
         } else {
-            Place::Cursor
+            NextStart::Cursor
         };
         self.request.start = Some(Start::Cursor(cursor));
         if let Some(remaining) = &mut self.remaining {
@@ -245,7 +245,7 @@ impl Underway {
         let tired = self.failures >= policy.max_attempts
             || since.elapsed() + pause >= self.client.default_timeout();
         let tired = tired && !patient;
-        if self.place == Place::Lost || tired || !Repeat::Read.allows(&error) {
+        if self.place == NextStart::Lost || tired || !Repeat::Read.allows(&error) {
             return Err(error.of_read());
         }
         self.pause = pause;

@@ -28,12 +28,12 @@ pub(crate) const USAGE: u8 = 2;
 const NOT_FOUND: u8 = 3;
 
 /// One backup of a directory.
-pub(crate) struct Kept {
+pub(crate) struct StoredBackup {
     id: String,
     manifest: BackupManifest,
 }
 
-impl Kept {
+impl StoredBackup {
     /// The key that sorts the backups of a directory, as in `walctl`.
     fn order(&self) -> (RecoveryEpoch, Position, Timestamp, &str) {
         let manifest = &self.manifest;
@@ -83,7 +83,7 @@ fn wants_json(matches: &ArgMatches) -> bool {
 }
 
 /// Reads the manifest of one backup: that with the id, or the latest that can be read.
-fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
+fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
     let manifests = directory.join(MANIFESTS);
     if !is_directory_of_backups(directory) {
         let what = match (is_store(directory), manifests.metadata()) {
@@ -141,7 +141,7 @@ fn choose(directory: &Path, id: &str) -> Result<Kept, Exit> {
     })
 }
 
-fn read(content: &dyn Disk, path: &str, id: &str) -> Result<Kept, Exit> {
+fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, Exit> {
     let told =
         |code, what: String| Exit::new(code, format!("{}/{path}: {what}", content.location()));
     let failed = |error: std::io::Error| told(FAILED, error.to_string());
@@ -157,13 +157,17 @@ fn read(content: &dyn Disk, path: &str, id: &str) -> Result<Kept, Exit> {
     backup::check(&manifest).map_err(|what| told(DATA_LOSS, format!("the manifest: {what}")))?;
     let manifest = convert::kept_manifest(&manifest)
         .ok_or_else(|| told(DATA_LOSS, "the manifest is not one of a backup".to_owned()))?;
-    Ok(Kept {
+    Ok(StoredBackup {
         id: id.to_owned(),
         manifest,
     })
 }
 
-fn view(directory: &Path, kept: &Kept, at: Option<Position>) -> Result<Arc<BackupView>, Exit> {
+fn view(
+    directory: &Path,
+    kept: &StoredBackup,
+    at: Option<Position>,
+) -> Result<Arc<BackupView>, Exit> {
     let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
     let view = BackupView::open(content, &kept.manifest, at).map_err(|error| failed(&error))?;
     Ok(Arc::new(view))

@@ -110,9 +110,9 @@ impl<T: Serialize> IntoResponse for Json<T> {
 }
 
 /// The reason for a missing answer: the gRPC status that `status.rs` chooses.
-struct Refused(Status);
+struct ConsoleError(Status);
 
-impl From<Status> for Refused {
+impl From<Status> for ConsoleError {
     fn from(status: Status) -> Self {
         Self(status)
     }
@@ -126,7 +126,7 @@ struct ErrorView<'a> {
     message: &'a str,
 }
 
-impl Refused {
+impl ConsoleError {
     fn told(&self) -> ErrorView<'_> {
         ErrorView {
             code: format!("{:?}", self.0.code()),
@@ -135,7 +135,7 @@ impl Refused {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for ConsoleError {
     fn into_response(self) -> Response {
         let code = match self.0.code() {
             Code::NotFound => StatusCode::NOT_FOUND,

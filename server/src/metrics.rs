@@ -159,7 +159,7 @@ pub(crate) struct Metrics {
     sessions: IntGauge,
     pub(crate) accept_waits: AllAcceptWaits,
     admitted: IntGaugeVec,
-    memory: OnceLock<Memory>,
+    memory: OnceLock<MemoryParts>,
     condition_failures: IntCounterVec,
     state: StateGauges,
     recovery_seconds: GaugeVec,
@@ -174,7 +174,7 @@ pub(crate) struct Metrics {
 const PARTS: [&str; 4] = ["appends", "requests", "answers", "queued"];
 
 /// Reports the bytes of each of [`PARTS`].
-type Memory = Box<dyn Fn() -> [u64; PARTS.len()] + Send + Sync>;
+type MemoryParts = Box<dyn Fn() -> [u64; PARTS.len()] + Send + Sync>;
 
 /// An append session that is counted as open.
 pub(crate) struct OpenSession(IntGauge);

@@ -62,7 +62,7 @@ impl Gaps {
 
 /// Form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum OfflineOutput {
     /// For people.
     Text,
     /// One JSON document.
@@ -146,12 +146,12 @@ fn output_argument() -> Arg {
         .value_name("FORM")
         .help("Form of the output")
         .default_value("text")
-        .value_parser(value_parser!(Output))
+        .value_parser(value_parser!(OfflineOutput))
 }
 
-fn output_of(matches: &ArgMatches) -> Output {
-    let given = matches.get_one::<Output>("output");
-    given.copied().unwrap_or(Output::Text)
+fn output_of(matches: &ArgMatches) -> OfflineOutput {
+    let given = matches.get_one::<OfflineOutput>("output");
+    given.copied().unwrap_or(OfflineOutput::Text)
 }
 
 /// Reads a store that no daemon serves with `look`. Then opens the directory for writing, if `look`

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::api::error::Shortage;
+use crate::api::error::HostShortage;
 pub use memory::{give_back_memory, keep_little_free_memory};
 pub use private::{Owner, Strangers, make_directories, owner, strangers};
 pub use real::RealDisk;
@@ -388,10 +388,10 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
 }
 
 /// The shortage that an error reports, if it reports one.
-pub(crate) fn shortage(error: &io::Error) -> Option<Shortage> {
+pub(crate) fn shortage(error: &io::Error) -> Option<HostShortage> {
     match error {
-        error if is_out_of_space(error) => Some(Shortage::Space),
-        error if is_out_of_descriptors(error) => Some(Shortage::Descriptors),
+        error if is_out_of_space(error) => Some(HostShortage::Space),
+        error if is_out_of_descriptors(error) => Some(HostShortage::Descriptors),
         _ => None,
     }
 }

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use self::expiry::{Clocks, Jumps, Shown};
+use self::expiry::{ClockTimes, Clocks, Jumps};
 use self::prefixes::Prefixes;
 use self::recent::Recent;
 use self::waiting::Waiting;
@@ -40,7 +40,7 @@ use crate::api::watch::{Watch, Watched};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::clock::Clock;
 use crate::base::ids::{Position, RecoveryEpoch, Timestamp};
-use crate::base::metrics::{Observer, Phase};
+use crate::base::metrics::{AppendPhase, Observer};
 use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::{Mutex, RwLock};
 use crate::disk::known_bad;
@@ -181,7 +181,7 @@ impl Journal {
     }
 
     /// Reads both clocks. Logs a jump of the system's clock.
-    pub(crate) fn read_clocks(&self) -> Shown {
+    pub(crate) fn read_clocks(&self) -> ClockTimes {
         let (now, progress) = (self.clock.now(), self.clock.monotonic());
         let shown = self.clocks.lock().advance(now, progress);
         if let Some(by) = shown.jumped {
@@ -403,7 +403,7 @@ impl Journal {
         let told = |(since, requests): (Option<Instant>, u32)| {
             if let Some(since) = since {
                 let time = now.saturating_duration_since(since);
-                self.observer.phase(Phase::Flush, time, requests);
+                self.observer.phase(AppendPhase::Flush, time, requests);
             }
         };
         for waiter in waiters {

@@ -39,20 +39,22 @@ pub use crate::api::error::{
 pub use crate::api::finding::{Finding, FindingKind, Severity};
 pub use crate::api::pace::{Control, Progress};
 pub use crate::api::record::{
-    Batch, Compression, Cursor, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
-    LogConfig, LogConfigChange, LogInfo, LogRecords, Producer, ProducerInfo, Record, Retention,
-    RetentionBounds, RetentionChange, StoredBatch, SyncMode, Visibility,
+    Batch, Compression, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
+    LogConfig, LogConfigChange, LogInfo, LogRecords, NamedCursor, Producer, ProducerInfo, Record,
+    Retention, RetentionBounds, RetentionChange, StoredBatch, SyncMode, Visibility,
 };
 pub use crate::api::records::Records;
 pub use crate::api::ticket::{TicketAnswer, block_on};
 pub use crate::api::verification::{Reports, Verification};
-pub use crate::api::watch::{Follower, Until, Watch, Watched};
+pub use crate::api::watch::{Until, Watch, WatchFollower, Watched};
 pub use crate::base::clock::{Clock, SystemClock};
 pub use crate::base::ids::{
     InvalidLogName, InvalidName, LogId, LogName, Lsn, MAX_LOG_NAME_BYTES, Name, Position,
     RecoveryEpoch, SegmentId, Timestamp, records_in_words,
 };
-pub use crate::base::metrics::{ChecksumSite, NoObserver, Observer, Phase, RetentionPass, Worker};
+pub use crate::base::metrics::{
+    AppendPhase, ChecksumSite, NoObserver, Observer, RetentionPass, Worker,
+};
 pub use crate::disk::directory::is_own_name;
 pub use crate::engine::LocalEngine;
 pub use crate::engine::expiry_clock::{expiry_clock, reset_expiry_clock};

@@ -33,7 +33,7 @@ use crate::format::chain::Chain;
 use crate::logs::extras::{Extras, ExtrasImage, MissingRecords};
 use crate::logs::image::Image;
 use crate::logs::producers::Producers;
-use crate::logs::quotas::{Holdings, Load};
+use crate::logs::quotas::{Holdings, LogUsage};
 
 /// First record that a log keeps, and why the records below are gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -227,7 +227,7 @@ pub(crate) struct Buffered {
 
 /// State of a log that only the committer changes, saved for a rollback.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct SavedLog {
     next: Lsn,
     last_time: Timestamp,
     last_end: Position,
@@ -238,8 +238,8 @@ pub(crate) struct Standing {
 
 impl LogState {
     /// The state that [`LogState::roll_back`] needs.
-    pub(crate) fn standing(&self) -> Standing {
-        Standing {
+    pub(crate) fn standing(&self) -> SavedLog {
+        SavedLog {
             next: self.next,
             last_time: self.last_time,
             last_end: self.last_end,
@@ -250,7 +250,7 @@ impl LogState {
     }
 
     /// Takes back everything from `start` on, where the log had this state.
-    pub(crate) fn roll_back(&mut self, start: Position, standing: Standing) {
+    pub(crate) fn roll_back(&mut self, start: Position, standing: SavedLog) {
         self.next = standing.next;
         self.last_time = standing.last_time;
         self.last_end = standing.last_end;
@@ -456,9 +456,9 @@ impl LogState {
     }
 
     /// The log's cursors, as counted in the load of the whole store.
-    pub(crate) fn cursor_load(&self) -> Load {
+    pub(crate) fn cursor_load(&self) -> LogUsage {
         let extras = self.extras.as_deref();
-        extras.map_or_else(Load::default, Extras::cursor_load)
+        extras.map_or_else(LogUsage::default, Extras::cursor_load)
     }
 
     /// The writer epoch with every fence so far.
@@ -693,7 +693,7 @@ impl Log {
 pub(crate) struct Logs {
     tables: RwLock<Tables>,
     /// Producers and cursors of all logs. Only the committer changes it.
-    load: Mutex<Load>,
+    load: Mutex<LogUsage>,
     /// Number of logs, by their number of producers. Only the committer changes it.
     crowds: Mutex<Crowds>,
 }
@@ -827,7 +827,7 @@ impl Logs {
     /// Builds the table of all logs. Deleted logs have no names in it.
     pub(crate) fn of(logs: Vec<Arc<Log>>) -> Self {
         let (mut there, mut gone) = (Vec::with_capacity(logs.len()), BTreeMap::new());
-        let (mut load, mut all_bytes, mut gone_bytes) = (Load::default(), 0, 0);
+        let (mut load, mut all_bytes, mut gone_bytes) = (LogUsage::default(), 0, 0);
         let mut crowds = Crowds::default();
         for log in &logs {
             let state = log.state.read();
@@ -835,7 +835,7 @@ impl Logs {
                 gone.insert(log.id, Arc::clone(log));
                 gone_bytes += name_bytes(log);
             } else {
-                let own = Load::of(state.extras.as_deref());
+                let own = LogUsage::of(state.extras.as_deref());
                 load.add(own);
                 crowds.change(0, own.producers);
                 all_bytes += name_bytes(log);
@@ -892,7 +892,7 @@ impl Logs {
                 found.deleted_name_bytes += name_bytes(&log);
                 continue;
             }
-            let load = Load::of(state.extras.as_deref());
+            let load = LogUsage::of(state.extras.as_deref());
             found.logs += 1;
             found.producers += load.producers;
             found.producers_of_log = found.producers_of_log.max(load.producers);
@@ -904,7 +904,7 @@ impl Logs {
     }
 
     /// A log has more than before.
-    pub(crate) fn add(&self, more: Load) {
+    pub(crate) fn add(&self, more: LogUsage) {
         self.load.lock().add(more);
     }
 
@@ -914,7 +914,7 @@ impl Logs {
     }
 
     /// A log has less than before.
-    pub(crate) fn take(&self, less: Load) {
+    pub(crate) fn take(&self, less: LogUsage) {
         self.load.lock().take(less);
     }
 
@@ -939,7 +939,7 @@ impl Logs {
 
     /// Removes a log whose creation was taken back.
     pub(crate) fn remove(&self, log: &Log) {
-        let load = Load::of(log.state.read().extras.as_deref());
+        let load = LogUsage::of(log.state.read().extras.as_deref());
         self.take(load);
         self.change_producers(load.producers, 0);
         let mut tables = self.tables.write();

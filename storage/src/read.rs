@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-pub(crate) use self::frames::Fault;
+pub(crate) use self::frames::FrameFault;
 use self::frames::{Bad, Frame, read_frames};
 pub(crate) use self::open_segments::OpenSegments;
 pub(crate) use self::reach::{Reach, is_retired, near_or_far};
@@ -205,7 +205,7 @@ fn fitting(batch: StoredBatch, bytes: usize) -> StoredBatch {
 
 /// Bounds of one reading step.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct StepBounds {
     /// The first lsn not to read.
     until: Lsn,
     records: u64,
@@ -214,7 +214,7 @@ struct Bounds {
 }
 
 /// Result of one step over a log: batches up to `next`, then perhaps damage.
-struct Step {
+struct ReadStep {
     batches: Vec<StoredBatch>,
     next: Lsn,
     /// The damaged range that begins at `next`.
@@ -222,8 +222,13 @@ struct Step {
 }
 
 /// Reads records of `log` from `from` on, within bounds, up to the first damage.
-fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step, ReadError> {
-    let mut step = Step {
+fn step(
+    store: &Store,
+    log: &Arc<Log>,
+    from: Lsn,
+    bounds: StepBounds,
+) -> Result<ReadStep, ReadError> {
+    let mut step = ReadStep {
         batches: Vec::new(),
         next: from,
         damage: None,
@@ -238,7 +243,7 @@ fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step
         if tries > MOST_TRIES {
             return Err(ReadError::Io(Arc::new(leads_nowhere(log, before))));
         }
-        let left = Bounds {
+        let left = StepBounds {
             records,
             bytes,
             ..bounds
@@ -300,12 +305,12 @@ fn step(store: &Store, log: &Arc<Log>, from: Lsn, bounds: Bounds) -> Result<Step
             // The bytes in its file now belong to another life.
             _ if segment.is_retired() => {}
             // A reader thread reads the frame again from the device and names its records. Both may take long.
-            Fault::Damaged if bounds.reach != Reach::Disk => return Err(reach::far().into()),
-            Fault::Damaged => store.quarantine_at(log, &place, position, ChecksumSite::Read),
-            Fault::Io(error) if reach::is_far(&error) && !step.batches.is_empty() => {
+            FrameFault::Damaged if bounds.reach != Reach::Disk => return Err(reach::far().into()),
+            FrameFault::Damaged => store.quarantine_at(log, &place, position, ChecksumSite::Read),
+            FrameFault::Io(error) if reach::is_far(&error) && !step.batches.is_empty() => {
                 return Ok(step);
             }
-            Fault::Io(error) => return Err(ReadError::Io(Arc::new(error))),
+            FrameFault::Io(error) => return Err(ReadError::Io(Arc::new(error))),
         }
     }
     Ok(step)
@@ -347,7 +352,7 @@ fn buffered(log: &Log, lsn: Lsn) -> Option<StoredBatch> {
 type LookedUp = (Vec<Place>, Option<(Lsn, Lsn)>);
 
 /// Places of frames from `lsn` on for one read, or the damage at `lsn`.
-fn look_up(store: &Store, log: &Log, lsn: Lsn, bounds: Bounds) -> io::Result<LookedUp> {
+fn look_up(store: &Store, log: &Log, lsn: Lsn, bounds: StepBounds) -> io::Result<LookedUp> {
     let until = bounds.until;
     let (stop, known, chain, damage) = {
         let state = log.state.read();
@@ -399,7 +404,7 @@ fn together(
     store: &Store,
     candidates: impl Iterator<Item = Place>,
     (from, stop): (Lsn, Lsn),
-    bounds: Bounds,
+    bounds: StepBounds,
 ) -> Vec<Place> {
     let mut places: Vec<Place> = Vec::new();
     let mut useful = 0;
@@ -476,7 +481,7 @@ pub(crate) fn page(
         });
     }
     check_journal(store, start, &log)?;
-    let bounds = Bounds {
+    let bounds = StepBounds {
         until: tail,
         records: u64::from(request.max_records),
         bytes: request.max_bytes as usize,

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 use wald_proto::v1;
 
-use super::gather::{Gatherer, Reply, SealedBatch};
+use super::gather::{BatchReply, Gatherer, SealedBatch};
 use super::{Settings, Stamp, behind};
 use crate::batch::BatchAck;
 use crate::client::Client;
@@ -23,7 +23,7 @@ struct InFlight {
     request_id: u64,
     /// Absent once it was sent, if it is never sent again.
     request: Option<v1::AppendBatchRequest>,
-    reply: Reply,
+    reply: BatchReply,
     /// Whether it was on a connection that broke.
     doubtful: bool,
     /// Given back to the window with the ack.

@@ -32,19 +32,19 @@ pub(super) struct Gathered {
 #[derive(Debug)]
 pub(super) struct SealedBatch {
     pub(super) request: v1::AppendBatchRequest,
-    pub(super) reply: Reply,
+    pub(super) reply: BatchReply,
     pub(super) permit: OwnedSemaphorePermit,
 }
 
 /// A waiter for a batch.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub(crate) enum BatchReply {
     Records(Vec<oneshot::Sender<Result<RecordAck, Error>>>),
     Log(oneshot::Sender<Result<LogAck, Error>>),
     Batch(oneshot::Sender<Result<BatchAck, Error>>),
 }
 
-impl Reply {
+impl BatchReply {
     // A caller that dropped its Pending needs no result: a failed send does not matter.
 
     pub(super) fn ack(self, mut ack: BatchAck) {
@@ -168,7 +168,7 @@ impl Gatherer {
                 durability: self.settings.durability.into(),
                 ..Default::default()
             },
-            reply: Reply::Records(gathered.replies),
+            reply: BatchReply::Records(gathered.replies),
             permit: gathered.permit,
         })
     }

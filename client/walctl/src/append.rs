@@ -27,11 +27,11 @@ use wald_client::{BatchAck, Client, Condition, Durability, Error, Lsn, Outcome, 
 
 use crate::args::AppendArgs;
 use crate::exit::{self, Asked, Exit, Usage};
-use crate::input::{self, Entry, Format, Reader};
+use crate::input::{self, Format, InputRecord, Reader};
 use crate::output::{Out, Output, say};
-use crate::pack::{Limits, Pack, Packer, Route};
+use crate::pack::{Pack, Packer, RequestLimits, Route};
 use crate::parse::Moment;
-use crate::progress::{Progress, counted};
+use crate::progress::{AppendProgress, counted};
 use crate::times::Times;
 
 /// Packs read ahead; each is up to 4 MiB.
@@ -42,7 +42,7 @@ const PACKS_AHEAD: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The source, the format and the destination of the records.
-struct Plan {
+struct AppendPlan {
     /// None is stdin.
     file: Option<String>,
     format: Format,
@@ -71,14 +71,14 @@ pub(crate) async fn run(
         hint(&args);
     }
     let format = plan.format;
-    let given = Given {
+    let given = RecordFlags {
         format,
         texts: args.text.clone(),
         headers: args.header.clone(),
         timestamp_us: args.time.map_or(0, |Moment(micros)| micros),
     };
     let mut packs = read_ahead(input, given, Packer::new(limits, plan.route));
-    let mut progress = Progress::begin(size);
+    let mut progress = AppendProgress::begin(size);
     let mut times = Times::default();
     let ended = tokio::select! {
         ended = load(client, &args, timeout, &mut packs, (&mut progress, &mut times)) => {
@@ -149,7 +149,7 @@ fn hint(args: &AppendArgs) {
 
 /// Reads the positional arguments, which mean different things with --log-from-field and in
 /// formats whose records name their logs.
-fn plan(args: &AppendArgs) -> Result<Plan> {
+fn plan(args: &AppendArgs) -> Result<AppendPlan> {
     let usage = |text: &str| anyhow::Error::from(Usage(text.to_owned()));
     let mut places = args.places.iter().cloned();
     let names_logs = args.format.is_some_and(Format::names_logs);
@@ -199,7 +199,7 @@ fn plan(args: &AppendArgs) -> Result<Plan> {
             .map_or(Format::Lines, |file| Format::of(Path::new(file)))
     };
     let format = args.format.unwrap_or_else(by_name);
-    Ok(Plan {
+    Ok(AppendPlan {
         file,
         format,
         route,
@@ -221,7 +221,7 @@ fn open(file: Option<&str>) -> Result<(Box<dyn Read + Send>, Option<u64>)> {
 }
 
 /// The limits in force; the contract's defaults if this caller may append, but not ask.
-async fn limits(client: &Client) -> Result<Limits> {
+async fn limits(client: &Client) -> Result<RequestLimits> {
     let limits = match client.server_info().await {
         Ok(info) => info.limits.unwrap_or_default(),
         Err(error) if matches!(error.code(), Code::PermissionDenied | Code::Unimplemented) => {
@@ -229,11 +229,11 @@ async fn limits(client: &Client) -> Result<Limits> {
         }
         Err(error) => return Err(error.into()),
     };
-    Ok(Limits::of(&limits))
+    Ok(RequestLimits::of(&limits))
 }
 
 /// Flags that apply to every record.
-struct Given {
+struct RecordFlags {
     format: Format,
     /// The records themselves; none: they are read.
     texts: Vec<String>,
@@ -243,8 +243,8 @@ struct Given {
     timestamp_us: i64,
 }
 
-impl Given {
-    fn complete(&self, mut entry: Entry) -> Entry {
+impl RecordFlags {
+    fn complete(&self, mut entry: InputRecord) -> InputRecord {
         for (key, value) in &self.headers {
             entry.headers.push(wald_client::Header {
                 key: key.clone(),
@@ -261,13 +261,13 @@ impl Given {
 /// Reads and packs on a thread of its own: reading blocks.
 fn read_ahead(
     input: Box<dyn Read + Send>,
-    given: Given,
+    given: RecordFlags,
     mut packer: Packer,
 ) -> mpsc::Receiver<Item> {
     let (sender, receiver) = mpsc::channel(PACKS_AHEAD);
     let consumed = Arc::new(AtomicU64::new(0));
     std::thread::spawn(move || {
-        let counted = Counted {
+        let counted = CountedInput {
             input,
             count: consumed.clone(),
         };
@@ -286,7 +286,7 @@ fn read_ahead(
             ),
             false => {
                 let mut texts = given.texts.iter().cloned();
-                texts.try_for_each(|text| push(Entry::plain(text)))
+                texts.try_for_each(|text| push(InputRecord::plain(text)))
             }
         };
         // Records before an error are in order and count.
@@ -300,12 +300,12 @@ fn read_ahead(
 }
 
 /// Counts the bytes that are read, for the progress bar.
-struct Counted {
+struct CountedInput {
     input: Box<dyn Read + Send>,
     count: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountedInput {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.input.read(buffer)?;
         self.count.fetch_add(read as u64, Ordering::Relaxed);
@@ -318,7 +318,7 @@ async fn load(
     args: &AppendArgs,
     timeout: Option<Duration>,
     packs: &mut mpsc::Receiver<Item>,
-    (progress, times): (&mut Progress, &mut Times),
+    (progress, times): (&mut AppendProgress, &mut Times),
 ) -> Result<()> {
     let durability = args
         .durability
@@ -348,7 +348,11 @@ async fn load(
                 is_old |= old;
                 condition = condition.producer(id, args.producer_epoch, sequence);
             }
-            batch = batch.log_if(log, condition, entries.into_iter().map(Entry::into_record));
+            batch = batch.log_if(
+                log,
+                condition,
+                entries.into_iter().map(InputRecord::into_record),
+            );
         }
         // All parts of a batch are there, or none.
         let appended = match is_old {
@@ -412,7 +416,12 @@ impl Sequences {
 }
 
 /// Says of the failed request which records are in doubt.
-fn failed(error: Error, args: &AppendArgs, records: u64, progress: &Progress) -> anyhow::Error {
+fn failed(
+    error: Error,
+    args: &AppendArgs,
+    records: u64,
+    progress: &AppendProgress,
+) -> anyhow::Error {
     if args.producer.is_some() || error.outcome() == Outcome::NotApplied {
         return error.into();
     }
@@ -427,7 +436,7 @@ fn failed(error: Error, args: &AppendArgs, records: u64, progress: &Progress) ->
 }
 
 /// Prints the appended records, for scripts.
-fn report(progress: &Progress, output: Output) -> Result<()> {
+fn report(progress: &AppendProgress, output: Output) -> Result<()> {
     let mut out = Out::new(output);
     if matches!(output, Output::Json | Output::Jsonl) {
         for (log, (first_lsn, next_lsn)) in &progress.logs {
@@ -447,7 +456,7 @@ mod tests {
     use super::*;
     use crate::args::{Args, Command};
 
-    fn planned(line: &str) -> Result<Plan> {
+    fn planned(line: &str) -> Result<AppendPlan> {
         let Command::Append(args) = Args::try_parse_from(line.split(' '))?.command else {
             panic!("an append");
         };
@@ -522,13 +531,13 @@ mod tests {
 
     #[test]
     fn records_before_an_error_in_the_input_are_delivered() {
-        let limits = Limits {
+        let limits = RequestLimits {
             records: 10,
             bytes: 1_000,
             record_bytes: 100,
         };
         let packer = Packer::new(limits, Route::Log("log".into()));
-        let given = Given {
+        let given = RecordFlags {
             format: Format::JsonArray,
             texts: Vec::new(),
             headers: vec![("k".into(), "v".into())],

@@ -10,7 +10,7 @@ use wald_client::{DEFAULT_ENDPOINT, Durability, Visibility};
 
 use crate::input::Format;
 use crate::output::Output;
-use crate::parse::{self, Moment, Place};
+use crate::parse::{self, Moment, ScanBegin};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found or nothing there, 4 unavailable, \
@@ -238,7 +238,7 @@ pub(crate) struct ScanArgs {
     pub(crate) all: bool,
     /// Begin at this lsn (one log only), or at this time: RFC 3339, or so long ago (10m).
     #[arg(long, value_name = "LSN|TIME", value_parser = parse::place)]
-    pub(crate) from: Option<Place>,
+    pub(crate) from: Option<ScanBegin>,
     /// End before this lsn; one log only.
     #[arg(long, value_name = "LSN", value_parser = parse::lsn)]
     pub(crate) until: Option<u64>,

@@ -8,26 +8,30 @@ use wald_client::{Check, Client, Condition, Durability, Lsn};
 
 use crate::args::BatchArgs;
 use crate::exit::{Exit, Usage};
-use crate::input::{self, Entry, Format, Reader};
+use crate::input::{self, Format, InputRecord, Reader};
 use crate::output::{Out, Output, say};
 use crate::times::Times;
 
 /// Entries by log, logs in the order in which they first occur.
-type EntriesByLog = Vec<(String, Vec<Entry>)>;
+type EntriesByLog = Vec<(String, Vec<InputRecord>)>;
 
 fn read(input: impl Read) -> Result<EntriesByLog> {
     let mut logs = EntriesByLog::new();
     let mut count = 0;
-    input::records(input, (Reader::Batch, Format::Json), &mut |entry: Entry| {
-        count += 1;
-        let log = entry.log.clone();
-        let log = log.with_context(|| format!("record {count} names no `log`"))?;
-        match logs.iter_mut().find(|(name, _)| *name == log) {
-            Some((_, entries)) => entries.push(entry),
-            None => logs.push((log, vec![entry])),
-        }
-        Ok(())
-    })?;
+    input::records(
+        input,
+        (Reader::Batch, Format::Json),
+        &mut |entry: InputRecord| {
+            count += 1;
+            let log = entry.log.clone();
+            let log = log.with_context(|| format!("record {count} names no `log`"))?;
+            match logs.iter_mut().find(|(name, _)| *name == log) {
+                Some((_, entries)) => entries.push(entry),
+                None => logs.push((log, vec![entry])),
+            }
+            Ok(())
+        },
+    )?;
     Ok(logs)
 }
 
@@ -62,7 +66,11 @@ pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Res
         if let Some(place) = expected.iter().position(|(name, _)| *name == log) {
             condition = condition.expected_lsn(expected.swap_remove(place).1);
         }
-        batch = batch.log_if(log, condition, entries.into_iter().map(Entry::into_record));
+        batch = batch.log_if(
+            log,
+            condition,
+            entries.into_iter().map(InputRecord::into_record),
+        );
     }
     for (log, lsn) in expected {
         batch = batch.check(Check::new(log).expected_lsn(lsn));
@@ -108,7 +116,8 @@ mod tests {
 
             {"log": "b", "value": {"n": 1.0}, "headers": [{"key": "k", "value": "v"}]}"#;
         let logs = read(&input[..]).unwrap();
-        let records = |entries: Vec<Entry>| entries.into_iter().map(Entry::into_record).collect();
+        let records =
+            |entries: Vec<InputRecord>| entries.into_iter().map(InputRecord::into_record).collect();
         let logs: Vec<(String, Vec<Record>)> = logs
             .into_iter()
             .map(|(log, entries)| (log, records(entries)))

@@ -71,7 +71,7 @@ impl Format {
 
 /// A record of the input, with all that its format says of it.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Entry {
+pub(crate) struct InputRecord {
     /// The log that it names.
     pub(crate) log: Option<String>,
     pub(crate) data: Bytes,
@@ -81,7 +81,7 @@ pub(crate) struct Entry {
     pub(crate) crc32c: Option<u32>,
 }
 
-impl Entry {
+impl InputRecord {
     /// A record that is its payload only.
     pub(crate) fn plain(data: impl Into<Bytes>) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Entry {
 }
 
 /// Destination of records. An error ends the reading.
-type Sink<'a> = &'a mut dyn FnMut(Entry) -> Result<()>;
+type Sink<'a> = &'a mut dyn FnMut(InputRecord) -> Result<()>;
 
 /// The command that reads an input, which decides the remedies that errors name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ pub(crate) fn records(
     let input = &mut *checked(input, (reader, format))?;
     match format {
         Format::Lines => lines(input, &mut |_, line| {
-            sink(Entry::plain(Bytes::copy_from_slice(line)))
+            sink(InputRecord::plain(Bytes::copy_from_slice(line)))
         }),
         Format::Jsonl => lines(input, &mut |number, line| {
             let line = line.trim_ascii();
@@ -144,7 +144,7 @@ pub(crate) fn records(
                 return Ok(());
             }
             json_line(number, line, reader)?;
-            sink(Entry::plain(Bytes::copy_from_slice(line)))
+            sink(InputRecord::plain(Bytes::copy_from_slice(line)))
         }),
         Format::JsonArray => json_array(input, sink),
         Format::Json => json_records(input, reader, sink),
@@ -152,7 +152,7 @@ pub(crate) fn records(
             let mut record = Vec::new();
             let read = input.read_to_end(&mut record);
             read.context("cannot read the input")?;
-            sink(Entry::plain(record))
+            sink(InputRecord::plain(record))
         }
         Format::Delimited => delimited(input, sink),
     }
@@ -304,7 +304,7 @@ fn json_array(input: &mut dyn BufRead, sink: Sink<'_>) -> Result<()> {
         fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
             while let Some(element) = array.next_element::<Box<RawValue>>()? {
                 let text = String::from(Box::<str>::from(element));
-                if let Err(error) = (self.sink)(Entry::plain(text)) {
+                if let Err(error) = (self.sink)(InputRecord::plain(text)) {
                     self.failure.replace(Some(error));
                     return Err(A::Error::custom("the sink failed"));
                 }
@@ -318,7 +318,7 @@ fn json_array(input: &mut dyn BufRead, sink: Sink<'_>) -> Result<()> {
         let values = serde_json::Deserializer::from_reader(input).into_iter::<Box<RawValue>>();
         for value in values {
             let text = String::from(Box::<str>::from(value.context(REFUSED)?));
-            sink(Entry::plain(text))?;
+            sink(InputRecord::plain(text))?;
         }
         return Ok(());
     }
@@ -369,7 +369,7 @@ struct JsonEntry {
 }
 
 impl JsonEntry {
-    fn into_entry(self) -> Result<Entry> {
+    fn into_entry(self) -> Result<InputRecord> {
         let data = match (self.text, self.data, self.value) {
             (Some(text), None, None) => Bytes::from(text),
             (None, Some(data), None) => from_base64(&data).context("`data` is not base64")?,
@@ -393,7 +393,7 @@ impl JsonEntry {
                 value,
             })
         };
-        Ok(Entry {
+        Ok(InputRecord {
             log: self.log,
             data,
             headers: self
@@ -464,8 +464,8 @@ fn delimited(input: &mut dyn BufRead, sink: Sink<'_>) -> Result<()> {
     Ok(())
 }
 
-fn entry(record: proto::Record, log: &str, batch_timestamp_us: i64) -> Entry {
-    Entry {
+fn entry(record: proto::Record, log: &str, batch_timestamp_us: i64) -> InputRecord {
+    InputRecord {
         log: (!log.is_empty()).then(|| log.to_owned()),
         data: match record.payload {
             Some(Payload::Data(data)) => data,
@@ -499,7 +499,7 @@ fn varint(input: &mut dyn BufRead) -> Result<(u64, u64)> {
 mod tests {
     use super::*;
 
-    fn entries(input: &[u8], format: Format) -> Result<Vec<Entry>> {
+    fn entries(input: &[u8], format: Format) -> Result<Vec<InputRecord>> {
         let mut found = Vec::new();
         records(input, (Reader::Append, format), &mut |entry| {
             found.push(entry);
@@ -638,7 +638,7 @@ mod tests {
         };
         assert_eq!(
             read[0],
-            Entry {
+            InputRecord {
                 log: Some("a".into()),
                 data: "{\"n\": 1.0}".into(),
                 headers: vec![header("k", b"v"), header("b", b"\xff")],
@@ -647,7 +647,7 @@ mod tests {
             }
         );
         assert_eq!(read[1].data, &b"\xff"[..]);
-        assert_eq!(read[2], Entry::default());
+        assert_eq!(read[2], InputRecord::default());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use wald_client::proto::ServerLimits;
 
-use crate::input::Entry;
+use crate::input::InputRecord;
 
 /// Upper bound on tags and lengths in a request: of a log, of a record with its time and
 /// checksum, of a header.
@@ -15,13 +15,13 @@ const OVERHEAD_BYTES: u64 = 16;
 
 /// Limits of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct RequestLimits {
     pub(crate) records: u64,
     pub(crate) bytes: u64,
     pub(crate) record_bytes: u64,
 }
 
-impl Limits {
+impl RequestLimits {
     /// The limits in force; the contract's defaults for limits that the server does not report.
     pub(crate) fn of(limits: &ServerLimits) -> Self {
         let or = |value, default| if value == 0 { default } else { value };
@@ -45,7 +45,7 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    fn log_of(&self, entry: &Entry) -> Result<String> {
+    fn log_of(&self, entry: &InputRecord) -> Result<String> {
         match self {
             Self::Log(log) => Ok(log.clone()),
             Self::Field { field, prefix } => {
@@ -100,7 +100,7 @@ impl<'de> Visitor<'de> for FieldOf<'_> {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Pack {
     /// Records by log, in order.
-    pub(crate) logs: Vec<(String, Vec<Entry>)>,
+    pub(crate) logs: Vec<(String, Vec<InputRecord>)>,
     /// Records in it.
     pub(crate) records: u64,
     /// Bytes of payload and headers in it.
@@ -109,7 +109,7 @@ pub(crate) struct Pack {
 
 /// Fills one pack after the other.
 pub(crate) struct Packer {
-    limits: Limits,
+    limits: RequestLimits,
     route: Route,
     pack: Pack,
     /// Place of each log in the pack.
@@ -121,7 +121,7 @@ pub(crate) struct Packer {
 }
 
 impl Packer {
-    pub(crate) fn new(limits: Limits, route: Route) -> Self {
+    pub(crate) fn new(limits: RequestLimits, route: Route) -> Self {
         Self {
             limits,
             route,
@@ -133,7 +133,7 @@ impl Packer {
     }
 
     /// Adds a record. Returns the pack before it if that is full.
-    pub(crate) fn push(&mut self, entry: Entry) -> Result<Option<Pack>> {
+    pub(crate) fn push(&mut self, entry: InputRecord) -> Result<Option<Pack>> {
         self.seen += 1;
         let bytes = entry.bytes();
         if bytes > self.limits.record_bytes {
@@ -179,7 +179,7 @@ impl Packer {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: RequestLimits = RequestLimits {
         records: 3,
         bytes: 1_000,
         record_bytes: 500,
@@ -189,7 +189,7 @@ mod tests {
         let mut packer = Packer::new(LIMITS, route);
         let mut packs = Vec::new();
         for record in records {
-            packs.extend(packer.push(Entry::plain(record.to_string()))?);
+            packs.extend(packer.push(InputRecord::plain(record.to_string()))?);
         }
         packs.extend(packer.finish());
         Ok(packs)

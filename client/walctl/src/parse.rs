@@ -26,17 +26,17 @@ pub(crate) fn moment(text: &str) -> Result<Moment, String> {
 
 /// Begin of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ScanBegin {
     Lsn(u64),
     Time(Moment),
 }
 
 /// Digits are an lsn; anything else is a moment.
-pub(crate) fn place(text: &str) -> Result<Place, String> {
+pub(crate) fn place(text: &str) -> Result<ScanBegin, String> {
     match text.parse() {
-        Ok(lsn) => Ok(Place::Lsn(lsn)),
+        Ok(lsn) => Ok(ScanBegin::Lsn(lsn)),
         Err(_) => moment(text)
-            .map(Place::Time)
+            .map(ScanBegin::Time)
             .map_err(|error| format!("not an lsn: {error}")),
     }
 }
@@ -115,10 +115,10 @@ mod tests {
 
     #[test]
     fn place_tells_lsns_from_times() {
-        assert_eq!(place("12"), Ok(Place::Lsn(12)));
+        assert_eq!(place("12"), Ok(ScanBegin::Lsn(12)));
         assert_eq!(
             place("1970-01-01T00:00:01Z"),
-            Ok(Place::Time(Moment(1_000_000)))
+            Ok(ScanBegin::Time(Moment(1_000_000)))
         );
         assert!(place("yesterday").is_err());
     }

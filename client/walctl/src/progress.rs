@@ -9,7 +9,7 @@ use wald_client::{BatchAck, LogAck};
 use crate::output::note;
 
 /// Records appended so far.
-pub(crate) struct Progress {
+pub(crate) struct AppendProgress {
     bar: ProgressBar,
     began: Instant,
     pub(crate) records: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Progress {
     pub(crate) logs: BTreeMap<String, (u64, u64)>,
 }
 
-impl Progress {
+impl AppendProgress {
     /// Begins. `input_bytes` is the size of the input if it is known. Nothing is drawn if
     /// stderr is no terminal.
     pub(crate) fn begin(input_bytes: Option<u64>) -> Self {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn summary_names_one_log_with_its_lsns_and_counts_many() {
-        let mut progress = Progress::begin(None);
+        let mut progress = AppendProgress::begin(None);
         progress.records = 2_000;
         progress.bytes = 4_096;
         progress.logs.insert("flights".into(), (5, 2_005));

@@ -6,7 +6,7 @@ use wald_client::{Batch, Client, Gap, GapReason, Reason, Scan, ScanEvent, Select
 use crate::args::{ReadArgs, ScanArgs, TailArgs};
 use crate::exit::{Exit, Usage};
 use crate::output::{Out, Output, say};
-use crate::parse::{Moment, Place};
+use crate::parse::{Moment, ScanBegin};
 
 pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Result<Exit> {
     let mut read = client.read(args.log.clone()).max_records(args.max);
@@ -58,7 +58,7 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
 
 pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Result<Exit> {
     let one_log = args.log.is_some();
-    if !one_log && (args.until.is_some() || matches!(args.from, Some(Place::Lsn(_)))) {
+    if !one_log && (args.until.is_some() || matches!(args.from, Some(ScanBegin::Lsn(_)))) {
         return Err(Usage(
             "an lsn means something in one log only; name the log, or begin at a time: \
                           --from 10m"
@@ -66,7 +66,7 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
         )
         .into());
     }
-    if let (Some(Place::Lsn(from)), Some(until)) = (args.from, args.until)
+    if let (Some(ScanBegin::Lsn(from)), Some(until)) = (args.from, args.until)
         && from >= until
     {
         return Err(Usage(format!(
@@ -90,8 +90,8 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
         client.scan(selector)
     };
     scan = match args.from {
-        Some(Place::Lsn(lsn)) => scan.from_lsn(lsn),
-        Some(Place::Time(Moment(timestamp_us))) => scan.from_timestamp_us(timestamp_us),
+        Some(ScanBegin::Lsn(lsn)) => scan.from_lsn(lsn),
+        Some(ScanBegin::Time(Moment(timestamp_us))) => scan.from_timestamp_us(timestamp_us),
         None => scan,
     };
     if let Some(lsn) = args.until {

@@ -12,8 +12,8 @@ use wald_storage::{
 };
 
 use super::{
-    DATA_LOSS, FAILED, Kept, backup_argument, bar, choose, failed, json_argument, open_failed,
-    print, tell_damage, view, wants_json,
+    DATA_LOSS, FAILED, StoredBackup, backup_argument, bar, choose, failed, json_argument,
+    open_failed, print, tell_damage, view, wants_json,
 };
 use crate::config::Config;
 use crate::host;
@@ -82,7 +82,7 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
     let kept = choose(directory, id.map_or("latest", String::as_str))?;
     let at = matches.get_one::<u64>("at-position");
     let at = at.map(|at| Position::new(*at));
-    let work = Work {
+    let work = RestoreWork {
         directory,
         kept: &kept,
         at,
@@ -110,16 +110,16 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
 }
 
 /// A restore or drill to do.
-struct Work<'a> {
+struct RestoreWork<'a> {
     directory: &'a Path,
-    kept: &'a Kept,
+    kept: &'a StoredBackup,
     at: Option<Position>,
     storage: StorageConfig,
     json: bool,
 }
 
 /// The result of a drill.
-struct Read {
+struct DrillResult {
     records: u64,
     missing: u64,
 }
@@ -128,7 +128,7 @@ fn covers(whole: &Gap, part: &Gap) -> bool {
     whole.log == part.log && whole.from <= part.from && part.to <= whole.to
 }
 
-impl Work<'_> {
+impl RestoreWork<'_> {
     fn restore(&self, target: &Path) -> Result<Restored, Exit> {
         let view = view(self.directory, self.kept, self.at)?;
         let disk: Arc<dyn Disk> = RealDisk::open(target).map_err(|error| open_failed(&error))?;
@@ -160,7 +160,7 @@ impl Work<'_> {
 
     /// Opens the store as a start does, and reads every record of every log.
     /// Gaps whose loss was accepted before the backup are as they should be.
-    fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<Read, Exit> {
+    fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<DrillResult, Exit> {
         let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
         let (engine, _) = LocalEngine::open(
             disk,
@@ -181,7 +181,7 @@ impl Work<'_> {
             chunk_bytes: CHUNK_BYTES,
         });
         let mut scan = block_on(scan).map_err(unreadable)?;
-        let mut read = Read {
+        let mut read = DrillResult {
             records: 0,
             missing: 0,
         };
@@ -199,7 +199,12 @@ impl Work<'_> {
         Ok(read)
     }
 
-    fn tell(&self, restored: &Restored, target: &Path, read: Option<&Read>) -> Result<(), Exit> {
+    fn tell(
+        &self,
+        restored: &Restored,
+        target: &Path,
+        read: Option<&DrillResult>,
+    ) -> Result<(), Exit> {
         let report = &restored.report;
         for finding in &report.findings {
             eprintln!("wald: {}", escaped(&finding.to_string()));

@@ -54,7 +54,7 @@ pub(crate) struct Layers {
 
 /// A setting in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct SettingInForce {
     /// The setting.
     pub(crate) name: &'static str,
     /// Its value as Wald writes it.
@@ -69,7 +69,7 @@ pub(crate) struct Effective {
     /// The parsed settings.
     pub(crate) config: Config,
     /// The values for people, in the order of the table.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<SettingInForce>,
 }
 
 impl Layers {
@@ -122,7 +122,7 @@ impl Layers {
                 entries: SETTINGS
                     .iter()
                     .zip(config.shown())
-                    .map(|(setting, value)| Entry {
+                    .map(|(setting, value)| SettingInForce {
                         name: setting.name,
                         value,
                         origin: pick(setting.name).1,

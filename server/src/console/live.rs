@@ -19,8 +19,8 @@ use tonic::Status;
 use wald_storage::{LogEngine, LogId, LogTarget, Lsn, ScanStart};
 
 use super::history::{COLUMNS, Point};
-use super::records::{self, Cut, GapView, Item, Page};
-use super::{Console, Refused, server};
+use super::records::{self, Cut, GapView, RecordOrGap, RecordsPage};
+use super::{Console, ConsoleError, server};
 use crate::convert;
 use crate::drain::draining;
 use crate::status::{self, Access};
@@ -43,8 +43,8 @@ pub(super) struct LiveQuery {
 
 /// The first event.
 #[derive(Serialize)]
-struct Hello<'a> {
-    server: server::Server<'a>,
+struct FirstEvent<'a> {
+    server: server::ServerView<'a>,
     columns: [&'static str; COLUMNS.len()],
     points: Vec<Point>,
 }
@@ -53,13 +53,13 @@ struct Hello<'a> {
 pub(super) async fn live(
     State(console): State<Arc<Console>>,
     Query(query): Query<LiveQuery>,
-) -> Result<Response, Refused> {
+) -> Result<Response, ConsoleError> {
     let Ok(place) = Arc::clone(&console.streams).try_acquire_owned() else {
         return Err(Status::resource_exhausted("too many pages are open; close some").into());
     };
     // From before the first event on, so that no change falls between it and them.
     let samples = samples(&console);
-    let hello = Hello {
+    let hello = FirstEvent {
         columns: COLUMNS,
         points: console.history.points(),
         server: console.server(),
@@ -69,7 +69,7 @@ pub(super) async fn live(
         None => stream::empty().boxed(),
         // A log that is not there ends its part only: a browser cannot see why a whole
         // stream was refused.
-        Some(log) => match Tail::of(&console, &log, query.from, query.log_id).await {
+        Some(log) => match LiveTail::of(&console, &log, query.from, query.log_id).await {
             Ok(tail) => tail.events().boxed(),
             Err(status) => stream::once(async { ended(status) }).boxed(),
         },
@@ -85,7 +85,7 @@ pub(super) async fn live(
 
 /// The end of the records, with the reason.
 fn ended(status: Status) -> Result<Event, Infallible> {
-    event("ended", &Refused(status).told())
+    event("ended", &ConsoleError(status).told())
 }
 
 fn event(name: &str, data: &impl Serialize) -> Result<Event, Infallible> {
@@ -129,7 +129,7 @@ fn samples(console: &Arc<Console>) -> stream::BoxStream<'static, Result<Event, I
 }
 
 /// The new records of a log on their way to a page.
-struct Tail {
+struct LiveTail {
     engine: Arc<dyn LogEngine>,
     target: LogTarget,
     next: Lsn,
@@ -139,7 +139,7 @@ struct Tail {
     ended: bool,
 }
 
-impl Tail {
+impl LiveTail {
     /// Begins at `from`, or at the end.
     async fn of(
         console: &Console,
@@ -182,7 +182,7 @@ impl Tail {
     }
 
     /// Waits for new records and reads the newest of them.
-    async fn page(&mut self) -> Result<Page, Status> {
+    async fn page(&mut self) -> Result<RecordsPage, Status> {
         if self.lost.is_none() {
             let beyond = self
                 .engine
@@ -206,7 +206,7 @@ impl Tail {
         .await?;
         let passed = (start > self.next).then(|| GapView::passed(self.next, start));
         for gap in [passed, self.lost.take()].into_iter().flatten() {
-            page.items.insert(0, Item::Gap { gap });
+            page.items.insert(0, RecordOrGap::Gap { gap });
         }
         self.next = Lsn::new(page.next_lsn);
         Ok(page)

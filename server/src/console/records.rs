@@ -15,7 +15,7 @@ use wald_storage::{
     Selector, StoredBatch, Timestamp,
 };
 
-use super::{Console, Json, Refused};
+use super::{Console, ConsoleError, Json};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -52,7 +52,7 @@ impl Cut {
 /// The content of a log at one place.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum Item {
+pub(super) enum RecordOrGap {
     Record(RecordView),
     Gap { gap: GapView },
 }
@@ -66,7 +66,7 @@ pub(super) struct RecordView {
     /// Time of arrival, microseconds since the Unix epoch.
     arrival_us: i64,
     #[serde(flatten)]
-    data: Data,
+    data: DataView,
     headers: Vec<HeaderView>,
     /// Checksum of the data, eight hexadecimal digits, if the record has one.
     crc32c: Option<String>,
@@ -77,12 +77,12 @@ pub(super) struct RecordView {
 struct HeaderView {
     key: String,
     #[serde(flatten)]
-    value: Data,
+    value: DataView,
 }
 
 /// The first bytes of a value.
 #[derive(Serialize)]
-struct Data {
+struct DataView {
     /// Number of all bytes.
     size: usize,
     /// The first of them, base64.
@@ -91,7 +91,7 @@ struct Data {
     cut: bool,
 }
 
-impl Data {
+impl DataView {
     fn new(bytes: &[u8], most: usize) -> Self {
         let sent = &bytes[..bytes.len().min(most)];
         Self {
@@ -150,8 +150,8 @@ impl GapView {
 
 /// A page of records.
 #[derive(Serialize)]
-pub(super) struct Page {
-    pub(super) items: Vec<Item>,
+pub(super) struct RecordsPage {
+    pub(super) items: Vec<RecordOrGap>,
     /// The lsn at which the next read begins.
     pub(super) next_lsn: u64,
     log_id: String,
@@ -165,7 +165,7 @@ pub(super) struct Page {
 
 /// A page that is being filled.
 struct Filling {
-    items: Vec<Item>,
+    items: Vec<RecordOrGap>,
     next: Lsn,
     cut: Cut,
     read: usize,
@@ -180,7 +180,7 @@ impl Filling {
     fn gap(&mut self, gap: &Gap) {
         self.next = gap.to.unwrap_or(self.next);
         let gap = GapView::new(gap);
-        self.items.push(Item::Gap { gap });
+        self.items.push(RecordOrGap::Gap { gap });
     }
 
     fn batch(&mut self, batch: &StoredBatch) -> Result<(), Status> {
@@ -200,15 +200,15 @@ impl Filling {
             Some(v1::record::Payload::Text(text)) => text.into(),
             None => Bytes::new(),
         };
-        let data = Data::new(&payload, self.cut.data);
+        let data = DataView::new(&payload, self.cut.data);
         let header = |header: v1::Header| HeaderView {
-            value: Data::new(&header.value, self.cut.header),
+            value: DataView::new(&header.value, self.cut.header),
             key: header.key,
         };
         let headers: Vec<_> = record.headers.into_iter().map(header).collect();
         let of_header = |header: &HeaderView| header.key.len() + header.value.data.len() + 48;
         self.sent += data.data.len() + 128 + headers.iter().map(of_header).sum::<usize>();
-        self.items.push(Item::Record(RecordView {
+        self.items.push(RecordOrGap::Record(RecordView {
             lsn: lsn.get(),
             time_us: match record.timestamp_us {
                 0 => arrival.micros(),
@@ -234,7 +234,7 @@ pub(super) async fn read(
     until: Option<Lsn>,
     limit: u64,
     cut: Cut,
-) -> Result<Page, Status> {
+) -> Result<RecordsPage, Status> {
     let stat = engine.stat(target.clone(), None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
     let mut filling = Filling {
@@ -274,7 +274,7 @@ pub(super) async fn read(
             filling.batch(batch)?;
         }
     }
-    Ok(Page {
+    Ok(RecordsPage {
         items: filling.items,
         next_lsn: filling.next.get(),
         log_id: info.log_id.to_string(),
@@ -322,7 +322,7 @@ impl PageQuery {
 pub(super) async fn page(
     State(console): State<Arc<Console>>,
     Query(query): Query<PageQuery>,
-) -> Result<Json<Page>, Refused> {
+) -> Result<Json<RecordsPage>, ConsoleError> {
     let _turn = console.turn().await;
     let engine = &*console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
@@ -334,13 +334,13 @@ pub(super) async fn page(
     Ok(Json(page))
 }
 
-impl Page {
+impl RecordsPage {
     /// A page that begins with the first record kept reports the trimmed records before it.
     fn name_what_was_trimmed(&mut self) {
         let first = self.first_lsn;
         let begins = match self.items.first() {
-            Some(Item::Record(record)) => record.lsn == first,
-            Some(Item::Gap { gap }) => {
+            Some(RecordOrGap::Record(record)) => record.lsn == first,
+            Some(RecordOrGap::Gap { gap }) => {
                 !["TRIMMED", "EXPIRED"].contains(&gap.reason) && gap.from_lsn == Some(first)
             }
             None => self.next_lsn == first,
@@ -349,7 +349,7 @@ impl Page {
             let border = first.saturating_sub(self.expired);
             let gone = [(0, border, "TRIMMED"), (border, first, "EXPIRED")];
             let gone = gone.into_iter().filter(|(from, to, _)| from < to);
-            let gaps = gone.map(|(from, to, reason)| Item::Gap {
+            let gaps = gone.map(|(from, to, reason)| RecordOrGap::Gap {
                 gap: GapView::of(Lsn::new(from), Lsn::new(to), reason),
             });
             self.items.splice(0..0, gaps);
@@ -368,7 +368,7 @@ pub(super) struct OneQuery {
 pub(super) async fn one(
     State(console): State<Arc<Console>>,
     Query(query): Query<OneQuery>,
-) -> Result<Json<Item>, Refused> {
+) -> Result<Json<RecordOrGap>, ConsoleError> {
     let _turn = console.turn().await;
     let engine = &*console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;

@@ -62,7 +62,7 @@ impl SettingsView {
 
 /// A description of this server.
 #[derive(Serialize)]
-pub(super) struct Server<'a> {
+pub(super) struct ServerView<'a> {
     version: &'static str,
     start_time_us: i64,
     now_us: i64,
@@ -138,7 +138,7 @@ impl DurabilityView {
 }
 
 impl Console {
-    pub(super) fn server(&self) -> Server<'_> {
+    pub(super) fn server(&self) -> ServerView<'_> {
         let mut warnings = self.settings.warnings.clone();
         let store = self.node.store.get().map(|store| {
             let truth = store.engine.durability_truth();
@@ -152,7 +152,7 @@ impl Console {
                 durability: DurabilityView::new(truth),
             }
         });
-        Server {
+        ServerView {
             version: env!("CARGO_PKG_VERSION"),
             start_time_us: self.node.start_time.micros(),
             now_us: SystemClock.now().micros(),

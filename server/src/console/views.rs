@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tonic::Status;
 use wald_storage::{Compression, LogInfo, ProducerInfo, SegmentInfo};
 
-use super::{Console, Json, Refused};
+use super::{Console, ConsoleError, Json};
 use crate::config::Value as _;
 use crate::convert;
 use crate::status::{self, Access};
@@ -40,7 +40,7 @@ pub(super) struct LogsQuery {
 
 /// A page of logs.
 #[derive(Serialize)]
-pub(super) struct Logs {
+pub(super) struct LogsPage {
     logs: Vec<LogView>,
     /// Continues with the next page; null: this is the last.
     next_after: Option<String>,
@@ -94,7 +94,7 @@ impl LogView {
 pub(super) async fn logs(
     State(console): State<Arc<Console>>,
     Query(query): Query<LogsQuery>,
-) -> Result<Json<Logs>, Refused> {
+) -> Result<Json<LogsPage>, ConsoleError> {
     let engine = &console.node.store(Access::Read)?.engine;
     let size = page_size(query.limit);
     // One more than asked tells whether there is a next page.
@@ -103,7 +103,7 @@ pub(super) async fn logs(
     let more = found.len() > size;
     found.truncate(size);
     let last = found.last().filter(|_| more);
-    Ok(Json(Logs {
+    Ok(Json(LogsPage {
         next_after: last.map(|log| log.name.as_str().to_owned()),
         logs: found.iter().map(LogView::new).collect(),
         total: engine.statistics().logs,
@@ -152,7 +152,7 @@ struct CursorView {
 
 /// The producers of a log.
 #[derive(Serialize)]
-pub(super) struct Producers {
+pub(super) struct ProducersPage {
     /// The first by id.
     producers: Vec<ProducerView>,
     more_producers: bool,
@@ -196,7 +196,7 @@ impl ProducerView {
 pub(super) async fn producers(
     State(console): State<Arc<Console>>,
     Query(query): Query<LogQuery>,
-) -> Result<Json<Producers>, Refused> {
+) -> Result<Json<ProducersPage>, ConsoleError> {
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
     let list = async {
@@ -208,7 +208,7 @@ pub(super) async fn producers(
         found.map_err(|_| Status::unavailable("the device flushes too slowly; ask again"))?;
     let found = found.map_err(|error| status::read(&error))?;
     let max_idle = console.node.limits.producer_max_idle;
-    Ok(Json(Producers {
+    Ok(Json(ProducersPage {
         more_producers: found.len() > MAX_PRODUCERS,
         producers: (found.iter().take(MAX_PRODUCERS))
             .map(|producer| ProducerView::new(producer, max_idle))
@@ -220,7 +220,7 @@ pub(super) async fn producers(
 pub(super) async fn log(
     State(console): State<Arc<Console>>,
     Query(query): Query<LogQuery>,
-) -> Result<Json<OneLog>, Refused> {
+) -> Result<Json<OneLog>, ConsoleError> {
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
     let stat = engine.stat(target.clone(), None, None).await;
@@ -298,7 +298,7 @@ impl SegmentView {
 pub(super) async fn segments(
     State(console): State<Arc<Console>>,
     Query(query): Query<SegmentsQuery>,
-) -> Result<Json<Segments>, Refused> {
+) -> Result<Json<Segments>, ConsoleError> {
     let all = console.node.store(Access::Read)?.engine.segments();
     let size = page_size(query.limit);
     let mut older = all.iter().rev().filter(|segment| {

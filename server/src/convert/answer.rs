@@ -8,8 +8,8 @@ use tonic::Status;
 use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{
-    Appended, Cursor, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo,
-    LogName, LogStat, Lsn, Page, Position, ProducerInfo, Progress, RecoveryEpoch, ScanChunk,
+    Appended, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo, LogName,
+    LogStat, Lsn, NamedCursor, Page, Position, ProducerInfo, Progress, RecoveryEpoch, ScanChunk,
     SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
 };
 
@@ -272,7 +272,7 @@ pub(crate) fn fence_response(fenced: &Fenced) -> v1::FenceResponse {
 }
 
 /// A cursor of the log `log`.
-pub(crate) fn cursor(log: &LogName, cursor: &Cursor) -> v1::Cursor {
+pub(crate) fn cursor(log: &LogName, cursor: &NamedCursor) -> v1::Cursor {
     v1::Cursor {
         log: log.as_str().to_owned(),
         name: cursor.name.as_str().to_owned(),

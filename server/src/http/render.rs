@@ -20,11 +20,11 @@ const AHEAD: Duration = Duration::from_secs(1);
 /// Renders the metrics.
 pub(super) struct Renderer {
     node: Arc<Node>,
-    last: Arc<Mutex<Last>>,
+    last: Arc<Mutex<LastRendering>>,
 }
 
 /// The last rendering.
-struct Last {
+struct LastRendering {
     text: Option<(Instant, Bytes)>,
     /// Until when the renderings so far use up their share.
     paid: Instant,
@@ -34,7 +34,7 @@ impl Renderer {
     pub(super) fn new(node: Arc<Node>) -> Self {
         Self {
             node,
-            last: Arc::new(Mutex::new(Last {
+            last: Arc::new(Mutex::new(LastRendering {
                 text: None,
                 paid: Instant::now(),
             })),
@@ -59,7 +59,10 @@ impl Renderer {
     }
 }
 
-async fn render(node: Arc<Node>, mut last: OwnedMutexGuard<Last>) -> Result<Bytes, String> {
+async fn render(
+    node: Arc<Node>,
+    mut last: OwnedMutexGuard<LastRendering>,
+) -> Result<Bytes, String> {
     if let Some(at) = last.paid.checked_sub(AHEAD) {
         tokio::time::sleep_until(at).await;
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prometheus::{Error, Histogram, IntCounter, IntCounterVec};
-use wald_storage::{ChecksumSite, Observer, Phase, RetentionPass, Worker};
+use wald_storage::{AppendPhase, ChecksumSite, Observer, RetentionPass, Worker};
 
 use super::totals::{Buckets, Totals, float};
 use super::{Maker, Metrics, byte_buckets, count_buckets, latency_buckets, phase_buckets};
@@ -148,12 +148,12 @@ pub(super) fn observe_each(histogram: &Histogram, time: Duration, count: u32) {
 }
 
 impl Observer for Metrics {
-    fn phase(&self, phase: Phase, time: Duration, requests: u32) {
+    fn phase(&self, phase: AppendPhase, time: Duration, requests: u32) {
         let histogram = match phase {
-            Phase::Queue => &self.engine.queue,
-            Phase::Encode => &self.engine.encode,
-            Phase::Write => &self.engine.write,
-            Phase::Flush => &self.engine.flush_phase,
+            AppendPhase::Queue => &self.engine.queue,
+            AppendPhase::Encode => &self.engine.encode,
+            AppendPhase::Write => &self.engine.write,
+            AppendPhase::Flush => &self.engine.flush_phase,
         };
         observe_each(histogram, time, requests);
     }

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use wald_storage::{
-    AppendError, FailedCheck, FailedCondition, LogName, Name, Observer, Phase, Statistics,
+    AppendError, AppendPhase, FailedCheck, FailedCondition, LogName, Name, Observer, Statistics,
 };
 
 use super::{Durability, Metrics, ReadOp, latency_buckets, phase_buckets};
@@ -115,7 +115,7 @@ fn what_happens_is_counted_where_it_belongs() {
     let metrics = Metrics::new().unwrap();
     metrics.appended(Durability::Durable, Duration::from_millis(1), 1, (3, 30));
     metrics.read(ReadOp::Scan, Duration::from_millis(1));
-    metrics.phase(Phase::Queue, Duration::from_millis(1), 1);
+    metrics.phase(AppendPhase::Queue, Duration::from_millis(1), 1);
     Observer::read(&metrics, 5, 50);
     metrics.deduplicated();
     drop(metrics.session_opened());

@@ -8,7 +8,7 @@ use clap::{ArgMatches, Command};
 use serde_json::json;
 use wald_storage::{Clock as _, Disk, StorageConfig, SystemClock, Timestamp};
 
-use super::{Output, look_then_open, not_opened, output_of, written, yes_argument};
+use super::{OfflineOutput, look_then_open, not_opened, output_of, written, yes_argument};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -45,8 +45,8 @@ pub(super) fn run(
     let ahead = shown.map(|shown| shown.micros().saturating_sub(now.micros()) / 1_000_000);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match output_of(matches) {
-        Output::Text => text(&mut out, (shown, ahead), disk.is_some()),
-        Output::Json | Output::Jsonl => {
+        OfflineOutput::Text => text(&mut out, (shown, ahead), disk.is_some()),
+        OfflineOutput::Json | OfflineOutput::Jsonl => {
             let document = json!({
                 "clock": shown.map(Timestamp::micros),
                 "seconds_ahead": ahead,

@@ -12,7 +12,7 @@ use wald_storage::{
 };
 
 use super::{
-    Output, escaped, failed, look_then_open, not_opened, output_of, written, yes_argument,
+    OfflineOutput, escaped, failed, look_then_open, not_opened, output_of, written, yes_argument,
 };
 use crate::serve::Exit;
 
@@ -71,8 +71,10 @@ pub(super) fn run(
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match output_of(matches) {
-        Output::Text => text(&mut out, &logs, deletes),
-        Output::Json | Output::Jsonl => super::json_line(&mut out, &document(&logs, deletes)),
+        OfflineOutput::Text => text(&mut out, &logs, deletes),
+        OfflineOutput::Json | OfflineOutput::Jsonl => {
+            super::json_line(&mut out, &document(&logs, deletes))
+        }
     };
     written(printed.and_then(|()| out.flush()))?;
     Ok(0)

@@ -12,7 +12,9 @@ use wald_storage::{
     Timestamp,
 };
 
-use super::{FAILED, Output, escaped, failed, json_line, open, output_of, put_json, written};
+use super::{
+    FAILED, OfflineOutput, escaped, failed, json_line, open, output_of, put_json, written,
+};
 use crate::serve::Exit;
 
 /// Maximum number of characters of a payload that are shown.
@@ -120,7 +122,7 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
 
 struct Printer<'a> {
     out: BufWriter<StdoutLock<'a>>,
-    form: Output,
+    form: OfflineOutput,
     printed: u64,
     /// Whether something of a log was printed, and not only the places where it could be.
     found: bool,
@@ -137,9 +139,9 @@ impl Printer<'_> {
 
     fn print(&mut self, piece: &Dumped) -> io::Result<()> {
         match self.form {
-            Output::Text => text(&mut self.out, piece),
-            Output::Jsonl => json_line(&mut self.out, &value(piece)),
-            Output::Json => {
+            OfflineOutput::Text => text(&mut self.out, piece),
+            OfflineOutput::Jsonl => json_line(&mut self.out, &value(piece)),
+            OfflineOutput::Json => {
                 self.out
                     .write_all(if self.printed == 0 { b"[\n" } else { b",\n" })?;
                 put_json(&mut self.out, &value(piece))
@@ -149,7 +151,7 @@ impl Printer<'_> {
 
     fn end(mut self) -> io::Result<()> {
         self.result?;
-        if self.form == Output::Json {
+        if self.form == OfflineOutput::Json {
             let open: &[u8] = if self.printed == 0 { b"[" } else { b"" };
             self.out.write_all(open)?;
             self.out.write_all(b"\n]\n")?;

@@ -11,7 +11,7 @@ use wald_storage::{
     Disk, Loss, RealDisk, RecoveryReport, StorageConfig, SystemClock, records_in_words,
 };
 
-use super::{DATA_LOSS, Gaps, Output, few, not_opened, output_of, written};
+use super::{DATA_LOSS, Gaps, OfflineOutput, few, not_opened, output_of, written};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -65,8 +65,10 @@ pub(super) fn run(
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match output_of(matches) {
-        Output::Text => text(&mut out, &loss, done.as_ref()),
-        Output::Json | Output::Jsonl => super::json_line(&mut out, &document(&loss, done.as_ref())),
+        OfflineOutput::Text => text(&mut out, &loss, done.as_ref()),
+        OfflineOutput::Json | OfflineOutput::Jsonl => {
+            super::json_line(&mut out, &document(&loss, done.as_ref()))
+        }
     };
     written(printed.and_then(|()| out.flush()))?;
     Ok(if loss.is_empty() || done.is_some() {

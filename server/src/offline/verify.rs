@@ -9,7 +9,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use serde_json::json;
 use wald_storage::{Control, Finding, FindingKind, OfflineReport, Severity};
 
-use super::{DATA_LOSS, Output, failed, few, open, output_of, written};
+use super::{DATA_LOSS, OfflineOutput, failed, few, open, output_of, written};
 use crate::backups;
 use crate::config::{Size, Value as _};
 use crate::serve::Exit;
@@ -41,7 +41,7 @@ pub(super) fn command() -> Command {
 pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
     if backups::is_directory_of_backups(directory) {
         let id = matches.get_one::<String>("backup");
-        let json = output_of(matches) != Output::Text;
+        let json = output_of(matches) != OfflineOutput::Text;
         return backups::verify(directory, id.map_or("latest", String::as_str), json);
     }
     let offline = open(
@@ -60,9 +60,9 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
     let report = report.map_err(|error| failed(&error))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match output_of(matches) {
-        Output::Text => text(&mut out, &report),
-        Output::Json => super::json_line(&mut out, &document(&report)),
-        Output::Jsonl => lines(&mut out, &report),
+        OfflineOutput::Text => text(&mut out, &report),
+        OfflineOutput::Json => super::json_line(&mut out, &document(&report)),
+        OfflineOutput::Jsonl => lines(&mut out, &report),
     };
     written(printed.and_then(|()| out.flush()))?;
     Ok(match report.severity() {

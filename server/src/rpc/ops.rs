@@ -20,7 +20,7 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 const FINDINGS: usize = 500;
 
 /// A verification on its way to a client.
-struct Told {
+struct VerificationDelivery {
     verification: Verification,
     phase: watch::Receiver<Phase>,
     /// Silence after which the same is said again.
@@ -30,7 +30,7 @@ struct Told {
     ended: bool,
 }
 
-impl Told {
+impl VerificationDelivery {
     /// One message and the rest, or the end.
     async fn step(mut self) -> Option<(Result<v1::VerifyResponse, Status>, Self)> {
         if self.ended {
@@ -159,14 +159,17 @@ impl v1::ops_service_server::OpsService for Services {
         let verification = engine
             .verify(request.segment_id, request.max_bytes_per_second)
             .map_err(|error| status::verify(&error))?;
-        let told = Told {
+        let told = VerificationDelivery {
             verification,
             phase: self.0.phase.clone(),
             heartbeat_interval: self.0.heartbeat_interval,
             last: Progress::default(),
             ended: false,
         };
-        Ok(Response::new(Box::pin(stream::unfold(told, Told::step))))
+        Ok(Response::new(Box::pin(stream::unfold(
+            told,
+            VerificationDelivery::step,
+        ))))
     }
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {

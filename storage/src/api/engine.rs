@@ -23,7 +23,7 @@ use crate::api::error::{
     VerifyError,
 };
 use crate::api::record::{
-    Batch, Cursor, CursorCommit, Durability, Gap, LogConfig, LogConfigChange, LogInfo,
+    Batch, CursorCommit, Durability, Gap, LogConfig, LogConfigChange, LogInfo, NamedCursor,
     ProducerInfo, StoredBatch, Visibility,
 };
 pub use crate::api::session::Session;
@@ -679,7 +679,10 @@ pub trait Administer: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Fenced, FenceError>>;
 
     /// Moves or creates a cursor, durably.
-    fn commit_cursor(&self, commit: CursorCommit) -> BoxFuture<'_, Result<Cursor, CursorError>>;
+    fn commit_cursor(
+        &self,
+        commit: CursorCommit,
+    ) -> BoxFuture<'_, Result<NamedCursor, CursorError>>;
 
     /// Forgets a cursor, durably.
     fn delete_cursor(&self, log: LogTarget, cursor: Name)
@@ -689,7 +692,11 @@ pub trait Administer: Send + Sync + 'static {
     ///
     /// # Errors
     /// If there is no such log, or no such cursor.
-    fn cursor(&self, log: LogTarget, cursor: Name) -> BoxFuture<'_, Result<Cursor, CursorError>>;
+    fn cursor(
+        &self,
+        log: LogTarget,
+        cursor: Name,
+    ) -> BoxFuture<'_, Result<NamedCursor, CursorError>>;
 
     /// At most `limit` cursors of a log after `after`, by name, as far as they are on the device.
     ///
@@ -700,7 +707,7 @@ pub trait Administer: Send + Sync + 'static {
         log: LogTarget,
         after: Option<String>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Vec<Cursor>, CursorError>>;
+    ) -> BoxFuture<'_, Result<Vec<NamedCursor>, CursorError>>;
 
     /// At most `limit` producers of a log after `after`, in the byte order of their ids. Everything that the
     /// answer shows is flushed to the device before it resolves.

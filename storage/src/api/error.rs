@@ -324,20 +324,20 @@ fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
 
 impl AppendError {
     /// The shortage of the host that refused the append, if one did: it ends without a restart.
-    pub(crate) fn shortage(&self) -> Option<Shortage> {
+    pub(crate) fn shortage(&self) -> Option<HostShortage> {
         match self {
-            Self::DiskFull(_) => Some(Shortage::Space),
-            Self::NoDescriptors => Some(Shortage::Descriptors),
+            Self::DiskFull(_) => Some(HostShortage::Space),
+            Self::NoDescriptors => Some(HostShortage::Descriptors),
             _ => None,
         }
     }
 }
 
-impl From<Shortage> for AppendError {
-    fn from(shortage: Shortage) -> Self {
+impl From<HostShortage> for AppendError {
+    fn from(shortage: HostShortage) -> Self {
         match shortage {
-            Shortage::Space => Self::DiskFull(FreeSpace::default()),
-            Shortage::Descriptors => Self::NoDescriptors,
+            HostShortage::Space => Self::DiskFull(FreeSpace::default()),
+            HostShortage::Descriptors => Self::NoDescriptors,
         }
     }
 }
@@ -962,7 +962,7 @@ impl OpenError {
 
 /// A resource of the host that ran out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shortage {
+pub(crate) enum HostShortage {
     /// Space in the file system.
     Space,
     /// File descriptors of the process or of the system.

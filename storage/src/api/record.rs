@@ -89,7 +89,7 @@ pub struct CursorCommit {
 
 /// State of a cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cursor {
+pub struct NamedCursor {
     /// Its name within the log.
     pub name: Name,
     /// Identity of the log.

@@ -24,10 +24,10 @@ pub(crate) const UNHEARD: Duration = Duration::from_millis(50);
 
 /// Reports of the thread that verifies, for the caller.
 #[derive(Default)]
-pub struct Reports(Mutex<Said>);
+pub struct Reports(Mutex<Reported>);
 
 #[derive(Default)]
-struct Said {
+struct Reported {
     progress: Progress,
     changed: bool,
     ended: Option<io::Result<()>>,

@@ -13,7 +13,7 @@ use crate::base::sync::atomic::{AtomicU32, Ordering};
 /// Waiters for one thing. An empty watch takes two words, since every log has one.
 #[derive(Default)]
 pub struct Watch {
-    waiting: Mutex<Option<Box<Waiting>>>,
+    waiting: Mutex<Option<Box<WatchWaiters>>>,
     /// Number of waiters.
     count: AtomicU32,
     /// Number of followers, waiting or not.
@@ -21,7 +21,7 @@ pub struct Watch {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WatchWaiters {
     next: u64,
     /// Wakers of the waiters that see only records on the device.
     durable: BTreeMap<u64, Waker>,
@@ -29,7 +29,7 @@ struct Waiting {
     written: BTreeMap<u64, Waker>,
 }
 
-impl Waiting {
+impl WatchWaiters {
     /// Wakers of the waiters that see publications at a level.
     fn of(&mut self, visibility: Visibility) -> &mut BTreeMap<u64, Waker> {
         match visibility {
@@ -59,7 +59,7 @@ impl Watch {
         self.wake_those(|waiting| std::mem::take(waiting.of(visibility)));
     }
 
-    fn wake_those(&self, take: impl FnOnce(&mut Waiting) -> BTreeMap<u64, Waker>) {
+    fn wake_those(&self, take: impl FnOnce(&mut WatchWaiters) -> BTreeMap<u64, Waker>) {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
@@ -92,7 +92,7 @@ impl Watch {
         self.settle(&mut waiting);
     }
 
-    fn settle(&self, waiting: &mut Option<Box<Waiting>>) {
+    fn settle(&self, waiting: &mut Option<Box<WatchWaiters>>) {
         let count = waiting.as_ref().map_or(0, |inner| inner.len());
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         self.count.store(count, Ordering::SeqCst);
@@ -106,9 +106,9 @@ pub trait Watched: Send + Sync {
 }
 
 /// One follower of a thing, until it is dropped.
-pub struct Follower(Arc<dyn Watched>);
+pub struct WatchFollower(Arc<dyn Watched>);
 
-impl Follower {
+impl WatchFollower {
     /// Counts one more follower of this thing.
     pub fn new(watched: Arc<dyn Watched>) -> Self {
         watched.watch().followers.fetch_add(1, Ordering::SeqCst);
@@ -121,7 +121,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for WatchFollower {
     fn drop(&mut self) {
         self.0.watch().followers.fetch_sub(1, Ordering::SeqCst);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// A phase of an append in the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum AppendPhase {
     /// From submit until the committer took the append.
     Queue,
     /// Check, assign, encode.
@@ -99,7 +99,7 @@ pub struct RetentionPass {
 /// Receives events. Its methods run on the engine's threads, so they must be quick.
 pub trait Observer: Send + Sync + 'static {
     /// Each of `requests` requests spent `time` in `phase`. Encoding and writing are done for a whole group.
-    fn phase(&self, _phase: Phase, _time: Duration, _requests: u32) {}
+    fn phase(&self, _phase: AppendPhase, _time: Duration, _requests: u32) {}
     /// One flush of the journal returned.
     fn flush(&self, _time: Duration) {}
     /// One group was written.

@@ -41,7 +41,7 @@ use self::calls::Trace;
 pub use self::calls::{Call, CallKind, CutPoint, Filter, Lie};
 use self::inode::Inode;
 use self::names::{NameChange, parent};
-use self::state::{Copies, State, WriteFailure, coin, next_random, power_is_off};
+use self::state::{Copies, SimState, WriteFailure, coin, next_random, power_is_off};
 use super::{Disk, DiskFile, DiskLock, FileIdentity, FileSystem, Unreadable};
 
 /// Unit of allocation of a file, in bytes.
@@ -49,7 +49,7 @@ const BLOCK: usize = 4096;
 
 /// A disk in memory. Clones are the same disk.
 #[derive(Clone)]
-pub struct SimDisk(Arc<Mutex<State>>, Arc<Unreadable>, Arc<Opened>);
+pub struct SimDisk(Arc<Mutex<SimState>>, Arc<Unreadable>, Arc<OpenFileCount>);
 
 impl Default for SimDisk {
     fn default() -> Self {
@@ -68,10 +68,10 @@ impl SimDisk {
 
     /// An empty disk. With the same number as `seed`, the same calls return the same results.
     pub fn seeded(seed: u64) -> Self {
-        Self::of(State {
+        Self::of(SimState {
             drawn: seed,
             copied: !seed,
-            ..State::default()
+            ..SimState::default()
         })
     }
 
@@ -298,7 +298,7 @@ impl SimDisk {
     pub fn copy(&self) -> Self {
         let mut state = self.0.lock();
         let drawn = next_random(&mut state.copied);
-        let mut copy = State {
+        let mut copy = SimState {
             next_inode: state.next_inode,
             names: state.names.clone(),
             directories: state.directories.clone(),
@@ -307,7 +307,7 @@ impl SimDisk {
             hides_capacity: state.hides_capacity,
             drawn,
             copied: !drawn,
-            ..State::default()
+            ..SimState::default()
         };
         for (inode, file) in &state.files {
             let mut settled = Inode::settled(file.bytes.clone(), &file.path);
@@ -321,7 +321,7 @@ impl SimDisk {
     pub fn copy_with_unflushed(&self) -> Self {
         let mut state = self.0.lock();
         let drawn = next_random(&mut state.copied);
-        Self::of(State {
+        Self::of(SimState {
             files: state.files.clone(),
             next_inode: state.next_inode,
             names: state.names.clone(),
@@ -332,11 +332,11 @@ impl SimDisk {
             hides_capacity: state.hides_capacity,
             drawn,
             copied: !drawn,
-            ..State::default()
+            ..SimState::default()
         })
     }
 
-    fn of(state: State) -> Self {
+    fn of(state: SimState) -> Self {
         Self(Arc::new(Mutex::new(state)), Arc::default(), Arc::default())
     }
 
@@ -360,7 +360,7 @@ impl SimDisk {
 
 /// Number of open files.
 #[derive(Debug, Default)]
-struct Opened {
+struct OpenFileCount {
     now: AtomicUsize,
     most: AtomicUsize,
 }
@@ -611,7 +611,7 @@ impl Drop for SimFile {
 
 impl SimFile {
     /// Enters a call on this file.
-    fn enter(&self, state: &mut State, call: &Call<'_>) -> io::Result<bool> {
+    fn enter(&self, state: &mut SimState, call: &Call<'_>) -> io::Result<bool> {
         let path = std::mem::take(&mut state.inode(self.inode).path);
         let entered = state.enter(&Call {
             path: &path,

@@ -3,7 +3,7 @@
 use super::Core;
 use crate::api::engine::{Fenced, LogTarget};
 use crate::api::error::{CursorError, FenceError};
-use crate::api::record::{Cursor, CursorCommit, Durability, Visibility};
+use crate::api::record::{CursorCommit, Durability, NamedCursor, Visibility};
 use crate::base::ids::{LogId, Name};
 use crate::base::promise::{Awaited, Promise};
 use crate::journal::committer::{CursorChange, Operation};
@@ -31,7 +31,10 @@ impl Core {
         awaited
     }
 
-    pub(crate) async fn commit_cursor(&self, commit: CursorCommit) -> Result<Cursor, CursorError> {
+    pub(crate) async fn commit_cursor(
+        &self,
+        commit: CursorCommit,
+    ) -> Result<NamedCursor, CursorError> {
         let missing = CursorError::NotFound {
             log: commit.log.clone(),
             cursor: commit.cursor.clone(),
@@ -54,7 +57,7 @@ impl Core {
     pub(crate) fn move_cursor(
         &self,
         change: CursorChange,
-    ) -> Awaited<Result<Option<Cursor>, CursorError>> {
+    ) -> Awaited<Result<Option<NamedCursor>, CursorError>> {
         let (promise, awaited) = Promise::new();
         match self.journal.refusal() {
             Some(error) => promise.keep(Err(error.into())),
@@ -65,7 +68,11 @@ impl Core {
         awaited
     }
 
-    pub(crate) fn cursor(&self, target: &LogTarget, cursor: &Name) -> Result<Cursor, CursorError> {
+    pub(crate) fn cursor(
+        &self,
+        target: &LogTarget,
+        cursor: &Name,
+    ) -> Result<NamedCursor, CursorError> {
         let missing = || CursorError::NotFound {
             log: target.name.clone(),
             cursor: cursor.clone(),
@@ -82,7 +89,7 @@ impl Core {
         target: &LogTarget,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<Vec<Cursor>, CursorError> {
+    ) -> Result<Vec<NamedCursor>, CursorError> {
         let found = self.look_at_cursors(target, |id, extras| {
             let from = match after {
                 Some(after) => std::ops::Bound::Excluded(after),
@@ -117,9 +124,9 @@ impl Core {
         log_id: LogId,
         name: &Name,
         versions: &Versions<Option<Mark>>,
-    ) -> Option<Cursor> {
+    ) -> Option<NamedCursor> {
         let mark = (*versions.at(self.journal.durable()))?;
-        Some(Cursor {
+        Some(NamedCursor {
             name: name.clone(),
             log_id,
             lsn: mark.lsn,

@@ -29,12 +29,12 @@ pub(crate) const DRIVERS: usize = 2;
 
 #[derive(Default)]
 pub(crate) struct Intake {
-    state: Mutex<State>,
+    state: Mutex<DriverState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct DriverState {
     queue: Vec<Submission>,
     /// Whether a request in the queue does not wait for a flush.
     urgent: bool,
@@ -56,7 +56,7 @@ struct State {
     stopped: bool,
 }
 
-impl State {
+impl DriverState {
     /// Whether to write the queue now. While a flush runs, requests that wait for the next flush are left to
     /// gather: they become one group, for one wake-up and one write.
     fn wants_write(&self) -> bool {
@@ -79,7 +79,7 @@ impl State {
 }
 
 /// State of the committer after a write.
-struct Written {
+struct AfterWrite {
     /// Time at which the journal gets a marker, if it is idle until then.
     mark_at: Option<Instant>,
     /// As [`Callers::room`].
@@ -192,7 +192,7 @@ impl Intake {
     }
 
     /// Sleeps until a request is queued, or until `until`.
-    fn wait(&self, state: &mut MutexGuard<'_, State>, until: Option<Instant>, now: Instant) {
+    fn wait(&self, state: &mut MutexGuard<'_, DriverState>, until: Option<Instant>, now: Instant) {
         state.idle += 1;
         state.looks_at = until;
         match until {
@@ -208,13 +208,13 @@ impl Intake {
     }
 
     /// Wakes an idle driver to take the queue, if the queue can be written now.
-    fn hand_on(&self, state: &State) {
+    fn hand_on(&self, state: &DriverState) {
         if state.wants_write() && state.idle > 0 {
             self.changed.notify_one();
         }
     }
 
-    fn wrote(&self, written: Written) -> MutexGuard<'_, State> {
+    fn wrote(&self, written: AfterWrite) -> MutexGuard<'_, DriverState> {
         let mut state = self.state.lock();
         state.writing = false;
         state.callers.room = written.room;
@@ -223,7 +223,7 @@ impl Intake {
     }
 
     /// Notes the write of a caller, and wakes a driver for the work that is left, now or later.
-    fn wrote_gathered(&self, written: Written, core: &Core, began: Instant) {
+    fn wrote_gathered(&self, written: AfterWrite, core: &Core, began: Instant) {
         let now = core.journal.clock.monotonic();
         let mut state = self.wrote(written);
         let took = now.saturating_duration_since(began);
@@ -291,14 +291,14 @@ fn run(core: &Arc<Core>) {
 }
 
 impl Core {
-    fn write(&self, submissions: Vec<Submission>) -> Written {
+    fn write(&self, submissions: Vec<Submission>) -> AfterWrite {
         let mut committer = self.committer.lock();
         committer.commit(submissions);
         let mark = committer.needs_marker();
         let room = committer.room();
         drop(committer);
         let delay = self.config.marker_delay;
-        Written {
+        AfterWrite {
             mark_at: mark.then(|| self.journal.clock.monotonic() + delay),
             room,
         }
@@ -402,7 +402,7 @@ mod tests {
 
     fn wrote(core: &Core) {
         let (mark_at, room) = (None, core.committer.lock().room());
-        drop(core.intake.wrote(Written { mark_at, room }));
+        drop(core.intake.wrote(AfterWrite { mark_at, room }));
     }
 
     fn write_next(core: &Core) -> usize {

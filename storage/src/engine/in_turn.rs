@@ -57,7 +57,7 @@ mod of_tests {
     use crate::api::record::LogConfigChange;
     use crate::api::session::Session;
     use crate::base::ids::{Lsn, Position};
-    use crate::upkeep::sorter::{Load, Of};
+    use crate::upkeep::sorter::{Activity, RunSources};
 
     impl Core {
         /// The write stage of a turn, without its flush.
@@ -91,8 +91,8 @@ mod of_tests {
 
         /// Does one step of the sorter, as its thread would. Returns whether there was work.
         pub(crate) fn sort_in_turn(&self) -> io::Result<bool> {
-            let step = |of| self.sorter.sort_step(of, Load::AtRest, &mut |_| Ok(()));
-            match step(Of::Segments).and_then(|done| Ok(done || step(Of::Runs)?)) {
+            let step = |of| self.sorter.sort_step(of, Activity::AtRest, &mut |_| Ok(()));
+            match step(RunSources::Segments).and_then(|done| Ok(done || step(RunSources::Runs)?)) {
                 Ok(done) => Ok(done),
                 Err(Stop::Stopped) => Ok(false),
                 Err(Stop::Io(error)) => Err(error),

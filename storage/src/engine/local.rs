@@ -19,8 +19,8 @@ use crate::api::error::{
 use crate::api::pace::Control;
 use crate::api::pace::Stop;
 use crate::api::record::{
-    Batch, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo,
-    Visibility,
+    Batch, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, NamedCursor,
+    ProducerInfo, Visibility,
 };
 use crate::api::session::Session;
 use crate::api::ticket::Ticket;
@@ -284,7 +284,10 @@ impl Administer for LocalEngine {
         Box::pin(self.core.fence(log, epoch))
     }
 
-    fn commit_cursor(&self, commit: CursorCommit) -> BoxFuture<'_, Result<Cursor, CursorError>> {
+    fn commit_cursor(
+        &self,
+        commit: CursorCommit,
+    ) -> BoxFuture<'_, Result<NamedCursor, CursorError>> {
         Box::pin(self.core.commit_cursor(commit))
     }
 
@@ -296,7 +299,11 @@ impl Administer for LocalEngine {
         Box::pin(self.core.delete_cursor(log, cursor))
     }
 
-    fn cursor(&self, log: LogTarget, cursor: Name) -> BoxFuture<'_, Result<Cursor, CursorError>> {
+    fn cursor(
+        &self,
+        log: LogTarget,
+        cursor: Name,
+    ) -> BoxFuture<'_, Result<NamedCursor, CursorError>> {
         Box::pin(async move { self.core.cursor(&log, &cursor) })
     }
 
@@ -305,7 +312,7 @@ impl Administer for LocalEngine {
         log: LogTarget,
         after: Option<String>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Vec<Cursor>, CursorError>> {
+    ) -> BoxFuture<'_, Result<Vec<NamedCursor>, CursorError>> {
         Box::pin(async move { self.core.list_cursors(&log, after.as_deref(), limit) })
     }
 

@@ -41,12 +41,12 @@ impl fmt::Display for Digest {
 
 /// Records of a producer's batch that has arrived, with their digest.
 #[derive(Clone, Copy)]
-pub(crate) struct Sent<'a> {
+pub(crate) struct ArrivedBatch<'a> {
     pub(crate) records: &'a Records,
     pub(crate) keyed: u128,
 }
 
-impl Sent<'_> {
+impl ArrivedBatch<'_> {
     /// Whether the batch with the digest `known` had the same records. XXH3-64 is computed only
     /// where it is compared.
     pub(crate) fn is(&self, known: Digest) -> bool {

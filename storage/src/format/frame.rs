@@ -180,7 +180,7 @@ impl Header {
 
 /// Fields of a frame that the writer chooses. The other fields follow from the frame's place.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Head {
+pub(crate) struct FrameHead {
     pub(crate) kind: Kind,
     pub(crate) flags: u8,
     pub(crate) count: u32,
@@ -267,7 +267,7 @@ pub(crate) fn finish(
     start: usize,
     header_len: usize,
     salt: u64,
-    head: &Head,
+    head: &FrameHead,
 ) -> Header {
     let body_start = start + header_len;
     let body_crc = crc32c(&out[body_start..]);
@@ -628,8 +628,8 @@ mod tests {
 
     const SALT: u64 = 0x5EED_5A17;
 
-    fn head() -> Head {
-        Head {
+    fn head() -> FrameHead {
+        FrameHead {
             kind: Kind::Batch,
             flags: CONTINUES,
             count: 3,
@@ -661,7 +661,7 @@ mod tests {
         directory.reset(Position::new(8192));
         let mut out = Vec::new();
         let start = begin(&mut out, &[]);
-        let created = Head {
+        let created = FrameHead {
             kind: Kind::Created,
             count: 0,
             ..head()

@@ -230,7 +230,7 @@ pub(crate) const PACK_HEADER_BYTES: u64 = 8192;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::frame::{HEADER_BYTES, Head, Kind, begin, decode_header, finish};
+    use crate::format::frame::{FrameHead, HEADER_BYTES, Kind, begin, decode_header, finish};
     use proptest::prelude::*;
 
     fn piece(first: u64, offset: u32) -> Piece {
@@ -253,7 +253,7 @@ mod tests {
         put_pieces(&mut extension, &told);
         let start = begin(&mut out, &extension);
         out.extend_from_slice(b"abcdefghi");
-        let head = Head {
+        let head = FrameHead {
             kind: Kind::Pack,
             flags: 0,
             count: 6,

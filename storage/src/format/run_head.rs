@@ -8,7 +8,7 @@ use crate::format::body::Accepted;
 
 /// The segments that a run replaces, and the state of the journal at their end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct RunHead {
     /// The first segment, its predecessor, and its base.
     pub(crate) first: SegmentId,
     pub(crate) before_first: Option<SegmentId>,
@@ -43,7 +43,7 @@ pub(crate) struct Head {
     pub(crate) accepted: Vec<Accepted>,
 }
 
-impl Head {
+impl RunHead {
     /// Bytes of the order frames.
     pub(crate) fn order_bytes(&self) -> u64 {
         let first = self.order.first().map_or(self.order_end, |(_, at)| *at);
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_head_reads_back() {
-        let head = Head {
+        let head = RunHead {
             first: SegmentId::new(4),
             before_first: Some(SegmentId::new(2)),
             first_base: Position::new(1 << 33),
@@ -194,10 +194,10 @@ mod tests {
             }],
         };
         let bytes = head.encode();
-        assert_eq!(Head::decode(&bytes), Some(head));
+        assert_eq!(RunHead::decode(&bytes), Some(head));
         for end in 0..bytes.len() {
             // A cut head is refused or read as a shorter one. It never panics.
-            let _shorter = Head::decode(&bytes[..end]);
+            let _shorter = RunHead::decode(&bytes[..end]);
         }
     }
 }

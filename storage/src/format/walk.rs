@@ -660,7 +660,7 @@ impl<'a> Bytes<'a> {
 mod tests {
     use super::*;
     use crate::base::ids::{LogId, Lsn, SegmentId, Timestamp};
-    use crate::format::frame::{CONTINUES, Head, begin, finish};
+    use crate::format::frame::{CONTINUES, FrameHead, begin, finish};
 
     const LIFE: Life = Life {
         id: SegmentId::FIRST,
@@ -676,7 +676,7 @@ mod tests {
         for (lsn, (durable, flags)) in (0..).zip(frames) {
             let start = begin(&mut bytes, &[]);
             bytes.extend_from_slice(b"records!");
-            let head = Head {
+            let head = FrameHead {
                 kind: Kind::Batch,
                 flags: *flags,
                 count: 1,

@@ -12,7 +12,7 @@ use crate::format::body;
 use crate::format::body::{Created, CursorBody, Link, Seal};
 use crate::format::compress;
 use crate::format::frame;
-use crate::format::frame::{HEADER_BYTES, Head, Header};
+use crate::format::frame::{FrameHead, HEADER_BYTES, Header};
 use crate::format::life::{DigestKey, Life};
 use crate::logs::image::Image;
 
@@ -97,7 +97,7 @@ fn write_again(bytes: &[u8], header: &Header, extensions: &[u8], body: &[u8], sa
     let mut out = Vec::new();
     let start = frame::begin(&mut out, extensions);
     out.extend_from_slice(body);
-    let head = Head {
+    let head = FrameHead {
         kind: header.kind,
         flags: header.flags,
         count: header.count,

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::error::Shortage;
+use crate::api::error::HostShortage;
 use crate::base::ids::{Position, SegmentId, Timestamp};
 use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
@@ -183,13 +183,13 @@ impl IndexQueue {
 }
 
 impl SealSink for IndexQueue {
-    fn has_room(&self, segment_bytes: u64) -> Result<(), Shortage> {
+    fn has_room(&self, segment_bytes: u64) -> Result<(), HostShortage> {
         let most = MOST_UNWRITTEN_BYTES.min(MOST_UNWRITTEN_SEGMENTS * segment_bytes);
         if self.unwritten_bytes.load(Ordering::Relaxed) <= most {
             return Ok(());
         }
         match &self.queue.lock().stuck {
-            Some(stuck) => Err(shortage(&stuck.error).unwrap_or(Shortage::Space)),
+            Some(stuck) => Err(shortage(&stuck.error).unwrap_or(HostShortage::Space)),
             None => Ok(()),
         }
     }

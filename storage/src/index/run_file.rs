@@ -23,7 +23,7 @@ use crate::format::frame::{Header, Kind};
 use crate::format::life;
 use crate::format::life::{ARCHIVED, BadLife, Life, SORTED_RUN};
 use crate::format::pack::{Piece, entries, pieces};
-use crate::format::run_head::Head;
+use crate::format::run_head::RunHead;
 use crate::format::stream::Read;
 use crate::format::walk::{Event, Walk};
 use crate::index::{NewRow, SealedIndex};
@@ -78,7 +78,7 @@ impl From<io::Error> for BadRun {
 /// The life block of a run and its last frame.
 pub(crate) struct Opened {
     pub(crate) life: Life,
-    pub(crate) head: Head,
+    pub(crate) head: RunHead,
     /// Offset at which its frames end.
     pub(crate) end: u64,
     /// Header checksum of its last frame.
@@ -90,7 +90,7 @@ pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Ope
     let path = path(id);
     or_again(|again| {
         let damaged = |what: &str| BadRun::Damaged(format!("{path} {what}"));
-        let source = Source::open(disk, &path, again)?;
+        let source = RunFile::open(disk, &path, again)?;
         let (life, features) = source.life(Life::decode)?;
         if life.store_id != store_id {
             return Err(damaged("belongs to another store"));
@@ -105,7 +105,7 @@ pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Ope
 /// Reads the life block and the last frame of a file of an archive.
 pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<Opened, BadRun> {
     or_again(|again| {
-        let source = Source::open(disk, path, again)?;
+        let source = RunFile::open(disk, path, again)?;
         let (life, features) = source.life(Life::decode_archived)?;
         if features & ARCHIVED == 0 {
             return Err(BadRun::Damaged(format!("{path} is not of an archive")));
@@ -123,7 +123,7 @@ fn or_again(open: impl Fn(bool) -> Result<Opened, BadRun>) -> Result<Opened, Bad
 }
 
 /// The file of a run.
-struct Source<'a> {
+struct RunFile<'a> {
     disk: &'a dyn Disk,
     path: &'a str,
     file: Arc<dyn DiskFile>,
@@ -131,7 +131,7 @@ struct Source<'a> {
     again: bool,
 }
 
-impl<'a> Source<'a> {
+impl<'a> RunFile<'a> {
     fn open(disk: &'a dyn Disk, path: &'a str, again: bool) -> Result<Self, BadRun> {
         Ok(Self {
             disk,
@@ -202,7 +202,12 @@ impl<'a> Source<'a> {
 }
 
 /// The head of the run in the frame at this offset, and the header checksum of the frame.
-fn head_at(bytes: &[u8], life: &Life, at: u64, path: &str) -> Result<Option<(u32, Head)>, BadRun> {
+fn head_at(
+    bytes: &[u8],
+    life: &Life,
+    at: u64,
+    path: &str,
+) -> Result<Option<(u32, RunHead)>, BadRun> {
     if let Some(newer) = frame::newer(bytes, life.salt) {
         let refused = newer.refused(path, at);
         return Err(BadRun::Newer(refused.to_string()));
@@ -211,7 +216,7 @@ fn head_at(bytes: &[u8], life: &Life, at: u64, path: &str) -> Result<Option<(u32
     let header = frame::decode_header(bytes, life.salt)
         .filter(|header| header.kind == Kind::Run && header.position == position);
     Ok(header.and_then(|header| {
-        let head = frame::verified_body(bytes, &header).and_then(Head::decode)?;
+        let head = frame::verified_body(bytes, &header).and_then(RunHead::decode)?;
         Some((header.crc, head))
     }))
 }
@@ -228,7 +233,7 @@ pub(crate) struct WalkedPack {
 
 /// The content of a run.
 #[derive(Default)]
-pub(crate) struct Walked {
+pub(crate) struct WalkedRun {
     pub(crate) packs: Vec<WalkedPack>,
     pub(crate) images: Vec<Images>,
     pub(crate) frames: u64,
@@ -241,7 +246,7 @@ pub(crate) struct Walked {
 
 /// Reads all frames of a run. If some do not verify, all are read again, from the device: the memory of the
 /// first read may be wrong.
-pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
+pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<WalkedRun> {
     let path = path(opened.life.id);
     let file = disk.open(&path)?;
     let mut read = |from: u64, bytes: u64| Ok(some(&*file, from, bytes)?.into());
@@ -261,9 +266,9 @@ pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<Walked> {
 }
 
 /// Reads all frames of a run with `read`.
-pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<Walked, Stop> {
+pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<WalkedRun, Stop> {
     let base = base_of(opened.life.id);
-    let mut walked = Walked::default();
+    let mut walked = WalkedRun::default();
     let end = base.advance(opened.end);
     let mut frames = Walk::stream(&opened.life, base, end, read);
     while frames.next(end, |event| match event {
@@ -278,7 +283,7 @@ pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<Walked, 
     Ok(walked)
 }
 
-impl Walked {
+impl WalkedRun {
     fn take(&mut self, header: &Header, bytes: &[u8], body: Option<&[u8]>) {
         self.frames += 1;
         let hole = Hole {
@@ -320,7 +325,7 @@ impl Walked {
                 None => self.holes.push(hole),
             },
             (Kind::Order, Some(body)) if entries(body).all(|entry| entry.is_some()) => {}
-            (Kind::Run, Some(body)) if Head::decode(body).is_some() => {}
+            (Kind::Run, Some(body)) if RunHead::decode(body).is_some() => {}
             (Kind::Marker, Some(_)) => {}
             _ => self.holes.push(hole),
         }

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) use self::forget::Idle;
-use self::group::{Group, Pending};
+use self::group::{Group, PendingAnswer};
 use self::memory::Memory;
 pub(crate) use self::retention::Expiry;
 use self::room::Entered;
@@ -42,12 +42,12 @@ use crate::api::error::{
     AdminError, AppendError, CursorError, FenceError, FreeSpace, SyncError, TrimError,
 };
 use crate::api::record::{
-    Batch, Cursor, CursorCommit, Durability, LogConfig, LogConfigChange, SyncMode,
+    Batch, CursorCommit, Durability, LogConfig, LogConfigChange, NamedCursor, SyncMode,
 };
 use crate::api::session::Session;
 use crate::api::ticket::TicketAnswer;
 use crate::base::ids::{LogId, LogName, Lsn, Name, Position, Timestamp};
-use crate::base::metrics::Phase;
+use crate::base::metrics::AppendPhase;
 use crate::disk::is_out_of_space;
 use crate::format::body::Link;
 use crate::format::frame;
@@ -55,7 +55,7 @@ use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::seal::SealSink;
 use crate::journal::{Answer, Journal, Reply, Waiter};
 use crate::logs::conditions::{Allowed, Creation};
-use crate::logs::quotas::Wanted as Adds;
+use crate::logs::quotas::QuotaRequest as Adds;
 use crate::logs::{Log, Logs};
 
 /// Size at which a group is written, in bytes.
@@ -80,7 +80,7 @@ pub(crate) enum Operation {
         epoch: Option<u64>,
         answer: Answer<Fenced, FenceError>,
     },
-    Cursor(CursorChange, Answer<Option<Cursor>, CursorError>),
+    Cursor(CursorChange, Answer<Option<NamedCursor>, CursorError>),
     Admin(AdminChange, Answer<(), AdminError>),
     Trim {
         target: LogTarget,
@@ -159,7 +159,7 @@ pub(crate) struct Submission {
 
 /// Fields of a frame that do not follow from its log and its place.
 #[derive(Clone, Copy)]
-struct About {
+struct FrameFields {
     kind: Kind,
     flags: u8,
     first_lsn: Lsn,
@@ -171,7 +171,7 @@ struct About {
 /// Beyond every position. Appends that stay in memory wait for it, and are answered with their group.
 const NEVER: Position = Position::new(u64::MAX);
 
-impl About {
+impl FrameFields {
     /// A frame without records, about the log (if any) in its present state.
     fn act(kind: Kind, first_lsn: Lsn) -> Self {
         Self {
@@ -323,13 +323,13 @@ impl<T: SegmentTail> Committer<T> {
         for submission in submissions {
             let queued = started.saturating_duration_since(submission.submitted);
             let observer = &self.journal.observer;
-            observer.phase(Phase::Queue, queued, submission.requests);
+            observer.phase(AppendPhase::Queue, queued, submission.requests);
             self.place(submission);
         }
         self.end_deletions();
         let encoded = self.journal.clock.monotonic();
         let observer = &self.journal.observer;
-        observer.phase(Phase::Encode, encoded.duration_since(started), 1);
+        observer.phase(AppendPhase::Encode, encoded.duration_since(started), 1);
         // Every request in the group gets its own answer.
         let _told = self.write_out();
     }
@@ -356,7 +356,12 @@ impl<T: SegmentTail> Committer<T> {
         {
             return;
         }
-        self.push_frame(About::act(Kind::Marker, Lsn::ZERO), NO_LOG, None, |_| {});
+        self.push_frame(
+            FrameFields::act(Kind::Marker, Lsn::ZERO),
+            NO_LOG,
+            None,
+            |_| {},
+        );
         self.needs_marker = self.write_out().is_err();
     }
 
@@ -488,7 +493,7 @@ impl<T: SegmentTail> Committer<T> {
             (_, Some(session)) if need.is_none() => session.enter(self.tail.start()),
             _ => {}
         }
-        let pending = Pending {
+        let pending = PendingAnswer {
             level,
             need,
             reply,
@@ -623,7 +628,7 @@ impl<T: SegmentTail> Committer<T> {
         let group = &mut self.group;
         group.write_took = took;
         let requests = group.pending.iter().map(|one| u64::from(one.requests));
-        journal.observer.phase(Phase::Write, took, 1);
+        journal.observer.phase(AppendPhase::Write, took, 1);
         let start = self.tail.start();
         let written = self.tail.advance();
         let bytes = written.len() as u64;

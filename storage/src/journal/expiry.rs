@@ -48,7 +48,7 @@ const EARLIEST: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
 /// Times that the two clocks show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shown {
+pub(crate) struct ClockTimes {
     /// The time by which records are too old.
     pub(crate) expiry: Timestamp,
     /// Arrival time of records that arrive now. Not before `expiry`.
@@ -113,7 +113,7 @@ impl Clocks {
     }
 
     /// Advances both clocks to the moment at which the system's clock shows `now`.
-    pub(crate) fn advance(&mut self, now: Timestamp, progress: Instant) -> Shown {
+    pub(crate) fn advance(&mut self, now: Timestamp, progress: Instant) -> ClockTimes {
         let passed = micros(progress.saturating_duration_since(self.at));
         self.at = self.at.max(progress);
         let expected = self.system.saturating_add_micros(passed);
@@ -139,7 +139,7 @@ impl Clocks {
             true => now,
             false => self.expiry.max(now).min(fastest),
         };
-        Shown {
+        ClockTimes {
             expiry: self.expiry,
             arrival: self.times.max(self.expiry),
             jumped,

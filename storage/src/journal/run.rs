@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use crate::base::bounds;
 use crate::base::ids::SegmentId;
-use crate::format::run_head::Head;
+use crate::format::run_head::RunHead;
 use crate::journal::segment::Segment;
 
 /// A sorted run that the journal serves.
 pub(crate) struct Run {
     /// Its file, as if it were a segment of the journal.
     pub(crate) segment: Arc<Segment>,
-    pub(crate) head: Head,
+    pub(crate) head: RunHead,
     /// Bytes that were dead when the run was made, and share a piece with live ones: a piece is never cut. 0 if
     /// an earlier process made the run.
     pub(crate) straddling: u64,

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::api::error::Shortage;
+use crate::api::error::HostShortage;
 use crate::base::ids::{Position, SegmentId, Timestamp};
 use crate::journal::segment::Segment;
 use crate::logs::Log;
@@ -30,7 +30,7 @@ pub(crate) trait SealSink: Send + Sync {
     ///
     /// # Errors
     /// If indexes cannot be written, and no more indexes fit into memory.
-    fn has_room(&self, segment_bytes: u64) -> Result<(), Shortage>;
+    fn has_room(&self, segment_bytes: u64) -> Result<(), HostShortage>;
 
     /// Takes over a sealed segment. Waits while too many segments have no index.
     fn take_over(&self, sealed: Sealed);

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::Journal;
 use crate::api::engine::{AppendTimes, Appended, Fenced, LogAppended, OneOrMore};
 use crate::api::error::{AdminError, AppendError, CursorError, FenceError, SyncError, TrimError};
-use crate::api::record::{Cursor, Durability};
+use crate::api::record::{Durability, NamedCursor};
 use crate::api::ticket::TicketAnswer;
 use crate::base::ids::{Lsn, Position};
 use crate::base::promise::Promise;
@@ -34,8 +34,8 @@ pub(crate) enum Reply {
     Fence(Answer<Fenced, FenceError>, Result<Fenced, FenceError>),
     /// The cursor as it is now; `None` if it was deleted.
     Cursor(
-        Answer<Option<Cursor>, CursorError>,
-        Result<Option<Cursor>, CursorError>,
+        Answer<Option<NamedCursor>, CursorError>,
+        Result<Option<NamedCursor>, CursorError>,
     ),
     /// The answer is the durable position at the time of the answer.
     Sync(Answer<Position, SyncError>, Result<(), SyncError>),

@@ -9,10 +9,10 @@ use crate::api::config::Bounds;
 use crate::api::error::{AppendError, Bounded, FailedCheck, FailedCondition, InvalidBatch};
 use crate::api::record::{Batch, CursorCommit, Guard, LogRecords};
 use crate::base::ids::{LogName, Lsn, Position};
-use crate::logs::quotas::Wanted;
+use crate::logs::quotas::QuotaRequest;
 
 /// Result of checking a batch. `reveals`: the answer reveals state that is only as safe as this position.
-pub(crate) enum Checked {
+pub(crate) enum CheckedBatch {
     Passed {
         reveals: Position,
     },
@@ -60,11 +60,11 @@ pub(crate) fn check(
     batch: &Batch,
     targets: &[Option<Arc<Log>>],
     allowed: &Allowed,
-) -> Checked {
+) -> CheckedBatch {
     let mut reveals = Position::ZERO;
     let mut failed = Vec::new();
     let mut refused = None;
-    let mut wanted = Wanted::default();
+    let mut wanted = QuotaRequest::default();
     for (records, target) in batch.logs.iter().zip(targets) {
         check_guard(
             &records.log,
@@ -101,7 +101,7 @@ pub(crate) fn check(
         refused = refused.or(error);
     }
     if !failed.is_empty() {
-        return Checked::Refused {
+        return CheckedBatch::Refused {
             error: AppendError::ConditionsFailed(failed),
             reveals,
         };
@@ -113,8 +113,8 @@ pub(crate) fn check(
         refused = allowed.bounds.refuse(&logs.holdings(), &wanted, log);
     }
     match refused {
-        Some(error) => Checked::Refused { error, reveals },
-        None => Checked::Passed { reveals },
+        Some(error) => CheckedBatch::Refused { error, reveals },
+        None => CheckedBatch::Passed { reveals },
     }
 }
 
@@ -125,7 +125,7 @@ fn named_first(batch: &Batch) -> Option<&LogName> {
 }
 
 /// Counts the additions of one log's part of a batch to the totals of the store.
-fn add(records: &LogRecords, log: Option<&Log>, wanted: &mut Wanted) {
+fn add(records: &LogRecords, log: Option<&Log>, wanted: &mut QuotaRequest) {
     if log.is_none() {
         wanted.add_log(&records.log);
     }
@@ -251,7 +251,7 @@ pub(crate) fn check_cursor(
     log: Option<&Log>,
     commit: &CursorCommit,
     allowed: &Allowed,
-    (made, wanted): (&mut u64, &mut Wanted),
+    (made, wanted): (&mut u64, &mut QuotaRequest),
     failed: &mut Vec<FailedCondition>,
 ) -> Option<AppendError> {
     let mut fail = |check| {

@@ -10,7 +10,7 @@ use crate::base::ids::{Lsn, Name, Position, Timestamp};
 use crate::base::wire;
 use crate::base::wire::Value;
 use crate::logs::TrimBy;
-use crate::logs::quotas::Load;
+use crate::logs::quotas::LogUsage;
 
 /// The lsn of a cursor, and the time at which it was committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,11 +102,11 @@ impl Extras {
     }
 
     /// The log's cursors, as counted in the load of the whole store.
-    pub(crate) fn cursor_load(&self) -> Load {
+    pub(crate) fn cursor_load(&self) -> LogUsage {
         let there = self.cursors.iter();
         let there = there.filter(|(_, mark)| mark.newest().is_some());
-        there.fold(Load::default(), |mut load, (name, _)| {
-            load.add(Load::cursor(name));
+        there.fold(LogUsage::default(), |mut load, (name, _)| {
+            load.add(LogUsage::cursor(name));
             load
         })
     }

@@ -25,7 +25,7 @@ use crate::api::record::ProducerInfo;
 use crate::base::ids::{LogId, Lsn, Name, Position, Timestamp};
 use crate::base::wire;
 use crate::base::wire::Value;
-use crate::format::digest::{Digest, Sent};
+use crate::format::digest::{ArrivedBatch, Digest};
 
 /// Fields of a producer that hold a chunk: digests of 8 bytes, or keyed ones of 16.
 const PLAIN_CHUNK: u32 = 4;
@@ -241,7 +241,7 @@ impl ProducerState {
         }
     }
 
-    fn recall(&self, epoch: u64, sequence: u64, sent: Sent<'_>, window: u64) -> Recall {
+    fn recall(&self, epoch: u64, sequence: u64, sent: ArrivedBatch<'_>, window: u64) -> Recall {
         if epoch < self.epoch {
             return Recall::Fenced {
                 current: self.epoch,
@@ -442,7 +442,7 @@ pub(crate) struct Producers {
 
 /// How to take a batch back.
 #[derive(Debug)]
-pub(crate) struct Before {
+pub(crate) struct ProducerUndo {
     id: Name,
     then: UndoStep,
 }
@@ -455,7 +455,7 @@ enum UndoStep {
     Forgot(Vec<Arc<Chunk>>),
 }
 
-impl Before {
+impl ProducerUndo {
     /// The producer, if it was not known before.
     pub(crate) fn added(&self) -> Option<&Name> {
         matches!(self.then, UndoStep::Was(None)).then_some(&self.id)
@@ -540,7 +540,7 @@ impl Producers {
     pub(crate) fn recall(
         &self,
         producer: &crate::api::record::Producer,
-        sent: Sent<'_>,
+        sent: ArrivedBatch<'_>,
         window: u64,
     ) -> Recall {
         if let Some(source) = self.known.get(&producer.id) {
@@ -638,7 +638,7 @@ impl Producers {
         producer: &crate::api::record::Producer,
         batch: Remembered,
         window: u64,
-    ) -> Before {
+    ) -> ProducerUndo {
         let goes_on = self
             .known
             .get(&producer.id)
@@ -649,14 +649,14 @@ impl Producers {
             .entry(producer.id.clone())
             .or_insert_with(|| ProducerState::new(producer.epoch));
         let forgotten = source.push(producer.sequence, batch, window);
-        Before {
+        ProducerUndo {
             id: producer.id.clone(),
             then: was.map_or(UndoStep::Forgot(forgotten), UndoStep::Was),
         }
     }
 
     /// Takes back the newest batch of a producer.
-    pub(crate) fn take_back(&mut self, before: Before) {
+    pub(crate) fn take_back(&mut self, before: ProducerUndo) {
         match before.then {
             UndoStep::Was(Some(source)) => {
                 self.known.insert(before.id, source);
@@ -888,12 +888,12 @@ mod tests {
     }
 
     /// A batch with this digest.
-    fn sent(records: &Records, digest: Digest) -> Sent<'_> {
+    fn sent(records: &Records, digest: Digest) -> ArrivedBatch<'_> {
         let keyed = match digest {
             Digest::Keyed(keyed) => keyed,
             Digest::Plain(_) => panic!("only old batches have such"),
         };
-        Sent { records, keyed }
+        ArrivedBatch { records, keyed }
     }
 
     fn filled(count: u64) -> Producers {

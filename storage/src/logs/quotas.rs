@@ -47,7 +47,7 @@ impl Bounds {
     pub(crate) fn refuse(
         &self,
         there: &Holdings,
-        wanted: &Wanted,
+        wanted: &QuotaRequest,
         log: &LogName,
     ) -> Option<AppendError> {
         if let Some((what, name, character)) = &wanted.invisible
@@ -127,7 +127,7 @@ pub(crate) struct Holdings {
 
 /// Additions of a request to the totals.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct QuotaRequest {
     logs: u64,
     producers: u64,
     cursors: u64,
@@ -136,7 +136,7 @@ pub(crate) struct Wanted {
     invisible: Option<(Named, String, char)>,
 }
 
-impl Wanted {
+impl QuotaRequest {
     pub(crate) fn log(name: &LogName) -> Self {
         let mut wanted = Self::default();
         wanted.add_log(name);
@@ -175,7 +175,7 @@ impl Wanted {
 
 /// Producers and cursors of one log, and the bytes of their names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Load {
+pub(crate) struct LogUsage {
     pub(crate) producers: u64,
     /// Forgotten producers whose ids are remembered.
     pub(crate) gone: u64,
@@ -183,7 +183,7 @@ pub(crate) struct Load {
     pub(crate) name_bytes: u64,
 }
 
-impl Load {
+impl LogUsage {
     pub(crate) fn of(extras: Option<&Extras>) -> Self {
         let Some(extras) = extras else {
             return Self::default();

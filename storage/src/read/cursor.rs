@@ -29,7 +29,7 @@ pub(super) const NO_LOG: LogId = LogId::new(0);
 
 /// The place where a scan continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cursor {
+pub(super) enum ScanCursor {
     OneLog {
         epoch: RecoveryEpoch,
         position: Position,
@@ -55,7 +55,7 @@ pub(super) fn selection(store_id: u128, selector: &Selector) -> u64 {
     }
 }
 
-impl Cursor {
+impl ScanCursor {
     pub(super) fn encode(&self, selection: u64) -> Bytes {
         let (kind, numbers) = match *self {
             Self::OneLog {
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_cursor_reads_back_for_its_own_selection_only() {
-        let cursor = Cursor::OneLog {
+        let cursor = ScanCursor::OneLog {
             epoch: RecoveryEpoch::new(3),
             position: Position::new(9),
             log_id: LogId::new(4),
@@ -140,21 +140,23 @@ mod tests {
         let prefix = selection(7, &Selector::Prefix("a".to_owned()));
         let all = selection(7, &Selector::All);
         let bytes = cursor.encode(prefix);
-        assert_eq!(Cursor::decode(&bytes, prefix).unwrap(), cursor);
-        assert!(Cursor::decode(&bytes, all).is_err());
-        assert!(Cursor::decode(&bytes, selection(8, &Selector::Prefix("a".to_owned()))).is_err());
+        assert_eq!(ScanCursor::decode(&bytes, prefix).unwrap(), cursor);
+        assert!(ScanCursor::decode(&bytes, all).is_err());
+        assert!(
+            ScanCursor::decode(&bytes, selection(8, &Selector::Prefix("a".to_owned()))).is_err()
+        );
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.to_vec();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(Cursor::decode(&flipped, prefix).is_err(), "bit {bit}");
+            assert!(ScanCursor::decode(&flipped, prefix).is_err(), "bit {bit}");
         }
-        assert!(Cursor::decode(&bytes[1..], prefix).is_err());
+        assert!(ScanCursor::decode(&bytes[1..], prefix).is_err());
     }
 
     #[test]
     fn made_up_cursors_beyond_all_bounds_are_refused() {
         let all = selection(7, &Selector::All);
-        let good = Cursor::ManyLogs {
+        let good = ScanCursor::ManyLogs {
             epoch: RecoveryEpoch::new(1),
             position: Position::new(9),
             skip: 3,
@@ -164,7 +166,7 @@ mod tests {
             bytes[2 + field * 8..10 + field * 8].fill(0xFF);
             let crc = crc32c(&bytes[..LENGTH - 4]);
             bytes[LENGTH - 4..].copy_from_slice(&crc.to_le_bytes());
-            assert!(Cursor::decode(&bytes, all).is_err(), "number {field}");
+            assert!(ScanCursor::decode(&bytes, all).is_err(), "number {field}");
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) type WantedLsns = (Lsn, Lsn);
 pub(super) const ALL: WantedLsns = (Lsn::ZERO, Lsn::new(u64::MAX));
 
 /// Why a frame could not be read.
-pub(crate) enum Fault {
+pub(crate) enum FrameFault {
     Damaged,
     Io(io::Error),
 }
@@ -47,12 +47,12 @@ pub(crate) enum Fault {
 pub(super) struct Bad {
     pub(super) place: Place,
     pub(super) position: Position,
-    pub(super) fault: Fault,
+    pub(super) fault: FrameFault,
 }
 
 impl Bad {
     fn is_damaged(&self) -> bool {
-        matches!(self.fault, Fault::Damaged)
+        matches!(self.fault, FrameFault::Damaged)
     }
 }
 
@@ -82,7 +82,7 @@ pub(super) fn read_frames(
             start = place.position;
             buffer = match store.bytes(segment, start, last.end().since(start), reach) {
                 Ok(buffer) => buffer,
-                Err(error) => return (frames, Some(bad(Fault::Io(error)))),
+                Err(error) => return (frames, Some(bad(FrameFault::Io(error)))),
             };
         }
         let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
@@ -100,7 +100,7 @@ pub(super) fn read_frames(
             frames.truncate(before);
             taken = match store.bytes_again(segment, place.position, u64::from(place.frame_len)) {
                 Ok(again) => take(segment, place, &again, 0, wanted, &mut effort, &mut frames),
-                Err(error) => Err(bad(Fault::Io(error))),
+                Err(error) => Err(bad(FrameFault::Io(error))),
             };
         }
         if let Err(found) = taken {
@@ -162,13 +162,13 @@ fn verified(
     place: &Place,
     buffer: &Bytes,
     from: usize,
-) -> Result<Header, Fault> {
-    let bytes = buffer.get(from..).ok_or(Fault::Damaged)?;
-    let header = frame::decode_header(bytes, segment.life.salt).ok_or(Fault::Damaged)?;
+) -> Result<Header, FrameFault> {
+    let bytes = buffer.get(from..).ok_or(FrameFault::Damaged)?;
+    let header = frame::decode_header(bytes, segment.life.salt).ok_or(FrameFault::Damaged)?;
     let expected = header.position == place.position
         && header.first_lsn == place.first_lsn
         && header.count == place.count;
-    expected.then_some(header).ok_or(Fault::Damaged)
+    expected.then_some(header).ok_or(FrameFault::Damaged)
 }
 
 /// Number of bytes that may still be decompressed. `None`: no bound.
@@ -182,13 +182,13 @@ impl Effort {
 
     /// # Errors
     /// If the bytes exceed the limit. A reader thread, which may wait, then decompresses them.
-    fn spend(&mut self, codec: u8, stored: &[u8]) -> Result<(), Fault> {
+    fn spend(&mut self, codec: u8, stored: &[u8]) -> Result<(), FrameFault> {
         let Some(left) = &mut self.0 else {
             return Ok(());
         };
         *left = left
             .checked_sub(compress::decompressed_len(codec, stored))
-            .ok_or_else(|| Fault::Io(far()))?;
+            .ok_or_else(|| FrameFault::Io(far()))?;
         Ok(())
     }
 }
@@ -213,7 +213,7 @@ fn unpack(
         return Err(Bad {
             place,
             position: header.position,
-            fault: Fault::Damaged,
+            fault: FrameFault::Damaged,
         });
     };
     for piece in pieces {
@@ -249,15 +249,15 @@ fn unpack(
 }
 
 /// The verified and decompressed body of a piece of the pack whose body is at `at` in `buffer`.
-pub(super) fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, Fault> {
-    let stored = run_file::stored(buffer, at, piece).ok_or(Fault::Damaged)?;
+pub(super) fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, FrameFault> {
+    let stored = run_file::stored(buffer, at, piece).ok_or(FrameFault::Damaged)?;
     let from = at + piece.offset as usize;
     let body = decompressed(piece.codec, stored, piece.position, || {
         buffer.slice(from..from + piece.stored as usize)
     })?;
     match codec::may_hold(&body, piece.count) {
         true => Ok(body),
-        false => Err(Fault::Damaged),
+        false => Err(FrameFault::Damaged),
     }
 }
 
@@ -268,15 +268,15 @@ pub(super) fn plain_body(
     bytes: &[u8],
     buffer: &Bytes,
     from: usize,
-) -> Result<Bytes, Fault> {
-    let stored = frame::verified_body(bytes, header).ok_or(Fault::Damaged)?;
+) -> Result<Bytes, FrameFault> {
+    let stored = frame::verified_body(bytes, header).ok_or(FrameFault::Damaged)?;
     let body = decompressed(header.codec(), stored, header.position, || {
         let body = from + header.header_len as usize;
         buffer.slice(body..body + header.body_len as usize)
     })?;
     match codec::may_hold(&body, header.count) {
         true => Ok(body),
-        false => Err(Fault::Damaged),
+        false => Err(FrameFault::Damaged),
     }
 }
 
@@ -286,10 +286,10 @@ fn decompressed(
     stored: &[u8],
     position: Position,
     as_it_is: impl FnOnce() -> Bytes,
-) -> Result<Bytes, Fault> {
+) -> Result<Bytes, FrameFault> {
     if !compress::is_known(codec) {
         // Good bytes that another build can read are not damaged.
-        return Err(Fault::Io(io::Error::new(
+        return Err(FrameFault::Io(io::Error::new(
             io::ErrorKind::Unsupported,
             format!(
                 "records at position {position} are compressed with codec {codec}, which this build of Wald does not have"
@@ -297,7 +297,7 @@ fn decompressed(
         )));
     }
     Ok(
-        match compress::decompress(codec, stored).ok_or(Fault::Damaged)? {
+        match compress::decompress(codec, stored).ok_or(FrameFault::Damaged)? {
             Cow::Owned(plain) => Bytes::from(plain),
             Cow::Borrowed(_) => as_it_is(),
         },

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use self::look::Work;
-use super::cursor::Cursor;
+use self::look::JournalReadStep;
+use super::cursor::ScanCursor;
 use super::scan::{Common, Following};
 use super::{Reach, near_or_far};
 use crate::api::engine::{BoxFuture, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
 use crate::api::error::ReadError;
 use crate::api::record::{Gap, GapReason};
-use crate::api::watch::{Follower, Until, Watched};
+use crate::api::watch::{Until, WatchFollower, Watched};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Position, Timestamp};
 use crate::format::frame;
@@ -46,7 +46,7 @@ impl JournalScan {
         common: Common,
         prefix: String,
         start: ScanStart,
-        cursor: Option<Cursor>,
+        cursor: Option<ScanCursor>,
     ) -> Result<Self, ReadError> {
         let store = Arc::clone(&common.store);
         let follow = common.follow;
@@ -65,7 +65,7 @@ impl JournalScan {
         match (start, cursor) {
             (
                 _,
-                Some(Cursor::ManyLogs {
+                Some(ScanCursor::ManyLogs {
                     epoch,
                     position,
                     skip,
@@ -81,7 +81,7 @@ impl JournalScan {
                     scan.skip = 0;
                 }
             }
-            (_, Some(Cursor::OneLog { .. })) => {
+            (_, Some(ScanCursor::OneLog { .. })) => {
                 return Err(ReadError::BadCursor("it belongs to a scan of one log"));
             }
             (ScanStart::Time(time), None) => {
@@ -106,7 +106,7 @@ impl JournalScan {
             let published = store.journal.published(self.common.visibility);
             let published = self.end.map_or(published, |end| published.min(end));
             (self.at, self.skip) = self.jump(published);
-            let work = Work {
+            let work = JournalReadStep {
                 published,
                 store: Arc::clone(&store),
                 looked: 0,
@@ -141,7 +141,7 @@ impl JournalScan {
         }
     }
 
-    fn accept(&mut self, work: Work, caught_up: bool) -> Option<ScanChunk> {
+    fn accept(&mut self, work: JournalReadStep, caught_up: bool) -> Option<ScanChunk> {
         self.at = work.at;
         self.skip = work.skip;
         self.seen = work.published;
@@ -188,7 +188,7 @@ impl JournalScan {
     fn encode_cursor(&self) -> Bytes {
         let journal = &self.common.store.journal;
         let (position, skip) = self.jump(journal.published(self.common.visibility));
-        Cursor::ManyLogs {
+        ScanCursor::ManyLogs {
             epoch: journal.recovery_epoch,
             position,
             skip,
@@ -204,7 +204,7 @@ impl JournalScan {
         let Some(prefix) = self.followed.as_ref().map(|f| Arc::clone(&f.prefix)) else {
             return Ok(false);
         };
-        let follower = || Follower::new(Arc::clone(&prefix) as _);
+        let follower = || WatchFollower::new(Arc::clone(&prefix) as _);
         self.common.follower.get_or_insert_with(follower);
         let watched: Vec<Arc<dyn Watched>> = vec![
             Arc::clone(&prefix) as _,

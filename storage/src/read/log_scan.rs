@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::cursor::{self, Cursor};
+use super::cursor::{self, ScanCursor};
 use super::reach::{far, is_retired, retired};
 use super::scan::{Common, Following};
-use super::{Bounds, Reach, Step, check_journal, near_or_far, start_lsn, step};
+use super::{Reach, ReadStep, StepBounds, check_journal, near_or_far, start_lsn, step};
 use crate::api::engine::{
     BoxFuture, LogTarget, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart,
 };
 use crate::api::error::{ReadError, TargetError};
 use crate::api::record::{Gap, GapReason, Visibility};
-use crate::api::watch::{Follower, Until, Watched};
+use crate::api::watch::{Until, WatchFollower, Watched};
 use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch};
 use crate::format::active::Place;
 use crate::format::address;
@@ -28,7 +28,7 @@ use crate::read::store::Store;
 
 /// The place of the scan.
 #[derive(Clone, Copy)]
-enum At {
+enum LogScanPlace {
     /// Not begun.
     Start(ReadStart),
     /// No log of the name was visible when the journal was published up to `position`. The first
@@ -52,7 +52,7 @@ enum At {
 pub(super) struct LogScan {
     common: Common,
     target: LogTarget,
-    at: At,
+    at: LogScanPlace,
     /// The log that the scan reads. Meanwhile it may be deleted, and the sorter may drop its records.
     log: Option<Arc<Log>>,
     until: Lsn,
@@ -64,8 +64,8 @@ pub(super) struct LogScan {
 }
 
 /// Result of one read of the log.
-struct Found {
-    step: Step,
+struct LogReadResult {
+    step: ReadStep,
     tail: Lsn,
     durable: Lsn,
     published: Position,
@@ -77,18 +77,18 @@ struct Found {
 }
 
 /// The input of one read, which may run on a reader thread.
-struct Work {
+struct LogReadStep {
     store: Arc<Store>,
     log: Arc<Log>,
-    at: At,
+    at: LogScanPlace,
     visibility: Visibility,
     until: Lsn,
     records: u64,
     bytes: usize,
 }
 
-impl Work {
-    fn run(&self, reach: Reach) -> Result<Found, ReadError> {
+impl LogReadStep {
+    fn run(&self, reach: Reach) -> Result<LogReadResult, ReadError> {
         let (store, log) = (&self.store, &self.log);
         let published = store.journal.published(self.visibility);
         // The tail belongs to the same moment: every record below it lies below `published`.
@@ -103,12 +103,12 @@ impl Work {
         };
         let durable = log.state.read().tail(store.journal.durable());
         let (from, lost) = match self.at {
-            At::Start(start) => (start_lsn(store, log, start, tail, reach)?, None),
-            At::Before { .. } => (Lsn::ZERO, None),
-            At::Next { next, .. } => (next, None),
+            LogScanPlace::Start(start) => (start_lsn(store, log, start, tail, reach)?, None),
+            LogScanPlace::Before { .. } => (Lsn::ZERO, None),
+            LogScanPlace::Next { next, .. } => (next, None),
             // Index files show which records survived.
-            At::Resumed { .. } if reach != Reach::Disk => return Err(far().into()),
-            At::Resumed {
+            LogScanPlace::Resumed { .. } if reach != Reach::Disk => return Err(far().into()),
+            LogScanPlace::Resumed {
                 epoch,
                 position,
                 next,
@@ -121,14 +121,14 @@ impl Work {
         let gone = (from < kept.first && !deleted).then_some((from, kept));
         let from = gone.map_or(from, |(_, kept)| kept.first);
         let step = if deleted {
-            Step {
+            ReadStep {
                 batches: Vec::new(),
                 next: from,
                 damage: None,
             }
         } else {
             check_journal(store, from, log)?;
-            let bounds = Bounds {
+            let bounds = StepBounds {
                 until: self.until.min(tail),
                 records: self.records,
                 bytes: self.bytes,
@@ -136,7 +136,7 @@ impl Work {
             };
             step(store, log, from, bounds)?
         };
-        Ok(Found {
+        Ok(LogReadResult {
             step,
             tail,
             durable,
@@ -254,40 +254,42 @@ impl LogScan {
         common: Common,
         target: LogTarget,
         start: ScanStart,
-        cursor: Option<Cursor>,
+        cursor: Option<ScanCursor>,
         until: Option<Lsn>,
     ) -> Result<Self, ReadError> {
         let resumes = cursor.is_some();
         let at = match (start, cursor) {
             (
                 _,
-                Some(Cursor::OneLog {
+                Some(ScanCursor::OneLog {
                     position,
                     log_id: cursor::NO_LOG,
                     ..
                 }),
-            ) => At::Before { position },
+            ) => LogScanPlace::Before { position },
             (
                 _,
-                Some(Cursor::OneLog {
+                Some(ScanCursor::OneLog {
                     epoch,
                     position,
                     log_id,
                     next,
                 }),
-            ) => At::Resumed {
+            ) => LogScanPlace::Resumed {
                 epoch,
                 position,
                 log_id,
                 next,
             },
-            (_, Some(Cursor::ManyLogs { .. })) => {
+            (_, Some(ScanCursor::ManyLogs { .. })) => {
                 return Err(ReadError::BadCursor("it belongs to a scan of many logs"));
             }
-            (ScanStart::First | ScanStart::Cursor(_), None) => At::Start(ReadStart::First),
-            (ScanStart::Lsn(lsn), None) => At::Start(ReadStart::Lsn(lsn)),
-            (ScanStart::Time(time), None) => At::Start(ReadStart::Time(time)),
-            (ScanStart::TailOffset(back), None) => At::Start(ReadStart::TailOffset(back)),
+            (ScanStart::First | ScanStart::Cursor(_), None) => {
+                LogScanPlace::Start(ReadStart::First)
+            }
+            (ScanStart::Lsn(lsn), None) => LogScanPlace::Start(ReadStart::Lsn(lsn)),
+            (ScanStart::Time(time), None) => LogScanPlace::Start(ReadStart::Time(time)),
+            (ScanStart::TailOffset(back), None) => LogScanPlace::Start(ReadStart::TailOffset(back)),
         };
         let until = until.unwrap_or(Lsn::new(u64::MAX));
         let mut scan = Self {
@@ -306,17 +308,17 @@ impl LogScan {
             scan.end = tail_at(log, scan.common.visibility, scan.published());
         }
         match (log, scan.at) {
-            (Some(log), At::Start(ReadStart::TailOffset(back))) => scan.pin(log, back),
-            (None, At::Start(ReadStart::Lsn(asked))) if asked > Lsn::ZERO => {
+            (Some(log), LogScanPlace::Start(ReadStart::TailOffset(back))) => scan.pin(log, back),
+            (None, LogScanPlace::Start(ReadStart::Lsn(asked))) if asked > Lsn::ZERO => {
                 return Err(ReadError::BeyondTail {
                     log: scan.target.name,
                     tail: Lsn::ZERO,
                     asked,
                 });
             }
-            (None, At::Start(_)) => scan.at = At::Before { position },
+            (None, LogScanPlace::Start(_)) => scan.at = LogScanPlace::Before { position },
             // A log that came and went since the cursor was made is named at once.
-            (None, At::Before { position }) if resumes => {
+            (None, LogScanPlace::Before { position }) if resumes => {
                 if let Some(log) = scan.deleted_since(position) {
                     scan.enter(log, position);
                 }
@@ -336,7 +338,7 @@ impl LogScan {
         let position = store.journal.published(self.common.visibility);
         let tail = tail_at(&log, self.common.visibility, position);
         let first = log.state.read().first(store.journal.durable());
-        self.at = At::Next {
+        self.at = LogScanPlace::Next {
             log_id: log.id,
             next: Lsn::new(tail.get().saturating_sub(back)).max(first),
             position,
@@ -346,7 +348,7 @@ impl LogScan {
 
     /// Begins at the first record that the log ever had.
     fn enter(&mut self, log: Arc<Log>, position: Position) {
-        self.at = At::Next {
+        self.at = LogScanPlace::Next {
             log_id: log.id,
             next: Lsn::ZERO,
             position,
@@ -365,10 +367,10 @@ impl LogScan {
     fn locate(&mut self) -> Result<Option<Arc<Log>>, ReadError> {
         let store = &self.common.store;
         let known = match self.at {
-            At::Next { .. } => return Ok(self.log.clone()),
-            At::Resumed { log_id, .. } => Some(log_id),
-            At::Start(_) => self.target.log_id,
-            At::Before { .. } => {
+            LogScanPlace::Next { .. } => return Ok(self.log.clone()),
+            LogScanPlace::Resumed { log_id, .. } => Some(log_id),
+            LogScanPlace::Start(_) => self.target.log_id,
+            LogScanPlace::Before { .. } => {
                 // A log that is created with a sync mode of its own has its own visibility.
                 let name = Some(&self.target.name);
                 self.common.visibility = store.visibility(self.common.asked, name);
@@ -380,7 +382,7 @@ impl LogScan {
             log_id: known,
         };
         match (store.resolve(&target, self.common.visibility), self.at) {
-            (Ok(log), At::Before { position }) => {
+            (Ok(log), LogScanPlace::Before { position }) => {
                 // A log that came and went meanwhile is named first.
                 let first = self.deleted_since(position).unwrap_or(log);
                 self.enter(Arc::clone(&first), position);
@@ -415,9 +417,9 @@ impl LogScan {
                 return Ok(None);
             }
             let Some(log) = self.locate()? else {
-                if let At::Start(_) = self.at {
+                if let LogScanPlace::Start(_) = self.at {
                     // The log was deleted before it was read.
-                    self.at = At::Before {
+                    self.at = LogScanPlace::Before {
                         position: self.published(),
                     };
                     continue;
@@ -431,7 +433,7 @@ impl LogScan {
                 return Ok(None);
             };
             self.common.reserve().await;
-            let work = Work {
+            let work = LogReadStep {
                 store: Arc::clone(&self.common.store),
                 log: Arc::clone(&log),
                 at: self.at,
@@ -453,8 +455,12 @@ impl LogScan {
         }
     }
 
-    fn accept(&mut self, log: &Arc<Log>, found: Found) -> Result<Option<ScanChunk>, ReadError> {
-        let Found {
+    fn accept(
+        &mut self,
+        log: &Arc<Log>,
+        found: LogReadResult,
+    ) -> Result<Option<ScanChunk>, ReadError> {
+        let LogReadResult {
             step,
             tail,
             durable,
@@ -511,7 +517,7 @@ impl LogScan {
         if self.common.remaining != u64::MAX {
             self.common.remaining -= given;
         }
-        self.at = At::Next {
+        self.at = LogScanPlace::Next {
             log_id: log.id,
             next,
             position: published,
@@ -541,35 +547,35 @@ impl LogScan {
     fn encode_cursor(&self) -> Bytes {
         let epoch = self.common.store.journal.recovery_epoch;
         let cursor = match self.at {
-            At::Next {
+            LogScanPlace::Next {
                 log_id,
                 next,
                 position,
-            } => Cursor::OneLog {
+            } => ScanCursor::OneLog {
                 epoch,
                 position,
                 log_id,
                 next,
             },
-            At::Resumed {
+            LogScanPlace::Resumed {
                 epoch,
                 position,
                 log_id,
                 next,
-            } => Cursor::OneLog {
+            } => ScanCursor::OneLog {
                 epoch,
                 position,
                 log_id,
                 next,
             },
-            At::Before { position } => Cursor::OneLog {
+            LogScanPlace::Before { position } => ScanCursor::OneLog {
                 epoch,
                 position,
                 log_id: cursor::NO_LOG,
                 next: Lsn::ZERO,
             },
             // Nothing was returned yet, so there is no place to resume after.
-            At::Start(_) => return Bytes::new(),
+            LogScanPlace::Start(_) => return Bytes::new(),
         };
         cursor.encode(self.common.selection)
     }
@@ -601,10 +607,10 @@ impl LogScan {
 
     /// Waits until the log has more records; `false` = the engine drains.
     async fn wait_for_records(&mut self, log: &Arc<Log>) -> Result<bool, ReadError> {
-        let At::Next { next, .. } = self.at else {
+        let LogScanPlace::Next { next, .. } = self.at else {
             return Ok(true);
         };
-        let follower = || Follower::new(Arc::clone(log) as _);
+        let follower = || WatchFollower::new(Arc::clone(log) as _);
         self.common.follower.get_or_insert_with(follower);
         let _following = Following::new(&self.common.store);
         let store = Arc::clone(&self.common.store);
@@ -645,7 +651,7 @@ impl Scan for LogScan {
     }
 
     fn place(&self) -> Option<ScanPlace> {
-        let At::Next {
+        let LogScanPlace::Next {
             log_id,
             next,
             position,
@@ -683,7 +689,7 @@ impl Scan for LogScan {
             }
             state.tail(durable)
         };
-        self.at = At::Next {
+        self.at = LogScanPlace::Next {
             log_id: place.log_id,
             next: place.next,
             position: place.position,

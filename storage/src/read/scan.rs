@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::cursor::{self, Cursor};
+use super::cursor::{self, ScanCursor};
 use super::journal_scan::JournalScan;
 use super::log_scan::LogScan;
 use crate::api::engine::{Room, Scan, ScanRequest, ScanStart, Selector};
 use crate::api::error::ReadError;
 use crate::api::record::Visibility;
-use crate::api::watch::Follower;
+use crate::api::watch::WatchFollower;
 use crate::base::threads::Workers;
 use crate::read::store::Store;
 
@@ -26,7 +26,7 @@ pub(super) struct Common {
     pub(super) chunk_bytes: usize,
     pub(super) selection: u64,
     /// Set when the scan waits for more records for the first time.
-    pub(super) follower: Option<Follower>,
+    pub(super) follower: Option<WatchFollower>,
     /// Whether the end, as it is now, has been reported.
     pub(super) caught_up: bool,
     pub(super) done: bool,
@@ -56,7 +56,7 @@ impl Common {
     }
 
     pub(super) fn followers(&self) -> usize {
-        self.follower.as_ref().map_or(0, Follower::count)
+        self.follower.as_ref().map_or(0, WatchFollower::count)
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn begin(
 ) -> Result<Box<dyn Scan>, ReadError> {
     let selection = cursor::selection(store.store_id, &request.selector);
     let cursor = match &request.start {
-        ScanStart::Cursor(bytes) => Some(Cursor::decode(bytes, selection)?),
+        ScanStart::Cursor(bytes) => Some(ScanCursor::decode(bytes, selection)?),
         _ => None,
     };
     let name = match &request.selector {

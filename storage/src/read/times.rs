@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::frames::{ALL, Bad, Fault, Frame, read_frames};
+use super::frames::{ALL, Bad, Frame, FrameFault, read_frames};
 use super::reach::{Reach, is_retired, retired};
 use crate::api::codec;
 use crate::api::error::ReadError;
@@ -134,14 +134,14 @@ fn last_time(store: &Store, log: &Arc<Log>, place: &Place) -> Result<Option<Time
         Some(Bad {
             place,
             position,
-            fault: Fault::Damaged,
+            fault: FrameFault::Damaged,
         }) => {
             store.quarantine_at(log, &place, position, ChecksumSite::Read);
             // The rest of a pack is good.
             Ok(last(&frames))
         }
         Some(Bad {
-            fault: Fault::Io(error),
+            fault: FrameFault::Io(error),
             ..
         }) => Err(ReadError::Io(Arc::new(error))),
     }

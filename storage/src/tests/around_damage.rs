@@ -18,7 +18,7 @@ use crate::format::active::Place;
 use crate::journal::segment::Segment;
 use crate::recovery::Loss;
 use crate::tools::verify::Offline;
-use crate::upkeep::sorter::{Load, Of};
+use crate::upkeep::sorter::{Activity, RunSources};
 
 const LOGS: [&str; 4] = ["a", "b/1", "b/2", "c"];
 
@@ -776,7 +776,7 @@ fn log_of_a_missing_segment_takes_appends_while_a_run_is_built() {
     let step = fixture
         .core
         .sorter
-        .sort_step(Of::Segments, Load::AtRest, &mut |_| {
+        .sort_step(RunSources::Segments, Activity::AtRest, &mut |_| {
             let data = (records.len() as u64).to_le_bytes().to_vec();
             let appended = fixture.append("only", &data).unwrap();
             let first = appended.appends[0].first_lsn.get();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::api::error::{CursorError, FailedCheck};
-use crate::api::record::{Cursor, CursorCommit};
+use crate::api::record::{CursorCommit, NamedCursor};
 use crate::base::ids::Name;
 use crate::base::promise::Awaited;
 use crate::disk::Disk;
@@ -22,7 +22,7 @@ pub(super) fn to(log: &str, cursor: &str, lsn: u64) -> CursorCommit {
 }
 
 impl Fixture {
-    pub(super) fn commit(&self, commit: CursorCommit) -> Result<Cursor, CursorError> {
+    pub(super) fn commit(&self, commit: CursorCommit) -> Result<NamedCursor, CursorError> {
         let mut future = Box::pin(self.core.commit_cursor(commit));
         let mut context = Context::from_waker(Waker::noop());
         let waits = future.as_mut().poll(&mut context);

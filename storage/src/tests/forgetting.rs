@@ -394,7 +394,9 @@ fn one_epoch_stands_for_too_many_forgotten_producers() {
         let producers = &mut state.extras.as_mut().unwrap().producers;
         producers.forget(&many, crate::base::ids::Position::ZERO);
     }
-    f.core.logs.add(crate::logs::quotas::Load::gone(MAX_GONE));
+    f.core
+        .logs
+        .add(crate::logs::quotas::LogUsage::gone(MAX_GONE));
     f.forget_now("p").unwrap();
     assert_eq!(f.core.logs.holdings().gone, 0);
     for _ in 0..2 {

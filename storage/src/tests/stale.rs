@@ -8,7 +8,7 @@ use super::*;
 use crate::api::record::GapReason;
 use crate::disk::Disk;
 use crate::format::frame;
-use crate::format::frame::{Head, Kind};
+use crate::format::frame::{FrameHead, Kind};
 
 const RECORDS: u8 = 40;
 
@@ -114,7 +114,7 @@ fn a_frame_that_does_not_follow_the_one_before_is_not_in_the_journal() {
     let mut stale = Vec::new();
     let start = frame::begin(&mut stale, &[]);
     stale.extend_from_slice(body);
-    let head = Head {
+    let head = FrameHead {
         kind: Kind::Batch,
         flags: 0,
         count: 1,

@@ -297,13 +297,13 @@ impl DumpedLog {
 pub struct Enough;
 
 /// Receives one piece after another.
-type Take<'a> = dyn FnMut(Dumped) -> Result<(), Enough> + 'a;
+type TakeDumped<'a> = dyn FnMut(Dumped) -> Result<(), Enough> + 'a;
 
 /// Ids and names of the logs seen so far.
 #[derive(Default)]
-struct Names(HashMap<LogId, LogName>);
+struct LogNames(HashMap<LogId, LogName>);
 
-impl Names {
+impl LogNames {
     fn learn(&mut self, id: LogId, name: &str) {
         if let Ok(name) = LogName::new(name) {
             self.0.insert(id, name);
@@ -316,7 +316,11 @@ impl Offline {
     ///
     /// # Errors
     /// If the directory cannot be read, or has no such segment.
-    pub fn dump_frames(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), DumpError> {
+    pub fn dump_frames(
+        &self,
+        filter: &DumpFilter,
+        take: &mut TakeDumped<'_>,
+    ) -> Result<(), DumpError> {
         let survey = self.survey()?;
         let mut names = self.names()?;
         for (segment, sorted) in chosen(survey, filter)? {
@@ -340,8 +344,8 @@ impl Offline {
         &self,
         (segment, sorted): (&Surveyed, Option<DumpedRun>),
         filter: &DumpFilter,
-        names: &mut Names,
-        take: &mut Take<'_>,
+        names: &mut LogNames,
+        take: &mut TakeDumped<'_>,
     ) -> Result<Result<(), Enough>, OpenError> {
         let fail = || OpenError::io(format!("reading {}", segment.path));
         let shown = take(Dumped::Segment(DumpedSegment {
@@ -391,8 +395,8 @@ impl Offline {
     }
 
     /// Names in the checkpoints.
-    fn names(&self) -> Result<Names, OpenError> {
-        let mut names = Names::default();
+    fn names(&self) -> Result<LogNames, OpenError> {
+        let mut names = LogNames::default();
         let fail = || OpenError::io("reading a checkpoint");
         for id in checkpoint::list(&*self.disk).map_err(fail())? {
             if let Some(bytes) = checkpoint::read(&*self.disk, id).map_err(fail())? {
@@ -410,7 +414,11 @@ impl Offline {
     ///
     /// # Errors
     /// If the directory cannot be read, or has no such segment.
-    pub fn dump_indexes(&self, filter: &DumpFilter, take: &mut Take<'_>) -> Result<(), DumpError> {
+    pub fn dump_indexes(
+        &self,
+        filter: &DumpFilter,
+        take: &mut TakeDumped<'_>,
+    ) -> Result<(), DumpError> {
         for (segment, _) in chosen(self.survey()?, filter)? {
             let id = segment.life.id;
             let index = read_index(&*self.disk, id).map_err(OpenError::io("reading an index"))?;
@@ -449,7 +457,7 @@ impl Offline {
     pub fn dump_checkpoints(
         &self,
         filter: &DumpFilter,
-        take: &mut Take<'_>,
+        take: &mut TakeDumped<'_>,
     ) -> Result<(), DumpError> {
         let fail = || OpenError::io("reading a checkpoint");
         let ids = checkpoint::list(&*self.disk).map_err(fail())?;
@@ -543,7 +551,7 @@ fn dumped(
     header: &Header,
     bytes: &[u8],
     body: Option<&[u8]>,
-    names: &mut Names,
+    names: &mut LogNames,
 ) -> DumpedFrame {
     let directory = frame::directory_of(bytes, header);
     for entry in directory.iter().flat_map(|directory| &directory.entries) {

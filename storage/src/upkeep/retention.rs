@@ -55,14 +55,14 @@ pub(crate) struct Retainer {
     store: Arc<Store>,
     inbox: Inbox,
     pub(crate) control: Control,
-    state: Mutex<State>,
+    state: Mutex<RetentionState>,
     /// Logs whose cursors hold back records that exceed a bound.
-    held: Mutex<HashMap<LogId, Held>>,
+    held: Mutex<HashMap<LogId, HeldByCursors>>,
 }
 
 /// Records of one log that only cursors keep.
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldByCursors {
     bytes: u64,
     /// Arrival of the oldest of these records; `None` if it cannot be read.
     arrival: Option<Timestamp>,
@@ -81,7 +81,7 @@ pub(crate) struct HeldBack {
     pub(crate) age: Duration,
 }
 
-struct State {
+struct RetentionState {
     /// A whole pass has covered everything below.
     seen: Position,
     /// No record of any log is too old before the expiry clock shows this, in seconds.
@@ -102,7 +102,7 @@ struct State {
 }
 
 /// A pass under way.
-pub(crate) struct Pass {
+pub(crate) struct RunningPass {
     began: Instant,
     /// End of the durable journal, and time of the expiry clock, when the pass began.
     durable: Position,
@@ -144,7 +144,7 @@ impl Deref for Retainer {
     }
 }
 
-impl Pass {
+impl RunningPass {
     /// Whether no log is left to examine.
     pub(crate) fn is_through(&self) -> bool {
         self.over && self.candidates.is_empty()
@@ -158,7 +158,7 @@ impl Retainer {
             store: Arc::clone(store),
             inbox,
             control: Control::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(RetentionState {
                 seen: Position::ZERO,
                 ages_at: 0,
                 passed_at: Timestamp::default(),
@@ -189,7 +189,7 @@ impl Retainer {
     }
 
     /// Notes the records that the cursors of a log hold back; `None`: none.
-    fn note_held(&self, log: LogId, held: Option<Held>) {
+    fn note_held(&self, log: LogId, held: Option<HeldByCursors>) {
         let mut all = self.held.lock();
         match held {
             Some(held) => drop(all.insert(log, held)),
@@ -366,7 +366,7 @@ impl Retainer {
     }
 
     /// Begins a pass; `None` if it would find nothing to do.
-    pub(crate) fn begin_pass(&self) -> Option<Pass> {
+    pub(crate) fn begin_pass(&self) -> Option<RunningPass> {
         let settings = self.journal.retention_settings();
         // The position comes first: later records are for the next pass.
         let durable = self.journal.durable();
@@ -379,7 +379,7 @@ impl Retainer {
         if unbounded || idle || self.journal.refusal().is_some() {
             return None;
         }
-        Some(Pass {
+        Some(RunningPass {
             began: self.journal.clock.monotonic(),
             durable,
             now,
@@ -398,7 +398,7 @@ impl Retainer {
     }
 
     /// Goes on until a portion is full, the logs of one step or all logs are examined, or the pass must stop.
-    pub(crate) fn look(&self, pass: &mut Pass) -> Vec<Expiry> {
+    pub(crate) fn look(&self, pass: &mut RunningPass) -> Vec<Expiry> {
         let mut portion = Vec::new();
         if pass.candidates.is_empty() {
             self.gather(pass);
@@ -422,7 +422,7 @@ impl Retainer {
     }
 
     /// Finds the next logs to examine.
-    fn gather(&self, pass: &mut Pass) {
+    fn gather(&self, pass: &mut RunningPass) {
         while !pass.over && pass.candidates.len() < GATHERED && !self.control.is_stopped() {
             let after = pass.after.take();
             pass.after = self
@@ -435,7 +435,7 @@ impl Retainer {
     }
 
     /// Adds a log to the candidates if state in memory shows that it may exceed a bound.
-    fn glance(&self, log: &Arc<Log>, pass: &mut Pass) {
+    fn glance(&self, log: &Arc<Log>, pass: &mut RunningPass) {
         let state = log.state.read();
         let retention = self.retention_of(&state.config);
         if pass.holds && !(retention.is_bounded() && retention.respect_cursors) {
@@ -475,7 +475,7 @@ impl Retainer {
     }
 
     /// The records that a log must forget.
-    fn expiry_of(&self, log: &Arc<Log>, pass: &mut Pass) -> std::io::Result<Option<Expiry>> {
+    fn expiry_of(&self, log: &Arc<Log>, pass: &mut RunningPass) -> std::io::Result<Option<Expiry>> {
         let (config, created, first, tail, cursor) = {
             let state = log.state.read();
             let first = state.coming_first();
@@ -557,7 +557,7 @@ impl Retainer {
         &self,
         log: &Arc<Log>,
         (first, free, before): (Lsn, Lsn, Lsn),
-        pass: &Pass,
+        pass: &RunningPass,
     ) -> std::io::Result<Lsn> {
         let stored = |lsn| self.stored_before(log, lsn);
         let mut from = free.max(first);
@@ -570,7 +570,7 @@ impl Retainer {
                 from = from.max(border.min(before));
             }
         }
-        let held = Held {
+        let held = HeldByCursors {
             bytes: end.saturating_sub(stored(from)?.unwrap_or(end)),
             arrival: self.arrival(log, from)?,
             looked_at: pass.now,
@@ -620,7 +620,7 @@ impl Retainer {
     /// Counts the result of a portion.
     pub(crate) fn count(
         &self,
-        pass: &mut Pass,
+        pass: &mut RunningPass,
         portion: &[Ends],
         expired: &Result<Vec<Option<Lsn>>, AppendError>,
     ) {
@@ -643,7 +643,7 @@ impl Retainer {
     }
 
     /// Ends a pass.
-    pub(crate) fn end_pass(&self, mut pass: Pass) {
+    pub(crate) fn end_pass(&self, mut pass: RunningPass) {
         let took = self.journal.clock.monotonic() - pass.began;
         pass.came_to.time = took;
         self.journal.observer.retention(&pass.came_to);

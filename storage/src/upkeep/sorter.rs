@@ -27,7 +27,7 @@ mod sort;
 mod write;
 
 #[cfg(test)]
-pub(crate) use self::choose::{Load, Of};
+pub(crate) use self::choose::{Activity, RunSources};
 pub(crate) use self::sort::Sorter;
 #[cfg(test)]
 pub(crate) use self::sort::Turns;

@@ -7,12 +7,12 @@ use std::io;
 use parking_lot::Mutex;
 use wald_storage::{
     AdminError, Administer, Append, AppendError, AppendTimes, Appended, Backup, BackupError, Batch,
-    BoxFuture, Clock as _, Cursor, CursorCommit, CursorError, Durability, DurabilityTruth,
-    EngineKind, FenceError, Fenced, LogAppended, LogConfig, LogConfigChange, LogId, LogInfo,
-    LogName, LogStat, LogTarget, Lsn, Name, Operate, Page, Position, ProducerInfo, ReadError,
-    ReadLogs, ReadRequest, ReadStart, RecoveryTimes, Scan, ScanRequest, SegmentInfo, Session,
-    Statistics, StoredBatch, SyncError, SyncTarget, Ticket, TrimError, Until, Verification,
-    VerifyError, Visibility, Watch, Watched,
+    BoxFuture, Clock as _, CursorCommit, CursorError, Durability, DurabilityTruth, EngineKind,
+    FenceError, Fenced, LogAppended, LogConfig, LogConfigChange, LogId, LogInfo, LogName, LogStat,
+    LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position, ProducerInfo, ReadError, ReadLogs,
+    ReadRequest, ReadStart, RecoveryTimes, Scan, ScanRequest, SegmentInfo, Session, Statistics,
+    StoredBatch, SyncError, SyncTarget, Ticket, TrimError, Until, Verification, VerifyError,
+    Visibility, Watch, Watched,
 };
 
 use super::*;
@@ -178,7 +178,7 @@ impl Administer for MemoryEngine {
         unimplemented!()
     }
 
-    fn commit_cursor(&self, _: CursorCommit) -> BoxFuture<'_, Result<Cursor, CursorError>> {
+    fn commit_cursor(&self, _: CursorCommit) -> BoxFuture<'_, Result<NamedCursor, CursorError>> {
         unimplemented!()
     }
 
@@ -186,7 +186,7 @@ impl Administer for MemoryEngine {
         unimplemented!()
     }
 
-    fn cursor(&self, _: LogTarget, _: Name) -> BoxFuture<'_, Result<Cursor, CursorError>> {
+    fn cursor(&self, _: LogTarget, _: Name) -> BoxFuture<'_, Result<NamedCursor, CursorError>> {
         unimplemented!()
     }
 
@@ -195,7 +195,7 @@ impl Administer for MemoryEngine {
         _: LogTarget,
         _: Option<String>,
         _: usize,
-    ) -> BoxFuture<'_, Result<Vec<Cursor>, CursorError>> {
+    ) -> BoxFuture<'_, Result<Vec<NamedCursor>, CursorError>> {
         unimplemented!()
     }
 

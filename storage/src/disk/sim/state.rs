@@ -11,7 +11,7 @@ use super::names::NameChange;
 const SECTOR: u64 = 512;
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct SimState {
     pub(super) files: HashMap<u64, Inode>,
     pub(super) next_inode: u64,
     pub(super) names: BTreeMap<String, u64>,
@@ -96,7 +96,7 @@ pub(super) fn power_is_off() -> io::Error {
     io::Error::other("the power is off")
 }
 
-impl State {
+impl SimState {
     /// Bytes of all files with a name, in whole blocks.
     pub(super) fn allocated(&self) -> u64 {
         let files = self

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::tail::SegmentTail;
-use super::{About, Committer, Placed, refused};
+use super::{Committer, FrameFields, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AdminError, AppendError, TargetError, TrimError};
 use crate::api::record::{LogConfig, LogConfigChange};
@@ -11,7 +11,7 @@ use crate::base::ids::{LogId, LogName, Lsn, Position};
 use crate::format::body::{Created, MAX_CONFIG_LEN};
 use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
-use crate::logs::quotas::{Load, Wanted as Adds};
+use crate::logs::quotas::{LogUsage, QuotaRequest as Adds};
 use crate::logs::{Log, TrimBy};
 
 /// Maximum number of logs deleted with one flush.
@@ -68,9 +68,14 @@ impl<T: SegmentTail> Committer<T> {
             (state.next, change.apply(&state.config))
         };
         let bounded = config.retention.is_some();
-        let frame = self.push_frame(About::act(Kind::Configured, next), log.id, None, |out| {
-            crate::format::body::put_config(out, &config);
-        });
+        let frame = self.push_frame(
+            FrameFields::act(Kind::Configured, next),
+            log.id,
+            None,
+            |out| {
+                crate::format::body::put_config(out, &config);
+            },
+        );
         let start = self.tail.start();
         {
             let mut state = log.state.write();
@@ -123,7 +128,7 @@ impl<T: SegmentTail> Committer<T> {
         self.finish_open();
         // Records in memory only never get a place.
         let next = log.state.read().journaled_next();
-        let frame = self.push_frame(About::act(Kind::Deleted, next), log.id, None, |_| {});
+        let frame = self.push_frame(FrameFields::act(Kind::Deleted, next), log.id, None, |_| {});
         let start = self.tail.start();
         self.group.undo.note(start, &log, &log.state.read());
         self.discard_buffered(&log);
@@ -156,7 +161,7 @@ impl<T: SegmentTail> Committer<T> {
                     state.deleted = true;
                     state.last_end = pending.need.unwrap_or(state.last_end);
                     state.stored_bytes = 0;
-                    let load = Load::of(state.extras.as_deref());
+                    let load = LogUsage::of(state.extras.as_deref());
                     self.logs.take(load);
                     self.logs.change_producers(load.producers, 0);
                     state.extras = None;
@@ -206,7 +211,7 @@ impl<T: SegmentTail> Committer<T> {
         if before <= first {
             return (Some(last_end), Ok(first));
         }
-        let frame = self.push_frame(About::act(Kind::Trim, before), log.id, None, |_| {});
+        let frame = self.push_frame(FrameFields::act(Kind::Trim, before), log.id, None, |_| {});
         let start = self.tail.start();
         {
             let mut state = log.state.write();
@@ -227,9 +232,9 @@ impl<T: SegmentTail> Committer<T> {
         let id = LogId::compose(self.journal.recovery_epoch, self.next_log_counter);
         self.next_log_counter += 1;
         let time = self.arrival;
-        let about = About {
+        let about = FrameFields {
             flags,
-            ..About::act(Kind::Created, Lsn::ZERO)
+            ..FrameFields::act(Kind::Created, Lsn::ZERO)
         };
         let frame = self.push_frame(about, id, Some(name.as_str()), |out| {
             Created::put(out, name.as_str(), &config, time);

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::group::OpenFrame;
 use super::producers::Recognised;
 use super::tail::{SegmentTail, Started};
-use super::{About, Committer, Placed, UNIT_DIRECTORY_BYTES, refused};
+use super::{Committer, FrameFields, Placed, UNIT_DIRECTORY_BYTES, refused};
 use crate::api::engine::{LogAppended, OneOrMore};
 use crate::api::error::AppendError;
 use crate::api::record::{Batch, Compression, LogConfig, LogRecords};
@@ -19,7 +19,7 @@ use crate::format::digest::Digest;
 use crate::format::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
 use crate::journal::Placement;
 use crate::logs::Log;
-use crate::logs::conditions::{Checked, check};
+use crate::logs::conditions::{CheckedBatch, check};
 
 /// Maximum number of bytes that the records of one log take in the body of a frame.
 pub(super) fn stored_bytes(records: &LogRecords) -> usize {
@@ -46,10 +46,12 @@ impl<T: SegmentTail> Committer<T> {
             return refused(error);
         }
         match check(&self.logs, batch, &targets, &self.allowed()) {
-            Checked::Refused { error, reveals } => {
+            CheckedBatch::Refused { error, reveals } => {
                 return (Some(reveals), Err(error));
             }
-            Checked::Passed { reveals } if batch.logs.is_empty() && batch.cursors.is_empty() => {
+            CheckedBatch::Passed { reveals }
+                if batch.logs.is_empty() && batch.cursors.is_empty() =>
+            {
                 let placement = Placement {
                     appends: OneOrMore::new(),
                     logs: OneOrMore::new(),
@@ -57,7 +59,7 @@ impl<T: SegmentTail> Committer<T> {
                 };
                 return (Some(reveals), Ok(placement));
             }
-            Checked::Passed { .. } => {}
+            CheckedBatch::Passed { .. } => {}
         }
         let (appends, logs, position) = match (batch.logs.as_slice(), targets.as_slice()) {
             ([one], [Some(log)]) if one.producer.is_none() && batch.cursors.is_empty() => {
@@ -242,7 +244,7 @@ impl<T: SegmentTail> Committer<T> {
                 self.remember(&log, producer, digest, &append, position);
             }
             let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
-            let about = About {
+            let about = FrameFields {
                 kind: Kind::Batch,
                 flags: flags(index),
                 first_lsn: append.first_lsn,

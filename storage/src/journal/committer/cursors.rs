@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::tail::SegmentTail;
-use super::{About, Committer, Placed, refused};
+use super::{Committer, FrameFields, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AppendError, CursorError, TargetError};
-use crate::api::record::{Cursor, CursorCommit};
+use crate::api::record::{CursorCommit, NamedCursor};
 use crate::base::ids::{LogName, Lsn, Name, Position};
 use crate::format::body::CursorBody;
 use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
@@ -14,13 +14,13 @@ use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::conditions::check_cursor;
 use crate::logs::extras::Mark;
-use crate::logs::quotas::{Load, Wanted as Adds};
+use crate::logs::quotas::{LogUsage, QuotaRequest as Adds};
 
 impl<T: SegmentTail> Committer<T> {
     pub(super) fn commit_cursor(
         &mut self,
         commit: &CursorCommit,
-    ) -> Placed<Option<Cursor>, CursorError> {
+    ) -> Placed<Option<NamedCursor>, CursorError> {
         self.finish_open();
         let Some(log) = self.logs.by_name(commit.log.as_str()) else {
             let log = commit.log.clone();
@@ -53,7 +53,7 @@ impl<T: SegmentTail> Committer<T> {
             return (Some(reveals), Err(error.into()));
         }
         self.push_cursor(&commit.log, &commit.cursor, Some(commit.lsn), 0);
-        let cursor = Cursor {
+        let cursor = NamedCursor {
             name: commit.cursor.clone(),
             log_id: log.id,
             lsn: commit.lsn,
@@ -66,7 +66,7 @@ impl<T: SegmentTail> Committer<T> {
         &mut self,
         target: &LogTarget,
         cursor: &Name,
-    ) -> Placed<Option<Cursor>, CursorError> {
+    ) -> Placed<Option<NamedCursor>, CursorError> {
         self.finish_open();
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
             return (Some(Position::ZERO), Err(target.not_found().into()));
@@ -106,9 +106,9 @@ impl<T: SegmentTail> Committer<T> {
         let Some(log) = self.logs.by_name(log.as_str()) else {
             return;
         };
-        let about = About {
+        let about = FrameFields {
             flags,
-            ..About::act(Kind::Cursor, lsn.unwrap_or(Lsn::ZERO))
+            ..FrameFields::act(Kind::Cursor, lsn.unwrap_or(Lsn::ZERO))
         };
         let body = CursorBody {
             name: cursor.clone(),
@@ -128,8 +128,8 @@ impl<T: SegmentTail> Committer<T> {
             let extras = state.extras.get_or_insert_default();
             let was_there = extras.move_cursor(frame.end, cursor, mark, durable);
             match (was_there, mark) {
-                (false, Some(_)) => self.logs.add(Load::cursor(cursor)),
-                (true, None) => self.logs.take(Load::cursor(cursor)),
+                (false, Some(_)) => self.logs.add(LogUsage::cursor(cursor)),
+                (true, None) => self.logs.take(LogUsage::cursor(cursor)),
                 (true, Some(_)) | (false, None) => {}
             }
         }

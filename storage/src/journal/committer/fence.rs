@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::tail::SegmentTail;
-use super::{About, Committer, Placed, refused};
+use super::{Committer, FrameFields, Placed, refused};
 use crate::api::engine::{Fenced, LogTarget};
 use crate::api::error::MAX_EPOCH_RISE;
 use crate::api::error::{AppendError, FenceError, TargetError};
@@ -18,7 +18,7 @@ use crate::format::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::conditions::Creation;
-use crate::logs::quotas::Wanted as Adds;
+use crate::logs::quotas::QuotaRequest as Adds;
 
 impl<T: SegmentTail> Committer<T> {
     pub(super) fn fence(
@@ -134,7 +134,7 @@ impl<T: SegmentTail> Committer<T> {
 
     fn push_fence(&mut self, log: &Arc<Log>, epoch: u64) -> Fenced {
         // The header, and so the directory of the next group, has the complete fence.
-        let about = About::act(Kind::Fence, Lsn::new(epoch));
+        let about = FrameFields::act(Kind::Fence, Lsn::new(epoch));
         let frame = self.push_frame(about, log.id, None, |_| {});
         let start = self.tail.start();
         let tail_lsn = {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::tail::SegmentTail;
-use super::{About, Committer, Placed, refused};
+use super::{Committer, FrameFields, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AdminError, AppendError};
 use crate::base::ids::{Name, Position, Timestamp};
@@ -15,7 +15,7 @@ use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::producers::{Forgotten, MAX_GONE};
-use crate::logs::quotas::Load;
+use crate::logs::quotas::LogUsage;
 
 /// Maximum length of the ids in one frame, in bytes: a small segment has room for them.
 const FRAME_BYTES: usize = 4 << 10;
@@ -128,7 +128,7 @@ impl<T: SegmentTail> Committer<T> {
             producers,
             first_epoch,
         };
-        let about = About::act(Kind::Forgotten, next);
+        let about = FrameFields::act(Kind::Forgotten, next);
         let frame = self.push_frame(about, log.id, None, |out| forgotten.put(out));
         let start = self.tail.start();
         let before = {
@@ -137,16 +137,16 @@ impl<T: SegmentTail> Committer<T> {
             state.last_end = frame.end;
             let extras = state.extras.get_or_insert_default();
             let producers = extras.change_producers(frame.start);
-            self.logs.take(Load::gone(producers.gone()));
+            self.logs.take(LogUsage::gone(producers.gone()));
             let there = producers.len();
             let before = producers.forget(&forgotten, frame.start);
-            self.logs.add(Load::gone(producers.gone()));
+            self.logs.add(LogUsage::gone(producers.gone()));
             self.logs.change_producers(there, producers.len());
             before
         };
         before
             .ids()
-            .for_each(|id| self.logs.take(Load::producer(id)));
+            .for_each(|id| self.logs.take(LogUsage::producer(id)));
         self.group.undo.note_forgotten(log, before);
         self.touch(log);
         Ok(())

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::group::OpenFrame;
 use super::tail::{SegmentTail, Started};
-use super::{About, Committer};
+use super::{Committer, FrameFields};
 use crate::api::record::{Compression, Producer};
 use crate::base::ids::{LogId, Position};
 use crate::format::digest::Digest;
-use crate::format::frame::{Head, Kind};
+use crate::format::frame::{FrameHead, Kind};
 use crate::logs::Log;
 
 impl<T: SegmentTail> Committer<T> {
@@ -21,7 +21,7 @@ impl<T: SegmentTail> Committer<T> {
         self.tail.begin(producer)
     }
 
-    pub(super) fn end_batch(&mut self, frame: Started, about: About, log: &Arc<Log>) {
+    pub(super) fn end_batch(&mut self, frame: Started, about: FrameFields, log: &Arc<Log>) {
         let compression = log.state.read().compression();
         let before = self.tail.len().next_multiple_of(8);
         self.end_frame(frame, about, (log.id, None), compression);
@@ -42,11 +42,11 @@ impl<T: SegmentTail> Committer<T> {
     fn end_frame(
         &mut self,
         frame: Started,
-        about: About,
+        about: FrameFields,
         (log_id, name): (LogId, Option<&str>),
         compression: Compression,
     ) -> Range<Position> {
-        let head = Head {
+        let head = FrameHead {
             kind: about.kind,
             flags: about.flags,
             count: about.count,
@@ -63,7 +63,7 @@ impl<T: SegmentTail> Committer<T> {
     /// Adds a whole frame that holds no records. Returns its position and end.
     pub(super) fn push_frame(
         &mut self,
-        about: About,
+        about: FrameFields,
         log_id: LogId,
         name: Option<&str>,
         body: impl FnOnce(&mut Vec<u8>),
@@ -82,7 +82,7 @@ impl<T: SegmentTail> Committer<T> {
                 count,
                 ..
             } = open;
-            let about = About {
+            let about = FrameFields {
                 kind: Kind::Batch,
                 flags: 0,
                 first_lsn,

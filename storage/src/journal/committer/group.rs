@@ -39,7 +39,7 @@ impl OpenFrame {
 }
 
 /// An answer to give when the group is written.
-pub(super) struct Pending {
+pub(super) struct PendingAnswer {
     pub(super) level: Durability,
     /// `None`: the end of the group.
     pub(super) need: Option<Position>,
@@ -65,9 +65,9 @@ pub(super) struct Pending {
 pub(super) struct Group {
     pub(super) open: Option<OpenFrame>,
     pub(super) undo: Undo,
-    pub(super) pending: Vec<Pending>,
+    pub(super) pending: Vec<PendingAnswer>,
     /// Logs whose deletion is in the group, and the answers to these deletions.
-    pub(super) deletions: Vec<(Arc<Log>, Pending)>,
+    pub(super) deletions: Vec<(Arc<Log>, PendingAnswer)>,
     /// Logs of the group, whose readers are woken.
     pub(super) readers: Vec<Arc<Log>>,
     pub(super) records: u64,
@@ -108,7 +108,7 @@ impl Group {
             .saturating_sub(write);
         let mut handed = Vec::with_capacity(self.pending.len());
         for pending in self.pending.drain(..) {
-            let Pending {
+            let PendingAnswer {
                 level,
                 need,
                 reply,
@@ -152,7 +152,7 @@ impl Group {
     }
 }
 
-impl Pending {
+impl PendingAnswer {
     /// Whether the outcome depends on frames beyond `start`.
     pub(super) fn rests_beyond(&self, start: Position) -> bool {
         !self.buffered && self.need.is_none_or(|need| need > start)

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 
 use super::append::stored_bytes;
 use super::tail::SegmentTail;
-use super::{About, COALESCED_BYTES, Committer, NEVER, Placed, refused};
+use super::{COALESCED_BYTES, Committer, FrameFields, NEVER, Placed, refused};
 use crate::api::codec;
 use crate::api::engine::LogAppended;
 use crate::api::error::AppendError;
@@ -19,7 +19,7 @@ use crate::base::ids::Timestamp;
 use crate::format::active::Place;
 use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
 use crate::journal::{Journal, Placement};
-use crate::logs::conditions::{Checked, check};
+use crate::logs::conditions::{CheckedBatch, check};
 use crate::logs::{Buffered, Log, LogState};
 
 impl<T: SegmentTail> Committer<T> {
@@ -68,7 +68,7 @@ impl<T: SegmentTail> Committer<T> {
             return Some(refused(error));
         }
         let targets = [Some(Arc::clone(&log))];
-        if let Checked::Refused { error, reveals } =
+        if let CheckedBatch::Refused { error, reveals } =
             check(&self.logs, batch, &targets, &self.allowed())
         {
             return Some((Some(reveals), Err(error)));
@@ -114,7 +114,7 @@ impl<T: SegmentTail> Committer<T> {
                 frame_len: self.frame_len(frame),
             };
             state.set_newest(place, false);
-            let about = About {
+            let about = FrameFields {
                 kind: Kind::Batch,
                 flags: 0,
                 first_lsn: buffered.first_lsn,

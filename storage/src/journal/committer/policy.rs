@@ -9,7 +9,7 @@ use super::tail::Started;
 use super::*;
 use crate::api::config::StorageConfig;
 use crate::api::engine::Appended;
-use crate::api::error::Shortage;
+use crate::api::error::HostShortage;
 use crate::api::record::{Compression, LogRecords, Producer, Record};
 use crate::api::records::Records;
 use crate::api::ticket::Ticket;
@@ -20,7 +20,7 @@ use crate::base::metrics::NoObserver;
 use crate::base::sync::Mutex;
 use crate::format::body::Seal;
 use crate::format::digest::Digest;
-use crate::format::frame::{CONTINUES, Head};
+use crate::format::frame::{CONTINUES, FrameHead};
 use crate::format::life::Life;
 use crate::journal::expiry::Clocks;
 use crate::journal::seal::Sealed;
@@ -117,7 +117,7 @@ impl SegmentTail for MemoryTail {
     fn finish(
         &mut self,
         frame: Started,
-        head: Head,
+        head: FrameHead,
         _name: Option<&str>,
         _compression: Compression,
     ) -> Range<Position> {
@@ -207,7 +207,7 @@ impl SegmentTail for MemoryTail {
 struct Left(Mutex<Vec<SegmentId>>);
 
 impl SealSink for Left {
-    fn has_room(&self, _segment_bytes: u64) -> Result<(), Shortage> {
+    fn has_room(&self, _segment_bytes: u64) -> Result<(), HostShortage> {
         Ok(())
     }
 

@@ -8,12 +8,12 @@ use crate::api::engine::LogAppended;
 use crate::api::error::AppendError;
 use crate::api::record::{Batch, Producer};
 use crate::base::ids::{LogName, Position};
-use crate::format::digest::{Digest, Sent};
+use crate::format::digest::{ArrivedBatch, Digest};
 use crate::journal::Placement;
 use crate::logs::Log;
 use crate::logs::conditions::Creation;
 use crate::logs::producers::{Producers, Recall, Remembered};
-use crate::logs::quotas::Load;
+use crate::logs::quotas::LogUsage;
 
 /// Kind of a batch.
 pub(super) enum Recognised {
@@ -41,7 +41,7 @@ impl<T: SegmentTail> Committer<T> {
             let Some(producer) = &records.producer else {
                 return Recognised::New;
             };
-            let sent = Sent {
+            let sent = ArrivedBatch {
                 records: &records.records,
                 keyed: *digest,
             };
@@ -76,7 +76,12 @@ impl<T: SegmentTail> Committer<T> {
         Recognised::Repeat(self.answer_again(&repeats))
     }
 
-    fn recall(&self, log: Option<&Log>, producer: &Producer, sent: Sent<'_>) -> (Recall, Position) {
+    fn recall(
+        &self,
+        log: Option<&Log>,
+        producer: &Producer,
+        sent: ArrivedBatch<'_>,
+    ) -> (Recall, Position) {
         let window = self.settings.producer_window;
         let recall = |log: &Log| {
             let state = log.state.read();
@@ -139,7 +144,7 @@ impl<T: SegmentTail> Committer<T> {
             (producers.remember(producer, batch, window), producers.len())
         };
         if let Some(id) = before.added() {
-            self.logs.add(Load::producer(id));
+            self.logs.add(LogUsage::producer(id));
             self.logs.change_producers(there - 1, there);
         }
         self.group.undo.note_remembered(log, before);

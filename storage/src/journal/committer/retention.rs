@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::tail::SegmentTail;
-use super::{About, Committer, NO_LOG, Placed, refused};
+use super::{Committer, FrameFields, NO_LOG, Placed, refused};
 use crate::api::error::{AppendError, SyncError};
 use crate::api::record::LogConfig;
 use crate::base::ids::Lsn;
@@ -52,9 +52,9 @@ impl<T: SegmentTail> Committer<T> {
             let first = state.coming_first();
             (stands && *before > first).then_some(first)?
         };
-        let about = About {
+        let about = FrameFields {
             count: TrimBy::Retention.number(),
-            ..About::act(Kind::Trim, *before)
+            ..FrameFields::act(Kind::Trim, *before)
         };
         let frame = self.push_frame(about, log.id, None, |_| {});
         let start = self.tail.start();
@@ -79,9 +79,14 @@ impl<T: SegmentTail> Committer<T> {
         let marker = Marker {
             expiry: Some(self.expiry),
         };
-        self.push_frame(About::act(Kind::Marker, Lsn::ZERO), NO_LOG, None, |out| {
-            marker.put(out);
-        });
+        self.push_frame(
+            FrameFields::act(Kind::Marker, Lsn::ZERO),
+            NO_LOG,
+            None,
+            |out| {
+                marker.put(out);
+            },
+        );
         (None, Ok(()))
     }
 }

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 
 use super::tail::SegmentTail;
-use super::{About, Committer, DIRECTORY_BYTES, GROUP_BYTES, NO_LOG};
+use super::{Committer, DIRECTORY_BYTES, FrameFields, GROUP_BYTES, NO_LOG};
 use crate::api::error::AppendError;
-use crate::api::error::Shortage;
+use crate::api::error::HostShortage;
 use crate::base::ids::{LogId, Lsn, SegmentId};
 use crate::disk::shortage;
 use crate::format::body::{Closing, Link};
@@ -127,7 +127,7 @@ impl<T: SegmentTail> Committer<T> {
     fn spared(&self, result: io::Result<()>, purpose: Use, rolls: bool) -> Result<(), AppendError> {
         result.map_err(|error| {
             match shortage(&error) {
-                Some(Shortage::Space) => {
+                Some(HostShortage::Space) => {
                     return AppendError::DiskFull(self.tail.lacks(purpose, rolls));
                 }
                 Some(shortage) => return shortage.into(),
@@ -232,7 +232,7 @@ impl<T: SegmentTail> Committer<T> {
     /// main fields: previous segment as log id, its end as first lsn, epoch as count.
     pub(super) fn begin_with(&mut self, link: Link) {
         let body = link.encode();
-        let about = About {
+        let about = FrameFields {
             kind: Kind::Link,
             flags: 0,
             first_lsn: Lsn::new(link.predecessor_end.get()),
@@ -248,9 +248,14 @@ impl<T: SegmentTail> Committer<T> {
     pub(super) fn seal(&mut self) -> Result<(), AppendError> {
         let records = self.entered.records;
         let seal = self.tail.seal(records, self.next_log_counter, self.expiry);
-        self.push_frame(About::act(Kind::Seal, Lsn::ZERO), NO_LOG, None, |out| {
-            out.extend_from_slice(&seal.encode());
-        });
+        self.push_frame(
+            FrameFields::act(Kind::Seal, Lsn::ZERO),
+            NO_LOG,
+            None,
+            |out| {
+                out.extend_from_slice(&seal.encode());
+            },
+        );
         self.write_out()?;
         *self.tail.segment().end.write() = Some(self.tail.end());
         Ok(())

@@ -26,7 +26,7 @@ use crate::format::body::Seal;
 use crate::format::compress;
 use crate::format::digest::Digest;
 use crate::format::frame;
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Head};
+use crate::format::frame::{DirectoryBuilder, FrameHead, HEADER_BYTES};
 use crate::journal::pool::{Pool, ReadySegment, Use};
 use crate::journal::recent::Keeper;
 use crate::journal::segment::Segment;
@@ -98,7 +98,7 @@ pub(crate) trait SegmentTail {
     fn finish(
         &mut self,
         frame: Started,
-        head: Head,
+        head: FrameHead,
         name: Option<&str>,
         compression: Compression,
     ) -> Range<Position>;
@@ -300,7 +300,7 @@ impl SegmentTail for Tail {
     fn finish(
         &mut self,
         frame: Started,
-        mut head: Head,
+        mut head: FrameHead,
         name: Option<&str>,
         compression: Compression,
     ) -> Range<Position> {

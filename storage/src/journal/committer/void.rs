@@ -14,9 +14,9 @@ use std::sync::Arc;
 use super::Committer;
 use super::tail::SegmentTail;
 use crate::base::ids::Position;
-use crate::logs::producers::{Before as ProducerBefore, BeforeForgotten};
-use crate::logs::quotas::Load;
-use crate::logs::{Buffered, Log, LogState, Standing};
+use crate::logs::producers::{BeforeForgotten, ProducerUndo as ProducerBefore};
+use crate::logs::quotas::LogUsage;
+use crate::logs::{Buffered, Log, LogState, SavedLog};
 
 /// Changes of the current group, and the state before them.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub(super) struct Undo {
     records: u64,
     /// Number of logs that the segment had touched.
     touched: usize,
-    logs: Vec<(Arc<Log>, Standing)>,
+    logs: Vec<(Arc<Log>, SavedLog)>,
     created: Vec<Arc<Log>>,
     /// Changes of producers, in order.
     producers: Vec<(Arc<Log>, Change)>,
@@ -127,19 +127,19 @@ impl<T: SegmentTail> Committer<T> {
             match change {
                 Change::Remembered(before) => {
                     if let Some(id) = before.added() {
-                        self.logs.take(Load::producer(id));
+                        self.logs.take(LogUsage::producer(id));
                     }
                     extras.producers.take_back(before);
                 }
                 Change::Forgotten(before) => {
                     before
                         .ids()
-                        .for_each(|id| self.logs.add(Load::producer(id)));
+                        .for_each(|id| self.logs.add(LogUsage::producer(id)));
                     extras.producers.take_back_forgotten(before);
                 }
             }
-            self.logs.take(Load::gone(gone));
-            self.logs.add(Load::gone(extras.producers.gone()));
+            self.logs.take(LogUsage::gone(gone));
+            self.logs.add(LogUsage::gone(extras.producers.gone()));
             self.logs.change_producers(there, extras.producers.len());
         }
         // First, so that no concurrent reader takes the records for written.

@@ -21,7 +21,7 @@ use crate::logs::{Kept, Log};
 use crate::read::frames::plain_body;
 use crate::read::reach::{Reach, far, is_far};
 use crate::read::store::Store;
-use crate::read::{Fault, fitting, part};
+use crate::read::{FrameFault, fitting, part};
 
 /// Bytes of the journal in one read. A larger frame is read whole.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -39,7 +39,7 @@ const BATCH_OVERHEAD: usize = 48;
 
 /// One pass over a part of the journal.
 #[derive(Clone)]
-pub(super) struct Work {
+pub(super) struct JournalReadStep {
     pub(super) store: Arc<Store>,
     pub(super) prefix: Arc<str>,
     pub(super) at: Position,
@@ -97,7 +97,7 @@ enum Continuation {
     CaughtUp,
 }
 
-impl Work {
+impl JournalReadStep {
     /// Reads until the chunk is full, everything published is seen, or [`LOOK_BYTES`] were read. The second value is
     /// whether everything published is seen.
     pub(super) fn run(mut self, reach: Reach) -> Result<(Self, bool), ReadError> {
@@ -379,12 +379,12 @@ impl Work {
         let body = |work: &mut Self| {
             let bytes = buffer.get(from..).unwrap_or(&[]);
             match plain_body(header, bytes, buffer, from) {
-                Err(Fault::Damaged) if reach == Reach::Memory => Err(Fault::Io(far())),
-                Err(Fault::Damaged) => {
+                Err(FrameFault::Damaged) if reach == Reach::Memory => Err(FrameFault::Io(far())),
+                Err(FrameFault::Damaged) => {
                     let again = work
                         .store
                         .bytes_again(segment, header.position, header.frame_len())
-                        .map_err(Fault::Io)?;
+                        .map_err(FrameFault::Io)?;
                     plain_body(header, &again, &again, 0)
                 }
                 body => body,
@@ -411,7 +411,7 @@ impl Work {
         &mut self,
         log: &Arc<Log>,
         frame: FrameRecords,
-        body: impl FnOnce(&mut Self) -> Result<Bytes, Fault>,
+        body: impl FnOnce(&mut Self) -> Result<Bytes, FrameFault>,
     ) -> Result<TakenFrame, ReadError> {
         let (deleted, kept) = self.fate_of(log);
         let mut first = frame
@@ -439,11 +439,11 @@ impl Work {
         }
         let body = match body(self) {
             Ok(body) => body,
-            Err(Fault::Damaged) => return Ok(TakenFrame::Damaged),
-            Err(Fault::Io(_)) if self.found_something() => {
+            Err(FrameFault::Damaged) => return Ok(TakenFrame::Damaged),
+            Err(FrameFault::Io(_)) if self.found_something() => {
                 return Ok(TakenFrame::Going(Continuation::Full));
             }
-            Err(Fault::Io(error)) => return Err(ReadError::Io(Arc::new(error))),
+            Err(FrameFault::Io(error)) => return Err(ReadError::Io(Arc::new(error))),
         };
         let batch = StoredBatch {
             log: log.name.clone(),

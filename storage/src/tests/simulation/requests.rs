@@ -8,7 +8,7 @@ use crate::api::codec;
 use crate::api::engine::Fenced;
 use crate::api::error::{AdminError, CursorError, FailedCheck, FenceError, SyncError, TrimError};
 use crate::api::record::{
-    Compression, Cursor, CursorCommit, LogConfig, Producer, Retention, SyncMode,
+    Compression, CursorCommit, LogConfig, NamedCursor, Producer, Retention, SyncMode,
 };
 use crate::base::ids::{LogId, Name, Position};
 use crate::base::promise::Awaited;
@@ -30,7 +30,7 @@ pub(crate) enum Asked {
     Admin(Awaited<Result<(), AdminError>>, Effect),
     Trim(Awaited<Result<Lsn, TrimError>>, &'static str, u64),
     Fence(Awaited<Result<Fenced, FenceError>>, &'static str),
-    Cursor(Awaited<Result<Option<Cursor>, CursorError>>, Effect),
+    Cursor(Awaited<Result<Option<NamedCursor>, CursorError>>, Effect),
     Sync(Awaited<Result<Position, SyncError>>),
     Expire(Box<Expiring>),
     /// Record of the expiry clock's time, which changes no log.
@@ -40,7 +40,7 @@ pub(crate) enum Asked {
 /// A pass of retention that was handed in.
 pub(crate) struct Expiring {
     core: Arc<Core>,
-    pass: retention::Pass,
+    pass: retention::RunningPass,
     ends: Vec<retention::Ends>,
     configs: Vec<Arc<LogConfig>>,
     awaited: retention::Expiring,

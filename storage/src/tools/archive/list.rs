@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::format::frame;
 use crate::format::frame::Kind;
 use crate::index::run_file;
-use crate::index::run_file::{BadRun, Opened, Walked};
+use crate::index::run_file::{BadRun, Opened, WalkedRun};
 use crate::logs::image::Image;
 use crate::logs::image::Images;
 use crate::upkeep::archive::{ArchiveName, FileStage, is_lock};
@@ -164,7 +164,7 @@ pub(crate) struct ArchivedFile {
     pub(crate) opened: Opened,
     pub(crate) images: Vec<Images>,
     /// The whole content, if all of it was read.
-    pub(crate) walked: Option<Walked>,
+    pub(crate) walked: Option<WalkedRun>,
 }
 
 /// Names of the files in an archive.
@@ -325,7 +325,12 @@ fn open(
 }
 
 /// Adds findings for the damage of a file that was read.
-fn tell_damage(path: &str, walked: &Walked, images: &[Images], findings: &mut Vec<ArchiveFinding>) {
+fn tell_damage(
+    path: &str,
+    walked: &WalkedRun,
+    images: &[Images],
+    findings: &mut Vec<ArchiveFinding>,
+) {
     if walked.lost_images {
         let what = "does not tell of all of its logs any more";
         findings.push(ArchiveFinding::of_file(path, what));

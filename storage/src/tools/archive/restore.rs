@@ -25,7 +25,7 @@ use crate::format::frame::HEADER_BYTES;
 use crate::format::life::{Life, SORTED_RUN};
 use crate::format::pack;
 use crate::format::pack::Piece;
-use crate::format::run_head::Head;
+use crate::format::run_head::RunHead;
 use crate::index::run_file;
 use crate::index::{IndexBuilder, NewRow, index_path};
 use crate::journal::run;
@@ -445,7 +445,7 @@ impl ArchiveRestore<'_> {
         }
         self.plan.logs = logs;
         let before = (segment > SegmentId::FIRST).then(|| SegmentId::new(segment.get() - 1));
-        let head = Head {
+        let head = RunHead {
             first: segment,
             before_first: before,
             first_base: from,

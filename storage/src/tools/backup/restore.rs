@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::view::{BackupView, Shown};
+use super::view::{BackupView, ViewFile};
 use crate::api::config::StorageConfig;
 use crate::api::error::RestoreError;
 use crate::base::ids::Position;
@@ -82,7 +82,7 @@ impl BackupView {
     fn copy(
         &self,
         path: &str,
-        shown: &Shown,
+        shown: &ViewFile,
         target: &dyn Disk,
         progress: &mut dyn FnMut(u64),
     ) -> Result<u64, RestoreError> {

@@ -28,7 +28,7 @@ use crate::recovery;
 use crate::recovery::{RecoveryReport, last_whole_unit};
 
 /// Called with each piece of a file: its bytes, and their offset.
-type Each<'a> = dyn FnMut(&[u8], u64) -> Result<(), RestoreError> + 'a;
+type EachPiece<'a> = dyn FnMut(&[u8], u64) -> Result<(), RestoreError> + 'a;
 
 /// Minimum number of epochs that a restored store skips. The old store may have had unclean starts after the
 /// backup, and their epochs must not repeat in the new one.
@@ -47,7 +47,7 @@ pub fn content_path(digest: u128) -> String {
 }
 
 /// One file of the view.
-pub(super) struct Shown {
+pub(super) struct ViewFile {
     /// Its entry in the manifest; `None` = made here.
     pub(super) file: Option<BackupFile>,
     /// Bytes of the stored content.
@@ -60,7 +60,7 @@ pub(super) struct Shown {
 /// A backup as a read-only directory.
 pub struct BackupView {
     content: Arc<dyn Disk>,
-    pub(super) files: BTreeMap<String, Shown>,
+    pub(super) files: BTreeMap<String, ViewFile>,
     /// The position at which the view ends.
     pub(super) position: Position,
 }
@@ -79,7 +79,7 @@ pub struct BackupCheck {
 }
 
 /// A segment, as far as it is known without its frames.
-struct Piece {
+struct SegmentOutline {
     id: SegmentId,
     path: String,
     /// `None` = its beginning is damaged.
@@ -108,7 +108,7 @@ impl BackupView {
         check_numbers(manifest)?;
         let mut digests = HashSet::new();
         for file in &manifest.files {
-            let shown = Shown {
+            let shown = ViewFile {
                 file: Some(file.clone()),
                 bytes: file.bytes,
                 size: file.bytes,
@@ -157,7 +157,7 @@ impl BackupView {
             base: manifest.position.advance(positions),
         };
         let text = Bytes::from(begun.encode());
-        let shown = Shown {
+        let shown = ViewFile {
             file: None,
             bytes: text.len() as u64,
             size: text.len() as u64,
@@ -221,7 +221,7 @@ impl BackupView {
     pub(super) fn read_content(
         &self,
         file: &BackupFile,
-        each: &mut Each<'_>,
+        each: &mut EachPiece<'_>,
     ) -> Result<(), RestoreError> {
         let damaged = |what: &str| RestoreError::Damaged {
             path: file.path.clone(),
@@ -280,7 +280,7 @@ impl BackupView {
     }
 
     /// The segments, in order.
-    fn pieces(&self, store_id: u128) -> Result<Vec<Piece>, RestoreError> {
+    fn pieces(&self, store_id: u128) -> Result<Vec<SegmentOutline>, RestoreError> {
         let mut pieces = Vec::new();
         for (path, shown) in &self.files {
             let id = path.strip_prefix("journal/").and_then(id_of);
@@ -294,7 +294,7 @@ impl BackupView {
                 Err(RestoreError::Damaged { .. }) => None,
                 Err(error) => return Err(error),
             };
-            pieces.push(Piece {
+            pieces.push(SegmentOutline {
                 id,
                 path: path.clone(),
                 begun,
@@ -305,7 +305,7 @@ impl BackupView {
     }
 
     /// Hides all units that end beyond `at`.
-    fn cut(&mut self, pieces: &mut Vec<Piece>, at: Position) -> Result<(), RestoreError> {
+    fn cut(&mut self, pieces: &mut Vec<SegmentOutline>, at: Position) -> Result<(), RestoreError> {
         if at > self.position {
             return Err(RestoreError::Beyond {
                 asked: at,
@@ -473,14 +473,14 @@ fn is_of_a_store(file: &BackupFile) -> bool {
 }
 
 /// One open file of a view.
-struct Open {
+struct OpenContent {
     content: Option<Arc<dyn DiskFile>>,
     made: Bytes,
     bytes: u64,
     size: u64,
 }
 
-impl DiskFile for Open {
+impl DiskFile for OpenContent {
     fn size(&self) -> io::Result<u64> {
         Ok(self.size)
     }
@@ -562,7 +562,7 @@ impl Disk for BackupView {
             Some(file) => Some(self.content.open(&content_path(file.digest))?),
             None => None,
         };
-        Ok(Arc::new(Open {
+        Ok(Arc::new(OpenContent {
             content,
             made: shown.made.clone(),
             bytes: shown.bytes,

@@ -12,7 +12,7 @@ use crate::base::wire;
 use crate::disk::{Disk, DiskLock};
 use crate::format::life::{ARCHIVED, SORTED_RUN};
 use crate::format::pack::{Archived, Piece};
-use crate::format::run_head::Head;
+use crate::format::run_head::RunHead;
 use crate::journal::run::Run;
 use crate::logs::image::Image;
 use crate::logs::image::put_images;
@@ -254,7 +254,7 @@ impl Archiving<'_> {
     }
 
     /// Ends the file and flushes it. `None` if nothing was taken.
-    pub(crate) fn finish(mut self, head: Head) -> io::Result<Option<UnpublishedFile>> {
+    pub(crate) fn finish(mut self, head: RunHead) -> io::Result<Option<UnpublishedFile>> {
         if self.damaged > 0 {
             tracing::error!(
                 records = self.damaged,

@@ -24,7 +24,7 @@ use crate::format::frame;
 use crate::format::frame::{Header, Kind};
 use crate::format::life::Life;
 use crate::format::pack::{Piece, pieces};
-use crate::format::run_head::Head;
+use crate::format::run_head::RunHead;
 use crate::index::run_file::stored;
 use crate::index::{IndexBuilder, IndexFile, NewRow, Row, SealedIndex};
 use crate::journal::pool::Claim;
@@ -73,7 +73,7 @@ impl SortSource {
 /// A run that is on the device, still without its name.
 pub(super) struct Built {
     pub(super) life: Life,
-    pub(super) head: Head,
+    pub(super) head: RunHead,
     pub(super) index: IndexFile,
     /// Bytes of its sources that were read, and bytes of the run that were written.
     pub(super) read: u64,
@@ -124,7 +124,7 @@ pub(super) struct Build<'a> {
 }
 
 impl Build<'_> {
-    pub(super) fn run(&mut self, id: SegmentId, head: Head) -> Result<Built, Failed> {
+    pub(super) fn run(&mut self, id: SegmentId, head: RunHead) -> Result<Built, Failed> {
         let built = self.write(id, head);
         if built.is_err() {
             // A part of an index that cannot be read looks like damage.
@@ -142,7 +142,7 @@ impl Build<'_> {
             .try_for_each(|index| index.check_reads())
     }
 
-    fn write(&mut self, id: SegmentId, head: Head) -> Result<Built, Failed> {
+    fn write(&mut self, id: SegmentId, head: RunHead) -> Result<Built, Failed> {
         let sorter = self.sorter;
         let mut writer = RunWriter::create(&*sorter.disk, id, sorter.store_id)?;
         let mut described = Described {
@@ -184,7 +184,7 @@ impl Build<'_> {
             }
         }
         self.check_reads()?;
-        let head = Head {
+        let head = RunHead {
             forgotten: head.forgotten.max(self.forgotten),
             ..head
         };
@@ -234,7 +234,7 @@ impl Build<'_> {
         described: &mut Described,
         (id, missing): (LogId, Option<StateAfterLoss>),
         rows: &[(usize, Row)],
-        head: &Head,
+        head: &RunHead,
     ) -> Result<u64, Failed> {
         let log = self.sorter.logs.by_id(id);
         let mut image = match rows.last() {

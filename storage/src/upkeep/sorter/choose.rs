@@ -41,7 +41,7 @@ use crate::base::sync::atomic::Ordering;
 use crate::format::body::{Accepted, Link};
 use crate::format::frame;
 use crate::format::frame::{HEADER_BYTES, Kind};
-use crate::format::run_head::Head;
+use crate::format::run_head::RunHead;
 use crate::index::checkpoint;
 use crate::index::{Row, SealedIndex};
 use crate::journal::run::Run;
@@ -88,7 +88,7 @@ const SMALL: u64 = 1 << 20;
 /// The sources and the head of the next run.
 pub(super) struct SortTask {
     pub(super) sources: Vec<SortSource>,
-    pub(super) head: Head,
+    pub(super) head: RunHead,
     /// Number of runs before it.
     pub(super) earlier: usize,
     /// Number of runs that it replaces.
@@ -146,14 +146,14 @@ impl SortTask {
 
 /// The kind of sources of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Of {
+pub(crate) enum RunSources {
     Segments,
     Runs,
 }
 
 /// Whether segments were sorted lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Load {
+pub(crate) enum Activity {
     Busy,
     /// No segments were sorted for a while. A run may be rewritten for less.
     AtRest,
@@ -265,7 +265,7 @@ impl Sorter {
     pub(super) fn next_segments(
         &self,
         runs: &[Arc<Run>],
-        load: Load,
+        load: Activity,
     ) -> io::Result<Option<SortTask>> {
         let short = self.pool.is_short();
         let crowded = self.is_crowded();
@@ -290,8 +290,8 @@ impl Sorter {
         let all = sealed.last().map(|segment| segment.life.id);
         if !enough(covered) || (short && covered < all) {
             let wanted = match load {
-                Load::Busy if !crowded && !short => Wanted::ForBackup,
-                Load::Busy | Load::AtRest => Wanted::AtRest,
+                Activity::Busy if !crowded && !short => Wanted::ForBackup,
+                Activity::Busy | Activity::AtRest => Wanted::AtRest,
             };
             self.indexer.work(wanted);
             covered = self.indexing.covered();
@@ -475,7 +475,7 @@ impl Sorter {
         sources: &[SortSource],
         successor: &Arc<Segment>,
         runs: &[Arc<Run>],
-    ) -> io::Result<Option<Head>> {
+    ) -> io::Result<Option<RunHead>> {
         let (Some(first), Some(last)) = (sources.first(), sources.last()) else {
             return Ok(None);
         };
@@ -494,7 +494,7 @@ impl Sorter {
         let since = before.map_or(RecoveryEpoch::new(0), |head| head.epoch);
         let ended =
             |(epoch, _): &&(RecoveryEpoch, _)| *epoch >= since && *epoch < own.recovery_epoch;
-        Ok(Some(Head {
+        Ok(Some(RunHead {
             first: first.segment.life.id,
             before_first: before.map(|head| head.last),
             first_base: before.map_or(first.segment.base, |head| head.limit),
@@ -548,7 +548,11 @@ impl Sorter {
     }
 
     /// The next runs that are worth rewriting.
-    pub(super) fn next_runs(&self, runs: &[Arc<Run>], load: Load) -> io::Result<Option<SortTask>> {
+    pub(super) fn next_runs(
+        &self,
+        runs: &[Arc<Run>],
+        load: Activity,
+    ) -> io::Result<Option<SortTask>> {
         if self.is_in_doubt() {
             return Ok(None);
         }
@@ -627,9 +631,9 @@ impl Sorter {
         }
         // Three runs of similar size, or two, or two where one is much larger.
         let fifths = match load {
-            Load::Busy => 2,
-            Load::AtRest if logs_dominate => 4,
-            Load::AtRest => 3,
+            Activity::Busy => 2,
+            Activity::AtRest if logs_dominate => 4,
+            Activity::AtRest => 3,
         };
         let described = if logs_dominate { live + of_logs } else { 0 };
         let merging = bounds(self.config.sorter_run(live, described));
@@ -737,7 +741,7 @@ impl Sorter {
         let mut history: Vec<_> = history.collect();
         recovery::bound_ends(&mut history);
         let accepted = chosen.iter().flat_map(|run| &run.head.accepted);
-        let head = Head {
+        let head = RunHead {
             first: first.head.first,
             before_first: first.head.before_first,
             first_base: first.head.first_base,

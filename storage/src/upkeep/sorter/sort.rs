@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::build::{Build, Built, Failed};
-use super::choose::{Load, Of, SortTask};
+use super::choose::{Activity, RunSources, SortTask};
 use crate::api::pace::{Control, Pace, Stop};
 use crate::base::ids::{Position, SegmentId};
 use crate::base::sync::Mutex;
@@ -220,8 +220,8 @@ impl Sorter {
         let began = now();
         let rests = |at: Instant| began.duration_since(at) >= AT_REST;
         let mut load = match turns.busy_at.is_none_or(rests) {
-            true => Load::AtRest,
-            false => Load::Busy,
+            true => Activity::AtRest,
+            false => Activity::Busy,
         };
         let may_leave = |at: Instant| began.duration_since(at) >= LEAVE;
         if self.is_crowded() && turns.left.is_none_or(may_leave) && self.must_leave() {
@@ -231,9 +231,9 @@ impl Sorter {
         if self.pool.is_short() {
             self.give_ends_back()?;
         }
-        let sorted = self.sort_step(Of::Segments, load, spend)?;
+        let sorted = self.sort_step(RunSources::Segments, load, spend)?;
         if sorted {
-            load = Load::Busy;
+            load = Activity::Busy;
             turns.busy_at = Some(now());
             turns.news = true;
         }
@@ -246,14 +246,14 @@ impl Sorter {
         // Runs get as much work as the segments did, not one run: there may be many runs to rewrite.
         while looks && spent < 2 * self.sorter_part() {
             let (began, before) = (now(), self.moved());
-            let more = self.sort_step(Of::Runs, load, spend)?;
+            let more = self.sort_step(RunSources::Runs, load, spend)?;
             spent += self.moved() - before;
             made |= more;
             turns.news = more;
             if !more {
                 let ended = now();
                 turns.looked = Some((ended, ended.duration_since(began)));
-                turns.seen = (load == Load::AtRest).then_some(durable);
+                turns.seen = (load == Activity::AtRest).then_some(durable);
                 break;
             }
             turns.looked = None;
@@ -278,8 +278,8 @@ impl Sorter {
     /// Returns whether there was something to do.
     pub(crate) fn sort_step(
         &self,
-        of: Of,
-        load: Load,
+        of: RunSources,
+        load: Activity,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
         if self.journal.failure().is_some() {
@@ -301,21 +301,21 @@ impl Sorter {
     fn sort_next(
         &self,
         runs: &[Arc<Run>],
-        of: Of,
-        load: Load,
+        of: RunSources,
+        load: Activity,
         spend: &mut dyn FnMut(u64) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
         if self.waits_for_file() {
             return Ok(false);
         }
         let task = match of {
-            Of::Segments => self.next_segments(runs, load)?,
-            Of::Runs => self.next_runs(runs, load)?,
+            RunSources::Segments => self.next_segments(runs, load)?,
+            RunSources::Runs => self.next_runs(runs, load)?,
         };
         let Some(task) = task.filter(|_| self.unusable.gone.lock().is_none()) else {
             return Ok(false);
         };
-        if of == Of::Segments {
+        if of == RunSources::Segments {
             return self.make_run(&task, spend);
         }
         // Segments do not wait for runs, which may take long. A check goes over all segments, and there may be
@@ -329,7 +329,7 @@ impl Sorter {
             if since_look < between_looks {
                 return Ok(());
             }
-            if self.backlog() == 0 || !self.sort_step(Of::Segments, load, spend)? {
+            if self.backlog() == 0 || !self.sort_step(RunSources::Segments, load, spend)? {
                 since_look = 0;
             }
             Ok(())

@@ -13,7 +13,7 @@ use crate::format::frame;
 use crate::format::frame::{HEADER_BYTES, Header, Kind};
 use crate::format::life::{Life, SORTED_RUN};
 use crate::format::pack::{OrderEntry, Piece, put_pieces};
-use crate::format::run_head::Head;
+use crate::format::run_head::RunHead;
 use crate::journal::run::new_path;
 
 /// Returns the salt for a new file.
@@ -150,7 +150,7 @@ impl RunWriter {
         let position = self.base.advance(self.end());
         let start = frame::begin(&mut self.buffer, extensions);
         self.buffer.extend_from_slice(body);
-        let head = frame::Head {
+        let head = frame::FrameHead {
             kind: about.kind,
             flags: 0,
             count: about.count,
@@ -302,9 +302,9 @@ impl RunWriter {
     /// the packs, and the caller has them in memory anyway.
     pub(crate) fn finish(
         mut self,
-        mut head: Head,
+        mut head: RunHead,
         images: impl FnMut(&mut Vec<u8>) -> bool,
-    ) -> io::Result<(Life, Head, u64, u32)> {
+    ) -> io::Result<(Life, RunHead, u64, u32)> {
         head.images_at = self.end();
         head.logs = self.write_images(images)?;
         self.write_order(&mut head)?;
@@ -344,7 +344,7 @@ impl RunWriter {
         Ok(logs)
     }
 
-    fn write_order(&mut self, head: &mut Head) -> io::Result<()> {
+    fn write_order(&mut self, head: &mut RunHead) -> io::Result<()> {
         let mut order = std::mem::take(&mut self.order);
         order.sort_unstable_by_key(|entry| (entry.position, entry.log));
         let mut body = Vec::with_capacity(ORDER_BYTES + 64);
@@ -383,7 +383,7 @@ impl RunWriter {
 
     fn end_order(
         &mut self,
-        head: &mut Head,
+        head: &mut RunHead,
         first: &mut Option<Position>,
         body: &mut Vec<u8>,
     ) -> io::Result<()> {

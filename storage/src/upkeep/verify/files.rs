@@ -14,7 +14,7 @@ use crate::disk::{Disk, read_whole};
 use crate::format::life;
 use crate::format::life::Life;
 use crate::index::checkpoint;
-use crate::index::run_file::Walked;
+use crate::index::run_file::WalkedRun;
 use crate::index::{SealedIndex, decode_index, index_id, index_path, old_id};
 use crate::journal::run;
 use crate::journal::run::Run;
@@ -185,7 +185,7 @@ fn without_new(name: &str) -> (&str, bool) {
 }
 
 /// Faults of a run alone: its life blocks, and bytes that do not verify.
-pub(crate) fn run(run: &Run, blocks: &[u8], walked: &Walked) -> Vec<Finding> {
+pub(crate) fn run(run: &Run, blocks: &[u8], walked: &WalkedRun) -> Vec<Finding> {
     let path = run.segment.path();
     let first = run.head.first_base.advance(LIFE_BYTES);
     let mut findings = Vec::new();

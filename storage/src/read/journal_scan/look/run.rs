@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Continuation, FrameRecords, TakenFrame, Work};
+use super::{Continuation, FrameRecords, JournalReadStep, TakenFrame};
 use crate::api::error::ReadError;
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Lsn, Position};
@@ -25,7 +25,7 @@ use crate::index::run_file;
 use crate::journal::run::Run;
 use crate::logs::damages::Damage;
 use crate::logs::{Log, Lost};
-use crate::read::Fault;
+use crate::read::FrameFault;
 use crate::read::reach::{Reach, far};
 
 /// Maximum number of packs whose pieces one step remembers.
@@ -37,7 +37,7 @@ type LoadedPack = Arc<(u64, Vec<Piece>)>;
 /// Packs by their offset.
 type Packs = HashMap<u64, LoadedPack>;
 
-impl Work {
+impl JournalReadStep {
     /// Advances by one frame of a run's order, or by one step between runs.
     pub(super) fn advance_in_run(
         &mut self,
@@ -231,11 +231,11 @@ impl Work {
             let mut body = |again| {
                 let bytes = work
                     .stored(run, body_at, &piece, again)
-                    .map_err(Fault::Io)?;
+                    .map_err(FrameFault::Io)?;
                 crate::read::frames::piece_body(&Piece { offset: 0, ..piece }, &bytes, 0)
             };
             match body(false) {
-                Err(Fault::Damaged) => body(true),
+                Err(FrameFault::Damaged) => body(true),
                 body => body,
             }
         };
