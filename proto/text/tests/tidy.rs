@@ -134,8 +134,7 @@ const CONTRACT: &[&str] = &[
     "Fenced",
     "Gap",
     "Lsn",
-    "Claim",
-    "Cursor",
+    "NamedCursor",
     "Outcome",
     "Page",
     "Producer",
@@ -147,10 +146,11 @@ const CONTRACT: &[&str] = &[
 
 /// Names that still mean two things. Remove a name once one of its types has another.
 const AMBIGUOUS: &[&str] = &[
-    "Entry", "Exit", "Fault", "Format", "Found", "Head", "Header", "Held", "Intake", "Item",
-    "Kept", "Kind", "Left", "Life", "Limits", "Load", "Noted", "Opened", "Own", "Pending",
-    "Progress", "Read", "Reader", "Requests", "Run", "Settings", "Shared", "Size", "Source",
-    "Store", "Tail", "Taken", "Target", "Told", "Used", "Value", "Waiting",
+    "Accepted", "Answer", "Answers", "Call", "Calls", "Check", "Claim", "End", "Entries", "Entry",
+    "Exit", "Fault", "Format", "Found", "Head", "Header", "Held", "Intake", "Item", "Kept", "Kind",
+    "Left", "Life", "Limits", "Load", "Noted", "Opened", "Own", "Pending", "Progress", "Read",
+    "Reader", "Requests", "Run", "Settings", "Shared", "Size", "Source", "Store", "Tail", "Taken",
+    "Target", "Told", "Used", "Value", "Waiting",
 ];
 
 /// A word of a text, in lower case.
