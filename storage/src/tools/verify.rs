@@ -470,11 +470,16 @@ impl<'a> Run<'a> {
         let disk = &*self.offline.disk;
         let (index, _) = files::index(disk, &known(segment), &mut self.findings)?;
         let mut reader = Reader::open(disk, &segment.path)?;
+        // The links of later segments list accepted losses.
+        let links = self.survey.segments.iter().filter_map(|s| s.link.as_ref());
+        let accepted = links.filter_map(|link| link.accepted.as_ref());
+        let accepted = accepted.flat_map(|a| a.places_between(segment.base, segment.end));
         let target = Target {
             life: segment.life,
             base: segment.base,
             end: segment.end,
             file_bytes: reader.size()?,
+            accepted: accepted.collect(),
         };
         let (pace, tell, progress) = (&mut self.pace, &mut *self.tell, &mut self.progress);
         let mut read = |from: u64, bytes: u64| {

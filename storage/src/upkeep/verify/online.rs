@@ -274,6 +274,7 @@ impl Verifier {
             base: segment.base,
             end,
             file_bytes: reader.size()?,
+            accepted: self.damages.accepted_between(segment.base, end),
         };
         let mut read = |from: u64, bytes: u64| {
             spend(bytes)?;

@@ -30,6 +30,8 @@ pub(crate) struct Target {
     pub(crate) end: Position,
     /// Bytes of its file.
     pub(crate) file_bytes: u64,
+    /// Places whose loss was accepted. Records there have no effect, also if they verify again.
+    pub(crate) accepted: Vec<(Position, Position)>,
 }
 
 /// A frame affected by a fault, and its log.
@@ -187,7 +189,7 @@ struct Check<'a> {
     records: u64,
     /// Number of batches. The index has all readable batches.
     batches: usize,
-    /// Number of unreadable batches. The index has them until it is written again.
+    /// Number of batches that are unreadable or given up. The index has them until it is written again.
     bad_batches: usize,
     /// Whether the current atomic unit continues.
     open_unit: bool,
@@ -339,6 +341,12 @@ impl<'a> Check<'a> {
         match header.kind {
             Kind::Seal => self.seal(header, body),
             Kind::Link => self.checked.link = body.and_then(Link::decode),
+            Kind::Batch if self.is_given_up(at) => {
+                // The index need not have it, and later frames may have its lsns.
+                self.batches += 1;
+                self.bad_batches += 1;
+                self.lsns.expect_gaps();
+            }
             Kind::Batch => self.batch(header, readable),
             _ => {}
         }
@@ -347,6 +355,12 @@ impl<'a> Check<'a> {
         if header.kind == Kind::Batch {
             self.records += u64::from(header.count);
         }
+    }
+
+    /// Whether the loss of these bytes was accepted.
+    fn is_given_up(&self, (from, to): (Position, Position)) -> bool {
+        let mut accepted = self.target.accepted.iter();
+        accepted.any(|place| place.0 <= from && to <= place.1)
     }
 
     /// Whether the body matches the header: complete, and readable as its kind.
