@@ -16,7 +16,7 @@ from common import *
 MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt", "no_chain", "truncate_on_any_error",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
             "unreadable_ends_read", "leftovers_stay", "sorted_indexes_stay", "producers_never_expire",
-            "damage_stops_checkpoints"]
+            "damage_stops_checkpoints", "unproven_forgotten"]
 # Modules of the other layers of the engine's own tests.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair"]

@@ -39,6 +39,8 @@ pub(crate) enum Mistake {
     ProducersNeverExpire,
     /// While any damage is known, no checkpoint is written and nothing is sorted.
     DamageStopsCheckpoints,
+    /// A log whose tail cannot be proven takes appends.
+    UnprovenForgotten,
 }
 
 #[cfg(not(feature = "known-bad"))]
@@ -61,7 +63,7 @@ mod chosen {
     use crate::disk::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 
     /// Each mistake, by its name in `WALD_KNOWN_BAD`.
-    const NAMES: [(&str, Mistake); 15] = [
+    const NAMES: [(&str, Mistake); 16] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
         ("no_directory_flush", Mistake::NoDirectoryFlush),
@@ -80,6 +82,7 @@ mod chosen {
         ("sorted_indexes_stay", Mistake::SortedIndexesStay),
         ("producers_never_expire", Mistake::ProducersNeverExpire),
         ("damage_stops_checkpoints", Mistake::DamageStopsCheckpoints),
+        ("unproven_forgotten", Mistake::UnprovenForgotten),
     ];
 
     /// Whether this mistake must be made.

@@ -14,6 +14,8 @@ use crate::api::codec;
 use crate::api::record::{LogConfig, Producer};
 use crate::base::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::base::threads;
+use crate::disk::known_bad;
+use crate::disk::known_bad::Mistake;
 use crate::format::active::Place;
 use crate::format::body;
 use crate::format::body::{Accepted, Closing, Created, CursorBody};
@@ -856,7 +858,9 @@ impl Drafts {
             if !state.deleted {
                 state.damage = lost;
             }
-            state.unproven |= self.uncertain.is_some_and(|uncertain| proven <= uncertain);
+            let forgets = known_bad::makes(Mistake::UnprovenForgotten);
+            let is_doubtful = |uncertain| proven <= uncertain && !forgets;
+            state.unproven |= self.uncertain.is_some_and(is_doubtful);
             // Everything found is on the device by now.
             state.apply_trims(Position::new(u64::MAX));
             state.settle_extras();

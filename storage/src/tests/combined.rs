@@ -100,6 +100,11 @@ struct Run {
     /// Records in files that were damaged, and these files.
     hit: BTreeSet<u64>,
     damaged: BTreeSet<String>,
+    /// Files that were damaged where the journal may have ended.
+    ends: BTreeSet<String>,
+    /// Records whose lsns may be given out again: the journal may have ended before them, or their loss was
+    /// accepted.
+    given_up: BTreeSet<u64>,
     capacity: u64,
 }
 
@@ -126,6 +131,8 @@ impl Run {
             next_record: 0,
             hit: BTreeSet::new(),
             damaged: BTreeSet::new(),
+            ends: BTreeSet::new(),
+            given_up: BTreeSet::new(),
             capacity,
         }
     }
@@ -197,7 +204,6 @@ impl Run {
             Err(OpenError::UnreadEnd { file, .. }) => {
                 assert!(self.damaged.contains(&file), "{file} can be read");
                 counts.unread_ends += 1;
-                self.note_hit();
                 self.accept();
                 self.open()
             }
@@ -209,7 +215,9 @@ impl Run {
     }
 
     /// An operator accepts the loss.
-    fn accept(&self) {
+    fn accept(&mut self) {
+        self.note_hit();
+        self.given_up.extend(&self.hit);
         let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
         let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
         self.disk.set_capacity(ENOUGH);
@@ -221,9 +229,28 @@ impl Run {
     fn note_hit(&mut self) {
         for path in &self.damaged {
             if let Some(bytes) = self.disk.contents(path) {
-                self.hit.extend(records_in(&bytes));
+                let records = records_in(&bytes);
+                if self.ends.contains(path) {
+                    self.given_up.extend(&records);
+                }
+                self.hit.extend(records);
             }
         }
+    }
+
+    /// Whether the journal may end in this file. A link may have been lost with its file, so the one before counts.
+    fn is_end(&self, path: &str) -> bool {
+        let begun = |path: &String| {
+            let bytes = self.disk.contents(path).expect("it is listed");
+            bytes.iter().skip(8192).any(|byte| *byte != 0)
+        };
+        let names = self.disk.list("journal").unwrap_or_default();
+        let mut paths: Vec<_> = (names.iter())
+            .map(|name| format!("journal/{name}"))
+            .filter(begun)
+            .collect();
+        paths.sort_unstable();
+        paths.iter().rev().take(2).any(|end| end == path)
     }
 
     fn work(&mut self, core: &Arc<Core>, damages: bool, counts: &mut Counts) {
@@ -394,8 +421,11 @@ impl Run {
         };
         counts.damaged += 1;
         let at = self.random.random_range(0..=end);
-        self.hit.extend(records_in(&bytes));
+        if self.is_end(&path) {
+            self.ends.insert(path.clone());
+        }
         self.damaged.insert(path.clone());
+        self.note_hit();
         if self.random.random_bool(0.5) {
             // Real reads fail by the page: a small read before the bad byte fails, too.
             let page = at / 4096 * 4096;
@@ -443,7 +473,7 @@ impl Run {
             };
             if damaged {
                 // A damaged trim or deletion may have no effect, and a damaged tail may be short.
-                compare_damaged(core, name, model, &hit);
+                compare_damaged(core, name, model, (&hit, &self.given_up));
                 return true;
             }
             model.maybe_deleted = false;
@@ -587,7 +617,12 @@ fn read_from(core: &Arc<Core>, log: &str, next: usize) -> Vec<Vec<u8>> {
 }
 
 /// Reads around damage. A record is right, or named as damaged and in a file that was damaged.
-fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSet<u64>) {
+fn compare_damaged(
+    core: &Arc<Core>,
+    log: &str,
+    model: &mut Model,
+    (hit, given_up): (&BTreeSet<u64>, &BTreeSet<u64>),
+) {
     let all: Vec<(u64, usize)> = [&model.records[..], &model.maybe[..]].concat();
     let acked = model.records.len();
     let check_gap = |from: u64, to: u64| {
@@ -626,6 +661,12 @@ fn compare_damaged(core: &Arc<Core>, log: &str, model: &mut Model, hit: &BTreeSe
                     // Damage at an end that no marker proved looks like a torn tail: lsns go on there.
                     let tail = usize::try_from(next).expect("small");
                     assert!(tail <= all.len(), "{log}: nothing was appended at {tail}");
+                    for (number, _) in model.records.iter().skip(tail) {
+                        assert!(
+                            given_up.contains(number),
+                            "{log}: the lsn of record {number} is given out again"
+                        );
+                    }
                     model.records = all;
                     model.records.truncate(tail);
                     model.maybe.clear();
