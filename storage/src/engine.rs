@@ -42,7 +42,7 @@ use crate::journal::pool::Pool;
 use crate::read::OpenSegments;
 use crate::read::held_back::Unusable;
 use crate::read::store::Store;
-use crate::recovery::{self, RecoveryReport};
+use crate::recovery::{self, Purpose, RecoveryReport};
 use crate::upkeep::archive::Archive;
 use crate::upkeep::indexer::{Indexer, Wanted};
 use crate::upkeep::retention::Retainer;
@@ -124,8 +124,12 @@ impl Core {
         bounds::allow_body(config.largest_body());
         let seams = (&*clock, &*observer);
         let mut recovered = match start {
-            Start::Serve | Start::ResetClock => recovery::recover(&disk, store, &config, seams)?,
-            Start::AcceptLoss => recovery::recover_from_frames(&disk, store, &config, seams)?,
+            Start::Serve | Start::ResetClock => {
+                recovery::recover(&disk, store, &config, seams, Purpose::Serve)?
+            }
+            Start::AcceptLoss => {
+                recovery::recover_from_frames(&disk, store, &config, seams, Purpose::Serve)?
+            }
         };
         recovered.check_room()?;
         directory::complete(&*disk)?;

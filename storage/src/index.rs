@@ -19,5 +19,5 @@ pub(crate) use self::indexes::{
 };
 pub(crate) use self::sealed::{
     IndexBuilder, IndexFile, NewRow, Row, SealedIndex, decode_index, index_id, index_path, old_id,
-    old_path,
+    old_path, unfinished_path,
 };

@@ -24,6 +24,7 @@ use self::files::{LoadedTail, Used};
 pub(crate) use self::history::bound_ends;
 use self::history::{End, add_end};
 use self::key::FoundKey;
+use self::known::UnnamedIndexes;
 pub(crate) use self::known::{Around, damage_in, index_anew, last_whole_unit};
 pub(crate) use self::runs::Found as FoundRun;
 use self::runs::Runs;
@@ -54,7 +55,7 @@ use crate::format::walk::{Bytes, Item, Walked};
 use crate::index::drafts::UnnamedLog;
 use crate::index::drafts::{Drafts, Found};
 use crate::index::queue::{IndexQueue, Progress};
-use crate::index::{Indexes, SealedIndex, base_of_index, index_id, old_id};
+use crate::index::{Indexes, base_of_index, index_id, old_id};
 use crate::journal::Journal;
 use crate::journal::committer::Committer;
 use crate::journal::pool::Pool;
@@ -151,6 +152,9 @@ pub(crate) struct Recovered {
     runs: Runs,
     indexes: Indexes,
     progress: Progress,
+    /// Bytes of the indexes in `progress.unwritten`.
+    unwritten_bytes: u64,
+    unnamed_indexes: UnnamedIndexes,
     /// The segment read last, and the one before it.
     last: Option<SegmentId>,
     before: Option<SegmentId>,
@@ -227,14 +231,28 @@ pub(crate) struct Begun {
     pub(crate) report: RecoveryReport,
 }
 
-/// Reads the store. Changes nothing.
+/// Purpose for which a store is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The store will be served. Nothing is changed, except for unfinished files in `index/`. If the start fails,
+    /// they are removed.
+    Serve,
+    /// Nothing is changed.
+    Look,
+}
+
+/// Reads the store.
 pub(crate) fn recover(
     disk: &Arc<dyn Disk>,
     store: Store,
     config: &StorageConfig,
     (clock, observer): (&dyn Clock, &dyn Observer),
+    purpose: Purpose,
 ) -> Result<Recovered, OpenError> {
-    let new = || Recovered::new(disk, store, config.producer_window);
+    let new = || Recovered {
+        only_looks: purpose == Purpose::Look,
+        ..Recovered::new(disk, store, config.producer_window)
+    };
     let recovered = match new().read_store(&**disk, (clock, observer), Trust::Checkpoint)? {
         Some(recovered) => recovered,
         // Files are not where the checkpoint lists them: the start reads the segments themselves.
@@ -263,7 +281,13 @@ pub(crate) fn inspect(
         id: directory::read_format(&**disk)?,
         created: false,
     };
-    let mut recovered = recover(disk, store, config, (&SystemClock, &NoObserver))?;
+    let mut recovered = recover(
+        disk,
+        store,
+        config,
+        (&SystemClock, &NoObserver),
+        Purpose::Look,
+    )?;
     let end = recovered
         .tail
         .as_ref()
@@ -279,14 +303,18 @@ pub(crate) fn inspect(
     Ok(report)
 }
 
-/// Reads every frame of the store and ignores indexes and checkpoints. Changes nothing.
+/// Reads every frame of the store and ignores indexes and checkpoints.
 pub(crate) fn recover_from_frames(
     disk: &Arc<dyn Disk>,
     store: Store,
     config: &StorageConfig,
     (clock, observer): (&dyn Clock, &dyn Observer),
+    purpose: Purpose,
 ) -> Result<Recovered, OpenError> {
-    let new = Recovered::new(disk, store, config.producer_window);
+    let new = Recovered {
+        only_looks: purpose == Purpose::Look,
+        ..Recovered::new(disk, store, config.producer_window)
+    };
     new.read_wholly(&**disk, (clock, observer), Trust::Frames)
 }
 
@@ -311,6 +339,8 @@ impl Recovered {
             runs: Runs::default(),
             indexes: Indexes::new(Arc::clone(disk)),
             progress: Progress::default(),
+            unwritten_bytes: 0,
+            unnamed_indexes: UnnamedIndexes::new(disk),
             last: None,
             before: None,
             tail: None,
@@ -681,14 +711,9 @@ impl Recovered {
         accepted.places.extend(self.damaged_runs());
         self.accept(&accepted);
         // Doubt held back the indexes of some segments.
-        let unwritten = &mut self.progress.unwritten;
-        for segment in self.segments.values().filter(|s| !s.is_misnamed()) {
-            let index = self.indexes.get(segment).ok().flatten();
-            let is_new = |index: &Arc<SealedIndex>| !unwritten.iter().any(|i| i.base == index.base);
-            if let Some(index) = index.filter(is_new) {
-                unwritten.push_back(index);
-            }
-        }
+        let held_back = self.segments.values().filter(|s| !s.is_misnamed());
+        let held_back = held_back.filter_map(|segment| self.indexes.made(segment.life.id));
+        self.progress.unwritten.extend(held_back);
         self.accepting = Some(accepted);
         self.lost_before = None;
         self.clean = false;

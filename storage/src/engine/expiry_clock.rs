@@ -14,7 +14,7 @@ use crate::base::ids::Timestamp;
 use crate::base::metrics::NoObserver;
 use crate::disk::Disk;
 use crate::engine::{Core, Start};
-use crate::recovery;
+use crate::recovery::{self, Purpose};
 use crate::tools::verify::Offline;
 
 /// Returns the time of the clock of retention: the last one that the store knows. `None` for a store of a
@@ -27,7 +27,13 @@ pub fn expiry_clock(
     config: &StorageConfig,
 ) -> Result<Option<Timestamp>, OpenError> {
     let offline = Offline::open(Arc::clone(disk))?;
-    let found = recovery::recover(disk, offline.store, config, (&SystemClock, &NoObserver))?;
+    let found = recovery::recover(
+        disk,
+        offline.store,
+        config,
+        (&SystemClock, &NoObserver),
+        Purpose::Look,
+    )?;
     Ok(found.expiry())
 }
 

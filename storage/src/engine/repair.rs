@@ -18,8 +18,7 @@ use crate::disk::directory;
 use crate::disk::directory::{Format, REPAIRS, REPAIRS_NEW};
 use crate::disk::{Disk, read_whole};
 use crate::engine::{Core, Start};
-use crate::recovery::Loss;
-use crate::recovery::{self, RecoveryReport};
+use crate::recovery::{self, Loss, Purpose, RecoveryReport};
 use crate::tools::verify::Offline;
 
 /// Maximum number of entries of each kind that one acceptance writes to `REPAIRS`.
@@ -38,7 +37,13 @@ const ENTRY: &str = "loss accepted ";
 pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, OpenError> {
     let offline = Offline::open(Arc::clone(disk))?;
     let seams = (&SystemClock, &NoObserver);
-    let found = recovery::recover_from_frames(disk, offline.store, config, (seams.0, seams.1))?;
+    let found = recovery::recover_from_frames(
+        disk,
+        offline.store,
+        config,
+        (seams.0, seams.1),
+        Purpose::Look,
+    )?;
     found.check_room()?;
     Ok(Loss {
         format: !matches!(offline.format, Format::Good(_)),
@@ -57,7 +62,13 @@ pub fn logs(
     prefix: &str,
 ) -> Result<Vec<LogInfo>, OpenError> {
     let offline = Offline::open(Arc::clone(disk))?;
-    let found = recovery::recover(disk, offline.store, config, (&SystemClock, &NoObserver))?;
+    let found = recovery::recover(
+        disk,
+        offline.store,
+        config,
+        (&SystemClock, &NoObserver),
+        Purpose::Look,
+    )?;
     Ok(found.logs(prefix))
 }
 

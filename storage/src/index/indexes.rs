@@ -22,8 +22,8 @@ const LARGE: u64 = 4 << 20;
 /// Maximum memory for these searches and for files that are read from front to back, in bytes. It
 /// suffices for about 2 GiB of files.
 const LARGE_CACHE_BYTES: usize = 6 << 20;
-/// Maximum bytes of indexes that readers made for segments with a damaged index and that stay in
-/// memory. Beyond it they are cached like indexes that were read.
+/// Maximum bytes of indexes that readers made for segments with a damaged index, or that a start must not
+/// write, and that stay in memory. Beyond it they are cached like indexes that were read.
 const MOST_MADE_BYTES: usize = 64 << 20;
 /// Maximum size of a new index that is cached, in bytes. A larger one, with hundreds of thousands of
 /// logs, may not be read for a long time.
@@ -43,7 +43,7 @@ pub(crate) struct Indexes {
 struct State {
     /// Indexes that no file holds (yet).
     pinned: HashMap<SegmentId, Arc<SealedIndex>>,
-    /// Pinned indexes that readers made, with their bytes.
+    /// Pinned indexes that readers made, or that a start must not write, with their bytes.
     made: HashMap<SegmentId, usize>,
     cached: HashMap<SegmentId, (Arc<SealedIndex>, u64)>,
     cached_bytes: usize,
@@ -71,7 +71,8 @@ impl Indexes {
         state.pinned.insert(index.segment, index);
     }
 
-    /// Keeps an index that a reader made from its segment's frames. The next start writes it.
+    /// Keeps an index that a reader made from its segment's frames, or that a start must not write. The next start
+    /// makes it again.
     pub(crate) fn keep_made(&self, index: Arc<SealedIndex>) {
         let mut state = self.state.lock();
         let (id, bytes) = (index.segment, index.bytes().len());
@@ -82,6 +83,20 @@ impl Indexes {
         }
         state.made.insert(id, bytes);
         state.pinned.insert(id, index);
+    }
+
+    /// An index that was kept as [`Indexes::keep_made`] keeps it.
+    pub(crate) fn made(&self, segment: SegmentId) -> Option<Arc<SealedIndex>> {
+        let state = self.state.lock();
+        let is_made = state.made.contains_key(&segment);
+        state.pinned.get(&segment).filter(|_| is_made).cloned()
+    }
+
+    /// Bytes of the indexes that no file holds.
+    #[cfg(test)]
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        state.pinned.values().map(|index| index.file_bytes()).sum()
     }
 
     /// Drops cached parts of a file that was set aside. An index yet to be written stays.

@@ -52,6 +52,11 @@ pub(crate) fn index_path(id: SegmentId) -> String {
     format!("index/{id}.idx")
 }
 
+/// Name of an index file while it is written.
+pub(crate) fn unfinished_path(id: SegmentId) -> String {
+    format!("index/{id}.idx.new")
+}
+
 /// Name of an index that was set aside because its segment is damaged. It keeps lost facts.
 pub(crate) fn old_path(id: SegmentId) -> String {
     format!("index/{id}.old")

@@ -20,7 +20,7 @@ use crate::format::digest::Secret;
 use crate::format::life;
 use crate::index::checkpoint;
 use crate::index::queue::{IndexQueue, Newest};
-use crate::index::{index_id, index_path};
+use crate::index::{index_id, index_path, unfinished_path};
 use crate::journal::Journal;
 use crate::journal::committer::{Committer, Resume, Settings, Tail};
 use crate::journal::expiry::Clocks;
@@ -44,7 +44,8 @@ impl Recovered {
     ) -> Result<Begun, OpenError> {
         let fail = || OpenError::io("beginning the journal");
         let started = clock.monotonic();
-        let mut spare = Spare::of(&**disk, self.segments.values());
+        let unnamed = self.unnamed_indexes.ids().iter().copied().collect();
+        let mut spare = Spare::of(&**disk, self.segments.values(), unnamed);
         let torn_bytes = self.save_tail(disk, &mut spare)?;
         self.clear_sorting(&**disk)
             .map_err(OpenError::io("removing what is sorted"))?;
@@ -222,8 +223,11 @@ impl Recovered {
             written => written,
         };
         written.map_err(fail())?;
-        if !lists_losses {
-            set_checkpoints_aside(disk, &indexing);
+        if lists_losses || set_checkpoints_aside(disk, &indexing) {
+            // No promise depends on an index.
+            if let Err(error) = self.unnamed_indexes.name() {
+                tracing::warn!(%error, "indexes that this start wrote cannot be named; the next start writes them again");
+            }
         }
         let quarantine_bytes = damages::bytes(&**disk).map_err(fail())?;
         report.times.begin = journal.clock.monotonic().duration_since(started);
@@ -411,6 +415,8 @@ struct Spare<'a> {
     disk: &'a dyn Disk,
     /// Segments whose index may be removed, the newest first.
     indexed: Vec<SegmentId>,
+    /// Segments whose index this start wrote.
+    unnamed: Vec<SegmentId>,
     /// Paths, removed from the end; listed before the first removal.
     paths: Option<Vec<String>>,
     /// Number of files to remove next.
@@ -421,6 +427,7 @@ impl<'a> Spare<'a> {
     fn of<'s>(
         disk: &'a dyn Disk,
         segments: impl DoubleEndedIterator<Item = &'s Arc<Segment>>,
+        unnamed: Vec<SegmentId>,
     ) -> Self {
         let indexed = segments
             .rev()
@@ -431,6 +438,7 @@ impl<'a> Spare<'a> {
         Self {
             disk,
             indexed,
+            unnamed,
             paths: None,
             step: 1,
         }
@@ -444,7 +452,9 @@ impl<'a> Spare<'a> {
             .filter_map(|name| index_id(name))
             .collect();
         let indexed = self.indexed.iter().filter(|id| indexes.contains(id));
-        let mut paths: Vec<String> = indexed.map(|id| index_path(*id)).collect();
+        let unnamed = self.unnamed.iter().map(|id| unfinished_path(*id));
+        let mut paths: Vec<String> = unnamed.collect();
+        paths.extend(indexed.map(|id| index_path(*id)));
         // This start may have begun with the newest checkpoint.
         let checkpoints = checkpoint::list(self.disk)?;
         let older = checkpoints.iter().rev().skip(1);
@@ -501,15 +511,18 @@ impl<'a> Spare<'a> {
 }
 
 /// Sets checkpoints aside after a start that found damage and did not begin with one. They may not list the
-/// lost records, and a later start could begin with one when all indexes are there again.
-fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexing: &IndexQueue) {
+/// lost records, and a later start could begin with one when all indexes are there again. Returns whether all
+/// are set aside.
+fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexing: &IndexQueue) -> bool {
     // No backup of a closed store runs.
     let backups = Backups::new(Arc::clone(disk));
     if let Err(error) = checkpoint::set_aside(&**disk, &backups) {
         tracing::warn!(%error, "checkpoints that do not list all lost records cannot be set aside; the next start reads the same segments again");
         // No start begins with a checkpoint while an index is missing.
         indexing.hold().unwritten.clear();
+        return false;
     }
+    true
 }
 
 /// Gives the unused end of the old tail back to the file system. Returns the new size.

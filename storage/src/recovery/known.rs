@@ -13,7 +13,7 @@ use crate::base::ids::{LogId, Lsn, Position, SegmentId};
 use crate::base::metrics::NoObserver;
 use crate::disk::directory;
 use crate::disk::directory::Store;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, create_anew};
 use crate::format::address::Hole;
 use crate::format::body::{Accepted, Link};
 use crate::format::content::Content;
@@ -24,9 +24,12 @@ use crate::format::walk::{Bytes, Item, Walked};
 use crate::index::checkpoint;
 use crate::index::checkpoint::{SegmentEntry, Summary};
 use crate::index::drafts::Drafts;
-use crate::index::{SealedIndex, index_id, index_path, read_index};
+use crate::index::{SealedIndex, index_id, index_path, read_index, unfinished_path};
 use crate::journal::segment::Segment;
 use crate::logs::image::Image;
+
+/// Maximum bytes of unwritten indexes that a start keeps in memory, and at most the size of a segment.
+const MOST_UNWRITTEN_BYTES: u64 = 32 << 20;
 
 impl Recovered {
     /// Begins with the newest good checkpoint whose segments and their indexes are there, if that is `wanted`.
@@ -201,16 +204,96 @@ impl Recovered {
         if self.only_looks {
             return;
         }
-        let index = Arc::new(index);
-        self.indexes.pin(Arc::clone(&index));
         segment.set_indexed();
         self.progress.since_checkpoint += bytes;
         // Some missing records may not be in any index.
         let doubt = self
             .drafts
             .has_doubt(used.base, used.base.advance(used.life.size));
-        if used.misnamed().is_none() && !doubt {
-            self.progress.unwritten.push_back(index);
+        let is_sure = used.misnamed().is_none() && !doubt;
+        self.keep_index(index, is_sure, used.life.size);
+    }
+
+    /// Keeps an index of this start, which will be written if it `is_sure`. Beyond a bound the indexes lie in
+    /// unfinished files, or stay in memory if these cannot be written. Readers make an index that is not sure and
+    /// beyond its bound from the frames.
+    pub(super) fn keep_index(&mut self, index: SealedIndex, is_sure: bool, segment_bytes: u64) {
+        let index = Arc::new(index);
+        if !is_sure {
+            self.indexes.keep_made(index);
+            return;
+        }
+        self.unwritten_bytes += index.file_bytes();
+        self.indexes.pin(Arc::clone(&index));
+        self.progress.unwritten.push_back(index);
+        if self.unwritten_bytes <= MOST_UNWRITTEN_BYTES.min(segment_bytes) {
+            return;
+        }
+        self.unwritten_bytes = 0;
+        while let Some(index) = self.progress.unwritten.front() {
+            if let Err(error) = self.unnamed_indexes.write(index) {
+                tracing::warn!(%error, "an index cannot be written; it stays in memory");
+                return;
+            }
+            self.indexes.unpin(index.segment);
+            self.progress.unwritten.pop_front();
+        }
+    }
+}
+
+/// Indexes that a start wrote as unfinished files, because its memory for them is bounded. They get their names
+/// after the new segment has begun. Those without a name are removed at the end.
+pub(super) struct UnnamedIndexes {
+    disk: Arc<dyn Disk>,
+    ids: BTreeSet<SegmentId>,
+}
+
+impl UnnamedIndexes {
+    pub(super) fn new(disk: &Arc<dyn Disk>) -> Self {
+        Self {
+            disk: Arc::clone(disk),
+            ids: BTreeSet::new(),
+        }
+    }
+
+    /// Segments with an index here.
+    pub(super) fn ids(&self) -> &BTreeSet<SegmentId> {
+        &self.ids
+    }
+
+    /// Writes an index as an unfinished file, and flushes it.
+    fn write(&mut self, index: &SealedIndex) -> io::Result<()> {
+        // It may be missing, with all indexes.
+        self.disk.create_directory("index")?;
+        self.ids.insert(index.segment);
+        let file = create_anew(&*self.disk, &unfinished_path(index.segment))?;
+        file.write_all_at(index.bytes(), 0)?;
+        file.sync()
+    }
+
+    /// Names all indexes, durably. Readers make an index without a name from the frames.
+    pub(super) fn name(&mut self) -> io::Result<()> {
+        let any = !self.ids.is_empty();
+        while let Some(id) = self.ids.first().copied() {
+            match self.disk.rename(&unfinished_path(id), &index_path(id)) {
+                // A start on a full disk gave it up.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                named => named?,
+            }
+            self.ids.pop_first();
+        }
+        match any {
+            true => self.disk.sync_directory("index"),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for UnnamedIndexes {
+    fn drop(&mut self) {
+        for id in &self.ids {
+            // The next start removes what is left.
+            let _gone = self.disk.remove(&unfinished_path(*id));
         }
     }
 }

@@ -419,15 +419,13 @@ impl Recovered {
                 true => None,
                 false => index.with_lost(&opened.life, lost),
             };
-            let index = Arc::new(with_lost.unwrap_or(index));
-            self.indexes.pin(Arc::clone(&index));
+            let index = with_lost.unwrap_or(index);
             // If the header of a pack is lost, no index shows the damage of the run.
             let places = walked.packs.iter().map(|pack| pack.place.position);
             let places: BTreeSet<Position> = places.collect();
             let listed = walked.holes.iter().all(|hole| places.contains(&hole.from));
-            if !walked.lost_images && listed {
-                self.progress.unwritten.push_back(index);
-            }
+            let is_sure = !walked.lost_images && listed;
+            self.keep_index(index, is_sure, run.segment.life.size);
         }
         Ok(())
     }
@@ -516,6 +514,7 @@ impl Recovered {
             let id = index_id(name).or_else(|| old_id(name));
             let path = format!("index/{name}");
             match is_half {
+                Some(id) if self.unnamed_indexes.ids().contains(&id) => {}
                 Some(_) => doomed.push((path, None)),
                 None if id.is_some_and(|id| !served.contains(&id)) => doomed.push((path, id)),
                 None => {}

@@ -619,3 +619,132 @@ fn a_segment_ends_before_its_records_pass_32_bits() {
     assert_eq!(f.segments(), before + 1);
     assert_eq!(f.contents("a").len(), 11);
 }
+
+/// A store with many small logs in each of many segments, and the number of records of each log.
+fn with_large_indexes() -> (Fixture, usize) {
+    let fixture = Fixture::new();
+    let names: Vec<String> = (0..200).map(|number| format!("log/{number}")).collect();
+    let mut rounds = 0;
+    while fixture.segments() < 24 {
+        let data = format!("record {rounds}");
+        let data = [data.as_bytes()];
+        for names in names.chunks(50) {
+            let parts = names.iter().map(|log| (&**log, &data[..]));
+            let parts: Vec<(&str, &[&[u8]])> = parts.collect();
+            fixture.append_batch(batch(&parts)).unwrap();
+        }
+        rounds += 1;
+    }
+    (fixture, rounds)
+}
+
+fn remove_indexes(disk: &SimDisk) {
+    for name in disk.list("index").unwrap() {
+        disk.remove(&format!("index/{name}")).unwrap();
+    }
+    disk.sync_directory("index").unwrap();
+}
+
+/// Each log has its records, and none more.
+fn check_rounds(fixture: &Fixture, rounds: usize) {
+    for log in ["log/0", "log/77", "log/199"] {
+        let expected = (0..rounds).map(|round| format!("record {round}").into_bytes());
+        assert_eq!(fixture.contents(log), expected.collect::<Vec<_>>(), "{log}");
+    }
+}
+
+#[test]
+fn a_start_without_indexes_keeps_few_of_them_in_memory() {
+    let (fixture, rounds) = with_large_indexes();
+    remove_indexes(&fixture.disk);
+    let fixture = fixture.restart();
+    let all: usize = (fixture.disk.list("index").unwrap().iter())
+        .map(|name| {
+            fixture
+                .disk
+                .contents(&format!("index/{name}"))
+                .unwrap()
+                .len()
+        })
+        .sum();
+    let pinned = fixture.core.indexes.pinned_bytes();
+    let (most, all) = (fixture.config.segment_bytes, all as u64 + pinned);
+    assert!(all > 4 * most, "{all} bytes of indexes show nothing");
+    assert!(pinned <= most, "{pinned} bytes of indexes are in memory");
+    check_rounds(&fixture, rounds);
+}
+
+#[test]
+fn a_start_that_writes_indexes_survives_a_cut_at_each_step() {
+    let (fixture, rounds) = with_large_indexes();
+    remove_indexes(&fixture.disk);
+    let Fixture {
+        disk,
+        clock,
+        config,
+        core,
+        ..
+    } = fixture;
+    drop(core);
+    let mut cut = 0;
+    for calls in (1..).step_by(17) {
+        let disk = disk.copy();
+        disk.crash_after(calls);
+        let opened = open(&disk, &config, &clock);
+        let is_crashed = disk.is_crashed();
+        drop(opened);
+        disk.crash(calls);
+        let fixture = Fixture::with(disk, config.clone());
+        assert_eq!(fixture.report.findings, Vec::<String>::new());
+        check_rounds(&fixture, rounds);
+        if !is_crashed {
+            break;
+        }
+        cut += 1;
+    }
+    assert!(cut > 2, "{cut} cuts");
+}
+
+#[test]
+fn a_start_on_a_full_disk_gives_up_indexes_that_it_wrote() {
+    let (fixture, rounds) = with_large_indexes();
+    remove_indexes(&fixture.disk);
+    fixture.disk.crash(1);
+    for room in 3..12 {
+        let disk = fixture.disk.copy();
+        for path in disk.list("pool").unwrap() {
+            disk.remove(&format!("pool/{path}")).unwrap();
+        }
+        disk.set_capacity(1 << 40);
+        let used = (1 << 40) - disk.free_bytes().unwrap().unwrap();
+        disk.set_capacity(used + room * (32 << 10));
+        match open(&disk, &fixture.config, &fixture.clock) {
+            Ok((core, report)) => {
+                assert_eq!(report.findings, Vec::<String>::new());
+                let fixture = Fixture {
+                    disk,
+                    clock: Arc::clone(&fixture.clock),
+                    config: fixture.config.clone(),
+                    core,
+                    report,
+                };
+                check_rounds(&fixture, rounds);
+            }
+            Err(error) => panic!("{room}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_look_at_a_store_without_indexes_writes_none() {
+    let (fixture, _) = with_large_indexes();
+    remove_indexes(&fixture.disk);
+    let Fixture {
+        disk, config, core, ..
+    } = fixture;
+    drop(core);
+    let store: Arc<dyn Disk> = Arc::new(disk.clone());
+    let logs = crate::engine::repair::logs(&store, &config, "log/").unwrap();
+    assert_eq!(logs.len(), 200);
+    assert_eq!(disk.list("index").unwrap(), Vec::<String>::new());
+}
