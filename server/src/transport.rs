@@ -167,7 +167,7 @@ impl Transport {
             std::thread::Builder::new()
                 .name(format!("wald-grpc-{index}"))
                 .spawn(move || {
-                    runtime.spawn(wakes::deliver());
+                    runtime.spawn(wakes::run());
                     runtime.spawn(tick());
                     runtime.block_on(server);
                     drop(running);

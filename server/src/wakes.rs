@@ -1,16 +1,15 @@
-//! One wake-up of an event loop for all that is settled together, and one write for all that
-//! it takes in together.
+//! Joins the wake-ups of an event loop: one for all tasks that other threads wake together, and one write for all
+//! appends that the loop takes in together.
 //!
 //! ```text
-//! engine's thread: a flush settles 40 tickets ─▶ mailbox ─ the first one wakes ─▶ postman
-//! event loop:      postman wakes the 40 tasks ─▶ their answers leave in one write
-//! event loop:      40 tasks gather appends ─ the first one wakes ─▶ postman
-//!                  it writes those that wait for no flush ─▶ their tickets are settled
+//! engine's thread: a flush settles 40 tickets ─▶ `Wakes` lists their tasks ─ the first wakes `run`
+//! event loop:      `run` wakes the 40 tasks ─▶ their answers leave in one write
+//! event loop:      40 tasks gather appends ─ the first wakes `run`
+//!                  `run` writes the appends that need no flush ─▶ their tickets are settled
 //! ```
 //!
-//! Woken from another thread, a task costs its event loop a lock and a write to an eventfd;
-//! woken by the loop's own thread, next to nothing. The postman comes behind the tasks that
-//! are ready when it is woken.
+//! A wake-up from another thread costs the event loop a lock and a write to an eventfd. A wake-up by the loop's own
+//! thread costs almost nothing. The event loop runs `run` after the tasks that are ready when `run` is woken.
 
 use std::cell::{Cell, OnceCell};
 use std::future::{Future, poll_fn};
@@ -23,38 +22,39 @@ use parking_lot::Mutex;
 use wald_storage::{Batch, Durability, LogEngine, Session, Ticket};
 
 thread_local! {
-    /// That of the event loop that this thread runs.
-    static MAILBOX: OnceCell<Arc<Mailbox>> = const { OnceCell::new() };
+    /// The wake-ups of the event loop that this thread runs.
+    static HERE: OnceCell<Arc<Wakes>> = const { OnceCell::new() };
 
-    /// The engine that tasks of this thread's event loop have gathered requests for.
+    /// The engine for which tasks of this thread's event loop have gathered requests.
     static GATHERED: Cell<Option<Arc<dyn LogEngine>>> = const { Cell::new(None) };
 }
 
 /// Tasks of one event loop that other threads have woken.
 #[derive(Default)]
-struct Mailbox {
-    woken: Mutex<Vec<Waker>>,
-    postman: AtomicWaker,
+struct Wakes {
+    tasks: Mutex<Vec<Waker>>,
+    /// The task of [`run`].
+    runner: AtomicWaker,
 }
 
-/// Wakes a task by its event loop's mailbox.
-struct Letter {
-    mailbox: Arc<Mailbox>,
+/// Wakes a task through the list of its event loop.
+struct JoinedWaker {
+    wakes: Arc<Wakes>,
     task: Waker,
 }
 
-impl Wake for Letter {
+impl Wake for JoinedWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let mut woken = self.mailbox.woken.lock();
-        woken.push(self.task.clone());
-        let first = woken.len() == 1;
-        drop(woken);
+        let mut tasks = self.wakes.tasks.lock();
+        tasks.push(self.task.clone());
+        let first = tasks.len() == 1;
+        drop(tasks);
         if first {
-            self.mailbox.postman.wake();
+            self.wakes.runner.wake();
         }
     }
 }
@@ -68,10 +68,10 @@ pub(crate) fn submit(
     durability: Option<Durability>,
 ) -> Ticket {
     let ticket = engine.submit(session, batch, durability);
-    MAILBOX.with(|here| match here.get() {
-        Some(mailbox) => {
+    HERE.with(|here| match here.get() {
+        Some(wakes) => {
             if GATHERED.replace(Some(Arc::clone(engine))).is_none() {
-                mailbox.postman.wake();
+                wakes.runner.wake();
             }
         }
         // No event loop: a test.
@@ -80,19 +80,19 @@ pub(crate) fn submit(
     ticket
 }
 
-/// Runs for ever as a task of this thread's event loop: writes the gathered appends, and wakes
-/// the tasks in the thread's mailbox.
-pub(crate) async fn deliver() {
-    let mailbox = MAILBOX.with(|here| Arc::clone(here.get_or_init(Arc::default)));
-    let mut woken = Vec::new();
+/// Runs for ever as a task of this thread's event loop. Writes the gathered appends, and wakes the tasks that other
+/// threads have woken.
+pub(crate) async fn run() {
+    let wakes = HERE.with(|here| Arc::clone(here.get_or_init(Arc::default)));
+    let mut tasks = Vec::new();
     poll_fn(|context| {
         if let Some(engine) = GATHERED.take() {
             engine.write_gathered();
         }
         // Registers before it takes the list, so that no wake-up in between is lost.
-        mailbox.postman.register(context.waker());
-        std::mem::swap(&mut woken, &mut *mailbox.woken.lock());
-        woken.drain(..).for_each(Waker::wake);
+        wakes.runner.register(context.waker());
+        std::mem::swap(&mut tasks, &mut *wakes.tasks.lock());
+        tasks.drain(..).for_each(Waker::wake);
         Poll::Pending
     })
     .await
@@ -101,22 +101,22 @@ pub(crate) async fn deliver() {
 /// The result of a future that another thread settles, often with many others.
 pub(crate) async fn together<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
-    let mut letter: Option<(Waker, Waker)> = None;
+    let mut joined: Option<(Waker, Waker)> = None;
     poll_fn(|context| {
         let task = context.waker();
-        if !letter.as_ref().is_some_and(|(of, _)| of.will_wake(task)) {
-            letter = MAILBOX.with(|here| {
-                let mailbox = Arc::clone(here.get()?);
+        if !joined.as_ref().is_some_and(|(of, _)| of.will_wake(task)) {
+            joined = HERE.with(|here| {
+                let wakes = Arc::clone(here.get()?);
                 let task = task.clone();
-                let letter = Letter {
-                    mailbox,
+                let waker = JoinedWaker {
+                    wakes,
                     task: task.clone(),
                 };
-                Some((task, Waker::from(Arc::new(letter))))
+                Some((task, Waker::from(Arc::new(waker))))
             });
         }
-        match &letter {
-            Some((_, letter)) => future.as_mut().poll(&mut Context::from_waker(letter)),
+        match &joined {
+            Some((_, waker)) => future.as_mut().poll(&mut Context::from_waker(waker)),
             // No event loop: a test.
             None => future.as_mut().poll(context),
         }
@@ -132,7 +132,7 @@ mod tests {
 
     /// Two threads settle the futures of one event loop's tasks, over and over.
     #[test]
-    fn whoever_is_woken_by_another_thread_goes_on() {
+    fn task_that_another_thread_wakes_goes_on() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
@@ -146,7 +146,7 @@ mod tests {
             })
         };
         let threads = [settle(from_first), settle(from_second)];
-        runtime.spawn(deliver());
+        runtime.spawn(run());
         let sum = runtime.block_on(async {
             let tasks: Vec<_> = [first, second]
                 .into_iter()
