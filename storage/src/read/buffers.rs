@@ -1,4 +1,4 @@
-//! Buffers that frames are read into. Buffers of 4 KiB to 512 KiB are used again: a new buffer is filled with zeros,
+//! Buffers that frames are read into. Buffers of 16 KiB to 512 KiB are used again: a new buffer is filled with zeros,
 //! by the system or here, which costs as much as reading into it.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::base::sync::Mutex;
 
 /// Smallest size of a kept buffer, in bytes. For smaller ones the allocator is quicker.
-const SMALLEST: usize = 4 << 10;
+const SMALLEST: usize = 16 << 10;
 /// Largest size of a kept buffer, in bytes. At most [`MOST`] buffers of each size are kept: 8 MiB at most.
 const LARGEST: usize = 512 << 10;
 const MOST: usize = 8;

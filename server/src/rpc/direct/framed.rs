@@ -121,23 +121,14 @@ impl Framed {
     /// # Errors
     /// If one is larger than gRPC can say.
     pub(in crate::rpc) fn together<M: Encode>(
-        messages: impl ExactSizeIterator<Item = M>,
+        messages: impl Iterator<Item = M>,
     ) -> Result<Self, Status> {
-        let count = messages.len();
         let mut together = BytesMut::new();
         for message in messages {
-            let (from, length) = (together.len(), message.length());
-            let more = PREFIX_BYTES + length;
-            if together.is_empty() {
-                // The others are as long, or nearly.
-                together.reserve(count * (more + PREFIX_BYTES));
-            }
-            // Written into a slice: a buffer that could grow is asked at each field.
-            together.resize(from + more, 0);
-            let mut out = &mut together[from..];
-            put_prefix(length, &mut out)?;
-            message.put(&mut out);
-            debug_assert!(out.is_empty(), "a message is as long as it says");
+            let length = message.length();
+            together.reserve(PREFIX_BYTES + length);
+            put_prefix(length, &mut together)?;
+            message.put(&mut together);
         }
         let pieces = [together.freeze()].into_iter();
         Ok(Self::of(pieces.filter(|piece| !piece.is_empty()).collect()))
