@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=wald");
     let contract = compile(&FILES, "wald.v1.bin")?;
     compile(&ECHO, "wald.echo.v1.bin")?;
-    serve_stored(contract)
+    serve_unary(contract)
 }
 
 fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::error::Error>> {
@@ -45,31 +45,26 @@ fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::
     Ok(descriptors)
 }
 
-/// The side of `WalService` that the daemon serves. Appends arrive in the bytes that the client
-/// sent; scans and sessions answer in bytes that are already encoded.
-fn serve_stored(mut contract: FileDescriptorSet) -> Result<(), Box<dyn std::error::Error>> {
+/// The unary calls of `WalService`, as the daemon serves them. Batches arrive in the bytes that the client sent. The
+/// daemon serves the streams itself.
+fn serve_unary(mut contract: FileDescriptorSet) -> Result<(), Box<dyn std::error::Error>> {
     for file in &mut contract.file {
         file.service
             .retain(|service| service.name() == "WalService");
+        for service in &mut file.service {
+            service
+                .method
+                .retain(|method| !method.client_streaming() && !method.server_streaming());
+        }
     }
-    let out_dir = PathBuf::from(std::env::var("OUT_DIR")?).join("stored");
+    let out_dir = PathBuf::from(std::env::var("OUT_DIR")?).join("unary");
     std::fs::create_dir_all(&out_dir)?;
     tonic_prost_build::configure()
         .build_client(false)
         .extern_path(
-            ".wald.v1.AppendRequest",
-            "crate::codec::Sent<crate::v1::AppendRequest>",
-        )
-        .extern_path(
             ".wald.v1.AppendBatchRequest",
             "crate::codec::Sent<crate::v1::AppendBatchRequest>",
         )
-        .extern_path(
-            ".wald.v1.AppendSessionRequest",
-            "crate::codec::Sent<crate::v1::AppendSessionRequest>",
-        )
-        .extern_path(".wald.v1.AppendSessionResponse", "crate::codec::Encoded")
-        .extern_path(".wald.v1.ScanResponse", "crate::codec::Encoded")
         .extern_path(".wald.v1", "crate::v1")
         .codec_path("crate::codec::MessageCodec")
         .out_dir(out_dir)

@@ -12,15 +12,11 @@ use smallvec::{SmallVec, smallvec};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// Bytes that a call takes before its first message. Most answers of one record fit.
+/// Bytes that an answer takes before its first message. Most answers of one record fit.
 const INITIAL_BYTES: usize = 256;
 
 /// Messages that are ready one after another leave together, up to this many bytes.
 const YIELD_BYTES: usize = 32 << 10;
-
-fn settings() -> BufferSettings {
-    BufferSettings::new(INITIAL_BYTES, YIELD_BYTES)
-}
 
 /// A message that can be sent.
 pub trait Encode {
@@ -175,7 +171,7 @@ impl<T: Encode> Encoder for MessageEncoder<T> {
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        settings()
+        BufferSettings::new(INITIAL_BYTES, YIELD_BYTES)
     }
 }
 
@@ -191,7 +187,8 @@ impl<U: Decode> Decoder for MessageDecoder<U> {
         U::take(buffer).map(Some)
     }
 
+    /// tonic takes over the memory of a whole message only while its buffer has none of its own.
     fn buffer_settings(&self) -> BufferSettings {
-        settings()
+        BufferSettings::new(0, YIELD_BYTES)
     }
 }

@@ -16,10 +16,10 @@ pub mod v1 {
     tonic::include_proto!("wald.v1");
 }
 
-/// The server trait of `WalService`, whose scans answer with [`codec::Encoded`] messages.
+/// The server trait of the unary calls of `WalService`. Batches arrive as [`codec::Sent`].
 #[allow(missing_docs, clippy::all)]
-pub mod stored {
-    include!(concat!(env!("OUT_DIR"), "/stored/wald.v1.rs"));
+pub mod unary {
+    include!(concat!(env!("OUT_DIR"), "/unary/wald.v1.rs"));
 }
 
 /// Messages, client and server trait of the package `wald.echo.v1`, which measures the cost of

@@ -267,6 +267,11 @@ impl Held {
         Bytes::from_owner(Carried { bytes, _held: self })
     }
 
+    /// Puts the room into the extensions of an answer, whose body takes it ([`Counted`]).
+    pub(crate) fn travel_with(self, extensions: &mut http::Extensions) {
+        extensions.insert(Arc::new(self));
+    }
+
     /// Wakes one connection that waits for room.
     fn tell(&self) {
         if self.answers.waiting.load(Ordering::Relaxed) > 0 {

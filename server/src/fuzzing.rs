@@ -152,11 +152,8 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
     let limits = engine.profile().limits;
     match which % 13 {
         0 => {
-            let sent = Sent::new(message.clone());
-            let request = decoded::<v1::AppendRequest>(message)
-                .inspect_err(|error| refuses(error, convert::append(&sent).is_err()))?;
-            let as_prost_has_it = convert::append(&Sent::from(&request));
-            let (batch, durability) = same(convert::append(&sent), as_prost_has_it)?;
+            let request: v1::AppendRequest = decoded(message)?;
+            let (batch, durability) = convert::append(request.clone())?;
             let record = request.record.unwrap_or_default();
             let logs = vec![(request.log, vec![record])];
             if let Some(appended) = submit(&engine, batch, durability, &logs)? {
@@ -402,7 +399,7 @@ fn with_producer(
         }),
         ..v1::AppendRequest::default()
     };
-    let (batch, durability) = convert::append(&Sent::from(&request))?;
+    let (batch, durability) = convert::append(request)?;
     let ticket = engine.submit(None, batch, durability);
     engine.write_gathered();
     let appended = ticket.wait();

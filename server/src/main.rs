@@ -9,6 +9,7 @@ mod config;
 mod console;
 mod convert;
 mod drain;
+mod grpc;
 mod host;
 mod http;
 mod logging;

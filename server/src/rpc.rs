@@ -4,7 +4,6 @@
 mod append;
 mod backup;
 mod cursor;
-mod direct;
 mod echo;
 mod fan_out;
 mod log;
@@ -13,6 +12,7 @@ mod read;
 mod reflection;
 mod scan;
 mod session;
+mod streams;
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -22,12 +22,11 @@ use futures_core::Stream;
 use http::Extensions;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
-use wald_proto::codec::{Encoded, Sent};
-use wald_proto::stored::wal_service_server::WalService;
+use wald_proto::codec::Sent;
+use wald_proto::unary::wal_service_server::WalService;
 use wald_proto::v1;
 use wald_storage::{LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
 
-use crate::answers::AnswerShare;
 use crate::config::LogPatterns;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
@@ -84,22 +83,16 @@ fn refuse_late(extensions: &Extensions) -> Result<(), Status> {
 #[derive(Clone)]
 pub(crate) struct Services(pub(crate) Arc<Node>);
 
-pub(crate) use direct::{Direct, checked};
 pub(crate) use echo::Echo;
 pub(crate) use fan_out::FanOut;
 pub(crate) use reflection::Fault;
+pub(crate) use streams::WalCalls;
 
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl WalService for Services {
-    type AppendSessionStream = Answers<Encoded>;
-    type ScanStream = Answers<Encoded>;
-
-    async fn append(
-        &self,
-        request: Request<Sent<v1::AppendRequest>>,
-    ) -> Answer<v1::AppendResponse> {
+    async fn append(&self, request: Request<v1::AppendRequest>) -> Answer<v1::AppendResponse> {
         append::append(&self.0, request).await
     }
 
@@ -110,23 +103,8 @@ impl WalService for Services {
         append::append_batch(&self.0, request).await
     }
 
-    async fn append_session(
-        &self,
-        _request: Request<tonic::Streaming<Sent<v1::AppendSessionRequest>>>,
-    ) -> Answer<Self::AppendSessionStream> {
-        Err(Status::internal(
-            "sessions are served without tonic's streams",
-        ))
-    }
-
     async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<v1::ReadResponse> {
-        read::read(&self.0, request).await.map(|(answer, _)| answer)
-    }
-
-    async fn scan(&self, request: Request<v1::ScanRequest>) -> Answer<Self::ScanStream> {
-        let share = request.extensions().get::<AnswerShare>().cloned();
-        let messages = scan::scan(&self.0, request.into_inner(), share).await?;
-        direct::answer(messages)
+        read::read(&self.0, request).await
     }
 
     async fn sync(&self, request: Request<v1::SyncRequest>) -> Answer<v1::SyncResponse> {

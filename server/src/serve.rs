@@ -26,7 +26,7 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::offline::{Gaps, few};
 use crate::plan::Limits;
-use crate::rpc::{Direct, Echo, Node, Services, Store};
+use crate::rpc::{Echo, Node, Services, Store, WalCalls};
 use crate::transport::{Calls, Listener, Routes, Transport};
 use crate::{host, http};
 use open::Opened;
@@ -267,8 +267,8 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
-    let mut routes = Routes::new(decode);
-    routes.add(Direct::new(services(), decode));
+    let mut routes = Routes::default();
+    routes.add(WalCalls::new(services()));
     routes.add_generated(v1::log_service_server::LogServiceServer::new(services()));
     routes.add_generated(v1::cursor_service_server::CursorServiceServer::new(
         services(),

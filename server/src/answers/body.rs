@@ -1,6 +1,7 @@
 //! Bodies of services that count nothing themselves.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -13,6 +14,8 @@ use super::{AnswerShare, Held, SMALL_BYTES};
 pub(crate) struct Counted {
     inner: tonic::body::Body,
     share: AnswerShare,
+    /// Room that the RPC has reserved for its one message.
+    reserved: Option<Held>,
     held: Option<Held>,
     /// Room that the body holds as long as it is open.
     _open: Option<Held>,
@@ -21,15 +24,17 @@ pub(crate) struct Counted {
 impl Counted {
     /// The answer with its body counted as that connection's, and `open` tied to it.
     pub(crate) fn answer(
-        answer: http::Response<tonic::body::Body>,
+        mut answer: http::Response<tonic::body::Body>,
         share: Option<AnswerShare>,
         open: Option<Held>,
     ) -> http::Response<tonic::body::Body> {
+        let reserved = answer.extensions_mut().remove::<Arc<Held>>();
         match share {
             Some(share) if !answer.body().is_end_stream() => answer.map(|inner| {
                 tonic::body::Body::new(Self {
                     inner,
                     share,
+                    reserved: reserved.and_then(Arc::into_inner),
                     held: None,
                     _open: open,
                 })
@@ -51,9 +56,13 @@ impl Body for Counted {
         let polled = Pin::new(&mut self.inner).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled {
             let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-            if bytes >= SMALL_BYTES {
-                self.held = Some(self.share.count(bytes));
-            }
+            self.held = match self.reserved.take() {
+                Some(mut held) => {
+                    held.set(bytes);
+                    Some(held)
+                }
+                None => (bytes >= SMALL_BYTES).then(|| self.share.count(bytes)),
+            };
         }
         polled
     }

@@ -1,9 +1,8 @@
-//! Decoding of appends. The fields around the records are read here. The records themselves
-//! stay in the bytes that arrived, which are also the bytes that are stored.
+//! Decoding of appends. prost reads single appends.
 //!
-//! Read by hand, because a decoded message has an object for each record, made and freed
-//! for nothing. All that is rare (conditions, checks, cursors, records in an encoding that is not
-//! the stored one) is prost's.
+//! Hand-written code reads batches, because a decoded batch would have an object for each record. Only the fields
+//! around the records are read here. The records stay in the bytes that arrived, which are also the bytes that are
+//! stored. prost reads the rare parts: conditions, checks, cursors, and records whose encoding is not the stored one.
 
 use std::ops::Range;
 
@@ -22,35 +21,14 @@ use super::{condition, cursor_commit, durability, log_name, record};
 use crate::status::{self, Access};
 
 /// One record to append, as a batch of one.
-pub(crate) fn append(
-    request: &Sent<v1::AppendRequest>,
-) -> Result<(Batch, Option<Durability>), Status> {
-    let message = &request.bytes;
-    let part = LogPart::of(message).ok_or_else(|| undecodable::<v1::AppendRequest>(message))?;
-    let number = match part.fourth {
-        None => 0,
-        Some(Value::Number(number)) => enumeration(number),
-        Some(_) => return Err(undecodable::<v1::AppendRequest>(message)),
-    };
-    let durability = durability(number)?;
-    let (guard, producer) = condition(format_args!("condition"), part.condition)?;
-    let log = log_name(format_args!("log"), part.log, Access::Write)?;
-    let taken = match part.records {
-        Entries::Together(range) => Records::of_encoded(message.slice(range)),
-        Entries::None | Entries::Apart => None,
-    };
-    let records = match taken.filter(|records| records.len() == 1) {
-        Some(records) => records,
-        None => decoded::<v1::AppendRequest>(message)?
-            .record
-            .or(Some(v1::Record::default()))
-            .into_iter()
-            .map(record)
-            .collect(),
-    };
+pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
+    let durability = durability(request.durability)?;
+    let (guard, producer) = condition(format_args!("condition"), request.condition)?;
+    let log = log_name(format_args!("log"), &request.log, Access::Write)?;
+    let sent = request.record.unwrap_or_default();
     let mut batch = Batch::from(vec![LogRecords {
         log,
-        records,
+        records: std::iter::once(record(sent)).collect(),
         guard,
         producer,
     }]);
@@ -224,17 +202,13 @@ enum Entries {
     Apart,
 }
 
-/// The fields around the records of one log. They have the same numbers in `AppendRequest` and
-/// `LogBatch`.
+/// The fields around the records of one log, in a `LogBatch`.
 struct LogPart<'a> {
     log: &'a str,
     records: Entries,
     /// Number of the records.
     count: u64,
     condition: Option<v1::AppendCondition>,
-    /// Durability, in a message that has it. A value of the wrong type stays, whatever comes
-    /// later.
-    fourth: Option<Value>,
 }
 
 impl<'a> LogPart<'a> {
@@ -245,7 +219,6 @@ impl<'a> LogPart<'a> {
             records: Entries::None,
             count: 0,
             condition: None,
-            fourth: None,
         };
         for field in fields(message) {
             let field = field?;
@@ -267,9 +240,6 @@ impl<'a> LogPart<'a> {
                     .merge(&message[range])
                     .ok()?,
                 (1..=3, _) => return None,
-                (4, value) if matches!(part.fourth, None | Some(Value::Number(_))) => {
-                    part.fourth = Some(value);
-                }
                 _ => {}
             }
         }

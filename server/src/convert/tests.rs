@@ -13,10 +13,6 @@ use wald_storage::{
 
 use super::*;
 
-fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
-    intake::append(&Sent::from(&request))
-}
-
 fn append_batch(request: v1::AppendBatchRequest) -> Result<(Batch, Option<Durability>), Status> {
     intake::append_batch(&Sent::from(&request), &limits())
 }
@@ -77,15 +73,18 @@ fn answer(batches: Vec<StoredBatch>, view: v1::RecordView) -> v1::ReadResponse {
 }
 
 #[test]
-fn payload_of_an_append_is_not_copied() {
-    let request = v1::AppendRequest {
+fn payloads_of_a_batch_are_not_copied() {
+    let part = v1::LogBatch {
         log: "a".to_owned(),
-        record: Some(data(&[7; 4096])),
-        ..v1::AppendRequest::default()
+        records: vec![data(&[7; 4096])],
+        ..v1::LogBatch::default()
     };
-    let sent = Sent::from(&request);
+    let sent = Sent::from(&v1::AppendBatchRequest {
+        batches: vec![part],
+        ..v1::AppendBatchRequest::default()
+    });
     assert!(sent.bytes.is_unique());
-    let (batch, durability) = intake::append(&sent).unwrap();
+    let (batch, durability) = intake::append_batch(&sent, &limits()).unwrap();
     assert!(!sent.bytes.is_unique());
     assert_eq!(batch.logs[0].records.bytes(), 4096);
     assert_eq!(durability, None);
@@ -800,20 +799,24 @@ fn records_that_are_not_encoded_as_they_are_stored_are_the_same_records() {
 #[test]
 fn a_message_that_cannot_be_read_is_refused_in_the_words_of_prost() {
     let malformed: [&[u8]; 6] = [
-        b"\x0a\x02\xff\xff",
-        b"\x0a\x05a",
+        b"\x0a\x05\x0a",
         b"\x10\x01",
-        b"\x0a\x01a\x20",
-        b"\x0a\x01a\x12\x03\x0a\x02x",
-        // A durability that is none, and then one that is.
-        b"\x0a\x01a\x22\x00\x20\x01",
+        b"\x0a\x05\x0a\x01a\x12\x03",
+        b"\x0a\x04\x0a\x02\xff\xff",
+        b"\x0a\x08\x0a\x01a\x12\x03\x0a\x02x",
+        b"\x1a\x00",
     ];
     for bytes in malformed {
         let bytes = Bytes::from_static(bytes);
-        let expected = v1::AppendRequest::decode(bytes.clone()).unwrap_err();
-        let status = intake::append(&Sent::new(bytes)).unwrap_err();
+        let Err(expected) = v1::AppendBatchRequest::decode(bytes.clone()) else {
+            panic!("prost reads {bytes:?}");
+        };
+        let status = intake::append_batch(&Sent::new(bytes), &limits()).unwrap_err();
         assert_eq!(status.code(), tonic::Code::InvalidArgument);
-        assert_eq!(status.message(), format!("request: {expected}"));
+        assert!(
+            status.message().starts_with("request: failed to decode"),
+            "{status}, {expected}"
+        );
     }
 }
 

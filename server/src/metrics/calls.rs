@@ -114,8 +114,6 @@ pub(crate) struct Rpc {
     pub(crate) class: Class,
     /// Whether it writes.
     pub(crate) access: Access,
-    /// Whether its request is one message, and no stream of them.
-    pub(crate) is_one_message: bool,
 }
 
 /// Facts from the head of a request.
@@ -171,16 +169,15 @@ impl Calls {
             "Duration of calls in seconds, from the request's head to the answer's trailers.",
             &labels,
         )?;
-        let rpc = |kind: &str, path: &str, name: &str| Rpc {
+        let rpc = |path: &str, name: &str| Rpc {
             class: Class::of(path),
             access: match WRITES.contains(&name) {
                 true => Access::Write,
                 false => Access::Read,
             },
-            is_one_message: matches!(kind, "unary" | "server_stream"),
         };
         let method = |kind: &str, service: &str, name: &str| {
-            let access = rpc(kind, "", name).access;
+            let access = rpc("", name).access;
             Arc::new(Method {
                 access,
                 unary: kind == "unary",
@@ -203,13 +200,13 @@ impl Calls {
             for (kind, service, name) in rpcs(descriptors) {
                 let counted = method(kind, &service, &name);
                 let path = format!("/{service}/{name}");
-                let known = (rpc(kind, &path, &name), Some(counted));
+                let known = (rpc(&path, &name), Some(counted));
                 methods.insert(path, known);
             }
         }
-        for (kind, service, name) in rpcs(wald_proto::ECHO_FILE_DESCRIPTOR_SET) {
+        for (_, service, name) in rpcs(wald_proto::ECHO_FILE_DESCRIPTOR_SET) {
             let path = format!("/{service}/{name}");
-            let known = (rpc(kind, &path, &name), None);
+            let known = (rpc(&path, &name), None);
             methods.insert(path, known);
         }
         let unknown = method("unary", "unknown", "unknown");

@@ -18,12 +18,12 @@ use crate::wakes::{submit, together};
 
 pub(super) async fn append(
     node: &Node,
-    request: Request<Sent<v1::AppendRequest>>,
+    request: Request<v1::AppendRequest>,
 ) -> Answer<v1::AppendResponse> {
     let taken = Instant::now();
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
-    let (batch, durability) = convert::append(&request.into_inner())?;
+    let (batch, durability) = convert::append(request.into_inner())?;
     let submitted = Submitted::new(&batch, taken);
     let settled = together(submit(&store.engine, None, batch, durability)).await;
     let (appended, acked) = submitted.settled(node, settled)?;

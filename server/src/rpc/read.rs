@@ -6,19 +6,19 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch};
 
-use super::{Node, Store};
-use crate::answers::{AnswerShare, Held};
+use super::{Answer, Node, Store};
+use crate::answers::AnswerShare;
 use crate::convert;
 use crate::drain::draining;
 use crate::metrics::{Deadline, ReadOp};
 use crate::status::{self, Access};
 use crate::wakes::together;
 
-/// The answer, and the room that is reserved for it.
+/// The answer. It carries the room that is reserved for it ([`AnswerShare`]).
 pub(super) async fn read(
     node: &Node,
     request: Request<v1::ReadRequest>,
-) -> Result<(Response<v1::ReadResponse>, Option<Held>), Status> {
+) -> Answer<v1::ReadResponse> {
     let store = node.store(Access::Read)?;
     let (mut domain, view, wait) = convert::read(request.get_ref())?;
     let until = wait_until(&request, wait);
@@ -40,7 +40,11 @@ pub(super) async fn read(
         }
     };
     let answer = convert::read_response(&page, view, store.epoch)?;
-    Ok((Response::new(answer), held))
+    let mut response = Response::new(answer);
+    if let Some(held) = held {
+        held.travel_with(response.extensions_mut());
+    }
+    Ok(response)
 }
 
 /// Time until which to wait for a first record: the requested wait, but early enough that the

@@ -11,9 +11,10 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use bytes::{Buf as _, Bytes, BytesMut};
-use http::{HeaderMap, Request, Response};
+use bytes::Bytes;
+use http::{HeaderMap, Response};
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -21,26 +22,27 @@ use tonic::Status;
 use tonic::body::Body as TonicBody;
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 
-use crate::admission::{PREFIX_BYTES, RequestBody, announced_length};
+use crate::admission::Passage;
+use crate::grpc::Messages;
 use crate::status::{self, Access};
+use crate::transport::Patience;
+
+/// Time between two messages: no bound until the server drains.
+const BETWEEN_MESSAGES: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The first fault of a stream of requests.
 #[derive(Clone, Default)]
 pub(crate) struct Fault(Arc<Mutex<Option<Status>>>);
 
 impl Fault {
-    /// The request with its messages checked.
-    pub(crate) fn of(request: Request<RequestBody>) -> (Request<TonicBody>, Self) {
-        let fault = Self::default();
-        let request = request.map(|inner| {
-            TonicBody::new(Requests {
-                inner,
-                pending: BytesMut::new(),
-                has_ended: false,
-                fault: fault.clone(),
-            })
-        });
-        (request, fault)
+    /// The body for tonic's service, with its messages checked.
+    pub(crate) fn in_requests(&self, requests: Box<Messages>) -> TonicBody {
+        TonicBody::new(Requests {
+            patience: requests.patience(),
+            inner: requests,
+            room: None,
+            fault: self.clone(),
+        })
     }
 
     /// The answer, ended by the fault if there is one.
@@ -51,37 +53,12 @@ impl Fault {
 
 /// The messages of a client. They end with the first that cannot be read.
 struct Requests {
-    inner: RequestBody,
-    /// Bytes of the message that has not arrived whole: admission bounds them.
-    pending: BytesMut,
-    has_ended: bool,
+    inner: Box<Messages>,
+    /// Room of the message before, until the next is polled for: then the message was answered.
+    room: Option<Passage>,
+    /// Ends the messages when the server drains.
+    patience: Patience,
     fault: Fault,
-}
-
-impl Requests {
-    /// Takes the whole messages out of the pending bytes, up to the first that cannot be read.
-    fn check(&mut self) -> Result<(), Status> {
-        while let Some(prefix) = self.pending.first_chunk::<PREFIX_BYTES>() {
-            let length = announced_length(*prefix, Access::Read)?;
-            let end = usize::try_from(length)
-                .unwrap_or(usize::MAX)
-                .saturating_add(PREFIX_BYTES);
-            let Some(message) = self.pending.get(PREFIX_BYTES..end) else {
-                break;
-            };
-            ServerReflectionRequest::decode(message)
-                .map_err(|why| status::malformed("request", why, Access::Read))?;
-            self.pending.advance(end);
-        }
-        Ok(())
-    }
-
-    /// Ends the messages with a fault. `before`: data of earlier messages, which are still answered.
-    fn end(&mut self, why: Status, before: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        *self.fault.0.lock() = Some(why);
-        self.has_ended = true;
-        Poll::Ready((!before.is_empty()).then(|| Ok(Frame::data(before))))
-    }
 }
 
 impl Body for Requests {
@@ -93,30 +70,35 @@ impl Body for Requests {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
-        if this.has_ended {
+        if this.fault.0.lock().is_some() {
             return Poll::Ready(None);
         }
-        match ready!(Pin::new(&mut this.inner).poll_frame(context)) {
-            Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref() {
-                    this.pending.extend_from_slice(data);
-                    if let Err(why) = this.check() {
-                        let before = data.len().saturating_sub(this.pending.len());
-                        return this.end(why, data.slice(..before));
-                    }
-                }
-                Poll::Ready(Some(Ok(frame)))
+        this.room = None;
+        this.inner.take_in(context);
+        let Poll::Ready(next) = this.inner.poll_message(context) else {
+            return this
+                .patience
+                .poll_over(context, BETWEEN_MESSAGES)
+                .map(|()| None);
+        };
+        this.patience.moved();
+        let checked = next.transpose().and_then(|next| {
+            let Some((message, room)) = next else {
+                return Ok(None);
+            };
+            this.room = Some(room);
+            let framed = message.clone().framed();
+            ServerReflectionRequest::decode(message.payload())
+                .map_err(|why| status::malformed("request", why, Access::Read))?;
+            Ok(Some(framed))
+        });
+        Poll::Ready(match checked {
+            Ok(framed) => framed.map(|framed| Ok(Frame::data(framed))),
+            Err(why) => {
+                *this.fault.0.lock() = Some(why);
+                None
             }
-            Some(Err(error)) => this.end(Status::from_error(error), Bytes::new()),
-            None if this.pending.is_empty() => Poll::Ready(None),
-            None => {
-                let why = "its last message did not arrive whole";
-                this.end(
-                    status::malformed("request", why, Access::Read),
-                    Bytes::new(),
-                )
-            }
-        }
+        })
     }
 }
 

@@ -18,12 +18,12 @@ use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{Clock, Lsn, ReadError, Scan, ScanChunk, ScanEnd, SystemClock, Timestamp};
 
-use super::direct::Framed;
 use super::fan_out::{self, Kept, Shared};
 use super::{Answers, Node, Store};
 use crate::answers::{AnswerShare, Held, ScanRoom};
 use crate::convert;
 use crate::drain::{Phase, draining};
+use crate::grpc::Framed;
 use crate::metrics::ReadOp;
 use crate::status::{self, Access};
 

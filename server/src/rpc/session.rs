@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! requests ──▶ read while the window has room ──▶ submit, in order ──▶ pending
-//!  (admission/session.rs)                           │ BUSY: held, then again    │ settled,
+//!  (grpc/body.rs)                                   │ BUSY: held, then again    │ settled,
 //!                                                   └───────────────────────────┤ in order
 //! client ◀── transport pulls ◀── acks, and at last why the session ended ◀──────┘
 //! ```
 //!
-//! Requests that have arrived together become one for the engine if no client can see the
-//! difference ([`Append::join`](wald_storage::Append::join)). Their acks are made and sent together: most of a request's
-//! cost is the same for one and for many.
+//! Requests that have arrived together become one for the engine ([`join`]).
 //!
 //! One task drives it. It ends at the first failure: the engine's [`Session`] refuses the
 //! requests behind it, nothing more is submitted, and dropping the tickets cancels nothing. The
 //! window bounds the memory. An ack leaves the window once the transport has taken it; as long
 //! as the client reads no acks, nothing more is read from it.
+
+mod join;
 
 use std::collections::VecDeque;
 use std::future::{Future, pending, poll_fn};
@@ -27,22 +27,22 @@ use futures_core::Stream;
 use http::Extensions;
 use tokio::sync::mpsc;
 use tonic::Status;
-use wald_proto::codec::{Decode as _, Sent};
+use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Appended, Batch, Durability, Limits, LogAppended, LogEngine, LogName,
-    RecoveryEpoch, Session, Ticket,
+    AppendError, Appended, Batch, Limits, LogEngine, LogName, RecoveryEpoch, Session, Ticket,
 };
 
 use super::append::SubmittedBatch;
-use super::direct::Framed;
 use super::{Answers, Node, refuse_late};
-use crate::admission::{Admitted, Intake, Passage};
-use crate::convert::{self, SessionAck};
+use crate::admission::Passage;
+use crate::convert;
 use crate::drain::draining;
+use crate::grpc::{Admitted, Framed, Messages};
 use crate::metrics::{Deadline, OpenSession};
 use crate::status::{self, Access};
 use crate::wakes;
+use join::{Requests, Taken};
 
 /// Pieces of acks that wait, and as many that the transport has taken and not sent; the window
 /// bounds their bytes.
@@ -72,7 +72,7 @@ enum Told {
 pub(super) fn append_session(
     node: &Arc<Node>,
     extensions: &Extensions,
-    received: Box<Intake>,
+    received: Box<Messages>,
 ) -> Result<Answers<Framed>, Status> {
     let store = node.store(Access::Write)?;
     refuse_late(extensions)?;
@@ -163,24 +163,6 @@ struct Run {
     _open: OpenSession,
 }
 
-/// A request as it was read, or several that are one for the engine.
-struct Taken {
-    requests: Requests,
-    batch: Batch,
-    durability: Option<Durability>,
-    /// Time at which the first was read.
-    at: Instant,
-    room: Passage,
-}
-
-/// Requests that are one for the engine.
-struct Requests {
-    /// Number of the first: where it fails, it is the first that failed.
-    first: u64,
-    /// The number of each request and its count of records, if there is more than one request.
-    each: Vec<(u64, u64)>,
-}
-
 /// Requests that the engine has no room for until, perhaps, then.
 struct Held {
     taken: Taken,
@@ -213,7 +195,7 @@ impl Pending {
 
 impl Run {
     /// Serves the session until it has ended and the client has its result, or is gone.
-    async fn live(mut self, mut received: Box<Intake>) {
+    async fn live(mut self, mut received: Box<Messages>) {
         let acks = self.acks.clone();
         tokio::select! {
             biased;
@@ -237,7 +219,7 @@ impl Run {
     }
 
     /// Reads, submits and acks; answers how the session ended.
-    async fn serve(&mut self, received: &mut Intake) -> Result<(), Status> {
+    async fn serve(&mut self, received: &mut Messages) -> Result<(), Status> {
         let mut phase = self.node.phase.clone();
         let mut left = pin!(draining(&mut phase));
         let mut late = pin!(passed(self.deadline));
@@ -262,7 +244,7 @@ impl Run {
     /// The next step; takes in requests that have arrived.
     fn poll_step(
         &mut self,
-        received: &mut Intake,
+        received: &mut Messages,
         late: Pin<&mut impl Future<Output = ()>>,
         left: Pin<&mut impl Future<Output = ()>>,
         context: &mut Context<'_>,
@@ -306,9 +288,8 @@ impl Run {
             Ok(None) => return self.end = Some(Ok(())),
             Err(status) => return self.end = Some(Err(status)),
         };
-        let request = Sent::<v1::AppendSessionRequest>::take(message)
-            .and_then(|request| convert::session_request(&request));
-        let (request_id, request) = match request {
+        let request = Sent::<v1::AppendSessionRequest>::new(message.payload());
+        let (request_id, request) = match convert::session_request(&request) {
             Ok(request) => request,
             Err(status) => return self.end = Some(Err(status)),
         };
@@ -409,7 +390,7 @@ impl Run {
     async fn ack(
         &mut self,
         settled: Result<Appended, AppendError>,
-        received: &mut Intake,
+        received: &mut Messages,
     ) -> Result<(), Status> {
         let Some(first) = self.pending.pop_front() else {
             return Ok(());
@@ -428,7 +409,7 @@ impl Run {
 
     /// Passes the next message to the client. Waits for the transport to take earlier acks, and
     /// receives meanwhile.
-    async fn tell(&self, told: Told, received: &mut Intake) {
+    async fn tell(&self, told: Told, received: &mut Messages) {
         let Err(mpsc::error::TrySendError::Full(told)) = self.acks.try_send(told) else {
             return;
         };
@@ -471,73 +452,6 @@ impl Run {
             Some(request_id) => status::in_session(&status, request_id),
             None => status,
         }
-    }
-}
-
-impl Taken {
-    /// Takes in the request that came next, or gives it back if it cannot be part of this one.
-    fn join(&mut self, engine: &dyn LogEngine, mut next: Self) -> Option<Self> {
-        if self.durability != next.durability {
-            return Some(next);
-        }
-        let records = |batch: &Batch| batch.logs.first().map_or(0, |log| log.records.len());
-        let (before, more) = (records(&self.batch), records(&next.batch));
-        if let Err(batch) = engine.join(&mut self.batch, next.batch) {
-            next.batch = batch;
-            return Some(next);
-        }
-        let requests = &mut self.requests;
-        if requests.each.is_empty() {
-            requests.each.push((requests.first, before));
-        }
-        requests.each.push((next.requests.first, more));
-        self.room.join(next.room);
-        None
-    }
-}
-
-impl Requests {
-    fn of(request_id: u64) -> Self {
-        let each = Vec::new();
-        Self {
-            first: request_id,
-            each,
-        }
-    }
-
-    /// The acks of the requests, made from the engine's one answer to all of them.
-    fn acks(
-        &self,
-        names: &[LogName],
-        appended: &Appended,
-        epoch: RecoveryEpoch,
-    ) -> Result<Framed, Status> {
-        let (false, [log]) = (self.each.is_empty(), appended.appends.as_slice()) else {
-            let ack = SessionAck::new(self.first, names, appended, epoch);
-            return Framed::together([ack].into_iter());
-        };
-        let mut next_lsn = log.first_lsn;
-        let mut position = appended.position;
-        let parts: Vec<_> = (self.each.iter())
-            .map(|(request_id, records)| {
-                let first_lsn = next_lsn;
-                next_lsn = first_lsn.advance(*records);
-                let append = LogAppended {
-                    first_lsn,
-                    next_lsn,
-                    ..*log
-                };
-                let at = position;
-                position = at.map(|at| at.advance(1));
-                (*request_id, append, at)
-            })
-            .collect();
-        Framed::together(parts.iter().map(|(request_id, append, position)| {
-            let mut ack = SessionAck::new(*request_id, names, appended, epoch);
-            ack.appends = std::slice::from_ref(append);
-            ack.position = *position;
-            ack
-        }))
     }
 }
 

@@ -61,8 +61,8 @@ impl Fixture {
             fan_out: Arc::default(),
         });
         let services = || Services(Arc::clone(&node));
-        let mut routes = Routes::new(16 << 20);
-        routes.add(Direct::new(services(), 16 << 20));
+        let mut routes = Routes::default();
+        routes.add(WalCalls::new(services()));
         routes.add_generated(v1::log_service_server::LogServiceServer::new(services()));
         routes.add_generated(v1::cursor_service_server::CursorServiceServer::new(
             services(),

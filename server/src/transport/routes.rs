@@ -16,21 +16,23 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use http_body::Body as _;
+use tokio::runtime::Handle;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
 use super::{Incoming, Peer};
-use crate::admission::{Admission, AdmittedCall, RequestBody};
+use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
+use crate::grpc::{RequestBody, through_tonic};
 use crate::metrics::{CallCounter, CallFuture, Class, Rpc};
-use crate::rpc::{Fault, checked};
+use crate::rpc::Fault;
 use crate::status;
 
 /// The result of a call: refusals are answers, too.
@@ -46,11 +48,7 @@ pub(crate) trait Serve: Send + Sync {
 }
 
 /// A service that tonic has generated.
-pub(crate) struct Generated<S> {
-    service: S,
-    /// Largest request message, in bytes.
-    largest: usize,
-}
+pub(crate) struct Generated<S>(pub(crate) S);
 
 impl<S> Serve for Generated<S>
 where
@@ -62,54 +60,45 @@ where
 {
     /// Generated services are always ready.
     fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
-        let mut service = self.service.clone();
-        if rpc.is_one_message {
-            return Box::pin(checked(request, rpc.access, self.largest, move |request| {
-                service.call(request)
-            }));
+        let mut service = self.0.clone();
+        let (head, body) = request.into_parts();
+        match body {
+            RequestBody::One(body) => {
+                let request = Request::from_parts(head, body);
+                Box::pin(through_tonic(service, request, rpc.access))
+            }
+            RequestBody::Many(requests) => {
+                let share = head.extensions.get::<AnswerShare>().cloned();
+                let fault = Fault::default();
+                let body = fault.in_requests(requests);
+                let answer = service.call(Request::from_parts(head, body));
+                Box::pin(async move {
+                    // Before the first answer is made.
+                    let open = match &share {
+                        Some(share) => match share.hold_for_stream().await {
+                            Ok(open) => Some(open),
+                            Err(busy) => return Ok(busy.into_http()),
+                        },
+                        None => None,
+                    };
+                    let answer = fault.in_answer(answer.await?);
+                    Ok(may_be_hurried(Counted::answer(answer, share, open)))
+                })
+            }
+            RequestBody::Unbounded(body) => {
+                service.call(Request::from_parts(head, Body::new(body)))
+            }
         }
-        let share = request.extensions().get::<AnswerShare>().cloned();
-        let (request, fault) = match rpc.class {
-            Class::Reflection => {
-                let (request, fault) = Fault::of(request);
-                (request, Some(fault))
-            }
-            _ => (request.map(Body::new), None),
-        };
-        let answer = service.call(request);
-        Box::pin(async move {
-            // Before the first answer is made.
-            let open = match &share {
-                Some(share) => match share.hold_for_stream().await {
-                    Ok(open) => Some(open),
-                    Err(busy) => return Ok(busy.into_http()),
-                },
-                None => None,
-            };
-            let mut answer = answer.await?;
-            if let Some(fault) = fault {
-                answer = fault.in_answer(answer);
-            }
-            Ok(may_be_hurried(Counted::answer(answer, share, open)))
-        })
     }
 }
 
 /// The services of a daemon, the most wanted first.
+#[derive(Default)]
 pub(crate) struct Routes {
     services: Vec<(&'static str, Box<dyn Serve>)>,
-    largest: usize,
 }
 
 impl Routes {
-    /// No services yet. Generated ones get messages of at most `largest` bytes.
-    pub(crate) fn new(largest: usize) -> Self {
-        Self {
-            services: Vec::new(),
-            largest,
-        }
-    }
-
     /// Answers calls of this service, too.
     pub(crate) fn add<S>(&mut self, service: S)
     where
@@ -124,9 +113,7 @@ impl Routes {
         S: NamedService + Send + Sync + 'static,
         Generated<S>: Serve,
     {
-        let largest = self.largest;
-        let service = Generated { service, largest };
-        self.services.push((S::NAME, Box::new(service)));
+        self.services.push((S::NAME, Box::new(Generated(service))));
     }
 
     fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
@@ -189,10 +176,16 @@ impl ConnectionCalls {
             ) {
                 request.extensions_mut().insert(self.peer.answers.clone());
             }
-            let serve = |request| routes.serve(request, rpc);
-            match admission.call(&self.peer, request, rpc, serve) {
-                Ok(call) => CheckedCall::Served(call),
-                Err(busy) => CheckedCall::refused(busy),
+            let (head, incoming) = request.into_parts();
+            let body = RequestBody::new(incoming, rpc, &head.headers, admission, &self.peer.share);
+            let body = match body {
+                Ok(body) => body,
+                Err(busy) => return CheckedCall::refused(busy),
+            };
+            CheckedCall::Served {
+                is_uncharged: body.is_uncharged(),
+                goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
+                answer: Some(routes.serve(Request::from_parts(head, body), rpc)),
             }
         })
     }
@@ -200,7 +193,15 @@ impl ConnectionCalls {
 
 /// A call that is served, or the answer to a request that is refused by its head.
 pub(super) enum CheckedCall {
-    Served(AdmittedCall),
+    Served {
+        /// `None` once the call is answered.
+        answer: Option<HttpAnswer>,
+        /// Whether its head is charged when it runs.
+        is_uncharged: bool,
+        /// Whether the call continues without its client: the engine has the append, which stays charged and is counted
+        /// like all others.
+        goes_on: bool,
+    },
     Refused(Option<Box<Response<Body>>>),
 }
 
@@ -216,7 +217,13 @@ impl CheckedCall {
 
     /// Whether it is charged when it runs.
     pub(super) fn is_uncharged(&self) -> bool {
-        matches!(self, Self::Served(call) if call.is_uncharged())
+        matches!(
+            self,
+            Self::Served {
+                is_uncharged: true,
+                ..
+            }
+        )
     }
 }
 
@@ -225,11 +232,33 @@ impl Future for CheckedCall {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HttpResult> {
         match self.get_mut() {
-            Self::Served(call) => Pin::new(call).poll(context),
+            Self::Served { answer, .. } => {
+                // Nobody asks again once it was answered.
+                let Some(serving) = answer else {
+                    return Poll::Pending;
+                };
+                let result = ready!(serving.as_mut().poll(context));
+                *answer = None;
+                Poll::Ready(result)
+            }
             Self::Refused(refusal) => match refusal.take() {
                 Some(refusal) => Poll::Ready(Ok(*refusal)),
                 None => Poll::Pending,
             },
+        }
+    }
+}
+
+impl Drop for CheckedCall {
+    fn drop(&mut self) {
+        if let Self::Served {
+            answer,
+            goes_on: true,
+            ..
+        } = self
+            && let (Some(serving), Ok(event_loop)) = (answer.take(), Handle::try_current())
+        {
+            event_loop.spawn(serving);
         }
     }
 }

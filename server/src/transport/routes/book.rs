@@ -159,7 +159,6 @@ mod tests {
         rpc: Some(Rpc {
             class: Class::Append,
             access: Access::Write,
-            is_one_message: true,
         }),
         timeout: Ok(()),
     };

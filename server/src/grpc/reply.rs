@@ -1,46 +1,49 @@
-//! Messages as gRPC sends them, and the body they leave in.
+//! Messages of answers, and the body in which they leave.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{BufMut, Bytes, BytesMut};
-use http::HeaderMap;
+use bytes::{Bytes, BytesMut};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame};
 use smallvec::SmallVec;
 use tonic::Status;
 use wald_proto::codec::{Encode, Encoded};
 
-use super::super::Answers;
-use crate::admission::PREFIX_BYTES;
+use super::prefix::{self, PREFIX_BYTES};
 use crate::answers::Held;
+use crate::rpc::Answers;
 
-/// Pieces below this size are copied and gathered. A small piece may belong to a large
-/// allocation, such as a group of appends or a buffer, which it would hold until the message is
-/// sent.
-const LARGE: usize = 64 << 10;
+/// Pieces of fewer bytes are copied and gathered. A small piece may belong to a large allocation, such as a group of
+/// appends or a buffer, which it would hold until the message is sent.
+const LARGE_BYTES: usize = 64 << 10;
 
-/// A body: messages in pieces, and the status at the end.
-pub(super) struct Messages {
+/// The answer to a call: these messages, then the status.
+pub(crate) fn answer(messages: Answers<Framed>) -> Response<tonic::body::Body> {
+    let mut response = Response::new(tonic::body::Body::new(Reply {
+        stream: Some(messages),
+        pieces: SmallVec::new().into_iter(),
+        held: None,
+    }));
+    let grpc = HeaderValue::from_static("application/grpc");
+    response.headers_mut().insert(CONTENT_TYPE, grpc);
+    response
+}
+
+/// A body: messages in pieces, and the status at the end. The pieces go to the connection unchanged, while tonic's own
+/// body copies every message into a buffer of the call.
+struct Reply {
     /// `None`: the stream has ended, and its status was sent.
     stream: Option<Answers<Framed>>,
     /// Pieces of the message that is being sent.
     pieces: smallvec::IntoIter<Pieces>,
-    /// Its room, until all of it has left.
+    /// Room of that message, until all of it has left.
     held: Option<Held>,
 }
 
-impl Messages {
-    pub(super) fn new(stream: Answers<Framed>) -> Self {
-        Self {
-            stream: Some(stream),
-            pieces: SmallVec::new().into_iter(),
-            held: None,
-        }
-    }
-}
-
 /// Never fails: a failure is sent as a status.
-impl Body for Messages {
+impl Body for Reply {
     type Data = Bytes;
     type Error = Status;
 
@@ -68,8 +71,8 @@ impl Body for Messages {
             // The stream is not needed any more.
             self.stream = None;
             let mut trailers = HeaderMap::new();
-            let told = status.add_header(&mut trailers);
-            return Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))));
+            let added = status.add_header(&mut trailers);
+            return Poll::Ready(Some(added.map(|()| Frame::trailers(trailers))));
         }
     }
 }
@@ -78,7 +81,7 @@ type Pieces = [Bytes; 2];
 
 /// A message as gRPC sends it, small pieces gathered; or several small ones.
 #[derive(Debug)]
-pub(in crate::rpc) struct Framed {
+pub(crate) struct Framed {
     pieces: SmallVec<Pieces>,
     held: Option<Held>,
 }
@@ -89,19 +92,21 @@ impl Framed {
     }
 
     /// Holds that room, or the part that the message needs, until it has been sent.
-    pub(in crate::rpc) fn in_room(mut self, mut held: Held) -> Self {
+    pub(crate) fn in_room(mut self, mut held: Held) -> Self {
         held.set(self.pieces.iter().map(|piece| piece.len() as u64).sum());
         self.held = Some(held);
         self
     }
 
+    /// One message, small pieces gathered.
+    ///
     /// # Errors
     /// If it is larger than gRPC can say.
-    pub(in crate::rpc) fn new(message: Encoded) -> Result<Self, Status> {
+    pub(crate) fn new(message: Encoded) -> Result<Self, Status> {
         let mut pieces = SmallVec::new();
-        let mut small = prefix(message.length(), message.length().min(LARGE))?;
+        let mut small = begun(message.length(), message.length().min(LARGE_BYTES))?;
         for piece in message.into_pieces() {
-            if piece.len() < LARGE {
+            if piece.len() < LARGE_BYTES {
                 small.extend_from_slice(&piece);
             } else {
                 if !small.is_empty() {
@@ -120,14 +125,12 @@ impl Framed {
     ///
     /// # Errors
     /// If one is larger than gRPC can say.
-    pub(in crate::rpc) fn together<M: Encode>(
-        messages: impl Iterator<Item = M>,
-    ) -> Result<Self, Status> {
+    pub(crate) fn together<M: Encode>(messages: impl Iterator<Item = M>) -> Result<Self, Status> {
         let mut together = BytesMut::new();
         for message in messages {
             let length = message.length();
             together.reserve(PREFIX_BYTES + length);
-            put_prefix(length, &mut together)?;
+            prefix::put(length, &mut together)?;
             message.put(&mut together);
         }
         let pieces = [together.freeze()].into_iter();
@@ -136,7 +139,7 @@ impl Framed {
 
     /// Appends `next` to the same piece, if that is the only one and then takes no more than
     /// `most` bytes.
-    pub(in crate::rpc) fn join(&mut self, next: &Self, most: usize) -> bool {
+    pub(crate) fn join(&mut self, next: &Self, most: usize) -> bool {
         let ([piece], [more]) = (self.pieces.as_mut_slice(), next.pieces.as_slice()) else {
             return false;
         };
@@ -153,37 +156,18 @@ impl Framed {
     ///
     /// # Errors
     /// If it is larger than gRPC can say.
-    pub(in crate::rpc) fn sharing(own: Encoded, shared: Bytes) -> Result<Self, Status> {
-        let mut first = prefix(own.length() + shared.len(), own.length())?;
+    pub(crate) fn sharing(own: Encoded, shared: Bytes) -> Result<Self, Status> {
+        let mut first = begun(own.length() + shared.len(), own.length())?;
         own.put(&mut first);
         Ok(Self::of(SmallVec::from_buf([first.freeze(), shared])))
     }
 }
 
-/// A message in one piece.
-///
-/// # Errors
-/// If it is larger than gRPC can say.
-pub(super) fn framed(message: &impl Encode) -> Result<Bytes, Status> {
-    let length = message.length();
-    let mut framed = prefix(length, length)?;
-    message.put(&mut framed);
-    Ok(framed.freeze())
-}
-
-/// The prefix of a message of that length, with room for `room` bytes of it.
-fn prefix(length: usize, room: usize) -> Result<BytesMut, Status> {
-    let mut prefix = BytesMut::with_capacity(PREFIX_BYTES + room);
-    put_prefix(length, &mut prefix)?;
-    Ok(prefix)
-}
-
-fn put_prefix(length: usize, out: &mut impl BufMut) -> Result<(), Status> {
-    let length = u32::try_from(length)
-        .map_err(|_| Status::out_of_range("a message is larger than 4 GiB"))?;
-    out.put_u8(0);
-    out.put_u32(length);
-    Ok(())
+/// The prefix of a message of `length` bytes, with room for `room` bytes of it.
+fn begun(length: usize, room: usize) -> Result<BytesMut, Status> {
+    let mut begun = BytesMut::with_capacity(PREFIX_BYTES + room);
+    prefix::put(length, &mut begun)?;
+    Ok(begun)
 }
 
 #[cfg(test)]
@@ -205,12 +189,12 @@ mod tests {
 
     #[test]
     fn small_pieces_are_gathered_and_large_ones_are_not_copied() {
-        let large = Bytes::from(vec![9; LARGE]);
+        let large = Bytes::from(vec![9; LARGE_BYTES]);
         let mut message = encoded(&[1, 2]);
         message.push(large.clone());
         message.push(vec![3; 4]);
         let Framed { pieces, .. } = Framed::new(message).unwrap();
-        let length = u8::try_from(LARGE >> 16).unwrap();
+        let length = u8::try_from(LARGE_BYTES >> 16).unwrap();
         assert_eq!(pieces[0][..], [0, 0, length, 0, 7, 0, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), large.as_ptr());
         assert_eq!(pieces[2][..], [3; 4]);
@@ -219,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_not_copied_whatever_its_size() {
+    fn shared_bytes_are_not_copied_whatever_their_size() {
         let shared = Bytes::from(vec![9; 3]);
         let Framed { pieces, .. } = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
         assert_eq!(pieces[0][..], [0, 0, 0, 0, 5, 1, 1]);
@@ -255,7 +239,7 @@ mod tests {
         for (end, code) in [(None, "0"), (Some(Status::data_loss("bad")), "15")] {
             let messages = [good(), good()].into_iter().chain(end.map(Err));
             let stream: Answers<Framed> = Box::pin(stream::iter(messages.collect::<Vec<_>>()));
-            let mut body = pin!(Messages::new(stream));
+            let mut body = pin!(answer(stream).into_body());
             let (mut bytes, mut trailers) = (Vec::new(), None);
             while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
                 let frame = frame.unwrap();

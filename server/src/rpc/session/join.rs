@@ -1,0 +1,98 @@
+//! Requests of a session that become one request for the engine, and their acks.
+//!
+//! Requests that have arrived together are joined if no client can see the difference ([`Append::join`](wald_storage::Append::join)). Their acks
+//! are made and sent together: most of a request's cost is the same for one and for many.
+
+use std::time::Instant;
+
+use tonic::Status;
+use wald_storage::{Appended, Batch, Durability, LogAppended, LogEngine, LogName, RecoveryEpoch};
+
+use crate::admission::Passage;
+use crate::convert::SessionAck;
+use crate::grpc::Framed;
+
+/// A request as it was read, or several that are one for the engine.
+pub(super) struct Taken {
+    pub(super) requests: Requests,
+    pub(super) batch: Batch,
+    pub(super) durability: Option<Durability>,
+    /// Time at which the first was read.
+    pub(super) at: Instant,
+    pub(super) room: Passage,
+}
+
+/// Requests that are one for the engine.
+pub(super) struct Requests {
+    /// Number of the first: where it fails, it is the first that failed.
+    pub(super) first: u64,
+    /// The number of each request and its count of records, if there is more than one request.
+    each: Vec<(u64, u64)>,
+}
+
+impl Taken {
+    /// Takes in the request that came next, or gives it back if it cannot be part of this one.
+    pub(super) fn join(&mut self, engine: &dyn LogEngine, mut next: Self) -> Option<Self> {
+        if self.durability != next.durability {
+            return Some(next);
+        }
+        let records = |batch: &Batch| batch.logs.first().map_or(0, |log| log.records.len());
+        let (before, more) = (records(&self.batch), records(&next.batch));
+        if let Err(batch) = engine.join(&mut self.batch, next.batch) {
+            next.batch = batch;
+            return Some(next);
+        }
+        let requests = &mut self.requests;
+        if requests.each.is_empty() {
+            requests.each.push((requests.first, before));
+        }
+        requests.each.push((next.requests.first, more));
+        self.room.join(next.room);
+        None
+    }
+}
+
+impl Requests {
+    pub(super) fn of(request_id: u64) -> Self {
+        let each = Vec::new();
+        Self {
+            first: request_id,
+            each,
+        }
+    }
+
+    /// The acks of the requests, made from the engine's one answer to all of them.
+    pub(super) fn acks(
+        &self,
+        names: &[LogName],
+        appended: &Appended,
+        epoch: RecoveryEpoch,
+    ) -> Result<Framed, Status> {
+        let (false, [log]) = (self.each.is_empty(), appended.appends.as_slice()) else {
+            let ack = SessionAck::new(self.first, names, appended, epoch);
+            return Framed::together([ack].into_iter());
+        };
+        let mut next_lsn = log.first_lsn;
+        let mut position = appended.position;
+        let parts: Vec<_> = (self.each.iter())
+            .map(|(request_id, records)| {
+                let first_lsn = next_lsn;
+                next_lsn = first_lsn.advance(*records);
+                let append = LogAppended {
+                    first_lsn,
+                    next_lsn,
+                    ..*log
+                };
+                let at = position;
+                position = at.map(|at| at.advance(1));
+                (*request_id, append, at)
+            })
+            .collect();
+        Framed::together(parts.iter().map(|(request_id, append, position)| {
+            let mut ack = SessionAck::new(*request_id, names, appended, epoch);
+            ack.appends = std::slice::from_ref(append);
+            ack.position = *position;
+            ack
+        }))
+    }
+}
