@@ -4,6 +4,9 @@
 
 mod support;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
 use support::{Daemon, append};
 use tokio::time::{Duration, sleep};
 use wald_proto::v1;
@@ -118,4 +121,55 @@ async fn followers_are_counted_while_they_wait() {
     .await;
     drop(streams);
     until("no follower", || daemon.metric("wald_followers") == 0.0).await;
+}
+
+/// The rows of docs/src/metrics.md: every metric that a new daemon shows.
+fn table(exposed: &str) -> String {
+    let described = |kind: &str| -> BTreeMap<String, String> {
+        let lines = exposed.lines().filter_map(|line| line.strip_prefix(kind));
+        let pairs = lines.filter_map(|line| line.trim_start().split_once(' '));
+        pairs
+            .map(|(name, text)| (name.to_owned(), text.replace('|', "\\|")))
+            .collect()
+    };
+    let types = described("# TYPE");
+    let mut table = "| metric | labels | type | meaning |\n|---|---|---|---|\n".to_owned();
+    for (name, help) in described("# HELP") {
+        let bucket = format!("{name}_bucket{{");
+        let plain = format!("{name}{{");
+        let samples = exposed.lines().filter_map(|line| {
+            line.strip_prefix(&bucket)
+                .or_else(|| line.strip_prefix(&plain))
+        });
+        let labels: BTreeSet<&str> = samples
+            .flat_map(|sample| {
+                sample
+                    .split("=\"")
+                    .map(|part| part.rsplit([',', '"']).next())
+            })
+            .flatten()
+            .filter(|label| label.starts_with(|c: char| c.is_ascii_lowercase()) && *label != "le")
+            .collect();
+        let labels = Vec::from_iter(labels).join(", ");
+        table += &format!("| `{name}` | {labels} | {} | {help} |\n", types[&name]);
+    }
+    table
+}
+
+#[tokio::test]
+async fn page_of_metrics_matches_a_new_daemon() {
+    const BEGIN: &str = "<!-- metrics: written by a test, see HACKING.md -->\n";
+    const END: &str = "<!-- end of metrics -->";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/metrics.md");
+    let page = fs::read_to_string(path).unwrap();
+    let (before, rest) = page.split_once(BEGIN).unwrap();
+    let (shown, after) = rest.split_once(END).unwrap();
+    let daemon = Daemon::start(&[]);
+    let table = table(&daemon.http("/metrics").1);
+    if std::env::var_os("WALD_WRITE").is_some() {
+        fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
+    } else {
+        let command = "WALD_WRITE=1 cargo test -p wald-server --test metrics page";
+        assert_eq!(shown, table, "the page is stale; run: {command}");
+    }
 }

@@ -1,7 +1,7 @@
 """Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
 directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
-Also checks the links of all Markdown files, and that the page of metrics is as /metrics has it.
+Also checks the links of all Markdown files.
 """
 
 import re
@@ -11,7 +11,6 @@ from typed import blocks
 
 README = ROOT / "README.md"
 BOOK = ROOT / "docs" / "src"
-START, END = "<!-- metrics: written by .ci/run docs/readme -- --update -->", "<!-- end of metrics -->"
 TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md"]
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
@@ -70,31 +69,6 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def metrics_table(exposed):
-    """Every metric that /metrics shows by default: name, labels, type, and its help text."""
-    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", exposed, re.M))
-    types = dict(re.findall(r"^# TYPE (\S+) (.*)$", exposed, re.M))
-    rows = ["| metric | labels | type | meaning |", "|---|---|---|---|"]
-    for name in sorted(helps):
-        samples = re.findall(rf"^{name}(?:_bucket)?{{(.*?)}} ", exposed, re.M)
-        labels = sorted({label for sample in samples for label in re.findall(r'(\w+)="', sample)} - {"le"})
-        rows.append(f"| `{name}` | {', '.join(labels)} | {types[name]} | {helps[name].replace('|', chr(92) + '|')} |")
-    return "\n".join(rows)
-
-
-def metrics_page():
-    """The page of metrics of a new daemon."""
-    with urllib.request.urlopen("http://127.0.0.1:6926/metrics") as answer:
-        table = metrics_table(answer.read().decode())
-    page = BOOK / "metrics.md"
-    before, rest = page.read_text().split(START)
-    old, after = rest.split(END)
-    expect("docs/src/metrics.md matches /metrics", "--update" in sys.argv or old.strip() == table,
-           "run .ci/run docs/readme -- --update")
-    if "--update" in sys.argv:
-        page.write_text(f"{before}{START}\n{table}\n{END}{after}")
-
-
 def typed(page):
     """Types the sessions of one page; returns the page with the printed answers."""
     updated = text = page.read_text()
@@ -103,8 +77,6 @@ def typed(page):
         try:
             first = next((line for line in daemon.stderr if "wald is serving" in line), "")
             expect(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
-            if page == README:
-                metrics_page()
             for found, steps in blocks(text):
                 shown = []
                 for command, said in steps:
