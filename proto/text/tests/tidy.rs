@@ -149,8 +149,8 @@ const AMBIGUOUS: &[&str] = &[
     "Accepted", "Answer", "Answers", "Call", "Calls", "Check", "Claim", "End", "Entries", "Entry",
     "Exit", "Fault", "Format", "Found", "Head", "Header", "Held", "Intake", "Item", "Kept", "Kind",
     "Left", "Life", "Limits", "Load", "Noted", "Opened", "Own", "Pending", "Progress", "Read",
-    "Reader", "Requests", "Run", "Settings", "Shared", "Size", "Source", "Store", "Tail", "Taken",
-    "Target", "Told", "Used", "Value", "Waiting",
+    "Reader", "Reply", "Requests", "Run", "Settings", "Shared", "Size", "Source", "Store", "Tail",
+    "Taken", "Target", "Told", "Used", "Value", "Waiting",
 ];
 
 /// A word of a text, in lower case.
