@@ -353,16 +353,16 @@ impl SegmentTail for Tail {
     fn take_back(&mut self, written: usize) -> io::Result<bool> {
         self.buffer.clear();
         (self.chain, self.frames) = self.before_group;
+        if written == 0 {
+            return Ok(false);
+        }
         let mut gave_up = false;
         let zeros = vec![0; written];
-        while written > 0 {
-            match self.file.write_all_at(&zeros, self.offset) {
-                Err(error) if is_out_of_space(&error) && self.pool.give_up()? => gave_up = true,
-                zeroed => {
-                    zeroed?;
-                    break;
-                }
+        while let Err(error) = self.file.write_all_at(&zeros, self.offset) {
+            if !(is_out_of_space(&error) && self.pool.give_up()?) {
+                return Err(error);
             }
+            gave_up = true;
         }
         Ok(gave_up)
     }
