@@ -257,8 +257,7 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
             with_producer(&engine, &request.log, "p", || {
                 let found = block_on(engine.list_producers(target, after.clone(), size));
                 let found = found.map_err(|error| status::read(&error))?;
-                let found = found.map_err(|error| status::read(&error))?;
-            assert!(found.len() <= size);
+                assert!(found.len() <= size);
                 let after = after.unwrap_or_default();
                 let ids = found.iter().map(|info| info.id.as_str());
                 assert!(ids.clone().is_sorted() && ids.clone().all(|id| *id > *after));
