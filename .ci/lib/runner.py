@@ -1,7 +1,7 @@
 """usage: .ci/run [--all] [--list] [NAME...] [-- ARGUMENT...]
 
 Runs every check, on a machine with a Rust toolchain, a C compiler, Go and npm: the tests, lints, and the second
-tier, which tests the released binaries with real tools and real input. Takes about 25 minutes on two cores.
+tier, which tests the released binaries with real tools and real input.
 
 --all   runs each check at its full size: more kills, power cuts, damage, logs, faults (over an hour)
 --list  prints all steps and checks with their purpose
