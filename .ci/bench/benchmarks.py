@@ -353,7 +353,7 @@ def page(results):
     commits = ", ".join(f"{part} at {path.read_text().strip()}" for part, path in commits.items() if path.exists())
     return f"""# Benchmarks
 
-Written by [`.ci/run bench/benchmarks`](.ci/bench/benchmarks.py) from what it measured, which is kept round by round in
+Written by [`.ci/run bench/benchmarks`](.ci/bench/benchmarks.py) from its own measurements, which are kept round by round in
 [storage/benches/results](storage/benches/results): not by hand. Where the least and the most of the rounds are far apart, the
 machine did other things too, and the median says little: then only what was measured in turn compares, and only
 differences that are larger than that. A percentile of few scans is one of them. On your machine, with nothing else running:

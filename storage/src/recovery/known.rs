@@ -292,7 +292,7 @@ impl UnnamedIndexes {
 impl Drop for UnnamedIndexes {
     fn drop(&mut self) {
         for id in &self.ids {
-            // The next start removes what is left.
+            // The next start removes the rest.
             let _gone = self.disk.remove(&unfinished_path(*id));
         }
     }
