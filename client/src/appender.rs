@@ -7,7 +7,7 @@ use wald_proto::v1::Durability;
 use crate::batch::{AppendBatch, BatchAck};
 use crate::client::Client;
 use crate::error::Error;
-use crate::pipeline::{BatchReply, Pending, Pipeline, RecordAck, Settings};
+use crate::pipeline::{BatchReply, Pending, Pipeline, PipelineSettings, RecordAck};
 use crate::record::Record;
 
 /// Settings of an [`Appender`].
@@ -15,7 +15,7 @@ use crate::record::Record;
 #[derive(Debug, Clone)]
 pub struct AppenderBuilder {
     client: Client,
-    settings: Settings,
+    settings: PipelineSettings,
 }
 
 /// The settings that appenders and producers share.
@@ -65,10 +65,10 @@ impl Client {
     pub fn appender(&self) -> AppenderBuilder {
         AppenderBuilder {
             client: self.clone(),
-            settings: Settings {
+            settings: PipelineSettings {
                 // The window of bytes is bound enough: nothing is ever to be recognised again.
                 window_batches: usize::MAX,
-                ..Settings::default()
+                ..PipelineSettings::default()
             },
         }
     }

@@ -71,7 +71,7 @@ impl<T> Future for Pending<T> {
 
 /// Settings for gathering batches and keeping them in flight.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub(crate) struct PipelineSettings {
     pub(crate) linger: Duration,
     pub(crate) batch_records: usize,
     pub(crate) batch_bytes: usize,
@@ -91,7 +91,7 @@ pub const DEFAULT_BYTES_IN_FLIGHT: u32 = 8 << 20;
 /// Time without an ack after which a producer gives up, unless set otherwise.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(60);
 
-impl Default for Settings {
+impl Default for PipelineSettings {
     fn default() -> Self {
         Self {
             linger: DEFAULT_LINGER,
@@ -145,7 +145,7 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     /// Starts the driver. With a stamp, batches that fail temporarily are sent again.
-    pub(crate) fn start(client: Client, settings: Settings, stamp: Option<Stamp>) -> Self {
+    pub(crate) fn start(client: Client, settings: PipelineSettings, stamp: Option<Stamp>) -> Self {
         let (queue, work) = mpsc::unbounded_channel();
         let window = Arc::new(Semaphore::new(settings.window_bytes as usize));
         let failure = Arc::new(OnceLock::new());

@@ -10,7 +10,7 @@ use crate::appender::pipeline_settings;
 use crate::batch::{Condition, LogAck};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::pipeline::{BatchReply, Pending, Pipeline, RecordAck, Settings, Stamp};
+use crate::pipeline::{BatchReply, Pending, Pipeline, PipelineSettings, RecordAck, Stamp};
 use crate::record::Record;
 use crate::retry::Repeat;
 
@@ -24,7 +24,7 @@ pub struct ProducerBuilder {
     first_sequence: u64,
     log_id: Option<u64>,
     writer_epoch: Option<u64>,
-    settings: Settings,
+    settings: PipelineSettings,
 }
 
 impl Client {
@@ -37,7 +37,7 @@ impl Client {
             first_sequence: 0,
             log_id: None,
             writer_epoch: None,
-            settings: Settings::default(),
+            settings: PipelineSettings::default(),
         }
     }
 }

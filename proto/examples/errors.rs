@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use wald_proto::reasons::{Answer, Entry, Section, catalogue};
+use wald_proto::reasons::{Answer, ReasonEntry, Section, catalogue};
 
 const PAGE: &str = "../docs/src/errors.md";
 const START: &str = "<!-- reasons: written by `cargo run -p wald-proto --example errors` -->\n";
@@ -40,8 +40,8 @@ fn table(section: &Section) -> String {
     )
 }
 
-fn row(entry: &Entry) -> String {
-    let Entry {
+fn row(entry: &ReasonEntry) -> String {
+    let ReasonEntry {
         reason,
         meaning,
         answers,

@@ -53,12 +53,12 @@ pub struct Section {
     /// Facts that are true of every reason of the section.
     pub text: String,
     /// The reasons, in the order of the contract.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ReasonEntry>,
 }
 
 /// A reason, as its comment describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ReasonEntry {
     /// The reason.
     pub reason: Reason,
     /// The event.
@@ -145,9 +145,9 @@ pub fn catalogue() -> Result<Vec<Section>, String> {
     Ok(sections)
 }
 
-fn parse(reason: Reason, comment: &str) -> Option<Entry> {
+fn parse(reason: Reason, comment: &str) -> Option<ReasonEntry> {
     let (meaning, items) = comment.split_once("\n\n")?;
-    let mut entry = Entry {
+    let mut entry = ReasonEntry {
         reason,
         meaning: one_line(meaning),
         answers: Vec::new(),

@@ -32,10 +32,10 @@ pub(crate) const OTHERS_BYTES: u64 = 8 << 20;
 
 /// Bytes that one connection has under way.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Share(Arc<Own>);
+pub(crate) struct Share(Arc<OwnRequests>);
 
 #[derive(Debug, Default)]
-struct Own {
+struct OwnRequests {
     appends: AtomicU64,
     others: AtomicU64,
     health: AtomicU64,

@@ -68,7 +68,7 @@ pub(crate) fn may_be_hurried<B>(mut answer: http::Response<B>) -> http::Response
 
 /// The budget of a server.
 #[derive(Debug)]
-pub(crate) struct Answers {
+pub(crate) struct AnswerBudget {
     limit: u64,
     total: AtomicU64,
     /// Connections that wait for room.
@@ -77,7 +77,7 @@ pub(crate) struct Answers {
     shortage: Shortage,
 }
 
-impl Answers {
+impl AnswerBudget {
     /// A budget of `limit` bytes.
     pub(crate) fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self {
@@ -102,11 +102,11 @@ impl Answers {
 
 /// The share of one connection in the budget.
 #[derive(Debug, Clone)]
-pub(crate) struct AnswerShare(Arc<Own>);
+pub(crate) struct AnswerShare(Arc<OwnAnswers>);
 
 #[derive(Debug)]
-struct Own {
-    answers: Arc<Answers>,
+struct OwnAnswers {
+    answers: Arc<AnswerBudget>,
     bytes: AtomicU64,
     /// Held by the call of the connection that waits for room; the others wait for it.
     first: tokio::sync::Mutex<()>,
@@ -114,8 +114,8 @@ struct Own {
 
 impl AnswerShare {
     /// A connection that holds nothing yet.
-    pub(crate) fn new(answers: &Arc<Answers>) -> Self {
-        Self(Arc::new(Own {
+    pub(crate) fn new(answers: &Arc<AnswerBudget>) -> Self {
+        Self(Arc::new(OwnAnswers {
             answers: Arc::clone(answers),
             bytes: AtomicU64::new(0),
             first: tokio::sync::Mutex::default(),
@@ -150,7 +150,7 @@ impl AnswerShare {
         }
         let answers = &self.0.answers;
         let _first = self.0.first.lock().await;
-        let _waiting = Waiting::new(answers);
+        let _waiting = WaitingConnection::new(answers);
         loop {
             // Made before the check, so that bytes that are returned in between wake it.
             let room = answers.room.notified();
@@ -215,16 +215,16 @@ impl AnswerShare {
 }
 
 /// Counts a connection that waits for room.
-struct Waiting<'a>(&'a AtomicUsize);
+struct WaitingConnection<'a>(&'a AtomicUsize);
 
-impl<'a> Waiting<'a> {
-    fn new(answers: &'a Answers) -> Self {
+impl<'a> WaitingConnection<'a> {
+    fn new(answers: &'a AnswerBudget) -> Self {
         answers.waiting.fetch_add(1, Ordering::Relaxed);
         Self(&answers.waiting)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingConnection<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -233,9 +233,9 @@ impl Drop for Waiting<'_> {
 /// Bytes of the budget; they come back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
-    answers: Arc<Answers>,
+    answers: Arc<AnswerBudget>,
     /// `None`: many connections send it.
-    own: Option<Arc<Own>>,
+    own: Option<Arc<OwnAnswers>>,
     bytes: u64,
 }
 
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn one_connection_gets_half_and_leaves_room_for_others() {
-        let answers = Answers::new(64 * KIB);
+        let answers = AnswerBudget::new(64 * KIB);
         let [greedy, second, small] = [(); 3].map(|()| AnswerShare::new(&answers));
         let held = fill(&greedy);
         assert_eq!(held.len(), 32);
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn connections_with_one_answer_each_do_not_exceed_the_budget() {
-        let answers = Answers::new(64 * KIB);
+        let answers = AnswerBudget::new(64 * KIB);
         let shares: Vec<_> = (0..1000).map(|_| AnswerShare::new(&answers)).collect();
         let held: Vec<_> = shares
             .iter()
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn streams_leave_room_to_calls_of_one_answer() {
-        let answers = Answers::new(64 * KIB);
+        let answers = AnswerBudget::new(64 * KIB);
         let shares: Vec<_> = (0..100).map(|_| AnswerShare::new(&answers)).collect();
         let limit = answers.limit_of_streams();
         let streams: Vec<_> = (shares.iter())
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn reservation_shrinks_to_its_message_and_may_go_with_its_bytes() {
-        let answers = Answers::new(64 * KIB);
+        let answers = AnswerBudget::new(64 * KIB);
         let share = AnswerShare::new(&answers);
         let mut held = share.hold_now(8 * KIB).unwrap();
         held.set(10);
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn message_larger_than_the_budget_passes_alone() {
-        let answers = Answers::new(KIB);
+        let answers = AnswerBudget::new(KIB);
         let [one, other] = [(); 2].map(|()| AnswerShare::new(&answers));
         let mut large = one.hold_now(8 * KIB).unwrap();
         large.set(8 * KIB);
@@ -426,7 +426,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn calls_of_one_answer_wait_a_second_and_are_busy() {
-        let answers = Answers::new(64 * KIB);
+        let answers = AnswerBudget::new(64 * KIB);
         let share = AnswerShare::new(&answers);
         let mut held = fill(&share);
         let began = tokio::time::Instant::now();
@@ -444,7 +444,7 @@ mod tests {
 
     #[tokio::test]
     async fn scan_reserves_once_until_its_message_is_taken() {
-        let answers = Answers::new(64 << 20);
+        let answers = AnswerBudget::new(64 << 20);
         let room = ScanRoom::new(AnswerShare::new(&answers));
         room.reserve(KIB).await;
         room.reserve(KIB).await;

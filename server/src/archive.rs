@@ -17,7 +17,7 @@ use crate::backups::{self, bar};
 use crate::config::Config;
 use crate::host;
 use crate::offline::{DATA_LOSS, FAILED, escaped, json_line, written};
-use crate::serve::Exit;
+use crate::serve::UnplannedExit;
 
 pub(crate) fn command() -> Command {
     Command::new("archive")
@@ -124,22 +124,22 @@ fn store_id(text: &str) -> Result<u128, String> {
 }
 
 /// Runs the command. Returns the exit code.
-pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
+pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<u8, UnplannedExit> {
     let Some((name, matches)) = matches.subcommand() else {
-        return Err(Exit::new(backups::USAGE, "list or restore?"));
+        return Err(UnplannedExit::new(backups::USAGE, "list or restore?"));
     };
     let configured =
         || Some(PathBuf::from(&config.archive_dir)).filter(|_| !config.archive_dir.is_empty());
     let archive = matches.get_one::<PathBuf>("archive").cloned();
     let archive = archive.or_else(configured).ok_or_else(|| {
-        Exit::new(
+        UnplannedExit::new(
             backups::USAGE,
             "name the archive with --archive: no archive_dir is configured",
         )
     })?;
     let disk: Arc<dyn Disk> = RealDisk::open_read_only(&archive).map_err(|error| {
         let text = error.to_string().replace("data directory", "archive");
-        Exit::new(FAILED, text)
+        UnplannedExit::new(FAILED, text)
     })?;
     let filter = ArchiveFilter {
         store: matches.get_one::<u128>("store").copied(),
@@ -155,9 +155,9 @@ pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
         .is_some_and(|form| form == "json");
     match name {
         "restore" => {
-            let target = matches
-                .get_one::<PathBuf>("to")
-                .ok_or_else(|| Exit::new(backups::USAGE, "name the new directory with --to"))?;
+            let target = matches.get_one::<PathBuf>("to").ok_or_else(|| {
+                UnplannedExit::new(backups::USAGE, "name the new directory with --to")
+            })?;
             host::check_owner(config, target)?;
             restore(config, &disk, target, &filter, json)
         }
@@ -171,7 +171,7 @@ fn list(
     filter: &ArchiveFilter,
     verify: bool,
     json: bool,
-) -> Result<u8, Exit> {
+) -> Result<u8, UnplannedExit> {
     let total: u64 = std::fs::read_dir(archive)
         .into_iter()
         .flatten()
@@ -182,8 +182,9 @@ fn list(
     bar.set_message("verifying");
     let listing = list_archive(&**disk, filter, verify, &mut |bytes| bar.inc(bytes));
     bar.finish_and_clear();
-    let listing = listing
-        .map_err(|error| Exit::new(FAILED, format!("reading {}: {error}", archive.display())))?;
+    let listing = listing.map_err(|error| {
+        UnplannedExit::new(FAILED, format!("reading {}: {error}", archive.display()))
+    })?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match json {
         true => json_line(&mut out, &document(&listing)),
@@ -346,7 +347,7 @@ fn restore(
     target: &Path,
     filter: &ArchiveFilter,
     json: bool,
-) -> Result<u8, Exit> {
+) -> Result<u8, UnplannedExit> {
     let storage = config.storage();
     let is_new = !target.exists();
     let disk: Arc<dyn Disk> =
@@ -374,7 +375,7 @@ fn restore(
     )
 }
 
-fn tell(restored: &ArchiveRestored, target: &Path, json: bool) -> Result<(), Exit> {
+fn tell(restored: &ArchiveRestored, target: &Path, json: bool) -> Result<(), UnplannedExit> {
     for finding in &restored.findings {
         eprintln!("wald: {}", line(finding));
     }

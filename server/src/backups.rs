@@ -18,7 +18,7 @@ use wald_storage::{
 
 use crate::convert;
 use crate::offline::{DATA_LOSS, FAILED, IN_USE, written};
-use crate::serve::Exit;
+use crate::serve::UnplannedExit;
 
 pub(crate) use restore::{command as restore_command, restore};
 pub(crate) use verify::verify;
@@ -83,7 +83,7 @@ fn wants_json(matches: &ArgMatches) -> bool {
 }
 
 /// Reads the manifest of one backup: that with the id, or the latest that can be read.
-fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
+fn choose(directory: &Path, id: &str) -> Result<StoredBackup, UnplannedExit> {
     let manifests = directory.join(MANIFESTS);
     if !is_directory_of_backups(directory) {
         let what = match (is_store(directory), manifests.metadata()) {
@@ -92,16 +92,19 @@ fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
             }
             (_, Err(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
                 let text = format!("cannot read {}: {error}", manifests.display());
-                return Err(Exit::new(FAILED, text));
+                return Err(UnplannedExit::new(FAILED, text));
             }
             _ => "is no directory of backups",
         };
-        return Err(Exit::new(FAILED, format!("{} {what}", directory.display())));
+        return Err(UnplannedExit::new(
+            FAILED,
+            format!("{} {what}", directory.display()),
+        ));
     }
     let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
     let names = content
         .list(MANIFESTS)
-        .map_err(|error| Exit::new(FAILED, format!("{}: {error}", manifests.display())))?;
+        .map_err(|error| UnplannedExit::new(FAILED, format!("{}: {error}", manifests.display())))?;
     let mut kept = Vec::new();
     let mut passed_over = None;
     for name in names {
@@ -137,13 +140,14 @@ fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
             "{} has {what}; `walctl backup list` shows its backups",
             directory.display()
         );
-        Exit::new(NOT_FOUND, text)
+        UnplannedExit::new(NOT_FOUND, text)
     })
 }
 
-fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, Exit> {
-    let told =
-        |code, what: String| Exit::new(code, format!("{}/{path}: {what}", content.location()));
+fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, UnplannedExit> {
+    let told = |code, what: String| {
+        UnplannedExit::new(code, format!("{}/{path}: {what}", content.location()))
+    };
     let failed = |error: std::io::Error| told(FAILED, error.to_string());
     let file = content.open(path).map_err(failed)?;
     let size = file.size().map_err(failed)?;
@@ -167,13 +171,13 @@ fn view(
     directory: &Path,
     kept: &StoredBackup,
     at: Option<Position>,
-) -> Result<Arc<BackupView>, Exit> {
+) -> Result<Arc<BackupView>, UnplannedExit> {
     let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
     let view = BackupView::open(content, &kept.manifest, at).map_err(|error| failed(&error))?;
     Ok(Arc::new(view))
 }
 
-pub(crate) fn failed(error: &RestoreError) -> Exit {
+pub(crate) fn failed(error: &RestoreError) -> UnplannedExit {
     let code = match error {
         RestoreError::Manifest(_) | RestoreError::Damaged { .. } => DATA_LOSS,
         RestoreError::Beyond { .. }
@@ -183,10 +187,10 @@ pub(crate) fn failed(error: &RestoreError) -> Exit {
         RestoreError::NotEmpty { .. } | RestoreError::Io { .. } => FAILED,
         RestoreError::Open(error) => return open_failed(error),
     };
-    Exit::new(code, error.to_string())
+    UnplannedExit::new(code, error.to_string())
 }
 
-pub(crate) fn open_failed(error: &OpenError) -> Exit {
+pub(crate) fn open_failed(error: &OpenError) -> UnplannedExit {
     let code = match error {
         OpenError::Locked { .. } => IN_USE,
         OpenError::Damaged(_) | OpenError::UnreadEnd { .. } => DATA_LOSS,
@@ -197,7 +201,7 @@ pub(crate) fn open_failed(error: &OpenError) -> Exit {
         | OpenError::TooNew { .. }
         | OpenError::Io { .. } => FAILED,
     };
-    Exit::new(code, error.to_string())
+    UnplannedExit::new(code, error.to_string())
 }
 
 /// Reports on stderr the files of the store that do not verify.
@@ -227,7 +231,7 @@ pub(crate) fn bar(bytes: u64) -> ProgressBar {
 }
 
 /// Prints a line. A reader that closed the pipe has read enough, so that is no error.
-fn print(line: &str) -> Result<(), Exit> {
+fn print(line: &str) -> Result<(), UnplannedExit> {
     let mut out = std::io::stdout().lock();
     written(writeln!(out, "{line}").and_then(|()| out.flush()))
 }

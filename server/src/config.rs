@@ -23,7 +23,7 @@ pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
-    ConsoleMode, FlushFailurePolicy, LogFormat, LogPattern, LogPatterns, Size, Value,
+    ConsoleMode, FlushFailurePolicy, LogFormat, LogPattern, LogPatterns, SettingValue, Size,
 };
 
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
@@ -59,7 +59,7 @@ macro_rules! config {
                 name: stringify!($name),
                 doc: concat!($($doc, "\n"),+),
                 default: $default,
-                switch: <$type as Value>::SWITCH,
+                switch: <$type as SettingValue>::SWITCH,
             }, )+
         ]);
 
@@ -70,7 +70,7 @@ macro_rules! config {
                 mut text_of: impl FnMut(&'static str) -> String,
                 mut problem: impl FnMut(&'static str, String),
             ) -> Option<Self> {
-                $( let $name = match <$type as Value>::parse(&text_of(stringify!($name))) {
+                $( let $name = match <$type as SettingValue>::parse(&text_of(stringify!($name))) {
                     Ok(value) => Some(value),
                     Err(why) => {
                         problem(stringify!($name), why);

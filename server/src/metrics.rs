@@ -30,7 +30,7 @@ use crate::status;
 
 pub(crate) use accepts::AcceptWaits;
 use accepts::AllAcceptWaits;
-pub(crate) use calls::{CallCounter, CallFuture, Class, Head, Rpc};
+pub(crate) use calls::{CallCounter, CallFuture, Class, RequestHead, Rpc};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
@@ -144,7 +144,7 @@ pub(crate) enum ReadOp {
 /// All metrics, with their children at hand.
 pub(crate) struct Metrics {
     registry: Registry,
-    calls: calls::Calls,
+    calls: calls::CallMetrics,
     engine: observer::EngineMetrics,
     append: HistogramVec,
     append_accepted: Histogram,
@@ -560,7 +560,7 @@ impl Metrics {
             admitted.get_metric_with_label_values(&[part])?;
         }
         Ok(Self {
-            calls: calls::Calls::new(&make)?,
+            calls: calls::CallMetrics::new(&make)?,
             engine: observer::EngineMetrics::new(&make)?,
             append_accepted: append.with_label_values(&["accepted"]),
             append_written: append.with_label_values(&["written"]),

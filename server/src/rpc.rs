@@ -37,7 +37,7 @@ use crate::status::{self, Access};
 pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// The engine and its constants while it is open.
-pub(crate) struct Store {
+pub(crate) struct OpenStore {
     /// The engine.
     pub(crate) engine: Arc<dyn LogEngine>,
     /// In every answer.
@@ -49,7 +49,7 @@ pub(crate) struct Store {
 /// State that the RPCs share.
 pub(crate) struct Node {
     /// Empty until the store is recovered.
-    pub(crate) store: OnceLock<Store>,
+    pub(crate) store: OnceLock<OpenStore>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) heartbeat_interval: Duration,
@@ -65,7 +65,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn store(&self, access: Access) -> Result<&Store, Status> {
+    pub(crate) fn store(&self, access: Access) -> Result<&OpenStore, Status> {
         self.store.get().ok_or_else(|| status::starting(access))
     }
 }
@@ -85,42 +85,45 @@ pub(crate) struct Services(pub(crate) Arc<Node>);
 
 pub(crate) use echo::Echo;
 pub(crate) use fan_out::FanOut;
-pub(crate) use reflection::Fault;
+pub(crate) use reflection::FirstFault;
 pub(crate) use streams::WalCalls;
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl WalService for Services {
-    async fn append(&self, request: Request<v1::AppendRequest>) -> Answer<v1::AppendResponse> {
+    async fn append(&self, request: Request<v1::AppendRequest>) -> RpcResult<v1::AppendResponse> {
         append::append(&self.0, request).await
     }
 
     async fn append_batch(
         &self,
         request: Request<Sent<v1::AppendBatchRequest>>,
-    ) -> Answer<v1::AppendBatchResponse> {
+    ) -> RpcResult<v1::AppendBatchResponse> {
         append::append_batch(&self.0, request).await
     }
 
-    async fn read(&self, request: Request<v1::ReadRequest>) -> Answer<v1::ReadResponse> {
+    async fn read(&self, request: Request<v1::ReadRequest>) -> RpcResult<v1::ReadResponse> {
         read::read(&self.0, request).await
     }
 
-    async fn sync(&self, request: Request<v1::SyncRequest>) -> Answer<v1::SyncResponse> {
+    async fn sync(&self, request: Request<v1::SyncRequest>) -> RpcResult<v1::SyncResponse> {
         append::sync(&self.0, request).await
     }
 
-    async fn get_tail(&self, request: Request<v1::GetTailRequest>) -> Answer<v1::GetTailResponse> {
+    async fn get_tail(
+        &self,
+        request: Request<v1::GetTailRequest>,
+    ) -> RpcResult<v1::GetTailResponse> {
         let tail = read::get_tail(&self.0, request.get_ref()).await?;
         Ok(Response::new(tail))
     }
 
-    async fn trim(&self, request: Request<v1::TrimRequest>) -> Answer<v1::TrimResponse> {
+    async fn trim(&self, request: Request<v1::TrimRequest>) -> RpcResult<v1::TrimResponse> {
         append::trim(&self.0, request).await
     }
 
-    async fn fence(&self, request: Request<v1::FenceRequest>) -> Answer<v1::FenceResponse> {
+    async fn fence(&self, request: Request<v1::FenceRequest>) -> RpcResult<v1::FenceResponse> {
         append::fence(&self.0, request).await
     }
 }

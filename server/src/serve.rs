@@ -19,27 +19,27 @@ use wald_proto::v1;
 use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
-use crate::config::{Config, FlushFailurePolicy, Value};
+use crate::config::{Config, FlushFailurePolicy, SettingValue};
 use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::offline::{Gaps, few};
-use crate::plan::Limits;
-use crate::rpc::{Echo, Node, Services, Store, WalCalls};
+use crate::plan::HostLimits;
+use crate::rpc::{Echo, Node, OpenStore, Services, WalCalls};
 use crate::transport::{Calls, Listener, Routes, Transport};
 use crate::{host, http};
-use open::Opened;
+use open::OpenedStore;
 
 /// The reason of an unplanned end of the process: its exit code, from sysexits.h, and a
 /// sentence for the operator.
 #[derive(Debug)]
-pub(crate) struct Exit {
+pub(crate) struct UnplannedExit {
     pub(crate) code: u8,
     pub(crate) message: String,
 }
 
-impl Exit {
+impl UnplannedExit {
     /// A second signal, or accepted requests did not finish in time.
     const CUT_SHORT: u8 = 1;
     /// The data directory has contents that this version must not touch.
@@ -79,11 +79,13 @@ const LIVENESS: &str = "liveness";
 /// With the exit code and why.
 pub(crate) fn run(
     config: &Config,
-    limits: &Limits,
+    limits: &HostLimits,
     reload: &dyn Fn(),
     try_line: bool,
-) -> Result<(), Exit> {
-    let system = |error: std::io::Error| Exit::new(Exit::SYSTEM, format!("cannot start: {error}"));
+) -> Result<(), UnplannedExit> {
+    let system = |error: std::io::Error| {
+        UnplannedExit::new(UnplannedExit::SYSTEM, format!("cannot start: {error}"))
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -109,16 +111,16 @@ struct Server {
 }
 
 /// The reason why serving ended.
-enum End {
+enum StopReason {
     Asked,
     JournalFailed,
 }
 
 impl Server {
-    fn start(config: &Config) -> Result<Self, Exit> {
+    fn start(config: &Config) -> Result<Self, UnplannedExit> {
         let metrics = Metrics::new().map_err(|error| {
-            Exit::new(
-                Exit::SYSTEM,
+            UnplannedExit::new(
+                UnplannedExit::SYSTEM,
                 format!("metrics cannot be registered: {error}"),
             )
         })?;
@@ -173,11 +175,11 @@ impl Server {
     async fn live(
         self,
         config: &Config,
-        limits: &Limits,
+        limits: &HostLimits,
         signals: &mut Signals,
         reload: &dyn Fn(),
         try_line: bool,
-    ) -> Result<(), Exit> {
+    ) -> Result<(), UnplannedExit> {
         let Self {
             node,
             phase,
@@ -186,7 +188,7 @@ impl Server {
             listener,
             http,
         } = self;
-        let life = Life { phase, health };
+        let life = ServerLife { phase, health };
         life.enter(Phase::Starting).await;
         life.health
             .set_service_status(LIVENESS, ServingStatus::Serving)
@@ -206,7 +208,10 @@ impl Server {
         let waits = node.metrics.accept_waits.grpc.clone();
         let mut transport = Transport::start(listener, &calls, config, &node.phase, waits)
             .map_err(|error| {
-                Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
+                UnplannedExit::new(
+                    UnplannedExit::SYSTEM,
+                    format!("cannot start event loops: {error}"),
+                )
             })?;
         let (admission, connections) = (
             Arc::clone(&calls.admission),
@@ -218,7 +223,10 @@ impl Server {
             [appends, requests, answers, queued]
         });
         let _http = http::start(http, &node, config, addresses.0).map_err(|error| {
-            Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
+            UnplannedExit::new(
+                UnplannedExit::SYSTEM,
+                format!("cannot start the HTTP port: {error}"),
+            )
         })?;
 
         let opened = tokio::select! {
@@ -228,7 +236,7 @@ impl Server {
         };
         let engine = Arc::clone(&opened.engine);
         node.metrics.recovered(&opened.report);
-        let _ = node.store.set(Store {
+        let _ = node.store.set(OpenStore {
             engine: Arc::clone(&engine),
             epoch: opened.report.recovery_epoch,
             report: opened.report.clone(),
@@ -243,10 +251,10 @@ impl Server {
     }
 }
 
-fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), Exit> {
+fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), UnplannedExit> {
     let taken = |what: &str, address: SocketAddr, error: std::io::Error| {
-        Exit::new(
-            Exit::UNAVAILABLE,
+        UnplannedExit::new(
+            UnplannedExit::UNAVAILABLE,
             format!("cannot listen on {address}: {error}; choose another with --{what}"),
         )
     };
@@ -263,7 +271,11 @@ fn largest_message(config: &Config) -> u64 {
     u64::from(limits.max_batch_bytes) * 2 + (64 << 10)
 }
 
-fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<Routes, Exit> {
+fn routes(
+    node: &Arc<Node>,
+    health: &HealthReporter,
+    config: &Config,
+) -> Result<Routes, UnplannedExit> {
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
@@ -292,7 +304,8 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
                 false => described,
             }
         };
-        let broken = |error| Exit::new(Exit::SYSTEM, format!("reflection: {error}"));
+        let broken =
+            |error| UnplannedExit::new(UnplannedExit::SYSTEM, format!("reflection: {error}"));
         routes.add_generated(builder().build_v1().map_err(broken)?);
         routes.add_generated(builder().build_v1alpha().map_err(broken)?);
     }
@@ -300,12 +313,12 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
 }
 
 /// State that changes while the server lives, and its listeners.
-struct Life {
+struct ServerLife {
     phase: watch::Sender<Phase>,
     health: HealthReporter,
 }
 
-impl Life {
+impl ServerLife {
     async fn enter(&self, phase: Phase) {
         let status = match phase.not_ready() {
             None => ServingStatus::Serving,
@@ -324,7 +337,7 @@ impl Life {
         engine: &dyn LogEngine,
         signals: &mut Signals,
         reload: &dyn Fn(),
-    ) -> End {
+    ) -> StopReason {
         let mut failed = engine.failed();
         let mut read_only = false;
         let mut tidy_up = tokio::time::interval(GIVE_BACK_EVERY);
@@ -336,11 +349,11 @@ impl Life {
                     tokio::task::spawn_blocking(wald_storage::give_back_memory);
                 }
                 request = signals.next() => match request {
-                    Request::Stop => return End::Asked,
+                    Request::Stop => return StopReason::Asked,
                     Request::Reload => reload(),
                 },
                 _ = &mut failed, if !read_only => match config.on_flush_failure {
-                    FlushFailurePolicy::Exit => return End::JournalFailed,
+                    FlushFailurePolicy::Exit => return StopReason::JournalFailed,
                     FlushFailurePolicy::ReadOnly => {
                         read_only = true;
                         self.enter(Phase::ReadOnly).await;
@@ -355,19 +368,19 @@ impl Life {
     async fn leave(
         mut self,
         config: &Config,
-        end: End,
+        end: StopReason,
         engine: &dyn LogEngine,
         transport: &mut Transport,
         signals: &mut Signals,
-    ) -> Result<(), Exit> {
+    ) -> Result<(), UnplannedExit> {
         let cut_short = match end {
-            End::Asked => Exit::new(
-                Exit::CUT_SHORT,
+            StopReason::Asked => UnplannedExit::new(
+                UnplannedExit::CUT_SHORT,
                 "a second signal: exiting at once, the next start recovers",
             ),
             // The sender may not know it yet.
-            End::JournalFailed => Exit::new(
-                Exit::JOURNAL_FAILED,
+            StopReason::JournalFailed => UnplannedExit::new(
+                UnplannedExit::JOURNAL_FAILED,
                 "the journal failed, and a signal: exiting at once, the next start recovers",
             ),
         };
@@ -380,12 +393,12 @@ impl Life {
     async fn finish(
         &mut self,
         config: &Config,
-        end: End,
+        end: StopReason,
         engine: &dyn LogEngine,
         transport: &mut Transport,
-    ) -> Result<(), Exit> {
+    ) -> Result<(), UnplannedExit> {
         self.enter(Phase::Leaving).await;
-        if matches!(end, End::Asked) {
+        if matches!(end, StopReason::Asked) {
             tracing::info!(drain_delay = ?config.drain_delay, "stopping: not ready any more");
             tokio::time::sleep(config.drain_delay).await;
         }
@@ -411,18 +424,21 @@ impl Life {
             );
         }
         match end {
-            End::JournalFailed => Err(Exit::new(
-                Exit::JOURNAL_FAILED,
+            StopReason::JournalFailed => Err(UnplannedExit::new(
+                UnplannedExit::JOURNAL_FAILED,
                 "the journal failed; exiting (on_flush_failure = exit): a restart recovers the records in the data directory",
             )),
-            End::Asked => match timeout_at(until, engine.drain()).await {
+            StopReason::Asked => match timeout_at(until, engine.drain()).await {
                 Ok(Ok(())) => {
                     tracing::info!("stopped: everything accepted is on the device");
                     Ok(())
                 }
-                Ok(Err(error)) => Err(Exit::new(Exit::JOURNAL_FAILED, error.to_string())),
-                Err(_) => Err(Exit::new(
-                    Exit::CUT_SHORT,
+                Ok(Err(error)) => Err(UnplannedExit::new(
+                    UnplannedExit::JOURNAL_FAILED,
+                    error.to_string(),
+                )),
+                Err(_) => Err(UnplannedExit::new(
+                    UnplannedExit::CUT_SHORT,
                     "the engine did not finish within shutdown_timeout; the next start recovers",
                 )),
             },
@@ -444,7 +460,7 @@ pub(crate) fn recovery_result(report: &RecoveryReport) -> &'static str {
 /// The start line, the findings of the start, and a command to try it.
 fn announce(
     config: &Config,
-    opened: &Opened,
+    opened: &OpenedStore,
     (grpc, http): (SocketAddr, Option<SocketAddr>),
     try_line: bool,
 ) {

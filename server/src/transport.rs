@@ -75,26 +75,26 @@ const ROOM_PAUSE: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_secs(1);
 
 /// A socket that was accepted, on its way to its event loop.
-struct Accepted {
+struct AcceptedSocket {
     socket: std::net::TcpStream,
     permit: Option<OwnedSemaphorePermit>,
-    load: Load,
+    load: LoopLoad,
     peer: Peer,
     open: OpenConnection,
     at: Instant,
 }
 
 /// Counts the connections of one event loop, as long as it lives.
-struct Load(Arc<AtomicUsize>);
+struct LoopLoad(Arc<AtomicUsize>);
 
-impl Load {
+impl LoopLoad {
     fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for Load {
+impl Drop for LoopLoad {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -102,7 +102,7 @@ impl Drop for Load {
 
 /// One event loop, seen by the acceptor.
 struct EventLoop {
-    sockets: mpsc::UnboundedSender<Accepted>,
+    sockets: mpsc::UnboundedSender<AcceptedSocket>,
     connections: Arc<AtomicUsize>,
 }
 
@@ -156,7 +156,7 @@ impl Transport {
             config.max_silent_connections,
             config.max_calls,
         ));
-        let settings = Settings::new(config);
+        let settings = ConnectionSettings::new(config);
         let mut loops = Vec::new();
         for index in 0..config.workers() {
             let (event_loop, server) = event_loop(calls, settings.clone(), phase);
@@ -212,7 +212,7 @@ async fn tick() {
 /// An event loop and its thread.
 fn event_loop(
     calls: &Arc<Calls>,
-    settings: Settings,
+    settings: ConnectionSettings,
     phase: &watch::Receiver<Phase>,
 ) -> (EventLoop, impl Future<Output = ()> + Send + 'static) {
     let (sockets, accepted) = mpsc::unbounded_channel();
@@ -234,7 +234,7 @@ pub(crate) fn serve_here(
     phase: &watch::Receiver<Phase>,
     waits: AcceptWaits,
 ) {
-    let (event_loop, server) = event_loop(calls, Settings::new(config), phase);
+    let (event_loop, server) = event_loop(calls, ConnectionSettings::new(config), phase);
     tokio::spawn(server);
     let acceptor = Acceptor {
         loops: vec![event_loop],
@@ -326,10 +326,10 @@ impl Acceptor {
         if let Some(event_loop) = freest {
             let (peer, open) = self.connections.enter();
             // Fails only if the loop has ended: then the socket is closed, which is right.
-            let _ = event_loop.sockets.send(Accepted {
+            let _ = event_loop.sockets.send(AcceptedSocket {
                 socket,
                 permit,
-                load: Load::new(&event_loop.connections),
+                load: LoopLoad::new(&event_loop.connections),
                 peer,
                 open,
                 at: Instant::now(),
@@ -340,7 +340,7 @@ impl Acceptor {
 
 /// Terms on which connections are served.
 #[derive(Clone)]
-struct Settings {
+struct ConnectionSettings {
     max_concurrent_streams: u32,
     max_local_resets: usize,
     max_header_bytes: u32,
@@ -356,7 +356,7 @@ struct Settings {
     grace: Option<Duration>,
 }
 
-impl Settings {
+impl ConnectionSettings {
     fn new(config: &Config) -> Self {
         // HTTP/2 has no larger window than this.
         let window = |bytes: u64| {
@@ -389,8 +389,8 @@ impl Settings {
 
 /// The work of one event loop, until draining begins and its connections are closed.
 async fn serve(
-    mut accepted: mpsc::UnboundedReceiver<Accepted>,
-    settings: Settings,
+    mut accepted: mpsc::UnboundedReceiver<AcceptedSocket>,
+    settings: ConnectionSettings,
     calls: Arc<Calls>,
     mut phase: watch::Receiver<Phase>,
 ) {

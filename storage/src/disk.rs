@@ -28,7 +28,7 @@ use crate::api::error::HostShortage;
 pub use memory::{give_back_memory, keep_little_free_memory};
 pub use private::{Owner, Strangers, make_directories, owner, strangers};
 pub use real::RealDisk;
-pub use sim::{Call, CallKind, CutPoint, Filter, Lie, SimDisk};
+pub use sim::{CallKind, CutPoint, DiskCall, Filter, Lie, SimDisk};
 pub use unreadable::Unreadable;
 pub(crate) use unreadable::{PIECE_BYTES, are_unreadable};
 

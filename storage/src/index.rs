@@ -14,7 +14,7 @@ pub(crate) mod run_file;
 mod sealed;
 
 pub(crate) use self::indexes::{
-    Found, Indexes, base_of as base_of_index, read as read_index, read_at as read_index_at,
+    FoundRow, Indexes, base_of as base_of_index, read as read_index, read_at as read_index_at,
     set_aside,
 };
 pub(crate) use self::sealed::{

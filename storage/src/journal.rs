@@ -33,7 +33,7 @@ use self::expiry::{ClockTimes, Clocks, Jumps};
 use self::prefixes::Prefixes;
 use self::recent::Recent;
 use self::waiting::Waiting;
-pub(crate) use self::waiting::{Answer, Placement, Reply, Waiter};
+pub(crate) use self::waiting::{AnswerPromise, Placement, Waiter, WaitingAnswer};
 use crate::api::error::AppendError;
 use crate::api::record::{Durability, Visibility};
 use crate::api::watch::{Watch, Watched};

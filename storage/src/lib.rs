@@ -37,7 +37,7 @@ pub use crate::api::error::{
     ReadError, RestoreError, SyncError, TargetError, TrimError, VerifyError,
 };
 pub use crate::api::finding::{Finding, FindingKind, Severity};
-pub use crate::api::pace::{Control, Progress};
+pub use crate::api::pace::{Control, VerifyProgress};
 pub use crate::api::record::{
     Batch, Compression, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
     LogConfig, LogConfigChange, LogInfo, LogRecords, NamedCursor, Producer, ProducerInfo, Record,
@@ -75,8 +75,8 @@ pub use crate::tools::dump::{
 };
 pub use crate::tools::verify::{Offline, OfflineReport};
 pub use disk::{
-    Call, CallKind, CutPoint, Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Filter,
-    Lie, Owner, RealDisk, SimDisk, Strangers, Unreadable, give_back_memory,
+    CallKind, CutPoint, Disk, DiskCall, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem,
+    Filter, Lie, Owner, RealDisk, SimDisk, Strangers, Unreadable, give_back_memory,
     keep_little_free_memory, make_directories, owner, strangers,
 };
 pub use recovery::{RecoveryReport, RecoveryTimes};

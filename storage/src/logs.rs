@@ -37,7 +37,7 @@ use crate::logs::quotas::{Holdings, LogUsage};
 
 /// First record that a log keeps, and why the records below are gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct FirstKept {
     /// The first record kept.
     pub(crate) first: Lsn,
     /// Number of records directly below `first` that retention expired. Trims by clients removed everything
@@ -45,7 +45,7 @@ pub(crate) struct Kept {
     pub(crate) expired: u64,
 }
 
-impl Kept {
+impl FirstKept {
     /// The first record that no trim of a client removed.
     pub(crate) fn trimmed(self) -> Lsn {
         Lsn::new(self.first.get().saturating_sub(self.expired))
@@ -187,9 +187,9 @@ pub(crate) struct LogState {
     /// Earlier segments, which have an index.
     pub(crate) chain: Chain,
     /// Where the log begins, by trims that are on the device.
-    kept: Kept,
+    kept: FirstKept,
     /// Trims that are not on the device yet: end of the frame, where the log begins after it.
-    trims: ThinVec<(Position, Kept)>,
+    trims: ThinVec<(Position, FirstKept)>,
     /// Records in memory only (sync mode `manual`).
     pub(crate) buffered: Option<Box<Buffered>>,
     pub(crate) config: Arc<LogConfig>,
@@ -303,7 +303,7 @@ impl LogState {
     }
 
     /// The first record kept, as for [`LogState::first`], and why the records below are gone.
-    pub(crate) fn kept(&self, durable: Position) -> Kept {
+    pub(crate) fn kept(&self, durable: Position) -> FirstKept {
         let visible = self.trims.iter().rev().find(|(end, _)| *end <= durable);
         visible.map_or(self.kept, |(_, kept)| *kept)
     }
@@ -313,7 +313,7 @@ impl LogState {
         self.coming_kept().first
     }
 
-    pub(crate) fn coming_kept(&self) -> Kept {
+    pub(crate) fn coming_kept(&self) -> FirstKept {
         self.trims.last().map_or(self.kept, |(_, kept)| *kept)
     }
 
@@ -323,7 +323,7 @@ impl LogState {
     }
 
     /// The log begins at `kept` once the frame that ends at `end` is on the device.
-    pub(crate) fn add_kept(&mut self, end: Position, kept: Kept) {
+    pub(crate) fn add_kept(&mut self, end: Position, kept: FirstKept) {
         self.last_end = end;
         self.trims.push((end, kept));
     }
@@ -631,7 +631,7 @@ impl Log {
                 last_end: created_end,
                 places: Places::default(),
                 chain: Chain::default(),
-                kept: Kept::default(),
+                kept: FirstKept::default(),
                 trims: ThinVec::new(),
                 buffered: None,
                 config: config.shared(),

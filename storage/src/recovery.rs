@@ -20,13 +20,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use self::files::base_of;
-use self::files::{LoadedTail, Used};
+use self::files::{LoadedTail, UsedSegment};
 pub(crate) use self::history::bound_ends;
-use self::history::{End, add_end};
+use self::history::{EpochEnd, add_end};
 use self::key::FoundKey;
 use self::known::UnnamedIndexes;
 pub(crate) use self::known::{Around, damage_in, index_anew, last_whole_unit};
-pub(crate) use self::runs::Found as FoundRun;
+pub(crate) use self::runs::FoundRun;
 use self::runs::Runs;
 pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 use self::witness::Witness;
@@ -42,19 +42,19 @@ use crate::base::ids::{LogId, LogName, Position, RecoveryEpoch, SegmentId, Times
 use crate::base::metrics::{ChecksumSite, NoObserver, Observer};
 use crate::disk::Disk;
 use crate::disk::directory;
-use crate::disk::directory::{LastBegun, ReadBegun, Store};
+use crate::disk::directory::{LastBegun, ReadBegun, StoreIdentity};
 use crate::format::address::Hole;
 use crate::format::address::is_address;
-use crate::format::body::{Accepted, Closing, Marker};
+use crate::format::body::{AcceptedLosses, Closing, Marker};
 use crate::format::content::Content;
 use crate::format::digest::Secret;
 use crate::format::frame;
-use crate::format::frame::{Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::walk;
-use crate::format::walk::{Bytes, Item, Walked};
+use crate::format::walk::{Bytes, WalkItem, Walked};
 use crate::index::drafts::UnnamedLog;
-use crate::index::drafts::{Drafts, Found};
-use crate::index::queue::{IndexQueue, Progress};
+use crate::index::drafts::{Drafts, FoundFrame};
+use crate::index::queue::{IndexProgress, IndexQueue};
 use crate::index::{Indexes, base_of_index, index_id, old_id};
 use crate::journal::Journal;
 use crate::journal::committer::Committer;
@@ -140,7 +140,7 @@ struct OldTail {
 
 /// State of the store as its files describe it.
 pub(crate) struct Recovered {
-    store: Store,
+    store: StoreIdentity,
     clean: bool,
     epoch: RecoveryEpoch,
     next_log_counter: u64,
@@ -151,7 +151,7 @@ pub(crate) struct Recovered {
     /// The runs that replace earlier segments.
     runs: Runs,
     indexes: Indexes,
-    progress: Progress,
+    progress: IndexProgress,
     /// Bytes of the indexes in `progress.unwritten`.
     unwritten_bytes: u64,
     unnamed_indexes: UnnamedIndexes,
@@ -159,7 +159,7 @@ pub(crate) struct Recovered {
     last: Option<SegmentId>,
     before: Option<SegmentId>,
     tail: Option<OldTail>,
-    history: Vec<End>,
+    history: Vec<EpochEnd>,
     /// Files in `journal/` without frames, to be used again.
     unused: Vec<SegmentId>,
     /// Files in `journal/` with content that cannot be used.
@@ -205,7 +205,7 @@ pub(crate) struct Recovered {
     /// Findings before the last time that losses were accepted.
     accepted: Vec<String>,
     /// Losses that this start accepts.
-    accepting: Option<Accepted>,
+    accepting: Option<AcceptedLosses>,
     trust: Trust,
     /// The store will not be served: all segments are read, and none of their indexes is kept.
     only_looks: bool,
@@ -216,7 +216,7 @@ pub(crate) struct Begun {
     pub(crate) journal: Arc<Journal>,
     pub(crate) logs: Arc<Logs>,
     pub(crate) damages: Damages,
-    pub(crate) history: Vec<End>,
+    pub(crate) history: Vec<EpochEnd>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) indexes: Indexes,
     pub(crate) indexing: Arc<IndexQueue>,
@@ -244,7 +244,7 @@ pub(crate) enum Purpose {
 /// Reads the store.
 pub(crate) fn recover(
     disk: &Arc<dyn Disk>,
-    store: Store,
+    store: StoreIdentity,
     config: &StorageConfig,
     (clock, observer): (&dyn Clock, &dyn Observer),
     purpose: Purpose,
@@ -277,7 +277,7 @@ pub(crate) fn inspect(
     disk: &Arc<dyn Disk>,
     config: &StorageConfig,
 ) -> Result<RecoveryReport, OpenError> {
-    let store = Store {
+    let store = StoreIdentity {
         id: directory::read_format(&**disk)?,
         created: false,
     };
@@ -306,7 +306,7 @@ pub(crate) fn inspect(
 /// Reads every frame of the store and ignores indexes and checkpoints.
 pub(crate) fn recover_from_frames(
     disk: &Arc<dyn Disk>,
-    store: Store,
+    store: StoreIdentity,
     config: &StorageConfig,
     (clock, observer): (&dyn Clock, &dyn Observer),
     purpose: Purpose,
@@ -327,7 +327,7 @@ enum Trust {
 }
 
 impl Recovered {
-    fn new(disk: &Arc<dyn Disk>, store: Store, producer_window: u64) -> Self {
+    fn new(disk: &Arc<dyn Disk>, store: StoreIdentity, producer_window: u64) -> Self {
         Self {
             store,
             clean: false,
@@ -338,7 +338,7 @@ impl Recovered {
             segments: BTreeMap::new(),
             runs: Runs::default(),
             indexes: Indexes::new(Arc::clone(disk)),
-            progress: Progress::default(),
+            progress: IndexProgress::default(),
             unwritten_bytes: 0,
             unnamed_indexes: UnnamedIndexes::new(disk),
             last: None,
@@ -487,13 +487,14 @@ impl Recovered {
     fn read(
         &mut self,
         disk: &dyn Disk,
-        used: &[Used],
+        used: &[UsedSegment],
         mut tail: Option<LoadedTail<'_>>,
         observer: &dyn Observer,
     ) -> Result<(), OpenError> {
         // A link records the acceptance of damage in segments before it.
         let links = used.iter().filter_map(|segment| segment.link.as_ref());
-        let accepted: Vec<Accepted> = links.filter_map(|link| link.accepted.clone()).collect();
+        let accepted: Vec<AcceptedLosses> =
+            links.filter_map(|link| link.accepted.clone()).collect();
         for (index, segment) in used.iter().enumerate() {
             self.ask_checkpoint(disk, Some(segment.life.id));
             self.follow_link(disk, segment)?;
@@ -590,7 +591,7 @@ impl Recovered {
         let Some(path) = tail.path.clone() else {
             return Ok(None);
         };
-        let used = Used {
+        let used = UsedSegment {
             life: segment.life,
             path,
             base: tail.base,
@@ -674,7 +675,7 @@ impl Recovered {
         segment: SegmentId,
         holes: &[Hole],
         closings: Option<&[Closing]>,
-        accepted: &[Accepted],
+        accepted: &[AcceptedLosses],
     ) {
         let Some(first) = holes.first() else { return };
         let went_on = accepted.iter().any(|a| a.lists_doubt(first.from));
@@ -781,7 +782,7 @@ impl Recovered {
         logs
     }
 
-    fn accept(&mut self, accepted: &Accepted) {
+    fn accept(&mut self, accepted: &AcceptedLosses) {
         self.drafts.report_lost_facts();
         self.accepted.append(&mut self.findings);
         self.accepted.append(&mut self.doubts);
@@ -790,7 +791,7 @@ impl Recovered {
     }
 
     /// Applies the facts that the link of a segment records of earlier segments.
-    fn follow_link(&mut self, disk: &dyn Disk, segment: &Used) -> Result<(), OpenError> {
+    fn follow_link(&mut self, disk: &dyn Disk, segment: &UsedSegment) -> Result<(), OpenError> {
         self.follow_back(disk, segment)?;
         let accepted = segment
             .link
@@ -802,7 +803,7 @@ impl Recovered {
         Ok(())
     }
 
-    fn follow_back(&mut self, disk: &dyn Disk, segment: &Used) -> Result<(), OpenError> {
+    fn follow_back(&mut self, disk: &dyn Disk, segment: &UsedSegment) -> Result<(), OpenError> {
         let Some(link) = &segment.link else {
             self.findings.push(format!(
                 "the link of segment {} is damaged",
@@ -924,8 +925,8 @@ impl Recovered {
         let mut unit = None;
         for item in &walked.items {
             let (header, body_good) = match *item {
-                Item::Frame { header, body_good } => (header, body_good),
-                Item::Hole { from, to } => {
+                WalkItem::Frame { header, body_good } => (header, body_good),
+                WalkItem::Hole { from, to } => {
                     unit = None;
                     observer.checksum_failure(ChecksumSite::Recovery);
                     holes.push(Hole { from, to });
@@ -938,15 +939,15 @@ impl Recovered {
             if !body_good {
                 observer.checksum_failure(ChecksumSite::Recovery);
             }
-            if header.kind == Kind::Marker {
+            if header.kind == FrameKind::Marker {
                 let marker = body.and_then(Marker::decode).unwrap_or_default();
                 self.expiry = marker.expiry.or(self.expiry);
             }
             self.count_log_id(header.log_id, header.kind);
-            if header.kind != Kind::Link {
+            if header.kind != FrameKind::Link {
                 self.highest_epoch = self.highest_epoch.max(header.log_id.epoch());
             }
-            let found = Found {
+            let found = FoundFrame {
                 header: &header,
                 body,
                 producer: frame::producer_of(&frame, &header),
@@ -961,8 +962,8 @@ impl Recovered {
         holes
     }
 
-    fn count_log_id(&mut self, id: LogId, kind: Kind) {
-        if kind == Kind::Created
+    fn count_log_id(&mut self, id: LogId, kind: FrameKind) {
+        if kind == FrameKind::Created
             && let Some(counter) = id.counter_in(self.epoch)
         {
             self.next_log_counter = self.next_log_counter.max(counter + 1);
@@ -973,7 +974,7 @@ impl Recovered {
     fn apply_directory(
         &mut self,
         bytes: Bytes<'_>,
-        (header, frame): (&Header, &[u8]),
+        (header, frame): (&FrameHeader, &[u8]),
         holes: &mut Vec<Hole>,
     ) {
         let Some(directory) = frame::directory_of(frame, header) else {
@@ -991,7 +992,7 @@ impl Recovered {
             let in_hole = holes
                 .iter()
                 .any(|hole| hole.from < end && position < hole.to);
-            let bad_body = entry.kind == Kind::Created
+            let bad_body = entry.kind == FrameKind::Created
                 && bytes
                     .header(position)
                     .is_some_and(|header| bytes.body(&header).is_none());
@@ -1005,22 +1006,22 @@ impl Recovered {
     }
 
     /// Adds a segment to the served segments.
-    fn enter(&mut self, used: &Used, bytes: &Content<'_>, walked: &Walked, is_last: bool) {
+    fn enter(&mut self, used: &UsedSegment, bytes: &Content<'_>, walked: &Walked, is_last: bool) {
         let segment = Segment::finished(used.life, used.base, used.misnamed(), bytes.size());
         *segment.end.write() = Some(walked.end);
         for item in &walked.items {
             match *item {
-                Item::Hole { from, to } => segment.add_hole(Hole { from, to }),
-                Item::Frame {
+                WalkItem::Hole { from, to } => segment.add_hole(Hole { from, to }),
+                WalkItem::Frame {
                     header,
                     body_good: false,
-                } if header.kind == Kind::Batch => {
+                } if header.kind == FrameKind::Batch => {
                     segment.add_hole(Hole {
                         from: header.position,
                         to: header.end(),
                     });
                 }
-                Item::Frame { .. } => {}
+                WalkItem::Frame { .. } => {}
             }
         }
         self.seal(used, &segment, walked, bytes.size());

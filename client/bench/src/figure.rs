@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::record::{Percentiles, WindowCounts};
-use crate::server::Used;
+use crate::server::ServerUse;
 use crate::spec::Spec;
 
 /// One load, with all that it must be published with.
@@ -78,7 +78,7 @@ pub(crate) struct Measurement {
     pub(crate) figures: Vec<Figure>,
     pub(crate) client_cpu_seconds: f64,
     /// Absent: there were no metrics to ask.
-    pub(crate) server: Option<Used>,
+    pub(crate) server: Option<ServerUse>,
     /// The server's processor time for a million records of all loads together.
     pub(crate) server_cpu_seconds_per_million_records: Option<f64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -22,7 +22,7 @@ use crate::fan_out;
 use crate::figure::{Figure, Measurement, Second};
 use crate::gate::{Due, Gate, pace};
 use crate::record::{Percentiles, SharedRecorder, WindowCounts};
-use crate::server::{Scrape, Used};
+use crate::server::{Scrape, ServerUse};
 use crate::session::{self, LoadSession};
 use crate::spec::{Extent, LoadKind, MeasureWindow, Spec};
 use crate::stream;
@@ -108,7 +108,7 @@ pub(crate) fn measure(
 
     let server = match (&before.0, &after.1) {
         (Some(before), Some(after)) => {
-            Some(Used::between(before, after).context("these are not the metrics of Wald")?)
+            Some(ServerUse::between(before, after).context("these are not the metrics of Wald")?)
         }
         _ => None,
     };

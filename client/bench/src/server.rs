@@ -78,7 +78,7 @@ fn get(authority: &str, path: &str) -> Result<String> {
 
 /// Resources and work of the server between two scrapes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Used {
+pub(crate) struct ServerUse {
     pub(crate) cpu_seconds: f64,
     pub(crate) rss_bytes: f64,
     pub(crate) descriptors: f64,
@@ -96,7 +96,7 @@ pub(crate) struct Used {
     pub(crate) disk_growth_bytes: f64,
 }
 
-impl Used {
+impl ServerUse {
     /// `None` if one of the scrapes is not Wald's.
     pub(crate) fn between(before: &Scrape, after: &Scrape) -> Option<Self> {
         let delta = |name: &str| Some(after.sum(name)? - before.sum(name)?);
@@ -176,6 +176,6 @@ mod tests {
         assert_eq!(scrape.sum("a_total"), Some(3.5));
         assert_eq!(scrape.sum("b"), Some(0.0));
         assert_eq!(scrape.sum("c"), None);
-        assert_eq!(Used::between(&scrape, &scrape), None);
+        assert_eq!(ServerUse::between(&scrape, &scrape), None);
     }
 }

@@ -12,7 +12,7 @@ use tonic::{Status, Streaming};
 use wald_proto::v1;
 
 use super::gather::{BatchReply, Gatherer, SealedBatch};
-use super::{Settings, Stamp, behind};
+use super::{PipelineSettings, Stamp, behind};
 use crate::batch::BatchAck;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
@@ -71,7 +71,7 @@ impl Driver {
     /// `failure` gets the error that ends it, and `window` is closed then.
     pub(super) fn new(
         client: Client,
-        settings: &Settings,
+        settings: &PipelineSettings,
         stamp: Option<Stamp>,
         gatherer: Gatherer,
         window: Arc<Semaphore>,

@@ -4,7 +4,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 use wald_proto::v1;
 
-use super::{RecordAck, Settings, behind};
+use super::{PipelineSettings, RecordAck, behind};
 use crate::batch::{BatchAck, LogAck};
 use crate::error::{Error, Outcome};
 use crate::lsn::Lsn;
@@ -99,11 +99,11 @@ pub(super) struct Gatherer {
     /// Taken from the queue, but not for the batch that is being gathered.
     put_back: Option<Work>,
     gathered: Option<Box<Gathered>>,
-    settings: Settings,
+    settings: PipelineSettings,
 }
 
 impl Gatherer {
-    pub(super) fn new(work: mpsc::UnboundedReceiver<Work>, settings: Settings) -> Self {
+    pub(super) fn new(work: mpsc::UnboundedReceiver<Work>, settings: PipelineSettings) -> Self {
         Self {
             work,
             put_back: None,

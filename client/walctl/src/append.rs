@@ -27,7 +27,7 @@ use wald_client::{BatchAck, Client, Condition, Durability, Error, Lsn, Outcome, 
 
 use crate::args::AppendArgs;
 use crate::exit::{self, Asked, Exit, Usage};
-use crate::input::{self, Format, InputRecord, Reader};
+use crate::input::{self, InputCommand, InputFormat, InputRecord};
 use crate::output::{Out, Output, say};
 use crate::pack::{Pack, Packer, RequestLimits, Route};
 use crate::parse::Moment;
@@ -45,12 +45,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct AppendPlan {
     /// None is stdin.
     file: Option<String>,
-    format: Format,
+    format: InputFormat,
     route: Route,
 }
 
 /// A pack, and the bytes of the input that had been read when it was full.
-type Item = Result<(Pack, u64)>;
+type InputPack = Result<(Pack, u64)>;
 
 pub(crate) async fn run(
     client: &Client,
@@ -113,7 +113,7 @@ pub(crate) async fn run(
 
 /// How to append the rest of an input whose first records are appended: the whole input would
 /// append them twice.
-fn go_on(has_producer: bool, format: Format, records: u64) -> Option<String> {
+fn go_on(has_producer: bool, format: InputFormat, records: u64) -> Option<String> {
     if records == 0 {
         return None;
     }
@@ -125,7 +125,7 @@ fn go_on(has_producer: bool, format: Format, records: u64) -> Option<String> {
         true => format!("{appended}; the same command with the same input skips them"),
         false => {
             let rest = match format {
-                Format::Lines => format!(", with `tail -n +{}`,", records.saturating_add(1)),
+                InputFormat::Lines => format!(", with `tail -n +{}`,", records.saturating_add(1)),
                 _ => String::new(),
             };
             format!(
@@ -152,7 +152,7 @@ fn hint(args: &AppendArgs) {
 fn plan(args: &AppendArgs) -> Result<AppendPlan> {
     let usage = |text: &str| anyhow::Error::from(Usage(text.to_owned()));
     let mut places = args.places.iter().cloned();
-    let names_logs = args.format.is_some_and(Format::names_logs);
+    let names_logs = args.format.is_some_and(InputFormat::names_logs);
     let prefix = args.log_prefix.clone();
     let route = match (&args.log_from_field, places.len()) {
         (Some(field), _) => Route::Field {
@@ -196,7 +196,7 @@ fn plan(args: &AppendArgs) -> Result<AppendPlan> {
     }
     let by_name = || {
         file.as_deref()
-            .map_or(Format::Lines, |file| Format::of(Path::new(file)))
+            .map_or(InputFormat::Lines, |file| InputFormat::of(Path::new(file)))
     };
     let format = args.format.unwrap_or_else(by_name);
     Ok(AppendPlan {
@@ -234,7 +234,7 @@ async fn limits(client: &Client) -> Result<RequestLimits> {
 
 /// Flags that apply to every record.
 struct RecordFlags {
-    format: Format,
+    format: InputFormat,
     /// The records themselves; none: they are read.
     texts: Vec<String>,
     /// Headers for each record, after its own.
@@ -263,7 +263,7 @@ fn read_ahead(
     input: Box<dyn Read + Send>,
     given: RecordFlags,
     mut packer: Packer,
-) -> mpsc::Receiver<Item> {
+) -> mpsc::Receiver<InputPack> {
     let (sender, receiver) = mpsc::channel(PACKS_AHEAD);
     let consumed = Arc::new(AtomicU64::new(0));
     std::thread::spawn(move || {
@@ -281,7 +281,7 @@ fn read_ahead(
         let read = match given.texts.is_empty() {
             true => input::records(
                 BufReader::with_capacity(1 << 16, counted),
-                (Reader::Append, given.format),
+                (InputCommand::Append, given.format),
                 &mut push,
             ),
             false => {
@@ -317,7 +317,7 @@ async fn load(
     client: &Client,
     args: &AppendArgs,
     timeout: Option<Duration>,
-    packs: &mut mpsc::Receiver<Item>,
+    packs: &mut mpsc::Receiver<InputPack>,
     (progress, times): (&mut AppendProgress, &mut Times),
 ) -> Result<()> {
     let durability = args
@@ -466,15 +466,19 @@ mod tests {
     #[test]
     fn load_that_stopped_says_how_to_append_the_rest() {
         let said = |has_producer, format, records| go_on(has_producer, format, records);
-        assert_eq!(said(false, Format::Lines, 0), None);
-        let lines = said(false, Format::Lines, 157_000).unwrap();
+        assert_eq!(said(false, InputFormat::Lines, 0), None);
+        let lines = said(false, InputFormat::Lines, 157_000).unwrap();
         assert!(
             lines.starts_with("the first 157,000 records of the input are appended; give only")
         );
         assert!(lines.contains("`tail -n +157001`"), "{lines}");
-        assert!(!said(false, Format::Json, 1).unwrap().contains("tail -n"));
         assert!(
-            said(true, Format::Lines, 1)
+            !said(false, InputFormat::Json, 1)
+                .unwrap()
+                .contains("tail -n")
+        );
+        assert!(
+            said(true, InputFormat::Lines, 1)
                 .unwrap()
                 .contains("the same command")
         );
@@ -485,7 +489,7 @@ mod tests {
         let planned = planned("walctl append flights data/flights.jsonl").unwrap();
         assert!(matches!(planned.route, Route::Log(log) if log == "flights"));
         assert_eq!(planned.file.as_deref(), Some("data/flights.jsonl"));
-        assert_eq!(planned.format, Format::Jsonl);
+        assert_eq!(planned.format, InputFormat::Jsonl);
     }
 
     #[test]
@@ -493,7 +497,7 @@ mod tests {
         let line = "walctl append --log-from-field origin --log-prefix airport/ f.json";
         let routed = planned(line).unwrap();
         assert_eq!(routed.file.as_deref(), Some("f.json"));
-        assert_eq!(routed.format, Format::JsonArray);
+        assert_eq!(routed.format, InputFormat::JsonArray);
         assert!(planned(&format!("{line} another")).is_err());
     }
 
@@ -510,7 +514,7 @@ mod tests {
     #[test]
     fn extension_is_read_without_regard_to_case() {
         let upper = planned("walctl append orders data/UPPER.JSON").unwrap();
-        assert_eq!(upper.format, Format::JsonArray);
+        assert_eq!(upper.format, InputFormat::JsonArray);
     }
 
     #[test]
@@ -538,7 +542,7 @@ mod tests {
         };
         let packer = Packer::new(limits, Route::Log("log".into()));
         let given = RecordFlags {
-            format: Format::JsonArray,
+            format: InputFormat::JsonArray,
             texts: Vec::new(),
             headers: vec![("k".into(), "v".into())],
             timestamp_us: 7,

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use wald_client::proto::{Compression, SyncMode};
 use wald_client::{DEFAULT_ENDPOINT, Durability, Visibility};
 
-use crate::input::Format;
+use crate::input::InputFormat;
 use crate::output::Output;
 use crate::parse::{self, Moment, ScanBegin};
 
@@ -138,7 +138,7 @@ pub(crate) struct AppendArgs {
     /// Format of the input, which separates its records [default: by the file's extension, else
     /// lines]
     #[arg(long, value_enum)]
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<InputFormat>,
     /// Each record is a JSON object; its field FIELD names its log. Logs that were fenced
     /// cannot be written so: there is no writer epoch for each.
     #[arg(long, value_name = "FIELD")]

@@ -13,7 +13,7 @@ use serde_json::json;
 use wald_client::Client;
 use wald_client::proto::{BackupManifest, Finding, backup_response::Part};
 
-use self::shelf::{Found, Kept, Receiving, Shelf, hex};
+use self::shelf::{FoundBackups, KeptBackup, Receiving, Shelf, hex};
 use crate::args::{BackupArgs, BackupCommand};
 use crate::exit::{Damaged, Exit, Usage};
 use crate::output::{Out, Output, rfc3339, say};
@@ -59,8 +59,8 @@ fn misspelt(dir: &Path) -> Option<&'static str> {
 }
 
 /// The result of a backup.
-struct Taken {
-    kept: Kept,
+struct TakenBackup {
+    kept: KeptBackup,
     sent_files: u64,
     sent_bytes: u64,
     took: Duration,
@@ -125,7 +125,7 @@ async fn backup(
         _ => (Vec::new(), 0),
     };
     bar.finish_and_clear();
-    let taken = Taken {
+    let taken = TakenBackup {
         kept,
         sent_files,
         sent_bytes,
@@ -217,7 +217,7 @@ impl<'a> ContentIntake<'a> {
     }
 }
 
-fn tell(taken: &Taken, output: Output) -> Result<Exit> {
+fn tell(taken: &TakenBackup, output: Output) -> Result<Exit> {
     let manifest = &taken.kept.manifest;
     let mut out = Out::new(output);
     match output {
@@ -267,7 +267,7 @@ fn sentence(finding: &Finding) -> String {
     }
 }
 
-fn as_json(kept: &Kept) -> serde_json::Value {
+fn as_json(kept: &KeptBackup) -> serde_json::Value {
     let manifest = &kept.manifest;
     json!({
         "id": kept.id,
@@ -282,7 +282,7 @@ fn as_json(kept: &Kept) -> serde_json::Value {
 }
 
 fn list(dir: &Path, output: Output) -> Result<Exit> {
-    let Found { kept: all, bad } = Shelf::look(dir)?.kept()?.warn();
+    let FoundBackups { kept: all, bad } = Shelf::look(dir)?.kept()?.warn();
     if let Some(bad) = bad.into_iter().next().filter(|_| all.is_empty()) {
         return Err(Damaged(bad).into());
     }
@@ -308,7 +308,7 @@ fn list(dir: &Path, output: Output) -> Result<Exit> {
     })
 }
 
-fn table(all: &[Kept]) -> String {
+fn table(all: &[KeptBackup]) -> String {
     let mut table = Table::with_header([
         "BACKUP", "TIME", "POSITION", "EPOCH", "FILES", "SIZE", "DAMAGE",
     ]);

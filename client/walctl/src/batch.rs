@@ -8,7 +8,7 @@ use wald_client::{Check, Client, Condition, Durability, Lsn};
 
 use crate::args::BatchArgs;
 use crate::exit::{Exit, Usage};
-use crate::input::{self, Format, InputRecord, Reader};
+use crate::input::{self, InputCommand, InputFormat, InputRecord};
 use crate::output::{Out, Output, say};
 use crate::times::Times;
 
@@ -20,7 +20,7 @@ fn read(input: impl Read) -> Result<EntriesByLog> {
     let mut count = 0;
     input::records(
         input,
-        (Reader::Batch, Format::Json),
+        (InputCommand::Batch, InputFormat::Json),
         &mut |entry: InputRecord| {
             count += 1;
             let log = entry.log.clone();

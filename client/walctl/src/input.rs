@@ -29,7 +29,7 @@ const MAX_MESSAGE_BYTES: u64 = 64 << 20;
 
 /// Format of the input, which separates its records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum InputFormat {
     /// Each line is a record, without its newline
     Lines,
     /// Each line is a record and must be JSON; blank lines are skipped
@@ -45,7 +45,7 @@ pub(crate) enum Format {
     Raw,
 }
 
-impl Format {
+impl InputFormat {
     /// The format that belongs to a file's extension.
     pub(crate) fn of(path: &Path) -> Self {
         let extension = path.extension().and_then(|extension| extension.to_str());
@@ -117,10 +117,10 @@ type Sink<'a> = &'a mut dyn FnMut(InputRecord) -> Result<()>;
 
 /// The command that reads an input, which decides the remedies that errors name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub(crate) enum InputCommand {
     /// It takes every format, named with --format.
     Append,
-    /// It takes [`Format::Json`] only.
+    /// It takes [`InputFormat::Json`] only.
     Batch,
 }
 
@@ -130,15 +130,15 @@ pub(crate) enum Reader {
 /// The sink's error, or the place in the input that the format does not allow.
 pub(crate) fn records(
     input: impl Read,
-    (reader, format): (Reader, Format),
+    (reader, format): (InputCommand, InputFormat),
     sink: Sink<'_>,
 ) -> Result<()> {
     let input = &mut *checked(input, (reader, format))?;
     match format {
-        Format::Lines => lines(input, &mut |_, line| {
+        InputFormat::Lines => lines(input, &mut |_, line| {
             sink(InputRecord::plain(Bytes::copy_from_slice(line)))
         }),
-        Format::Jsonl => lines(input, &mut |number, line| {
+        InputFormat::Jsonl => lines(input, &mut |number, line| {
             let line = line.trim_ascii();
             if line.is_empty() {
                 return Ok(());
@@ -146,15 +146,15 @@ pub(crate) fn records(
             json_line(number, line, reader)?;
             sink(InputRecord::plain(Bytes::copy_from_slice(line)))
         }),
-        Format::JsonArray => json_array(input, sink),
-        Format::Json => json_records(input, reader, sink),
-        Format::Raw => {
+        InputFormat::JsonArray => json_array(input, sink),
+        InputFormat::Json => json_records(input, reader, sink),
+        InputFormat::Raw => {
             let mut record = Vec::new();
             let read = input.read_to_end(&mut record);
             read.context("cannot read the input")?;
             sink(InputRecord::plain(record))
         }
-        Format::Delimited => delimited(input, sink),
+        InputFormat::Delimited => delimited(input, sink),
     }
 }
 
@@ -164,7 +164,7 @@ pub(crate) fn records(
 /// If the input is text in UTF-16, or compressed, and the format is text.
 fn checked<'a>(
     mut input: impl Read + 'a,
-    (reader, format): (Reader, Format),
+    (reader, format): (InputCommand, InputFormat),
 ) -> Result<Box<dyn BufRead + 'a>> {
     let mut head = Vec::new();
     let read = input.by_ref().take(6).read_to_end(&mut head);
@@ -175,7 +175,7 @@ fn checked<'a>(
         if head.starts_with(b"\xef\xbb\xbf") {
             match format {
                 // A line of text is kept to the byte.
-                Format::Lines => say(
+                InputFormat::Lines => say(
                     "the input begins with a byte order mark (ef bb bf), which becomes part of the \
                      first record",
                 ),
@@ -191,13 +191,13 @@ fn checked<'a>(
     })
 }
 
-fn refuse_foreign(head: &[u8], reader: Reader) -> Result<()> {
+fn refuse_foreign(head: &[u8], reader: InputCommand) -> Result<()> {
     let (command, or_raw) = match reader {
-        Reader::Append => (
+        InputCommand::Append => (
             "append ...",
             "; or append it as one record with --format raw",
         ),
-        Reader::Batch => ("batch", ""),
+        InputCommand::Batch => ("batch", ""),
     };
     if head.starts_with(b"\xff\xfe") || head.starts_with(b"\xfe\xff") {
         bail!(
@@ -217,8 +217,8 @@ fn refuse_foreign(head: &[u8], reader: Reader) -> Result<()> {
     for (magic, name, tool) in packed {
         if head.starts_with(magic) {
             let named = match reader {
-                Reader::Append => " and name the --format",
-                Reader::Batch => "",
+                InputCommand::Append => " and name the --format",
+                InputCommand::Batch => "",
             };
             bail!(
                 "the input is compressed ({name}, by its first bytes); unpack it with `{tool} FILE | \
@@ -245,7 +245,7 @@ fn lines(input: &mut dyn BufRead, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>
 }
 
 /// Checks that a line is JSON.
-fn json_line(number: u64, line: &[u8], reader: Reader) -> Result<()> {
+fn json_line(number: u64, line: &[u8], reader: InputCommand) -> Result<()> {
     const BATCH: &str = "correct it; see walctl batch --help";
     const LINES: &str = "correct it, or append lines as they are with --format lines";
     if let Err(error) = std::str::from_utf8(line) {
@@ -255,8 +255,8 @@ fn json_line(number: u64, line: &[u8], reader: Reader) -> Result<()> {
             at + 1,
             line[at],
             match reader {
-                Reader::Append => LINES,
-                Reader::Batch => BATCH,
+                InputCommand::Append => LINES,
+                InputCommand::Batch => BATCH,
             }
         );
     }
@@ -265,10 +265,10 @@ fn json_line(number: u64, line: &[u8], reader: Reader) -> Result<()> {
     };
     let goes_on = number == 1 && error.is_eof() && matches!(line[0], b'{' | b'[');
     let remedy = match (reader, goes_on) {
-        (Reader::Append, true) => "a value over several lines is --format json-array",
-        (Reader::Append, false) => LINES,
-        (Reader::Batch, true) => "write each record on one line; see walctl batch --help",
-        (Reader::Batch, false) => BATCH,
+        (InputCommand::Append, true) => "a value over several lines is --format json-array",
+        (InputCommand::Append, false) => LINES,
+        (InputCommand::Batch, true) => "write each record on one line; see walctl batch --help",
+        (InputCommand::Batch, false) => BATCH,
     };
     bail!(
         "line {number}, byte {} is not JSON: {}; {remedy}",
@@ -407,7 +407,7 @@ impl JsonEntry {
     }
 }
 
-fn json_records(input: &mut dyn BufRead, reader: Reader, sink: Sink<'_>) -> Result<()> {
+fn json_records(input: &mut dyn BufRead, reader: InputCommand, sink: Sink<'_>) -> Result<()> {
     lines(input, &mut |number, line| {
         let line = line.trim_ascii();
         if line.is_empty() {
@@ -418,11 +418,11 @@ fn json_records(input: &mut dyn BufRead, reader: Reader, sink: Sink<'_>) -> Resu
             .map_err(|error| anyhow::anyhow!(without_place(&error)))
             .and_then(JsonEntry::into_entry)
             .with_context(|| match reader {
-                Reader::Append => format!(
+                InputCommand::Append => format!(
                     "line {number} is not a record as --output json prints it (a line that is a payload \
                      is --format jsonl)"
                 ),
-                Reader::Batch => {
+                InputCommand::Batch => {
                     format!("line {number} is not a record (see walctl batch --help)")
                 }
             })?;
@@ -499,22 +499,22 @@ fn varint(input: &mut dyn BufRead) -> Result<(u64, u64)> {
 mod tests {
     use super::*;
 
-    fn entries(input: &[u8], format: Format) -> Result<Vec<InputRecord>> {
+    fn entries(input: &[u8], format: InputFormat) -> Result<Vec<InputRecord>> {
         let mut found = Vec::new();
-        records(input, (Reader::Append, format), &mut |entry| {
+        records(input, (InputCommand::Append, format), &mut |entry| {
             found.push(entry);
             Ok(())
         })?;
         Ok(found)
     }
 
-    fn read(input: &[u8], format: Format) -> Result<Vec<Bytes>> {
+    fn read(input: &[u8], format: InputFormat) -> Result<Vec<Bytes>> {
         let entries = entries(input, format)?;
         Ok(entries.into_iter().map(|entry| entry.data).collect())
     }
 
     #[track_caller]
-    fn refused(input: &[u8], format: Format, parts: &[&str]) {
+    fn refused(input: &[u8], format: InputFormat, parts: &[&str]) {
         let error = format!("{:#}", entries(input, format).unwrap_err());
         for part in parts {
             assert!(error.contains(part), "no {part:?} in {error}");
@@ -524,12 +524,12 @@ mod tests {
     #[test]
     fn lines_keep_everything_but_the_newline() {
         assert_eq!(
-            read(b"a\n\n b\r\nc", Format::Lines).unwrap(),
+            read(b"a\n\n b\r\nc", InputFormat::Lines).unwrap(),
             ["a", "", " b\r", "c"]
         );
-        assert!(read(b"", Format::Lines).unwrap().is_empty());
+        assert!(read(b"", InputFormat::Lines).unwrap().is_empty());
         let odd = b"a\0b\n\0\n\xff\xfe\n\x1b[31mred\x1b[0m\ncr\ronly\n";
-        let back = read(odd, Format::Lines).unwrap();
+        let back = read(odd, InputFormat::Lines).unwrap();
         assert_eq!([&back[..].join(&b'\n')[..], b"\n"].concat(), odd);
         assert_eq!(back.len(), 5);
     }
@@ -537,12 +537,12 @@ mod tests {
     #[test]
     fn jsonl_skips_blank_lines_and_byte_order_marks_and_reads_crlf() {
         assert_eq!(
-            read(b"{\"a\": 1}\n\n 2 \n", Format::Jsonl).unwrap(),
+            read(b"{\"a\": 1}\n\n 2 \n", InputFormat::Jsonl).unwrap(),
             ["{\"a\": 1}", "2"]
         );
         let marked = b"\xef\xbb\xbf{\"n\":1}\r\n{\"n\":2}\r\n\r\n{\"n\":3}";
         assert_eq!(
-            read(marked, Format::Jsonl).unwrap(),
+            read(marked, InputFormat::Jsonl).unwrap(),
             ["{\"n\":1}", "{\"n\":2}", "{\"n\":3}"]
         );
     }
@@ -551,18 +551,18 @@ mod tests {
     fn jsonl_names_line_byte_and_remedy_of_a_bad_line() {
         refused(
             b"1\n{\n",
-            Format::Jsonl,
+            InputFormat::Jsonl,
             &["line 2, byte 1", "--format lines"],
         );
         let bad = b"{\"s\":\"ok\"}\n{\"s\":\"\xff\"}\n";
         refused(
             bad,
-            Format::Jsonl,
+            InputFormat::Jsonl,
             &["line 2, byte 7: ff is not UTF-8", "--format lines"],
         );
         refused(
             b"{\n\"a\": 1\n}",
-            Format::Jsonl,
+            InputFormat::Jsonl,
             &["line 1", "--format json-array"],
         );
     }
@@ -570,7 +570,7 @@ mod tests {
     #[test]
     fn lone_surrogates_are_kept_as_they_are_written() {
         let text: &[u8] = b"{\"s\":\"\\ud800\"}\n{\"s\":\"\\udc00\\ud800\"}\n";
-        let back = read(text, Format::Jsonl).unwrap();
+        let back = read(text, InputFormat::Jsonl).unwrap();
         assert_eq!([&back[..].join(&b'\n')[..], b"\n"].concat(), text);
     }
 
@@ -578,50 +578,55 @@ mod tests {
     fn json_array_keeps_the_text_of_each_element() {
         let input = b" [ {\"n\": 1.50, \"s\":\"a\\u00e9\"} ,\n[1, 2],1e3,null ] ";
         let expected = ["{\"n\": 1.50, \"s\":\"a\\u00e9\"}", "[1, 2]", "1e3", "null"];
-        assert_eq!(read(input, Format::JsonArray).unwrap(), expected);
-        assert!(read(b"[]", Format::JsonArray).unwrap().is_empty());
+        assert_eq!(read(input, InputFormat::JsonArray).unwrap(), expected);
+        assert!(read(b"[]", InputFormat::JsonArray).unwrap().is_empty());
         let marked = b"\xef\xbb\xbf[{\"n\":1},{\"n\":2}]";
-        assert_eq!(read(marked, Format::JsonArray).unwrap().len(), 2);
+        assert_eq!(read(marked, InputFormat::JsonArray).unwrap().len(), 2);
     }
 
     #[test]
     fn json_without_an_array_is_one_record_per_value() {
         let pretty = b"\n {\n  \"a\": 1,\n  \"b\": [\n    1\n  ]\n}";
         assert_eq!(
-            read(pretty, Format::JsonArray).unwrap(),
+            read(pretty, InputFormat::JsonArray).unwrap(),
             ["{\n  \"a\": 1,\n  \"b\": [\n    1\n  ]\n}"]
         );
         assert_eq!(
-            read(b"{\"a\":1}\n{\"a\":2}\n", Format::JsonArray).unwrap(),
+            read(b"{\"a\":1}\n{\"a\":2}\n", InputFormat::JsonArray).unwrap(),
             ["{\"a\":1}", "{\"a\":2}"]
         );
     }
 
     #[test]
     fn json_array_refuses_what_is_none_and_names_the_place() {
-        refused(b"[1, 2", Format::JsonArray, &["line 1 column 5"]);
-        refused(b"[1] 2", Format::JsonArray, &["line 1 column 5"]);
-        refused(b"hello", Format::JsonArray, &["line 1 column 1"]);
+        refused(b"[1, 2", InputFormat::JsonArray, &["line 1 column 5"]);
+        refused(b"[1] 2", InputFormat::JsonArray, &["line 1 column 5"]);
+        refused(b"hello", InputFormat::JsonArray, &["line 1 column 1"]);
     }
 
     #[test]
     fn text_in_utf_16_and_compressed_input_are_refused_with_the_remedy() {
         for format in [
-            Format::Lines,
-            Format::Jsonl,
-            Format::JsonArray,
-            Format::Json,
+            InputFormat::Lines,
+            InputFormat::Jsonl,
+            InputFormat::JsonArray,
+            InputFormat::Json,
         ] {
             refused(b"\xff\xfe[\0{\0", format, &["byte 0: ff fe", "iconv"]);
             refused(b"\x1f\x8b\x08\0\0\0", format, &["gzip", "gunzip -c"]);
         }
-        assert_eq!(read(b"\x1f\x8b", Format::Raw).unwrap()[0].len(), 2);
+        assert_eq!(read(b"\x1f\x8b", InputFormat::Raw).unwrap()[0].len(), 2);
     }
 
     #[test]
     fn error_of_the_sink_comes_back_as_it_was() {
         let stop = &mut |_| bail!("enough");
-        let error = records(&b"[1]"[..], (Reader::Append, Format::JsonArray), stop).unwrap_err();
+        let error = records(
+            &b"[1]"[..],
+            (InputCommand::Append, InputFormat::JsonArray),
+            stop,
+        )
+        .unwrap_err();
         assert_eq!(error.to_string(), "enough");
     }
 
@@ -631,7 +636,7 @@ mod tests {
             {"log":"b","data":"/w=="}
 
             {"text":""}"#;
-        let read = entries(input, Format::Json).unwrap();
+        let read = entries(input, InputFormat::Json).unwrap();
         let header = |key: &str, value: &'static [u8]| Header {
             key: key.into(),
             value: value.into(),
@@ -662,7 +667,7 @@ mod tests {
             let input = format!("{}\n{bad}", r#"{"log": "a", "text": ""}"#);
             refused(
                 input.as_bytes(),
-                Format::Json,
+                InputFormat::Json,
                 &["line 2", "--format jsonl"],
             );
         }
@@ -685,7 +690,7 @@ mod tests {
             ..Default::default()
         };
         let mut bytes = batch.encode_length_delimited_to_vec();
-        let read = entries(&bytes, Format::Delimited).unwrap();
+        let read = entries(&bytes, InputFormat::Delimited).unwrap();
         assert_eq!(
             (&read[0].data[..], read[0].timestamp_us),
             (&b"\0\xff"[..], 7)
@@ -694,11 +699,11 @@ mod tests {
         assert_eq!(read[1].log.as_deref(), Some("a"));
         let whole = bytes.len();
         bytes.extend_from_slice(&[3, 10]);
-        refused(&bytes, Format::Delimited, &[&format!("byte {whole}")]);
+        refused(&bytes, InputFormat::Delimited, &[&format!("byte {whole}")]);
         for bad in [&b"\x80"[..], &[0xff; 11], b"\x01a", b"{\"a\": 1}"] {
             refused(
                 bad,
-                Format::Delimited,
+                InputFormat::Delimited,
                 &["byte 0", "scan --output delimited"],
             );
         }

@@ -144,13 +144,11 @@ const CONTRACT: &[&str] = &[
     "Selector",
 ];
 
-/// Names that still mean two things. Remove a name once one of its types has another.
-const AMBIGUOUS: &[&str] = &[
-    "Accepted", "Answer", "Answers", "Call", "Calls", "Check", "Claim", "End", "Entries", "Entry",
-    "Exit", "Fault", "Format", "Found", "Head", "Header", "Held", "Intake", "Item", "Kept", "Kind",
-    "Left", "Life", "Limits", "Load", "Noted", "Opened", "Own", "Pending", "Progress", "Read",
-    "Reader", "Reply", "Requests", "Run", "Settings", "Shared", "Size", "Source", "Store", "Tail",
-    "Taken", "Target", "Told", "Used", "Value", "Waiting",
+/// Names with two definitions of one meaning, each with the reason.
+const DEFINED_TWICE: &[&str] = &[
+    // The table `engine_settings!` names the type of a number of bytes. The engine reads it as `u64`. The server reads
+    // the same table, and its type also parses and prints.
+    "Size",
 ];
 
 /// A word of a text, in lower case.
@@ -605,7 +603,7 @@ fn type_names_are_defined_once() {
     places.retain(|name, places| {
         let clients = places.iter().filter(in_client).count();
         let contract = CONTRACT.contains(&&**name) && clients == 1 && places.len() == 2;
-        places.len() > 1 && !contract && !AMBIGUOUS.contains(&&**name)
+        places.len() > 1 && !contract && !DEFINED_TWICE.contains(&&**name)
     });
     assert!(
         places.is_empty(),

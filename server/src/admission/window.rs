@@ -10,9 +10,9 @@ use super::{Admission, Busy, Charge, Kind, Share};
 
 /// Bytes that a stream has received and not answered, and the task that waits for room.
 #[derive(Clone)]
-pub(crate) struct Window(Arc<Shared>);
+pub(crate) struct Window(Arc<SharedWindow>);
 
-struct Shared {
+struct SharedWindow {
     limit: u64,
     used: Mutex<Charge>,
     /// The reader of the stream, while it waits for room.
@@ -39,7 +39,7 @@ pub(crate) enum Entry {
 impl Window {
     /// An empty window of `session_window` bytes, charged to the budget of that kind.
     pub(crate) fn new(admission: &Arc<Admission>, share: &Share, kind: Kind) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(SharedWindow {
             limit: admission.session_window,
             used: Mutex::new(Charge::new(admission, share, kind)),
             waiting: AtomicWaker::new(),

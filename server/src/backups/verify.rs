@@ -9,10 +9,10 @@ use wald_storage::StorageConfig;
 
 use super::{DATA_LOSS, bar, choose, failed, print, tell_damage, view};
 use crate::offline::escaped;
-use crate::serve::Exit;
+use crate::serve::UnplannedExit;
 
 /// Verifies one backup. Returns the exit code: 5 if anything in it is bad.
-pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit> {
+pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, UnplannedExit> {
     let kept = choose(directory, id)?;
     let view = view(directory, &kept, None)?;
     let bar = bar(view.bytes());

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::layers::{Origin, misspelt, nearest};
-use super::{Config, Layers, LogPattern, LogPatterns, SETTINGS, Size, Value, reference};
+use super::{Config, Layers, LogPattern, LogPatterns, SETTINGS, SettingValue, Size, reference};
 
 fn file(text: &str) -> Layers {
     Layers {

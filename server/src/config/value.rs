@@ -9,7 +9,7 @@ use wald_storage::{LogName, OnDamage, ReadStrategy, SyncMode};
 use wald_text::units;
 
 /// A type that settings can have.
-pub(crate) trait Value: Sized {
+pub(crate) trait SettingValue: Sized {
     /// Whether its flag may stand without a value.
     const SWITCH: bool = false;
 
@@ -19,11 +19,11 @@ pub(crate) trait Value: Sized {
     /// Describes the expected form.
     fn parse(text: &str) -> Result<Self, String>;
 
-    /// Writes it so that [`Value::parse`] gives the same.
+    /// Writes it so that [`SettingValue::parse`] gives the same.
     fn show(&self) -> String;
 }
 
-impl Value for bool {
+impl SettingValue for bool {
     const SWITCH: bool = true;
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -38,7 +38,7 @@ impl Value for bool {
 
 macro_rules! number {
     ($($type:ty),+) => { $(
-        impl Value for $type {
+        impl SettingValue for $type {
             fn parse(text: &str) -> Result<Self, String> {
                 text.parse().map_err(|_| format!("expected a number from 0 to {}", Self::MAX))
             }
@@ -52,7 +52,7 @@ macro_rules! number {
 
 number!(u32, u64, usize);
 
-impl Value for String {
+impl SettingValue for String {
     fn parse(text: &str) -> Result<Self, String> {
         Ok(text.to_owned())
     }
@@ -62,7 +62,7 @@ impl Value for String {
     }
 }
 
-impl Value for PathBuf {
+impl SettingValue for PathBuf {
     fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("expected a path".to_owned());
@@ -75,7 +75,7 @@ impl Value for PathBuf {
     }
 }
 
-impl Value for SocketAddr {
+impl SettingValue for SocketAddr {
     fn parse(text: &str) -> Result<Self, String> {
         let full = match text.strip_prefix(':') {
             Some(port) => format!("127.0.0.1:{port}"),
@@ -113,7 +113,7 @@ impl From<Size> for u64 {
     }
 }
 
-impl Value for Size {
+impl SettingValue for Size {
     fn parse(text: &str) -> Result<Self, String> {
         units::size(text).map(Self)
     }
@@ -136,7 +136,7 @@ pub(crate) enum LogPattern {
     Prefix(String),
 }
 
-impl Value for LogPatterns {
+impl SettingValue for LogPatterns {
     fn parse(text: &str) -> Result<Self, String> {
         let parts = text.split(',').map(str::trim);
         let pattern = |part: &str| match part.strip_suffix('*') {
@@ -161,7 +161,7 @@ impl Value for LogPatterns {
     }
 }
 
-impl Value for Duration {
+impl SettingValue for Duration {
     fn parse(text: &str) -> Result<Self, String> {
         units::span(text)
     }
@@ -205,7 +205,7 @@ pub(crate) enum ConsoleMode {
 /// Words for the variants of a type, the engine's types included.
 macro_rules! choice {
     ($type:ident { $( $variant:ident = $text:literal ),+ }) => {
-        impl Value for $type {
+        impl SettingValue for $type {
             fn parse(text: &str) -> Result<Self, String> {
                 match text {
                     $( $text => Ok(Self::$variant), )+

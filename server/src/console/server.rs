@@ -11,7 +11,7 @@ use wald_storage::{Clock, DurabilityTruth, Gap, RecoveryReport, SystemClock};
 
 use super::records::GapView;
 use super::{Console, Json, history};
-use crate::config::{Config, Value as _};
+use crate::config::{Config, SettingValue as _};
 use crate::convert;
 use crate::serve::recovery_result;
 

@@ -9,7 +9,7 @@ use tonic::Status;
 use wald_storage::{Compression, LogInfo, ProducerInfo, SegmentInfo};
 
 use super::{Console, ConsoleError, Json};
-use crate::config::Value as _;
+use crate::config::SettingValue as _;
 use crate::convert;
 use crate::status::{self, Access};
 

@@ -9,8 +9,8 @@ use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{
     Appended, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo, LogName,
-    LogStat, Lsn, NamedCursor, Page, Position, ProducerInfo, Progress, RecoveryEpoch, ScanChunk,
-    SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
+    LogStat, Lsn, NamedCursor, Page, Position, ProducerInfo, RecoveryEpoch, ScanChunk,
+    SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp, VerifyProgress,
 };
 
 use crate::status;
@@ -381,7 +381,7 @@ fn segment(segment: &SegmentInfo) -> v1::Segment {
 }
 
 /// Progress of a verification.
-pub(crate) fn verify_response(progress: &Progress, done: bool) -> v1::VerifyResponse {
+pub(crate) fn verify_response(progress: &VerifyProgress, done: bool) -> v1::VerifyResponse {
     v1::VerifyResponse {
         checked_bytes: progress.checked_bytes,
         total_bytes: progress.total_bytes.max(progress.checked_bytes),

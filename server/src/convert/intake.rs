@@ -114,11 +114,11 @@ pub(crate) fn session_request(
     for field in fields(message) {
         let field = field.ok_or_else(undecodable)?;
         match (field.number, field.value) {
-            (1, Value::Number(number)) => request_id = number,
+            (1, FieldValue::Number(number)) => request_id = number,
             // An empty part adds nothing, and there may be millions of them.
-            (2, Value::Bytes(range)) if range.is_empty() => {}
-            (2, Value::Bytes(range)) if batch.is_empty() => batch = message.slice(range),
-            (2, Value::Bytes(range)) => {
+            (2, FieldValue::Bytes(range)) if range.is_empty() => {}
+            (2, FieldValue::Bytes(range)) if batch.is_empty() => batch = message.slice(range),
+            (2, FieldValue::Bytes(range)) => {
                 // Each part is a whole field sequence: no field begins in one part and ends in
                 // the next.
                 let first = if joined.is_empty() { &batch[..] } else { &[] };
@@ -146,9 +146,9 @@ fn log_records(index: usize, message: &Bytes, part: LogPart<'_>) -> Result<LogRe
     let field = format_args!("batches[{index}].log");
     let log = log_name(field, part.log, Access::Write)?;
     let taken = match part.records {
-        Entries::None => Some(Records::default()),
-        Entries::Together(range) => Records::of_encoded(message.slice(range)),
-        Entries::Apart => None,
+        RecordPlaces::None => Some(Records::default()),
+        RecordPlaces::Together(range) => Records::of_encoded(message.slice(range)),
+        RecordPlaces::Apart => None,
     };
     let records = match taken {
         Some(records) => records,
@@ -194,7 +194,7 @@ fn undecodable<M: Message + Default>(message: &Bytes) -> Status {
 }
 
 /// Places of the records in a message.
-enum Entries {
+enum RecordPlaces {
     None,
     /// One behind the other, keys included.
     Together(Range<usize>),
@@ -205,7 +205,7 @@ enum Entries {
 /// The fields around the records of one log, in a `LogBatch`.
 struct LogPart<'a> {
     log: &'a str,
-    records: Entries,
+    records: RecordPlaces,
     /// Number of the records.
     count: u64,
     condition: Option<v1::AppendCondition>,
@@ -216,25 +216,27 @@ impl<'a> LogPart<'a> {
     fn of(message: &'a Bytes) -> Option<Self> {
         let mut part = Self {
             log: "",
-            records: Entries::None,
+            records: RecordPlaces::None,
             count: 0,
             condition: None,
         };
         for field in fields(message) {
             let field = field?;
             match (field.number, field.value) {
-                (1, Value::Bytes(range)) => part.log = std::str::from_utf8(&message[range]).ok()?,
-                (2, Value::Bytes(_)) => {
+                (1, FieldValue::Bytes(range)) => {
+                    part.log = std::str::from_utf8(&message[range]).ok()?
+                }
+                (2, FieldValue::Bytes(_)) => {
                     part.count += 1;
                     part.records = match part.records {
-                        Entries::None => Entries::Together(field.whole),
-                        Entries::Together(before) if before.end == field.whole.start => {
-                            Entries::Together(before.start..field.whole.end)
+                        RecordPlaces::None => RecordPlaces::Together(field.whole),
+                        RecordPlaces::Together(before) if before.end == field.whole.start => {
+                            RecordPlaces::Together(before.start..field.whole.end)
                         }
-                        _ => Entries::Apart,
+                        _ => RecordPlaces::Apart,
                     };
                 }
-                (3, Value::Bytes(range)) => part
+                (3, FieldValue::Bytes(range)) => part
                     .condition
                     .get_or_insert_default()
                     .merge(&message[range])
@@ -263,10 +265,10 @@ impl BatchParts {
         for field in fields(message) {
             let field = field?;
             match (field.number, field.value) {
-                (1, Value::Bytes(range)) => parts.batches.push(range),
-                (2, Value::Bytes(range)) => parts.checks.push(range),
-                (3, Value::Number(number)) => parts.durability = enumeration(number),
-                (4, Value::Bytes(range)) => parts.cursors.push(range),
+                (1, FieldValue::Bytes(range)) => parts.batches.push(range),
+                (2, FieldValue::Bytes(range)) => parts.checks.push(range),
+                (3, FieldValue::Number(number)) => parts.durability = enumeration(number),
+                (4, FieldValue::Bytes(range)) => parts.cursors.push(range),
                 (1..=4, _) => return None,
                 _ => {}
             }
@@ -278,12 +280,12 @@ impl BatchParts {
 /// One field of a message.
 struct Field {
     number: u32,
-    value: Value,
+    value: FieldValue,
     /// Place of the field in the message, key included.
     whole: Range<usize>,
 }
 
-enum Value {
+enum FieldValue {
     Number(u64),
     /// Place of the bytes in the message.
     Bytes(Range<usize>),
@@ -311,16 +313,16 @@ fn take_field(message: &[u8], rest: &mut &[u8]) -> Option<Field> {
     let start = message.len() - rest.len();
     let (number, wire_type) = decode_key(rest).ok()?;
     let value = match wire_type {
-        WireType::Varint => Value::Number(decode_varint(rest).ok()?),
+        WireType::Varint => FieldValue::Number(decode_varint(rest).ok()?),
         WireType::LengthDelimited => {
             let length = usize::try_from(decode_varint(rest).ok()?).ok()?;
             let from = message.len() - rest.len();
             *rest = rest.get(length..)?;
-            Value::Bytes(from..from + length)
+            FieldValue::Bytes(from..from + length)
         }
         _ => {
             skip_field(wire_type, number, rest, DecodeContext::default()).ok()?;
-            Value::Other
+            FieldValue::Other
         }
     };
     let whole = start..message.len() - rest.len();

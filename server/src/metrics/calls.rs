@@ -118,7 +118,7 @@ pub(crate) struct Rpc {
 
 /// Facts from the head of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct RequestHead {
     /// `None`: no service that this server could have has such a method.
     pub(crate) rpc: Option<Rpc>,
     /// Whether `grpc-timeout` can be read, if it is there.
@@ -141,13 +141,13 @@ struct Method {
 type Methods = HashMap<String, (Rpc, Option<Arc<Method>>)>;
 
 /// Metrics of all RPCs.
-pub(super) struct Calls {
+pub(super) struct CallMetrics {
     methods: Arc<Methods>,
     unknown: Arc<Method>,
     refusals: AllRefusals,
 }
 
-impl Calls {
+impl CallMetrics {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
         let refusals = AllRefusals::new(make)?;
         let labels = ["grpc_type", "grpc_service", "grpc_method"];
@@ -267,11 +267,11 @@ impl CallCounter {
     pub(crate) fn call<B, F>(
         &self,
         mut request: Request<B>,
-        serve: impl FnOnce(Request<B>, Head) -> F,
+        serve: impl FnOnce(Request<B>, RequestHead) -> F,
     ) -> CallFuture<F> {
         let known = self.methods.get(request.uri().path());
         let asked = grpc_timeout(request.headers());
-        let head = Head {
+        let head = RequestHead {
             rpc: known.map(|(rpc, _)| *rpc),
             timeout: asked.map(|_| ()),
         };

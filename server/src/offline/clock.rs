@@ -9,7 +9,7 @@ use serde_json::json;
 use wald_storage::{Clock as _, Disk, StorageConfig, SystemClock, Timestamp};
 
 use super::{OfflineOutput, look_then_open, not_opened, output_of, written, yes_argument};
-use crate::serve::Exit;
+use crate::serve::UnplannedExit;
 
 pub(super) fn command() -> Command {
     Command::new("reset-clock")
@@ -34,7 +34,7 @@ pub(super) fn run(
     directory: &Path,
     matches: &ArgMatches,
     config: &StorageConfig,
-) -> Result<u8, Exit> {
+) -> Result<u8, UnplannedExit> {
     let look = |disk: &Arc<dyn Disk>| Ok((wald_storage::expiry_clock(disk, config)?, true));
     let (shown, disk) = look_then_open(directory, matches, look)?;
     let now = SystemClock.now();

@@ -11,8 +11,8 @@ use wald_storage::{Control, Finding, FindingKind, OfflineReport, Severity};
 
 use super::{DATA_LOSS, OfflineOutput, failed, few, open, output_of, written};
 use crate::backups;
-use crate::config::{Size, Value as _};
-use crate::serve::Exit;
+use crate::config::{SettingValue as _, Size};
+use crate::serve::UnplannedExit;
 
 pub(super) fn command() -> Command {
     Command::new("verify")
@@ -38,7 +38,7 @@ pub(super) fn command() -> Command {
         )
 }
 
-pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
+pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, UnplannedExit> {
     if backups::is_directory_of_backups(directory) {
         let id = matches.get_one::<String>("backup");
         let json = output_of(matches) != OfflineOutput::Text;
@@ -51,7 +51,7 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
     let rate = matches.get_one::<Size>("max-bytes-per-second");
     let control = Control::new(rate.map_or(0, |rate| rate.0));
     let bar = bar();
-    let mut tell = |progress: &wald_storage::Progress| {
+    let mut tell = |progress: &wald_storage::VerifyProgress| {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.checked_bytes);
     };

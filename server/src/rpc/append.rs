@@ -10,7 +10,7 @@ use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{AppendError, Appended, Batch, LogName, Lsn, OneOrMore, Records};
 
-use super::{Answer, Node, refuse_late};
+use super::{Node, RpcResult, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 use crate::trace;
@@ -19,7 +19,7 @@ use crate::wakes::{submit, together};
 pub(super) async fn append(
     node: &Node,
     request: Request<v1::AppendRequest>,
-) -> Answer<v1::AppendResponse> {
+) -> RpcResult<v1::AppendResponse> {
     let taken = Instant::now();
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
@@ -36,7 +36,7 @@ pub(super) async fn append(
 pub(super) async fn append_batch(
     node: &Node,
     request: Request<Sent<v1::AppendBatchRequest>>,
-) -> Answer<v1::AppendBatchResponse> {
+) -> RpcResult<v1::AppendBatchResponse> {
     let taken = Instant::now();
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
@@ -135,7 +135,7 @@ impl SubmittedBatch {
 pub(super) async fn sync(
     node: &Node,
     request: Request<v1::SyncRequest>,
-) -> Answer<v1::SyncResponse> {
+) -> RpcResult<v1::SyncResponse> {
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();
@@ -157,7 +157,7 @@ pub(super) async fn sync(
 pub(super) async fn trim(
     node: &Node,
     request: Request<v1::TrimRequest>,
-) -> Answer<v1::TrimResponse> {
+) -> RpcResult<v1::TrimResponse> {
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();
@@ -175,7 +175,7 @@ pub(super) async fn trim(
 pub(super) async fn fence(
     node: &Node,
     request: Request<v1::FenceRequest>,
-) -> Answer<v1::FenceResponse> {
+) -> RpcResult<v1::FenceResponse> {
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();

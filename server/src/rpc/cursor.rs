@@ -4,7 +4,7 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::CursorError;
 
-use super::{Answer, Node, Services, refuse_late};
+use super::{Node, RpcResult, Services, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -13,7 +13,7 @@ impl v1::cursor_service_server::CursorService for Services {
     async fn commit_cursor(
         &self,
         request: Request<v1::CommitCursorRequest>,
-    ) -> Answer<v1::CommitCursorResponse> {
+    ) -> RpcResult<v1::CommitCursorResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let commit = request.into_inner().commit.unwrap_or_default();
@@ -32,7 +32,7 @@ impl v1::cursor_service_server::CursorService for Services {
     async fn get_cursor(
         &self,
         request: Request<v1::GetCursorRequest>,
-    ) -> Answer<v1::GetCursorResponse> {
+    ) -> RpcResult<v1::GetCursorResponse> {
         let store = self.0.store(Access::Read)?;
         let request = request.get_ref();
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
@@ -51,7 +51,7 @@ impl v1::cursor_service_server::CursorService for Services {
     async fn list_cursors(
         &self,
         request: Request<v1::ListCursorsRequest>,
-    ) -> Answer<v1::ListCursorsResponse> {
+    ) -> RpcResult<v1::ListCursorsResponse> {
         let store = self.0.store(Access::Read)?;
         let request = request.get_ref();
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
@@ -82,7 +82,7 @@ impl v1::cursor_service_server::CursorService for Services {
     async fn delete_cursor(
         &self,
         request: Request<v1::DeleteCursorRequest>,
-    ) -> Answer<v1::DeleteCursorResponse> {
+    ) -> RpcResult<v1::DeleteCursorResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();

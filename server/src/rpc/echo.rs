@@ -16,7 +16,7 @@ use wald_proto::echo::{
     EchoSessionResponse,
 };
 
-use super::{Answer, Answers};
+use super::{Answers, RpcResult};
 use crate::drain::{Phase, draining};
 use crate::status::{self, Access};
 
@@ -59,7 +59,7 @@ impl EchoService for Echo {
     type EchoSessionStream = Answers<EchoSessionResponse>;
     type EchoScanStream = Answers<EchoScanResponse>;
 
-    async fn echo(&self, request: Request<EchoRequest>) -> Answer<EchoResponse> {
+    async fn echo(&self, request: Request<EchoRequest>) -> RpcResult<EchoResponse> {
         let request = request.into_inner();
         Ok(Response::new(EchoResponse {
             records: count(&request.records),
@@ -70,7 +70,7 @@ impl EchoService for Echo {
     async fn echo_session(
         &self,
         request: Request<Streaming<EchoSessionRequest>>,
-    ) -> Answer<Self::EchoSessionStream> {
+    ) -> RpcResult<Self::EchoSessionStream> {
         let mut phase = self.phase.clone();
         let requests = request.into_inner();
         let drained = Box::pin(async move { draining(&mut phase).await });
@@ -92,7 +92,10 @@ impl EchoService for Echo {
         Ok(Response::new(Box::pin(answers)))
     }
 
-    async fn echo_scan(&self, request: Request<EchoScanRequest>) -> Answer<Self::EchoScanStream> {
+    async fn echo_scan(
+        &self,
+        request: Request<EchoScanRequest>,
+    ) -> RpcResult<Self::EchoScanStream> {
         let request = request.into_inner();
         let each = request.message_records.max(1);
         // A payload of no bytes still takes its tag and length.

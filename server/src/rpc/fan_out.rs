@@ -41,7 +41,7 @@ type FanOutKey = (LogId, Visibility, v1::RecordView);
 /// All logs that many follow.
 #[derive(Default)]
 pub(crate) struct FanOut {
-    logs: Mutex<HashMap<FanOutKey, Weak<Shared>>>,
+    logs: Mutex<HashMap<FanOutKey, Weak<SharedMessages>>>,
     /// Bytes that are kept of all of them.
     bytes: AtomicUsize,
     /// Time of the last removal of old messages.
@@ -50,13 +50,17 @@ pub(crate) struct FanOut {
 
 impl FanOut {
     /// The messages that the followers of a log share, as long as there are any followers.
-    pub(super) fn join(self: &Arc<Self>, place: &ScanPlace, view: v1::RecordView) -> Arc<Shared> {
+    pub(super) fn join(
+        self: &Arc<Self>,
+        place: &ScanPlace,
+        view: v1::RecordView,
+    ) -> Arc<SharedMessages> {
         let key = (place.log_id, place.visibility, view);
         let mut logs = self.logs.lock();
         if let Some(shared) = logs.get(&key).and_then(Weak::upgrade) {
             return shared;
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedMessages {
             fan_out: Arc::clone(self),
             key,
             kept: Mutex::default(),
@@ -90,7 +94,7 @@ impl FanOut {
             .filter_map(Weak::upgrade)
             .collect();
         for shared in logs {
-            let is_old = |kept: &Kept| now.saturating_duration_since(kept.made) >= OLD;
+            let is_old = |kept: &KeptMessage| now.saturating_duration_since(kept.made) >= OLD;
             let mut kept = shared.kept.lock();
             while kept.front().is_some_and(is_old) {
                 shared.drop_oldest(&mut kept);
@@ -100,15 +104,15 @@ impl FanOut {
 }
 
 /// Newest messages for the followers of one log.
-pub(super) struct Shared {
+pub(super) struct SharedMessages {
     fan_out: Arc<FanOut>,
     key: FanOutKey,
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Mutex<VecDeque<KeptMessage>>,
 }
 
 /// The records of one message.
 #[derive(Clone)]
-pub(super) struct Kept {
+pub(super) struct KeptMessage {
     /// The first of them.
     pub(super) from: Lsn,
     /// Place of a scan behind this message.
@@ -122,10 +126,10 @@ pub(super) struct Kept {
     pub(super) made: Instant,
 }
 
-impl Shared {
+impl SharedMessages {
     /// Returns the message that begins here, and the end of the log now. The scan then stands
     /// behind that message.
-    pub(super) fn take(&self, from: Lsn, scan: &mut dyn Scan) -> Option<(Kept, ScanEnd)> {
+    pub(super) fn take(&self, from: Lsn, scan: &mut dyn Scan) -> Option<(KeptMessage, ScanEnd)> {
         let found = self
             .kept
             .lock()
@@ -162,7 +166,7 @@ impl Shared {
 
     /// Keeps a message for the followers that stand where it begins. The oldest messages make
     /// room for it: first the log's own, then the old messages of all logs.
-    pub(super) fn keep(&self, new: Kept) {
+    pub(super) fn keep(&self, new: KeptMessage) {
         if !self.keep_here(&new) {
             self.fan_out.sweep();
             self.keep_here(&new);
@@ -170,7 +174,7 @@ impl Shared {
     }
 
     /// `false` if there is no room.
-    fn keep_here(&self, new: &Kept) -> bool {
+    fn keep_here(&self, new: &KeptMessage) -> bool {
         let size = new.batches.len();
         let mut kept = self.kept.lock();
         if kept.iter().any(|kept| kept.from == new.from) {
@@ -191,14 +195,14 @@ impl Shared {
     }
 
     /// Returns the number of bytes that it dropped.
-    fn drop_oldest(&self, kept: &mut VecDeque<Kept>) -> usize {
+    fn drop_oldest(&self, kept: &mut VecDeque<KeptMessage>) -> usize {
         let size = kept.pop_front().map_or(0, |oldest| oldest.batches.len());
         self.fan_out.bytes.fetch_sub(size, Ordering::Relaxed);
         size
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMessages {
     fn drop(&mut self) {
         let kept = std::mem::take(self.kept.get_mut());
         let bytes = kept.iter().map(|kept| kept.batches.len()).sum();
@@ -280,12 +284,12 @@ mod tests {
         }
     }
 
-    fn shared() -> Arc<Shared> {
+    fn shared() -> Arc<SharedMessages> {
         Arc::new(FanOut::default()).join(&place(0), v1::RecordView::default())
     }
 
-    fn kept(from: u64, to: u64, bytes: usize) -> Kept {
-        Kept {
+    fn kept(from: u64, to: u64, bytes: usize) -> KeptMessage {
+        KeptMessage {
             from: Lsn::new(from),
             after: place(to),
             to_end: true,

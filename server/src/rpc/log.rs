@@ -3,7 +3,7 @@
 use tonic::{Request, Response};
 use wald_proto::v1;
 
-use super::{Answer, Services, refuse_late};
+use super::{RpcResult, Services, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -12,7 +12,7 @@ impl v1::log_service_server::LogService for Services {
     async fn create_log(
         &self,
         request: Request<v1::CreateLogRequest>,
-    ) -> Answer<v1::CreateLogResponse> {
+    ) -> RpcResult<v1::CreateLogResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
@@ -28,7 +28,7 @@ impl v1::log_service_server::LogService for Services {
         }))
     }
 
-    async fn get_log(&self, request: Request<v1::GetLogRequest>) -> Answer<v1::GetLogResponse> {
+    async fn get_log(&self, request: Request<v1::GetLogRequest>) -> RpcResult<v1::GetLogResponse> {
         let store = self.0.store(Access::Read)?;
         let target = convert::target(&request.get_ref().log, None, Access::Read)?;
         let stat = store.engine.stat(target, None, None).await;
@@ -41,7 +41,7 @@ impl v1::log_service_server::LogService for Services {
     async fn list_logs(
         &self,
         request: Request<v1::ListLogsRequest>,
-    ) -> Answer<v1::ListLogsResponse> {
+    ) -> RpcResult<v1::ListLogsResponse> {
         let store = self.0.store(Access::Read)?;
         let request = request.into_inner();
         let size = convert::page_size(request.page_size);
@@ -67,7 +67,7 @@ impl v1::log_service_server::LogService for Services {
     async fn update_log(
         &self,
         request: Request<v1::UpdateLogRequest>,
-    ) -> Answer<v1::UpdateLogResponse> {
+    ) -> RpcResult<v1::UpdateLogResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
@@ -86,7 +86,7 @@ impl v1::log_service_server::LogService for Services {
     async fn delete_log(
         &self,
         request: Request<v1::DeleteLogRequest>,
-    ) -> Answer<v1::DeleteLogResponse> {
+    ) -> RpcResult<v1::DeleteLogResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();
@@ -102,7 +102,7 @@ impl v1::log_service_server::LogService for Services {
     async fn list_producers(
         &self,
         request: Request<v1::ListProducersRequest>,
-    ) -> Answer<v1::ListProducersResponse> {
+    ) -> RpcResult<v1::ListProducersResponse> {
         let store = self.0.store(Access::Read)?;
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
@@ -129,7 +129,7 @@ impl v1::log_service_server::LogService for Services {
     async fn forget_producer(
         &self,
         request: Request<v1::ForgetProducerRequest>,
-    ) -> Answer<v1::ForgetProducerResponse> {
+    ) -> RpcResult<v1::ForgetProducerResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
         let request = request.into_inner();

@@ -6,9 +6,9 @@ use futures_util::stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::v1::{self, Reason};
-use wald_storage::{Position, Progress, Verification};
+use wald_storage::{Position, Verification, VerifyProgress};
 
-use super::{Answer, Answers, Services, backup, unbuilt};
+use super::{Answers, RpcResult, Services, backup, unbuilt};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::status::{self, Access};
@@ -26,7 +26,7 @@ struct VerificationDelivery {
     /// Silence after which the same is said again.
     heartbeat_interval: Duration,
     /// The newest progress; findings in it are still to be sent.
-    last: Progress,
+    last: VerifyProgress,
     ended: bool,
 }
 
@@ -72,7 +72,7 @@ impl VerificationDelivery {
             Ok(news) => {
                 let mut findings = std::mem::take(&mut self.last.findings);
                 findings.extend(news.findings.iter().cloned());
-                self.last = Progress { findings, ..news };
+                self.last = VerifyProgress { findings, ..news };
                 Some(Ok(()))
             }
             Err(error) => Some(Err(status::verify_failed(&error))),
@@ -88,7 +88,7 @@ impl v1::ops_service_server::OpsService for Services {
     async fn get_server_info(
         &self,
         _request: Request<v1::GetServerInfoRequest>,
-    ) -> Answer<v1::GetServerInfoResponse> {
+    ) -> RpcResult<v1::GetServerInfoResponse> {
         let node = &self.0;
         let engine = &node.store(Access::Read)?.engine;
         let profile = engine.profile();
@@ -122,7 +122,7 @@ impl v1::ops_service_server::OpsService for Services {
     async fn list_segments(
         &self,
         request: Request<v1::ListSegmentsRequest>,
-    ) -> Answer<v1::ListSegmentsResponse> {
+    ) -> RpcResult<v1::ListSegmentsResponse> {
         let engine = &self.0.store(Access::Read)?.engine;
         let request = request.into_inner();
         let after = match convert::parse_page_token(&request.page_token)? {
@@ -153,7 +153,7 @@ impl v1::ops_service_server::OpsService for Services {
         }))
     }
 
-    async fn verify(&self, request: Request<v1::VerifyRequest>) -> Answer<Self::VerifyStream> {
+    async fn verify(&self, request: Request<v1::VerifyRequest>) -> RpcResult<Self::VerifyStream> {
         let engine = &self.0.store(Access::Read)?.engine;
         let request = request.into_inner();
         let verification = engine
@@ -163,7 +163,7 @@ impl v1::ops_service_server::OpsService for Services {
             verification,
             phase: self.0.phase.clone(),
             heartbeat_interval: self.0.heartbeat_interval,
-            last: Progress::default(),
+            last: VerifyProgress::default(),
             ended: false,
         };
         Ok(Response::new(Box::pin(stream::unfold(
@@ -172,12 +172,12 @@ impl v1::ops_service_server::OpsService for Services {
         ))))
     }
 
-    async fn backup(&self, request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
+    async fn backup(&self, request: Request<v1::BackupRequest>) -> RpcResult<Self::BackupStream> {
         let stream = backup::backup(&self.0, request.into_inner()).await?;
         Ok(Response::new(stream))
     }
 
-    async fn drain(&self, _request: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
+    async fn drain(&self, _request: Request<v1::DrainRequest>) -> RpcResult<v1::DrainResponse> {
         Err(unbuilt("wald.v1.OpsService.Drain", Access::Write))
     }
 }

@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch};
 
-use super::{Answer, Node, Store};
+use super::{Node, OpenStore, RpcResult};
 use crate::answers::AnswerShare;
 use crate::convert;
 use crate::drain::draining;
@@ -18,7 +18,7 @@ use crate::wakes::together;
 pub(super) async fn read(
     node: &Node,
     request: Request<v1::ReadRequest>,
-) -> Answer<v1::ReadResponse> {
+) -> RpcResult<v1::ReadResponse> {
     let store = node.store(Access::Read)?;
     let (mut domain, view, wait) = convert::read(request.get_ref())?;
     let until = wait_until(&request, wait);
@@ -61,7 +61,7 @@ fn wait_until(request: &Request<v1::ReadRequest>, wait: Duration) -> Option<Inst
     now.checked_add(wait)
 }
 
-async fn page(node: &Node, store: &Store, request: &ReadRequest) -> Result<Page, Status> {
+async fn page(node: &Node, store: &OpenStore, request: &ReadRequest) -> Result<Page, Status> {
     let asked = Instant::now();
     let page = together(store.engine.read(request.clone())).await;
     node.metrics.read(ReadOp::Read, asked.elapsed());
@@ -72,7 +72,7 @@ async fn page(node: &Node, store: &Store, request: &ReadRequest) -> Result<Page,
 /// time is over, or the server is leaving.
 async fn wait_for_more(
     node: &Node,
-    store: &Store,
+    store: &OpenStore,
     request: &mut ReadRequest,
     page: &Page,
     until: Option<Instant>,

@@ -4,8 +4,8 @@
 //! takes the place of that OK:
 //!
 //! ```text
-//! body ─▶ Requests: decodes each message ─▶ tonic-reflection ─▶ Answers: the trailers, or the fault ─▶ client
-//!            └──────────────── first fault ──────────────────────┘
+//! body ─▶ CheckedRequests: decode each message ─▶ tonic-reflection ─▶ CheckedAnswers: trailers or fault ─▶ client
+//!            └──────────────── first fault ──────────────────────────────┘
 //! ```
 
 use std::pin::Pin;
@@ -32,12 +32,12 @@ const BETWEEN_MESSAGES: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The first fault of a stream of requests.
 #[derive(Clone, Default)]
-pub(crate) struct Fault(Arc<Mutex<Option<Status>>>);
+pub(crate) struct FirstFault(Arc<Mutex<Option<Status>>>);
 
-impl Fault {
+impl FirstFault {
     /// The body for tonic's service, with its messages checked.
     pub(crate) fn in_requests(&self, requests: Box<Messages>) -> TonicBody {
-        TonicBody::new(Requests {
+        TonicBody::new(CheckedRequests {
             patience: requests.patience(),
             inner: requests,
             room: None,
@@ -47,21 +47,21 @@ impl Fault {
 
     /// The answer, ended by the fault if there is one.
     pub(crate) fn in_answer(self, answer: Response<TonicBody>) -> Response<TonicBody> {
-        answer.map(|inner| TonicBody::new(Answers { inner, fault: self }))
+        answer.map(|inner| TonicBody::new(CheckedAnswers { inner, fault: self }))
     }
 }
 
 /// The messages of a client. They end with the first that cannot be read.
-struct Requests {
+struct CheckedRequests {
     inner: Box<Messages>,
     /// Room of the message before, until the next is polled for: then the message was answered.
     room: Option<Passage>,
     /// Ends the messages when the server drains.
     patience: Patience,
-    fault: Fault,
+    fault: FirstFault,
 }
 
-impl Body for Requests {
+impl Body for CheckedRequests {
     type Data = Bytes;
     type Error = Status;
 
@@ -103,12 +103,12 @@ impl Body for Requests {
 }
 
 /// The answers to them.
-struct Answers {
+struct CheckedAnswers {
     inner: TonicBody,
-    fault: Fault,
+    fault: FirstFault,
 }
 
-impl Body for Answers {
+impl Body for CheckedAnswers {
     type Data = Bytes;
     type Error = Status;
 

@@ -18,8 +18,8 @@ use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{Clock, Lsn, ReadError, Scan, ScanChunk, ScanEnd, SystemClock, Timestamp};
 
-use super::fan_out::{self, Kept, Shared};
-use super::{Answers, Node, Store};
+use super::fan_out::{self, KeptMessage, SharedMessages};
+use super::{Answers, Node, OpenStore};
 use crate::answers::{AnswerShare, Held, ScanRoom};
 use crate::convert;
 use crate::drain::{Phase, draining};
@@ -63,7 +63,7 @@ struct Delivery {
     /// Time at which the last message was read, if it reached the end then.
     at_end: Option<Instant>,
     /// With the others that follow the log, once there are many.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedMessages>>,
     ended: bool,
 }
 
@@ -71,7 +71,7 @@ struct Delivery {
 enum Next {
     Chunk(Result<Option<ScanChunk>, ReadError>),
     /// It is there already.
-    Kept(Kept, ScanEnd),
+    Kept(KeptMessage, ScanEnd),
     Silence,
     Draining,
 }
@@ -196,7 +196,7 @@ impl Delivery {
             Some(held) => held.carry(batches),
             None => batches,
         };
-        shared.keep(Kept {
+        shared.keep(KeptMessage {
             from,
             after,
             to_end: chunk.caught_up,
@@ -207,7 +207,7 @@ impl Delivery {
         Framed::sharing(convert::scan_response(chunk, self.view, epoch)?, batches)
     }
 
-    fn kept(&self, kept: Kept, end: ScanEnd) -> Result<Framed, Status> {
+    fn kept(&self, kept: KeptMessage, end: ScanEnd) -> Result<Framed, Status> {
         let epoch = self.node.store(Access::Read)?.epoch;
         let beside = ScanChunk {
             gaps: Vec::new(),
@@ -242,7 +242,7 @@ impl Delivery {
     }
 
     fn heartbeat(&self) -> Result<Framed, Status> {
-        let store: &Store = self.node.store(Access::Read)?;
+        let store: &OpenStore = self.node.store(Access::Read)?;
         Framed::new(Encoded::from(&v1::ScanResponse {
             cursor: self.scan.cursor(),
             recovery_epoch: store.epoch.get(),
@@ -253,7 +253,7 @@ impl Delivery {
 
 /// The next message, after the pause `rest`. With shared messages: the one that begins at this
 /// place, or a read that ends where another follower stands.
-async fn next(scan: &mut dyn Scan, shared: Option<(&Shared, Lsn)>, rest: Duration) -> Next {
+async fn next(scan: &mut dyn Scan, shared: Option<(&SharedMessages, Lsn)>, rest: Duration) -> Next {
     if !rest.is_zero() {
         tokio::time::sleep(rest).await;
     }

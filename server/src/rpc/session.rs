@@ -42,7 +42,7 @@ use crate::grpc::{Admitted, Framed, Messages};
 use crate::metrics::{Deadline, OpenSession};
 use crate::status::{self, Access};
 use crate::wakes;
-use join::{Requests, Taken};
+use join::{JoinedRequests, TakenRequest};
 
 /// Pieces of acks that wait, and as many that the transport has taken and not sent; the window
 /// bounds their bytes.
@@ -62,7 +62,7 @@ const LOG_BYTES: u64 = 256;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The next message to the client.
-enum Told {
+enum NextMessage {
     /// Acks, and the room of their requests, which is free once the transport has taken them.
     Acks(Framed, Passage),
     /// The end of the session.
@@ -77,7 +77,7 @@ pub(super) fn append_session(
     let store = node.store(Access::Write)?;
     refuse_late(extensions)?;
     let (acks, told) = mpsc::channel(ACKS);
-    let run = Run {
+    let run = RunningSession {
         node: Arc::clone(node),
         engine: Arc::clone(&store.engine),
         limits: store.engine.profile().limits,
@@ -98,9 +98,9 @@ pub(super) fn append_session(
 
 /// The messages that the transport sends.
 struct Acks {
-    told: mpsc::Receiver<Told>,
+    told: mpsc::Receiver<NextMessage>,
     /// Taken from there together.
-    ready: std::vec::IntoIter<Told>,
+    ready: std::vec::IntoIter<NextMessage>,
 }
 
 impl Stream for Acks {
@@ -114,17 +114,17 @@ impl Stream for Acks {
             this.ready = told.into_iter();
         }
         Poll::Ready(match this.ready.next() {
-            Some(Told::Acks(mut acks, _room)) => {
+            Some(NextMessage::Acks(mut acks, _room)) => {
                 // Each piece leaves in a write of its own.
-                while let Some(Told::Acks(more, _)) = this.ready.as_slice().first()
+                while let Some(NextMessage::Acks(more, _)) = this.ready.as_slice().first()
                     && acks.join(more, TOGETHER_BYTES)
                 {
                     this.ready.next();
                 }
                 Some(Ok(acks))
             }
-            Some(Told::End(Ok(()))) => None,
-            Some(Told::End(Err(status))) => Some(Err(status)),
+            Some(NextMessage::End(Ok(()))) => None,
+            Some(NextMessage::End(Err(status))) => Some(Err(status)),
             // Only a panic ends the task without a word.
             None => Some(Err(Status::internal("the session was broken off"))),
         })
@@ -144,34 +144,34 @@ enum Step {
 }
 
 /// A session under way.
-struct Run {
+struct RunningSession {
     node: Arc<Node>,
     engine: Arc<dyn LogEngine>,
     limits: Limits,
     epoch: RecoveryEpoch,
     deadline: Option<Instant>,
-    acks: mpsc::Sender<Told>,
+    acks: mpsc::Sender<NextMessage>,
     session: Session,
     /// Submitted and not acked, in order.
-    pending: VecDeque<Pending>,
+    pending: VecDeque<PendingRequests>,
     /// Read, and not submitted yet because more may join it.
-    gathered: Option<Taken>,
+    gathered: Option<TakenRequest>,
     /// Read before, and not submitted yet because the engine had no room.
-    held: Option<Held>,
+    held: Option<HeldRequests>,
     /// Set when nothing more is read: how the session ends if all that is pending is acked.
     end: Option<Result<(), Status>>,
     _open: OpenSession,
 }
 
 /// Requests that the engine has no room for until, perhaps, then.
-struct Held {
-    taken: Taken,
+struct HeldRequests {
+    taken: TakenRequest,
     again: Pin<Box<tokio::time::Sleep>>,
 }
 
 /// Requests that the engine has.
-struct Pending {
-    requests: Requests,
+struct PendingRequests {
+    requests: JoinedRequests,
     answer: SubmittedBatch,
     settled: Settled,
     room: Passage,
@@ -183,7 +183,7 @@ enum Settled {
     There(Result<Appended, AppendError>),
 }
 
-impl Pending {
+impl PendingRequests {
     /// The engine's last answer, when it comes.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Appended, AppendError>> {
         match &mut self.settled {
@@ -193,7 +193,7 @@ impl Pending {
     }
 }
 
-impl Run {
+impl RunningSession {
     /// Serves the session until it has ended and the client has its result, or is gone.
     async fn live(mut self, mut received: Box<Messages>) {
         let acks = self.acks.clone();
@@ -202,7 +202,7 @@ impl Run {
             () = acks.closed() => {}
             () = async {
                 let end = self.serve(&mut received).await;
-                self.tell(Told::End(end), &mut received).await;
+                self.tell(NextMessage::End(end), &mut received).await;
                 // Whatever the client still sends is dropped from here on.
                 drop(received);
                 pending().await
@@ -210,7 +210,7 @@ impl Run {
         }
         // The engine has these, whether or not a client waits for them. They take room until it
         // has released them.
-        for Pending { settled, room, .. } in std::mem::take(&mut self.pending) {
+        for PendingRequests { settled, room, .. } in std::mem::take(&mut self.pending) {
             if let Settled::Coming(ticket) = settled {
                 let _ = ticket.await;
             }
@@ -301,8 +301,8 @@ impl Run {
         match convert::append_batch(&request, &self.limits) {
             Ok((batch, durability)) => {
                 room.enlarge(answer_bytes(&batch));
-                self.gather(Taken {
-                    requests: Requests::of(request_id),
+                self.gather(TakenRequest {
+                    requests: JoinedRequests::of(request_id),
                     batch,
                     durability,
                     at,
@@ -315,7 +315,7 @@ impl Run {
 
     /// Puts a request behind those gathered if they can be one; otherwise those are submitted,
     /// and it is the first of the next.
-    fn gather(&mut self, mut request: Taken) {
+    fn gather(&mut self, mut request: TakenRequest) {
         if let Some(gathered) = &mut self.gathered {
             match gathered.join(&*self.engine, request) {
                 None => return,
@@ -337,8 +337,8 @@ impl Run {
 
     /// Submits requests to the engine. Requests that it has no room for are held, and nothing
     /// is read meanwhile.
-    fn submit(&mut self, taken: Taken) {
-        let Taken {
+    fn submit(&mut self, taken: TakenRequest) {
+        let TakenRequest {
             requests,
             batch,
             durability,
@@ -348,7 +348,7 @@ impl Run {
         let answer = SubmittedBatch::new(&batch, at);
         let mut ticket = wakes::submit(&self.engine, Some(&self.session), batch, durability);
         if let Some(batch) = ticket.take_back() {
-            let taken = Taken {
+            let taken = TakenRequest {
                 requests,
                 batch,
                 durability,
@@ -356,7 +356,7 @@ impl Run {
                 room,
             };
             let again = Box::pin(tokio::time::sleep(BUSY_PAUSE));
-            self.held = Some(Held { taken, again });
+            self.held = Some(HeldRequests { taken, again });
             return;
         }
         let mut nobody = Context::from_waker(Waker::noop());
@@ -370,7 +370,7 @@ impl Run {
             }
             Poll::Pending => Settled::Coming(ticket),
         };
-        self.pending.push_back(Pending {
+        self.pending.push_back(PendingRequests {
             requests,
             answer,
             settled,
@@ -401,7 +401,8 @@ impl Run {
             .answer
             .ack(&self.node, settled, acks)
             .map_err(|status| status::in_session(&status, requests.first))?;
-        self.tell(Told::Acks(acks?, first.room), received).await;
+        self.tell(NextMessage::Acks(acks?, first.room), received)
+            .await;
         // The acked requests have made room.
         self.submit_held();
         Ok(())
@@ -409,7 +410,7 @@ impl Run {
 
     /// Passes the next message to the client. Waits for the transport to take earlier acks, and
     /// receives meanwhile.
-    async fn tell(&self, told: Told, received: &mut Messages) {
+    async fn tell(&self, told: NextMessage, received: &mut Messages) {
         let Err(mpsc::error::TrySendError::Full(told)) = self.acks.try_send(told) else {
             return;
         };

@@ -117,7 +117,7 @@ impl Fixture {
 
     /// The node serves this engine.
     fn with(self, engine: Arc<dyn LogEngine>, report: RecoveryReport) -> Self {
-        let store = Store {
+        let store = OpenStore {
             engine,
             epoch: report.recovery_epoch,
             report,

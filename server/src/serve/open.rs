@@ -9,7 +9,7 @@ use wald_storage::{
     block_on,
 };
 
-use super::Exit;
+use super::UnplannedExit;
 use crate::config::Config;
 use crate::metrics::Metrics;
 
@@ -28,7 +28,7 @@ const OF_RECORDS: [&str; 2] = ["journal", "sorted"];
 /// # Errors
 /// If a store cannot or should not be made here: a mistyped `--data-dir` must not put one
 /// among other files, and without `may_create` there must be one.
-pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Exit> {
+pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, UnplannedExit> {
     let existing = look_around(directory)?;
     if !existing && !may_create {
         let directory = directory.to_owned();
@@ -37,11 +37,11 @@ pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Exit> {
     Ok(existing)
 }
 
-fn look_around(directory: &Path) -> Result<bool, Exit> {
+fn look_around(directory: &Path) -> Result<bool, UnplannedExit> {
     // A path that cannot be examined is not reported as a file.
     if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
-        return Err(Exit::new(
-            Exit::IO,
+        return Err(UnplannedExit::new(
+            UnplannedExit::IO,
             format!(
                 "the data directory {} is a file; name a directory with --data-dir",
                 directory.display()
@@ -69,8 +69,8 @@ fn look_around(directory: &Path) -> Result<bool, Exit> {
         .find(|name| !wald_storage::is_own_name(name) && *name != LOST_AND_FOUND)
     {
         None => Ok(false),
-        Some(other) => Err(Exit::new(
-            Exit::BAD_DATA,
+        Some(other) => Err(UnplannedExit::new(
+            UnplannedExit::BAD_DATA,
             format!(
                 "the data directory {} has no store, but other files ({other:?}); choose an empty \
                  or a new one with --data-dir",
@@ -81,19 +81,19 @@ fn look_around(directory: &Path) -> Result<bool, Exit> {
 }
 
 /// A store that is open.
-pub(super) struct Opened {
+pub(super) struct OpenedStore {
     pub(super) engine: Arc<dyn LogEngine>,
     pub(super) report: RecoveryReport,
 }
 
 /// A store that is being opened.
-pub(super) struct Opening(oneshot::Receiver<Result<Opened, OpenError>>);
+pub(super) struct Opening(oneshot::Receiver<Result<OpenedStore, OpenError>>);
 
 /// Begins to open the store that the configuration names.
 ///
 /// # Errors
 /// If no thread can be made.
-pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, Exit> {
+pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, UnplannedExit> {
     let storage = config.storage();
     let directory = config.data_dir.clone();
     let archive = Some(config.archive_dir.clone()).filter(|path| !path.is_empty());
@@ -105,7 +105,12 @@ pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, E
             let opened = open(&directory, archive.as_deref(), storage, metrics);
             let _ = sender.send(opened);
         })
-        .map_err(|error| Exit::new(Exit::SYSTEM, format!("cannot start a thread: {error}")))?;
+        .map_err(|error| {
+            UnplannedExit::new(
+                UnplannedExit::SYSTEM,
+                format!("cannot start a thread: {error}"),
+            )
+        })?;
     Ok(Opening(receiver))
 }
 
@@ -114,7 +119,7 @@ fn open(
     archive: Option<&str>,
     config: StorageConfig,
     metrics: Arc<Metrics>,
-) -> Result<Opened, OpenError> {
+) -> Result<OpenedStore, OpenError> {
     let disk = RealDisk::open(directory)?;
     let archive = match archive {
         Some(archive) => Some(open_archive(directory, Path::new(archive))?),
@@ -122,7 +127,7 @@ fn open(
     };
     let clock = Arc::new(SystemClock);
     let (engine, report) = LocalEngine::open_with_archive(disk, archive, config, clock, metrics)?;
-    Ok(Opened { engine, report })
+    Ok(OpenedStore { engine, report })
 }
 
 /// Opens the archive. It is not made: where a mount is missing it would fill another device.
@@ -148,39 +153,42 @@ impl Opening {
     ///
     /// # Errors
     /// With the exit code of the failure.
-    pub(super) async fn opened(self) -> Result<Opened, Exit> {
+    pub(super) async fn opened(self) -> Result<OpenedStore, UnplannedExit> {
         match self.0.await {
             Ok(opened) => opened.map_err(|error| exit(&error)),
-            Err(_) => Err(Exit::new(Exit::SYSTEM, "opening the store panicked")),
+            Err(_) => Err(UnplannedExit::new(
+                UnplannedExit::SYSTEM,
+                "opening the store panicked",
+            )),
         }
     }
 
     /// Waits for the store only to close it again; says why it could not be opened, if so.
-    pub(super) fn give_up(self) -> Option<Exit> {
+    pub(super) fn give_up(self) -> Option<UnplannedExit> {
         match block_on(self.opened()) {
             Ok(opened) => {
                 let drained = block_on(opened.engine.drain());
                 drained
                     .err()
-                    .map(|error| Exit::new(Exit::IO, error.to_string()))
+                    .map(|error| UnplannedExit::new(UnplannedExit::IO, error.to_string()))
             }
             Err(exit) => Some(exit),
         }
     }
 }
 
-fn exit(error: &OpenError) -> Exit {
+fn exit(error: &OpenError) -> UnplannedExit {
     let code = match error {
-        OpenError::Config(_) => Exit::CONFIG,
-        OpenError::Locked { .. } => Exit::LOCKED,
+        OpenError::Config(_) => UnplannedExit::CONFIG,
+        OpenError::Locked { .. } => UnplannedExit::LOCKED,
         OpenError::NotAStore { .. }
         | OpenError::NoStore { .. }
         | OpenError::Version { .. }
         | OpenError::TooNew { .. }
-        | OpenError::Damaged(_) => Exit::BAD_DATA,
-        OpenError::UnreadEnd { .. } | OpenError::Io { .. } => Exit::IO,
+        | OpenError::Damaged(_) => UnplannedExit::BAD_DATA,
+        OpenError::UnreadEnd { .. } | OpenError::Io { .. } => UnplannedExit::IO,
     };
-    Exit::new(code, error.to_string())
+    UnplannedExit::new(code, error.to_string())
 }
 
 #[cfg(test)]
@@ -198,7 +206,7 @@ mod tests {
         let path = directory.path();
         assert_eq!(look(&path.join("new"), true).ok(), Some(false));
         let missing = look(&path.join("new"), false).unwrap_err();
-        assert_eq!(missing.code, Exit::BAD_DATA);
+        assert_eq!(missing.code, UnplannedExit::BAD_DATA);
         assert!(missing.message.contains("create_store is false"));
         assert!(!path.join("new").exists());
         for own in ["lost+found", "journal"] {
@@ -208,7 +216,7 @@ mod tests {
         assert_eq!(look(path, true).ok(), Some(false));
         std::fs::write(path.join("thesis.tex"), "").unwrap();
         let refused = look(path, true).unwrap_err();
-        assert_eq!(refused.code, Exit::BAD_DATA);
+        assert_eq!(refused.code, UnplannedExit::BAD_DATA);
         assert!(refused.message.contains("thesis.tex"));
         let file = look(&path.join("thesis.tex"), true).unwrap_err();
         assert!(

@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::frames::FramePosition;
 use super::peer::{OpenConnection, Peer};
-use super::{Accepted, Load};
+use super::{AcceptedSocket, LoopLoad};
 
 /// Bytes moved that count as one step of a task. A task has 128 steps in a turn.
 const UNIT_BYTES: usize = 1 << 10;
@@ -54,13 +54,13 @@ pub(super) struct Conn {
     overhead: Overhead,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
-    _load: Load,
+    _load: LoopLoad,
     _open: OpenConnection,
 }
 
 impl Conn {
     /// Takes a socket into the event loop of the calling thread.
-    pub(super) fn new(accepted: Accepted) -> io::Result<Self> {
+    pub(super) fn new(accepted: AcceptedSocket) -> io::Result<Self> {
         // If it cannot be set, slow clients look silent for longer.
         let _ = SockRef::from(&accepted.socket).set_tcp_notsent_lowat(UNSENT_BYTES);
         let address = accepted.socket.peer_addr();
@@ -326,9 +326,9 @@ mod tests {
             let mut read = vec![0; all];
             client.read_exact(&mut read).unwrap();
         });
-        let load = Load::new(&Arc::new(AtomicUsize::new(0)));
+        let load = LoopLoad::new(&Arc::new(AtomicUsize::new(0)));
         let (peer, open) = Arc::new(Connections::default()).enter();
-        let accepted = Accepted {
+        let accepted = AcceptedSocket {
             socket,
             permit: None,
             load,

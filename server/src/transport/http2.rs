@@ -33,7 +33,7 @@ use super::preface::{self, Greeting};
 use super::routes::ConnectionCalls;
 use super::suspects::HOLD;
 use super::window::Windows;
-use super::{Settings, draining};
+use super::{ConnectionSettings, draining};
 use crate::drain::Phase;
 
 /// Calls that a client may give up at once before its connection is slowed down.
@@ -59,7 +59,7 @@ const UNCHARGED_AT_ONCE: usize = 64;
 pub(super) async fn serve(
     conn: Conn,
     accepted: Instant,
-    settings: &Settings,
+    settings: &ConnectionSettings,
     service: ConnectionCalls,
     phase: watch::Receiver<Phase>,
 ) {
@@ -118,7 +118,7 @@ fn ended(error: &h2::Error, address: Option<IpAddr>, peer: &Peer) {
     );
 }
 
-fn builder(settings: &Settings) -> h2::server::Builder {
+fn builder(settings: &ConnectionSettings) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
         .max_concurrent_streams(settings.max_concurrent_streams)
@@ -160,7 +160,7 @@ impl Serving {
     fn new(
         mut connection: Connection<Conn, AnswerPiece>,
         accepted: Instant,
-        settings: &Settings,
+        settings: &ConnectionSettings,
         service: ConnectionCalls,
         peer: Peer,
         phase: watch::Receiver<Phase>,
@@ -341,7 +341,7 @@ struct Alive {
 }
 
 impl Alive {
-    fn new(pings: Option<PingPong>, settings: &Settings, peer: &Peer) -> Self {
+    fn new(pings: Option<PingPong>, settings: &ConnectionSettings, peer: &Peer) -> Self {
         Self {
             pings,
             interval: settings.keepalive_interval,

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::suspects::Suspects;
 use super::window::LEAST_WINDOW;
 use crate::admission::Share;
-use crate::answers::{ANSWERS_BYTES, AnswerShare, Answers};
+use crate::answers::{ANSWERS_BYTES, AnswerBudget, AnswerShare};
 use crate::status::TooManyCalls;
 
 /// Most bytes of answers that wait in the HTTP/2 layer for the socket of one connection: two messages of
@@ -124,7 +124,7 @@ pub(crate) struct Connections {
     /// Calls whose rest is received after they have ended.
     farewells: AtomicUsize,
     queued: AtomicU64,
-    answers: Arc<Answers>,
+    answers: Arc<AnswerBudget>,
     suspects: Suspects,
 }
 
@@ -148,7 +148,7 @@ impl Connections {
             max_calls,
             farewells: AtomicUsize::default(),
             queued: AtomicU64::default(),
-            answers: Answers::new(ANSWERS_BYTES),
+            answers: AnswerBudget::new(ANSWERS_BYTES),
             suspects: Suspects::default(),
         }
     }

@@ -32,7 +32,7 @@ use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::metrics::{CallCounter, CallFuture, Class, Rpc};
-use crate::rpc::Fault;
+use crate::rpc::FirstFault;
 use crate::status;
 
 /// The result of a call: refusals are answers, too.
@@ -69,7 +69,7 @@ where
             }
             RequestBody::Many(requests) => {
                 let share = head.extensions.get::<AnswerShare>().cloned();
-                let fault = Fault::default();
+                let fault = FirstFault::default();
                 let body = fault.in_requests(requests);
                 let answer = service.call(Request::from_parts(head, body));
                 Box::pin(async move {

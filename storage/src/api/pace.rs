@@ -9,7 +9,7 @@ use crate::base::sync::{Condvar, Mutex};
 
 /// Report of a verification while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct VerifyProgress {
     /// Bytes checked so far.
     pub checked_bytes: u64,
     /// Bytes to check in all; may grow.

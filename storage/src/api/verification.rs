@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use crate::api::pace::{Control, Progress};
+use crate::api::pace::{Control, VerifyProgress};
 use crate::base::sync::Mutex;
 
 /// A verification on its own thread. Dropping it ends the verification.
@@ -28,7 +28,7 @@ pub struct Reports(Mutex<Reported>);
 
 #[derive(Default)]
 struct Reported {
-    progress: Progress,
+    progress: VerifyProgress,
     changed: bool,
     ended: Option<io::Result<()>>,
     waker: Option<Waker>,
@@ -36,7 +36,7 @@ struct Reported {
 
 impl Reports {
     /// Adds new progress. Waits while the caller has too many unread findings.
-    pub fn say(&self, progress: &mut Progress, control: &Control) {
+    pub fn say(&self, progress: &mut VerifyProgress, control: &Control) {
         let mut said = self.0.lock();
         while said.progress.findings.len() >= MOST_UNHEARD && !control.is_stopped() {
             drop(said);
@@ -79,12 +79,12 @@ impl Verification {
     ///
     /// # Errors
     /// If the store could not be read. Damage is no error.
-    pub async fn next(&mut self) -> Option<io::Result<Progress>> {
+    pub async fn next(&mut self) -> Option<io::Result<VerifyProgress>> {
         std::future::poll_fn(|context| {
             let mut said = self.reports.0.lock();
             if std::mem::take(&mut said.changed) {
                 let findings = std::mem::take(&mut said.progress.findings);
-                return Poll::Ready(Some(Ok(Progress {
+                return Poll::Ready(Some(Ok(VerifyProgress {
                     findings,
                     ..said.progress.clone()
                 })));
@@ -120,7 +120,7 @@ mod tests {
     use crate::api::finding::{Finding, FindingKind, Severity};
     use crate::api::ticket::block_on;
 
-    fn findings(count: usize) -> Progress {
+    fn findings(count: usize) -> VerifyProgress {
         let finding = Finding {
             kind: FindingKind::Checksum,
             severity: Severity::Damage,
@@ -133,9 +133,9 @@ mod tests {
             detail: String::new(),
             advice: "",
         };
-        Progress {
+        VerifyProgress {
             findings: vec![finding; count],
-            ..Progress::default()
+            ..VerifyProgress::default()
         }
     }
 

@@ -30,7 +30,7 @@ const VERSION: u32 = 2;
 
 /// Contents of FORMAT.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Store {
+pub(crate) struct StoreIdentity {
     pub(crate) id: u128,
     /// Whether this start created the store.
     pub(crate) created: bool,
@@ -90,11 +90,11 @@ pub(crate) fn check_restored(disk: &dyn Disk) -> Result<Vec<String>, OpenError> 
 pub(crate) fn open(
     disk: &dyn Disk,
     may_create: bool,
-) -> Result<(Box<dyn DiskLock>, Store), OpenError> {
+) -> Result<(Box<dyn DiskLock>, StoreIdentity), OpenError> {
     let lock = lock(disk)?;
     let names = check_restored(disk)?;
     let store = if names.iter().any(|name| name == FORMAT) {
-        Store {
+        StoreIdentity {
             id: read_format(disk)?,
             created: false,
         }
@@ -110,7 +110,7 @@ pub(crate) fn open(
             directory: disk.location().into(),
         });
     } else {
-        Store {
+        StoreIdentity {
             id: create(disk)?,
             created: true,
         }
@@ -154,7 +154,7 @@ pub(crate) fn visit(
 
 /// Contents of FORMAT, read without changing anything.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum FormatFile {
     Good(u128),
     Missing,
     Damaged,
@@ -164,14 +164,14 @@ pub(crate) enum Format {
 ///
 /// # Errors
 /// If FORMAT cannot be read, or is of a newer version.
-pub(crate) fn look(disk: &dyn Disk) -> Result<Format, OpenError> {
+pub(crate) fn look(disk: &dyn Disk) -> Result<FormatFile, OpenError> {
     let names = disk.list("").map_err(at(disk, "listing", ""))?;
     if !names.iter().any(|name| name == FORMAT) {
-        return Ok(Format::Missing);
+        return Ok(FormatFile::Missing);
     }
     match read_format(disk) {
-        Ok(id) => Ok(Format::Good(id)),
-        Err(OpenError::NotAStore { .. }) => Ok(Format::Damaged),
+        Ok(id) => Ok(FormatFile::Good(id)),
+        Err(OpenError::NotAStore { .. }) => Ok(FormatFile::Damaged),
         Err(error) => Err(error),
     }
 }

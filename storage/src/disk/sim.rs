@@ -38,7 +38,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use self::calls::Trace;
-pub use self::calls::{Call, CallKind, CutPoint, Filter, Lie};
+pub use self::calls::{CallKind, CutPoint, DiskCall, Filter, Lie};
 use self::inode::Inode;
 use self::names::{NameChange, parent};
 use self::state::{Copies, SimState, WriteFailure, coin, next_random, power_is_off};
@@ -404,7 +404,7 @@ impl Disk for SimDisk {
 
     fn lock(&self, path: &str, holder: &str) -> io::Result<Result<Box<dyn DiskLock>, String>> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::Lock, path))?;
+        state.enter(&DiskCall::of(CallKind::Lock, path))?;
         if let Some((_, _, holder)) = &state.locked {
             return Ok(Err(holder.clone()));
         }
@@ -419,7 +419,7 @@ impl Disk for SimDisk {
 
     fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::Lock, path))?;
+        state.enter(&DiskCall::of(CallKind::Lock, path))?;
         Ok(match &state.locked {
             Some((_, _, holder)) => Err(holder.clone()),
             None => Ok(None),
@@ -428,14 +428,14 @@ impl Disk for SimDisk {
 
     fn create_directory(&self, path: &str) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::CreateDirectory, path))?;
+        state.enter(&DiskCall::of(CallKind::CreateDirectory, path))?;
         state.directories.insert(path.to_owned());
         Ok(())
     }
 
     fn visit(&self, directory: &str, each: &mut dyn FnMut(&str)) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::List, directory))?;
+        state.enter(&DiskCall::of(CallKind::List, directory))?;
         let paths = state.names.keys();
         let mut there = paths.filter(|path| parent(path) == directory).peekable();
         // As on a real disk. Files that a test puts there create their directory.
@@ -451,7 +451,7 @@ impl Disk for SimDisk {
 
     fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.0.lock();
-        let stops = state.enter(&Call::of(CallKind::Create, path))?;
+        let stops = state.enter(&DiskCall::of(CallKind::Create, path))?;
         if state.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
@@ -471,17 +471,17 @@ impl Disk for SimDisk {
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::Open, path))?;
+        state.enter(&DiskCall::of(CallKind::Open, path))?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
         Ok(self.opened(inode))
     }
 
     fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>> {
         let mut state = self.0.lock();
-        state.enter(&Call {
+        state.enter(&DiskCall {
             offset: from,
             length: bytes,
-            ..Call::of(CallKind::ReadFromDevice, path)
+            ..DiskCall::of(CallKind::ReadFromDevice, path)
         })?;
         let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
         if state.cached_only {
@@ -501,9 +501,9 @@ impl Disk for SimDisk {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.0.lock();
-        let stops = state.enter(&Call {
+        let stops = state.enter(&DiskCall {
             to: Some(to),
-            ..Call::of(CallKind::Rename, from)
+            ..DiskCall::of(CallKind::Rename, from)
         })?;
         let inode = *state.names.get(from).ok_or(io::ErrorKind::NotFound)?;
         if state.copies.as_ref().is_some_and(|copies| copies.free == 0) {
@@ -520,7 +520,7 @@ impl Disk for SimDisk {
 
     fn remove(&self, path: &str) -> io::Result<()> {
         let mut state = self.0.lock();
-        let stops = state.enter(&Call::of(CallKind::Remove, path))?;
+        let stops = state.enter(&DiskCall::of(CallKind::Remove, path))?;
         if !state.names.contains_key(path) {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -534,7 +534,7 @@ impl Disk for SimDisk {
 
     fn sync_directory(&self, directory: &str) -> io::Result<()> {
         let mut state = self.0.lock();
-        if state.enter(&Call::of(CallKind::SyncDirectory, directory))? {
+        if state.enter(&DiskCall::of(CallKind::SyncDirectory, directory))? {
             return Err(io::Error::other("the power went during a directory flush"));
         }
         // As in a journaling file system, a flushed change includes all earlier changes.
@@ -555,7 +555,7 @@ impl Disk for SimDisk {
 
     fn identity(&self, path: &str) -> io::Result<FileIdentity> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::Identity, path))?;
+        state.enter(&DiskCall::of(CallKind::Identity, path))?;
         if let Some((number, locked, _)) = &state.locked
             && locked == path
         {
@@ -568,7 +568,7 @@ impl Disk for SimDisk {
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::FreeBytes, ""))?;
+        state.enter(&DiskCall::of(CallKind::FreeBytes, ""))?;
         let free = |capacity: u64| capacity.saturating_sub(state.allocated());
         let copies = state.copies.as_ref();
         let copies = copies.map(|copies| (copies.free * BLOCK) as u64);
@@ -589,7 +589,7 @@ impl Disk for SimDisk {
 
     fn draw(&self, bytes: &mut [u8]) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.enter(&Call::of(CallKind::Draw, ""))?;
+        state.enter(&DiskCall::of(CallKind::Draw, ""))?;
         for part in bytes.chunks_mut(8) {
             let drawn = next_random(&mut state.drawn).to_le_bytes();
             part.copy_from_slice(&drawn[..part.len()]);
@@ -611,9 +611,9 @@ impl Drop for SimFile {
 
 impl SimFile {
     /// Enters a call on this file.
-    fn enter(&self, state: &mut SimState, call: &Call<'_>) -> io::Result<bool> {
+    fn enter(&self, state: &mut SimState, call: &DiskCall<'_>) -> io::Result<bool> {
         let path = std::mem::take(&mut state.inode(self.inode).path);
-        let entered = state.enter(&Call {
+        let entered = state.enter(&DiskCall {
             path: &path,
             ..*call
         });
@@ -630,16 +630,16 @@ impl DiskFile for SimFile {
 
     fn size(&self) -> io::Result<u64> {
         let mut state = self.disk.0.lock();
-        self.enter(&mut state, &Call::of(CallKind::Size, ""))?;
+        self.enter(&mut state, &DiskCall::of(CallKind::Size, ""))?;
         Ok(state.inode(self.inode).bytes.len() as u64)
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut state = self.disk.0.lock();
-        let call = Call {
+        let call = DiskCall {
             offset,
             length: buffer.len() as u64,
-            ..Call::of(CallKind::Read, "")
+            ..DiskCall::of(CallKind::Read, "")
         };
         self.enter(&mut state, &call)?;
         let read = state.inode(self.inode).read_at(buffer, offset)?;
@@ -664,10 +664,10 @@ impl DiskFile for SimFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let mut state = self.disk.0.lock();
-        let call = Call {
+        let call = DiskCall {
             offset,
             bytes,
-            ..Call::of(CallKind::Write, "")
+            ..DiskCall::of(CallKind::Write, "")
         };
         let stops = self.enter(&mut state, &call)?;
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
@@ -696,9 +696,9 @@ impl DiskFile for SimFile {
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         let mut state = self.disk.0.lock();
-        let call = Call {
+        let call = DiskCall {
             offset: bytes,
-            ..Call::of(CallKind::SetSize, "")
+            ..DiskCall::of(CallKind::SetSize, "")
         };
         if self.enter(&mut state, &call)? {
             return Err(io::Error::other("the power went during a change of size"));
@@ -712,7 +712,7 @@ impl DiskFile for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.disk.0.lock();
-        let entered = self.enter(&mut state, &Call::of(CallKind::Sync, ""));
+        let entered = self.enter(&mut state, &DiskCall::of(CallKind::Sync, ""));
         if state.crashed {
             return Err(power_is_off());
         }

@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn a_passing_error_of_a_read_changes_nothing() {
         let disk = disk_with(&[7; 100_000]);
-        let reads = |call: &crate::disk::Call<'_>| {
+        let reads = |call: &crate::disk::DiskCall<'_>| {
             matches!(
                 call.kind,
                 crate::disk::CallKind::Read | crate::disk::CallKind::ReadFromDevice

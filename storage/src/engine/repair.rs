@@ -15,7 +15,7 @@ use crate::base::clock::{Clock, SystemClock};
 use crate::base::ids::records_in_words;
 use crate::base::metrics::NoObserver;
 use crate::disk::directory;
-use crate::disk::directory::{Format, REPAIRS, REPAIRS_NEW};
+use crate::disk::directory::{FormatFile, REPAIRS, REPAIRS_NEW};
 use crate::disk::{Disk, read_whole};
 use crate::engine::{Core, Start};
 use crate::recovery::{self, Loss, Purpose, RecoveryReport};
@@ -46,7 +46,7 @@ pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, Ope
     )?;
     found.check_room()?;
     Ok(Loss {
-        format: !matches!(offline.format, Format::Good(_)),
+        format: !matches!(offline.format, FormatFile::Good(_)),
         ..found.loss()
     })
 }

@@ -315,7 +315,7 @@ pub(crate) struct Link {
     /// records of any log that has no frame beyond it.
     pub(crate) lost_before: Option<Position>,
     /// Losses that an operator has accepted explicitly.
-    pub(crate) accepted: Option<Accepted>,
+    pub(crate) accepted: Option<AcceptedLosses>,
     /// Expiry clock when the link was written; `None` in links of versions without that clock.
     pub(crate) expiry: Option<Timestamp>,
 }
@@ -323,7 +323,7 @@ pub(crate) struct Link {
 /// Losses that were accepted. Later damage is not covered. Logs whose tails these losses left in doubt
 /// continue after the records that were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedLosses {
     /// Upper bound: all accepted losses lie below this position.
     pub(crate) before: Position,
     /// The losses were too many to list: every loss below `before` is accepted.
@@ -334,7 +334,7 @@ pub(crate) struct Accepted {
     pub(crate) lost: Vec<(LogId, Lsn, Lsn)>,
 }
 
-impl Accepted {
+impl AcceptedLosses {
     /// Whether damage of these bytes was accepted.
     pub(crate) fn covers(&self, from: Position, to: Position) -> bool {
         let within = |place: &(Position, Position)| place.0 <= from && to <= place.1;
@@ -481,7 +481,7 @@ impl Link {
                 (9, Value::Varint(position)) => {
                     link.lost_before = Some(bounds::position(position)?);
                 }
-                (10, Value::Bytes(bytes)) => link.accepted = Some(Accepted::decode(bytes)?),
+                (10, Value::Bytes(bytes)) => link.accepted = Some(AcceptedLosses::decode(bytes)?),
                 (11, Value::Fixed64(bits)) => {
                     link.expiry = Some(Timestamp::from_micros(bits.cast_signed()));
                 }
@@ -601,7 +601,7 @@ mod tests {
                 writer_epoch: 6,
             }]),
             lost_before: Some(Position::new(70)),
-            accepted: Some(Accepted {
+            accepted: Some(AcceptedLosses {
                 before: Position::new(71),
                 all: false,
                 places: vec![(Position::new(9), Position::new(20))],

@@ -237,13 +237,13 @@ impl<'d> Content<'d> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::{Call, CallKind, SimDisk};
+    use crate::disk::{CallKind, DiskCall, SimDisk};
 
     /// Longest read of a file so far by the test below, bytes.
     static LONGEST: crate::base::sync::atomic::AtomicU64 =
         crate::base::sync::atomic::AtomicU64::new(0);
 
-    fn note_read(call: &Call<'_>) -> bool {
+    fn note_read(call: &DiskCall<'_>) -> bool {
         if call.kind == CallKind::Read {
             LONGEST.fetch_max(call.length, crate::base::sync::atomic::Ordering::SeqCst);
         }

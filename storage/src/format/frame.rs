@@ -49,7 +49,7 @@ pub(crate) const MAX_HEADER_BYTES: usize = u16::MAX as usize * 8;
 /// Kind of a frame. Segments of the journal hold 1 to 9, 11 and 15; sorted runs hold 10 and 12
 /// to 14.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     /// Records of one log.
     Batch = 1,
     /// A log was created.
@@ -82,7 +82,7 @@ pub(crate) enum Kind {
     Forgotten = 15,
 }
 
-impl Kind {
+impl FrameKind {
     /// Name of the kind, for people.
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -133,8 +133,8 @@ pub(crate) const CONTINUES: u8 = 0x80;
 
 /// A verified header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) kind: Kind,
+pub(crate) struct FrameHeader {
+    pub(crate) kind: FrameKind,
     pub(crate) flags: u8,
     /// Header and extensions, bytes.
     pub(crate) header_len: u32,
@@ -152,7 +152,7 @@ pub(crate) struct Header {
     pub(crate) crc: u32,
 }
 
-impl Header {
+impl FrameHeader {
     /// Bytes of the whole frame, padding included.
     pub(crate) fn frame_len(&self) -> u64 {
         u64::from(self.header_len) + u64::from(self.body_len).next_multiple_of(8)
@@ -181,7 +181,7 @@ impl Header {
 /// Fields of a frame that the writer chooses. The other fields follow from the frame's place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FrameHead {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FrameKind,
     pub(crate) flags: u8,
     pub(crate) count: u32,
     pub(crate) position: Position,
@@ -268,7 +268,7 @@ pub(crate) fn finish(
     header_len: usize,
     salt: u64,
     head: &FrameHead,
-) -> Header {
+) -> FrameHeader {
     let body_start = start + header_len;
     let body_crc = crc32c(&out[body_start..]);
     let body_len = u32::try_from(out.len() - body_start).expect("body fits 32 bits");
@@ -293,7 +293,7 @@ pub(crate) fn finish(
     out[start..start + 4].copy_from_slice(&crc.to_le_bytes());
     let padded = out.len().next_multiple_of(8);
     out.resize(padded, 0);
-    Header {
+    FrameHeader {
         kind: head.kind,
         flags: head.flags,
         header_len: u32::from(hlen) * 8,
@@ -330,11 +330,11 @@ pub(crate) fn claimed_header_len(bytes: &[u8]) -> Option<u64> {
 
 /// Reads and verifies the header at the front of `bytes`, which may continue beyond the frame and must
 /// include all extensions. `None` if this is not a header of the segment with this salt.
-pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
+pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<FrameHeader> {
     if bytes.len() < HEADER_BYTES || bytes[6] != HEADER_VERSION {
         return None;
     }
-    let kind = Kind::from_byte(bytes[7])?;
+    let kind = FrameKind::from_byte(bytes[7])?;
     let header_len = usize::from(u16::from_le_bytes([bytes[4], bytes[5]])) * 8;
     if header_len < HEADER_BYTES || header_len > bytes.len() {
         return None;
@@ -347,9 +347,9 @@ pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
     let (first_lsn, count) = (u64_at(bytes, 40), u32_at(bytes, 16));
     let sound = match kind {
         // The field holds a writer epoch, which clients choose.
-        Kind::Fence => true,
+        FrameKind::Fence => true,
         // The fields hold the end of the segment before, and the recovery epoch.
-        Kind::Link => {
+        FrameKind::Link => {
             bounds::position(first_lsn).is_some() && bounds::epoch(u64::from(count)).is_some()
         }
         _ => bounds::lsn(first_lsn).is_some(),
@@ -357,7 +357,7 @@ pub(crate) fn decode_header(bytes: &[u8], salt: u64) -> Option<Header> {
     if !sound {
         return None;
     }
-    let header = Header {
+    let header = FrameHeader {
         kind,
         flags: bytes[20],
         header_len: u32::try_from(header_len).ok()?,
@@ -408,7 +408,7 @@ pub(crate) fn newer(bytes: &[u8], salt: u64) -> Option<Newer> {
         return None;
     }
     let newer = match (bytes[6], bytes[7]) {
-        (HEADER_VERSION, kind) if Kind::from_byte(kind).is_some() => return None,
+        (HEADER_VERSION, kind) if FrameKind::from_byte(kind).is_some() => return None,
         (HEADER_VERSION, kind) => Newer::Kind(kind),
         (version, _) => Newer::Version(version),
     };
@@ -419,7 +419,7 @@ pub(crate) fn newer(bytes: &[u8], salt: u64) -> Option<Newer> {
 
 /// Returns the body of a frame with a verified header, whose bytes are at the front of `frame`. `None`
 /// if the body is incomplete or does not match its checksum.
-pub(crate) fn verified_body<'a>(frame: &'a [u8], header: &Header) -> Option<&'a [u8]> {
+pub(crate) fn verified_body<'a>(frame: &'a [u8], header: &FrameHeader) -> Option<&'a [u8]> {
     let from = header.header_len as usize;
     let body = frame.get(from..from.checked_add(header.body_len as usize)?)?;
     (crc32c(body) == header.body_crc).then_some(body)
@@ -443,7 +443,11 @@ pub(crate) fn put_extension(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
 }
 
 /// Returns the payload of an extension of this kind in a verified frame, if there is one.
-pub(crate) fn extension_of<'a>(frame: &'a [u8], header: &Header, wanted: u16) -> Option<&'a [u8]> {
+pub(crate) fn extension_of<'a>(
+    frame: &'a [u8],
+    header: &FrameHeader,
+    wanted: u16,
+) -> Option<&'a [u8]> {
     let mut rest = frame.get(HEADER_BYTES..header.header_len as usize)?;
     while rest.len() >= 8 {
         let kind = u16::from_le_bytes([rest[0], rest[1]]);
@@ -458,12 +462,12 @@ pub(crate) fn extension_of<'a>(frame: &'a [u8], header: &Header, wanted: u16) ->
 }
 
 /// The directory in the extensions of a verified frame, if there is one.
-pub(crate) fn directory_of(frame: &[u8], header: &Header) -> Option<Directory> {
+pub(crate) fn directory_of(frame: &[u8], header: &FrameHeader) -> Option<Directory> {
     Directory::decode(extension_of(frame, header, EXTENSION_DIRECTORY)?)
 }
 
 /// Returns the producer of a frame, and the digest of its records as they were sent.
-pub(crate) fn producer_of(frame: &[u8], header: &Header) -> Option<(Producer, Digest)> {
+pub(crate) fn producer_of(frame: &[u8], header: &FrameHeader) -> Option<(Producer, Digest)> {
     let keyed = extension_of(frame, header, EXTENSION_KEYED_PRODUCER);
     let (numbers, id, digest) = match keyed {
         Some(payload) => {
@@ -514,7 +518,7 @@ pub(crate) fn producer_len(producer: &Producer) -> usize {
 /// frame itself is still attributed exactly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DirectoryEntry {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FrameKind,
     /// Bytes of the frame.
     pub(crate) frame_len: u64,
     pub(crate) log_id: LogId,
@@ -537,13 +541,13 @@ impl Directory {
         let mut entries = Vec::new();
         while let Some((&kind, rest)) = input.split_first() {
             input = rest;
-            let kind = Kind::from_byte(kind)?;
+            let kind = FrameKind::from_byte(kind)?;
             let frame_len = wire::take_varint(&mut input)?.checked_mul(8)?;
             let frame_len = bounds::offset(frame_len)?;
             let log_id = bounds::log(wire::take_varint(&mut input)?)?;
             let first_lsn = wire::take_varint(&mut input)?;
             let first_lsn = match kind {
-                Kind::Fence => Lsn::new(first_lsn),
+                FrameKind::Fence => Lsn::new(first_lsn),
                 _ => bounds::lsn(first_lsn)?,
             };
             let count = u32::try_from(wire::take_varint(&mut input)?).ok()?;
@@ -586,7 +590,7 @@ impl DirectoryBuilder {
         wire::put_varint(&mut self.payload, start.get());
     }
 
-    pub(crate) fn push(&mut self, header: &Header, name: Option<&str>) {
+    pub(crate) fn push(&mut self, header: &FrameHeader, name: Option<&str>) {
         self.entries += 1;
         self.payload.push(header.kind as u8);
         wire::put_varint(&mut self.payload, header.frame_len() / 8);
@@ -630,7 +634,7 @@ mod tests {
 
     fn head() -> FrameHead {
         FrameHead {
-            kind: Kind::Batch,
+            kind: FrameKind::Batch,
             flags: CONTINUES,
             count: 3,
             position: Position::new(8192 + 640),
@@ -652,17 +656,17 @@ mod tests {
 
     const KEYED: Digest = Digest::Keyed(77 << 64 | 78);
 
-    fn frame(body: &[u8]) -> (Vec<u8>, Header) {
+    fn frame(body: &[u8]) -> (Vec<u8>, FrameHeader) {
         frame_with(KEYED, body)
     }
 
-    fn frame_with(digest: Digest, body: &[u8]) -> (Vec<u8>, Header) {
+    fn frame_with(digest: Digest, body: &[u8]) -> (Vec<u8>, FrameHeader) {
         let mut directory = DirectoryBuilder::default();
         directory.reset(Position::new(8192));
         let mut out = Vec::new();
         let start = begin(&mut out, &[]);
         let created = FrameHead {
-            kind: Kind::Created,
+            kind: FrameKind::Created,
             count: 0,
             ..head()
         };

@@ -13,7 +13,7 @@ use crate::base::ids::{LogId, Lsn, Position, Timestamp};
 use crate::base::wire;
 use crate::base::wire::Value;
 use crate::format::frame;
-use crate::format::frame::Header;
+use crate::format::frame::FrameHeader;
 
 /// A piece of a pack: one former frame of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(crate) fn put_pieces(out: &mut Vec<u8>, pieces: &[Piece]) {
 }
 
 /// The pieces of a verified pack, whose bytes are at the front of `bytes`.
-pub(crate) fn pieces(bytes: &[u8], header: &Header) -> Option<Vec<Piece>> {
+pub(crate) fn pieces(bytes: &[u8], header: &FrameHeader) -> Option<Vec<Piece>> {
     let mut input = frame::extension_of(bytes, header, frame::EXTENSION_PIECES)?;
     let mut pieces = Vec::new();
     let (mut arrival, mut position, mut offset) = (0i64, 0u64, 0u32);
@@ -230,7 +230,7 @@ pub(crate) const PACK_HEADER_BYTES: u64 = 8192;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::frame::{FrameHead, HEADER_BYTES, Kind, begin, decode_header, finish};
+    use crate::format::frame::{FrameHead, FrameKind, HEADER_BYTES, begin, decode_header, finish};
     use proptest::prelude::*;
 
     fn piece(first: u64, offset: u32) -> Piece {
@@ -254,7 +254,7 @@ mod tests {
         let start = begin(&mut out, &extension);
         out.extend_from_slice(b"abcdefghi");
         let head = FrameHead {
-            kind: Kind::Pack,
+            kind: FrameKind::Pack,
             flags: 0,
             count: 6,
             position: Position::new(1 << 63),

@@ -4,7 +4,7 @@ use crate::base::bounds;
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::base::wire;
 use crate::base::wire::Value;
-use crate::format::body::Accepted;
+use crate::format::body::AcceptedLosses;
 
 /// The segments that a run replaces, and the state of the journal at their end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(crate) struct RunHead {
     /// Logs that were deleted up to this segment may be left out. A checkpoint that ends before it would restore them.
     pub(crate) forgotten: Option<SegmentId>,
     /// Accepted losses that links of these segments list, as far as they still matter.
-    pub(crate) accepted: Vec<Accepted>,
+    pub(crate) accepted: Vec<AcceptedLosses>,
 }
 
 impl RunHead {
@@ -140,7 +140,7 @@ impl RunHead {
                 (18, Value::Varint(logs)) => head.logs = bounds::records(logs)?,
                 (19, Value::Varint(at)) => head.images_at = bounds::offset(at)?,
                 (17, Value::Varint(id)) => head.forgotten = Some(bounds::segment(id)?),
-                (20, Value::Bytes(part)) => head.accepted.push(Accepted::decode(part)?),
+                (20, Value::Bytes(part)) => head.accepted.push(AcceptedLosses::decode(part)?),
                 _ => {}
             }
         }
@@ -187,10 +187,10 @@ mod tests {
             pack_bytes: 4000,
             images_at: 9000,
             forgotten: Some(SegmentId::new(3)),
-            accepted: vec![Accepted {
+            accepted: vec![AcceptedLosses {
                 before: Position::new(1 << 33),
                 lost: vec![(LogId::new(7), Lsn::new(1), Lsn::new(4))],
-                ..Accepted::default()
+                ..AcceptedLosses::default()
             }],
         };
         let bytes = head.encode();

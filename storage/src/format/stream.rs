@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::walk::Source;
+use super::walk::SegmentSource;
 use crate::api::pace::Stop;
 use crate::base::bounds::LIFE_BYTES;
 
@@ -10,11 +10,11 @@ use crate::base::bounds::LIFE_BYTES;
 pub(crate) const STEP_BYTES: u64 = 1 << 20;
 
 /// Returns the bytes of a file from an offset on; fewer only where it ends.
-pub(crate) type Read<'a> = dyn FnMut(u64, u64) -> Result<Bytes, Stop> + 'a;
+pub(crate) type ReadBytes<'a> = dyn FnMut(u64, u64) -> Result<Bytes, Stop> + 'a;
 
 /// The part of a file that a walk reaches. At most one step or one frame is in memory.
 pub(crate) struct Stream<'a, 'b> {
-    read: &'a mut Read<'b>,
+    read: &'a mut ReadBytes<'b>,
     start: u64,
     bytes: Vec<u8>,
     /// Nothing is read at or beyond this offset.
@@ -23,7 +23,7 @@ pub(crate) struct Stream<'a, 'b> {
 
 impl<'a, 'b> Stream<'a, 'b> {
     /// The bytes up to the offset `limit`.
-    pub(crate) fn new(limit: u64, read: &'a mut Read<'b>) -> Self {
+    pub(crate) fn new(limit: u64, read: &'a mut ReadBytes<'b>) -> Self {
         Self {
             read,
             start: LIFE_BYTES,
@@ -33,7 +33,7 @@ impl<'a, 'b> Stream<'a, 'b> {
     }
 }
 
-impl Source for Stream<'_, '_> {
+impl SegmentSource for Stream<'_, '_> {
     type Error = Stop;
 
     fn look<R>(

@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use super::content::Content;
-use super::stream::{Read, Stream};
+use super::stream::{ReadBytes, Stream};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
 use crate::base::zeros::{are_zeros, used_length};
@@ -22,7 +22,7 @@ use crate::disk::known_bad::Mistake;
 use crate::format::body::{Link, Seal};
 use crate::format::compress;
 use crate::format::frame;
-use crate::format::frame::{HEADER_BYTES, Header, Kind, Newer};
+use crate::format::frame::{FrameHeader, FrameKind, HEADER_BYTES, Newer};
 use crate::format::life::Life;
 
 /// Zeros are skipped in steps of about this, bytes.
@@ -33,7 +33,7 @@ const LOOK: usize = 64 << 10;
 const SWEEP: usize = 1 << 20;
 
 /// The bytes of a segment file.
-pub(crate) trait Source {
+pub(crate) trait SegmentSource {
     /// Why bytes cannot be read now.
     type Error;
 
@@ -46,7 +46,7 @@ pub(crate) trait Source {
     ) -> Result<R, Self::Error>;
 }
 
-impl Source for &Content<'_> {
+impl SegmentSource for &Content<'_> {
     /// [`Content::check`] reports errors.
     type Error = Infallible;
 
@@ -64,7 +64,7 @@ impl Source for &Content<'_> {
 pub(crate) enum Event<'a> {
     /// A frame with a good header.
     Frame {
-        header: &'a Header,
+        header: &'a FrameHeader,
         /// Header and body, as far as the file has them.
         bytes: &'a [u8],
         /// Its body as stored, if it matches its checksum.
@@ -75,7 +75,7 @@ pub(crate) enum Event<'a> {
         from: Position,
         to: Position,
         /// A good header at its start that does not follow from the frame before.
-        stranger: Option<Header>,
+        stranger: Option<FrameHeader>,
     },
 }
 
@@ -98,7 +98,7 @@ impl<'a, 'b> Walk<Stream<'a, 'b>> {
         life: &Life,
         base: Position,
         end: Position,
-        read: &'a mut Read<'b>,
+        read: &'a mut ReadBytes<'b>,
     ) -> Self {
         let limit = end.min(base.advance(life.size));
         let source = Stream::new(limit.since(base), read);
@@ -106,7 +106,7 @@ impl<'a, 'b> Walk<Stream<'a, 'b>> {
     }
 }
 
-impl<S: Source> Walk<S> {
+impl<S: SegmentSource> Walk<S> {
     pub(crate) fn new(source: S, life: &Life, base: Position, limit: Position) -> Self {
         Self {
             source,
@@ -167,12 +167,12 @@ impl<S: Source> Walk<S> {
     }
 
     /// Whether a header follows from the frame before.
-    fn follows(&self, header: &Header) -> bool {
+    fn follows(&self, header: &FrameHeader) -> bool {
         let chain = self.chain.filter(|_| !known_bad::makes(Mistake::NoChain));
         chain.is_none_or(|chain| chain == header.chain)
     }
 
-    fn take(&mut self, header: &Header, each: impl FnOnce(Event<'_>)) -> Result<(), S::Error> {
+    fn take(&mut self, header: &FrameHeader, each: impl FnOnce(Event<'_>)) -> Result<(), S::Error> {
         let length = usize::try_from(header.frame_len()).unwrap_or(usize::MAX);
         self.look(header.position, length, |bytes| {
             each(Event::Frame {
@@ -190,7 +190,7 @@ impl<S: Source> Walk<S> {
     fn skip(
         &mut self,
         end: Position,
-        stranger: Option<Header>,
+        stranger: Option<FrameHeader>,
         each: impl FnOnce(Event<'_>),
     ) -> Result<(), S::Error> {
         let from = self.position;
@@ -220,13 +220,13 @@ impl<S: Source> Walk<S> {
     }
 
     /// The verified header at `position`, if there is one.
-    fn header(&mut self, position: Position) -> Result<Option<Header>, S::Error> {
+    fn header(&mut self, position: Position) -> Result<Option<FrameHeader>, S::Error> {
         let salt = self.salt;
         self.claimed(position, |bytes| frame::decode_header(bytes, salt))
     }
 
     /// The next position at or after `from` where a header verifies.
-    fn resynchronise(&mut self, from: Position) -> Result<Option<Header>, S::Error> {
+    fn resynchronise(&mut self, from: Position) -> Result<Option<FrameHeader>, S::Error> {
         self.search(from, self.limit, Self::header)
     }
 
@@ -240,7 +240,7 @@ impl<S: Source> Walk<S> {
         while from < to {
             let look = |piece: &[u8]| (claim(piece, from), piece.len() < LOOK);
             match self.look(from, LOOK, look)? {
-                (Claim::At(at), _) => {
+                (HeaderSearch::At(at), _) => {
                     let here = from.advance(at as u64);
                     if here >= to {
                         return Ok(None);
@@ -250,8 +250,8 @@ impl<S: Source> Walk<S> {
                     }
                     from = here.advance(8);
                 }
-                (Claim::NoneBefore(_), true) => return Ok(None),
-                (Claim::NoneBefore(at), false) => from = from.advance(at as u64),
+                (HeaderSearch::NoneBefore(_), true) => return Ok(None),
+                (HeaderSearch::NoneBefore(at), false) => from = from.advance(at as u64),
             }
         }
         Ok(None)
@@ -259,7 +259,7 @@ impl<S: Source> Walk<S> {
 }
 
 /// Result of a search for a header in a piece of a file.
-enum Claim {
+enum HeaderSearch {
     /// The bytes at this offset claim to be a header at their own position.
     At(usize),
     /// No bytes before this offset do.
@@ -267,11 +267,11 @@ enum Claim {
 }
 
 /// Searches a piece of a file that begins at `from` for a header.
-fn claim(piece: &[u8], from: Position) -> Claim {
+fn claim(piece: &[u8], from: Position) -> HeaderSearch {
     let mut at = 0;
     while let Some(claimed) = frame::claimed_position(&piece[at.min(piece.len())..]) {
         if claimed == from.advance(at as u64).get() {
-            return Claim::At(at);
+            return HeaderSearch::At(at);
         }
         // A header may begin with zeros, but not with a page of them.
         let page = piece.get(at..at + ZERO_PAGE);
@@ -280,24 +280,21 @@ fn claim(piece: &[u8], from: Position) -> Claim {
             false => 8,
         };
     }
-    Claim::NoneBefore(at)
+    HeaderSearch::NoneBefore(at)
 }
 
 /// A frame or a hole, in the order of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Item {
+pub(crate) enum WalkItem {
     Frame {
-        header: Header,
+        header: FrameHeader,
         body_good: bool,
     },
     /// Bytes that do not verify, from, to.
-    Hole {
-        from: Position,
-        to: Position,
-    },
+    Hole { from: Position, to: Position },
 }
 
-impl From<Event<'_>> for Item {
+impl From<Event<'_>> for WalkItem {
     fn from(event: Event<'_>) -> Self {
         match event {
             Event::Frame { header, body, .. } => Self::Frame {
@@ -312,7 +309,7 @@ impl From<Event<'_>> for Item {
 /// One segment, walked.
 #[derive(Debug)]
 pub(crate) struct Walked {
-    pub(crate) items: Vec<Item>,
+    pub(crate) items: Vec<WalkItem>,
     /// End of its frames.
     pub(crate) end: Position,
     /// Header checksum of the last frame.
@@ -338,13 +335,13 @@ impl Walked {
     /// Sets the end and the chain from the items.
     fn ended(mut self) -> Self {
         let frames = self.items.iter().rev().find_map(|item| match item {
-            Item::Frame { header, .. } => Some(header),
-            Item::Hole { .. } => None,
+            WalkItem::Frame { header, .. } => Some(header),
+            WalkItem::Hole { .. } => None,
         });
         self.chain = frames.map_or(0, |header| header.crc);
         self.end = match self.items.last() {
-            Some(Item::Frame { header, .. }) => header.end(),
-            Some(Item::Hole { to, .. }) => *to,
+            Some(WalkItem::Frame { header, .. }) => header.end(),
+            Some(WalkItem::Hole { to, .. }) => *to,
             None => self.end,
         };
         self
@@ -354,7 +351,7 @@ impl Walked {
     /// before, if there were any.
     fn cut_open_unit(&mut self) -> Option<u32> {
         let mut chain = None;
-        while let Some(Item::Frame { header, .. }) = self.items.last()
+        while let Some(WalkItem::Frame { header, .. }) = self.items.last()
             && header.continues()
         {
             chain = Some(header.chain);
@@ -366,9 +363,9 @@ impl Walked {
 
     /// The highest position that a frame of the walk says was flushed.
     pub(crate) fn proven(&self) -> Position {
-        let mark = |item: &Item| match item {
-            Item::Frame { header, .. } => Some(header.durable_mark),
-            Item::Hole { .. } => None,
+        let mark = |item: &WalkItem| match item {
+            WalkItem::Frame { header, .. } => Some(header.durable_mark),
+            WalkItem::Hole { .. } => None,
         };
         let marks = self.items.iter().filter_map(mark);
         marks.max().unwrap_or(Position::ZERO)
@@ -376,7 +373,7 @@ impl Walked {
 
     /// Whether the walk ended at the segment's seal.
     pub(crate) fn is_sealed(&self) -> bool {
-        matches!(self.items.last(), Some(Item::Frame { header, .. }) if header.kind == Kind::Seal)
+        matches!(self.items.last(), Some(WalkItem::Frame { header, .. }) if header.kind == FrameKind::Seal)
     }
 }
 
@@ -395,12 +392,16 @@ fn claimed_header(bytes: &[u8]) -> usize {
 }
 
 /// Bytes of header and body of a frame.
-fn frame_bytes(header: &Header) -> usize {
+fn frame_bytes(header: &FrameHeader) -> usize {
     (header.header_len as usize).saturating_add(header.body_len as usize)
 }
 
 /// The body of a frame that [`Bytes::walked`] returned, if it was good and all of it is there.
-pub(crate) fn body_of<'b>(frame: &'b [u8], header: &Header, body_good: bool) -> Option<&'b [u8]> {
+pub(crate) fn body_of<'b>(
+    frame: &'b [u8],
+    header: &FrameHeader,
+    body_good: bool,
+) -> Option<&'b [u8]> {
     let body = frame.get(header.header_len as usize..frame_bytes(header));
     body.filter(|_| body_good)
 }
@@ -437,25 +438,25 @@ impl<'a> Bytes<'a> {
     }
 
     /// The verified header at `position`, if there is one.
-    pub(crate) fn header(&self, position: Position) -> Option<Header> {
+    pub(crate) fn header(&self, position: Position) -> Option<FrameHeader> {
         let Ok(header) = self.walk().header(position);
         header
     }
 
     /// The verified body of the frame.
-    pub(crate) fn body(&self, header: &Header) -> Option<bytes::Bytes> {
+    pub(crate) fn body(&self, header: &FrameHeader) -> Option<bytes::Bytes> {
         let frame = self.whole(header);
         frame::verified_body(&frame, header)?;
         Some(frame.slice(header.header_len as usize..))
     }
 
     /// Header and body of the frame, as far as the file has them.
-    fn whole(&self, header: &Header) -> bytes::Bytes {
+    fn whole(&self, header: &FrameHeader) -> bytes::Bytes {
         self.at(header.position, frame_bytes(header))
     }
 
     /// The bytes of a frame that a walk found: all of it if its body is good, or else the header and its extensions.
-    pub(crate) fn walked(&self, header: &Header, body_good: bool) -> bytes::Bytes {
+    pub(crate) fn walked(&self, header: &FrameHeader, body_good: bool) -> bytes::Bytes {
         match body_good {
             true => self.whole(header),
             false => self.frame(header),
@@ -463,14 +464,14 @@ impl<'a> Bytes<'a> {
     }
 
     /// The header of the frame and its extensions.
-    pub(crate) fn frame(&self, header: &Header) -> bytes::Bytes {
+    pub(crate) fn frame(&self, header: &FrameHeader) -> bytes::Bytes {
         self.at(header.position, header.header_len as usize)
     }
 
     /// The seal, if the last frame is one.
     pub(crate) fn seal(&self, walked: &Walked) -> Option<Seal> {
         match walked.items.last()? {
-            Item::Frame { header, .. } if header.kind == Kind::Seal => {
+            WalkItem::Frame { header, .. } if header.kind == FrameKind::Seal => {
                 Seal::decode(&self.body(header)?)
             }
             _ => None,
@@ -478,7 +479,7 @@ impl<'a> Bytes<'a> {
     }
 
     /// The next position at or after `from` where a header verifies.
-    pub(crate) fn resynchronise(&self, from: Position) -> Option<Header> {
+    pub(crate) fn resynchronise(&self, from: Position) -> Option<FrameHeader> {
         let Ok(header) = self.walk().resynchronise(from);
         header
     }
@@ -486,11 +487,11 @@ impl<'a> Bytes<'a> {
     /// The first frame that a newer version wrote: its header verifies, but its kind or its compression is
     /// unknown. Such a frame is neither damaged nor torn, and nothing may be decided without knowing its meaning.
     pub(crate) fn newer(&self, walked: &Walked) -> Option<(Position, Newer)> {
-        let unknown = |item: &Item| match *item {
-            Item::Hole { from, to } => self.newer_header(from, to),
-            Item::Frame { header, body_good } => {
+        let unknown = |item: &WalkItem| match *item {
+            WalkItem::Hole { from, to } => self.newer_header(from, to),
+            WalkItem::Frame { header, body_good } => {
                 let codec = header.codec();
-                let known = header.kind != Kind::Batch || compress::is_known(codec);
+                let known = header.kind != FrameKind::Batch || compress::is_known(codec);
                 (body_good && !known).then_some((header.position, Newer::Codec(codec)))
             }
         };
@@ -559,7 +560,7 @@ impl<'a> Bytes<'a> {
         let mut walked = Walked::new(walk.position);
         loop {
             let Ok(more) = walk.next(end, |event| walked.items.push(event.into()));
-            let is_hole = |item: &mut Item| matches!(item, Item::Hole { .. });
+            let is_hole = |item: &mut WalkItem| matches!(item, WalkItem::Hole { .. });
             let cut = known_bad::makes(Mistake::TruncateOnAnyError)
                 && walked.items.pop_if(is_hole).is_some();
             if cut || !more {
@@ -590,15 +591,15 @@ impl<'a> Bytes<'a> {
         let mut durable = |from: Position| rest.get_or_insert_with(|| self.rest(from)).proven;
         loop {
             let (at, chain) = (walk.position, walk.chain);
-            let mut found: Option<Item> = None;
+            let mut found: Option<WalkItem> = None;
             let Ok(_) = walk.next_good(|event| found = Some(event.into()));
             match found {
                 // A frame that was never proven must be whole to count.
-                Some(Item::Frame { header, body_good })
+                Some(WalkItem::Frame { header, body_good })
                     if body_good || header.end() <= durable(at) =>
                 {
-                    walked.items.push(Item::Frame { header, body_good });
-                    if header.kind == Kind::Seal {
+                    walked.items.push(WalkItem::Frame { header, body_good });
+                    if header.kind == FrameKind::Seal {
                         return walked.ended();
                     }
                 }
@@ -677,7 +678,7 @@ mod tests {
             let start = begin(&mut bytes, &[]);
             bytes.extend_from_slice(b"records!");
             let head = FrameHead {
-                kind: Kind::Batch,
+                kind: FrameKind::Batch,
                 flags: *flags,
                 count: 1,
                 position: Position::new(start as u64),
@@ -721,7 +722,7 @@ mod tests {
         let walked = walk(&bytes);
         assert_eq!(walked.end, Position::new(durable));
         assert_eq!(walked.items.len(), 2);
-        let hole = Item::Hole {
+        let hole = WalkItem::Hole {
             from: Position::new(first + 72),
             to: Position::new(durable),
         };

@@ -12,7 +12,7 @@ use crate::format::body;
 use crate::format::body::{Created, CursorBody, Link, Seal};
 use crate::format::compress;
 use crate::format::frame;
-use crate::format::frame::{FrameHead, HEADER_BYTES, Header};
+use crate::format::frame::{FrameHead, FrameHeader, HEADER_BYTES};
 use crate::format::life::{DigestKey, Life};
 use crate::logs::image::Image;
 
@@ -72,7 +72,7 @@ pub fn frame(data: &[u8]) {
         let mut again = vec![0; HEADER_BYTES];
         frame::put_producer(&mut again, &producer, digest);
         assert!(again.len() <= HEADER_BYTES + frame::producer_len(&producer));
-        let other = Header {
+        let other = FrameHeader {
             header_len: u32::try_from(again.len()).expect("a name is short"),
             ..header
         };
@@ -93,7 +93,7 @@ pub fn frame(data: &[u8]) {
     }
 }
 
-fn write_again(bytes: &[u8], header: &Header, extensions: &[u8], body: &[u8], salt: u64) {
+fn write_again(bytes: &[u8], header: &FrameHeader, extensions: &[u8], body: &[u8], salt: u64) {
     let mut out = Vec::new();
     let start = frame::begin(&mut out, extensions);
     out.extend_from_slice(body);

@@ -32,7 +32,7 @@ use crate::disk::held_files::Backups;
 use crate::disk::known_bad;
 use crate::disk::known_bad::Mistake;
 use crate::disk::{Disk, DiskFile, read_whole};
-use crate::format::body::Accepted;
+use crate::format::body::AcceptedLosses;
 use crate::format::frame::RunningCrc;
 use crate::format::life::Life;
 use crate::logs::image::Image;
@@ -77,7 +77,7 @@ pub(crate) struct Summary {
     /// The segments after `sorted`, in journal order. The last one is `last`.
     pub(crate) segments: Vec<SegmentEntry>,
     /// Losses that were accepted.
-    pub(crate) accepted: Vec<Accepted>,
+    pub(crate) accepted: Vec<AcceptedLosses>,
 }
 
 /// A checkpoint that is being written piece by piece, because a checkpoint of a million logs is large.
@@ -350,7 +350,7 @@ pub(crate) fn take_apart<'a>(
             (11, Value::Bytes(part)) => summary.segments.push(segment(part)?),
             (12, Value::Bytes(image)) => log(image)?,
             (14, Value::Varint(id)) => summary.sorted = Some(bounds::segment(id)?),
-            (16, Value::Bytes(part)) => summary.accepted.push(Accepted::decode(part)?),
+            (16, Value::Bytes(part)) => summary.accepted.push(AcceptedLosses::decode(part)?),
             _ => {}
         }
     }
@@ -418,9 +418,9 @@ mod tests {
             history: vec![(RecoveryEpoch::new(2), Position::new(1 << 50))],
             sorted: Some(SegmentId::new(7)),
             segments: vec![segment(8), segment(9)],
-            accepted: vec![Accepted {
+            accepted: vec![AcceptedLosses {
                 before: Position::new(9 << 32),
-                ..Accepted::default()
+                ..AcceptedLosses::default()
             }],
         }
     }

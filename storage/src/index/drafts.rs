@@ -18,17 +18,17 @@ use crate::disk::known_bad;
 use crate::disk::known_bad::Mistake;
 use crate::format::active::Place;
 use crate::format::body;
-use crate::format::body::{Accepted, Closing, Created, CursorBody};
+use crate::format::body::{AcceptedLosses, Closing, Created, CursorBody};
 use crate::format::compress;
 use crate::format::digest::Digest;
-use crate::format::frame::{DirectoryEntry, Header, Kind};
+use crate::format::frame::{DirectoryEntry, FrameHeader, FrameKind};
 use crate::format::life::Life;
 use crate::index::{NewRow, Row, SealedIndex};
 use crate::logs::damages::Damage;
 use crate::logs::extras::Mark;
 use crate::logs::image::Image;
 use crate::logs::producers::{Forgotten, Remembered};
-use crate::logs::{Kept, Log, LogState, Logs, Lost, TrimBy, without};
+use crate::logs::{FirstKept, Log, LogState, Logs, Lost, TrimBy, without};
 
 /// Number of logs from which on a second thread is worthwhile.
 const MANY: usize = 20_000;
@@ -130,8 +130,8 @@ fn unnamed() -> LogName {
 }
 
 /// One frame, as far as it could be read.
-pub(crate) struct Found<'a> {
-    pub(crate) header: &'a Header,
+pub(crate) struct FoundFrame<'a> {
+    pub(crate) header: &'a FrameHeader,
     /// `None` if it is damaged.
     pub(crate) body: Option<&'a [u8]>,
     /// The producer of the batch, and the digest of the batch.
@@ -159,7 +159,7 @@ pub(crate) struct Drafts {
     /// Positions of damage that took no records.
     harmless: Vec<Position>,
     /// Accepted losses.
-    accepted: Vec<Accepted>,
+    accepted: Vec<AcceptedLosses>,
     /// Changes whose frames are damaged, in sentences. An index or a checkpoint may have them.
     lost_facts: Vec<String>,
     pub(crate) findings: Vec<String>,
@@ -173,7 +173,7 @@ pub(crate) struct Finished {
     pub(crate) records: u64,
     /// Whether logs may have existed that left no trace.
     pub(crate) uncertain: bool,
-    pub(crate) accepted: Vec<Accepted>,
+    pub(crate) accepted: Vec<AcceptedLosses>,
     /// Logs without a name.
     pub(crate) unnamed: Vec<UnnamedLog>,
 }
@@ -216,7 +216,7 @@ impl Drafts {
     }
 
     /// Accepts these losses. Logs in doubt continue from the records that were found.
-    pub(crate) fn accept(&mut self, accepted: Accepted) {
+    pub(crate) fn accept(&mut self, accepted: AcceptedLosses) {
         self.accepted_before(vec![accepted]);
         self.count_doubts();
     }
@@ -228,7 +228,7 @@ impl Drafts {
     }
 
     /// Notes losses that were accepted before this checkpoint.
-    pub(crate) fn accepted_before(&mut self, accepted: Vec<Accepted>) {
+    pub(crate) fn accepted_before(&mut self, accepted: Vec<AcceptedLosses>) {
         for accepted in accepted {
             if !self.accepted.contains(&accepted) {
                 self.accepted.push(accepted);
@@ -237,7 +237,7 @@ impl Drafts {
     }
 
     /// All losses that are not accepted yet, without the ranges of bytes.
-    pub(crate) fn to_accept(&self) -> Accepted {
+    pub(crate) fn to_accept(&self) -> AcceptedLosses {
         let doubts = self.unattributed.iter().chain(&self.harmless);
         let mut lost = Vec::new();
         for (id, draft) in &self.logs {
@@ -247,10 +247,10 @@ impl Drafts {
             lost.extend(new.map(|lost| (*id, lost.from, lost.to)));
         }
         lost.extend(self.newly_nameless().map(|id| (id, Lsn::ZERO, Lsn::ZERO)));
-        Accepted {
+        AcceptedLosses {
             places: doubts.map(|at| (*at, at.advance(1))).collect(),
             lost,
-            ..Accepted::default()
+            ..AcceptedLosses::default()
         }
     }
 
@@ -376,39 +376,39 @@ impl Drafts {
     /// Applies one frame. `hole` is the position that explains a jump of lsns: the last hole before the frame,
     /// or the end of the segment before. A trim or a cursor also proves that the records before it existed:
     /// their lsns must not be given out again.
-    pub(crate) fn apply(&mut self, segment: SegmentId, found: &Found<'_>, hole: Position) {
+    pub(crate) fn apply(&mut self, segment: SegmentId, found: &FoundFrame<'_>, hole: Position) {
         let (header, body) = (found.header, found.body);
         self.arrival = self.arrival.max(header.arrival);
         match header.kind {
-            Kind::Batch => self.apply_batch(segment, found, hole),
-            Kind::Created => self.apply_created(segment, header, body),
-            Kind::Configured => self.apply_configured(segment, header, body),
-            Kind::Deleted => self.apply_deleted(segment, header.log_id, header.end()),
-            Kind::Link
-            | Kind::Marker
-            | Kind::Seal
-            | Kind::Run
-            | Kind::Images
-            | Kind::Pack
-            | Kind::Order => {}
-            Kind::Trim => {
+            FrameKind::Batch => self.apply_batch(segment, found, hole),
+            FrameKind::Created => self.apply_created(segment, header, body),
+            FrameKind::Configured => self.apply_configured(segment, header, body),
+            FrameKind::Deleted => self.apply_deleted(segment, header.log_id, header.end()),
+            FrameKind::Link
+            | FrameKind::Marker
+            | FrameKind::Seal
+            | FrameKind::Run
+            | FrameKind::Images
+            | FrameKind::Pack
+            | FrameKind::Order => {}
+            FrameKind::Trim => {
                 let by = TrimBy::of(header.count);
                 self.lose_before(hole, header.log_id, header.first_lsn);
                 self.apply_trim(segment, header.log_id, (header.first_lsn, by), header.end());
             }
-            Kind::Fence => {
+            FrameKind::Fence => {
                 self.apply_fence(segment, header.log_id, header.first_lsn.get(), header.end());
             }
-            Kind::Cursor => {
+            FrameKind::Cursor => {
                 // No cursor was ever moved beyond the tail.
                 self.lose_before(hole, header.log_id, header.first_lsn);
                 self.apply_cursor(segment, header, body);
             }
-            Kind::Forgotten => self.apply_forgotten(segment, header, body),
+            FrameKind::Forgotten => self.apply_forgotten(segment, header, body),
         }
     }
 
-    fn apply_batch(&mut self, segment: SegmentId, found: &Found<'_>, hole: Position) {
+    fn apply_batch(&mut self, segment: SegmentId, found: &FoundFrame<'_>, hole: Position) {
         let (header, body) = (found.header, found.body);
         let Some(next) = header.next_lsn() else {
             return;
@@ -477,7 +477,7 @@ impl Drafts {
         );
     }
 
-    fn apply_created(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+    fn apply_created(&mut self, segment: SegmentId, header: &FrameHeader, body: Option<&[u8]>) {
         let created = body.and_then(Created::decode);
         let draft = self.touch(header.log_id, segment);
         draft.proven = header.end();
@@ -497,7 +497,7 @@ impl Drafts {
         }
     }
 
-    fn apply_configured(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+    fn apply_configured(&mut self, segment: SegmentId, header: &FrameHeader, body: Option<&[u8]>) {
         match body.and_then(body::config) {
             Some(config) => {
                 let state = self.touch(header.log_id, segment).state();
@@ -531,7 +531,7 @@ impl Drafts {
     }
 
     /// Applies the combined result of all trims so far.
-    fn apply_kept(&mut self, segment: SegmentId, id: LogId, kept: Kept, end: Position) {
+    fn apply_kept(&mut self, segment: SegmentId, id: LogId, kept: FirstKept, end: Position) {
         let state = self.touch(id, segment).state();
         state.last_end = state.last_end.max(end);
         let end = state.last_end;
@@ -548,7 +548,7 @@ impl Drafts {
         }
     }
 
-    fn apply_cursor(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+    fn apply_cursor(&mut self, segment: SegmentId, header: &FrameHeader, body: Option<&[u8]>) {
         let Some(cursor) = body.and_then(CursorBody::decode) else {
             self.lost_cursor(header.log_id);
             return;
@@ -565,7 +565,7 @@ impl Drafts {
     }
 
     /// Applies a `Forgotten` frame. If it is damaged, its producers stay known, and repeats are recognised.
-    fn apply_forgotten(&mut self, segment: SegmentId, header: &Header, body: Option<&[u8]>) {
+    fn apply_forgotten(&mut self, segment: SegmentId, header: &FrameHeader, body: Option<&[u8]>) {
         let Some(forgotten) = body.and_then(Forgotten::decode) else {
             return;
         };
@@ -598,7 +598,7 @@ impl Drafts {
     ) {
         let id = entry.log_id;
         match entry.kind {
-            Kind::Batch => {
+            FrameKind::Batch => {
                 let to = entry.first_lsn.checked_advance(u64::from(entry.count));
                 // Records between belong to other groups in the same hole, and are missing too.
                 let seen = self.draft(id).state().next;
@@ -606,7 +606,7 @@ impl Drafts {
                 self.lose(position, id, entry.first_lsn, to.unwrap_or(entry.first_lsn));
                 self.touch(id, segment);
             }
-            Kind::Created => {
+            FrameKind::Created => {
                 let draft = self.touch(id, segment);
                 draft.state().created_in = segment.into();
                 let name = entry.name.as_deref().filter(|_| !draft.named);
@@ -614,26 +614,26 @@ impl Drafts {
                     draft.set_name(name);
                 }
             }
-            Kind::Deleted => self.apply_deleted(segment, id, position),
-            Kind::Configured => self.lost_settings(id),
-            Kind::Trim => {
+            FrameKind::Deleted => self.apply_deleted(segment, id, position),
+            FrameKind::Configured => self.lost_settings(id),
+            FrameKind::Trim => {
                 let by = TrimBy::of(entry.count);
                 self.lose_before(position, id, entry.first_lsn);
                 self.apply_trim(segment, id, (entry.first_lsn, by), position);
             }
-            Kind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
-            Kind::Cursor => {
+            FrameKind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
+            FrameKind::Cursor => {
                 self.lose_before(position, id, entry.first_lsn);
                 self.lost_cursor(id);
             }
-            Kind::Forgotten
-            | Kind::Link
-            | Kind::Marker
-            | Kind::Seal
-            | Kind::Run
-            | Kind::Images
-            | Kind::Pack
-            | Kind::Order => {}
+            FrameKind::Forgotten
+            | FrameKind::Link
+            | FrameKind::Marker
+            | FrameKind::Seal
+            | FrameKind::Run
+            | FrameKind::Images
+            | FrameKind::Pack
+            | FrameKind::Order => {}
         }
     }
 
@@ -652,7 +652,7 @@ impl Drafts {
             } else {
                 let next = closing.next_lsn.max(closing.first_lsn);
                 self.lose(position, closing.log_id, seen, next);
-                let kept = Kept {
+                let kept = FirstKept {
                     first: closing.first_lsn,
                     expired: closing.expired,
                 };

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::large::LargeIndex;
 use super::pages::Readers;
-use super::sealed::{HEADER, Head, Row, SealedIndex, index_path, old_path};
+use super::sealed::{HEADER, IndexHead, Row, SealedIndex, index_path, old_path};
 use crate::base::ids::{LogId, Position, SegmentId};
 use crate::base::sync::Mutex;
 use crate::disk::held_files::Backups;
@@ -30,7 +30,7 @@ const MOST_MADE_BYTES: usize = 64 << 20;
 const KEPT_UNREAD: usize = 4 << 20;
 
 /// A row, with its index or with an index of this log alone.
-pub(crate) type Found = (Arc<SealedIndex>, Row);
+pub(crate) type FoundRow = (Arc<SealedIndex>, Row);
 
 /// The indexes of all sealed segments.
 pub(crate) struct Indexes {
@@ -199,10 +199,14 @@ impl Indexes {
     ///
     /// # Errors
     /// As [`Indexes::get`].
-    pub(crate) fn find(&self, segment: &Segment, log: LogId) -> io::Result<Option<Option<Found>>> {
+    pub(crate) fn find(
+        &self,
+        segment: &Segment,
+        log: LogId,
+    ) -> io::Result<Option<Option<FoundRow>>> {
         let index = match self.in_memory_or_large(segment)? {
-            Some(Kept::Whole(index)) => index,
-            Some(Kept::Large(large)) => {
+            Some(KeptIndex::Whole(index)) => index,
+            Some(KeptIndex::Large(large)) => {
                 let id = segment.life.id;
                 return match large.find(&*self.disk, id, log) {
                     Ok(found) => Ok(Some(found.map(|(index, row)| (Arc::new(index), row)))),
@@ -226,23 +230,23 @@ impl Indexes {
     }
 
     /// Returns the row of a log from an index in memory; `None` if the index is not in memory.
-    pub(crate) fn find_in_memory(&self, segment: &Segment, log: LogId) -> Option<Option<Found>> {
+    pub(crate) fn find_in_memory(&self, segment: &Segment, log: LogId) -> Option<Option<FoundRow>> {
         let index = self.state.lock().in_memory(segment.life.id)?;
         Some(index.row(log).map(|row| (index, row)))
     }
 
     /// Returns an index without reading a large file into memory; `None` if the file must be read
     /// completely.
-    fn in_memory_or_large(&self, segment: &Segment) -> io::Result<Option<Kept>> {
+    fn in_memory_or_large(&self, segment: &Segment) -> io::Result<Option<KeptIndex>> {
         let id = segment.life.id;
         {
             let mut state = self.state.lock();
             if let Some(index) = state.in_memory(id) {
-                return Ok(Some(Kept::Whole(index)));
+                return Ok(Some(KeptIndex::Whole(index)));
             }
             let large = state.large(id);
             if let Some(large) = large.filter(|large| large.file_bytes() as u64 > LARGE) {
-                return Ok(Some(Kept::Large(large)));
+                return Ok(Some(KeptIndex::Large(large)));
             }
         }
         let file = match self.disk.open(&index_path(id)) {
@@ -260,12 +264,12 @@ impl Indexes {
         };
         let large = Arc::new(large);
         self.state.lock().keep_large(id, Arc::clone(&large));
-        Ok(Some(Kept::Large(large)))
+        Ok(Some(KeptIndex::Large(large)))
     }
 }
 
 /// The form in which an index is kept.
-enum Kept {
+enum KeptIndex {
     Whole(Arc<SealedIndex>),
     Large(Arc<LargeIndex>),
 }
@@ -384,7 +388,7 @@ pub(crate) fn base_of(disk: &dyn Disk, path: &str) -> io::Result<Option<Position
         .open(path)
         .and_then(|file| read_some(&*file, 0, HEADER as u64));
     match head {
-        Ok(head) => Ok(Head::decode(&head).map(|head| head.base)),
+        Ok(head) => Ok(IndexHead::decode(&head).map(|head| head.base)),
         Err(error) if is_out_of_descriptors(&error) => Err(error),
         Err(_) => Ok(None),
     }

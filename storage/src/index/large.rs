@@ -7,7 +7,7 @@
 
 use std::io;
 
-use super::sealed::{ENTRY, HEADER, Head, ROW, Row, SealedIndex, index_path, row};
+use super::sealed::{ENTRY, HEADER, IndexHead, ROW, Row, SealedIndex, index_path, row};
 use crate::base::crc::crc32c;
 use crate::base::ids::{LogId, SegmentId};
 use crate::base::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ const PIECE: usize = 1 << 20;
 
 /// An index file that was good when it was read.
 pub(crate) struct LargeIndex {
-    head: Head,
+    head: IndexHead,
     /// Bytes of the file, without the checksum at its end.
     length: usize,
     /// The first log in each block that holds rows.
@@ -51,7 +51,7 @@ impl LargeIndex {
             }
             whole.feed(piece);
             if index.is_none() {
-                index = Head::decode(piece)
+                index = IndexHead::decode(piece)
                     .filter(|head| head.images() <= length)
                     .map(|head| Self {
                         head,
@@ -117,7 +117,7 @@ impl LargeIndex {
     }
 
     /// The header of the file.
-    pub(crate) fn head(&self) -> &Head {
+    pub(crate) fn head(&self) -> &IndexHead {
         &self.head
     }
 

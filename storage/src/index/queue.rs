@@ -41,7 +41,7 @@ const AFTER_DAMAGE_SHARE: u32 = 10;
 
 /// Progress of indexes and checkpoints.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct IndexProgress {
     /// Indexes that were built and not yet written.
     pub(crate) unwritten: VecDeque<Arc<SealedIndex>>,
     /// Bases of segments and runs with damage found since their index was made. Each has the bytes of
@@ -58,7 +58,7 @@ pub(crate) struct Progress {
     pub(crate) newest: Option<Newest>,
 }
 
-impl Progress {
+impl IndexProgress {
     /// Notes a damaged segment, whose index takes `bytes` of memory. Returns whether the index stays in
     /// memory until it is written again.
     pub(crate) fn note_damaged(&mut self, base: Position, bytes: u64) -> bool {
@@ -115,7 +115,7 @@ pub(crate) struct IndexQueue {
     pub(crate) queue: Mutex<SegmentQueue>,
     pub(crate) changed: Condvar,
     /// Held while working: segments are indexed one at a time, in order.
-    pub(crate) progress: Mutex<Progress>,
+    pub(crate) progress: Mutex<IndexProgress>,
     /// Bytes of indexes that no file holds yet.
     pub(crate) unwritten_bytes: AtomicU64,
 }
@@ -132,7 +132,7 @@ pub(crate) struct Newest {
 }
 
 impl IndexQueue {
-    pub(crate) fn new(progress: Progress) -> Self {
+    pub(crate) fn new(progress: IndexProgress) -> Self {
         Self {
             progress: Mutex::new(progress),
             ..Self::default()
@@ -145,7 +145,7 @@ impl IndexQueue {
     }
 
     /// Stops indexing and checkpoints while the returned guard is held.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, Progress> {
+    pub(crate) fn hold(&self) -> MutexGuard<'_, IndexProgress> {
         self.progress.lock()
     }
 
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn indexes_of_damaged_segments_take_bounded_memory_until_written() {
-        let mut progress = Progress::default();
+        let mut progress = IndexProgress::default();
         let (base, part) = (Position::new, MOST_DAMAGED_BYTES / 4);
         assert!(!progress.note_damaged(base(1), MOST_DAMAGED_BYTES + 1));
         for number in 1..=4 {

@@ -8,8 +8,8 @@ use std::io;
 use crate::disk::Disk;
 use crate::format::content::Content;
 use crate::format::walk;
-use crate::format::walk::{Bytes, Item};
-use crate::index::drafts::{Drafts, Found};
+use crate::format::walk::{Bytes, WalkItem};
+use crate::index::drafts::{Drafts, FoundFrame};
 use crate::index::sealed::SealedIndex;
 use crate::journal::segment::Segment;
 
@@ -25,9 +25,9 @@ pub(crate) fn index_from_frames(disk: &dyn Disk, segment: &Segment) -> io::Resul
     let walked = bytes.walk_finished(end);
     let mut drafts = Drafts::new(0);
     for item in &walked.items {
-        if let Item::Frame { header, body_good } = item {
+        if let WalkItem::Frame { header, body_good } = item {
             let frame = bytes.walked(header, *body_good);
-            let found = Found {
+            let found = FoundFrame {
                 header,
                 body: walk::body_of(&frame, header, *body_good),
                 producer: None,

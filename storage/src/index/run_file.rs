@@ -19,12 +19,12 @@ use crate::format::active::Place;
 use crate::format::address::Hole;
 use crate::format::address::base_of;
 use crate::format::frame;
-use crate::format::frame::{Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::life;
 use crate::format::life::{ARCHIVED, BadLife, Life, SORTED_RUN};
 use crate::format::pack::{Piece, entries, pieces};
 use crate::format::run_head::RunHead;
-use crate::format::stream::Read;
+use crate::format::stream::ReadBytes;
 use crate::format::walk::{Event, Walk};
 use crate::index::{NewRow, SealedIndex};
 use crate::journal::run::{new_id, path};
@@ -76,7 +76,7 @@ impl From<io::Error> for BadRun {
 }
 
 /// The life block of a run and its last frame.
-pub(crate) struct Opened {
+pub(crate) struct OpenedRun {
     pub(crate) life: Life,
     pub(crate) head: RunHead,
     /// Offset at which its frames end.
@@ -86,7 +86,7 @@ pub(crate) struct Opened {
 }
 
 /// Reads the life block and the last frame of a run. Damaged bytes are read again, from the device.
-pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Opened, BadRun> {
+pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<OpenedRun, BadRun> {
     let path = path(id);
     or_again(|again| {
         let damaged = |what: &str| BadRun::Damaged(format!("{path} {what}"));
@@ -103,7 +103,7 @@ pub(crate) fn open(disk: &dyn Disk, id: SegmentId, store_id: u128) -> Result<Ope
 }
 
 /// Reads the life block and the last frame of a file of an archive.
-pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<Opened, BadRun> {
+pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<OpenedRun, BadRun> {
     or_again(|again| {
         let source = RunFile::open(disk, path, again)?;
         let (life, features) = source.life(Life::decode_archived)?;
@@ -115,7 +115,7 @@ pub(crate) fn open_archived(disk: &dyn Disk, path: &str) -> Result<Opened, BadRu
 }
 
 /// Opens a run. The memory of the first read may be wrong: a second read bypasses the page cache.
-fn or_again(open: impl Fn(bool) -> Result<Opened, BadRun>) -> Result<Opened, BadRun> {
+fn or_again(open: impl Fn(bool) -> Result<OpenedRun, BadRun>) -> Result<OpenedRun, BadRun> {
     match open(false) {
         Err(BadRun::Damaged(_)) => open(true),
         opened => opened,
@@ -162,7 +162,7 @@ impl<'a> RunFile<'a> {
         Ok((life, Life::features(&blocks)))
     }
 
-    fn head(&self, life: Life) -> Result<Opened, BadRun> {
+    fn head(&self, life: Life) -> Result<OpenedRun, BadRun> {
         let size = self.file.size()?;
         if size < life.size || life.size < LIFE_BYTES + TRAILER_BYTES {
             return Err(self.damaged("is shorter than it was"));
@@ -192,7 +192,7 @@ impl<'a> RunFile<'a> {
         let (chain, head) = found.ok_or_else(|| {
             self.damaged("does not say what it holds: both frames that do are damaged")
         })?;
-        Ok(Opened {
+        Ok(OpenedRun {
             life,
             head,
             end,
@@ -214,7 +214,7 @@ fn head_at(
     }
     let position = base_of(life.id).advance(at);
     let header = frame::decode_header(bytes, life.salt)
-        .filter(|header| header.kind == Kind::Run && header.position == position);
+        .filter(|header| header.kind == FrameKind::Run && header.position == position);
     Ok(header.and_then(|header| {
         let head = frame::verified_body(bytes, &header).and_then(RunHead::decode)?;
         Some((header.crc, head))
@@ -246,7 +246,7 @@ pub(crate) struct WalkedRun {
 
 /// Reads all frames of a run. If some do not verify, all are read again, from the device: the memory of the
 /// first read may be wrong.
-pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<WalkedRun> {
+pub(crate) fn walk(disk: &dyn Disk, opened: &OpenedRun) -> io::Result<WalkedRun> {
     let path = path(opened.life.id);
     let file = disk.open(&path)?;
     let mut read = |from: u64, bytes: u64| Ok(some(&*file, from, bytes)?.into());
@@ -266,7 +266,7 @@ pub(crate) fn walk(disk: &dyn Disk, opened: &Opened) -> io::Result<WalkedRun> {
 }
 
 /// Reads all frames of a run with `read`.
-pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<WalkedRun, Stop> {
+pub(crate) fn walk_with(opened: &OpenedRun, read: &mut ReadBytes<'_>) -> Result<WalkedRun, Stop> {
     let base = base_of(opened.life.id);
     let mut walked = WalkedRun::default();
     let end = base.advance(opened.end);
@@ -284,14 +284,14 @@ pub(crate) fn walk_with(opened: &Opened, read: &mut Read<'_>) -> Result<WalkedRu
 }
 
 impl WalkedRun {
-    fn take(&mut self, header: &Header, bytes: &[u8], body: Option<&[u8]>) {
+    fn take(&mut self, header: &FrameHeader, bytes: &[u8], body: Option<&[u8]>) {
         self.frames += 1;
         let hole = Hole {
             from: header.position,
             to: header.end(),
         };
         match (header.kind, body) {
-            (Kind::Pack, body) => {
+            (FrameKind::Pack, body) => {
                 let Some(pieces) = pieces(bytes, header) else {
                     self.holes.push(hole);
                     return;
@@ -320,13 +320,13 @@ impl WalkedRun {
                     positions,
                 });
             }
-            (Kind::Images, body) => match body.and_then(Images::decode) {
+            (FrameKind::Images, body) => match body.and_then(Images::decode) {
                 Some(images) => self.images.extend(images),
                 None => self.holes.push(hole),
             },
-            (Kind::Order, Some(body)) if entries(body).all(|entry| entry.is_some()) => {}
-            (Kind::Run, Some(body)) if RunHead::decode(body).is_some() => {}
-            (Kind::Marker, Some(_)) => {}
+            (FrameKind::Order, Some(body)) if entries(body).all(|entry| entry.is_some()) => {}
+            (FrameKind::Run, Some(body)) if RunHead::decode(body).is_some() => {}
+            (FrameKind::Marker, Some(_)) => {}
             _ => self.holes.push(hole),
         }
     }
@@ -417,7 +417,7 @@ impl WalkedRun {
     }
 
     /// The index of the run. It equals the written index if nothing is lost.
-    pub(crate) fn index(&self, opened: &Opened) -> SealedIndex {
+    pub(crate) fn index(&self, opened: &OpenedRun) -> SealedIndex {
         let rows = self.images.iter().map(|images| NewRow {
             places: self
                 .packs_of(images.image.id)
@@ -438,7 +438,7 @@ pub(crate) fn holes_of(disk: &dyn Disk, segment: &Segment) -> io::Result<Vec<Hol
     Ok(walk(disk, &reopened(disk, segment)?)?.holes)
 }
 
-fn reopened(disk: &dyn Disk, segment: &Segment) -> io::Result<Opened> {
+fn reopened(disk: &dyn Disk, segment: &Segment) -> io::Result<OpenedRun> {
     open(disk, segment.life.id, segment.life.store_id).map_err(|bad| match bad {
         BadRun::Io(error) => error,
         BadRun::Newer(what) | BadRun::Damaged(what) => io::Error::other(what),

@@ -161,7 +161,7 @@ enum Data {
 
 /// The header of an index file.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Head {
+pub(super) struct IndexHead {
     segment: SegmentId,
     salt: u64,
     pub(super) base: Position,
@@ -171,7 +171,7 @@ pub(super) struct Head {
     entries: usize,
 }
 
-impl Head {
+impl IndexHead {
     /// Decodes the header of a file; `None` if it is invalid or of another version.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < HEADER || bytes[..8] != MAGIC {
@@ -295,7 +295,7 @@ impl SealedIndex {
     /// Decodes an index; `None` if it is damaged, or of another version.
     pub(crate) fn decode(bytes: Bytes) -> Option<Self> {
         let (whole, crc) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
-        let head = Head::decode(whole)?;
+        let head = IndexHead::decode(whole)?;
         if head.images() > whole.len() || crc32c(whole).to_le_bytes() != *crc {
             return None;
         }
@@ -314,7 +314,7 @@ impl SealedIndex {
         Self::with(&head, Data::Paged(Arc::new(pages)))
     }
 
-    fn with(head: &Head, data: Data) -> Self {
+    fn with(head: &IndexHead, data: Data) -> Self {
         Self {
             data,
             segment: head.segment,
@@ -329,7 +329,12 @@ impl SealedIndex {
     }
 
     /// Makes an index of one log alone, for reading only: one row, its entries, its image.
-    pub(super) fn of_one(head: &Head, raw: &[u8], entries: &[u8], image: &[u8]) -> (Self, Row) {
+    pub(super) fn of_one(
+        head: &IndexHead,
+        raw: &[u8],
+        entries: &[u8],
+        image: &[u8],
+    ) -> (Self, Row) {
         let row = Row {
             first_entry: 0,
             image_at: 0,
@@ -343,7 +348,7 @@ impl SealedIndex {
         bytes.extend_from_slice(entries);
         bytes.extend_from_slice(image);
         bytes.extend_from_slice(&[0; 4]);
-        let head = Head {
+        let head = IndexHead {
             rows: 1,
             entries: entries.len() / ENTRY,
             ..*head
@@ -571,7 +576,7 @@ impl IndexBuilder {
         for part in [&out, &self.rows, &self.entries, &self.images] {
             crc.feed(part);
         }
-        let head = Head {
+        let head = IndexHead {
             segment: life.id,
             salt: life.salt,
             base: self.base,
@@ -591,7 +596,7 @@ impl IndexBuilder {
 /// The bytes of an index file, in parts. The file of a run with a million logs has hundreds of
 /// megabytes, and joining the parts would take as much again.
 pub(crate) struct IndexFile {
-    head: Head,
+    head: IndexHead,
     parts: [Vec<u8>; 5],
 }
 

@@ -32,8 +32,8 @@ use self::group::{Group, PendingAnswer};
 use self::memory::Memory;
 pub(crate) use self::retention::Expiry;
 use self::room::Entered;
+pub(crate) use self::tail::FileTail;
 use self::tail::SegmentTail;
-pub(crate) use self::tail::Tail;
 use self::void::Undo;
 use super::pool::Use;
 use crate::api::config::Bounds;
@@ -51,9 +51,9 @@ use crate::base::metrics::AppendPhase;
 use crate::disk::is_out_of_space;
 use crate::format::body::Link;
 use crate::format::frame;
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::seal::SealSink;
-use crate::journal::{Answer, Journal, Reply, Waiter};
+use crate::journal::{AnswerPromise, Journal, Waiter, WaitingAnswer};
 use crate::logs::conditions::{Allowed, Creation};
 use crate::logs::quotas::QuotaRequest as Adds;
 use crate::logs::{Log, Logs};
@@ -78,18 +78,21 @@ pub(crate) enum Operation {
     Fence {
         target: LogTarget,
         epoch: Option<u64>,
-        answer: Answer<Fenced, FenceError>,
+        answer: AnswerPromise<Fenced, FenceError>,
     },
-    Cursor(CursorChange, Answer<Option<NamedCursor>, CursorError>),
-    Admin(AdminChange, Answer<(), AdminError>),
+    Cursor(
+        CursorChange,
+        AnswerPromise<Option<NamedCursor>, CursorError>,
+    ),
+    Admin(AdminChange, AnswerPromise<(), AdminError>),
     Trim {
         target: LogTarget,
         before: Lsn,
-        answer: Answer<Lsn, TrimError>,
+        answer: AnswerPromise<Lsn, TrimError>,
     },
     /// Trims by retention. Each applies only if its conditions still hold.
-    Expire(Vec<Expiry>, Answer<Vec<Option<Lsn>>, AppendError>),
-    Barrier(Barrier, Answer<Position, SyncError>),
+    Expire(Vec<Expiry>, AnswerPromise<Vec<Option<Lsn>>, AppendError>),
+    Barrier(Barrier, AnswerPromise<Position, SyncError>),
 }
 
 /// A change of a consumer's cursor.
@@ -130,15 +133,15 @@ pub(crate) enum Barrier {
 
 impl Operation {
     /// Its reply if the operation is refused.
-    fn refused(self, error: AppendError) -> Reply {
+    fn refused(self, error: AppendError) -> WaitingAnswer {
         match self {
-            Self::Append { ticket, .. } => Reply::Append(ticket, Err(error)),
-            Self::Fence { answer, .. } => Reply::Fence(answer, Err(error.into())),
-            Self::Cursor(_, answer) => Reply::Cursor(answer, Err(error.into())),
-            Self::Admin(_, answer) => Reply::Admin(answer, Err(error.into())),
-            Self::Trim { answer, .. } => Reply::Trim(answer, Err(error.into())),
-            Self::Expire(_, answer) => Reply::Expire(answer, Err(error)),
-            Self::Barrier(_, answer) => Reply::Sync(answer, Err(error.into())),
+            Self::Append { ticket, .. } => WaitingAnswer::Append(ticket, Err(error)),
+            Self::Fence { answer, .. } => WaitingAnswer::Fence(answer, Err(error.into())),
+            Self::Cursor(_, answer) => WaitingAnswer::Cursor(answer, Err(error.into())),
+            Self::Admin(_, answer) => WaitingAnswer::Admin(answer, Err(error.into())),
+            Self::Trim { answer, .. } => WaitingAnswer::Trim(answer, Err(error.into())),
+            Self::Expire(_, answer) => WaitingAnswer::Expire(answer, Err(error)),
+            Self::Barrier(_, answer) => WaitingAnswer::Sync(answer, Err(error.into())),
         }
     }
 }
@@ -160,7 +163,7 @@ pub(crate) struct Submission {
 /// Fields of a frame that do not follow from its log and its place.
 #[derive(Clone, Copy)]
 struct FrameFields {
-    kind: Kind,
+    kind: FrameKind,
     flags: u8,
     first_lsn: Lsn,
     count: u32,
@@ -173,7 +176,7 @@ const NEVER: Position = Position::new(u64::MAX);
 
 impl FrameFields {
     /// A frame without records, about the log (if any) in its present state.
-    fn act(kind: Kind, first_lsn: Lsn) -> Self {
+    fn act(kind: FrameKind, first_lsn: Lsn) -> Self {
         Self {
             kind,
             flags: 0,
@@ -196,11 +199,11 @@ fn refused<T, E: From<AppendError>>(error: AppendError) -> Placed<T, E> {
     (Some(Position::ZERO), Err(error.into()))
 }
 
-pub(crate) struct Committer<T = Tail> {
+pub(crate) struct Committer<T = FileTail> {
     journal: Arc<Journal>,
     logs: Arc<Logs>,
     seals: Arc<dyn SealSink>,
-    settings: Settings,
+    settings: CommitterSettings,
     tail: T,
     entered: Entered,
     group: Group,
@@ -226,7 +229,7 @@ impl<T: SegmentTail> Committer<T> {
 
 /// The settings that the committer needs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Settings {
+pub(crate) struct CommitterSettings {
     pub(crate) auto_create: bool,
     /// Maximum size of one unit, in bytes.
     pub(crate) largest_unit: u64,
@@ -261,7 +264,7 @@ impl<T: SegmentTail> Committer<T> {
         journal: Arc<Journal>,
         logs: Arc<Logs>,
         seals: Arc<dyn SealSink>,
-        settings: Settings,
+        settings: CommitterSettings,
         resume: Resume<T>,
     ) -> Self {
         let turn_began = journal.clock.monotonic();
@@ -357,7 +360,7 @@ impl<T: SegmentTail> Committer<T> {
             return;
         }
         self.push_frame(
-            FrameFields::act(Kind::Marker, Lsn::ZERO),
+            FrameFields::act(FrameKind::Marker, Lsn::ZERO),
             NO_LOG,
             None,
             |_| {},
@@ -431,7 +434,7 @@ impl<T: SegmentTail> Committer<T> {
             } => {
                 let buffered = self.buffer(&batch, level, &session);
                 let (need, result) = buffered.unwrap_or_else(|| self.append(&batch, &digests));
-                (need, Reply::Append(ticket, result))
+                (need, WaitingAnswer::Append(ticket, result))
             }
             Operation::Fence {
                 target,
@@ -439,14 +442,14 @@ impl<T: SegmentTail> Committer<T> {
                 answer,
             } => {
                 let (need, result) = self.fence(&target, epoch);
-                (need, Reply::Fence(answer, result))
+                (need, WaitingAnswer::Fence(answer, result))
             }
             Operation::Cursor(change, answer) => {
                 let (need, result) = match change {
                     CursorChange::Commit(commit) => self.commit_cursor(&commit),
                     CursorChange::Delete { target, cursor } => self.delete_cursor(&target, &cursor),
                 };
-                (need, Reply::Cursor(answer, result))
+                (need, WaitingAnswer::Cursor(answer, result))
             }
             Operation::Admin(change, answer) => {
                 let (need, result) = match change {
@@ -464,7 +467,7 @@ impl<T: SegmentTail> Committer<T> {
                     }
                     AdminChange::ForgetIdle(idle) => self.forget_idle(&idle),
                 };
-                (need, Reply::Admin(answer, result))
+                (need, WaitingAnswer::Admin(answer, result))
             }
             Operation::Trim {
                 target,
@@ -472,11 +475,11 @@ impl<T: SegmentTail> Committer<T> {
                 answer,
             } => {
                 let (need, result) = self.trim(&target, before);
-                (need, Reply::Trim(answer, result))
+                (need, WaitingAnswer::Trim(answer, result))
             }
             Operation::Expire(expiries, answer) => {
                 let (need, result) = self.expire(&expiries);
-                (need, Reply::Expire(answer, result))
+                (need, WaitingAnswer::Expire(answer, result))
             }
             Operation::Barrier(barrier, answer) => {
                 let (need, result) = match barrier {
@@ -484,11 +487,11 @@ impl<T: SegmentTail> Committer<T> {
                     Barrier::TellClock => self.tell_clock(),
                     Barrier::Leave { always, purpose } => self.leave(always, purpose),
                 };
-                (need, Reply::Sync(answer, result))
+                (need, WaitingAnswer::Sync(answer, result))
             }
         };
         match (&reply, &session) {
-            (Reply::Append(_, Err(_)), Some(session)) => session.end_in_turn(),
+            (WaitingAnswer::Append(_, Err(_)), Some(session)) => session.end_in_turn(),
             // A request that waits for its group shares the group's outcome.
             (_, Some(session)) if need.is_none() => session.enter(self.tail.start()),
             _ => {}

@@ -15,7 +15,7 @@ use crate::base::promise::Promise;
 use crate::logs::Log;
 
 /// The promise of an answer to a caller.
-pub(crate) type Answer<T, E> = Promise<Result<T, E>>;
+pub(crate) type AnswerPromise<T, E> = Promise<Result<T, E>>;
 
 /// The places of an append.
 pub(crate) struct Placement {
@@ -27,26 +27,29 @@ pub(crate) struct Placement {
 
 /// A request's answer, with the caller that waits for it. Both have matching types, so that no request
 /// gets the answer of another kind. A refusal waits too if it reveals state.
-pub(crate) enum Reply {
+pub(crate) enum WaitingAnswer {
     Append(TicketAnswer, Result<Placement, AppendError>),
-    Admin(Answer<(), AdminError>, Result<(), AdminError>),
-    Trim(Answer<Lsn, TrimError>, Result<Lsn, TrimError>),
-    Fence(Answer<Fenced, FenceError>, Result<Fenced, FenceError>),
+    Admin(AnswerPromise<(), AdminError>, Result<(), AdminError>),
+    Trim(AnswerPromise<Lsn, TrimError>, Result<Lsn, TrimError>),
+    Fence(
+        AnswerPromise<Fenced, FenceError>,
+        Result<Fenced, FenceError>,
+    ),
     /// The cursor as it is now; `None` if it was deleted.
     Cursor(
-        Answer<Option<NamedCursor>, CursorError>,
+        AnswerPromise<Option<NamedCursor>, CursorError>,
         Result<Option<NamedCursor>, CursorError>,
     ),
     /// The answer is the durable position at the time of the answer.
-    Sync(Answer<Position, SyncError>, Result<(), SyncError>),
+    Sync(AnswerPromise<Position, SyncError>, Result<(), SyncError>),
     /// For each trim by retention, the first record that was kept before; `None` if there was nothing left to do.
     Expire(
-        Answer<Vec<Option<Lsn>>, AppendError>,
+        AnswerPromise<Vec<Option<Lsn>>, AppendError>,
         Result<Vec<Option<Lsn>>, AppendError>,
     ),
 }
 
-impl Reply {
+impl WaitingAnswer {
     /// Turns the answer into a refusal.
     pub(super) fn refuse(&mut self, error: AppendError) {
         match self {
@@ -77,7 +80,7 @@ impl Reply {
 pub(crate) struct Waiter {
     /// Everything below must have reached the level before the answer.
     pub(crate) need: Position,
-    pub(crate) reply: Reply,
+    pub(crate) reply: WaitingAnswer,
     /// Bytes that the answer returns to the budget.
     pub(crate) cost: u64,
     pub(crate) requests: u32,
@@ -247,7 +250,7 @@ impl Journal {
     pub(crate) fn answer(&self, waiter: Waiter, reached: Durability) {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
         match waiter.reply {
-            Reply::Append(ticket, Ok(placement)) => {
+            WaitingAnswer::Append(ticket, Ok(placement)) => {
                 let durable = self.durable();
                 let logs = placement.logs.iter();
                 let durable_lsns = logs.map(|log| log.state.read().tail(durable)).collect();
@@ -263,13 +266,13 @@ impl Journal {
                     times,
                 }));
             }
-            Reply::Append(ticket, Err(error)) => ticket.settle(Err(error)),
-            Reply::Admin(promise, result) => promise.keep(result),
-            Reply::Trim(promise, result) => promise.keep(result),
-            Reply::Fence(promise, result) => promise.keep(result),
-            Reply::Cursor(promise, result) => promise.keep(result),
-            Reply::Sync(promise, result) => promise.keep(result.map(|()| self.durable())),
-            Reply::Expire(promise, result) => promise.keep(result),
+            WaitingAnswer::Append(ticket, Err(error)) => ticket.settle(Err(error)),
+            WaitingAnswer::Admin(promise, result) => promise.keep(result),
+            WaitingAnswer::Trim(promise, result) => promise.keep(result),
+            WaitingAnswer::Fence(promise, result) => promise.keep(result),
+            WaitingAnswer::Cursor(promise, result) => promise.keep(result),
+            WaitingAnswer::Sync(promise, result) => promise.keep(result.map(|()| self.durable())),
+            WaitingAnswer::Expire(promise, result) => promise.keep(result),
         }
     }
 

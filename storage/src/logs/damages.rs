@@ -14,7 +14,7 @@ use crate::disk::directory;
 use crate::disk::known_bad;
 use crate::disk::known_bad::Mistake;
 use crate::format::address::Hole;
-use crate::format::body::Accepted;
+use crate::format::body::AcceptedLosses;
 use crate::logs::{Log, Lost, cut};
 
 const DIRECTORY: &str = "quarantine";
@@ -107,14 +107,14 @@ impl Damage {
 #[derive(Default)]
 pub(crate) struct Damages {
     known: RwLock<Vec<Damage>>,
-    accepted: Vec<Accepted>,
+    accepted: Vec<AcceptedLosses>,
     /// Records lost in damaged runs, from walks over all of a run. The newest walk is last.
     walks: RwLock<VecDeque<(SegmentId, Arc<LostInRun>)>>,
 }
 
 impl Damages {
     /// Damage that a start found, and the accepted losses.
-    pub(crate) fn new(mut damages: Vec<Damage>, accepted: Vec<Accepted>) -> Self {
+    pub(crate) fn new(mut damages: Vec<Damage>, accepted: Vec<AcceptedLosses>) -> Self {
         damages.sort_by_key(|damage| damage.position);
         Self {
             known: RwLock::new(damages),
@@ -229,7 +229,7 @@ impl Damages {
     }
 
     /// Losses that were accepted.
-    pub(crate) fn accepted(&self) -> &[Accepted] {
+    pub(crate) fn accepted(&self) -> &[AcceptedLosses] {
         &self.accepted
     }
 

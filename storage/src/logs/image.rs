@@ -13,7 +13,7 @@ use crate::format::chain::{Chain, SegmentNode};
 use crate::format::pack::Archived;
 use crate::logs::extras::ExtrasImage;
 use crate::logs::producers::Producers;
-use crate::logs::{Kept, Lost};
+use crate::logs::{FirstKept, Lost};
 
 /// Everything that a start needs to know about a log.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,7 @@ pub(crate) struct Image {
     pub(crate) name: Option<LogName>,
     pub(crate) next: Lsn,
     /// The first record kept, and the number of records below it that retention expired.
-    pub(crate) kept: Kept,
+    pub(crate) kept: FirstKept,
     /// Stored time of the newest record.
     pub(crate) last_time: Timestamp,
     pub(crate) created_end: Position,
@@ -106,7 +106,7 @@ impl Image {
             id: LogId::new(0),
             name: None,
             next: Lsn::ZERO,
-            kept: Kept::default(),
+            kept: FirstKept::default(),
             last_time: Timestamp::default(),
             created_end: Position::ZERO,
             last_end: Position::ZERO,
@@ -273,7 +273,7 @@ mod tests {
             id: LogId::new(7 << 40 | 9),
             name: Some(LogName::new("flights/é").unwrap()),
             next: Lsn::new(bounds::LSNS - 1),
-            kept: Kept {
+            kept: FirstKept {
                 first: Lsn::new(3),
                 expired: 2,
             },

@@ -21,20 +21,20 @@ const SIZES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 pub(super) struct Buffers([Mutex<Vec<Box<[u8]>>>; SIZES]);
 
 /// A buffer in use. Dropping it returns the buffer.
-struct Used {
+struct UsedBuffer {
     bytes: Box<[u8]>,
     /// Number of bytes that the holder sees.
     length: usize,
     home: Arc<Buffers>,
 }
 
-impl AsRef<[u8]> for Used {
+impl AsRef<[u8]> for UsedBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 }
 
-impl Drop for Used {
+impl Drop for UsedBuffer {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let mut free = self.home.of(bytes.len()).lock();
@@ -59,7 +59,7 @@ impl Buffers {
         }
         let size = length.next_power_of_two();
         let kept = self.of(size).lock().pop();
-        let mut used = Used {
+        let mut used = UsedBuffer {
             bytes: kept.unwrap_or_else(|| vec![0; size].into()),
             length,
             home: Arc::clone(self),

@@ -13,7 +13,7 @@ use crate::base::ids::{Lsn, Position, Timestamp};
 use crate::format::active::Place;
 use crate::format::compress;
 use crate::format::frame;
-use crate::format::frame::{Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::pack;
 use crate::format::pack::Piece;
 use crate::index::run_file;
@@ -132,7 +132,7 @@ fn take(
         fault,
     };
     let header = verified(segment, place, buffer, from).map_err(bad)?;
-    if header.kind == Kind::Pack {
+    if header.kind == FrameKind::Pack {
         return unpack(&header, buffer, from, wanted, effort, frames).map_err(|found| Bad {
             place: Place {
                 position: place.position,
@@ -162,7 +162,7 @@ fn verified(
     place: &Place,
     buffer: &Bytes,
     from: usize,
-) -> Result<Header, FrameFault> {
+) -> Result<FrameHeader, FrameFault> {
     let bytes = buffer.get(from..).ok_or(FrameFault::Damaged)?;
     let header = frame::decode_header(bytes, segment.life.salt).ok_or(FrameFault::Damaged)?;
     let expected = header.position == place.position
@@ -195,7 +195,7 @@ impl Effort {
 
 /// The wanted pieces of the pack at `from` in `buffer`, until one is bad.
 fn unpack(
-    header: &Header,
+    header: &FrameHeader,
     buffer: &Bytes,
     from: usize,
     wanted: WantedLsns,
@@ -264,7 +264,7 @@ pub(super) fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Byt
 /// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
 /// `bytes`; not copied if it is stored plain.
 pub(super) fn plain_body(
-    header: &Header,
+    header: &FrameHeader,
     bytes: &[u8],
     buffer: &Bytes,
     from: usize,

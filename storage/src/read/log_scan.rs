@@ -23,7 +23,7 @@ use crate::format::pack;
 use crate::format::pack::Piece;
 use crate::index::{Row, SealedIndex};
 use crate::logs::tail_at;
-use crate::logs::{Kept, Log};
+use crate::logs::{FirstKept, Log};
 use crate::read::store::Store;
 
 /// The place of the scan.
@@ -71,7 +71,7 @@ struct LogReadResult {
     published: Position,
     lost: Option<(Lsn, Lsn)>,
     /// The lsn from which records are gone, and the records that the log keeps.
-    gone: Option<(Lsn, Kept)>,
+    gone: Option<(Lsn, FirstKept)>,
     deleted: bool,
     unproven: bool,
 }

@@ -15,8 +15,8 @@ use crate::base::ids::{LogId, Lsn, SegmentId};
 use crate::format::address::is_address;
 use crate::format::body::Link;
 use crate::format::frame;
-use crate::format::frame::Header;
-use crate::format::frame::Kind;
+use crate::format::frame::FrameHeader;
+use crate::format::frame::FrameKind;
 use crate::index::SealedIndex;
 use crate::journal::segment::Segment;
 use crate::recovery;
@@ -173,12 +173,15 @@ impl Store {
     }
 
     /// The header and body of the link, the first frame of a segment. `None` if it does not verify.
-    pub(crate) fn link_of(&self, segment: &Arc<Segment>) -> io::Result<Option<(Header, Link)>> {
+    pub(crate) fn link_of(
+        &self,
+        segment: &Arc<Segment>,
+    ) -> io::Result<Option<(FrameHeader, Link)>> {
         // Most links are small. A link can describe all logs that the previous segment touched.
         let first = segment.first();
         let mut bytes = self.read_link(segment, 64 << 10)?;
         let header = frame::decode_header(&bytes, segment.life.salt)
-            .filter(|header| header.kind == Kind::Link && header.position == first);
+            .filter(|header| header.kind == FrameKind::Link && header.position == first);
         let Some(header) = header else {
             return Ok(None);
         };

@@ -14,7 +14,7 @@ use crate::format::chain::{Below, Chain};
 use crate::index;
 use crate::index::rebuild;
 use crate::index::run_file;
-use crate::index::{Found, Row, SealedIndex};
+use crate::index::{FoundRow, Row, SealedIndex};
 use crate::journal::segment::Segment;
 use crate::read::store::Store;
 
@@ -33,7 +33,7 @@ enum RowError {
 
 /// Whether an index describes all of a log. An index made from frames alone lacks the lsns of logs without records in
 /// them.
-fn knows((index, row): &Found) -> bool {
+fn knows((index, row): &FoundRow) -> bool {
     !index.is_partial() || index.entries(row).len() > 0
 }
 
@@ -46,12 +46,12 @@ impl Store {
         chain: &Chain,
         reach: Reach,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<FoundRow>> {
         // Runs are older than all segments. If `holds` is false for one row of a segment, it is false for all rows of
         // runs.
         let in_segments = Cell::new(false);
         let fetch = |base| self.fetch_row(log, base, reach);
-        let found = chain.oldest(fetch, |found: &Option<Found>| {
+        let found = chain.oldest(fetch, |found: &Option<FoundRow>| {
             let Some((index, row)) = found else {
                 return false;
             };
@@ -79,7 +79,7 @@ impl Store {
         log: LogId,
         reach: Reach,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<FoundRow>> {
         for run in self.journal.runs() {
             let found = match reach {
                 Reach::Disk => self.row_in(&run.segment, log)?,
@@ -128,7 +128,7 @@ impl Store {
     }
 
     /// The row of a log in a run or a sealed segment, as far as its index knows.
-    fn row_in(&self, segment: &Segment, log: LogId) -> io::Result<Option<Found>> {
+    fn row_in(&self, segment: &Segment, log: LogId) -> io::Result<Option<FoundRow>> {
         if !segment.is_indexed() {
             return Ok(None);
         }
@@ -148,7 +148,7 @@ impl Store {
         log: LogId,
         base: Position,
         reach: Reach,
-    ) -> Result<(Option<Found>, Option<Below>), RowError> {
+    ) -> Result<(Option<FoundRow>, Option<Below>), RowError> {
         let sorted = || base < self.journal.sorted_end();
         if sorted() {
             return Ok((None, None));
@@ -180,7 +180,7 @@ impl Store {
         &self,
         log: LogId,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<FoundRow>> {
         loop {
             let end = self.journal.sorted_end();
             if let Some(found) = self.row_in_runs(log, Reach::Disk, &holds)? {

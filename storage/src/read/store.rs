@@ -20,8 +20,8 @@ use crate::format::address;
 use crate::index::Indexes;
 use crate::index::SealedIndex;
 use crate::index::checkpoint;
+use crate::index::queue::IndexProgress;
 use crate::index::queue::IndexQueue;
-use crate::index::queue::Progress;
 use crate::journal::Journal;
 use crate::journal::segment::Segment;
 use crate::logs::Lost;
@@ -169,7 +169,7 @@ impl Store {
 
     /// Invalidates the checkpoints, because they list other losses than there are. No start begins with
     /// them, and another is written soon.
-    pub(crate) fn forget_checkpoints(&self, progress: &mut Progress) {
+    pub(crate) fn forget_checkpoints(&self, progress: &mut IndexProgress) {
         progress.covered = None;
         // A start after a crash has to read everything now.
         progress.since_checkpoint = u64::MAX / 2;

@@ -22,7 +22,7 @@ use crate::index::checkpoint;
 use crate::index::queue::{IndexQueue, Newest};
 use crate::index::{index_id, index_path, unfinished_path};
 use crate::journal::Journal;
-use crate::journal::committer::{Committer, Resume, Settings, Tail};
+use crate::journal::committer::{Committer, CommitterSettings, FileTail, Resume};
 use crate::journal::expiry::Clocks;
 use crate::journal::pool::{Pool, Use};
 use crate::journal::run;
@@ -147,7 +147,7 @@ impl Recovered {
         let runs = self.runs.found.into_iter().map(|found| found.run);
         journal.enter_runs(runs.collect());
         let resume = Resume {
-            tail: Tail::new(Arc::clone(&pool), segment, file),
+            tail: FileTail::new(Arc::clone(&pool), segment, file),
             link,
             next_log_counter: self.next_log_counter,
             arrival,
@@ -169,7 +169,7 @@ impl Recovered {
             Arc::clone(&journal),
             Arc::clone(&logs),
             Arc::clone(&indexing) as _,
-            Settings {
+            CommitterSettings {
                 auto_create: config.auto_create,
                 largest_unit: largest_unit(config.segment_bytes),
                 sync_mode: config.sync_mode,

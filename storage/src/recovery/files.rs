@@ -12,7 +12,7 @@ use crate::disk::{Disk, DiskFile, are_unreadable, read_again, read_some};
 use crate::format::body::Link;
 use crate::format::content::Content;
 use crate::format::frame;
-use crate::format::frame::{Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::life;
 use crate::format::life::{BadLife, Life, journal_path};
 use crate::format::walk::{Bytes, Walked};
@@ -33,7 +33,7 @@ const FIRST_BYTES: u64 = 4096;
 
 /// A segment file with frames in it. Its bytes are read when it is walked: windows of one segment
 /// at a time are in memory.
-pub(super) struct Used {
+pub(super) struct UsedSegment {
     pub(super) life: Life,
     pub(super) path: String,
     pub(super) base: Position,
@@ -47,7 +47,7 @@ pub(super) struct LoadedTail<'d> {
     pub(super) walked: Walked,
 }
 
-impl Used {
+impl UsedSegment {
     /// Path of the file, if it does not have the segment's own name.
     pub(super) fn misnamed(&self) -> Option<String> {
         (self.path != journal_path(self.life.id)).then(|| self.path.clone())
@@ -133,7 +133,7 @@ impl Recovered {
         &mut self,
         disk: &dyn Disk,
         ids: &[SegmentId],
-    ) -> Result<Vec<Used>, OpenError> {
+    ) -> Result<Vec<UsedSegment>, OpenError> {
         let mut used = Vec::new();
         for id in ids {
             self.next_id = self.next_id.max(id.next());
@@ -165,7 +165,11 @@ impl Recovered {
 
     /// Checks files that seem empty. Segments are begun in the order of their ids. An empty file before a begun
     /// segment has lost its beginning, and its other bytes may be good.
-    fn look_again(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
+    fn look_again(
+        &mut self,
+        disk: &dyn Disk,
+        used: &mut Vec<UsedSegment>,
+    ) -> Result<(), OpenError> {
         let ids = used.iter().map(|segment| segment.life.id);
         let newest = ids.chain(self.last_begun.map(|begun| begun.segment)).max();
         let (before, ready) = std::mem::take(&mut self.unused)
@@ -182,7 +186,7 @@ impl Recovered {
     pub(super) fn look_behind_seal<'d>(
         &mut self,
         disk: &'d dyn Disk,
-        used: &mut Vec<Used>,
+        used: &mut Vec<UsedSegment>,
         tail: Option<LoadedTail<'d>>,
     ) -> Result<Option<LoadedTail<'d>>, OpenError> {
         let last = used.last().map(|last| last.life.id).or(self.last);
@@ -206,7 +210,11 @@ impl Recovered {
 
     /// Notes an end of the journal that the device cannot read: a file with an unreadable first frame. The
     /// journal continues there if it has left the last segment found, or if the last start began that file.
-    pub(super) fn look_for_unread_end(&mut self, used: &[Used], tail: Option<&LoadedTail<'_>>) {
+    pub(super) fn look_for_unread_end(
+        &mut self,
+        used: &[UsedSegment],
+        tail: Option<&LoadedTail<'_>>,
+    ) {
         let last = used.last().map(|last| last.life.id).or(self.last);
         let left = tail.map_or(!self.clean, |tail| tail.walked.is_sealed());
         let begun = self.last_begun.map(|begun| begun.segment);
@@ -219,8 +227,12 @@ impl Recovered {
     /// Drops segments that a later link skips. The start that wrote the link found nothing whole in them. It
     /// keeps the file that the last seal names until the link is flushed, so a power cut may leave that file
     /// behind. A file with whole frames was missing then, and came back: it is kept.
-    fn drop_passed_over(&mut self, disk: &dyn Disk, used: &mut Vec<Used>) -> Result<(), OpenError> {
-        let mut kept: Vec<Used> = Vec::with_capacity(used.len());
+    fn drop_passed_over(
+        &mut self,
+        disk: &dyn Disk,
+        used: &mut Vec<UsedSegment>,
+    ) -> Result<(), OpenError> {
+        let mut kept: Vec<UsedSegment> = Vec::with_capacity(used.len());
         for one in used.drain(..) {
             let before = one.link.as_ref().and_then(|link| link.predecessor);
             while let Some(last) = kept.last()
@@ -249,7 +261,7 @@ impl Recovered {
         disk: &dyn Disk,
         id: SegmentId,
         look: u64,
-    ) -> Result<Option<Used>, OpenError> {
+    ) -> Result<Option<UsedSegment>, OpenError> {
         let path = journal_path(id);
         let fail = || OpenError::io(format!("reading {path}"));
         let file = disk.open(&path).map_err(fail())?;
@@ -299,7 +311,7 @@ impl Recovered {
         }
         match found {
             None if life.id != id => Ok(None),
-            Some((base, link)) => Ok(Some(Used {
+            Some((base, link)) => Ok(Some(UsedSegment {
                 life,
                 path,
                 base,
@@ -358,7 +370,7 @@ impl Recovered {
     pub(super) fn drop_unwritten<'d>(
         &mut self,
         disk: &'d dyn Disk,
-        used: &mut Vec<Used>,
+        used: &mut Vec<UsedSegment>,
     ) -> Result<Option<LoadedTail<'d>>, OpenError> {
         while let Some(last) = used.last() {
             let tail = last.read_tail(disk)?;
@@ -452,7 +464,8 @@ fn first_frame(
     if are_zeros(&head) {
         return Ok(FirstFrame::Zeros);
     }
-    let header = frame::decode_header(&head, life.salt).filter(|header| header.kind == Kind::Link);
+    let header =
+        frame::decode_header(&head, life.salt).filter(|header| header.kind == FrameKind::Link);
     let base = header.and_then(|header| header.position.get().checked_sub(LIFE_BYTES));
     let (Some(header), Some(base)) = (header, base) else {
         return Ok(FirstFrame::Bad);
@@ -542,13 +555,13 @@ fn any_frame(life: &Life, content: &Content<'_>) -> Option<(Position, Option<Lin
     }
 }
 
-fn link_from_directory(bytes: &Bytes<'_>, mut header: Header) -> Option<Link> {
+fn link_from_directory(bytes: &Bytes<'_>, mut header: FrameHeader) -> Option<Link> {
     loop {
         if let Some(directory) = frame::directory_of(&bytes.frame(&header), &header) {
             let entry = directory
                 .entries
                 .first()
-                .filter(|entry| entry.kind == Kind::Link)?;
+                .filter(|entry| entry.kind == FrameKind::Link)?;
             return Some(partial_link(entry.log_id, entry.first_lsn, entry.count));
         }
         header = bytes.resynchronise(header.position.advance(8))?;

@@ -6,13 +6,13 @@
 use crate::base::ids::{Position, RecoveryEpoch};
 
 /// An epoch that ended, and the end of its surviving records.
-pub(crate) type End = (RecoveryEpoch, Position);
+pub(crate) type EpochEnd = (RecoveryEpoch, Position);
 
 /// Maximum number of ends that are kept. Each takes 16 bytes of memory and about 10 in a checkpoint.
 const MOST_ENDS: usize = 1 << 15;
 
 /// Adds an end.
-pub(super) fn add_end(ends: &mut Vec<End>, ended: RecoveryEpoch, end: Position) {
+pub(super) fn add_end(ends: &mut Vec<EpochEnd>, ended: RecoveryEpoch, end: Position) {
     ends.push((ended, end));
     bound_ends(ends);
 }
@@ -20,7 +20,7 @@ pub(super) fn add_end(ends: &mut Vec<End>, ended: RecoveryEpoch, end: Position) 
 /// Bounds the list. Beyond [`MOST_ENDS`] entries the older half becomes one. The first entry stays: it stands
 /// for epochs before the store. The new entry has the lowest end, so a lost record never counts as surviving. A
 /// surviving record may count as lost, so that its writer or reader takes it again.
-pub(crate) fn bound_ends(ends: &mut Vec<End>) {
+pub(crate) fn bound_ends(ends: &mut Vec<EpochEnd>) {
     while ends.len() > MOST_ENDS {
         let older = 1..=MOST_ENDS / 2;
         let merged = (ends[*older.end()].0, ends[*older.start()].1);

@@ -5,22 +5,22 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-use super::files::Used;
+use super::files::UsedSegment;
 use super::history::bound_ends;
 use super::{OldTail, Recovered};
 use crate::api::error::OpenError;
 use crate::base::ids::{LogId, Lsn, Position, SegmentId};
 use crate::base::metrics::NoObserver;
 use crate::disk::directory;
-use crate::disk::directory::Store;
+use crate::disk::directory::StoreIdentity;
 use crate::disk::{Disk, DiskFile, create_anew};
 use crate::format::address::Hole;
-use crate::format::body::{Accepted, Link};
+use crate::format::body::{AcceptedLosses, Link};
 use crate::format::content::Content;
 use crate::format::frame;
 use crate::format::life;
 use crate::format::life::Life;
-use crate::format::walk::{Bytes, Item, Walked};
+use crate::format::walk::{Bytes, WalkItem, Walked};
 use crate::index::checkpoint;
 use crate::index::checkpoint::{SegmentEntry, Summary};
 use crate::index::drafts::Drafts;
@@ -159,7 +159,7 @@ impl Recovered {
     pub(super) fn enter_by_index(
         &mut self,
         disk: &dyn Disk,
-        used: &Used,
+        used: &UsedSegment,
         link: &Link,
     ) -> Result<bool, OpenError> {
         let fail = || OpenError::io(format!("reading {}", index_path(used.life.id)));
@@ -197,7 +197,13 @@ impl Recovered {
 
     /// Makes the index of a walked segment: from now on it has the places of the frames, and the records that
     /// damage took.
-    pub(super) fn seal(&mut self, used: &Used, segment: &Segment, walked: &Walked, bytes: u64) {
+    pub(super) fn seal(
+        &mut self,
+        used: &UsedSegment,
+        segment: &Segment,
+        walked: &Walked,
+        bytes: u64,
+    ) {
         let index = self
             .drafts
             .seal(&used.life, used.base, walked.end, walked.chain);
@@ -331,7 +337,7 @@ pub(crate) fn last_whole_unit(
     let walked = Bytes { life, base, bytes }.walk_finished(end);
     content.check()?;
     let ends = walked.items.iter().filter_map(|item| match item {
-        Item::Frame { header, .. } if !header.continues() => Some(header.end()),
+        WalkItem::Frame { header, .. } if !header.continues() => Some(header.end()),
         _ => None,
     });
     Ok(ends.filter(|end| *end <= until).max())
@@ -354,10 +360,10 @@ pub(crate) fn index_anew(
     disk: &Arc<dyn Disk>,
     segment: &Segment,
     link: Option<&Link>,
-    (accepted, producer_window): (&[Accepted], u64),
+    (accepted, producer_window): (&[AcceptedLosses], u64),
     logs: &Around<'_>,
 ) -> io::Result<Option<SealedIndex>> {
-    let store = Store {
+    let store = StoreIdentity {
         id: segment.life.store_id,
         created: false,
     };
@@ -376,7 +382,7 @@ pub(crate) fn index_anew(
     let closings = link.and_then(|link| link.closings.as_deref());
     let mut touched = BTreeSet::new();
     for item in &walked.items {
-        if let Item::Frame { header, .. } = item {
+        if let WalkItem::Frame { header, .. } = item {
             touched.insert(header.log_id);
             let directory = frame::directory_of(&bytes.frame(header), header);
             let entries = directory.iter().flat_map(|directory| &directory.entries);

@@ -21,12 +21,12 @@ use crate::disk::{Disk, DiskFile, is_out_of_space};
 use crate::format::address;
 use crate::format::address::Hole;
 use crate::format::content::Content;
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 use crate::format::life::{Life, journal_path};
-use crate::format::walk::{Bytes, Item};
+use crate::format::walk::{Bytes, WalkItem};
 use crate::index::checkpoint::Summary;
 use crate::index::run_file;
-use crate::index::run_file::{BadRun, Opened};
+use crate::index::run_file::{BadRun, OpenedRun};
 use crate::index::{SealedIndex, base_of_index, index_id, old_id, read_index};
 use crate::journal::run;
 use crate::journal::run::Run;
@@ -41,7 +41,7 @@ const LOOK: usize = 1 << 20;
 #[derive(Default)]
 pub(super) struct Runs {
     /// Valid runs, oldest first.
-    pub(super) found: Vec<Found>,
+    pub(super) found: Vec<FoundRun>,
     /// Unusable runs, and why.
     pub(super) bad: Vec<(SegmentId, String)>,
     /// Whether they follow each other from the beginning of the journal on, and none is bad.
@@ -60,8 +60,8 @@ pub(super) struct Runs {
 }
 
 /// A run and its file.
-pub(crate) struct Found {
-    pub(crate) opened: Opened,
+pub(crate) struct FoundRun {
+    pub(crate) opened: OpenedRun,
     pub(crate) run: Arc<Run>,
 }
 
@@ -88,7 +88,7 @@ impl Runs {
 
     /// Positions that the run with this segment replaces, including missing segments before it.
     fn reach_of(&self, id: SegmentId) -> Option<Range<Position>> {
-        let of = |found: &Found| found.run.head.first <= id && id <= found.run.head.last;
+        let of = |found: &FoundRun| found.run.head.first <= id && id <= found.run.head.last;
         let at = self.found.iter().position(of)?;
         let before = at.checked_sub(1).map(|before| &self.found[before]);
         let from = before.map_or(Position::ZERO, |before| before.run.head.limit);
@@ -173,7 +173,7 @@ impl Recovered {
                 head,
                 straddling: 0,
             });
-            runs.found.push(Found { opened, run });
+            runs.found.push(FoundRun { opened, run });
         }
         let (sorted, rest): (Vec<_>, Vec<_>) = ids.iter().partition(|id| runs.hold(**id));
         *ids = rest;
@@ -249,11 +249,11 @@ impl Recovered {
         }
         .walk_last();
         content.check()?;
-        let is_lost = |item: &Item| match item {
-            Item::Frame {
+        let is_lost = |item: &WalkItem| match item {
+            WalkItem::Frame {
                 header,
                 body_good: true,
-            } if header.kind == Kind::Batch => {
+            } if header.kind == FrameKind::Batch => {
                 let next = header.next_lsn().unwrap_or(header.first_lsn);
                 self.drafts.misses(header.log_id, header.first_lsn, next)
             }
@@ -269,7 +269,7 @@ impl Recovered {
     /// Whether a checkpoint matches the runs: all runs that it lists are there, and it knows the logs that they
     /// leave out.
     pub(super) fn goes_with_runs(&self, summary: &Summary) -> bool {
-        let forgotten = |found: &Found| found.run.head.forgotten > Some(summary.last);
+        let forgotten = |found: &FoundRun| found.run.head.forgotten > Some(summary.last);
         let of_runs = self
             .runs
             .found
@@ -289,7 +289,7 @@ impl Recovered {
             None => BTreeSet::new(),
         };
         let mut before = Position::ZERO;
-        for Found { opened, run } in &found {
+        for FoundRun { opened, run } in &found {
             let stands_for = before..run.head.limit.max(before);
             let applied = match Some(run.head.last) > self.last {
                 true => self.apply_run(disk, opened, run),
@@ -303,7 +303,7 @@ impl Recovered {
         Ok(())
     }
 
-    fn apply_run(&mut self, disk: &dyn Disk, opened: &Opened, run: &Run) -> io::Result<()> {
+    fn apply_run(&mut self, disk: &dyn Disk, opened: &OpenedRun, run: &Run) -> io::Result<()> {
         let head = &run.head;
         let begins_behind = self.last.is_none_or(|last| last < head.first);
         if begins_behind && head.before_first != self.last {
@@ -372,7 +372,7 @@ impl Recovered {
     fn walk_run(
         &mut self,
         disk: &dyn Disk,
-        opened: &Opened,
+        opened: &OpenedRun,
         run: &Run,
         index: Option<SealedIndex>,
     ) -> io::Result<()> {

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use super::files::Used;
+use super::files::UsedSegment;
 use super::{FoundRun, Recovered, Trust};
 use crate::api::error::OpenError;
 use crate::base::clock::Clock;
 use crate::base::ids::{Position, SegmentId};
 use crate::base::metrics::NoObserver;
 use crate::disk::Disk;
-use crate::disk::directory::{LastBegun, Store};
+use crate::disk::directory::{LastBegun, StoreIdentity};
 use crate::format::body::Link;
 use crate::format::life::Life;
 use crate::logs::Logs;
@@ -86,7 +86,7 @@ impl Survey {
 }
 
 /// Finds the place of all files. Reads the start of each segment, and the whole last one.
-pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenError> {
+pub(crate) fn survey(disk: &Arc<dyn Disk>, store: StoreIdentity) -> Result<Survey, OpenError> {
     let mut recovered = Recovered::new(disk, store, PRODUCER_WINDOW);
     let mut ids = recovered.list_files(&**disk)?;
     recovered.list_runs(&**disk, &mut ids)?;
@@ -135,7 +135,11 @@ pub(crate) fn survey(disk: &Arc<dyn Disk>, store: Store) -> Result<Survey, OpenE
 }
 
 /// The end of a segment that has a successor.
-fn end_before(disk: &dyn Disk, segment: &Used, next: &Used) -> Result<Position, OpenError> {
+fn end_before(
+    disk: &dyn Disk,
+    segment: &UsedSegment,
+    next: &UsedSegment,
+) -> Result<Position, OpenError> {
     let told = next
         .link
         .as_ref()
@@ -153,7 +157,7 @@ fn end_before(disk: &dyn Disk, segment: &Used, next: &Used) -> Result<Position, 
 /// at a time is in memory.
 pub(crate) fn account(
     disk: &Arc<dyn Disk>,
-    store: Store,
+    store: StoreIdentity,
     clock: &dyn Clock,
 ) -> Result<Account, OpenError> {
     let mut recovered = Recovered::new(disk, store, PRODUCER_WINDOW);

@@ -16,15 +16,15 @@ use std::io;
 use std::sync::Arc;
 
 use super::Recovered;
-use super::files::Used;
+use super::files::UsedSegment;
 use crate::api::error::OpenError;
 use crate::base::ids::{Position, SegmentId};
 use crate::disk::Disk;
 use crate::disk::held_files::Backups;
 use crate::format::address::Hole;
-use crate::format::body::{Accepted, Link};
+use crate::format::body::{AcceptedLosses, Link};
 use crate::format::life::Life;
-use crate::format::walk::{Item, Walked};
+use crate::format::walk::{WalkItem, Walked};
 use crate::index::checkpoint;
 use crate::index::checkpoint::Summary;
 use crate::index::{self, SealedIndex};
@@ -40,12 +40,12 @@ pub(super) struct Witness {
 impl Walked {
     /// Bytes that do not verify: between frames, and in frames with bad bodies.
     pub(super) fn holes(&self) -> Vec<Hole> {
-        let hole = |item: &Item| match *item {
-            Item::Hole { from, to } => Some(Hole { from, to }),
-            Item::Frame {
+        let hole = |item: &WalkItem| match *item {
+            WalkItem::Hole { from, to } => Some(Hole { from, to }),
+            WalkItem::Frame {
                 body_good: true, ..
             } => None,
-            Item::Frame { header, .. } => Some(Hole {
+            WalkItem::Frame { header, .. } => Some(Hole {
                 from: header.position,
                 to: header.end(),
             }),
@@ -55,7 +55,7 @@ impl Walked {
 
     /// Returns the walk of the segment at `base` with whole frames in accepted places as holes. These frames did not
     /// verify when an operator accepted their loss, and newer records may have the lsns of their records since.
-    pub(super) fn without_accepted(self, base: Position, accepted: &[Accepted]) -> Self {
+    pub(super) fn without_accepted(self, base: Position, accepted: &[AcceptedLosses]) -> Self {
         let places = accepted
             .iter()
             .flat_map(|accepted| accepted.places_between(base, self.end));
@@ -66,22 +66,22 @@ impl Walked {
         let is_lost = |from: Position, to: Position| {
             places.iter().any(|place| place.0 <= from && to <= place.1)
         };
-        let mut items: Vec<Item> = Vec::with_capacity(self.items.len());
+        let mut items: Vec<WalkItem> = Vec::with_capacity(self.items.len());
         for item in self.items {
             let (from, to) = match item {
-                Item::Frame {
+                WalkItem::Frame {
                     header,
                     body_good: true,
                 } if is_lost(header.position, header.end()) => (header.position, header.end()),
-                Item::Frame { .. } => {
+                WalkItem::Frame { .. } => {
                     items.push(item);
                     continue;
                 }
-                Item::Hole { from, to } => (from, to),
+                WalkItem::Hole { from, to } => (from, to),
             };
             match items.last_mut() {
-                Some(Item::Hole { to: end, .. }) if *end == from => *end = to,
-                _ => items.push(Item::Hole { from, to }),
+                Some(WalkItem::Hole { to: end, .. }) if *end == from => *end = to,
+                _ => items.push(WalkItem::Hole { from, to }),
             }
         }
         Self { items, ..self }
@@ -93,7 +93,7 @@ impl Recovered {
     pub(super) fn index_of_damaged(
         &mut self,
         disk: &dyn Disk,
-        used: &Used,
+        used: &UsedSegment,
         link: Option<&Link>,
         walked: &Walked,
     ) -> Result<Option<SealedIndex>, OpenError> {

@@ -464,8 +464,9 @@ fn gaps_of_a_restored_archive_name_why_records_went() {
         }
         let mut found = Vec::new();
         let control = crate::api::pace::Control::new(0);
-        let tell =
-            &mut |progress: &mut crate::api::pace::Progress| found.append(&mut progress.findings);
+        let tell = &mut |progress: &mut crate::api::pace::VerifyProgress| {
+            found.append(&mut progress.findings)
+        };
         other.core.verifier.verify(None, &control, tell).unwrap();
         assert_eq!(found, [], "{when}");
         other = match when {

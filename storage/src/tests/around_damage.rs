@@ -903,13 +903,13 @@ fn a_segment_that_is_put_back_after_a_run_was_made_is_kept() {
 #[test]
 fn damaged_links_seals_orders_and_images_hold_nothing_back() {
     use crate::format::frame;
-    use crate::format::frame::Kind;
+    use crate::format::frame::FrameKind;
     for (at, kind) in [
-        (At::Segment, Kind::Link),
-        (At::Segment, Kind::Seal),
-        (At::Run, Kind::Order),
-        (At::Run, Kind::Images),
-        (At::Run, Kind::Run),
+        (At::Segment, FrameKind::Link),
+        (At::Segment, FrameKind::Seal),
+        (At::Run, FrameKind::Order),
+        (At::Run, FrameKind::Images),
+        (At::Run, FrameKind::Run),
     ] {
         let what = format!("{kind:?}");
         let mut store = Store::new();

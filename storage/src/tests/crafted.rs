@@ -17,7 +17,7 @@ use crate::disk::directory;
 use crate::disk::directory::LastBegun;
 use crate::engine::repair::accept_loss;
 use crate::format::frame;
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 use crate::format::life::Life;
 use crate::tools::backup::{BackupView, content_path};
 use crate::tools::verify::Offline;
@@ -180,13 +180,13 @@ fn store_that_cannot_go_on_is_refused_and_left_as_it_was() {
 
 /// Edits frames of all segments, each by its number, header and body together. Afterwards all checksums and
 /// the chain are valid.
-fn forge(disk: &SimDisk, edit: &dyn Fn(usize, Kind, &mut Vec<u8>)) {
+fn forge(disk: &SimDisk, edit: &dyn Fn(usize, FrameKind, &mut Vec<u8>)) {
     for name in disk.list("journal").unwrap() {
         forge_segment(disk, &format!("journal/{name}"), edit);
     }
 }
 
-fn forge_segment(disk: &SimDisk, path: &str, edit: &dyn Fn(usize, Kind, &mut Vec<u8>)) {
+fn forge_segment(disk: &SimDisk, path: &str, edit: &dyn Fn(usize, FrameKind, &mut Vec<u8>)) {
     let mut bytes = disk.contents(path).unwrap();
     let salt = Life::decode(&bytes).unwrap().salt;
     let mut frames = Vec::new();
@@ -313,7 +313,7 @@ fn forged_links_are_damage() {
     for (what, edit) in edits {
         let disk = fixture.disk.copy();
         forge(&disk, &|_, kind, new| {
-            if kind == Kind::Link {
+            if kind == FrameKind::Link {
                 let head = usize::from(u16::from_le_bytes([new[4], new[5]])) * 8;
                 let mut link = Link::decode(&new[head..]).unwrap();
                 edit(&mut link);
@@ -351,7 +351,7 @@ fn frame_that_claims_too_much_is_damage() {
     let disk = fixture.disk.copy();
     forge(&disk, &|_, kind, new| {
         let head = usize::from(u16::from_le_bytes([new[4], new[5]])) * 8;
-        if kind == Kind::Batch && new[20] & 7 == 1 {
+        if kind == FrameKind::Batch && new[20] & 7 == 1 {
             new.truncate(head);
             new.extend_from_slice(&stored);
         }

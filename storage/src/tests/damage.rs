@@ -10,7 +10,7 @@ use super::*;
 use crate::api::record::GapReason;
 use crate::disk::Disk;
 use crate::format::frame;
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 use crate::format::life::Life;
 
 const LOGS: [&str; 4] = ["a", "b", "c/1", "d"];
@@ -33,7 +33,7 @@ pub(super) struct Known {
     pub(super) covered: usize,
     pub(super) to: usize,
     pub(super) header_end: usize,
-    pub(super) kind: Kind,
+    pub(super) kind: FrameKind,
     pub(super) log: Option<&'static str>,
     pub(super) lsns: std::ops::Range<u64>,
 }
@@ -105,7 +105,7 @@ impl Sample {
                 .get(from..)
                 .and_then(|b| frame::decode_header(b, life.salt))
             {
-                if header.kind == Kind::Created {
+                if header.kind == FrameKind::Created {
                     let body = frame::verified_body(&bytes[from..], &header).unwrap();
                     let created = crate::format::body::Created::decode(body).unwrap();
                     let log = LOGS.into_iter().find(|log| *log == created.name).unwrap();
@@ -113,7 +113,7 @@ impl Sample {
                 }
                 let header_end = from + header.header_len as usize;
                 let to = from + usize::try_from(header.frame_len()).unwrap();
-                let batch = header.kind == Kind::Batch;
+                let batch = header.kind == FrameKind::Batch;
                 let first = header.first_lsn.get();
                 frames.push(Known {
                     segment,
@@ -379,7 +379,7 @@ fn check_prefix(sample: &Sample, disk: SimDisk, at: usize, what: &str) {
     let link = sample
         .frames
         .iter()
-        .find(|f| f.segment == 2 && f.kind == Kind::Link)
+        .find(|f| f.segment == 2 && f.kind == FrameKind::Link)
         .unwrap();
     let fixture = Fixture::on(disk);
     for (log, records) in &sample.records {
@@ -464,7 +464,9 @@ fn damage_found_while_serving_is_named_from_then_on_and_after_a_restart() {
         let known = sample
             .frames
             .iter()
-            .find(|known| known.segment == 0 && known.kind == Kind::Batch && known.log == Some("a"))
+            .find(|known| {
+                known.segment == 0 && known.kind == FrameKind::Batch && known.log == Some("a")
+            })
             .unwrap();
         let mut bytes = sample.bytes(0);
         bytes[if in_header {

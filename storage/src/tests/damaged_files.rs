@@ -22,7 +22,7 @@ use crate::disk::Disk;
 use crate::disk::directory::{DIRECTORIES, REPAIRS};
 use crate::engine::repair::accept_loss;
 use crate::format::frame;
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 use crate::format::life::Life;
 use crate::journal::committer::CursorChange;
 
@@ -399,7 +399,7 @@ fn frames(disk: &SimDisk, ids: &BTreeMap<crate::base::ids::LogId, &'static str>)
         {
             let body = from + header.header_len as usize;
             let first = header.first_lsn.get();
-            if let (Kind::Batch, Some(log)) = (header.kind, ids.get(&header.log_id)) {
+            if let (FrameKind::Batch, Some(log)) = (header.kind, ids.get(&header.log_id)) {
                 frames.push(Frame {
                     path: path.clone(),
                     from,

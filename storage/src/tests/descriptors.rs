@@ -160,7 +160,7 @@ fn live(disk: &SimDisk) -> (Met, bool) {
     met.backups += saved.1;
     let verify = || {
         let mut findings = Vec::new();
-        let mut tell = |progress: &mut crate::api::pace::Progress| {
+        let mut tell = |progress: &mut crate::api::pace::VerifyProgress| {
             findings.append(&mut progress.findings);
         };
         let checked = fixture

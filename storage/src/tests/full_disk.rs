@@ -9,7 +9,7 @@ use crate::api::error::{AdminError, FailedCheck, SyncError, TrimError};
 use crate::api::record::{LogConfig, SyncMode};
 use crate::base::ids::{LogId, Position};
 use crate::base::promise::Awaited;
-use crate::disk::{Call, CallKind, Disk};
+use crate::disk::{CallKind, Disk, DiskCall};
 use crate::journal::committer::Expiry;
 
 const ENOSPC: i32 = 28;
@@ -636,7 +636,7 @@ fn a_start_without_space_for_a_segment_gives_up_spare_files() {
     // A segment of the usual size finds no space, and is not tried again so soon. A small one fails twice.
     for nth in 1..=3 {
         let makes =
-            |call: &Call<'_>| call.kind == CallKind::Create && call.path.starts_with("pool/");
+            |call: &DiskCall<'_>| call.kind == CallKind::Create && call.path.starts_with("pool/");
         disk.fail_call(makes, nth, ENOSPC);
     }
     f = Fixture::on(disk.clone());

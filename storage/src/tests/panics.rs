@@ -8,7 +8,7 @@ use super::*;
 use crate::api::engine::{Append as _, Operate as _};
 use crate::api::ticket::block_on;
 use crate::base::metrics::{Observer, Worker};
-use crate::disk::Call;
+use crate::disk::DiskCall;
 use crate::engine::LocalEngine;
 
 /// Name of the threads that panic as soon as they use the disk or the clock. Only the test below
@@ -23,7 +23,7 @@ fn trap() {
     assert!(trapped.is_empty() || !is_it(), "a trap on {name}");
 }
 
-fn trap_call(_: &Call<'_>) -> bool {
+fn trap_call(_: &DiskCall<'_>) -> bool {
     trap();
     false
 }

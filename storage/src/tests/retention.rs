@@ -112,7 +112,7 @@ impl Fixture {
                 let bytes = self.core.open_segments.read(segment, at, 64 << 10).unwrap();
                 let header =
                     crate::format::frame::decode_header(&bytes, segment.life.salt).unwrap();
-                let batch = header.kind == crate::format::frame::Kind::Batch;
+                let batch = header.kind == crate::format::frame::FrameKind::Batch;
                 if batch && header.log_id == id && header.next_lsn() > Some(first) {
                     found.push(header.frame_len());
                 }

@@ -55,7 +55,7 @@ fn a_run_is_verified_by_its_number_and_named_for_a_sorted_segment() {
     let found = |core: &Core| {
         let mut findings = Vec::new();
         let only = core.verifier.files_of(run).ok();
-        let tell = &mut |progress: &mut crate::api::pace::Progress| {
+        let tell = &mut |progress: &mut crate::api::pace::VerifyProgress| {
             findings.append(&mut progress.findings);
         };
         let control = crate::api::pace::Control::new(0);

@@ -727,8 +727,9 @@ fn verification_finds_nothing_in_sound_runs_and_every_flipped_byte() {
         };
         let mut found = Vec::new();
         let control = crate::api::pace::Control::new(0);
-        let tell =
-            &mut |progress: &mut crate::api::pace::Progress| found.append(&mut progress.findings);
+        let tell = &mut |progress: &mut crate::api::pace::VerifyProgress| {
+            found.append(&mut progress.findings)
+        };
         fixture.core.verifier.verify(None, &control, tell).unwrap();
         assert!(padding || !found.is_empty(), "byte {at}, online");
         let lost = |findings: &[crate::api::finding::Finding]| {
@@ -927,7 +928,7 @@ fn scrubbing_goes_on_whenever_the_sorter_takes_its_files() {
 
 /// Fails the removal of this number of indexes.
 fn fail_removals(disk: &SimDisk, count: u64) {
-    let removes = |call: &crate::disk::Call<'_>| {
+    let removes = |call: &crate::disk::DiskCall<'_>| {
         call.kind == crate::disk::CallKind::Remove && call.path.starts_with("index/")
     };
     for nth in 1..=count {
@@ -1026,7 +1027,7 @@ fn index_that_could_not_be_read_for_a_while_is_read_again() {
     let (disk, clock, expected) = covered();
     let left = sort_all(&start(&disk.copy(), &clock).unwrap());
     let fixture = start(&disk, &clock).unwrap();
-    let reads = |call: &crate::disk::Call<'_>| {
+    let reads = |call: &crate::disk::DiskCall<'_>| {
         call.kind == crate::disk::CallKind::Read && call.path.starts_with("index/")
     };
     // A read, the same read again, and the read of the page fail.

@@ -8,7 +8,7 @@ use super::*;
 use crate::api::record::GapReason;
 use crate::disk::Disk;
 use crate::format::frame;
-use crate::format::frame::{FrameHead, Kind};
+use crate::format::frame::{FrameHead, FrameKind};
 
 const RECORDS: u8 = 40;
 
@@ -108,14 +108,14 @@ fn a_frame_that_does_not_follow_the_one_before_is_not_in_the_journal() {
     }
     let (from, appended) = frames
         .into_iter()
-        .find(|(_, h)| h.kind == Kind::Batch)
+        .find(|(_, h)| h.kind == FrameKind::Batch)
         .unwrap();
     let body = frame::verified_body(&bytes[from..], &appended).unwrap();
     let mut stale = Vec::new();
     let start = frame::begin(&mut stale, &[]);
     stale.extend_from_slice(body);
     let head = FrameHead {
-        kind: Kind::Batch,
+        kind: FrameKind::Batch,
         flags: 0,
         count: 1,
         position: end,

@@ -13,7 +13,7 @@ use super::*;
 use crate::disk::Disk;
 use crate::disk::directory::FORMAT;
 use crate::engine::repair::{accept_loss, examine};
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 
 const PAGE: usize = 4096;
 const FIRST_FRAME: usize = 8192;
@@ -37,7 +37,7 @@ fn hits(page: usize, known: &Known) -> bool {
 fn pages(sample: &Sample, segment: usize) -> impl Iterator<Item = usize> {
     let proofs = sample.frames.iter().filter(|f| f.segment == segment);
     let last = proofs
-        .filter(|f| f.kind == Kind::Marker)
+        .filter(|f| f.kind == FrameKind::Marker)
         .map(|f| f.from)
         .max();
     let end = match segment + 1 == sample.paths.len() {
@@ -344,7 +344,7 @@ fn records_of_an_unproven_tail_come_back_with_their_lsns() {
 /// A byte of the newest record of [`unproven_tail`].
 const PASSING: usize = 20_000;
 
-fn reads_passing(call: &crate::disk::Call<'_>) -> bool {
+fn reads_passing(call: &crate::disk::DiskCall<'_>) -> bool {
     let at = PASSING as u64;
     let reads = call.kind == crate::disk::CallKind::ReadFromDevice;
     reads && call.offset <= at && at < call.offset + call.length

@@ -493,7 +493,7 @@ fn running_with_damage() -> (Fixture, String, u64) {
     let mut at = 8192;
     let header = loop {
         let header = crate::format::frame::decode_header(&bytes[at..], life.salt).unwrap();
-        if header.kind == crate::format::frame::Kind::Batch && at > 30_000 {
+        if header.kind == crate::format::frame::FrameKind::Batch && at > 30_000 {
             break header;
         }
         at += usize::try_from(header.frame_len()).unwrap();
@@ -509,7 +509,7 @@ fn running_with_damage() -> (Fixture, String, u64) {
 
 pub(super) fn online(fixture: &Fixture) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let tell = &mut |progress: &mut crate::api::pace::Progress| {
+    let tell = &mut |progress: &mut crate::api::pace::VerifyProgress| {
         findings.append(&mut progress.findings);
     };
     let control = Control::new(0);
@@ -565,7 +565,7 @@ fn a_damaged_header_costs_a_running_engine_exactly_its_records() {
         at += usize::try_from(header.frame_len()).unwrap();
     }
     let header = crate::format::frame::decode_header(&bytes[at..], life.salt).unwrap();
-    assert_eq!(header.kind, crate::format::frame::Kind::Batch);
+    assert_eq!(header.kind, crate::format::frame::FrameKind::Batch);
     change(&fixture.disk, &path, |bytes| bytes[at + 40] ^= 1);
     let findings = online(&fixture);
     assert_eq!(findings.len(), 2, "{findings:#?}");

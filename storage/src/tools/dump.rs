@@ -15,7 +15,7 @@ use crate::format::body::{Created, CursorBody, Link, Seal};
 use crate::format::compress;
 use crate::format::digest::Digest;
 use crate::format::frame;
-use crate::format::frame::{Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::pack;
 use crate::format::walk::{Event, Walk};
 use crate::index::checkpoint;
@@ -25,7 +25,7 @@ use crate::logs::image::Image;
 use crate::logs::producers::Forgotten;
 use crate::recovery::{Survey, Surveyed};
 use crate::tools::verify::Offline;
-use crate::upkeep::verify::reader::Reader;
+use crate::upkeep::verify::reader::StepReader;
 
 /// Selects a part of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -360,7 +360,7 @@ impl Offline {
         if shown == Err(Enough) {
             return Ok(Err(Enough));
         }
-        let mut reader = Reader::open(&*self.disk, &segment.path).map_err(fail())?;
+        let mut reader = StepReader::open(&*self.disk, &segment.path).map_err(fail())?;
         let mut read = |from: u64, bytes: u64| Ok(reader.read(from, bytes)?);
         let mut frames = Walk::stream(&segment.life, segment.base, segment.end, &mut read);
         let mut told = Ok(());
@@ -541,14 +541,14 @@ fn wanted(frame: &DumpedFrame, filter: &DumpFilter) -> bool {
         return by_log;
     }
     let next = frame.first_lsn.checked_advance(u64::from(frame.count));
-    [Kind::Batch.word(), Kind::Pack.word()].contains(&frame.kind)
+    [FrameKind::Batch.word(), FrameKind::Pack.word()].contains(&frame.kind)
         && filter.from_lsn.is_none_or(|from| next > Some(from))
         && filter.to_lsn.is_none_or(|to| frame.first_lsn < to)
 }
 
 fn dumped(
     segment: &Surveyed,
-    header: &Header,
+    header: &FrameHeader,
     bytes: &[u8],
     body: Option<&[u8]>,
     names: &mut LogNames,
@@ -579,7 +579,7 @@ fn dumped(
         log: names
             .0
             .get(&header.log_id)
-            .filter(|_| header.kind != Kind::Link)
+            .filter(|_| header.kind != FrameKind::Link)
             .cloned(),
         first_lsn: header.first_lsn,
         arrival: header.arrival,
@@ -620,17 +620,17 @@ fn records_of(plain: &[u8], first: Lsn, arrival: Timestamp) -> Option<Vec<Dumped
         .collect()
 }
 
-fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
+fn body_of(header: &FrameHeader, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
     let Some(stored) = body else {
         return DumpedBody::Damaged;
     };
     let read = || {
         Some(match header.kind {
-            Kind::Batch => {
+            FrameKind::Batch => {
                 let plain = compress::decompress(header.codec(), stored)?;
                 DumpedBody::Records(records_of(&plain, header.first_lsn, header.arrival)?)
             }
-            Kind::Pack => {
+            FrameKind::Pack => {
                 let mut records = Vec::new();
                 for piece in pack::pieces(bytes, header)? {
                     let stored = run_file::stored(bytes, header.header_len as usize, &piece)?;
@@ -639,7 +639,7 @@ fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
                 }
                 DumpedBody::Records(records)
             }
-            Kind::Created => {
+            FrameKind::Created => {
                 let created = Created::decode(stored)?;
                 DumpedBody::Created {
                     name: created.name,
@@ -647,15 +647,15 @@ fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
                     time: created.create_time,
                 }
             }
-            Kind::Configured => DumpedBody::Configured(body::config(stored)?),
-            Kind::Cursor => {
+            FrameKind::Configured => DumpedBody::Configured(body::config(stored)?),
+            FrameKind::Cursor => {
                 let cursor = CursorBody::decode(stored)?;
                 DumpedBody::Cursor {
                     name: cursor.name.as_str().to_owned(),
                     deleted: cursor.deleted,
                 }
             }
-            Kind::Forgotten => {
+            FrameKind::Forgotten => {
                 let forgotten = Forgotten::decode(stored)?;
                 let each = forgotten.producers.into_iter();
                 let each = each.map(|(id, epoch)| (id.as_str().to_owned(), epoch));
@@ -664,7 +664,7 @@ fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
                     first_epoch: forgotten.first_epoch,
                 }
             }
-            Kind::Link => {
+            FrameKind::Link => {
                 let link = Link::decode(stored)?;
                 let closings = link.closings.map(|closings| {
                     let each = closings.into_iter();
@@ -680,7 +680,7 @@ fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
                     closings,
                 }
             }
-            Kind::Seal => {
+            FrameKind::Seal => {
                 let seal = Seal::decode(stored)?;
                 DumpedBody::Seal {
                     frames: seal.frames,
@@ -689,9 +689,11 @@ fn body_of(header: &Header, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
                     clean: seal.clean,
                 }
             }
-            Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => DumpedBody::Empty,
+            FrameKind::Deleted | FrameKind::Trim | FrameKind::Fence | FrameKind::Marker => {
+                DumpedBody::Empty
+            }
             // The index, and the headers of packs, hold their contents.
-            Kind::Run | Kind::Images | Kind::Order => DumpedBody::Empty,
+            FrameKind::Run | FrameKind::Images | FrameKind::Order => DumpedBody::Empty,
         })
     };
     read().unwrap_or(DumpedBody::Damaged)

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use crate::api::error::OpenError;
 use crate::api::finding::{Finding, FindingKind, Severity, advice};
-use crate::api::pace::{Control, Pace, Progress, Stop};
+use crate::api::pace::{Control, Pace, Stop, VerifyProgress};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::clock::{Clock, SystemClock};
 use crate::base::ids::{LogId, LogName, Lsn, SegmentId};
 use crate::disk::directory;
-use crate::disk::directory::{Format, Store};
+use crate::disk::directory::{FormatFile, StoreIdentity};
 use crate::disk::{Disk, DiskLock};
 use crate::format::life::{Life, id_of, journal_path};
 use crate::index::checkpoint;
@@ -24,17 +24,17 @@ use crate::logs::damages::Damage;
 use crate::recovery::{self, Account, FoundRun, Survey, Surveyed};
 use crate::upkeep::verify::files;
 use crate::upkeep::verify::files::Known;
-use crate::upkeep::verify::reader::Reader;
+use crate::upkeep::verify::reader::StepReader;
 use crate::upkeep::verify::reader::advice_for;
 use crate::upkeep::verify::reader::merged;
 use crate::upkeep::verify::segment;
-use crate::upkeep::verify::segment::{Checked, Fault, NextLsns, Target};
+use crate::upkeep::verify::segment::{Checked, NextLsns, SegmentFault, SegmentTarget};
 
 /// A data directory that nobody serves.
 pub struct Offline {
     pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) format: Format,
-    pub(crate) store: Store,
+    pub(crate) format: FormatFile,
+    pub(crate) store: StoreIdentity,
     _lock: Option<Box<dyn DiskLock>>,
 }
 
@@ -80,8 +80,8 @@ impl Offline {
         directory::check_restored(&*disk)?;
         let format = directory::look(&*disk)?;
         let id = match format {
-            Format::Good(id) => id,
-            Format::Missing | Format::Damaged => {
+            FormatFile::Good(id) => id,
+            FormatFile::Missing | FormatFile::Damaged => {
                 let told = store_of_segments(&*disk).map_err(OpenError::io("reading segments"))?;
                 told.ok_or_else(|| OpenError::NotAStore {
                     what: format!(
@@ -94,7 +94,7 @@ impl Offline {
         Ok(Self {
             disk,
             format,
-            store: Store { id, created: false },
+            store: StoreIdentity { id, created: false },
             _lock: lock,
         })
     }
@@ -116,12 +116,12 @@ impl Offline {
     pub fn verify(
         &self,
         control: &Control,
-        progress: &mut dyn FnMut(&Progress),
+        progress: &mut dyn FnMut(&VerifyProgress),
     ) -> Result<OfflineReport, OpenError> {
         let survey = self.survey()?;
         let clock = SystemClock;
         let now = || clock.monotonic();
-        let mut run = Run::new(self, &survey, control, &now, progress);
+        let mut run = OfflineRun::new(self, &survey, control, &now, progress);
         let whole = match run.check() {
             Ok(()) => true,
             Err(Stop::Stopped) => false,
@@ -151,29 +151,29 @@ fn store_of_segments(disk: &dyn Disk) -> io::Result<Option<u128>> {
 }
 
 /// One verification.
-struct Run<'a> {
+struct OfflineRun<'a> {
     offline: &'a Offline,
     survey: &'a Survey,
     pace: Pace<'a>,
-    tell: &'a mut dyn FnMut(&Progress),
-    progress: Progress,
+    tell: &'a mut dyn FnMut(&VerifyProgress),
+    progress: VerifyProgress,
     /// Faults of files and of the order of segments.
     findings: Vec<Finding>,
     /// Faults in segments, by their index in the survey.
-    faults: Vec<(usize, Fault)>,
+    faults: Vec<(usize, SegmentFault)>,
     /// Records may be missing: recovery must identify them.
     needs_account: bool,
     frames: u64,
     records: u64,
 }
 
-impl<'a> Run<'a> {
+impl<'a> OfflineRun<'a> {
     fn new(
         offline: &'a Offline,
         survey: &'a Survey,
         control: &'a Control,
         now: &'a dyn Fn() -> std::time::Instant,
-        tell: &'a mut dyn FnMut(&Progress),
+        tell: &'a mut dyn FnMut(&VerifyProgress),
     ) -> Self {
         let bytes = |segment: &Surveyed| segment.end.since(segment.base);
         Self {
@@ -181,10 +181,10 @@ impl<'a> Run<'a> {
             survey,
             pace: Pace::new(control, now),
             tell,
-            progress: Progress {
+            progress: VerifyProgress {
                 total_bytes: survey.segments.iter().map(bytes).sum::<u64>()
                     + survey.runs.iter().map(|run| run.opened.end).sum::<u64>(),
-                ..Progress::default()
+                ..VerifyProgress::default()
             },
             findings: Vec::new(),
             faults: Vec::new(),
@@ -294,7 +294,7 @@ impl<'a> Run<'a> {
                 end: run.segment.base.advance(opened.end),
             };
             let (index, _) = files::index(disk, &known, &mut self.findings)?;
-            let mut reader = Reader::open(disk, &run.segment.path())?;
+            let mut reader = StepReader::open(disk, &run.segment.path())?;
             let blocks = reader.read(0, LIFE_BYTES)?;
             let (pace, tell, progress) = (&mut self.pace, &mut *self.tell, &mut self.progress);
             let mut read = |from: u64, bytes: u64| {
@@ -469,12 +469,12 @@ impl<'a> Run<'a> {
     fn segment(&mut self, segment: &Surveyed, lsns: &mut NextLsns) -> Result<Checked, Stop> {
         let disk = &*self.offline.disk;
         let (index, _) = files::index(disk, &known(segment), &mut self.findings)?;
-        let mut reader = Reader::open(disk, &segment.path)?;
+        let mut reader = StepReader::open(disk, &segment.path)?;
         // The links of later segments list accepted losses.
         let links = self.survey.segments.iter().filter_map(|s| s.link.as_ref());
         let accepted = links.filter_map(|link| link.accepted.as_ref());
         let accepted = accepted.flat_map(|a| a.places_between(segment.base, segment.end));
-        let target = Target {
+        let target = SegmentTarget {
             life: segment.life,
             base: segment.base,
             end: segment.end,
@@ -513,7 +513,7 @@ impl<'a> Run<'a> {
         let mut fault = |detail: String| {
             self.faults.push((
                 number,
-                Fault::of_frame(FindingKind::Chain, Severity::Damage, first, detail),
+                SegmentFault::of_frame(FindingKind::Chain, Severity::Damage, first, detail),
             ));
         };
         if before
@@ -638,7 +638,7 @@ impl<'a> Attribution<'a> {
     }
 
     /// Adds the findings of one fault.
-    fn attribute(&mut self, segment: &Surveyed, fault: &Fault, findings: &mut Vec<Finding>) {
+    fn attribute(&mut self, segment: &Surveyed, fault: &SegmentFault, findings: &mut Vec<Finding>) {
         let base = Finding {
             severity: fault.severity,
             ..Finding::of_file(

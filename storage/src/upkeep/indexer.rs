@@ -14,11 +14,11 @@ use crate::base::ids::Position;
 use crate::base::sync::atomic::Ordering;
 use crate::disk;
 use crate::disk::memory;
-use crate::format::body::Accepted;
+use crate::format::body::AcceptedLosses;
 use crate::index::checkpoint::{CheckpointWriter, SegmentEntry, Summary};
 use crate::index::queue::IndexWriteFailure;
 use crate::index::queue::Newest;
-use crate::index::queue::{Progress, RunningMark};
+use crate::index::queue::{IndexProgress, RunningMark};
 use crate::index::{NewRow, SealedIndex, index_path};
 use crate::journal::run::Run;
 use crate::journal::seal::Sealed;
@@ -166,7 +166,7 @@ impl Indexer {
 
     /// Builds the index of a segment, which from then on lists its frames. Returns the size of the
     /// index in bytes.
-    fn index_sealed(&self, sealed: Sealed, progress: &mut Progress) -> u64 {
+    fn index_sealed(&self, sealed: Sealed, progress: &mut IndexProgress) -> u64 {
         let Sealed {
             segment,
             end,
@@ -223,7 +223,7 @@ impl Indexer {
     }
 
     /// Makes the indexes of damaged segments again, with the damage.
-    fn remake_damaged(&self, progress: &mut Progress) -> io::Result<()> {
+    fn remake_damaged(&self, progress: &mut IndexProgress) -> io::Result<()> {
         while let Some(base) = progress.damaged.first_key_value().map(|(base, _)| *base) {
             // No index is written for a segment that is no longer served.
             if let Some(segment) = self
@@ -251,7 +251,7 @@ impl Indexer {
         Ok(())
     }
 
-    fn write_indexes(&self, progress: &mut Progress) -> io::Result<()> {
+    fn write_indexes(&self, progress: &mut IndexProgress) -> io::Result<()> {
         self.remake_damaged(progress)?;
         let mut result = Ok(());
         let mut written = Vec::new();
@@ -281,7 +281,7 @@ impl Indexer {
     }
 
     /// Writes the state of all logs at the end of the newest indexed segment.
-    fn write_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<()> {
+    fn write_checkpoint(&self, ends: bool, progress: &mut IndexProgress) -> io::Result<()> {
         // Each further attempt has one more index in memory.
         while self.try_checkpoint(ends, progress)? == CheckpointResult::Learned {
             self.store.forget_checkpoints(progress);
@@ -289,7 +289,11 @@ impl Indexer {
         Ok(())
     }
 
-    fn try_checkpoint(&self, ends: bool, progress: &mut Progress) -> io::Result<CheckpointResult> {
+    fn try_checkpoint(
+        &self,
+        ends: bool,
+        progress: &mut IndexProgress,
+    ) -> io::Result<CheckpointResult> {
         let Some(newest) = &progress.newest else {
             return Ok(CheckpointResult::Done);
         };
@@ -470,7 +474,7 @@ impl Indexer {
     }
 
     /// Accepted losses whose damage may still exist.
-    fn accepted_still(&self) -> Vec<Accepted> {
+    fn accepted_still(&self) -> Vec<AcceptedLosses> {
         let runs = self.store.journal.runs();
         let sorted_end = self.store.journal.sorted_end();
         let damaged = |run: &Arc<Run>| !run.segment.holes.read().is_empty();

@@ -23,12 +23,12 @@ use crate::output::say;
 const NEW: &str = ".new";
 
 /// A backup that is there.
-pub(crate) struct Kept {
+pub(crate) struct KeptBackup {
     pub(crate) id: String,
     pub(crate) manifest: BackupManifest,
 }
 
-impl Kept {
+impl KeptBackup {
     /// Microseconds since the Unix epoch.
     pub(crate) fn create_time(&self) -> i64 {
         let time = self.manifest.create_time.as_ref();
@@ -55,14 +55,14 @@ impl Kept {
 }
 
 /// The backups that are there.
-pub(crate) struct Found {
+pub(crate) struct FoundBackups {
     /// The oldest first.
-    pub(crate) kept: Vec<Kept>,
+    pub(crate) kept: Vec<KeptBackup>,
     /// Manifests that cannot be read, each as a sentence that names the remedy.
     pub(crate) bad: Vec<String>,
 }
 
-impl Found {
+impl FoundBackups {
     /// Reports on stderr the manifests that cannot be read.
     pub(crate) fn warn(self) -> Self {
         for bad in &self.bad {
@@ -204,9 +204,9 @@ impl Shelf {
     }
 
     /// All content of the manifest is there: from now on it is a backup.
-    pub(crate) fn keep(&self, manifest: BackupManifest) -> Result<Kept> {
+    pub(crate) fn keep(&self, manifest: BackupManifest) -> Result<KeptBackup> {
         flush_directory(&self.dir.join(FILES))?;
-        let kept = Kept {
+        let kept = KeptBackup {
             id: String::new(),
             manifest,
         };
@@ -222,11 +222,11 @@ impl Shelf {
         };
         write().with_context(|| format!("cannot write {}", path.display()))?;
         flush_directory(&self.dir.join(MANIFESTS))?;
-        Ok(Kept { id, ..kept })
+        Ok(KeptBackup { id, ..kept })
     }
 
     /// The backups there are.
-    pub(crate) fn kept(&self) -> Result<Found> {
+    pub(crate) fn kept(&self) -> Result<FoundBackups> {
         let (mut kept, mut bad) = (Vec::new(), Vec::new());
         for name in self.names(MANIFESTS)? {
             let Some(id) = name.strip_suffix(MANIFEST_SUFFIX) else {
@@ -237,7 +237,7 @@ impl Shelf {
             let manifest =
                 read.and_then(|bytes| backup::decode(&bytes).map_err(|bad| bad.to_string()));
             match manifest {
-                Ok(manifest) => kept.push(Kept {
+                Ok(manifest) => kept.push(KeptBackup {
                     id: id.to_owned(),
                     manifest,
                 }),
@@ -249,14 +249,14 @@ impl Shelf {
             }
         }
         kept.sort_by(|a, b| a.order().cmp(&b.order()));
-        Ok(Found { kept, bad })
+        Ok(FoundBackups { kept, bad })
     }
 
     /// Removes all but the newest backups, but never the one that was just taken. Then removes
     /// the content that no remaining backup has, unless a manifest cannot be read, which may
     /// name it. Returns the removed backups, and the number of removed bytes.
     pub(crate) fn prune(&self, keep: u64, taken: Option<&str>) -> Result<(Vec<String>, u64)> {
-        let Found { kept, bad } = self.kept()?;
+        let FoundBackups { kept, bad } = self.kept()?;
         let keep = usize::try_from(keep).unwrap_or(usize::MAX);
         let mut excess = kept.len().saturating_sub(keep);
         let (removed, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|kept| {

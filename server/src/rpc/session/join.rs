@@ -13,8 +13,8 @@ use crate::convert::SessionAck;
 use crate::grpc::Framed;
 
 /// A request as it was read, or several that are one for the engine.
-pub(super) struct Taken {
-    pub(super) requests: Requests,
+pub(super) struct TakenRequest {
+    pub(super) requests: JoinedRequests,
     pub(super) batch: Batch,
     pub(super) durability: Option<Durability>,
     /// Time at which the first was read.
@@ -23,14 +23,14 @@ pub(super) struct Taken {
 }
 
 /// Requests that are one for the engine.
-pub(super) struct Requests {
+pub(super) struct JoinedRequests {
     /// Number of the first: where it fails, it is the first that failed.
     pub(super) first: u64,
     /// The number of each request and its count of records, if there is more than one request.
     each: Vec<(u64, u64)>,
 }
 
-impl Taken {
+impl TakenRequest {
     /// Takes in the request that came next, or gives it back if it cannot be part of this one.
     pub(super) fn join(&mut self, engine: &dyn LogEngine, mut next: Self) -> Option<Self> {
         if self.durability != next.durability {
@@ -52,7 +52,7 @@ impl Taken {
     }
 }
 
-impl Requests {
+impl JoinedRequests {
     pub(super) fn of(request_id: u64) -> Self {
         let each = Vec::new();
         Self {

@@ -14,7 +14,7 @@ use http_body::Frame;
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::metrics::{Head, Rpc};
+use crate::metrics::{RequestHead, Rpc};
 use crate::status::{self, Access};
 
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -26,7 +26,7 @@ const MAX_SHOWN: usize = 100;
 /// Returns the called method, or the answer to a request that calls none.
 pub(super) fn check<B>(
     request: &Request<B>,
-    head: Head,
+    head: RequestHead,
     http: Option<SocketAddr>,
 ) -> Result<Rpc, Box<Response<Body>>> {
     let headers = request.headers();
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::metrics::Class;
 
-    const WRITE: Head = Head {
+    const WRITE: RequestHead = RequestHead {
         rpc: Some(Rpc {
             class: Class::Append,
             access: Access::Write,
@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// The HTTP status, and the code that a gRPC client makes of the refusal.
-    fn refused(request: &Request<()>, head: Head) -> (u16, Status) {
+    fn refused(request: &Request<()>, head: RequestHead) -> (u16, Status) {
         let http = Some("10.0.0.1:6926".parse().unwrap());
         let refusal = check(request, head, http).unwrap_err();
         let status = Status::from_header_map(refusal.headers()).unwrap();
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn head_without_meaning_is_refused_with_its_value() {
         let grpc = ("content-type", "application/grpc");
-        let timeout = Head {
+        let timeout = RequestHead {
             timeout: Err(crate::metrics::MalformedTimeout),
             ..WRITE
         };
@@ -243,7 +243,7 @@ mod tests {
             status.metadata().get("grpc-accept-encoding").unwrap(),
             "identity"
         );
-        let unknown = Head { rpc: None, ..WRITE };
+        let unknown = RequestHead { rpc: None, ..WRITE };
         let (_, status) = refused(&request(&[grpc]), unknown);
         assert_eq!(status.code(), Code::Unimplemented);
         assert!(status.message().contains("\"/wald.v1.WalService/Append\""));

@@ -56,7 +56,7 @@ impl CallKind {
 
 /// One call, as a [`Filter`] sees it.
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a> {
+pub struct DiskCall<'a> {
     /// The kind of the call.
     pub kind: CallKind,
     /// The file or directory; for an open file, its current name.
@@ -71,7 +71,7 @@ pub struct Call<'a> {
     pub length: u64,
 }
 
-impl<'a> Call<'a> {
+impl<'a> DiskCall<'a> {
     pub(super) fn of(kind: CallKind, path: &'a str) -> Self {
         Self {
             kind,
@@ -85,7 +85,7 @@ impl<'a> Call<'a> {
 }
 
 /// Chooses calls.
-pub type Filter = fn(&Call<'_>) -> bool;
+pub type Filter = fn(&DiskCall<'_>) -> bool;
 
 /// The call during which the power was cut.
 #[derive(Debug, Clone)]
@@ -128,9 +128,9 @@ impl Trace {
         }
     }
 
-    pub(super) fn add(&mut self, call: &Call<'_>) {
+    pub(super) fn add(&mut self, call: &DiskCall<'_>) {
         let mut hasher = DefaultHasher::new();
-        let Call {
+        let DiskCall {
             kind,
             path,
             to,

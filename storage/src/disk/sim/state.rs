@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
 use super::BLOCK;
-use super::calls::{Call, CallKind, CutPoint, Filter, Lie, Trace};
+use super::calls::{CallKind, CutPoint, DiskCall, Filter, Lie, Trace};
 use super::inode::Inode;
 use super::names::NameChange;
 
@@ -116,7 +116,7 @@ impl SimState {
     ///
     /// # Errors
     /// If the power is off, or if the call must fail.
-    pub(super) fn enter(&mut self, call: &Call<'_>) -> io::Result<bool> {
+    pub(super) fn enter(&mut self, call: &DiskCall<'_>) -> io::Result<bool> {
         if self.crashed {
             return Err(power_is_off());
         }
@@ -137,7 +137,7 @@ impl SimState {
     }
 
     /// Fails a call if a pending fault requires it.
-    fn fail(&mut self, call: &Call<'_>) -> io::Result<()> {
+    fn fail(&mut self, call: &DiskCall<'_>) -> io::Result<()> {
         if self.out_of_descriptors && call.kind.takes_descriptor() {
             return Err(rustix::io::Errno::MFILE.into());
         }
@@ -156,7 +156,7 @@ impl SimState {
     }
 
     /// Sets the moment of the power cut, if that moment depends on this call.
-    fn look_ahead(&mut self, call: &Call<'_>) {
+    fn look_ahead(&mut self, call: &DiskCall<'_>) {
         if let Some((filter, nth, after)) = &mut self.crash_when
             && filter(call)
         {
@@ -174,7 +174,7 @@ impl SimState {
         self.read_bytes += bytes as u64;
     }
 
-    fn cut_point(&self, call: &Call<'_>) -> CutPoint {
+    fn cut_point(&self, call: &DiskCall<'_>) -> CutPoint {
         let mut writes = Vec::new();
         let mut names = Vec::new();
         match call.kind {

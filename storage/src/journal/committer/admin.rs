@@ -9,7 +9,7 @@ use crate::api::error::{AdminError, AppendError, TargetError, TrimError};
 use crate::api::record::{LogConfig, LogConfigChange};
 use crate::base::ids::{LogId, LogName, Lsn, Position};
 use crate::format::body::{Created, MAX_CONFIG_LEN};
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::pool::Use;
 use crate::logs::quotas::{LogUsage, QuotaRequest as Adds};
 use crate::logs::{Log, TrimBy};
@@ -69,7 +69,7 @@ impl<T: SegmentTail> Committer<T> {
         };
         let bounded = config.retention.is_some();
         let frame = self.push_frame(
-            FrameFields::act(Kind::Configured, next),
+            FrameFields::act(FrameKind::Configured, next),
             log.id,
             None,
             |out| {
@@ -128,7 +128,12 @@ impl<T: SegmentTail> Committer<T> {
         self.finish_open();
         // Records in memory only never get a place.
         let next = log.state.read().journaled_next();
-        let frame = self.push_frame(FrameFields::act(Kind::Deleted, next), log.id, None, |_| {});
+        let frame = self.push_frame(
+            FrameFields::act(FrameKind::Deleted, next),
+            log.id,
+            None,
+            |_| {},
+        );
         let start = self.tail.start();
         self.group.undo.note(start, &log, &log.state.read());
         self.discard_buffered(&log);
@@ -211,7 +216,12 @@ impl<T: SegmentTail> Committer<T> {
         if before <= first {
             return (Some(last_end), Ok(first));
         }
-        let frame = self.push_frame(FrameFields::act(Kind::Trim, before), log.id, None, |_| {});
+        let frame = self.push_frame(
+            FrameFields::act(FrameKind::Trim, before),
+            log.id,
+            None,
+            |_| {},
+        );
         let start = self.tail.start();
         {
             let mut state = log.state.write();
@@ -234,7 +244,7 @@ impl<T: SegmentTail> Committer<T> {
         let time = self.arrival;
         let about = FrameFields {
             flags,
-            ..FrameFields::act(Kind::Created, Lsn::ZERO)
+            ..FrameFields::act(FrameKind::Created, Lsn::ZERO)
         };
         let frame = self.push_frame(about, id, Some(name.as_str()), |out| {
             Created::put(out, name.as_str(), &config, time);

@@ -16,7 +16,7 @@ use crate::base::ids::{Lsn, Position};
 use crate::format::active::Place;
 use crate::format::body::{Created, CursorBody};
 use crate::format::digest::Digest;
-use crate::format::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind, producer_len};
+use crate::format::frame::{CONTINUES, DirectoryBuilder, FrameKind, HEADER_BYTES, producer_len};
 use crate::journal::Placement;
 use crate::logs::Log;
 use crate::logs::conditions::{CheckedBatch, check};
@@ -245,7 +245,7 @@ impl<T: SegmentTail> Committer<T> {
             }
             let count = u32::try_from(records.records.len()).unwrap_or(u32::MAX);
             let about = FrameFields {
-                kind: Kind::Batch,
+                kind: FrameKind::Batch,
                 flags: flags(index),
                 first_lsn: append.first_lsn,
                 count,

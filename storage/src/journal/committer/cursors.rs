@@ -9,7 +9,7 @@ use crate::api::error::{AppendError, CursorError, TargetError};
 use crate::api::record::{CursorCommit, NamedCursor};
 use crate::base::ids::{LogName, Lsn, Name, Position};
 use crate::format::body::CursorBody;
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::conditions::check_cursor;
@@ -108,7 +108,7 @@ impl<T: SegmentTail> Committer<T> {
         };
         let about = FrameFields {
             flags,
-            ..FrameFields::act(Kind::Cursor, lsn.unwrap_or(Lsn::ZERO))
+            ..FrameFields::act(FrameKind::Cursor, lsn.unwrap_or(Lsn::ZERO))
         };
         let body = CursorBody {
             name: cursor.clone(),

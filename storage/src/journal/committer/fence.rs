@@ -14,7 +14,7 @@ use crate::api::error::{AppendError, FenceError, TargetError};
 use crate::api::record::LogConfig;
 use crate::base::ids::{Lsn, Position};
 use crate::format::body::Created;
-use crate::format::frame::{CONTINUES, DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::format::frame::{CONTINUES, DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::conditions::Creation;
@@ -134,7 +134,7 @@ impl<T: SegmentTail> Committer<T> {
 
     fn push_fence(&mut self, log: &Arc<Log>, epoch: u64) -> Fenced {
         // The header, and so the directory of the next group, has the complete fence.
-        let about = FrameFields::act(Kind::Fence, Lsn::new(epoch));
+        let about = FrameFields::act(FrameKind::Fence, Lsn::new(epoch));
         let frame = self.push_frame(about, log.id, None, |_| {});
         let start = self.tail.start();
         let tail_lsn = {

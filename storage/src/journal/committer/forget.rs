@@ -11,7 +11,7 @@ use super::{Committer, FrameFields, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AdminError, AppendError};
 use crate::base::ids::{Name, Position, Timestamp};
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::producers::{Forgotten, MAX_GONE};
@@ -128,7 +128,7 @@ impl<T: SegmentTail> Committer<T> {
             producers,
             first_epoch,
         };
-        let about = FrameFields::act(Kind::Forgotten, next);
+        let about = FrameFields::act(FrameKind::Forgotten, next);
         let frame = self.push_frame(about, log.id, None, |out| forgotten.put(out));
         let start = self.tail.start();
         let before = {

@@ -9,7 +9,7 @@ use super::{Committer, FrameFields};
 use crate::api::record::{Compression, Producer};
 use crate::base::ids::{LogId, Position};
 use crate::format::digest::Digest;
-use crate::format::frame::{FrameHead, Kind};
+use crate::format::frame::{FrameHead, FrameKind};
 use crate::logs::Log;
 
 impl<T: SegmentTail> Committer<T> {
@@ -83,7 +83,7 @@ impl<T: SegmentTail> Committer<T> {
                 ..
             } = open;
             let about = FrameFields {
-                kind: Kind::Batch,
+                kind: FrameKind::Batch,
                 flags: 0,
                 first_lsn,
                 count,

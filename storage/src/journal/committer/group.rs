@@ -12,7 +12,7 @@ use crate::api::record::{Compression, Durability};
 use crate::api::session::Session;
 use crate::base::ids::{Lsn, Position};
 use crate::format::frame::HEADER_BYTES;
-use crate::journal::{Journal, Reply, Waiter};
+use crate::journal::{Journal, Waiter, WaitingAnswer};
 use crate::logs::Log;
 
 /// A frame that still accepts records of its log.
@@ -43,7 +43,7 @@ pub(super) struct PendingAnswer {
     pub(super) level: Durability,
     /// `None`: the end of the group.
     pub(super) need: Option<Position>,
-    pub(super) reply: Reply,
+    pub(super) reply: WaitingAnswer,
     pub(super) cost: u64,
     pub(super) requests: u32,
     /// In memory only: answered as accepted.
@@ -166,7 +166,7 @@ impl PendingAnswer {
         self.need = Some(Position::ZERO);
         match &mut self.reply {
             // Everything before the barrier that was not refused is written.
-            Reply::Sync(_, result) if nothing_left => {
+            WaitingAnswer::Sync(_, result) if nothing_left => {
                 self.need = Some(start);
                 *result = Ok(());
             }

@@ -17,7 +17,7 @@ use crate::api::session::Session;
 use crate::api::watch::Watched;
 use crate::base::ids::Timestamp;
 use crate::format::active::Place;
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::{Journal, Placement};
 use crate::logs::conditions::{CheckedBatch, check};
 use crate::logs::{Buffered, Log, LogState};
@@ -115,7 +115,7 @@ impl<T: SegmentTail> Committer<T> {
             };
             state.set_newest(place, false);
             let about = FrameFields {
-                kind: Kind::Batch,
+                kind: FrameKind::Batch,
                 flags: 0,
                 first_lsn: buffered.first_lsn,
                 count: buffered.count,

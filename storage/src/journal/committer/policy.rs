@@ -27,13 +27,13 @@ use crate::journal::seal::Sealed;
 use crate::journal::segment::Segment;
 
 /// A finished frame: kind, whether its unit continues, first lsn, number of records.
-type Noted = (Kind, bool, Lsn, u32);
+type NotedFrame = (FrameKind, bool, Lsn, u32);
 
 /// The record of a [`MemoryTail`], which tests read and change.
 #[derive(Default)]
 struct Notes {
     /// Written groups, each with its segment.
-    groups: Vec<(SegmentId, Vec<Noted>)>,
+    groups: Vec<(SegmentId, Vec<NotedFrame>)>,
     /// Number of segments that are ready.
     ready: usize,
     /// The next write to this segment finds no space after this number of bytes.
@@ -48,7 +48,7 @@ struct MemoryTail {
     next: Option<SegmentId>,
     offset: u64,
     bytes: usize,
-    frames: Vec<Noted>,
+    frames: Vec<NotedFrame>,
 }
 
 const SEAL_BYTES: usize = 256;
@@ -239,7 +239,7 @@ impl Fixture {
             Clocks::new(now, now, at),
         ));
         let config = StorageConfig::default();
-        let settings = Settings {
+        let settings = CommitterSettings {
             auto_create: true,
             largest_unit: largest_unit(segment_bytes),
             sync_mode: config.sync_mode,
@@ -328,12 +328,12 @@ impl Fixture {
         tickets.into_iter().map(Ticket::wait).collect()
     }
 
-    fn groups(&self) -> Vec<(SegmentId, Vec<Noted>)> {
+    fn groups(&self) -> Vec<(SegmentId, Vec<NotedFrame>)> {
         std::mem::take(&mut self.notes.lock().groups)
     }
 
-    fn kinds(&self) -> Vec<(u64, Vec<Kind>)> {
-        let kinds = |group: Vec<Noted>| group.into_iter().map(|(kind, ..)| kind).collect();
+    fn kinds(&self) -> Vec<(u64, Vec<FrameKind>)> {
+        let kinds = |group: Vec<NotedFrame>| group.into_iter().map(|(kind, ..)| kind).collect();
         let groups = self.groups().into_iter();
         groups.map(|(id, group)| (id.get(), kinds(group))).collect()
     }
@@ -379,7 +379,7 @@ fn a_full_segment_is_sealed_before_the_link_of_the_next() {
         .iter()
         .map(|a| a.as_ref().unwrap().appends[0].first_lsn);
     assert!(lsns.eq((1..4).map(Lsn::new)));
-    let (batch, seal, link) = (Kind::Batch, Kind::Seal, Kind::Link);
+    let (batch, seal, link) = (FrameKind::Batch, FrameKind::Seal, FrameKind::Link);
     assert_eq!(
         fixture.kinds(),
         [(1, vec![batch]), (1, vec![seal]), (2, vec![link, batch])]
@@ -405,7 +405,7 @@ fn without_another_segment_a_request_is_refused_and_changes_nothing() {
     // A smaller request has room.
     assert!(answers[3].is_ok());
     assert!(fixture.logs.by_name("b").is_none());
-    assert_eq!(fixture.kinds(), [(1, vec![Kind::Batch])]);
+    assert_eq!(fixture.kinds(), [(1, vec![FrameKind::Batch])]);
     assert!(fixture.committer.tail.end() > end);
     assert!(fixture.left.0.lock().is_empty());
 }
@@ -452,7 +452,10 @@ fn a_link_without_space_begins_the_next_group_again() {
     );
     assert_eq!(
         fixture.kinds(),
-        [(1, vec![Kind::Seal]), (2, vec![Kind::Link, Kind::Batch])]
+        [
+            (1, vec![FrameKind::Seal]),
+            (2, vec![FrameKind::Link, FrameKind::Batch])
+        ]
     );
 }
 
@@ -468,7 +471,8 @@ fn the_frames_of_a_unit_stay_in_one_group_and_segment() {
         .groups()
         .into_iter()
         .map(|(_, group)| {
-            let of = |(kind, continues, ..): Noted| (kind == Kind::Batch).then_some(continues);
+            let of =
+                |(kind, continues, ..): NotedFrame| (kind == FrameKind::Batch).then_some(continues);
             group.into_iter().filter_map(of).collect()
         })
         .filter(|unit: &Vec<bool>| !unit.is_empty())

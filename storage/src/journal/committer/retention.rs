@@ -9,7 +9,7 @@ use crate::api::error::{AppendError, SyncError};
 use crate::api::record::LogConfig;
 use crate::base::ids::Lsn;
 use crate::format::body::Marker;
-use crate::format::frame::{DirectoryBuilder, HEADER_BYTES, Kind};
+use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::pool::Use;
 use crate::logs::{Log, TrimBy};
 
@@ -54,7 +54,7 @@ impl<T: SegmentTail> Committer<T> {
         };
         let about = FrameFields {
             count: TrimBy::Retention.number(),
-            ..FrameFields::act(Kind::Trim, *before)
+            ..FrameFields::act(FrameKind::Trim, *before)
         };
         let frame = self.push_frame(about, log.id, None, |_| {});
         let start = self.tail.start();
@@ -80,7 +80,7 @@ impl<T: SegmentTail> Committer<T> {
             expiry: Some(self.expiry),
         };
         self.push_frame(
-            FrameFields::act(Kind::Marker, Lsn::ZERO),
+            FrameFields::act(FrameKind::Marker, Lsn::ZERO),
             NO_LOG,
             None,
             |out| {

@@ -10,7 +10,7 @@ use crate::api::error::HostShortage;
 use crate::base::ids::{LogId, Lsn, SegmentId};
 use crate::disk::shortage;
 use crate::format::body::{Closing, Link};
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 use crate::journal::pool::Use;
 use crate::journal::seal::Sealed;
 use crate::logs::Log;
@@ -233,7 +233,7 @@ impl<T: SegmentTail> Committer<T> {
     pub(super) fn begin_with(&mut self, link: Link) {
         let body = link.encode();
         let about = FrameFields {
-            kind: Kind::Link,
+            kind: FrameKind::Link,
             flags: 0,
             first_lsn: Lsn::new(link.predecessor_end.get()),
             count: u32::try_from(link.recovery_epoch.get()).unwrap_or(u32::MAX),
@@ -249,7 +249,7 @@ impl<T: SegmentTail> Committer<T> {
         let records = self.entered.records;
         let seal = self.tail.seal(records, self.next_log_counter, self.expiry);
         self.push_frame(
-            FrameFields::act(Kind::Seal, Lsn::ZERO),
+            FrameFields::act(FrameKind::Seal, Lsn::ZERO),
             NO_LOG,
             None,
             |out| {

@@ -163,7 +163,7 @@ pub(crate) trait SegmentTail {
 /// - `digest` covers the bytes up to `offset`. `chain` and `frames` include the group at hand.
 /// - `before_group` has the `chain` and `frames` at `offset`.
 /// - `next` is set from the moment a segment is taken until it becomes the segment at hand.
-pub(crate) struct Tail {
+pub(crate) struct FileTail {
     pool: Arc<Pool>,
     segment: Arc<Segment>,
     file: Arc<dyn DiskFile>,
@@ -187,7 +187,7 @@ pub(crate) struct Tail {
     before_group: (u32, u64),
 }
 
-impl Tail {
+impl FileTail {
     /// The tail in a segment without frames.
     pub(crate) fn new(pool: Arc<Pool>, segment: Arc<Segment>, file: Arc<dyn DiskFile>) -> Self {
         Self {
@@ -216,7 +216,7 @@ impl Tail {
     }
 }
 
-impl SegmentTail for Tail {
+impl SegmentTail for FileTail {
     fn segment(&self) -> &Arc<Segment> {
         &self.segment
     }

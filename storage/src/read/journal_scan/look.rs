@@ -13,11 +13,11 @@ use crate::base::ids::{Lsn, Position, Timestamp};
 use crate::format::active::Place;
 use crate::format::address::Hole;
 use crate::format::frame;
-use crate::format::frame::{Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind};
 use crate::index::SealedIndex;
 use crate::journal::segment::Segment;
 use crate::logs::damages::Damage;
-use crate::logs::{Kept, Log};
+use crate::logs::{FirstKept, Log};
 use crate::read::frames::plain_body;
 use crate::read::reach::{Reach, far, is_far};
 use crate::read::store::Store;
@@ -70,7 +70,7 @@ impl FrameRecords {
 }
 
 /// Two upper bounds of the gone records of a log, each with the reason. `to` is the end of the records.
-fn gone(deleted: bool, kept: Kept, to: Lsn) -> [(Lsn, GapReason); 2] {
+fn gone(deleted: bool, kept: FirstKept, to: Lsn) -> [(Lsn, GapReason); 2] {
     match deleted {
         true => [(to, GapReason::Deleted), (to, GapReason::Deleted)],
         false => [
@@ -259,7 +259,7 @@ impl JournalReadStep {
     }
 
     /// Whether a log was deleted, and which of its records trims and retention kept.
-    fn fate_of(&self, log: &Log) -> (bool, Kept) {
+    fn fate_of(&self, log: &Log) -> (bool, FirstKept) {
         let state = log.state.read();
         (state.deleted, state.kept(self.store.journal.durable()))
     }
@@ -333,7 +333,7 @@ impl JournalReadStep {
             }
             let mut places = accepted.iter();
             let is_lost = places.any(|place| place.0 <= header.position && header.end() <= place.1);
-            let going = if header.kind == Kind::Batch && !is_lost {
+            let going = if header.kind == FrameKind::Batch && !is_lost {
                 self.take_batch(segment, &header, (buffer, from), reach)?
             } else {
                 Continuation::On
@@ -359,7 +359,7 @@ impl JournalReadStep {
     fn take_batch(
         &mut self,
         segment: &Segment,
-        header: &Header,
+        header: &FrameHeader,
         (buffer, from): (&Bytes, usize),
         reach: Reach,
     ) -> Result<Continuation, ReadError> {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::base::bounds::LIFE_BYTES;
-use crate::disk::{Call, CallKind, CutPoint, Filter};
-use crate::format::frame::Kind;
+use crate::disk::{CallKind, CutPoint, DiskCall, Filter};
+use crate::format::frame::FrameKind;
 
 /// Phase of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,18 +79,18 @@ fn is_new_life(path: &str, writes: &[(u64, Vec<u8>)]) -> bool {
 }
 
 fn of_frames(phase: Phase, kinds: &[u8]) -> &'static str {
-    let has = |kind: Kind| kinds.contains(&(kind as u8));
+    let has = |kind: FrameKind| kinds.contains(&(kind as u8));
     match phase {
-        Phase::Start if has(Kind::Link) => "link",
-        Phase::Close if has(Kind::Seal) => "last seal",
-        _ if has(Kind::Link) || has(Kind::Seal) => "roll",
-        _ if has(Kind::Deleted) => "delete",
-        _ if has(Kind::Trim) => "trim",
-        _ if has(Kind::Fence) => "fence",
-        _ if has(Kind::Cursor) => "cursor",
-        _ if has(Kind::Created) || has(Kind::Configured) => "settings",
-        _ if has(Kind::Batch) => "append",
-        _ if has(Kind::Marker) => "marker",
+        Phase::Start if has(FrameKind::Link) => "link",
+        Phase::Close if has(FrameKind::Seal) => "last seal",
+        _ if has(FrameKind::Link) || has(FrameKind::Seal) => "roll",
+        _ if has(FrameKind::Deleted) => "delete",
+        _ if has(FrameKind::Trim) => "trim",
+        _ if has(FrameKind::Fence) => "fence",
+        _ if has(FrameKind::Cursor) => "cursor",
+        _ if has(FrameKind::Created) || has(FrameKind::Configured) => "settings",
+        _ if has(FrameKind::Batch) => "append",
+        _ if has(FrameKind::Marker) => "marker",
         _ => "flush",
     }
 }
@@ -176,26 +176,31 @@ impl std::fmt::Display for Histogram {
     }
 }
 
-fn rolls(call: &Call<'_>) -> bool {
+fn rolls(call: &DiskCall<'_>) -> bool {
     call.kind == CallKind::Write
         && is_segment(call.path)
-        && (call.offset == LIFE_BYTES || kinds(call.bytes).contains(&(Kind::Seal as u8)))
+        && (call.offset == LIFE_BYTES || kinds(call.bytes).contains(&(FrameKind::Seal as u8)))
 }
 
-fn fills_pool(call: &Call<'_>) -> bool {
+fn fills_pool(call: &DiskCall<'_>) -> bool {
     call.path.starts_with("pool/")
 }
 
-fn indexes(call: &Call<'_>) -> bool {
+fn indexes(call: &DiskCall<'_>) -> bool {
     call.path.starts_with("index/")
 }
 
-fn checkpoints(call: &Call<'_>) -> bool {
+fn checkpoints(call: &DiskCall<'_>) -> bool {
     call.path.starts_with("checkpoint/")
 }
 
-fn administers(call: &Call<'_>) -> bool {
-    let rare = [Kind::Trim, Kind::Deleted, Kind::Fence, Kind::Cursor];
+fn administers(call: &DiskCall<'_>) -> bool {
+    let rare = [
+        FrameKind::Trim,
+        FrameKind::Deleted,
+        FrameKind::Fence,
+        FrameKind::Cursor,
+    ];
     call.kind == CallKind::Write
         && is_segment(call.path)
         && kinds(call.bytes)
@@ -203,13 +208,13 @@ fn administers(call: &Call<'_>) -> bool {
             .any(|kind| rare.iter().any(|rare| *rare as u8 == *kind))
 }
 
-fn voids(call: &Call<'_>) -> bool {
+fn voids(call: &DiskCall<'_>) -> bool {
     call.kind == CallKind::Write
         && is_segment(call.path)
         && call.bytes.iter().all(|byte| *byte == 0)
 }
 
-fn sorts(call: &Call<'_>) -> bool {
+fn sorts(call: &DiskCall<'_>) -> bool {
     call.path.starts_with("sorted/")
 }
 

@@ -5,7 +5,7 @@
 use super::requests::Asked;
 use super::*;
 use crate::api::record::{LogConfig, Producer, SyncMode};
-use crate::disk::Call;
+use crate::disk::DiskCall;
 
 /// Fault of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Run {
             Fault::None => {}
             Fault::Error { nth } => self.disk.fail_call(|_| true, nth, EIO),
             Fault::NoSpace { nth } => {
-                let takes_space = |call: &Call<'_>| call.kind.takes_space();
+                let takes_space = |call: &DiskCall<'_>| call.kind.takes_space();
                 self.disk.fail_call(takes_space, nth, NO_SPACE);
             }
             Fault::Cut { nth, .. } => self.disk.crash_after(nth),

@@ -9,9 +9,9 @@ use crate::base::ids::{LogId, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::disk;
 use crate::disk::Disk;
 use crate::format::frame;
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 use crate::index::run_file;
-use crate::index::run_file::{BadRun, Opened, WalkedRun};
+use crate::index::run_file::{BadRun, OpenedRun, WalkedRun};
 use crate::logs::image::Image;
 use crate::logs::image::Images;
 use crate::upkeep::archive::{ArchiveName, FileStage, is_lock};
@@ -161,7 +161,7 @@ impl ArchiveFinding {
 pub(crate) struct ArchivedFile {
     pub(crate) path: String,
     pub(crate) pending: bool,
-    pub(crate) opened: Opened,
+    pub(crate) opened: OpenedRun,
     pub(crate) images: Vec<Images>,
     /// The whole content, if all of it was read.
     pub(crate) walked: Option<WalkedRun>,
@@ -302,7 +302,7 @@ pub(crate) fn look(
     }))
 }
 
-type OpenedFile = (String, bool, Opened);
+type OpenedFile = (String, bool, OpenedRun);
 
 /// Opens a file, which may have received its final name meanwhile.
 fn open(
@@ -362,14 +362,14 @@ fn tell_damage(
 }
 
 /// The images of the logs of a file, without reading the records. Fewer where the file is damaged.
-fn images(file: &dyn crate::disk::DiskFile, opened: &Opened) -> io::Result<Vec<Images>> {
+fn images(file: &dyn crate::disk::DiskFile, opened: &OpenedRun) -> io::Result<Vec<Images>> {
     let head = &opened.head;
     let end = head.order.first().map_or(head.order_end, |(_, at)| *at);
     let bytes = disk::read_some(file, head.images_at, end.saturating_sub(head.images_at))?;
     let mut found = Vec::new();
     let mut rest = bytes.as_slice();
-    while let Some(header) =
-        frame::decode_header(rest, opened.life.salt).filter(|header| header.kind == Kind::Images)
+    while let Some(header) = frame::decode_header(rest, opened.life.salt)
+        .filter(|header| header.kind == FrameKind::Images)
     {
         let body = frame::verified_body(rest, &header);
         found.extend(body.and_then(Images::decode).unwrap_or_default());

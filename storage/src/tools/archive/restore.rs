@@ -32,7 +32,7 @@ use crate::journal::run;
 use crate::logs::extras::{ExtrasImage, MissingRecords};
 use crate::logs::image::Image;
 use crate::logs::image::put_images;
-use crate::logs::{Kept, TrimBy};
+use crate::logs::{FirstKept, TrimBy};
 use crate::recovery::{self, RecoveryReport};
 use crate::tools::backup::refuse_if_used;
 use crate::upkeep::sorter;
@@ -90,7 +90,7 @@ struct Restoring {
     /// The next lsn after the records restored so far.
     next: Lsn,
     position: Position,
-    kept: Option<Kept>,
+    kept: Option<FirstKept>,
     missing: Vec<MissingRecords>,
     bytes: u64,
     last_time: Timestamp,
@@ -329,7 +329,7 @@ impl Restoring {
         if self.kept.is_none() {
             // If a trim ends within a batch, the rest of the batch is kept.
             let begins = first.max(trimmed.min(piece.next_lsn()));
-            self.kept = Some(Kept {
+            self.kept = Some(FirstKept {
                 first: begins,
                 expired: begins.since(trimmed.min(begins)),
             });

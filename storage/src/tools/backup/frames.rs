@@ -4,7 +4,7 @@ use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
 use crate::format::frame::HEADER_BYTES;
 use crate::format::life::Life;
-use crate::format::walk::{Event, Source, Walk};
+use crate::format::walk::{Event, SegmentSource, Walk};
 
 /// Verifies one segment as its bytes pass, from its first byte on.
 pub(super) struct FrameCheck {
@@ -28,7 +28,7 @@ struct Passing {
 /// The bytes have not passed yet.
 struct NotYet;
 
-impl Source for Passing {
+impl SegmentSource for Passing {
     type Error = NotYet;
 
     fn look<R>(

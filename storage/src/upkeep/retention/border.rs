@@ -7,7 +7,7 @@ use crate::base::ids::{Lsn, Position, Timestamp};
 use crate::format::active::Place;
 use crate::format::address;
 use crate::format::frame;
-use crate::format::frame::{HEADER_BYTES, Header};
+use crate::format::frame::{FrameHeader, HEADER_BYTES};
 use crate::logs::Log;
 use crate::read::{Reach, is_retired};
 
@@ -222,7 +222,7 @@ impl Retainer {
     }
 
     /// The header of the frame at a place; `None` if it does not verify.
-    fn header(&self, place: &Place) -> io::Result<Option<Header>> {
+    fn header(&self, place: &Place) -> io::Result<Option<FrameHeader>> {
         let Some(segment) = self.journal.segment_at(place.position) else {
             return Ok(None);
         };

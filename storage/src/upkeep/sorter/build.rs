@@ -21,7 +21,7 @@ use crate::format::active::Place;
 use crate::format::address::base_of;
 use crate::format::body::Closing;
 use crate::format::frame;
-use crate::format::frame::{Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::life::Life;
 use crate::format::pack::{Piece, pieces};
 use crate::format::run_head::RunHead;
@@ -33,7 +33,7 @@ use crate::journal::segment::Segment;
 use crate::logs::image::Image;
 use crate::logs::image::put_images;
 use crate::logs::producers::Producers;
-use crate::logs::{Kept, Log, LogState, Lost, without};
+use crate::logs::{FirstKept, Log, LogState, Lost, without};
 use crate::upkeep::archive::{Archiving, UnpublishedFile};
 
 /// Frames of one log that lie together are read together, up to these bytes.
@@ -47,21 +47,21 @@ pub(super) struct SortSource {
 
 impl SortSource {
     /// The header at the front of `bytes`, if the index lists it.
-    fn header(&self, kind: Kind, place: &Place, bytes: &[u8]) -> Option<Header> {
+    fn header(&self, kind: FrameKind, place: &Place, bytes: &[u8]) -> Option<FrameHeader> {
         let told = (kind, place.position, place.first_lsn, place.count);
         frame::decode_header(bytes, self.segment.life.salt)
             .filter(|header| told == (header.kind, header.position, header.first_lsn, header.count))
     }
 
     /// The batch at the front of `bytes`, if it verifies.
-    fn batch<'b>(&self, place: &Place, bytes: &'b [u8]) -> Option<(Header, &'b [u8])> {
-        let header = self.header(Kind::Batch, place, bytes)?;
+    fn batch<'b>(&self, place: &Place, bytes: &'b [u8]) -> Option<(FrameHeader, &'b [u8])> {
+        let header = self.header(FrameKind::Batch, place, bytes)?;
         Some((header, frame::verified_body(bytes, &header)?))
     }
 
     /// Header and pieces of the pack at the front of `bytes`, if its header verifies.
-    fn pack(&self, place: &Place, bytes: &[u8]) -> Option<(Header, Vec<Piece>)> {
-        let header = self.header(Kind::Pack, place, bytes)?;
+    fn pack(&self, place: &Place, bytes: &[u8]) -> Option<(FrameHeader, Vec<Piece>)> {
+        let header = self.header(FrameKind::Pack, place, bytes)?;
         Some((header, pieces(bytes, &header)?))
     }
 
@@ -280,7 +280,7 @@ impl Build<'_> {
         let before = self.next_before(id);
         // A trim behind the end of the run also counts here, up to the next lsn of the image.
         let kept = match gone {
-            true => Kept {
+            true => FirstKept {
                 first: image.next,
                 expired: 0,
             },
@@ -736,9 +736,9 @@ impl LogOutput<'_, '_> {
 }
 
 /// Whether no record of a log is kept, and the records that its durable trims left.
-pub(super) fn fate(sorter: &Sorter, log: Option<&Log>) -> (bool, Kept) {
+pub(super) fn fate(sorter: &Sorter, log: Option<&Log>) -> (bool, FirstKept) {
     let Some(log) = log else {
-        return (true, Kept::default());
+        return (true, FirstKept::default());
     };
     let state = log.state.read();
     (state.deleted, state.kept(sorter.journal.durable()))

@@ -38,9 +38,9 @@ use crate::api::config::MIN_SEGMENT_BYTES;
 use crate::api::config::{LARGEST_RUN, MOST_SOURCES};
 use crate::base::ids::{LogId, Lsn, RecoveryEpoch, SegmentId};
 use crate::base::sync::atomic::Ordering;
-use crate::format::body::{Accepted, Link};
+use crate::format::body::{AcceptedLosses, Link};
 use crate::format::frame;
-use crate::format::frame::{HEADER_BYTES, Kind};
+use crate::format::frame::{FrameKind, HEADER_BYTES};
 use crate::format::run_head::RunHead;
 use crate::index::checkpoint;
 use crate::index::{Row, SealedIndex};
@@ -428,7 +428,7 @@ impl Sorter {
             let head = self.read_link(segment, HEADER_BYTES as u64)?;
             let header = frame::decode_header(&head, segment.life.salt);
             let follows = header.is_some_and(|header| {
-                let whole = header.kind == Kind::Link && header.position == first;
+                let whole = header.kind == FrameKind::Link && header.position == first;
                 whole && header.log_id.get() == before
             });
             if !follows {
@@ -523,7 +523,7 @@ impl Sorter {
     }
 
     /// Accepted losses that the links of these segments list, as far as they may still matter.
-    fn accepted_in(&self, sources: &[SortSource]) -> Vec<Accepted> {
+    fn accepted_in(&self, sources: &[SortSource]) -> Vec<AcceptedLosses> {
         let of_source = |before| sources.iter().any(|source| source.segment.base == before);
         let accepted = self.damages.accepted().iter();
         let accepted = accepted.filter(|accepted| of_source(accepted.before));
@@ -533,7 +533,7 @@ impl Sorter {
     }
 
     /// An acceptance, reduced to the records that some log still misses.
-    fn still_matters(&self, accepted: &Accepted) -> Accepted {
+    fn still_matters(&self, accepted: &AcceptedLosses) -> AcceptedLosses {
         let missed = |(log, _, to): &&(LogId, Lsn, Lsn)| {
             let log = self.logs.by_id(*log);
             log.is_none_or(|log| {
@@ -541,7 +541,7 @@ impl Sorter {
                 !state.deleted && *to > state.first(self.journal.durable())
             })
         };
-        Accepted {
+        AcceptedLosses {
             lost: accepted.lost.iter().filter(missed).copied().collect(),
             ..accepted.clone()
         }

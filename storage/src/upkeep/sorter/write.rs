@@ -10,7 +10,7 @@ use crate::disk::{Disk, DiskFile};
 use crate::format::active::Place;
 use crate::format::address::{SPAN, base_of};
 use crate::format::frame;
-use crate::format::frame::{HEADER_BYTES, Header, Kind};
+use crate::format::frame::{FrameHeader, FrameKind, HEADER_BYTES};
 use crate::format::life::{Life, SORTED_RUN};
 use crate::format::pack::{OrderEntry, Piece, put_pieces};
 use crate::format::run_head::RunHead;
@@ -50,7 +50,7 @@ pub(crate) struct RunWriter {
     pack: OpenPack,
     /// Incompatible features that its life block will name.
     features: u32,
-    order: Vec<Noted>,
+    order: Vec<PiecePlace>,
     /// Further information on some entries of `order`.
     told: Vec<DroppedRecords>,
     pub(super) records: u64,
@@ -61,7 +61,7 @@ pub(crate) struct RunWriter {
 
 /// The place of a piece, in few bytes: there may be millions of them.
 #[derive(Clone, Copy)]
-struct Noted {
+struct PiecePlace {
     position: Position,
     log: LogId,
     /// Offset of its pack, over 8; 0 = nothing of the log is kept. If `says_more`: index into [`RunWriter::told`].
@@ -73,7 +73,7 @@ struct Noted {
 /// Dropped records at one entry of the order. With retention there is one for each log.
 #[derive(Clone, Copy)]
 struct DroppedRecords {
-    /// Offset of the pack, as in [`Noted`].
+    /// Offset of the pack, as in [`PiecePlace`].
     pack: u32,
     /// If nothing of the log is kept, the lsn at which it continues.
     next: Lsn,
@@ -142,7 +142,12 @@ impl RunWriter {
         self.offset + self.buffer.len() as u64
     }
 
-    fn frame(&mut self, about: HeaderFields, extensions: &[u8], body: &[u8]) -> io::Result<Header> {
+    fn frame(
+        &mut self,
+        about: HeaderFields,
+        extensions: &[u8],
+        body: &[u8],
+    ) -> io::Result<FrameHeader> {
         let length = (HEADER_BYTES + extensions.len() + body.len() + 64) as u64;
         if self.end() + length >= SPAN {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -213,7 +218,7 @@ impl RunWriter {
         };
         let count = last.next_lsn().since(first.first_lsn);
         let about = HeaderFields {
-            kind: Kind::Pack,
+            kind: FrameKind::Pack,
             log,
             first_lsn: first.first_lsn,
             count: u32::try_from(count).map_err(io::Error::other)?,
@@ -286,7 +291,7 @@ impl RunWriter {
             });
             pack = at;
         }
-        self.order.push(Noted {
+        self.order.push(PiecePlace {
             position: entry.position,
             log: entry.log,
             pack,
@@ -311,11 +316,11 @@ impl RunWriter {
         head.records = self.records;
         head.pack_bytes = self.pack_bytes;
         let body = head.encode();
-        self.frame(HeaderFields::of(Kind::Run), &[], &body)?;
+        self.frame(HeaderFields::of(FrameKind::Run), &[], &body)?;
         // A marker separates the copies, so that one bad sector does not hit both.
-        self.frame(HeaderFields::of(Kind::Marker), &[], &[0; COPIES_APART])?;
+        self.frame(HeaderFields::of(FrameKind::Marker), &[], &[0; COPIES_APART])?;
         let at = self.end();
-        self.frame(HeaderFields::of(Kind::Run), &[], &body)?;
+        self.frame(HeaderFields::of(FrameKind::Run), &[], &body)?;
         let end = self.end();
         self.buffer.extend_from_slice(&at.to_le_bytes());
         self.life.size = self.end();
@@ -338,7 +343,7 @@ impl RunWriter {
                 logs += u64::from(more);
             }
             if !body.is_empty() {
-                self.frame(HeaderFields::of(Kind::Images), &[], &body)?;
+                self.frame(HeaderFields::of(FrameKind::Images), &[], &body)?;
             }
         }
         Ok(logs)
@@ -389,7 +394,7 @@ impl RunWriter {
     ) -> io::Result<()> {
         if let Some(first) = first.take() {
             head.order.push((first, self.end()));
-            self.frame(HeaderFields::of(Kind::Order), &[], body)?;
+            self.frame(HeaderFields::of(FrameKind::Order), &[], body)?;
             body.clear();
         }
         Ok(())
@@ -398,7 +403,7 @@ impl RunWriter {
 
 /// Header fields of a frame.
 struct HeaderFields {
-    kind: Kind,
+    kind: FrameKind,
     log: LogId,
     first_lsn: Lsn,
     count: u32,
@@ -406,7 +411,7 @@ struct HeaderFields {
 }
 
 impl HeaderFields {
-    fn of(kind: Kind) -> Self {
+    fn of(kind: FrameKind) -> Self {
         Self {
             kind,
             log: LogId::new(0),

@@ -9,7 +9,7 @@ use crate::api::finding::{Finding, FindingKind, Severity, advice};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Lsn, Position, SegmentId};
 use crate::disk::directory;
-use crate::disk::directory::{BEGUN, Format, LastBegun, ReadBegun};
+use crate::disk::directory::{BEGUN, FormatFile, LastBegun, ReadBegun};
 use crate::disk::{Disk, read_whole};
 use crate::format::life;
 use crate::format::life::Life;
@@ -34,15 +34,15 @@ pub(crate) fn list(disk: &dyn Disk, directory: &str) -> io::Result<Vec<String>> 
 /// Faults of FORMAT and BEGUN.
 pub(crate) fn small_files(
     disk: &dyn Disk,
-    format: &Format,
+    format: &FormatFile,
     store_id: u128,
     segments: usize,
 ) -> io::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let what = match format {
-        Format::Good(_) => None,
-        Format::Missing => Some((FindingKind::Missing, "is gone")),
-        Format::Damaged => Some((FindingKind::Checksum, "is damaged")),
+        FormatFile::Good(_) => None,
+        FormatFile::Missing => Some((FindingKind::Missing, "is gone")),
+        FormatFile::Damaged => Some((FindingKind::Checksum, "is damaged")),
     };
     if let Some((kind, what)) = what {
         findings.push(Finding::of_file(

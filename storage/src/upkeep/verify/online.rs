@@ -7,10 +7,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::files::{self, Known};
-use super::segment::{self, Fault, NextLsns, Target};
+use super::segment::{self, NextLsns, SegmentFault, SegmentTarget};
 use crate::api::error::VerifyError;
 use crate::api::finding::{Finding, FindingKind, Severity, advice};
-use crate::api::pace::{Control, Pace, Progress, Stop};
+use crate::api::pace::{Control, Pace, Stop, VerifyProgress};
 use crate::base::ids::{LogId, Lsn, Position, SegmentId};
 use crate::base::metrics::ChecksumSite;
 use crate::base::sync::Mutex;
@@ -26,11 +26,11 @@ use crate::journal::run::Run;
 use crate::journal::segment::Segment;
 use crate::logs::Log;
 use crate::read::store::Store;
-use crate::upkeep::verify::reader::{Reader, advice_for};
+use crate::upkeep::verify::reader::{StepReader, advice_for};
 
 /// Faults that were logged and counted, so that the next check does not log them again.
 #[derive(Default)]
-struct Told(Mutex<HashSet<Logged>>);
+struct KnownFaults(Mutex<HashSet<Logged>>);
 
 /// A log, and ranges of its lsns.
 type Hit = (Arc<Log>, Vec<(Lsn, Lsn)>);
@@ -41,7 +41,7 @@ type Files = (Vec<Arc<Run>>, Vec<Arc<Segment>>);
 /// Segment, kind, position, sentence.
 type Logged = (Option<u64>, FindingKind, Option<Position>, String);
 
-impl Told {
+impl KnownFaults {
     /// Whether the finding is new.
     fn first(&self, finding: &Finding) -> bool {
         let from = finding.positions.map(|(from, _)| from);
@@ -55,7 +55,7 @@ impl Told {
 /// Checks the files of a running engine.
 pub(crate) struct Verifier {
     store: Arc<Store>,
-    told: Told,
+    told: KnownFaults,
 }
 
 impl Deref for Verifier {
@@ -70,7 +70,7 @@ impl Verifier {
     pub(crate) fn new(store: &Arc<Store>) -> Arc<Self> {
         Arc::new(Self {
             store: Arc::clone(store),
-            told: Told::default(),
+            told: KnownFaults::default(),
         })
     }
 
@@ -95,19 +95,19 @@ impl Verifier {
         &self,
         only: Option<Files>,
         control: &Control,
-        tell: &mut dyn FnMut(&mut Progress),
+        tell: &mut dyn FnMut(&mut VerifyProgress),
     ) -> Result<(), Stop> {
         let whole = only.is_none();
         let (runs, segments) = only.unwrap_or_else(|| self.journal.runs_and_segments());
         let now = || self.journal.clock.monotonic();
         let mut pace = Pace::new(control, &now);
-        let mut progress = Progress {
+        let mut progress = VerifyProgress {
             total_bytes: segments
                 .iter()
                 .filter_map(|segment| self.settled_end(segment).map(|end| segment.offset(end)))
                 .chain(runs.iter().map(|run| run.segment.life.size))
                 .sum(),
-            ..Progress::default()
+            ..VerifyProgress::default()
         };
         let mut lsns = NextLsns::new(whole);
         let mut named = Vec::new();
@@ -249,11 +249,11 @@ impl Verifier {
         }
         let mut findings = self.note(findings, site);
         let writer = segment.writer();
-        let mut reader = match Reader::open(&*self.disk, &path) {
+        let mut reader = match StepReader::open(&*self.disk, &path) {
             Ok(reader) => reader,
             Err(error) if !segment.is_retired() && self.is_gone(segment, &error) => {
                 lsns.expect_gaps();
-                let gone = Fault {
+                let gone = SegmentFault {
                     kind: FindingKind::Missing,
                     severity: Severity::Loss,
                     from: segment.first(),
@@ -269,7 +269,7 @@ impl Verifier {
             }
             Err(error) => return Err(error.into()),
         };
-        let target = Target {
+        let target = SegmentTarget {
             life: segment.life,
             base: segment.base,
             end,
@@ -286,7 +286,7 @@ impl Verifier {
         };
         let before = lsns.clone();
         let mut checked = segment::check(&target, index.as_ref(), lsns, &mut read)?;
-        if checked.faults.iter().any(Fault::is_unreadable) {
+        if checked.faults.iter().any(SegmentFault::is_unreadable) {
             // The memory of that read may be wrong. The second read bypasses the page cache.
             *lsns = before;
             let mut again = |from: u64, bytes: u64| {
@@ -345,7 +345,7 @@ impl Verifier {
         };
         let mut findings = Vec::new();
         let (index, _) = files::index(disk, &known, &mut findings)?;
-        let mut reader = Reader::open(disk, &segment.path())?;
+        let mut reader = StepReader::open(disk, &segment.path())?;
         let blocks = reader.read(0, crate::base::bounds::LIFE_BYTES)?;
         let mut read = |from: u64, bytes: u64| {
             spend(bytes)?;
@@ -503,7 +503,7 @@ impl Verifier {
         &self,
         segment: &Arc<Segment>,
         path: &str,
-        fault: &Fault,
+        fault: &SegmentFault,
         site: ChecksumSite,
         findings: &mut Vec<Finding>,
     ) -> io::Result<()> {

@@ -14,17 +14,17 @@ use crate::base::ids::Position;
 use crate::disk::Disk;
 use crate::disk::DiskFile;
 use crate::disk::read_some;
-use crate::upkeep::verify::segment::Fault;
+use crate::upkeep::verify::segment::SegmentFault;
 
 /// Reads a file in steps, from the device where that is possible.
-pub(crate) struct Reader<'a> {
+pub(crate) struct StepReader<'a> {
     disk: &'a dyn Disk,
     path: String,
     file: Arc<dyn DiskFile>,
     from_device: bool,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> StepReader<'a> {
     pub(crate) fn open(disk: &'a dyn Disk, path: &str) -> io::Result<Self> {
         Ok(Self {
             disk,
@@ -55,7 +55,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The remedy for a fault in a segment.
-pub(crate) fn advice_for(fault: &Fault, base: Position) -> &'static str {
+pub(crate) fn advice_for(fault: &SegmentFault, base: Position) -> &'static str {
     match (fault.severity, fault.kind) {
         (Severity::Loss, _) => advice::LOST,
         (_, FindingKind::Index) => advice::REMADE,

@@ -14,16 +14,16 @@ use crate::format::body;
 use crate::format::body::{Created, CursorBody, Link, Seal};
 use crate::format::compress;
 use crate::format::frame;
-use crate::format::frame::{Directory, Header, Kind};
+use crate::format::frame::{Directory, FrameHeader, FrameKind};
 use crate::format::life::{Life, bad_copies};
-use crate::format::stream::Read;
+use crate::format::stream::ReadBytes;
 use crate::format::walk::{Event, Walk};
 use crate::index::SealedIndex;
 use crate::logs::producers::Forgotten;
 
 /// A segment to check, and the facts that other files record of it.
 #[derive(Debug, Clone)]
-pub(crate) struct Target {
+pub(crate) struct SegmentTarget {
     pub(crate) life: Life,
     pub(crate) base: Position,
     /// End of its frames.
@@ -38,14 +38,14 @@ pub(crate) struct Target {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Touched {
     pub(crate) position: Position,
-    pub(crate) kind: Kind,
+    pub(crate) kind: FrameKind,
     pub(crate) log_id: LogId,
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
 }
 
 impl Touched {
-    fn of(header: &Header) -> Self {
+    fn of(header: &FrameHeader) -> Self {
         Self {
             position: header.position,
             kind: header.kind,
@@ -58,13 +58,13 @@ impl Touched {
     /// Its records, if it is a batch.
     pub(crate) fn lsns(&self) -> Option<(Lsn, Lsn)> {
         let next = self.first_lsn.checked_advance(u64::from(self.count))?;
-        (self.kind == Kind::Batch).then_some((self.first_lsn, next))
+        (self.kind == FrameKind::Batch).then_some((self.first_lsn, next))
     }
 }
 
 /// A fault in a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct SegmentFault {
     pub(crate) kind: FindingKind,
     pub(crate) severity: Severity,
     pub(crate) from: Position,
@@ -83,7 +83,7 @@ pub(crate) struct Fault {
 /// Result of the check of one segment.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<SegmentFault>,
     /// Header checksum of the last frame; `None` if the segment ends with a hole.
     pub(crate) chain: Option<u32>,
     /// Its link, if that is good.
@@ -95,7 +95,7 @@ pub(crate) struct Checked {
     pub(crate) records: u64,
 }
 
-impl Fault {
+impl SegmentFault {
     /// Whether its records cannot be read.
     pub(crate) fn is_unreadable(&self) -> bool {
         self.is_hole || self.severity == Severity::Loss && !self.is_gap
@@ -164,26 +164,26 @@ impl NextLsns {
 
 /// Checks one segment. `read` returns the bytes of its file.
 pub(crate) fn check(
-    target: &Target,
+    target: &SegmentTarget,
     index: Option<&SealedIndex>,
     lsns: &mut NextLsns,
-    read: &mut Read<'_>,
+    read: &mut ReadBytes<'_>,
 ) -> Result<Checked, Stop> {
-    let mut check = Check::new(target, index, lsns);
+    let mut check = SegmentCheck::new(target, index, lsns);
     check.life_blocks(&read(0, LIFE_BYTES.min(target.file_bytes))?);
     let mut frames = Walk::stream(&target.life, target.base, target.end, read);
     while frames.next(target.end, |event| check.take(event))? {}
     Ok(check.end())
 }
 
-struct Check<'a> {
-    target: &'a Target,
+struct SegmentCheck<'a> {
+    target: &'a SegmentTarget,
     index: Option<&'a SealedIndex>,
     lsns: &'a mut NextLsns,
     checked: Checked,
     /// Frames from the one that carried the last directory on, including that frame: the group that the next
     /// directory must list.
-    group: Vec<Told>,
+    group: Vec<ListedFrame>,
     digest: Xxh3,
     frames: u64,
     records: u64,
@@ -199,13 +199,17 @@ struct Check<'a> {
 
 /// A frame, as a directory lists it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Told {
+struct ListedFrame {
     touched: Touched,
     frame_len: u64,
 }
 
-impl<'a> Check<'a> {
-    fn new(target: &'a Target, index: Option<&'a SealedIndex>, lsns: &'a mut NextLsns) -> Self {
+impl<'a> SegmentCheck<'a> {
+    fn new(
+        target: &'a SegmentTarget,
+        index: Option<&'a SealedIndex>,
+        lsns: &'a mut NextLsns,
+    ) -> Self {
         Self {
             target,
             index,
@@ -229,8 +233,8 @@ impl<'a> Check<'a> {
         severity: Severity,
         (from, to): (Position, Position),
         detail: impl Into<String>,
-    ) -> &mut Fault {
-        self.checked.faults.push(Fault {
+    ) -> &mut SegmentFault {
+        self.checked.faults.push(SegmentFault {
             kind,
             severity,
             from,
@@ -270,7 +274,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn hole(&mut self, from: Position, to: Position, stranger: Option<Header>) {
+    fn hole(&mut self, from: Position, to: Position, stranger: Option<FrameHeader>) {
         let (kind, what) = match stranger {
             Some(header) => (
                 FindingKind::Chain,
@@ -301,7 +305,7 @@ impl<'a> Check<'a> {
         self.lsns.expect_gaps();
     }
 
-    fn frame(&mut self, header: &Header, bytes: &[u8], body: Option<&[u8]>) {
+    fn frame(&mut self, header: &FrameHeader, bytes: &[u8], body: Option<&[u8]>) {
         let at = (header.position, header.end());
         self.checked.chain = Some(header.crc);
         if self.sealed {
@@ -313,14 +317,17 @@ impl<'a> Check<'a> {
             );
         }
         let first = header.position == self.target.base.advance(LIFE_BYTES);
-        if first != (header.kind == Kind::Link) && !self.has_holes {
+        if first != (header.kind == FrameKind::Link) && !self.has_holes {
             let detail = match first {
                 true => "the first frame of the segment is no link",
                 false => "a link stands in the middle of the segment",
             };
             self.fault(FindingKind::Chain, Severity::Damage, at, detail);
         }
-        let goes_on = !matches!(header.kind, Kind::Link | Kind::Marker | Kind::Seal);
+        let goes_on = !matches!(
+            header.kind,
+            FrameKind::Link | FrameKind::Marker | FrameKind::Seal
+        );
         if self.open_unit && !goes_on {
             self.fault(
                 FindingKind::Chain,
@@ -334,25 +341,25 @@ impl<'a> Check<'a> {
         if let Some(directory) = frame::directory_of(bytes, header) {
             self.directory(&directory, header);
         }
-        self.group.push(Told {
+        self.group.push(ListedFrame {
             touched: Touched::of(header),
             frame_len: header.frame_len(),
         });
         match header.kind {
-            Kind::Seal => self.seal(header, body),
-            Kind::Link => self.checked.link = body.and_then(Link::decode),
-            Kind::Batch if self.is_given_up(at) => {
+            FrameKind::Seal => self.seal(header, body),
+            FrameKind::Link => self.checked.link = body.and_then(Link::decode),
+            FrameKind::Batch if self.is_given_up(at) => {
                 // The index need not have it, and later frames may have its lsns.
                 self.batches += 1;
                 self.bad_batches += 1;
                 self.lsns.expect_gaps();
             }
-            Kind::Batch => self.batch(header, readable),
+            FrameKind::Batch => self.batch(header, readable),
             _ => {}
         }
         self.digest.update(bytes);
         self.frames += 1;
-        if header.kind == Kind::Batch {
+        if header.kind == FrameKind::Batch {
             self.records += u64::from(header.count);
         }
     }
@@ -364,25 +371,25 @@ impl<'a> Check<'a> {
     }
 
     /// Whether the body matches the header: complete, and readable as its kind.
-    fn body(&mut self, header: &Header, body: Option<&[u8]>) -> bool {
+    fn body(&mut self, header: &FrameHeader, body: Option<&[u8]>) -> bool {
         let readable = body.is_some_and(|body| match header.kind {
-            Kind::Batch => compress::decompress(header.codec(), body)
+            FrameKind::Batch => compress::decompress(header.codec(), body)
                 .is_some_and(|body| codec::ends(&body).count() as u64 == u64::from(header.count)),
-            Kind::Created => Created::decode(body).is_some(),
-            Kind::Configured => body::config(body).is_some(),
-            Kind::Cursor => CursorBody::decode(body).is_some(),
-            Kind::Forgotten => Forgotten::decode(body).is_some(),
-            Kind::Link => Link::decode(body).is_some(),
-            Kind::Seal => Seal::decode(body).is_some(),
-            Kind::Deleted | Kind::Trim | Kind::Fence | Kind::Marker => true,
+            FrameKind::Created => Created::decode(body).is_some(),
+            FrameKind::Configured => body::config(body).is_some(),
+            FrameKind::Cursor => CursorBody::decode(body).is_some(),
+            FrameKind::Forgotten => Forgotten::decode(body).is_some(),
+            FrameKind::Link => Link::decode(body).is_some(),
+            FrameKind::Seal => Seal::decode(body).is_some(),
+            FrameKind::Deleted | FrameKind::Trim | FrameKind::Fence | FrameKind::Marker => true,
             // These kinds have no place in the journal.
-            Kind::Run | Kind::Images | Kind::Pack | Kind::Order => false,
+            FrameKind::Run | FrameKind::Images | FrameKind::Pack | FrameKind::Order => false,
         });
         if readable {
             return true;
         }
         let whole = header.end().since(self.target.base) <= self.target.file_bytes;
-        let too_large = body.filter(|_| header.kind == Kind::Batch);
+        let too_large = body.filter(|_| header.kind == FrameKind::Batch);
         let too_large = too_large.and_then(|body| compress::too_large(header.codec(), body));
         let (kind, detail) = match (body, whole) {
             (Some(_), _) => (
@@ -408,13 +415,13 @@ impl<'a> Check<'a> {
             ),
         };
         let severity = match header.kind {
-            Kind::Batch => Severity::Loss,
+            FrameKind::Batch => Severity::Loss,
             _ => Severity::Damage,
         };
         let at = (header.position, header.end());
         let fault = self.fault(kind, severity, at, detail);
         fault.touched.push(Touched::of(header));
-        if header.kind == Kind::Batch {
+        if header.kind == FrameKind::Batch {
             self.lsns.expect_gaps();
         }
         false
@@ -422,11 +429,11 @@ impl<'a> Check<'a> {
 
     /// Checks that a directory lists the group before it correctly. The directory also explains damaged frames
     /// of that group.
-    fn directory(&mut self, directory: &Directory, header: &Header) {
+    fn directory(&mut self, directory: &Directory, header: &FrameHeader) {
         let mut position = directory.start;
         let mut told = Vec::with_capacity(directory.entries.len());
         for entry in &directory.entries {
-            told.push(Told {
+            told.push(ListedFrame {
                 touched: Touched {
                     position,
                     kind: entry.kind,
@@ -439,7 +446,7 @@ impl<'a> Check<'a> {
             position = position.advance(entry.frame_len.min(self.target.life.size));
         }
         for fault in self.checked.faults.iter_mut().filter(|fault| fault.is_hole) {
-            let hit = |told: &&Told| {
+            let hit = |told: &&ListedFrame| {
                 let end = told.touched.position.advance(told.frame_len);
                 fault.from < end && told.touched.position < fault.to
             };
@@ -465,7 +472,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn batch(&mut self, header: &Header, readable: bool) {
+    fn batch(&mut self, header: &FrameHeader, readable: bool) {
         let at = (header.position, header.end());
         self.batches += 1;
         self.bad_batches += usize::from(!readable);
@@ -530,7 +537,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn seal(&mut self, header: &Header, body: Option<&[u8]>) {
+    fn seal(&mut self, header: &FrameHeader, body: Option<&[u8]>) {
         self.sealed = true;
         let Some(seal) = body.and_then(Seal::decode) else {
             return;
@@ -551,7 +558,8 @@ impl<'a> Check<'a> {
                 ),
             );
         }
-        let bad_body = |fault: &Fault| fault.kind == FindingKind::Checksum && fault.from >= at.0;
+        let bad_body =
+            |fault: &SegmentFault| fault.kind == FindingKind::Checksum && fault.from >= at.0;
         if seal.digest != self.digest.digest128() && !self.checked.faults.iter().any(bad_body) {
             self.fault(
                 FindingKind::Digest,
@@ -573,13 +581,13 @@ impl<'a> Check<'a> {
                 "the last atomic unit of the segment has no end",
             );
         }
-        let hole_at_end = |fault: &Fault| fault.is_hole && fault.to == self.target.end;
+        let hole_at_end = |fault: &SegmentFault| fault.is_hole && fault.to == self.target.end;
         if self.checked.faults.iter().any(hole_at_end) {
             self.checked.chain = None;
         }
         // A hole is no loss if a directory lists all its frames, and none of them has records.
         for fault in &mut self.checked.faults {
-            let records = |touched: &Touched| touched.kind == Kind::Batch;
+            let records = |touched: &Touched| touched.kind == FrameKind::Batch;
             if fault.is_hole && fault.explained && !fault.touched.iter().any(records) {
                 fault.severity = Severity::Damage;
             }

@@ -17,7 +17,7 @@ use crate::base::metrics::ChecksumSite;
 use crate::format::active::Place;
 use crate::format::address::Hole;
 use crate::format::frame;
-use crate::format::frame::Kind;
+use crate::format::frame::FrameKind;
 use crate::format::pack;
 use crate::format::pack::PACK_HEADER_BYTES;
 use crate::format::pack::{OrderEntry, Piece};
@@ -108,7 +108,7 @@ impl JournalReadStep {
             let bytes = self.read(run, position, length, again)?;
             self.looked += bytes.len() as u64;
             let header = frame::decode_header(&bytes, run.segment.life.salt)
-                .filter(|header| header.kind == Kind::Order && header.position == position);
+                .filter(|header| header.kind == FrameKind::Order && header.position == position);
             let body = header.and_then(|header| frame::verified_body(&bytes, &header));
             let entries = body.and_then(|body| pack::entries(body).collect());
             if entries.is_some() {
@@ -330,7 +330,7 @@ impl JournalReadStep {
         for (bytes, again) in [(PACK_HEADER_BYTES, false), (all, false), (all, true)] {
             let bytes = self.read(run, position, bytes, again)?;
             let header = frame::decode_header(&bytes, run.segment.life.salt)
-                .filter(|header| header.kind == Kind::Pack && header.position == position);
+                .filter(|header| header.kind == FrameKind::Pack && header.position == position);
             let pieces = header.and_then(|header| pack::pieces(&bytes, &header));
             if let (Some(header), Some(pieces)) = (header, pieces) {
                 let body = offset + u64::from(header.header_len);
