@@ -464,6 +464,8 @@ FAILS = "code reason outcome retry facts failed"
 # The step that makes the object that an argument names.
 MADE_BY = {"follower": "follow", "producer": "producer", "job": "background"}
 CONTROL = {"kill": "", "stop": "", "pause": "", "resume": "", "drop": "", "lose_answer": "count", "delay": "ms*"}
+# A list that is written out by the runner.
+LIST = {"times", "each"}
 MATCHES = ("add", "at_least", "below", "length")
 
 
@@ -545,6 +547,8 @@ class Checker:
 
     def inner(self, name, value, complete=True):
         """Members of inner objects, by the name of their parent."""
+        if isinstance(value, dict) and value.keys() == LIST:
+            value = value["each"]
         if name not in INNER or not isinstance(value, (dict, list)):
             return
         for one in value if isinstance(value, list) else [value]:
@@ -557,6 +561,8 @@ class Checker:
     def value(self, value, kept, within_repeat):
         """Every reference leads to a result kept before."""
         if isinstance(value, dict):
+            if value.keys() == LIST:
+                within_repeat = True
             value = list(value.values())
         if isinstance(value, list):
             for one in value:

@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.request
 import uuid
+from collections import ChainMap
 from pathlib import Path
 
 import wald
@@ -39,6 +40,12 @@ class Names:
         self.prefix = prefix
         self.kept = {}
 
+    def turn(self, count):
+        """These names where `${i}` is the count."""
+        names = Names(self.prefix)
+        names.kept = ChainMap({"i": count}, self.kept)
+        return names
+
     def look_up(self, reference):
         if reference.startswith("log:"):
             return self.prefix + reference.removeprefix("log:")
@@ -58,6 +65,8 @@ class Names:
         if isinstance(value, dict):
             if value.keys() == {"add"}:
                 return sum(self.resolve(value["add"]))
+            if value.keys() == {"times", "each"}:
+                return [self.turn(index).resolve(value["each"]) for index in range(value["times"])]
             return {key: self.resolve(item) for key, item in value.items()}
         return value
 
@@ -66,7 +75,7 @@ def compare(expected, actual, where="result"):
     """Raises Failed if the actual value differs from the expected one."""
 
     def wrong(what):
-        raise Failed(f"{where}: expected {what}, came {str(actual)[:300]}")
+        raise Failed(f"{where}: expected {str(what)[:300]}, came {str(actual)[:300]}")
 
     if expected == "*":
         if actual is None or actual == "":
@@ -273,6 +282,8 @@ class Case:
         self.names = Names(f"conformance/{name}/{run}/")
         self.client = client
         self.jobs, self.followers, self.producers = {}, {}, {}
+        # The step that began last, for the error of a case that takes too long.
+        self.last = ""
 
     async def close(self):
         for job in self.jobs.values():
@@ -284,6 +295,7 @@ class Case:
 
     async def carry_out(self, steps):
         for index, step in enumerate(steps):
+            self.last = f"step {index} ({step['do']})"
             try:
                 await self.carry_out_step(step)
             except Failed as failed:
@@ -533,7 +545,7 @@ async def run_case(case, run):
         try:
             await asyncio.wait_for(underway.carry_out(case["steps"]), CASE_SECONDS)
         except asyncio.TimeoutError:
-            raise Failed(f"not done after {CASE_SECONDS} seconds") from None
+            raise Failed(f"not done after {CASE_SECONDS} seconds; began last: {underway.last}") from None
         finally:
             await underway.close()
             await client.close(grace=0)

@@ -91,6 +91,11 @@ async fn one(name: &str, case: &Value, control: &str) -> Result<()> {
     let case = Case::new(name, client().await?, control);
     match tokio::time::timeout(CASE_LIMIT, case.run(steps, None)).await {
         Ok(done) => done,
-        Err(_) => Err(anyhow!("not done within {CASE_LIMIT:?}")),
+        Err(_) => {
+            let last = case.last();
+            Err(anyhow!(
+                "not done within {CASE_LIMIT:?}; began last: {last}"
+            ))
+        }
     }
 }

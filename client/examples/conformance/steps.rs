@@ -29,6 +29,8 @@ struct Inner {
     producers: Mutex<HashMap<String, Arc<Producer>>>,
     followers: Mutex<HashMap<String, Following>>,
     jobs: Mutex<HashMap<String, Job>>,
+    /// The step that began last, for the error of a case that takes too long.
+    last: Mutex<String>,
 }
 
 /// Steps in the background.
@@ -56,7 +58,13 @@ impl Case {
             producers: Mutex::default(),
             followers: Mutex::default(),
             jobs: Mutex::default(),
+            last: Mutex::default(),
         }))
+    }
+
+    /// The step that began last.
+    pub(crate) fn last(&self) -> String {
+        lock(&self.0.last).clone()
     }
 
     /// Carries out the steps, one after the other. `count` is the value of `${i}`.
@@ -68,8 +76,9 @@ impl Case {
         Box::pin(async move {
             for (number, step) in steps.iter().enumerate() {
                 let action = text(step, "do")?;
-                let done = self.step(action, step, count).await;
-                done.with_context(|| format!("step {number} ({action})"))?;
+                let name = format!("step {number} ({action})");
+                lock(&self.0.last).clone_from(&name);
+                self.step(action, step, count).await.context(name)?;
             }
             Ok(())
         })

@@ -11,12 +11,12 @@ pub(crate) struct Scope<'a> {
     pub(crate) logs: &'a str,
     /// Results that were kept, by name.
     pub(crate) kept: &'a HashMap<String, Value>,
-    /// The count of the innermost `repeat`.
+    /// The count of the innermost `repeat` or `each`.
     pub(crate) count: Option<u64>,
 }
 
 impl Scope<'_> {
-    /// The value with its references filled in and its sums added up.
+    /// The value with its references filled in, its sums added up and its lists written out.
     pub(crate) fn resolve(&self, value: &Value) -> Result<Value> {
         Ok(match value {
             Value::String(text) => self.text(text)?,
@@ -26,6 +26,7 @@ impl Scope<'_> {
             }
             Value::Object(members) => match only(members, "add") {
                 Some(summands) => self.sum(summands)?,
+                None if members.len() == 2 && members.contains_key("each") => self.list(members)?,
                 None => {
                     let resolve =
                         |(name, value): (&String, &Value)| Ok((name.clone(), self.resolve(value)?));
@@ -44,6 +45,19 @@ impl Scope<'_> {
             sum += summand.as_u64().context("`add` takes numbers")?;
         }
         Ok(json!(sum))
+    }
+
+    /// The list in which `each` stands `times` times.
+    fn list(&self, members: &Map<String, Value>) -> Result<Value> {
+        let times = members.get("times").and_then(Value::as_u64);
+        let turn = |count| {
+            let count = Some(count);
+            Scope { count, ..*self }.resolve(&members["each"])
+        };
+        let list: Result<_> = (0..times.context("`each` needs `times`")?)
+            .map(turn)
+            .collect();
+        Ok(Value::Array(list?))
     }
 
     fn text(&self, text: &str) -> Result<Value> {

@@ -109,8 +109,6 @@ func carryOut(testCase testCase) error {
 	// Not a deadline, so that the client's own default is in force.
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	late := time.AfterFunc(caseTimeout, func() { cancel(fmt.Errorf("not done after %v", caseTimeout)) })
-	defer late.Stop()
 	client, err := wald.Dial(endpoint())
 	if err != nil {
 		return err
@@ -118,6 +116,12 @@ func carryOut(testCase testCase) error {
 	defer client.Close()
 	run := newRun(client, testCase.Name)
 	defer run.close()
+	late := time.AfterFunc(caseTimeout, func() {
+		run.mutex.Lock()
+		defer run.mutex.Unlock()
+		cancel(fmt.Errorf("not done after %v; began last: %s", caseTimeout, run.last))
+	})
+	defer late.Stop()
 	done := make(chan error, 1)
 	go func() { done <- run.steps(ctx, testCase.Steps, run.names) }()
 	select {

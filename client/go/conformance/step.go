@@ -26,6 +26,8 @@ type run struct {
 	followers map[string]*follower
 	producers map[string]*wald.Producer
 	jobs      map[string]chan error
+	// last is the step that began last, for the error of a case that takes too long.
+	last string
 }
 
 func newRun(client *wald.Client, name string) *run {
@@ -59,6 +61,9 @@ func (r *run) steps(ctx context.Context, steps []step, names names) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		r.mutex.Lock()
+		r.last = fmt.Sprintf("step %d (%v)", i+1, step["do"])
+		r.mutex.Unlock()
 		if err := r.step(ctx, step, names); err != nil {
 			return fmt.Errorf("step %d (%v): %w", i+1, step["do"], err)
 		}

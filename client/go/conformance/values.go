@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -38,7 +39,7 @@ func (n names) with(name string, value any) names {
 
 var reference = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// resolve puts the values of references and sums in their places.
+// resolve puts the values of references, sums and lists in their places.
 func (n names) resolve(value any) (any, error) {
 	switch value := value.(type) {
 	case string:
@@ -54,6 +55,9 @@ func (n names) resolve(value any) (any, error) {
 		}
 		return list, nil
 	case object:
+		if each, ok := value["each"]; ok && len(value) == 2 {
+			return n.list(value["times"], each)
+		}
 		members := make(object, len(value))
 		for name, member := range value {
 			resolved, err := n.resolve(member)
@@ -68,6 +72,25 @@ func (n names) resolve(value any) (any, error) {
 		return members, nil
 	}
 	return value, nil
+}
+
+// list is the list in which each stands times times, with its count as ${i}.
+func (n names) list(times, each any) (any, error) {
+	count, ok := times.(number)
+	if !ok {
+		return nil, errors.New("`each` needs `times`")
+	}
+	length, err := count.Int64()
+	if err != nil {
+		return nil, err
+	}
+	list := make([]any, length)
+	for i := range list {
+		if list[i], err = n.with("i", num(i)).resolve(each); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
 }
 
 func sum(terms []any) (any, error) {
@@ -140,7 +163,7 @@ func differ(where string, expected, actual any) string {
 	case []any:
 		list, ok := actual.([]any)
 		if !ok || len(list) != len(expected) {
-			return fmt.Sprintf("%s: expected %s, got %s", where, show(expected), show(actual))
+			return fmt.Sprintf("%s: expected %.300s, got %.300s", where, show(expected), show(actual))
 		}
 		for i := range expected {
 			if difference := differ(fmt.Sprintf("%s.%d", where, i), expected[i], list[i]); difference != "" {
@@ -202,7 +225,7 @@ func compares(bound, actual any, holds func(bound, actual int64) bool) bool {
 	return err == nil && failure == nil && holds(limit, value)
 }
 
-// show is a value as JSON, not too long.
+// show is a value as JSON.
 func show(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {

@@ -49,6 +49,8 @@ export class Run {
   readonly #jobs = new Map<string, Promise<unknown>>();
   /** Cursors of scans, by the text that stands for them. */
   readonly #cursors = new Map<string, Uint8Array>();
+  /** The step that began last, for the error of a case that takes too long. */
+  last = "";
   readonly #actions: Record<string, (step: Step, names: Names) => Promise<Members | void>>;
 
   constructor(client: Client, control: string, prefix: string, signal: AbortSignal) {
@@ -60,8 +62,9 @@ export class Run {
   }
 
   async steps(steps: Step[], names: Names = this.#names): Promise<void> {
-    for (const step of steps) {
+    for (const [index, step] of steps.entries()) {
       this.#signal.throwIfAborted();
+      this.last = `step ${index + 1} (${step.do})`;
       await this.#step(step, names);
     }
   }

@@ -53,7 +53,7 @@ async function carryOut({ name, steps }: Case, drawn: string): Promise<string | 
     await Promise.race([
       run.steps(steps),
       new Promise((_, reject) => {
-        timer = setTimeout(() => reject(new Error(`it took more than ${CASE_MS} ms`)), CASE_MS);
+        timer = setTimeout(() => reject(new Error(`it took more than ${CASE_MS} ms; began last: ${run.last}`)), CASE_MS);
       }),
     ]);
     return undefined;

@@ -30,7 +30,7 @@ export class Names {
     this.#kept.set(name, value);
   }
 
-  /** Replaces names, and adds up. */
+  /** Replaces names, adds up, and writes lists out. */
   resolve(value: Value): Value {
     if (typeof value === "string") {
       const whole = /^\$\{([^}]*)\}$/.exec(value);
@@ -42,11 +42,14 @@ export class Names {
       return value.map((each) => this.resolve(each));
     }
     if (isObject(value)) {
-      const { add } = value;
+      const { add, times, each } = value;
       if (Array.isArray(add) && Object.keys(value).length === 1) {
-        return add.reduce<bigint>((sum, each) => sum + integer(this.resolve(each)), 0n);
+        return add.reduce<bigint>((sum, term) => sum + integer(this.resolve(term)), 0n);
       }
-      return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, this.resolve(each)]));
+      if (each !== undefined && times !== undefined) {
+        return Array.from({ length: Number(times) }, (_, index) => this.turn(index).resolve(each));
+      }
+      return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, this.resolve(member)]));
     }
     return value;
   }
