@@ -57,4 +57,35 @@ def settings_file(objects):
     return text
 
 
+def only_allowed_calls(directory, binary):
+    """The unit of systemd allows every system call that strace sees of a daemon under load."""
+    sets = re.findall(r"^SystemCallFilter=(\S.*)$", (ROOT / "deploy/systemd/wald.service").read_text(), re.M)
+    allowed = set()
+    for words in sets:
+        names = set(itertools.chain(*(listed(word.lstrip("~")) for word in words.split())))
+        allowed = allowed - names if words.startswith("~") else allowed | names
+    trace = directory / "strace.out"
+    process = subprocess.Popen(["strace", "-f", "-qq", "-o", trace, binary, "--data-dir", directory / "data", "--listen", ":0",
+                                "--http-listen", ":0", "--log-format", "json"], stderr=subprocess.PIPE, text=True,
+                               env=clean_environment())
+    start = json.loads(next(line for line in process.stderr if "wald is serving" in line))
+    run(WALCTL, "append", "a", "-", input=b"1\n2\n", env=clean_environment(WALD_ENDPOINT=f"http://{start['grpc']}"), check=True)
+    urllib.request.urlopen(f"http://{start['http']}/metrics").read()
+    child = int((Path("/proc") / str(process.pid) / "task" / str(process.pid) / "children").read_text().split()[0])
+    os.kill(child, signal.SIGTERM)
+    expect(f"{binary.relative_to(TARGET)} under strace ends with 0", process.wait(60) == 0)
+    used = set(re.findall(r"^\d+\s+(?:<\.\.\. )?([a-z_0-9]+)(?:\(| resumed)", trace.read_text(), re.M)) - {"execve"}
+    expect("every system call that it makes is allowed by the unit", len(used) > 20 and used <= allowed,
+           f"{len(used)} calls{', not: ' + ', '.join(sorted(used - allowed)) if used - allowed else ''}")
+
+
+def listed(name):
+    """The system calls in one of systemd's sets."""
+    if not name.startswith("@"):
+        return {name}
+    lines = run("systemd-analyze", "syscall-filter", name, check=True).stdout.decode().splitlines()[1:]
+    words = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    return set(itertools.chain(*(listed(word) for word in words)))
+
+
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -22,7 +22,7 @@ from collections import namedtuple
 Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 
 TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
-STATIC, CLUSTER = "setup/builds:static", "setup/tools:cluster"
+STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
 TESTS = "rust/tests"
 # Steps that most others need.
 BINARIES = (TOOLS, RELEASE, TESTS)
@@ -37,10 +37,10 @@ FIRST = [
 ]
 COMPUTE = [
     Step(CLUSTER, "compute", (TOOLS,)),
+    Step(MDBOOK, "compute", (TOOLS,)),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
-    Step("durability/engine:compression", "compute", BINARIES, ("debug",)),
-    Step("durability/known_bad", "compute", ("durability/engine:schedules", "durability/engine:compression"), ("debug",)),
+    Step("durability/known_bad", "compute", BINARIES, ("debug",)),
     Step("rust/lint:clippy", "compute", BINARIES, ("debug",)),
     Step("rust/lint:fuzz_targets", "compute", BINARIES, ("debug",)),
     Step("durability/engine:power", "compute", BINARIES),
@@ -69,7 +69,6 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("durability/crashes:power_cuts", ()),
     ("durability/failures", ()),
     ("docs/readme", ("ports",)),
-    ("docs/book", ()),
     ("api/bounds", ()),
     ("bench/bench", ()),
     ("api/grpcurl", ()),
@@ -111,11 +110,24 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
 )]
 LAST = [
     Step("ops/traces", "wait", (*BINARIES, STATIC)),
-    Step("deploy/chart", "wait", (*BINARIES, STATIC)),
+    Step("deploy/chart", "wait", BINARIES),
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
+    Step("docs/book", "wait", (MDBOOK,)),
     Step("docs/testing", "wait", ()),
 ]
 PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
+# Steps that a run without --all leaves out, because their builds or stores take a large part of its time:
+#
+# - a Kubernetes API from source (20 minutes of processor time) and the installation of the chart in it. deploy/chart
+#   renders and judges each manifest in every run.
+# - the static binaries, and the image and the exporter of traces that only they have. They are the same code with
+#   another C library and two more features; clippy compiles the features in every run.
+# - the engine under a scheduler of its own, which needs another build of the engine; the fuzz targets' builds; the book,
+#   whose program is built from source.
+# - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
+WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules",
+            "rust/lint:fuzz_targets", MDBOOK, "docs/book", "bench/million", "bench/bounded", "bench/clustered"]
+DEFAULT = [step for step in PLAN if step.name not in WITH_ALL]
 # Checks that only run by name, because they take long or need a quiet machine.
 BY_HAND = ["bench/benchmarks", "bench/servers", "bench/soak", "disk/fuzz"]

@@ -109,7 +109,7 @@ impl Core {
         clock: Arc<dyn Clock>,
         observer: Arc<dyn Observer>,
     ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
-        #[cfg(feature = "known-bad")]
+        #[cfg(any(test, feature = "known-bad"))]
         let disk = crate::disk::known_bad::on(disk);
         config.check()?;
         config.sync_interval = config.sync_interval.min(drive::MAX_DELAY);

@@ -224,3 +224,8 @@ def image(directory):
         page = daemon.exec("walctl", "read", "kept", "--output", "json")
         lines = [json.loads(line) for line in page.stdout.splitlines()]
         expect("both records are there", [r["lsn"] for r in lines] == [0, 1] and {r["text"] for r in lines} == {settings_file(objects)})
+
+
+@check("The static binary makes only system calls that the unit of systemd allows")
+def calls(directory):
+    only_allowed_calls(directory, STATIC / "wald")

@@ -1,8 +1,7 @@
 """The table of all checks in docs/src/testing.md."""
 
 from common import *
-from plan import BY_HAND
-from runner import files, missing
+from runner import files, missing, when
 
 PAGE = ROOT / "docs" / "src" / "testing.md"
 START, END = "<!-- checks: written by .ci/run docs/testing -- --update -->", "<!-- end of checks -->"
@@ -13,8 +12,8 @@ def made():
     rows = ["| check | subject |", "|---|---|"]
     for file in files().values():
         path = file.path.relative_to(ROOT)
-        rows.append(f"| **[{file.name}](../../{path})** | {file.subject}{' (only by name)' if file.name in BY_HAND else ''} |")
-        rows += [f"| `{file.name}:{name}` | {purpose} |" for name, purpose in file.checks.items()]
+        rows.append(f"| **[{file.name}](../../{path})** | {file.subject}{when(file.name)} |")
+        rows += [f"| `{file.name}:{name}` | {purpose}{when(f'{file.name}:{name}')} |" for name, purpose in file.checks.items()]
     return "\n".join(rows)
 
 

@@ -1,23 +1,14 @@
-"""Tests of the engine at larger sizes, or with features outside the default build."""
+"""Tests of the engine at larger sizes, and under a scheduler of its own."""
 
 from cargo import *
 
 
-def engine(feature, name, **environment):
-    """Tests of an engine with a feature. Deliberate mistakes are built in and not enabled, so that durability/known_bad
-    takes the same build. With --workspace most libraries have the same features as for the tests."""
-    counted("cargo", "test", "--workspace", "--lib", "--features", f"wald-storage/known-bad,wald-storage/{feature}",
-            "--", "--nocapture", name, cwd=ROOT, env={**environment, **os.environ})
-
-
-@check("Compressed journals: Zstandard next to LZ4")
-def compression():
-    engine("zstd", "compression")
-
-
 @check("Schedules of the committing threads: no ack before its flush, no caller left waiting")
 def schedules():
-    engine("shuttle", "interleavings", WALD_SCHEDULES=sized("3000", "1000"))
+    # An engine for which another library chooses the order of the threads. durability/known_bad takes the same build.
+    # With --workspace most libraries have the same features as for the tests.
+    counted("cargo", "test", "--workspace", "--lib", "--features", "wald-storage/known-bad,wald-storage/shuttle",
+            "--", "--nocapture", "interleavings", cwd=ROOT, env={"WALD_SCHEDULES": "3000", **os.environ})
 
 
 @check("Every byte of a segment and of every message of the contract flipped, files cut at every offset")

@@ -3,15 +3,15 @@
 soon. A mistake that no layer catches fails this check. So does a layer that fails without any mistake, and one that
 never ends: a test that hangs proves nothing. Sizes are small: a layer that catches nothing here may do so in a
 longer run. In the default run a mistake goes through the layers in turn and stops at the first that catches it. With
-`-- --all` also the layers that start a daemon (kills, failing calls, real power cuts: as root, with loop devices) and the
-engine's other tests, which takes some minutes more.
+`-- --all` also schedules of the threads, the layers that start a daemon (kills, failing calls, real power cuts: as root,
+with loop devices) and the engine's other tests, which takes some minutes more.
 """
 
 import collections
 from concurrent.futures import ThreadPoolExecutor
 
+from cargo import *
 from clients import runner
-from common import *
 
 MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt", "no_chain", "truncate_on_any_error",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
@@ -43,10 +43,8 @@ def built(*arguments):
 
 def layers(directory, every):
     """For each layer: its command and its environment."""
-    # As in .ci/run.
-    wrong = "test", "--workspace", "--lib", "--features"
-    engine = built(*wrong, "wald-storage/known-bad,wald-storage/zstd")["wald_storage"]
-    threads = built(*wrong, "wald-storage/known-bad,wald-storage/shuttle")["wald_storage"]
+    # The mistakes are in every build of the engine's own tests.
+    engine = binaries()["wald_storage"]
 
     def modules(binary, names, **environment):
         return [binary, *(f"tests::{name}::" for name in names)], environment
@@ -58,10 +56,10 @@ def layers(directory, every):
         "damage": modules(engine, DAMAGE, WALD_FUZZ="100"),
         "space": modules(engine, SPACE),
         "month": modules(engine, MONTH, WALD_MONTH="4"),
-        "schedules": modules(threads, ["interleavings"], WALD_SCHEDULES="300"),
     }
     if not every:
         return found
+    threads = built("test", "--workspace", "--lib", "--features", "wald-storage/known-bad,wald-storage/shuttle")["wald_storage"]
     tests = built("test", "-p", "wald-server", "--features", "known-bad", "--test", "kill", "--test", "power_cut")
     # A separate path, so that the next build does not replace it.
     daemon = shutil.copy2(tests["wald"], directory / "wald")
@@ -70,6 +68,7 @@ def layers(directory, every):
     python, _ = runner("python")
     skipped = [word for name in SIMULATED + HISTORIES + DAMAGE + SPACE + MONTH for word in ("--skip", f"tests::{name}::")]
     return found | {
+        "schedules": modules(threads, ["interleavings"], WALD_SCHEDULES="300"),
         "engine": ([engine, *skipped], {}),
         "kill -9": ([tests["kill"]], {**own, "WALD_KILLS": "6", "WALD_ACKS": "100"}),
         "syscalls": ([python, *script("durability/syscalls", *FAULTS)], own),

@@ -8,6 +8,11 @@ def tools():
     counted(ROOT / ".ci/lib/tools", cwd=ROOT)
 
 
+@check("mdBook from its source, for docs/book")
+def mdbook():
+    counted(ROOT / ".ci/lib/tools", "mdbook", cwd=ROOT)
+
+
 @check("A Kubernetes API and kwok from Go modules, for deploy/install")
 def cluster():
     counted(ROOT / ".ci/lib/cluster/build", cwd=ROOT)

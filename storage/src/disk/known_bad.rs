@@ -1,13 +1,13 @@
 //! Engines with deliberate mistakes, for testing the tests: at least one layer of tests must catch each
 //! mistake. Otherwise the tests prove nothing.
 //!
-//! Requires the feature `known-bad`, which no released build has. The environment variable
-//! `WALD_KNOWN_BAD` names the mistake; without it the engine is correct. Without the feature this
+//! Only in the engine's own tests, and with the feature `known-bad`, which no released build has. The environment variable
+//! `WALD_KNOWN_BAD` names the mistake; without it the engine is correct. In other builds this
 //! module does nothing.
 
 /// A deliberate mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "known-bad"), allow(dead_code, reason = "never made"))]
+#[cfg_attr(not(any(test, feature = "known-bad")), allow(dead_code, reason = "never made"))]
 pub(crate) enum Mistake {
     /// Flushes of files do nothing.
     NoFlush,
@@ -43,15 +43,15 @@ pub(crate) enum Mistake {
     UnprovenForgotten,
 }
 
-#[cfg(not(feature = "known-bad"))]
+#[cfg(not(any(test, feature = "known-bad")))]
 pub(crate) const fn makes(_mistake: Mistake) -> bool {
     false
 }
 
-#[cfg(feature = "known-bad")]
+#[cfg(any(test, feature = "known-bad"))]
 pub(crate) use chosen::{makes, on};
 
-#[cfg(feature = "known-bad")]
+#[cfg(any(test, feature = "known-bad"))]
 mod chosen {
     use std::io;
     use std::ops::Range;

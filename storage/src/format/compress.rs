@@ -32,7 +32,7 @@ pub(crate) const ZSTD: u8 = 2;
 
 /// Whether this build can decompress bodies of the codec.
 pub(crate) fn is_known(codec: u8) -> bool {
-    codec == PLAIN || codec == LZ4 || (codec == ZSTD && cfg!(feature = "zstd"))
+    codec == PLAIN || codec == LZ4 || (codec == ZSTD && cfg!(any(test, feature = "zstd")))
 }
 
 /// Compresses a body. Returns the codec's number and the bytes, or `None` if plain is as good.
@@ -84,22 +84,22 @@ pub(crate) fn decompress(codec: u8, stored: &[u8]) -> Option<Cow<'_, [u8]>> {
     (plain.len() == size).then_some(Cow::Owned(plain))
 }
 
-#[cfg(feature = "zstd")]
+#[cfg(any(test, feature = "zstd"))]
 fn zstd_compress(body: &[u8]) -> Option<Vec<u8>> {
     zstd::bulk::compress(body, 0).ok()
 }
 
-#[cfg(feature = "zstd")]
+#[cfg(any(test, feature = "zstd"))]
 fn zstd_decompress(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     zstd::bulk::decompress(packed, size).ok()
 }
 
-#[cfg(not(feature = "zstd"))]
+#[cfg(not(any(test, feature = "zstd")))]
 fn zstd_compress(_body: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-#[cfg(not(feature = "zstd"))]
+#[cfg(not(any(test, feature = "zstd")))]
 fn zstd_decompress(_packed: &[u8], _size: usize) -> Option<Vec<u8>> {
     None
 }

@@ -390,7 +390,7 @@ impl Newer {
         let what = match self {
             Self::Version(version) => format!("is of version {version}"),
             Self::Kind(kind) => format!("is of the unknown kind {kind}"),
-            Self::Codec(ZSTD) if cfg!(not(feature = "zstd")) => {
+            Self::Codec(ZSTD) if cfg!(not(any(test, feature = "zstd"))) => {
                 "is compressed with zstd, which this build does not have".to_owned()
             }
             Self::Codec(codec) => format!("is compressed with the unknown codec {codec}"),
