@@ -17,7 +17,7 @@ use wald_proto::v1;
 use super::session::append_session;
 use super::{Answers, Node, Services, scan};
 use crate::answers::{AnswerShare, may_be_hurried};
-use crate::grpc::{Framed, Message, RequestBody, answer, with_message};
+use crate::grpc::{Framed, Message, RequestBody, answer, receive};
 use crate::metrics::Rpc;
 use crate::status::{self, Access};
 use crate::transport::{Generated, HttpAnswer, HttpResult, Serve};
@@ -53,14 +53,15 @@ impl Serve for WalCalls {
                 let acks = append_session(&self.node, &head.extensions, requests);
                 Box::pin(ready(sent(acks)))
             }
-            RequestBody::One(body) if head.uri.path() == "/wald.v1.WalService/Scan" => {
+            RequestBody::One(mut body) if head.uri.path() == "/wald.v1.WalService/Scan" => {
                 let node = Arc::clone(&self.node);
-                let serve = async move |request: Request<Message>| {
-                    let (head, message) = request.into_parts();
-                    sent(begin_scan(&node, &head.extensions, message).await).map(may_be_hurried)
-                };
-                let request = Request::from_parts(head, body);
-                Box::pin(with_message(request, rpc.access, serve))
+                Box::pin(async move {
+                    let messages = match receive(&head, &mut body, rpc.access).await {
+                        Ok(message) => begin_scan(&node, &head.extensions, message).await,
+                        Err(status) => Err(status),
+                    };
+                    sent(messages).map(may_be_hurried)
+                })
             }
             body => self.unary.serve(Request::from_parts(head, body), rpc),
         }

@@ -63,10 +63,7 @@ where
         let mut service = self.0.clone();
         let (head, body) = request.into_parts();
         match body {
-            RequestBody::One(body) => {
-                let request = Request::from_parts(head, body);
-                Box::pin(through_tonic(service, request, rpc.access))
-            }
+            RequestBody::One(body) => Box::pin(through_tonic(service, head, body, rpc.access)),
             RequestBody::Many(requests) => {
                 let share = head.extensions.get::<AnswerShare>().cloned();
                 let fault = FirstFault::default();
