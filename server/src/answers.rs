@@ -203,7 +203,7 @@ impl AnswerShare {
         self.0.answers.total.fetch_add(bytes, Ordering::Relaxed);
         Held {
             answers: Arc::clone(&self.0.answers),
-            own: Some(Arc::clone(&self.0)),
+            own: Arc::clone(&self.0),
             bytes,
         }
     }
@@ -234,8 +234,7 @@ impl Drop for WaitingConnection<'_> {
 #[derive(Debug)]
 pub(crate) struct Held {
     answers: Arc<AnswerBudget>,
-    /// `None`: many connections send it.
-    own: Option<Arc<OwnAnswers>>,
+    own: Arc<OwnAnswers>,
     bytes: u64,
 }
 
@@ -250,21 +249,11 @@ impl Held {
     }
 
     fn change(&mut self, bytes: u64) {
-        let own = self.own.as_ref().map(|own| &own.bytes);
-        for sum in own.into_iter().chain([&self.answers.total]) {
+        for sum in [&self.own.bytes, &self.answers.total] {
             // The sums wrap around, so that this adds or takes away.
             sum.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
         }
         self.bytes = bytes;
-    }
-
-    /// Ties the bytes, which many connections send, to the message: they come back with its last copy.
-    pub(crate) fn carry(mut self, bytes: Bytes) -> Bytes {
-        self.set(bytes.len() as u64);
-        if let Some(own) = self.own.take() {
-            own.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
-        Bytes::from_owner(Carried { bytes, _held: self })
     }
 
     /// Puts the room into the extensions of an answer, whose body takes it ([`Counted`]).
@@ -285,18 +274,6 @@ impl Drop for Held {
         if self.bytes > 0 {
             self.set(0);
         }
-    }
-}
-
-/// Bytes and the room that they take.
-struct Carried {
-    bytes: Bytes,
-    _held: Held,
-}
-
-impl AsRef<[u8]> for Carried {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
 
@@ -395,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn reservation_shrinks_to_its_message_and_may_go_with_its_bytes() {
+    fn reservation_shrinks_to_its_message() {
         let answers = AnswerBudget::new(64 * KIB);
         let share = AnswerShare::new(&answers);
         let mut held = share.hold_now(8 * KIB).unwrap();
@@ -403,13 +380,7 @@ mod tests {
         assert_eq!(answers.bytes(), 10);
         held.set(3 * KIB);
         assert_eq!(answers.bytes(), 3 * KIB);
-        let bytes = held.carry(Bytes::from_static(b"abc"));
-        assert!(!share.must_hurry() && share.0.bytes.load(Ordering::Relaxed) == 0);
-        let part = bytes.slice(1..2);
-        drop(bytes);
-        assert_eq!(answers.bytes(), 3, "a part is still held");
-        assert_eq!(part, b"b"[..]);
-        drop(part);
+        drop(held);
         assert_eq!(answers.bytes(), 0);
     }
 

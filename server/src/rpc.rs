@@ -5,7 +5,6 @@ mod append;
 mod backup;
 mod cursor;
 mod echo;
-mod fan_out;
 mod log;
 mod ops;
 mod read;
@@ -61,7 +60,6 @@ pub(crate) struct Node {
     /// Whose cursors the metrics show.
     pub(crate) cursor_lag_logs: LogPatterns,
     pub(crate) start_time: Timestamp,
-    pub(crate) fan_out: Arc<FanOut>,
 }
 
 impl Node {
@@ -84,7 +82,6 @@ fn refuse_late(extensions: &Extensions) -> Result<(), Status> {
 pub(crate) struct Services(pub(crate) Arc<Node>);
 
 pub(crate) use echo::Echo;
-pub(crate) use fan_out::FanOut;
 pub(crate) use reflection::FirstFault;
 pub(crate) use streams::WalCalls;
 

@@ -160,7 +160,6 @@ impl Server {
             auto_create: config.auto_create,
             cursor_lag_logs: config.cursor_lag_logs.clone(),
             start_time: SystemClock.now(),
-            fan_out: Arc::default(),
         });
         Ok(Self {
             node,

@@ -28,8 +28,8 @@ pub use crate::api::engine::{
     Administer, Append, AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest,
     BackupPart, BoxFuture, DurabilityTruth, EngineKind, Fenced, LogAppended, LogEngine, LogStat,
     LogTarget, OneOrMore, Operate, Page, Profile, ReadLogs, ReadRequest, ReadStart, Room, Scan,
-    ScanChunk, ScanEnd, ScanPlace, ScanRequest, ScanStart, SegmentContents, SegmentInfo, Selector,
-    Session, Statistics, SyncTarget, Ticket,
+    ScanChunk, ScanRequest, ScanStart, SegmentContents, SegmentInfo, Selector, Session, Statistics,
+    SyncTarget, Ticket,
 };
 pub use crate::api::error::{
     AdminError, AppendError, BackupError, Bounded, CursorError, DumpError, FailedCheck,

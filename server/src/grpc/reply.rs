@@ -151,15 +151,13 @@ impl Framed {
         *piece = joined.freeze();
         true
     }
+}
 
-    /// A message of two parts; others share the second.
-    ///
-    /// # Errors
-    /// If it is larger than gRPC can say.
-    pub(crate) fn sharing(own: Encoded, shared: Bytes) -> Result<Self, Status> {
-        let mut first = begun(own.length() + shared.len(), own.length())?;
-        own.put(&mut first);
-        Ok(Self::of(SmallVec::from_buf([first.freeze(), shared])))
+#[cfg(test)]
+impl Framed {
+    /// The one message in it.
+    pub(crate) fn decoded<M: prost::Message + Default>(&self) -> M {
+        M::decode(&self.pieces.concat()[PREFIX_BYTES..]).unwrap()
     }
 }
 
@@ -200,14 +198,6 @@ mod tests {
         assert_eq!(pieces[2][..], [3; 4]);
         let Framed { pieces: empty, .. } = Framed::new(Encoded::default()).unwrap();
         assert_eq!(empty.concat(), [0; 5]);
-    }
-
-    #[test]
-    fn shared_bytes_are_not_copied_whatever_their_size() {
-        let shared = Bytes::from(vec![9; 3]);
-        let Framed { pieces, .. } = Framed::sharing(encoded(&[0, 2]), shared.clone()).unwrap();
-        assert_eq!(pieces[0][..], [0, 0, 0, 0, 5, 1, 1]);
-        assert_eq!(pieces[1].as_ptr(), shared.as_ptr());
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //!
 //! Where many follow one log, each message costs once for each of them, and appends would wait
 //! for all of that. The more followers there are, the longer each waits after a message before
-//! it reads the next, which is then larger. From [`fan_out::MANY`] followers on they share
-//! messages ([`super::fan_out`]). A follower that fell behind does not wait.
+//! it reads the next, which is then larger. This begins with [`MANY`] followers. A follower that
+//! fell behind does not wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +16,10 @@ use tokio::sync::watch;
 use tonic::Status;
 use wald_proto::codec::Encoded;
 use wald_proto::v1;
-use wald_storage::{Clock, Lsn, ReadError, Scan, ScanChunk, ScanEnd, SystemClock, Timestamp};
+use wald_storage::{Clock, ReadError, Scan, ScanChunk, SystemClock, Timestamp};
 
-use super::fan_out::{self, KeptMessage, SharedMessages};
 use super::{Answers, Node, OpenStore};
-use crate::answers::{AnswerShare, Held, ScanRoom};
+use crate::answers::{AnswerShare, ScanRoom};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::grpc::Framed;
@@ -42,6 +41,9 @@ pub(super) async fn scan(
     Ok(Box::pin(stream::unfold(delivery, Delivery::step)))
 }
 
+/// Number of followers of a log from which on they pause between messages.
+pub(super) const MANY: usize = 20;
+
 /// Time between two messages to one follower, for each that follows the same; up to 2,000 of
 /// them together get at most 20,000 messages a second, a part of one processor.
 const PAUSE_EACH: Duration = Duration::from_micros(50);
@@ -62,16 +64,12 @@ struct Delivery {
     caught_up: bool,
     /// Time at which the last message was read, if it reached the end then.
     at_end: Option<Instant>,
-    /// With the others that follow the log, once there are many.
-    shared: Option<Arc<SharedMessages>>,
     ended: bool,
 }
 
 /// The contents of the next message.
 enum Next {
     Chunk(Result<Option<ScanChunk>, ReadError>),
-    /// It is there already.
-    Kept(KeptMessage, ScanEnd),
     Silence,
     Draining,
 }
@@ -95,7 +93,6 @@ impl Delivery {
             follow,
             caught_up: false,
             at_end: None,
-            shared: None,
             ended: false,
         })
     }
@@ -108,28 +105,18 @@ impl Delivery {
         let now = Instant::now();
         let rest = self.rest(now);
         let asked = now + rest;
-        let from = self.join();
-        let shared = self.shared.as_deref().zip(from);
         let next = tokio::select! {
             biased;
             () = draining(&mut self.phase), if self.follow => Next::Draining,
-            next = next(self.scan.as_mut(), shared, rest) => next,
+            next = next(self.scan.as_mut(), rest) => next,
             () = tokio::time::sleep(self.node.heartbeat_interval) => Next::Silence,
         };
         let message = match next {
             Next::Chunk(Ok(Some(chunk))) => {
                 let arrival = chunk.batches.first().map(|batch| batch.arrival);
                 self.tell(asked, arrival, chunk.caught_up);
-                // One moment for it and for those it is shared with.
-                let made = Instant::now();
-                self.at_end = chunk.caught_up.then_some(made);
-                let held = self.room.as_ref().and_then(|room| room.take());
-                self.message(chunk, from, made, held)
-            }
-            Next::Kept(kept, end) => {
-                self.tell(asked, Some(kept.arrival), end.caught_up);
-                self.at_end = kept.to_end.then_some(kept.made);
-                self.kept(kept, end)
+                self.at_end = chunk.caught_up.then(Instant::now);
+                self.message(chunk)
             }
             // A following scan also ends because the engine drains, which the caller
             // must not take for the end of the log.
@@ -147,7 +134,7 @@ impl Delivery {
     /// end.
     fn rest(&self, now: Instant) -> Duration {
         let followers = self.scan.followers();
-        let Some(at_end) = self.at_end.filter(|_| followers >= fan_out::MANY) else {
+        let Some(at_end) = self.at_end.filter(|_| followers >= MANY) else {
             return Duration::ZERO;
         };
         let followers = u32::try_from(followers).unwrap_or(u32::MAX);
@@ -155,72 +142,14 @@ impl Delivery {
         pause.saturating_sub(now.saturating_duration_since(at_end))
     }
 
-    /// Joins the shared messages if there are many followers. Returns the scan's place in them.
-    fn join(&mut self) -> Option<Lsn> {
-        if self.scan.followers() < fan_out::MANY {
-            self.shared = None;
-            return None;
-        }
-        let place = self.scan.place()?;
-        let fan_out = &self.node.fan_out;
-        self.shared
-            .get_or_insert_with(|| fan_out.join(&place, self.view));
-        Some(place.next)
-    }
-
-    /// A chunk that began at `from`, if that is known.
-    fn message(
-        &self,
-        mut chunk: ScanChunk,
-        from: Option<Lsn>,
-        made: Instant,
-        held: Option<Held>,
-    ) -> Result<Framed, Status> {
+    fn message(&self, chunk: ScanChunk) -> Result<Framed, Status> {
         let epoch = self.node.store(Access::Read)?.epoch;
-        let (Some(shared), Some(from), Some(arrival), Some(after), true) = (
-            &self.shared,
-            from,
-            chunk.batches.first().map(|batch| batch.arrival),
-            self.scan.place(),
-            chunk.gaps.is_empty(),
-        ) else {
-            let message = Framed::new(convert::scan_response(chunk, self.view, epoch)?)?;
-            return Ok(match held {
-                Some(held) => message.in_room(held),
-                None => message,
-            });
-        };
-        let stored = std::mem::take(&mut chunk.batches);
-        let batches = convert::scan_batches(&stored, self.view)?.joined();
-        let batches = match held {
-            Some(held) => held.carry(batches),
-            None => batches,
-        };
-        shared.keep(KeptMessage {
-            from,
-            after,
-            to_end: chunk.caught_up,
-            arrival,
-            batches: batches.clone(),
-            made,
-        });
-        Framed::sharing(convert::scan_response(chunk, self.view, epoch)?, batches)
-    }
-
-    fn kept(&self, kept: KeptMessage, end: ScanEnd) -> Result<Framed, Status> {
-        let epoch = self.node.store(Access::Read)?.epoch;
-        let beside = ScanChunk {
-            gaps: Vec::new(),
-            batches: Vec::new(),
-            caught_up: end.caught_up,
-            cursor: self.scan.cursor(),
-            tail_lsn: Some(end.tail_lsn),
-            durable_lsn: Some(end.durable_lsn),
-        };
-        Framed::sharing(
-            convert::scan_response(beside, self.view, epoch)?,
-            kept.batches,
-        )
+        let held = self.room.as_ref().and_then(|room| room.take());
+        let message = Framed::new(convert::scan_response(chunk, self.view, epoch)?)?;
+        Ok(match held {
+            Some(held) => message.in_room(held),
+            None => message,
+        })
     }
 
     /// Records the duration of a message that could be read at once, and the delay of one that
@@ -251,30 +180,12 @@ impl Delivery {
     }
 }
 
-/// The next message, after the pause `rest`. With shared messages: the one that begins at this
-/// place, or a read that ends where another follower stands.
-async fn next(scan: &mut dyn Scan, shared: Option<(&SharedMessages, Lsn)>, rest: Duration) -> Next {
+/// The next chunk, after the pause `rest`.
+async fn next(scan: &mut dyn Scan, rest: Duration) -> Next {
     if !rest.is_zero() {
         tokio::time::sleep(rest).await;
     }
-    let Some((shared, from)) = shared else {
-        return Next::Chunk(scan.next().await);
-    };
-    if let Some((kept, end)) = shared.take(from, scan) {
-        return Next::Kept(kept, end);
-    }
-    let mut next = scan.next().await;
-    // Nothing waits from here on: a chunk that was read is sent.
-    if let Ok(Some(chunk)) = &mut next
-        && chunk.gaps.is_empty()
-        && !chunk.batches.is_empty()
-    {
-        if let Some((kept, end)) = shared.take(from, scan) {
-            return Next::Kept(kept, end);
-        }
-        shared.align(from, chunk, scan);
-    }
-    Next::Chunk(next)
+    Next::Chunk(scan.next().await)
 }
 
 #[cfg(test)]
@@ -288,19 +199,16 @@ mod tests {
     const BEAT: Duration = Duration::from_millis(1);
 
     impl Delivery {
-        fn next_lsn(&self) -> u64 {
-            self.scan.place().map_or(0, |place| place.next.get())
-        }
-
-        /// The next message with records, and the number of heartbeats before it.
-        async fn records(mut self) -> (Self, usize) {
-            let (from, mut heartbeats) = (self.next_lsn(), 0);
+        /// Behind the next message with records: the next record, and the number of heartbeats before the message.
+        async fn records(mut self) -> (Self, u64, usize) {
+            let mut heartbeats = 0;
             loop {
                 let (message, delivery) = self.step().await.expect("it follows");
-                message.expect("nothing is wrong");
+                let message: v1::ScanResponse = message.expect("nothing is wrong").decoded();
                 self = delivery;
-                if self.next_lsn() > from {
-                    return (self, heartbeats);
+                if let Some(last) = message.batches.last() {
+                    let next = last.first_lsn() + last.records.len() as u64;
+                    return (self, next, heartbeats);
                 }
                 heartbeats += 1;
                 assert!(heartbeats < 1000, "nothing but heartbeats");
@@ -319,7 +227,7 @@ mod tests {
                 ..v1::ScanRequest::default()
             };
             let delivery = Delivery::begin(&fixture.node, request).await.unwrap();
-            let (delivery, _) = delivery.records().await;
+            let (delivery, ..) = delivery.records().await;
             // A scan is one of the followers only once it has waited.
             let (_heartbeat, delivery) = delivery.step().await.unwrap();
             followers.push(delivery);
@@ -336,8 +244,8 @@ mod tests {
         fixture.append("a").await.unwrap();
         let began = Instant::now();
         follower.at_end = Some(began);
-        let (follower, heartbeats) = follower.records().await;
-        assert_eq!(follower.next_lsn(), 2);
+        let (_, next, heartbeats) = follower.records().await;
+        assert_eq!(next, 2);
         assert!(heartbeats > 0 && began.elapsed() >= PAUSE);
     }
 
@@ -349,17 +257,12 @@ mod tests {
         let (mut late, mut front) = (all.pop().unwrap(), all.pop().unwrap());
         for number in 0..MESSAGES {
             fixture.append("a").await.unwrap();
-            (front, _) = front.records().await;
-            assert_eq!(front.next_lsn(), number + 2);
+            let next;
+            (front, next, _) = front.records().await;
+            assert_eq!(next, number + 2);
         }
-        let began = Instant::now();
-        for number in 0..MESSAGES {
-            assert_eq!(late.rest(Instant::now()), Duration::ZERO);
-            (late, _) = late.records().await;
-            assert_eq!(late.next_lsn(), number + 2);
-            assert_eq!(late.caught_up, number + 1 == MESSAGES);
-        }
-        // From here on it waits when the one in front does.
-        assert!(late.at_end.unwrap() < began);
+        assert_eq!(late.rest(Instant::now()), Duration::ZERO);
+        let (late, next, _) = late.records().await;
+        assert!(next == MESSAGES + 1 && late.caught_up);
     }
 }

@@ -264,31 +264,6 @@ pub struct ScanChunk {
     pub durable_lsn: Option<Lsn>,
 }
 
-/// Place of a scan that follows one log without a bound. Scans at the same place, apart from `position`, get
-/// the same chunk next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScanPlace {
-    /// The log's identity.
-    pub log_id: LogId,
-    /// Visibility of the records that the scan delivers.
-    pub visibility: Visibility,
-    /// The next record.
-    pub next: Lsn,
-    /// Every record before `next` lies below this position.
-    pub position: Position,
-}
-
-/// The end of a log, for a scan of that log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScanEnd {
-    /// Whether the scan is at the end.
-    pub caught_up: bool,
-    /// The tail at the visibility of the scan.
-    pub tail_lsn: Lsn,
-    /// All records below this are on the device.
-    pub durable_lsn: Lsn,
-}
-
 /// Memory that a scan reads into. The caller of the scan grants it.
 pub trait Room: Send + Sync {
     /// Resolves when the scan may read `bytes` bytes. Unused bytes of earlier grants count.
@@ -314,14 +289,6 @@ pub trait Scan: Send {
     /// Number of scans that follow the same log or the same prefix, this one included. 0 before this scan has
     /// reached the end for the first time.
     fn followers(&self) -> usize;
-
-    /// Place of the scan; `None` if it does not follow one log, has not begun, or has an end.
-    fn place(&self) -> Option<ScanPlace>;
-
-    /// Goes on at the place of another scan of the same log. That scan delivered the records between, or they
-    /// will be delivered again. Returns the end as it is now. Returns `None`, and changes nothing, if the
-    /// place is in another log or the records between must not be delivered any more.
-    fn go_on_at(&mut self, place: &ScanPlace) -> Option<ScanEnd>;
 }
 
 /// Tail and durability of one log.

@@ -10,7 +10,7 @@ use self::look::JournalReadStep;
 use super::cursor::ScanCursor;
 use super::scan::{Common, Following};
 use super::{Reach, near_or_far};
-use crate::api::engine::{BoxFuture, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart};
+use crate::api::engine::{BoxFuture, Room, Scan, ScanChunk, ScanStart};
 use crate::api::error::ReadError;
 use crate::api::record::{Gap, GapReason};
 use crate::api::watch::{Until, WatchFollower, Watched};
@@ -242,14 +242,6 @@ impl Scan for JournalScan {
 
     fn followers(&self) -> usize {
         self.common.followers()
-    }
-
-    fn place(&self) -> Option<ScanPlace> {
-        None
-    }
-
-    fn go_on_at(&mut self, _: &ScanPlace) -> Option<ScanEnd> {
-        None
     }
 }
 

@@ -9,9 +9,7 @@ use super::cursor::{self, ScanCursor};
 use super::reach::{far, is_retired, retired};
 use super::scan::{Common, Following};
 use super::{Reach, ReadStep, StepBounds, check_journal, near_or_far, start_lsn, step};
-use crate::api::engine::{
-    BoxFuture, LogTarget, ReadStart, Room, Scan, ScanChunk, ScanEnd, ScanPlace, ScanStart,
-};
+use crate::api::engine::{BoxFuture, LogTarget, ReadStart, Room, Scan, ScanChunk, ScanStart};
 use crate::api::error::{ReadError, TargetError};
 use crate::api::record::{Gap, GapReason, Visibility};
 use crate::api::watch::{Until, WatchFollower, Watched};
@@ -648,57 +646,5 @@ impl Scan for LogScan {
 
     fn followers(&self) -> usize {
         self.common.followers()
-    }
-
-    fn place(&self) -> Option<ScanPlace> {
-        let LogScanPlace::Next {
-            log_id,
-            next,
-            position,
-        } = self.at
-        else {
-            return None;
-        };
-        let common = &self.common;
-        let has_end = common.remaining != u64::MAX || self.until != Lsn::new(u64::MAX);
-        (common.follow && !common.done && !has_end).then_some(ScanPlace {
-            log_id,
-            visibility: common.visibility,
-            next,
-            position,
-        })
-    }
-
-    fn go_on_at(&mut self, place: &ScanPlace) -> Option<ScanEnd> {
-        let (here, log) = (self.place()?, self.log.as_ref()?);
-        let store = &self.common.store;
-        let same = here.log_id == place.log_id && here.visibility == place.visibility;
-        if !same || self.common.in_doubt() {
-            return None;
-        }
-        let published = store.journal.published(place.visibility);
-        let tail_lsn = tail_at(log, place.visibility, published);
-        let durable_lsn = {
-            let state = log.state.read();
-            let durable = store.journal.durable();
-            let is_gone = state.kept(durable).first > here.next.min(place.next);
-            // A reader that reaches an unproven tail must get a gap for it.
-            let untold = state.unproven && !self.common.caught_up;
-            if state.deleted || is_gone || untold {
-                return None;
-            }
-            state.tail(durable)
-        };
-        self.at = LogScanPlace::Next {
-            log_id: place.log_id,
-            next: place.next,
-            position: place.position,
-        };
-        self.common.caught_up = place.next >= tail_lsn;
-        Some(ScanEnd {
-            caught_up: self.common.caught_up,
-            tail_lsn,
-            durable_lsn,
-        })
     }
 }
