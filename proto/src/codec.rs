@@ -51,14 +51,6 @@ impl Encoded {
         }
     }
 
-    /// Its bytes in one piece: a copy.
-    #[must_use]
-    pub fn joined(&self) -> Bytes {
-        let mut bytes = Vec::with_capacity(self.length());
-        self.put(&mut bytes);
-        bytes.into()
-    }
-
     /// Its bytes, as they lie.
     pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
         self.0.into_iter()

@@ -31,8 +31,8 @@ pub(crate) use answer::rfc3339;
 pub(crate) use answer::{
     MAX_RESPONSE_BYTES, ServerLimits, SessionAck, append_batch_response, append_response, cursor,
     damage_summary, decode, fence_response, log, log_producer, proto_durability, proto_duration,
-    proto_timestamp, read_response, scan_batches, scan_response, segments, server_limits,
-    tail_response, uuid, verify_response,
+    proto_timestamp, read_response, scan_response, segments, server_limits, tail_response, uuid,
+    verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use intake::{append, append_batch, session_request};

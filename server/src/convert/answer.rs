@@ -138,10 +138,7 @@ pub(crate) fn scan_response(
 }
 
 /// The batches of a message of a scan, and nothing else of it.
-pub(crate) fn scan_batches(
-    batches: &[StoredBatch],
-    view: v1::RecordView,
-) -> Result<Encoded, Status> {
+fn scan_batches(batches: &[StoredBatch], view: v1::RecordView) -> Result<Encoded, Status> {
     match view {
         v1::RecordView::Text => Ok(Encoded::from(&v1::ScanResponse {
             batches: merge(batches, view)?,

@@ -254,7 +254,7 @@ mod tests {
         const MESSAGES: u64 = 5;
         let mut fixture = Fixture::beating(BEAT).await;
         let mut all = followers(&mut fixture).await;
-        let (mut late, mut front) = (all.pop().unwrap(), all.pop().unwrap());
+        let (late, mut front) = (all.pop().unwrap(), all.pop().unwrap());
         for number in 0..MESSAGES {
             fixture.append("a").await.unwrap();
             let next;
