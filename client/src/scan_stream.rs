@@ -66,6 +66,9 @@ impl ScanStream {
     }
 
     /// The next event; none after the last.
+    ///
+    /// # Errors
+    /// The error that ends the scan, after all retries. No event comes after it.
     pub async fn next(&mut self) -> Option<Result<ScanEvent, Error>> {
         StreamExt::next(self).await
     }

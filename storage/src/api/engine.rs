@@ -281,6 +281,10 @@ pub trait Scan: Send {
 
     /// The next chunk; `None` at the end. A scan that follows waits for data. Dropping an unfinished future
     /// loses nothing: the next call returns the same chunk.
+    ///
+    /// # Errors
+    /// If the log does not exist, was deleted, or is another one; if the cursor or the start does not fit the log; if
+    /// the journal failed; or if the disk returns an error. Damaged and removed records are gaps, not errors.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>>;
 
     /// The cursor that resumes after the last chunk delivered.
@@ -367,6 +371,10 @@ pub enum BackupPart {
 pub trait Backup: Send {
     /// The next step; `None` at the end. Each step reads at most half a megabyte, so the caller sets the
     /// pace. Dropping an unfinished future ends the backup.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or changed after its digest was taken; if the journal failed; or if the backup ended
+    /// because its caller made too long a pause.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<BackupPart>, BackupError>>;
 }
 
@@ -562,6 +570,10 @@ pub trait Append: Send + Sync + 'static {
 
     /// Makes everything accepted before as safe as `target`. Returns the position below which everything is
     /// durable.
+    ///
+    /// # Errors
+    /// If there is no such log, if the journal failed, if the write or flush fails, or for a reason that also refuses
+    /// appends, for example a full disk.
     fn sync(
         &self,
         target: SyncTarget,
@@ -572,10 +584,18 @@ pub trait Append: Send + Sync + 'static {
 /// Reads logs.
 pub trait ReadLogs: Send + Sync + 'static {
     /// One page of one log.
+    ///
+    /// # Errors
+    /// If there is no such log; if the start is below the first record kept or beyond the tail; if the first record of
+    /// the page is damaged; if the journal failed and the page would begin beyond the durable records; or if the disk
+    /// returns an error.
     fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>>;
 
     /// Resolves when the log's tail at the visibility exceeds `lsn`, or at once with the reason why it never
     /// will.
+    ///
+    /// # Errors
+    /// If there is no such log, if it is deleted, or if the journal failed.
     fn tail_beyond(
         &self,
         log: LogTarget,
@@ -605,6 +625,10 @@ pub trait ReadLogs: Send + Sync + 'static {
 /// Changes logs, their cursors and their producers, and lists them.
 pub trait Administer: Send + Sync + 'static {
     /// Creates a log, durably.
+    ///
+    /// # Errors
+    /// If the name exists, or for a reason that also refuses appends: a bound of the store, a full disk, a drain, a
+    /// failed journal.
     fn create_log(
         &self,
         name: LogName,
@@ -613,6 +637,9 @@ pub trait Administer: Send + Sync + 'static {
 
     /// Changes some of a log's settings, durably. The other settings keep the results of earlier changes,
     /// also if several changes come at a time.
+    ///
+    /// # Errors
+    /// If there is no such log, or for a reason that also refuses appends.
     fn update_log(
         &self,
         name: LogName,
@@ -620,6 +647,9 @@ pub trait Administer: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<LogInfo, AdminError>>;
 
     /// Deletes a log and all its records, durably.
+    ///
+    /// # Errors
+    /// If there is no such log, or for a reason that also refuses appends.
     fn delete_log(&self, log: LogTarget) -> BoxFuture<'_, Result<(), AdminError>>;
 
     /// At most `limit` logs after `after` whose names start with `prefix`, in name order.
@@ -635,10 +665,17 @@ pub trait Administer: Send + Sync + 'static {
 
     /// Forgets the records below `before`, durably. Returns the first lsn kept. Changes nothing if these
     /// records are forgotten already.
+    ///
+    /// # Errors
+    /// If there is no such log, if `before` is beyond the tail, or for a reason that also refuses appends.
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>>;
 
     /// Raises a log's writer epoch, durably: by one, or to `epoch`, which must exceed it.
     /// Creates the log if there is none (and `auto_create` is on).
+    ///
+    /// # Errors
+    /// If the name belongs to another log than the request names, if `epoch` does not exceed the epoch of the log, if
+    /// the log does not exist and is not created, or for a reason that also refuses appends.
     fn fence(
         &self,
         log: LogTarget,
@@ -646,12 +683,19 @@ pub trait Administer: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Fenced, FenceError>>;
 
     /// Moves or creates a cursor, durably.
+    ///
+    /// # Errors
+    /// If there is no such log, or for a reason that also refuses appends: a condition of the commit that does not hold,
+    /// an lsn beyond the tail, a bound of the store, a full disk.
     fn commit_cursor(
         &self,
         commit: CursorCommit,
     ) -> BoxFuture<'_, Result<NamedCursor, CursorError>>;
 
     /// Forgets a cursor, durably.
+    ///
+    /// # Errors
+    /// If there is no such log, if it has no such cursor, or for a reason that also refuses appends.
     fn delete_cursor(&self, log: LogTarget, cursor: Name)
     -> BoxFuture<'_, Result<(), CursorError>>;
 
@@ -746,6 +790,10 @@ pub trait Operate: Send + Sync + 'static {
 
     /// Refuses new work, finishes accepted work, flushes, and marks the shutdown as clean. Following scans
     /// end.
+    ///
+    /// # Errors
+    /// If the journal failed, if the last write or flush fails, or if the disk has no space for records that are in
+    /// memory only.
     fn drain(&self) -> BoxFuture<'_, Result<(), SyncError>>;
 }
 
