@@ -126,16 +126,6 @@ pub trait Disk: Send + Sync + 'static {
     /// If any of the bytes are unreadable. Callers use [`Disk::read_range_from_device`].
     fn read_direct(&self, path: &str, from: u64, bytes: u64) -> io::Result<Option<Bytes>>;
 
-    /// Reads up to `bytes` of a file from its start, from the device and not from the page cache. After
-    /// a failed write-back the cache holds bytes that the device lacks. `None` if the cache cannot be
-    /// bypassed.
-    ///
-    /// # Errors
-    /// Errors of [`Disk::read_range_from_device`].
-    fn read_from_device(&self, path: &str, bytes: u64) -> io::Result<Option<Bytes>> {
-        self.read_range_from_device(path, 0, bytes)
-    }
-
     /// Reads up to `bytes` of a file from `from` on, from the device and not from the page cache.
     /// Returns fewer only at the end of the file. An unreadable stretch counts as bad bytes, and is
     /// recorded in [`Disk::unreadable`].

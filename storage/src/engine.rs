@@ -305,6 +305,13 @@ impl Core {
         Ok(())
     }
 
+    /// Closes an engine that was opened for one change.
+    pub(crate) fn close_opened(&self) -> Result<(), OpenError> {
+        let failed = |error: SyncError| std::io::Error::other(error.to_string());
+        self.close()
+            .map_err(|error| OpenError::io("closing the store")(failed(error)))
+    }
+
     /// Level of an append that names none: the strongest level that the sync modes of its logs ask for.
     fn level(&self, batch: &Batch) -> Durability {
         if !batch.cursors.is_empty() {

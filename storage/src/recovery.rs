@@ -281,13 +281,7 @@ pub(crate) fn inspect(
         id: directory::read_format(&**disk)?,
         created: false,
     };
-    let mut recovered = recover(
-        disk,
-        store,
-        config,
-        (&SystemClock, &NoObserver),
-        Purpose::Look,
-    )?;
+    let mut recovered = look(disk, store, config)?;
     let end = recovered
         .tail
         .as_ref()
@@ -301,6 +295,16 @@ pub(crate) fn inspect(
     report.logs = finished.logs.len() as u64;
     report.records = finished.records;
     Ok(report)
+}
+
+/// Reads the store and changes nothing.
+pub(crate) fn look(
+    disk: &Arc<dyn Disk>,
+    store: StoreIdentity,
+    config: &StorageConfig,
+) -> Result<Recovered, OpenError> {
+    let seams: (&dyn Clock, &dyn Observer) = (&SystemClock, &NoObserver);
+    recover(disk, store, config, seams, Purpose::Look)
 }
 
 /// Reads every frame of the store and ignores indexes and checkpoints.

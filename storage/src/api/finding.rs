@@ -67,9 +67,22 @@ impl Finding {
         advice: &'static str,
     ) -> Self {
         Self {
+            file: Some(file.into()),
+            ..Self::new(kind, severity, detail, advice)
+        }
+    }
+
+    /// A fault without further facts.
+    pub(crate) fn new(
+        kind: FindingKind,
+        severity: Severity,
+        detail: impl Into<String>,
+        advice: &'static str,
+    ) -> Self {
+        Self {
             kind,
             severity,
-            file: Some(file.into()),
+            file: None,
             segment: None,
             positions: None,
             log: None,

@@ -324,6 +324,37 @@ impl Timestamp {
 /// Maximum length of a log name, in bytes of UTF-8.
 pub const MAX_LOG_NAME_BYTES: usize = 255;
 
+/// The text of a name, and its form in messages.
+macro_rules! text_of_name {
+    ($name:ident) => {
+        impl $name {
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        /// As text in quotes, the form in messages.
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
 /// The name of a log: 1 to 255 bytes of UTF-8 without control characters, not
 /// starting with `$` (reserved). Names are compared byte by byte: nothing is folded,
 /// trimmed or replaced, so two names that differ are two logs.
@@ -342,31 +373,9 @@ impl LogName {
         }
         Ok(Self(name.into()))
     }
-
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
-/// As text in quotes, the form in messages.
-impl fmt::Debug for LogName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl fmt::Display for LogName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::borrow::Borrow<str> for LogName {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
+text_of_name!(LogName);
 
 /// A name that a client gives to something inside a log: 1 to 255 bytes of UTF-8 without
 /// control characters, compared byte by byte.
@@ -382,31 +391,9 @@ impl Name {
         check_name(name)?;
         Ok(Self(name.into()))
     }
-
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
-/// As text in quotes, like names of logs.
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::borrow::Borrow<str> for Name {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
+text_of_name!(Name);
 
 /// The rules for all names.
 fn check_name(name: &str) -> Result<(), InvalidName> {

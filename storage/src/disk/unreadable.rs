@@ -302,7 +302,9 @@ mod tests {
         assert_eq!(file.read_full_at(&mut buffer, 0).unwrap(), 100_000);
         assert_eq!(buffer, [7; 100_000]);
         disk.fail_call(reads, 1, rustix::io::Errno::NODATA.raw_os_error());
-        let direct = disk.read_from_device("journal/x", 100_000).unwrap();
+        let direct = disk
+            .read_range_from_device("journal/x", 0, 100_000)
+            .unwrap();
         assert_eq!(direct.unwrap(), buffer);
         assert_eq!(disk.unreadable().all(), []);
         // A server that does not respond has lost no bytes.

@@ -10,7 +10,7 @@ use crate::api::record::{
     Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility,
 };
 use crate::base::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
-use crate::base::promise::{Awaited, Promise};
+use crate::base::promise::Awaited;
 use crate::format::frame;
 use crate::index::SealedIndex;
 use crate::journal::committer::{AdminChange, Operation};
@@ -138,19 +138,11 @@ impl Core {
     }
 
     pub(super) fn trim(&self, target: LogTarget, before: Lsn) -> Awaited<Result<Lsn, TrimError>> {
-        let (promise, awaited) = Promise::new();
-        match self.journal.refusal() {
-            Some(error) => promise.keep(Err(error.into())),
-            None => self.inbox.push(
-                Operation::Trim {
-                    target,
-                    before,
-                    answer: promise,
-                },
-                Durability::Durable,
-            ),
-        }
-        awaited
+        self.inbox.request(|answer| Operation::Trim {
+            target,
+            before,
+            answer,
+        })
     }
 
     pub(crate) fn list_logs(

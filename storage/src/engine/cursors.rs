@@ -3,9 +3,9 @@
 use super::Core;
 use crate::api::engine::{Fenced, LogTarget};
 use crate::api::error::{CursorError, FenceError};
-use crate::api::record::{CursorCommit, Durability, NamedCursor, Visibility};
+use crate::api::record::{CursorCommit, NamedCursor, Visibility};
 use crate::base::ids::{LogId, Name};
-use crate::base::promise::{Awaited, Promise};
+use crate::base::promise::Awaited;
 use crate::journal::committer::{CursorChange, Operation};
 use crate::logs::extras::{Extras, Mark};
 use crate::logs::versions::Versions;
@@ -16,19 +16,11 @@ impl Core {
         target: LogTarget,
         epoch: Option<u64>,
     ) -> Awaited<Result<Fenced, FenceError>> {
-        let (promise, awaited) = Promise::new();
-        match self.journal.refusal() {
-            Some(error) => promise.keep(Err(error.into())),
-            None => self.inbox.push(
-                Operation::Fence {
-                    target,
-                    epoch,
-                    answer: promise,
-                },
-                Durability::Durable,
-            ),
-        }
-        awaited
+        self.inbox.request(|answer| Operation::Fence {
+            target,
+            epoch,
+            answer,
+        })
     }
 
     pub(crate) async fn commit_cursor(
@@ -58,14 +50,8 @@ impl Core {
         &self,
         change: CursorChange,
     ) -> Awaited<Result<Option<NamedCursor>, CursorError>> {
-        let (promise, awaited) = Promise::new();
-        match self.journal.refusal() {
-            Some(error) => promise.keep(Err(error.into())),
-            None => self
-                .inbox
-                .push(Operation::Cursor(change, promise), Durability::Durable),
-        }
-        awaited
+        self.inbox
+            .request(|answer| Operation::Cursor(change, answer))
     }
 
     pub(crate) fn cursor(

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use crate::api::config::StorageConfig;
 use crate::api::error::OpenError;
-use crate::base::clock::{Clock, SystemClock};
+use crate::base::clock::Clock;
 use crate::base::ids::Timestamp;
 use crate::base::metrics::NoObserver;
 use crate::disk::Disk;
 use crate::engine::{Core, Start};
-use crate::recovery::{self, Purpose};
+use crate::recovery;
 use crate::tools::verify::Offline;
 
 /// Returns the time of the clock of retention: the last one that the store knows. `None` for a store of a
@@ -27,14 +27,7 @@ pub fn expiry_clock(
     config: &StorageConfig,
 ) -> Result<Option<Timestamp>, OpenError> {
     let offline = Offline::open(Arc::clone(disk))?;
-    let found = recovery::recover(
-        disk,
-        offline.store,
-        config,
-        (&SystemClock, &NoObserver),
-        Purpose::Look,
-    )?;
-    Ok(found.expiry())
+    Ok(recovery::look(disk, offline.store, config)?.expiry())
 }
 
 /// Sets the clock of retention to the time that `clock` shows, durably. Times of records that are
@@ -50,7 +43,5 @@ pub fn reset_expiry_clock(
     let disks = (Arc::clone(disk), None);
     let observer = Arc::new(NoObserver);
     let (core, _) = Core::open_as(Start::ResetClock, disks, config.clone(), clock, observer)?;
-    core.close().map_err(|error| {
-        OpenError::io("closing the store")(std::io::Error::other(error.to_string()))
-    })
+    core.close_opened()
 }

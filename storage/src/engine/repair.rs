@@ -36,14 +36,8 @@ const ENTRY: &str = "loss accepted ";
 /// If a process holds the store, or if the store cannot be read.
 pub fn examine(disk: &Arc<dyn Disk>, config: &StorageConfig) -> Result<Loss, OpenError> {
     let offline = Offline::open(Arc::clone(disk))?;
-    let seams = (&SystemClock, &NoObserver);
-    let found = recovery::recover_from_frames(
-        disk,
-        offline.store,
-        config,
-        (seams.0, seams.1),
-        Purpose::Look,
-    )?;
+    let seams = (&SystemClock as &dyn Clock, &NoObserver as _);
+    let found = recovery::recover_from_frames(disk, offline.store, config, seams, Purpose::Look)?;
     found.check_room()?;
     Ok(Loss {
         format: !matches!(offline.format, FormatFile::Good(_)),
@@ -62,14 +56,7 @@ pub fn logs(
     prefix: &str,
 ) -> Result<Vec<LogInfo>, OpenError> {
     let offline = Offline::open(Arc::clone(disk))?;
-    let found = recovery::recover(
-        disk,
-        offline.store,
-        config,
-        (&SystemClock, &NoObserver),
-        Purpose::Look,
-    )?;
-    Ok(found.logs(prefix))
+    Ok(recovery::look(disk, offline.store, config)?.logs(prefix))
 }
 
 /// Accepts the losses of a store, and writes them to `REPAIRS`, with `by`: time and person. Afterwards
@@ -99,17 +86,9 @@ pub fn accept_loss(
         on_damage: OnDamage::Quarantine,
         ..config.clone()
     };
-    let start = Start::AcceptLoss;
-    let (core, report) = Core::open_as(
-        start,
-        (Arc::clone(disk), None),
-        config,
-        clock,
-        Arc::new(NoObserver),
-    )?;
-    core.close().map_err(|error| {
-        OpenError::io("closing the store")(std::io::Error::other(error.to_string()))
-    })?;
+    let (disks, observer) = ((Arc::clone(disk), None), Arc::new(NoObserver));
+    let (core, report) = Core::open_as(Start::AcceptLoss, disks, config, clock, observer)?;
+    core.close_opened()?;
     text.clear();
     let epoch = report.recovery_epoch;
     let _ = writeln!(text, "  done: recovery epoch {epoch} began");

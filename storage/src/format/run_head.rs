@@ -50,6 +50,32 @@ impl RunHead {
         self.order_end.saturating_sub(first)
     }
 
+    /// The head of no segments, which sets no field.
+    pub(crate) fn empty() -> Self {
+        Self {
+            first: SegmentId::new(0),
+            before_first: None,
+            first_base: Position::ZERO,
+            last: SegmentId::new(0),
+            before_last: None,
+            end: Position::ZERO,
+            limit: Position::ZERO,
+            chain: 0,
+            next_log_counter: 0,
+            arrival: Timestamp::default(),
+            epoch: RecoveryEpoch::FIRST,
+            history: Vec::new(),
+            order: Vec::new(),
+            order_end: 0,
+            logs: 0,
+            records: 0,
+            pack_bytes: 0,
+            images_at: 0,
+            forgotten: None,
+            accepted: Vec::new(),
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         wire::put_uint(&mut out, 1, self.first.get());
@@ -91,28 +117,7 @@ impl RunHead {
     }
 
     pub(crate) fn decode(input: &[u8]) -> Option<Self> {
-        let mut head = Self {
-            first: SegmentId::new(0),
-            before_first: None,
-            first_base: Position::ZERO,
-            last: SegmentId::new(0),
-            before_last: None,
-            end: Position::ZERO,
-            limit: Position::ZERO,
-            chain: 0,
-            next_log_counter: 0,
-            arrival: Timestamp::default(),
-            epoch: RecoveryEpoch::FIRST,
-            history: Vec::new(),
-            order: Vec::new(),
-            order_end: 0,
-            logs: 0,
-            records: 0,
-            pack_bytes: 0,
-            images_at: 0,
-            forgotten: None,
-            accepted: Vec::new(),
-        };
+        let mut head = Self::empty();
         for field in wire::fields(input) {
             match field? {
                 (1, Value::Varint(id)) => head.first = bounds::segment(id)?,

@@ -356,7 +356,7 @@ impl Drafts {
     }
 
     /// Notes that records of a log are missing up to `to`, as far as this was not known.
-    fn lose(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
+    pub(crate) fn lose(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
         if from >= to {
             return;
         }
@@ -736,11 +736,6 @@ impl Drafts {
         let known = self.logs.get(&id);
         let seen = known.map_or(Lsn::ZERO, |draft| draft.log.state.read().next);
         self.lose(position, id, seen, next);
-    }
-
-    /// Notes records of a sorted run that cannot be read.
-    pub(crate) fn lose_sorted(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
-        self.lose(position, id, from, to);
     }
 
     /// Notes damage that took no records.

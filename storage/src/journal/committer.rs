@@ -15,12 +15,12 @@ mod forget;
 mod frames;
 mod group;
 mod memory;
-#[cfg(test)]
-mod policy;
 mod producers;
 mod retention;
 mod room;
 mod tail;
+#[cfg(test)]
+mod tests;
 mod void;
 
 use std::io;

@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use crate::api::error::{AdminError, SyncError};
+use crate::api::error::{AdminError, AppendError, SyncError};
 use crate::api::record::Durability;
 use crate::base::ids::Position;
 use crate::base::promise::{Awaited, Promise};
-use crate::journal::Journal;
 use crate::journal::committer::{AdminChange, Barrier, Operation, Submission};
 use crate::journal::pool::Use;
+use crate::journal::{AnswerPromise, Journal};
 
 /// The queue of the committer.
 pub(crate) trait Accepts: Send + Sync {
@@ -89,10 +89,19 @@ impl Inbox {
 
     /// Asks the committer; answered when the change is on the device.
     pub(crate) fn administer(&self, change: AdminChange) -> Awaited<Result<(), AdminError>> {
+        self.request(|answer| Operation::Admin(change, answer))
+    }
+
+    /// Queues the operation that is made with a promise of its answer, unless the journal refuses all changes. The
+    /// answer comes when the change is on the device.
+    pub(crate) fn request<T, E: From<AppendError>>(
+        &self,
+        operation: impl FnOnce(AnswerPromise<T, E>) -> Operation,
+    ) -> Awaited<Result<T, E>> {
         let (promise, awaited) = Promise::new();
         match self.journal.refusal() {
             Some(error) => promise.keep(Err(error.into())),
-            None => self.push(Operation::Admin(change, promise), Durability::Durable),
+            None => self.push(operation(promise), Durability::Durable),
         }
         awaited
     }

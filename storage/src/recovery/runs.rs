@@ -393,12 +393,8 @@ impl Recovered {
             self.drafts.lose_before(head.first_base, id, images.before);
             self.drafts.apply_sorted(images.image.clone(), head.end);
             for (from, to) in walked.lost_of(images) {
-                self.drafts.lose_sorted(
-                    walked.position_of(id, from).unwrap_or(first),
-                    id,
-                    from,
-                    to,
-                );
+                self.drafts
+                    .lose(walked.position_of(id, from).unwrap_or(first), id, from, to);
             }
         }
         if walked.lost_images {

@@ -25,7 +25,9 @@ mod take;
 mod view;
 
 pub use self::restore::Restored;
-pub(crate) use self::restore::refuse_if_used;
+pub(crate) use self::restore::{
+    begin as begin_restore, finish as finish_restore, flush_names, refuse_if_used, write,
+};
 pub(crate) use self::take::begin;
 pub use self::view::{BackupCheck, BackupView, content_path};
 

@@ -275,16 +275,8 @@ impl<'a> OfflineRun<'a> {
                 lsns.expect_gaps();
                 let first = run.head.first;
                 let detail = format!("the run of segments before segment {first} is missing");
-                let finding = Finding {
-                    file: None,
-                    ..Finding::of_file(
-                        FindingKind::Missing,
-                        Severity::Loss,
-                        "",
-                        detail,
-                        advice::LOST,
-                    )
-                };
+                let finding =
+                    Finding::new(FindingKind::Missing, Severity::Loss, detail, advice::LOST);
                 self.findings.push(finding.in_segment(first));
             }
             last = Some(run.head.last);
@@ -386,20 +378,16 @@ impl<'a> OfflineRun<'a> {
         if let Some(position) = link.lost_before {
             self.needs_account = true;
             self.findings.push(
-                Finding {
-                    file: None,
-                    ..Finding::of_file(
-                        FindingKind::Missing,
-                        Severity::Loss,
-                        "",
-                        format!(
-                            "segments behind position {position} were gone when segment {} began; \
+                Finding::new(
+                    FindingKind::Missing,
+                    Severity::Loss,
+                    format!(
+                        "segments behind position {position} were gone when segment {} began; \
                              whose records they held is not known",
-                            segment.life.id
-                        ),
-                        advice::UNPROVEN,
-                    )
-                }
+                        segment.life.id
+                    ),
+                    advice::UNPROVEN,
+                )
                 .in_segment(segment.life.id),
             );
         }
@@ -566,24 +554,20 @@ impl<'a> OfflineRun<'a> {
         }
         findings.extend(in_segments);
         if let Some(account) = &account {
-            findings.extend(account.consequences.iter().map(|what| Finding {
-                file: None,
-                ..Finding::of_file(
+            findings.extend(account.consequences.iter().map(|what| {
+                Finding::new(
                     FindingKind::Checksum,
                     Severity::Damage,
-                    "",
                     what.clone(),
                     advice::TOLD,
                 )
             }));
             if !findings.iter().any(|f| f.severity > Severity::Note) {
                 // A start would report these findings, so this report includes them.
-                findings.extend(account.findings.iter().map(|what| Finding {
-                    file: None,
-                    ..Finding::of_file(
+                findings.extend(account.findings.iter().map(|what| {
+                    Finding::new(
                         FindingKind::Chain,
                         Severity::Damage,
-                        "",
                         what.clone(),
                         advice::TOLD,
                     )
@@ -758,26 +742,18 @@ impl<'a> Attribution<'a> {
             }
             let name = damage.log.as_ref().map(|log| log.name.clone());
             let unproven = name.is_none() && damage.from == damage.to;
+            let (detail, advice) = match unproven {
+                true => ("; whose these were is not known", advice::UNPROVEN),
+                false => ("", advice::LOST),
+            };
+            let detail = format!("records are missing at position {position}{detail}");
             findings.push(Finding {
-                kind: FindingKind::Missing,
-                severity: Severity::Loss,
-                file: None,
                 segment: within.map(|segment| segment.life.id.get()),
                 positions: Some((position, position)),
                 log_id: damage.log.as_ref().map(|log| log.id),
                 log: name,
                 lsns: (damage.from < damage.to).then_some((damage.from, damage.to)),
-                detail: match unproven {
-                    true => format!(
-                        "records are missing at position {position}; whose these were is not known"
-                    ),
-                    false => format!("records are missing at position {position}"),
-                },
-                advice: if unproven {
-                    advice::UNPROVEN
-                } else {
-                    advice::LOST
-                },
+                ..Finding::new(FindingKind::Missing, Severity::Loss, detail, advice)
             });
         }
     }

@@ -24,7 +24,7 @@ use crate::api::record::{Durability, LogConfig, Retention};
 use crate::api::ticket::block_on;
 use crate::base::ids::{LogId, LogName, Lsn, Position, Timestamp};
 use crate::base::metrics::RetentionPass;
-use crate::base::promise::{Awaited, Promise};
+use crate::base::promise::Awaited;
 use crate::base::sync::Mutex;
 use crate::disk::known_bad;
 use crate::disk::known_bad::Mistake;
@@ -607,14 +607,8 @@ impl Retainer {
 
     /// Hands in a portion.
     pub(crate) fn expire(&self, portion: Vec<Expiry>) -> Expiring {
-        let (promise, awaited) = Promise::new();
-        match self.journal.refusal() {
-            Some(error) => promise.keep(Err(error)),
-            None => self
-                .inbox
-                .push(Operation::Expire(portion, promise), Durability::Durable),
-        }
-        awaited
+        self.inbox
+            .request(|answer| Operation::Expire(portion, answer))
     }
 
     /// Counts the result of a portion.

@@ -15,7 +15,7 @@ use crate::api::record::{LogConfig, Retention};
 use crate::base::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::disk;
 use crate::disk::directory;
-use crate::disk::directory::{DIRECTORIES, RESTORING};
+use crate::disk::directory::DIRECTORIES;
 use crate::disk::{Disk, DiskFile};
 use crate::format::address;
 use crate::format::chain::Chain;
@@ -33,8 +33,8 @@ use crate::logs::extras::{ExtrasImage, MissingRecords};
 use crate::logs::image::Image;
 use crate::logs::image::put_images;
 use crate::logs::{FirstKept, TrimBy};
-use crate::recovery::{self, RecoveryReport};
-use crate::tools::backup::refuse_if_used;
+use crate::recovery::RecoveryReport;
+use crate::tools::backup::{self, refuse_if_used, write};
 use crate::upkeep::sorter;
 use crate::upkeep::sorter::RunWriter;
 
@@ -130,17 +130,10 @@ pub fn restore(
     let plan = plan(archive, filter, &mut findings, progress)?;
     let files = plan.sources.len() as u64;
     let skipped = plan.skipped.clone();
-    let lock = directory::lock(&**target)?;
-    let io = |what: &str| RestoreError::io(format!("{what} in {}", target.location()));
-    write(&**target, RESTORING, b"a restore is not finished\n").map_err(io("writing"))?;
-    for directory in DIRECTORIES {
-        target
-            .create_directory(directory)
-            .map_err(io("making a directory"))?;
-    }
-    target.sync_directory("").map_err(io("flushing names"))?;
+    let lock = backup::begin_restore(&**target)?;
     let mut id = [0; 16];
-    target.draw(&mut id).map_err(io("drawing a store id"))?;
+    let drawing = || RestoreError::io(format!("drawing a store id in {}", target.location()));
+    target.draw(&mut id).map_err(drawing())?;
     let mut work = ArchiveRestore {
         archive: &**archive,
         target: &**target,
@@ -152,16 +145,10 @@ pub fn restore(
         duplicates: 0,
     };
     work.write_runs()?;
-    for directory in DIRECTORIES {
-        target
-            .sync_directory(directory)
-            .map_err(io("flushing names"))?;
-    }
+    backup::flush_names(&**target, &DIRECTORIES)?;
     // A directory without FORMAT is no store: this file comes last.
     directory::write_format(&**target, work.store_id, config.largest_body())?;
-    let report = recovery::inspect(target, config)?;
-    target.remove(RESTORING).map_err(io("removing RESTORING"))?;
-    target.sync_directory("").map_err(io("flushing names"))?;
+    let report = backup::finish_restore(target, config)?;
     drop(lock);
     Ok(ArchiveRestored {
         store_id: work.store_id,
@@ -172,12 +159,6 @@ pub fn restore(
         findings: work.findings,
         report,
     })
-}
-
-fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let file = target.create(path)?;
-    file.write_all_at(bytes, 0)?;
-    file.sync()
 }
 
 /// Reads and verifies the archive, and plans the restore.
@@ -457,15 +438,7 @@ impl ArchiveRestore<'_> {
             next_log_counter: 1,
             arrival: self.plan.arrival,
             epoch: self.epoch(),
-            history: Vec::new(),
-            order: Vec::new(),
-            order_end: 0,
-            logs: 0,
-            records: 0,
-            pack_bytes: 0,
-            images_at: 0,
-            accepted: Vec::new(),
-            forgotten: None,
+            ..RunHead::empty()
         };
         let writing = || RestoreError::io(format!("writing {path} in {}", self.target.location()));
         let mut images = std::iter::zip(builder.images(), befores);

@@ -7,9 +7,9 @@ use super::view::{BackupView, ViewFile};
 use crate::api::config::StorageConfig;
 use crate::api::error::RestoreError;
 use crate::base::ids::Position;
-use crate::disk::Disk;
 use crate::disk::directory;
 use crate::disk::directory::{DIRECTORIES, FORMAT, RESTORING};
+use crate::disk::{Disk, DiskLock};
 use crate::recovery::{self, RecoveryReport};
 
 /// Result of a restore.
@@ -39,15 +39,7 @@ impl BackupView {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
         refuse_if_used(&**target)?;
-        let lock = directory::lock(&**target)?;
-        let io = |what: &str| RestoreError::io(format!("{what} in {}", target.location()));
-        write(&**target, RESTORING, b"a restore is not finished\n").map_err(io("writing"))?;
-        for directory in DIRECTORIES {
-            target
-                .create_directory(directory)
-                .map_err(io("making a directory"))?;
-        }
-        target.sync_directory("").map_err(io("flushing names"))?;
+        let lock = begin(&**target)?;
         let (mut files, mut bytes) = (0, 0);
         let all_but_format = self.files.iter().filter(|(path, _)| *path != FORMAT);
         let format = self.files.get_key_value(FORMAT);
@@ -55,20 +47,14 @@ impl BackupView {
             bytes += self.copy(path, shown, &**target, progress)?;
             files += 1;
         }
-        for directory in DIRECTORIES {
-            target
-                .sync_directory(directory)
-                .map_err(io("flushing names"))?;
-        }
+        flush_names(&**target, &DIRECTORIES)?;
         // A directory without FORMAT is no store: this file comes last.
         if let Some((path, shown)) = format {
             bytes += self.copy(path, shown, &**target, progress)?;
             files += 1;
         }
-        target.sync_directory("").map_err(io("flushing names"))?;
-        let report = recovery::inspect(target, config)?;
-        target.remove(RESTORING).map_err(io("removing RESTORING"))?;
-        target.sync_directory("").map_err(io("flushing names"))?;
+        flush_names(&**target, &[""])?;
+        let report = finish(target, config)?;
         drop(lock);
         Ok(Restored {
             position: self.position,
@@ -107,10 +93,47 @@ impl BackupView {
     }
 }
 
-fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn write(target: &dyn Disk, path: &str, bytes: &[u8]) -> std::io::Result<()> {
     let file = target.create(path)?;
     file.write_all_at(bytes, 0)?;
     file.sync()
+}
+
+fn failed(action: &str, target: &dyn Disk) -> impl FnOnce(std::io::Error) -> RestoreError {
+    RestoreError::io(format!("{action} in {}", target.location()))
+}
+
+/// Locks the new directory, marks it as unfinished, and makes the directories of a store.
+pub(crate) fn begin(target: &dyn Disk) -> Result<Box<dyn DiskLock>, RestoreError> {
+    let lock = directory::lock(target)?;
+    write(target, RESTORING, b"a restore is not finished\n").map_err(failed("writing", target))?;
+    for directory in DIRECTORIES {
+        let made = target.create_directory(directory);
+        made.map_err(failed("making a directory", target))?;
+    }
+    flush_names(target, &[""])?;
+    Ok(lock)
+}
+
+/// Flushes the names of the files in these directories.
+pub(crate) fn flush_names(target: &dyn Disk, directories: &[&str]) -> Result<(), RestoreError> {
+    for directory in directories {
+        let flushed = target.sync_directory(directory);
+        flushed.map_err(failed("flushing names", target))?;
+    }
+    Ok(())
+}
+
+/// Reads the whole new store, and removes the mark of an unfinished restore.
+pub(crate) fn finish(
+    target: &Arc<dyn Disk>,
+    config: &StorageConfig,
+) -> Result<RecoveryReport, RestoreError> {
+    let report = recovery::inspect(target, config)?;
+    let removed = target.remove(RESTORING);
+    removed.map_err(failed("removing RESTORING", &**target))?;
+    flush_names(&**target, &[""])?;
+    Ok(report)
 }
 
 /// Refuses a directory in use: existing files are never overwritten. Files in other directories, such as a file

@@ -511,14 +511,8 @@ impl Sorter {
             arrival: header.arrival,
             epoch: own.recovery_epoch,
             history: self.history.iter().filter(ended).copied().collect(),
-            order: Vec::new(),
-            order_end: 0,
-            logs: 0,
-            records: 0,
-            pack_bytes: 0,
-            images_at: 0,
-            forgotten: None,
             accepted: self.accepted_in(sources),
+            ..RunHead::empty()
         }))
     }
 

@@ -167,16 +167,12 @@ impl Verifier {
                 continue;
             }
             let position = damage.position;
-            let mut finding = Finding {
-                file: None,
-                ..Finding::of_file(
-                    FindingKind::Missing,
-                    Severity::Loss,
-                    "",
-                    format!("records are missing at position {position}"),
-                    advice::LOST,
-                )
-            }
+            let mut finding = Finding::new(
+                FindingKind::Missing,
+                Severity::Loss,
+                format!("records are missing at position {position}"),
+                advice::LOST,
+            )
             .at(position, position);
             if let Some(log) = &damage.log {
                 let state = log.state.read();
