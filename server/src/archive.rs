@@ -17,7 +17,7 @@ use crate::backups::{self, bar};
 use crate::config::Config;
 use crate::host;
 use crate::offline::{DATA_LOSS, FAILED, escaped, json_line, written};
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 pub(crate) fn command() -> Command {
     Command::new("archive")
@@ -103,15 +103,7 @@ fn with_filter(command: Command) -> Command {
                 .help("Only files of this store; `wald archive list` shows the id")
                 .value_parser(store_id),
         )
-        .arg(
-            Arg::new("output")
-                .long("output")
-                .short('o')
-                .value_name("FORM")
-                .help("Form of the output on stdout")
-                .default_value("text")
-                .value_parser(["text", "json"]),
-        )
+        .arg(backups::json_argument())
 }
 
 /// Reads a store's id, with or without hyphens.
@@ -124,22 +116,22 @@ fn store_id(text: &str) -> Result<u128, String> {
 }
 
 /// Runs the command. Returns the exit code.
-pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<u8, UnplannedExit> {
+pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
     let Some((name, matches)) = matches.subcommand() else {
-        return Err(UnplannedExit::new(backups::USAGE, "list or restore?"));
+        return Err(Exit::new(backups::USAGE, "list or restore?"));
     };
     let configured =
         || Some(PathBuf::from(&config.archive_dir)).filter(|_| !config.archive_dir.is_empty());
     let archive = matches.get_one::<PathBuf>("archive").cloned();
     let archive = archive.or_else(configured).ok_or_else(|| {
-        UnplannedExit::new(
+        Exit::new(
             backups::USAGE,
             "name the archive with --archive: no archive_dir is configured",
         )
     })?;
     let disk: Arc<dyn Disk> = RealDisk::open_read_only(&archive).map_err(|error| {
         let text = error.to_string().replace("data directory", "archive");
-        UnplannedExit::new(FAILED, text)
+        Exit::new(FAILED, text)
     })?;
     let filter = ArchiveFilter {
         store: matches.get_one::<u128>("store").copied(),
@@ -150,14 +142,12 @@ pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<u8, Unplanned
             .unwrap_or_default(),
         log_id: matches.get_one::<u64>("log-id").copied().map(LogId::new),
     };
-    let json = matches
-        .get_one::<String>("output")
-        .is_some_and(|form| form == "json");
+    let json = backups::wants_json(matches);
     match name {
         "restore" => {
-            let target = matches.get_one::<PathBuf>("to").ok_or_else(|| {
-                UnplannedExit::new(backups::USAGE, "name the new directory with --to")
-            })?;
+            let target = matches
+                .get_one::<PathBuf>("to")
+                .ok_or_else(|| Exit::new(backups::USAGE, "name the new directory with --to"))?;
             host::check_owner(config, target)?;
             restore(config, &disk, target, &filter, json)
         }
@@ -171,7 +161,7 @@ fn list(
     filter: &ArchiveFilter,
     verify: bool,
     json: bool,
-) -> Result<u8, UnplannedExit> {
+) -> Result<u8, Exit> {
     let total: u64 = std::fs::read_dir(archive)
         .into_iter()
         .flatten()
@@ -182,9 +172,8 @@ fn list(
     bar.set_message("verifying");
     let listing = list_archive(&**disk, filter, verify, &mut |bytes| bar.inc(bytes));
     bar.finish_and_clear();
-    let listing = listing.map_err(|error| {
-        UnplannedExit::new(FAILED, format!("reading {}: {error}", archive.display()))
-    })?;
+    let listing = listing
+        .map_err(|error| Exit::new(FAILED, format!("reading {}: {error}", archive.display())))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let printed = match json {
         true => json_line(&mut out, &document(&listing)),
@@ -197,7 +186,7 @@ fn list(
     })
 }
 
-fn time(time: wald_storage::Timestamp) -> String {
+pub(crate) fn time(time: wald_storage::Timestamp) -> String {
     Timestamp::from_microsecond(time.micros())
         .map_or_else(|_| time.micros().to_string(), |t| t.to_string())
 }
@@ -347,7 +336,7 @@ fn restore(
     target: &Path,
     filter: &ArchiveFilter,
     json: bool,
-) -> Result<u8, UnplannedExit> {
+) -> Result<u8, Exit> {
     let storage = config.storage();
     let is_new = !target.exists();
     let disk: Arc<dyn Disk> =
@@ -375,7 +364,7 @@ fn restore(
     )
 }
 
-fn tell(restored: &ArchiveRestored, target: &Path, json: bool) -> Result<(), UnplannedExit> {
+fn tell(restored: &ArchiveRestored, target: &Path, json: bool) -> Result<(), Exit> {
     for finding in &restored.findings {
         eprintln!("wald: {}", line(finding));
     }

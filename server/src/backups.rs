@@ -18,7 +18,7 @@ use wald_storage::{
 
 use crate::convert;
 use crate::offline::{DATA_LOSS, FAILED, IN_USE, written};
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 pub(crate) use restore::{command as restore_command, restore};
 pub(crate) use verify::verify;
@@ -64,7 +64,7 @@ pub(crate) fn backup_argument() -> Arg {
         .default_value("latest")
 }
 
-fn json_argument() -> Arg {
+pub(crate) fn json_argument() -> Arg {
     Arg::new("output")
         .long("output")
         .short('o')
@@ -74,7 +74,7 @@ fn json_argument() -> Arg {
         .value_parser(["text", "json"])
 }
 
-fn wants_json(matches: &ArgMatches) -> bool {
+pub(crate) fn wants_json(matches: &ArgMatches) -> bool {
     matches
         .try_get_one::<String>("output")
         .ok()
@@ -83,7 +83,7 @@ fn wants_json(matches: &ArgMatches) -> bool {
 }
 
 /// Reads the manifest of one backup: that with the id, or the latest that can be read.
-fn choose(directory: &Path, id: &str) -> Result<StoredBackup, UnplannedExit> {
+fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
     let manifests = directory.join(MANIFESTS);
     if !is_directory_of_backups(directory) {
         let what = match (is_store(directory), manifests.metadata()) {
@@ -92,19 +92,16 @@ fn choose(directory: &Path, id: &str) -> Result<StoredBackup, UnplannedExit> {
             }
             (_, Err(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
                 let text = format!("cannot read {}: {error}", manifests.display());
-                return Err(UnplannedExit::new(FAILED, text));
+                return Err(Exit::new(FAILED, text));
             }
             _ => "is no directory of backups",
         };
-        return Err(UnplannedExit::new(
-            FAILED,
-            format!("{} {what}", directory.display()),
-        ));
+        return Err(Exit::new(FAILED, format!("{} {what}", directory.display())));
     }
     let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
     let names = content
         .list(MANIFESTS)
-        .map_err(|error| UnplannedExit::new(FAILED, format!("{}: {error}", manifests.display())))?;
+        .map_err(|error| Exit::new(FAILED, format!("{}: {error}", manifests.display())))?;
     let mut kept = Vec::new();
     let mut passed_over = None;
     for name in names {
@@ -140,14 +137,13 @@ fn choose(directory: &Path, id: &str) -> Result<StoredBackup, UnplannedExit> {
             "{} has {what}; `walctl backup list` shows its backups",
             directory.display()
         );
-        UnplannedExit::new(NOT_FOUND, text)
+        Exit::new(NOT_FOUND, text)
     })
 }
 
-fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, UnplannedExit> {
-    let told = |code, what: String| {
-        UnplannedExit::new(code, format!("{}/{path}: {what}", content.location()))
-    };
+fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, Exit> {
+    let told =
+        |code, what: String| Exit::new(code, format!("{}/{path}: {what}", content.location()));
     let failed = |error: std::io::Error| told(FAILED, error.to_string());
     let file = content.open(path).map_err(failed)?;
     let size = file.size().map_err(failed)?;
@@ -171,13 +167,13 @@ fn view(
     directory: &Path,
     kept: &StoredBackup,
     at: Option<Position>,
-) -> Result<Arc<BackupView>, UnplannedExit> {
+) -> Result<Arc<BackupView>, Exit> {
     let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
     let view = BackupView::open(content, &kept.manifest, at).map_err(|error| failed(&error))?;
     Ok(Arc::new(view))
 }
 
-pub(crate) fn failed(error: &RestoreError) -> UnplannedExit {
+pub(crate) fn failed(error: &RestoreError) -> Exit {
     let code = match error {
         RestoreError::Manifest(_) | RestoreError::Damaged { .. } => DATA_LOSS,
         RestoreError::Beyond { .. }
@@ -187,10 +183,10 @@ pub(crate) fn failed(error: &RestoreError) -> UnplannedExit {
         RestoreError::NotEmpty { .. } | RestoreError::Io { .. } => FAILED,
         RestoreError::Open(error) => return open_failed(error),
     };
-    UnplannedExit::new(code, error.to_string())
+    Exit::new(code, error.to_string())
 }
 
-pub(crate) fn open_failed(error: &OpenError) -> UnplannedExit {
+pub(crate) fn open_failed(error: &OpenError) -> Exit {
     let code = match error {
         OpenError::Locked { .. } => IN_USE,
         OpenError::Damaged(_) | OpenError::UnreadEnd { .. } => DATA_LOSS,
@@ -201,7 +197,7 @@ pub(crate) fn open_failed(error: &OpenError) -> UnplannedExit {
         | OpenError::TooNew { .. }
         | OpenError::Io { .. } => FAILED,
     };
-    UnplannedExit::new(code, error.to_string())
+    Exit::new(code, error.to_string())
 }
 
 /// Reports on stderr the files of the store that do not verify.
@@ -231,7 +227,7 @@ pub(crate) fn bar(bytes: u64) -> ProgressBar {
 }
 
 /// Prints a line. A reader that closed the pipe has read enough, so that is no error.
-fn print(line: &str) -> Result<(), UnplannedExit> {
+fn print(line: &str) -> Result<(), Exit> {
     let mut out = std::io::stdout().lock();
     written(writeln!(out, "{line}").and_then(|()| out.flush()))
 }

@@ -295,6 +295,19 @@ pub(crate) fn page_token(last: &str) -> String {
     last.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Cuts a list to one page, and returns the token of the next page: the name of the last entry, or nothing if `found`
+/// does not exceed the page.
+pub(crate) fn cut_to_page<T>(
+    found: &mut Vec<T>,
+    size: usize,
+    name: impl FnOnce(&T) -> String,
+) -> String {
+    let more = found.len() > size;
+    found.truncate(size);
+    let last = found.last().filter(|_| more);
+    last.map_or_else(String::new, |last| page_token(&name(last)))
+}
+
 /// The name that a token was made from; `None` for the first page.
 pub(crate) fn parse_page_token(token: &str) -> Result<Option<String>, Status> {
     if token.is_empty() {

@@ -7,16 +7,16 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use wald_storage::Owner;
 
 use crate::config::{Config, Size};
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 /// Refuses to create files as root in a directory of another user, who could not read them.
 ///
 /// # Errors
 /// If the directory is such a one and the setting does not allow it.
-pub(crate) fn check_owner(config: &Config, directory: &Path) -> Result<(), UnplannedExit> {
+pub(crate) fn check_owner(config: &Config, directory: &Path) -> Result<(), Exit> {
     match wald_storage::owner(directory) {
-        Ok(Owner::OtherThanRoot(user)) if !config.allow_foreign_owner => Err(UnplannedExit::new(
-            UnplannedExit::CONFIG,
+        Ok(Owner::OtherThanRoot(user)) if !config.allow_foreign_owner => Err(Exit::new(
+            Exit::CONFIG,
             format!(
                 "{} belongs to user {user}, and this process is root: the files it makes there \
                  would be root's; run it as that user (sudo -u '#{user}' wald ...), or pass \
@@ -38,11 +38,7 @@ const BESIDE_SEGMENTS: u64 = 1 << 20;
 ///
 /// # Errors
 /// With the least size and the settings to change.
-pub(crate) fn check_volume(
-    config: &Config,
-    directory: &Path,
-    is_new: bool,
-) -> Result<(), UnplannedExit> {
+pub(crate) fn check_volume(config: &Config, directory: &Path, is_new: bool) -> Result<(), Exit> {
     // The directory may still be made. Where nothing can be looked at, opening it reports why.
     let there = directory.ancestors().find(|path| path.exists());
     let Some(Ok(volume)) = there.map(rustix::fs::statvfs) else {
@@ -52,8 +48,8 @@ pub(crate) fn check_volume(
     let free = volume.f_bavail.saturating_mul(volume.f_frsize);
     match lacks_space(config, size, is_new.then_some(free)) {
         None => Ok(()),
-        Some(what) => Err(UnplannedExit::new(
-            UnplannedExit::CONFIG,
+        Some(what) => Err(Exit::new(
+            Exit::CONFIG,
             format!("the volume of {} has {what}", directory.display()),
         )),
     }

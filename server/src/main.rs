@@ -37,7 +37,7 @@ use clap_complete::Shell;
 use config::{
     ConfigProblem, Effective, Layers, LogFormat, SETTINGS, SettingValue as _, env_name, flag_name,
 };
-use serve::UnplannedExit;
+use serve::Exit;
 
 /// Static builds would otherwise have musl's allocator, which is slow with many threads.
 #[cfg(target_env = "musl")]
@@ -99,7 +99,7 @@ fn archived(source: &ConfigSource, matches: &ArgMatches) -> Result<(), u8> {
 }
 
 /// Reports on stderr why a command other than `serve` failed.
-fn failed(exit: &UnplannedExit) -> u8 {
+fn failed(exit: &Exit) -> u8 {
     for line in exit.message.lines() {
         eprintln!("wald: {line}");
     }
@@ -107,7 +107,7 @@ fn failed(exit: &UnplannedExit) -> u8 {
 }
 
 /// Reports why the daemon ends, in the form of its log.
-fn tell(source: &ConfigSource, exit: &UnplannedExit) {
+fn tell(source: &ConfigSource, exit: &Exit) {
     if !tracing::enabled!(tracing::Level::ERROR) {
         // It ends before there is a log. If there is one that shows no errors, this fails.
         let _ = logging::start(source.json(), "error", None);
@@ -280,9 +280,9 @@ impl ConfigSource {
         }))
     }
 
-    fn effective(&self) -> Result<Effective, UnplannedExit> {
+    fn effective(&self) -> Result<Effective, Exit> {
         self.resolve()
-            .map_err(|problem| UnplannedExit::new(UnplannedExit::CONFIG, problem.to_string()))
+            .map_err(|problem| Exit::new(Exit::CONFIG, problem.to_string()))
     }
 }
 
@@ -301,7 +301,7 @@ fn warnings() -> Vec<String> {
     config::misspelt(names)
 }
 
-fn configure(source: &ConfigSource, matches: &ArgMatches) -> Result<(), UnplannedExit> {
+fn configure(source: &ConfigSource, matches: &ArgMatches) -> Result<(), Exit> {
     if matches.subcommand_name() != Some("reference") {
         for warning in warnings() {
             eprintln!("wald: warning: {warning}");
@@ -318,7 +318,7 @@ fn configure(source: &ConfigSource, matches: &ArgMatches) -> Result<(), Unplanne
     print(text.as_bytes())
 }
 
-fn completion(matches: &ArgMatches) -> Result<(), UnplannedExit> {
+fn completion(matches: &ArgMatches) -> Result<(), Exit> {
     let mut text = Vec::new();
     if let Some(shell) = matches.get_one::<Shell>("shell") {
         clap_complete::generate(*shell, &mut command(), "wald", &mut text);
@@ -326,42 +326,41 @@ fn completion(matches: &ArgMatches) -> Result<(), UnplannedExit> {
     print(&text)
 }
 
-fn man() -> Result<(), UnplannedExit> {
+fn man() -> Result<(), Exit> {
     let mut text = Vec::new();
     // The man page leaves out the texts that the short help hides.
     let command = command().mut_args(|arg| arg.hide_short_help(false));
     clap_mangen::Man::new(command)
         .render(&mut text)
-        .map_err(|error| UnplannedExit::new(UnplannedExit::IO, error.to_string()))?;
+        .map_err(|error| Exit::new(Exit::IO, error.to_string()))?;
     print(&text)
 }
 
-fn print(text: &[u8]) -> Result<(), UnplannedExit> {
+fn print(text: &[u8]) -> Result<(), Exit> {
     let mut stdout = std::io::stdout();
     match stdout.write_all(text).and_then(|()| stdout.flush()) {
         // A reader that closed the pipe has read enough.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(UnplannedExit::new(
-            UnplannedExit::IO,
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Exit::new(
+            Exit::IO,
             format!("writing to the standard output: {error}"),
         )),
         _ => Ok(()),
     }
 }
 
-fn serve(source: &ConfigSource) -> Result<(), UnplannedExit> {
+fn serve(source: &ConfigSource) -> Result<(), Exit> {
     let mut config = source.effective()?.config;
     // Before anything is opened: descriptors that are open already count as inherited.
     let host = plan::Host::prepare();
     let json = json(config.log_format);
     #[cfg(feature = "otlp")]
-    let exporter = trace::Exporter::start(&config)
-        .map_err(|why| UnplannedExit::new(UnplannedExit::CONFIG, why))?;
+    let exporter = trace::Exporter::start(&config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
     #[cfg(feature = "otlp")]
     let traces = exporter.as_ref().map(trace::Exporter::layer);
     #[cfg(not(feature = "otlp"))]
     let traces = None;
     let log = logging::start(json, &config.log_filter, traces)
-        .map_err(|why| UnplannedExit::new(UnplannedExit::CONFIG, format!("log_filter: {why}")))?;
+        .map_err(|why| Exit::new(Exit::CONFIG, format!("log_filter: {why}")))?;
     for warning in warnings() {
         tracing::warn!("{warning}");
     }

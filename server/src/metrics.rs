@@ -188,327 +188,236 @@ impl Drop for OpenSession {
 /// Phases of a start; the first is all of it.
 const RECOVERY_PHASES: [&str; 5] = ["total", "checkpoint", "segments", "begin", "probe"];
 
-/// Gauges that are read from the engine when someone scrapes.
+/// A metric of a number that the engine counts.
+trait StateMetric: Sized {
+    /// Type of the number.
+    type Number;
+
+    fn make(make: &Maker<'_>, name: &str, help: &str) -> Result<Self, Error>;
+
+    fn show(&self, number: Self::Number);
+}
+
+impl StateMetric for IntGauge {
+    type Number = u64;
+
+    fn make(make: &Maker<'_>, name: &str, help: &str) -> Result<Self, Error> {
+        make.gauge(name, help)
+    }
+
+    fn show(&self, number: u64) {
+        self.set(signed(number));
+    }
+}
+
+impl StateMetric for Gauge {
+    type Number = f64;
+
+    fn make(make: &Maker<'_>, name: &str, help: &str) -> Result<Self, Error> {
+        make.float_gauge(name, help)
+    }
+
+    fn show(&self, number: f64) {
+        self.set(number);
+    }
+}
+
+impl StateMetric for IntCounter {
+    type Number = u64;
+
+    fn make(make: &Maker<'_>, name: &str, help: &str) -> Result<Self, Error> {
+        make.counter(name, help)
+    }
+
+    /// The engine counts. One thread at a time scrapes, so nothing is counted twice.
+    fn show(&self, number: u64) {
+        self.inc_by(number.saturating_sub(self.get()));
+    }
+}
+
+/// Makes the metrics without labels that are read from the engine when someone scrapes. Each row has the help text,
+/// field, type, name, and the number in [`Statistics`].
+macro_rules! state_metrics {
+    ($now:ident: $($(#[doc = $help:literal])+ $field:ident: $type:ident = $name:literal, $number:expr;)+) => {
+        struct StateMetrics {
+            $($field: $type,)+
+        }
+
+        impl StateMetrics {
+            fn new(make: &Maker<'_>) -> Result<Self, Error> {
+                Ok(Self {
+                    $($field: StateMetric::make(make, $name, concat!($($help),+).trim_start())?,)+
+                })
+            }
+
+            fn show(&self, $now: &Statistics) {
+                $(self.$field.show($number);)+
+            }
+        }
+    };
+}
+
+state_metrics! {
+    now:
+    /// Logs of the store. At max_logs new ones are refused with QUOTA.
+    logs: IntGauge = "wald_logs", now.logs;
+    /// Producers of all logs. At max_producers new ones are refused with QUOTA.
+    producers: IntGauge = "wald_producers", now.producers;
+    /// Producers of the log that has the most. At wald_log_producers_limit that log refuses new ones with QUOTA.
+    producers_of_log: IntGauge = "wald_log_producers_max", now.producers_of_log;
+    /// Bound on the producers of one log: the setting max_producers_per_log.
+    producers_of_log_limit: IntGauge = "wald_log_producers_limit", now.max_producers_per_log;
+    /// Cursors of all logs. At max_cursors new ones are refused with QUOTA.
+    cursors: IntGauge = "wald_cursors", now.cursors;
+    /// Bytes of the names of all logs, producers and cursors. At max_name_bytes new ones are refused with QUOTA.
+    name_bytes: IntGauge = "wald_name_bytes", now.name_bytes;
+    /// Bytes of appends that wait for their ack. Near max_inflight_bytes new ones are refused with BUSY.
+    inflight_bytes: IntGauge = "wald_inflight_bytes", now.inflight_bytes;
+    /// Bytes that a power cut would take now: written or in memory only (manual), and not flushed.
+    durable_lag_bytes: IntGauge = "wald_durable_lag_bytes", now.durable_lag_bytes + now.buffered_bytes;
+    /// Age in seconds of the oldest byte that is written and not flushed. A power cut would reach back this far.
+    durable_lag_seconds: Gauge = "wald_durable_lag_seconds", now.durable_lag.as_secs_f64();
+    /// Finished segments that are open for reading. At most max_open_segments.
+    open_segments: IntGauge = "wald_open_segments", now.open_segments;
+    /// Segments that were closed to open another. Above 1 a second raise max_open_segments.
+    segment_cache_evictions: IntCounter = "wald_segment_cache_evictions_total", now.segment_evictions;
+    /// Free bytes of the file system for appends, without those that the sorter keeps. NaN if unknown.
+    disk_free_bytes: Gauge = "wald_disk_free_bytes", now.free_bytes.map_or(f64::NAN, float);
+    /// Records that are known to be damaged, and neither trimmed nor accepted as lost. Above 0 restore them from a
+    /// backup, or accept the loss.
+    quarantined_records: IntGauge = "wald_quarantined_records", now.quarantined_records;
+    /// Reasons why no checkpoint is written, nothing is sorted and no space comes back. 0: all of it goes on. Above
+    /// 0, `walctl status` names the reasons.
+    held_back: IntGauge = "wald_held_back", now.held_back.len() as u64;
+    /// Bytes of files that the device could not read since the start. Above 0 the device is failing: take a backup,
+    /// and move the store.
+    unreadable_bytes: IntGauge = "wald_unreadable_bytes", now.unreadable_bytes;
+    /// 1 after an index or a checkpoint could not be written, 0 after the next one that could. At 1 for long, starts
+    /// take longer and appends may be refused.
+    indexing_failed: IntGauge = "wald_indexing_failed", now.indexing_failed.into();
+    /// Places of the journal where something is lost that nothing attributes to a log. Above 0: records or whole logs
+    /// may be gone without a name.
+    unattributed_losses: IntGauge = "wald_unattributed_losses", now.unattributed_damages;
+    /// Bytes of sealed segments that scrubbing read again. Flat for longer than scrub_interval: scrubbing does not
+    /// run.
+    scrubbed_bytes: IntCounter = "wald_scrubbed_bytes_total", now.scrubbed_bytes;
+    /// Time of the end of the last whole scrubbing pass in seconds since 1970. 0: none since the start.
+    last_scrub: Gauge = "wald_scrub_last_pass_timestamp_seconds", now.last_scrub.map_or(0.0, seconds);
+    /// Time of the end of the last whole backup of this store in seconds since 1970; it survives restarts. 0: none.
+    last_backup: Gauge = "wald_backup_last_success_timestamp_seconds", now.last_backup.map_or(0.0, seconds);
+    /// Logs whose cursors keep records that retention would drop. 0: cursors hold nothing back.
+    held_logs: IntGauge = "wald_retention_held_logs", now.held_logs;
+    /// Bytes of segments of the records that only cursors keep from retention. Growing: a consumer is gone; `walctl
+    /// cursor list` names it.
+    held_bytes: IntGauge = "wald_retention_held_bytes", now.held_bytes;
+    /// Age in seconds of the oldest record that only a cursor keeps from retention. 0: none. Above 86400 the consumer
+    /// may be gone.
+    held_age: Gauge = "wald_retention_held_seconds", now.held_age.as_secs_f64();
+    /// Seconds by which the clock of retention by age is behind the system's clock. Below 0: ahead, so records do not
+    /// expire. Below -86400 for longer than 10 minutes: `wald reset-clock`.
+    expiry_lag: Gauge = "wald_retention_clock_lag_seconds", seconds(Timestamp::from_micros(now.expiry_lag_micros));
+    /// Size of the last jump of the system's clock, in seconds; below 0: back. 0: none since the start.
+    clock_jump: Gauge = "wald_clock_last_jump_seconds", seconds(Timestamp::from_micros(now.last_clock_jump_micros));
+    /// Sorted runs.
+    sorted_runs: IntGauge = "wald_sorted_runs", now.sorted_runs;
+    /// Bytes that the sorter read.
+    sorter_read_bytes: IntCounter = "wald_sorter_read_bytes_total", now.sorter_read_bytes;
+    /// Bytes that the sorter wrote. Above 10 times the appended bytes raise sorter_step_bytes: runs are rewritten too
+    /// often.
+    sorter_written_bytes: IntCounter = "wald_sorter_written_bytes_total", now.sorter_written_bytes;
+    /// Bytes of disk space that the sorter gave back: removed files less the runs that replace them.
+    sorter_freed_bytes: IntCounter = "wald_sorter_freed_bytes_total", now.sorter_freed_bytes;
+    /// Bytes in sorted runs of records that are kept, by the sorter's last pass. 0 before the first.
+    sorted_live_bytes: IntGauge = "wald_sorted_live_bytes", now.sorted_live_bytes;
+    /// Bytes in sorted runs that hold no live record. Above 1/8 of live bytes for long: the sorter lags.
+    sorted_dead_bytes: IntGauge = "wald_sorted_dead_bytes", now.sorted_dead_bytes;
+    /// Bytes of segments that are sorted in one pass: 1/8 of sorter_step_bytes. 0: sorting is off. At least this much
+    /// normally waits.
+    sorter_part_bytes: IntGauge = "wald_sorter_part_bytes", now.sorter_part_bytes;
+    /// Bytes of sealed segments that are not sorted yet. Growing beyond sorter_step_bytes: the sorter lags, or is
+    /// off.
+    unsorted_bytes: IntGauge = "wald_unsorted_bytes", now.unsorted_bytes;
+    /// Bytes of records that retention dropped and the archive has.
+    archive_written_bytes: IntCounter = "wald_archive_written_bytes_total", now.archive_written_bytes;
+    /// Failed writes to the archive. As long as it grows, nothing is dropped and the data directory fills up.
+    archive_failures: IntCounter = "wald_archive_failures_total", now.archive_failures;
+    /// Scans that wait for new records.
+    followers: IntGauge = "wald_followers", now.followers;
+    /// 1 after a flush or write of the journal failed, else 0. At 1 appends are refused until a restart.
+    journal_failed: IntGauge = "wald_journal_failed", now.journal_failed.into();
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Exact: microseconds of this century are below 2^53.
+#[allow(clippy::cast_precision_loss, reason = "see above")]
+fn seconds(time: Timestamp) -> f64 {
+    time.micros() as f64 / 1e6
+}
+
+/// Metrics that are read from the engine when someone scrapes.
 struct StateGauges {
-    logs: IntGauge,
-    producers: IntGauge,
-    producers_of_log: IntGauge,
-    producers_of_log_limit: IntGauge,
-    cursors: IntGauge,
-    name_bytes: IntGauge,
+    single: StateMetrics,
     store_limits: IntGaugeVec,
-    inflight_bytes: IntGauge,
-    durable_lag_bytes: IntGauge,
-    durable_lag_seconds: Gauge,
     segments: IntGaugeVec,
-    open_segments: IntGauge,
-    segment_cache_evictions: IntCounter,
     disk_bytes: IntGaugeVec,
-    disk_free_bytes: Gauge,
-    quarantined_records: IntGauge,
-    unreadable_bytes: IntGauge,
-    indexing_failed: IntGauge,
-    unattributed_losses: IntGauge,
-    held_back: IntGauge,
-    scrubbed_bytes: IntCounter,
-    last_scrub: Gauge,
-    last_backup: Gauge,
-    held_logs: IntGauge,
-    held_bytes: IntGauge,
-    held_age: Gauge,
-    expiry_lag: Gauge,
-    clock_jumps_ahead: IntCounter,
-    clock_jumps_back: IntCounter,
-    clock_jump: Gauge,
-    sorted_runs: IntGauge,
-    sorter_read_bytes: IntCounter,
-    sorter_written_bytes: IntCounter,
-    sorter_freed_bytes: IntCounter,
-    sorted_live_bytes: IntGauge,
-    sorted_dead_bytes: IntGauge,
-    unsorted_bytes: IntGauge,
-    sorter_part_bytes: IntGauge,
-    archive_written_bytes: IntCounter,
-    archive_failures: IntCounter,
-    followers: IntGauge,
-    journal_failed: IntGauge,
+    clock_jumps: IntCounterVec,
 }
 
 impl StateGauges {
     fn new(make: &Maker<'_>) -> Result<Self, Error> {
-        let clock_jumps = make.counters(
-            "wald_clock_jumps_total",
-            "Jumps of the system's clock by more than 1 second, by direction. Above 0: check its synchronisation.",
-            "direction",
-            &["ahead", "back"],
-        )?;
         Ok(Self {
-            logs: make.gauge(
-                "wald_logs",
-                "Logs of the store. At max_logs new ones are refused with QUOTA.",
-            )?,
-            producers: make.gauge(
-                "wald_producers",
-                "Producers of all logs. At max_producers new ones are refused with QUOTA.",
-            )?,
-            producers_of_log: make.gauge(
-                "wald_log_producers_max",
-                "Producers of the log that has the most. At wald_log_producers_limit that log refuses new ones with QUOTA.",
-            )?,
-            producers_of_log_limit: make.gauge(
-                "wald_log_producers_limit",
-                "Bound on the producers of one log: the setting max_producers_per_log.",
-            )?,
-            cursors: make.gauge(
-                "wald_cursors",
-                "Cursors of all logs. At max_cursors new ones are refused with QUOTA.",
-            )?,
-            name_bytes: make.gauge(
-                "wald_name_bytes",
-                "Bytes of the names of all logs, producers and cursors. At max_name_bytes new ones are refused with QUOTA.",
-            )?,
+            single: StateMetrics::new(make)?,
             store_limits: make.gauges(
                 "wald_store_limit",
                 "Bound of the whole store, by setting: max_logs, max_producers, max_cursors, max_name_bytes (bytes). Above 0.8 of one delete, or raise the setting.",
                 &["setting"],
-            )?,
-            inflight_bytes: make.gauge(
-                "wald_inflight_bytes",
-                "Bytes of appends that wait for their ack. Near max_inflight_bytes new ones are refused with BUSY.",
-            )?,
-            durable_lag_bytes: make.gauge(
-                "wald_durable_lag_bytes",
-                "Bytes that a power cut would take now: written or in memory only (manual), and not flushed.",
-            )?,
-            durable_lag_seconds: make.float_gauge(
-                "wald_durable_lag_seconds",
-                "Age in seconds of the oldest byte that is written and not flushed. A power cut would reach back this far.",
             )?,
             segments: make.gauges(
                 "wald_segments",
                 "Segment files, by state: active, sealed, ready. With 0 ready the next roll waits.",
                 &["state"],
             )?,
-            open_segments: make.gauge(
-                "wald_open_segments",
-                "Finished segments that are open for reading. At most max_open_segments.",
-            )?,
-            segment_cache_evictions: make.counter(
-                "wald_segment_cache_evictions_total",
-                "Segments that were closed to open another. Above 1 a second raise max_open_segments.",
-            )?,
             disk_bytes: make.gauges(
                 "wald_disk_bytes",
                 "Bytes of the data directory, by kind: journal, sorted, pool, quarantine.",
                 &["kind"],
             )?,
-            disk_free_bytes: make.float_gauge(
-                "wald_disk_free_bytes",
-                "Free bytes of the file system for appends, without those that the sorter keeps. NaN if unknown.",
-            )?,
-            quarantined_records: make.gauge(
-                "wald_quarantined_records",
-                "Records that are known to be damaged, and neither trimmed nor accepted as lost. Above 0 restore them from a backup, or accept the loss.",
-            )?,
-            held_back: make.gauge(
-                "wald_held_back",
-                "Reasons why no checkpoint is written, nothing is sorted and no space comes back. 0: all of it goes on. Above 0, `walctl status` names the reasons.",
-            )?,
-            unreadable_bytes: make.gauge(
-                "wald_unreadable_bytes",
-                "Bytes of files that the device could not read since the start. Above 0 the device is failing: take a backup, and move the store.",
-            )?,
-            indexing_failed: make.gauge(
-                "wald_indexing_failed",
-                "1 after an index or a checkpoint could not be written, 0 after the next one that could. At 1 for long, starts take longer and appends may be refused.",
-            )?,
-            unattributed_losses: make.gauge(
-                "wald_unattributed_losses",
-                "Places of the journal where something is lost that nothing attributes to a log. Above 0: records or whole logs may be gone without a name.",
-            )?,
-            scrubbed_bytes: make.counter(
-                "wald_scrubbed_bytes_total",
-                "Bytes of sealed segments that scrubbing read again. Flat for longer than scrub_interval: scrubbing does not run.",
-            )?,
-            last_scrub: make.float_gauge(
-                "wald_scrub_last_pass_timestamp_seconds",
-                "Time of the end of the last whole scrubbing pass in seconds since 1970. 0: none since the start.",
-            )?,
-            last_backup: make.float_gauge(
-                "wald_backup_last_success_timestamp_seconds",
-                "Time of the end of the last whole backup of this store in seconds since 1970; it survives restarts. 0: none.",
-            )?,
-            held_logs: make.gauge(
-                "wald_retention_held_logs",
-                "Logs whose cursors keep records that retention would drop. 0: cursors hold nothing back.",
-            )?,
-            held_bytes: make.gauge(
-                "wald_retention_held_bytes",
-                "Bytes of segments of the records that only cursors keep from retention. Growing: a consumer is gone; `walctl cursor list` names it.",
-            )?,
-            held_age: make.float_gauge(
-                "wald_retention_held_seconds",
-                "Age in seconds of the oldest record that only a cursor keeps from retention. 0: none. Above 86400 the consumer may be gone.",
-            )?,
-            expiry_lag: make.float_gauge(
-                "wald_retention_clock_lag_seconds",
-                "Seconds by which the clock of retention by age is behind the system's clock. Below 0: ahead, so records do not expire. Below -86400 for longer than 10 minutes: `wald reset-clock`.",
-            )?,
-            clock_jumps_ahead: clock_jumps.with_label_values(&["ahead"]),
-            clock_jumps_back: clock_jumps.with_label_values(&["back"]),
-            clock_jump: make.float_gauge(
-                "wald_clock_last_jump_seconds",
-                "Size of the last jump of the system's clock, in seconds; below 0: back. 0: none since the start.",
-            )?,
-            sorted_runs: make.gauge(
-                "wald_sorted_runs",
-                "Sorted runs.",
-            )?,
-            sorter_read_bytes: make.counter(
-                "wald_sorter_read_bytes_total",
-                "Bytes that the sorter read.",
-            )?,
-            sorter_written_bytes: make.counter(
-                "wald_sorter_written_bytes_total",
-                "Bytes that the sorter wrote. Above 10 times the appended bytes raise sorter_step_bytes: runs are rewritten too often.",
-            )?,
-            sorter_freed_bytes: make.counter(
-                "wald_sorter_freed_bytes_total",
-                "Bytes of disk space that the sorter gave back: removed files less the runs that replace them.",
-            )?,
-            sorted_live_bytes: make.gauge(
-                "wald_sorted_live_bytes",
-                "Bytes in sorted runs of records that are kept, by the sorter's last pass. 0 before the first.",
-            )?,
-            sorted_dead_bytes: make.gauge(
-                "wald_sorted_dead_bytes",
-                "Bytes in sorted runs that hold no live record. Above 1/8 of live bytes for long: the sorter lags.",
-            )?,
-            sorter_part_bytes: make.gauge(
-                "wald_sorter_part_bytes",
-                "Bytes of segments that are sorted in one pass: 1/8 of sorter_step_bytes. 0: sorting is off. At least this much normally waits.",
-            )?,
-            unsorted_bytes: make.gauge(
-                "wald_unsorted_bytes",
-                "Bytes of sealed segments that are not sorted yet. Growing beyond sorter_step_bytes: the sorter lags, or is off.",
-            )?,
-            archive_written_bytes: make.counter(
-                "wald_archive_written_bytes_total",
-                "Bytes of records that retention dropped and the archive has.",
-            )?,
-            archive_failures: make.counter(
-                "wald_archive_failures_total",
-                "Failed writes to the archive. As long as it grows, nothing is dropped and the data directory fills up.",
-            )?,
-            followers: make.gauge("wald_followers", "Scans that wait for new records.")?,
-            journal_failed: make.gauge(
-                "wald_journal_failed",
-                "1 after a flush or write of the journal failed, else 0. At 1 appends are refused until a restart.",
+            clock_jumps: make.counters(
+                "wald_clock_jumps_total",
+                "Jumps of the system's clock by more than 1 second, by direction. Above 0: check its synchronisation.",
+                "direction",
+                &["ahead", "back"],
             )?,
         })
     }
 
     fn set(&self, now: &Statistics) {
-        let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        self.logs.set(signed(now.logs));
-        self.producers.set(signed(now.producers));
-        self.producers_of_log.set(signed(now.producers_of_log));
-        self.producers_of_log_limit
-            .set(signed(now.max_producers_per_log));
-        self.cursors.set(signed(now.cursors));
-        self.name_bytes.set(signed(now.name_bytes));
-        for (setting, limit) in [
-            ("max_logs", now.max_logs),
-            ("max_producers", now.max_producers),
-            ("max_cursors", now.max_cursors),
-            ("max_name_bytes", now.max_name_bytes),
-        ] {
-            self.store_limits
-                .with_label_values(&[setting])
-                .set(signed(limit));
-        }
-        self.inflight_bytes.set(signed(now.inflight_bytes));
-        let unflushed = now.durable_lag_bytes + now.buffered_bytes;
-        self.durable_lag_bytes.set(signed(unflushed));
-        self.durable_lag_seconds.set(now.durable_lag.as_secs_f64());
+        self.single.show(now);
         let active = now.journal_segments.min(1);
-        for (state, number) in [
-            ("active", active),
-            ("sealed", now.journal_segments - active),
-            ("ready", now.ready_segments),
+        for (gauges, label, number) in [
+            (&self.store_limits, "max_logs", now.max_logs),
+            (&self.store_limits, "max_producers", now.max_producers),
+            (&self.store_limits, "max_cursors", now.max_cursors),
+            (&self.store_limits, "max_name_bytes", now.max_name_bytes),
+            (&self.segments, "active", active),
+            (&self.segments, "sealed", now.journal_segments - active),
+            (&self.segments, "ready", now.ready_segments),
+            (&self.disk_bytes, "journal", now.journal_bytes),
+            (&self.disk_bytes, "sorted", now.sorted_bytes),
+            (&self.disk_bytes, "pool", now.pool_bytes),
+            (&self.disk_bytes, "quarantine", now.quarantine_bytes),
         ] {
-            self.segments
-                .with_label_values(&[state])
-                .set(signed(number));
+            gauges.with_label_values(&[label]).set(signed(number));
         }
-        self.open_segments.set(signed(now.open_segments));
-        // The engine counts; one thread at a time scrapes, so nothing is counted twice.
-        let counted = self.segment_cache_evictions.get();
-        self.segment_cache_evictions
-            .inc_by(now.segment_evictions.saturating_sub(counted));
-        for (kind, bytes) in [
-            ("journal", now.journal_bytes),
-            ("sorted", now.sorted_bytes),
-            ("pool", now.pool_bytes),
-            ("quarantine", now.quarantine_bytes),
+        for (direction, jumps) in [
+            ("ahead", now.clock_jumps_ahead),
+            ("back", now.clock_jumps_back),
         ] {
-            self.disk_bytes
-                .with_label_values(&[kind])
-                .set(signed(bytes));
+            self.clock_jumps.with_label_values(&[direction]).show(jumps);
         }
-        // Up to 2^53 bytes exactly, which is more than a file system holds.
-        #[allow(clippy::cast_precision_loss, reason = "see above")]
-        self.disk_free_bytes
-            .set(now.free_bytes.map_or(f64::NAN, |bytes| bytes as f64));
-        self.quarantined_records
-            .set(signed(now.quarantined_records));
-        self.unreadable_bytes.set(signed(now.unreadable_bytes));
-        self.indexing_failed.set(i64::from(now.indexing_failed));
-        self.unattributed_losses
-            .set(signed(now.unattributed_damages));
-        self.held_back.set(signed(now.held_back.len() as u64));
-        let scrubbed = self.scrubbed_bytes.get();
-        self.scrubbed_bytes
-            .inc_by(now.scrubbed_bytes.saturating_sub(scrubbed));
-        // Microseconds of this century are below 2^53.
-        #[allow(clippy::cast_precision_loss, reason = "see above")]
-        let seconds = |time: Option<Timestamp>| time.map_or(0.0, |time| time.micros() as f64 / 1e6);
-        self.last_scrub.set(seconds(now.last_scrub));
-        self.last_backup.set(seconds(now.last_backup));
-        self.held_logs.set(signed(now.held_logs));
-        self.held_bytes.set(signed(now.held_bytes));
-        self.held_age.set(now.held_age.as_secs_f64());
-        #[allow(clippy::cast_precision_loss, reason = "see above")]
-        self.expiry_lag.set(now.expiry_lag_micros as f64 / 1e6);
-        let (ahead, back) = (self.clock_jumps_ahead.get(), self.clock_jumps_back.get());
-        self.clock_jumps_ahead
-            .inc_by(now.clock_jumps_ahead.saturating_sub(ahead));
-        self.clock_jumps_back
-            .inc_by(now.clock_jumps_back.saturating_sub(back));
-        #[allow(clippy::cast_precision_loss, reason = "see above")]
-        self.clock_jump.set(now.last_clock_jump_micros as f64 / 1e6);
-        self.sorted_runs.set(signed(now.sorted_runs));
-        let read = self.sorter_read_bytes.get();
-        self.sorter_read_bytes
-            .inc_by(now.sorter_read_bytes.saturating_sub(read));
-        let written = self.sorter_written_bytes.get();
-        self.sorter_written_bytes
-            .inc_by(now.sorter_written_bytes.saturating_sub(written));
-        let freed = self.sorter_freed_bytes.get();
-        self.sorter_freed_bytes
-            .inc_by(now.sorter_freed_bytes.saturating_sub(freed));
-        self.sorted_live_bytes.set(signed(now.sorted_live_bytes));
-        self.sorted_dead_bytes.set(signed(now.sorted_dead_bytes));
-        self.unsorted_bytes.set(signed(now.unsorted_bytes));
-        self.sorter_part_bytes.set(signed(now.sorter_part_bytes));
-        let archived = self.archive_written_bytes.get();
-        self.archive_written_bytes
-            .inc_by(now.archive_written_bytes.saturating_sub(archived));
-        let failures = self.archive_failures.get();
-        self.archive_failures
-            .inc_by(now.archive_failures.saturating_sub(failures));
-        self.followers.set(signed(now.followers));
-        self.journal_failed.set(now.journal_failed.into());
     }
 }
 
@@ -715,8 +624,7 @@ impl Metrics {
     /// A backup was taken by its client to the end.
     pub(crate) fn backed_up(&self, took: Duration, bytes: u64) {
         self.backup_seconds.set(took.as_secs_f64());
-        self.backup_bytes
-            .set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.backup_bytes.set(signed(bytes));
     }
 
     /// The engine served a reader.
@@ -748,8 +656,7 @@ impl Metrics {
                 .with_label_values(&[phase])
                 .set(time.as_secs_f64());
         }
-        self.recovery_epoch
-            .set(i64::try_from(report.recovery_epoch.get()).unwrap_or(i64::MAX));
+        self.recovery_epoch.set(signed(report.recovery_epoch.get()));
     }
 
     /// All metrics in the text format, with the engine's current state.
@@ -763,19 +670,19 @@ impl Metrics {
         // Cursors come and go, and so do their labels.
         self.cursor_lag.reset();
         for lag in lags {
-            let records = i64::try_from(lag.records).unwrap_or(i64::MAX);
             let labels = [lag.log.as_str(), lag.cursor.as_str()];
-            self.cursor_lag.with_label_values(&labels).set(records);
+            let gauge = self.cursor_lag.with_label_values(&labels);
+            gauge.set(signed(lag.records));
         }
         let memory = self.memory.get().map(|memory| memory()).unwrap_or_default();
         for (part, bytes) in PARTS.into_iter().zip(memory) {
-            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-            self.admitted.with_label_values(&[part]).set(bytes);
+            let gauge = self.admitted.with_label_values(&[part]);
+            gauge.set(signed(bytes));
         }
         let lost = logging::lost();
         for (reason, lines) in [("unread", lost.unread), ("repeated", lost.repeated)] {
             let counter = self.lost_log_lines.with_label_values(&[reason]);
-            counter.inc_by(lines.saturating_sub(counter.get()));
+            counter.show(lines);
         }
         let mut text = Vec::with_capacity(64 << 10);
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;

@@ -21,7 +21,7 @@ use wald_text::shown::escaped_json;
 
 use crate::config::Config;
 use crate::host;
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 /// It could not be done.
 pub(crate) const FAILED: u8 = 1;
@@ -86,8 +86,8 @@ pub(crate) fn commands() -> Vec<Command> {
 pub(crate) fn run(
     name: &str,
     matches: &ArgMatches,
-    configured: impl FnOnce() -> Result<Config, UnplannedExit>,
-) -> Option<Result<u8, UnplannedExit>> {
+    configured: impl FnOnce() -> Result<Config, Exit>,
+) -> Option<Result<u8, Exit>> {
     if !commands().iter().any(|command| command.get_name() == name) {
         return None;
     }
@@ -160,7 +160,7 @@ fn look_then_open<T>(
     directory: &Path,
     matches: &ArgMatches,
     look: impl FnOnce(&Arc<dyn Disk>) -> Result<(T, bool), OpenError>,
-) -> Result<(T, Option<Arc<dyn Disk>>), UnplannedExit> {
+) -> Result<(T, Option<Arc<dyn Disk>>), Exit> {
     let disk: Arc<dyn Disk> = RealDisk::open_read_only(directory).map_err(not_opened)?;
     let (found, is_needed) = look(&disk).map_err(not_opened)?;
     drop(disk);
@@ -172,18 +172,18 @@ fn look_then_open<T>(
 }
 
 /// The exit of a command whose store does not open.
-fn not_opened(error: OpenError) -> UnplannedExit {
+fn not_opened(error: OpenError) -> Exit {
     match error {
-        OpenError::Locked { .. } => UnplannedExit::new(IN_USE, error.to_string()),
+        OpenError::Locked { .. } => Exit::new(IN_USE, error.to_string()),
         other => failed(&other),
     }
 }
 
 /// Opens an offline directory.
-fn open(directory: &Path, instead: &str) -> Result<Offline, UnplannedExit> {
+fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
     let missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
     if std::fs::metadata(directory).is_err_and(missing) {
-        return Err(UnplannedExit::new(
+        return Err(Exit::new(
             FAILED,
             format!(
                 "there is no data directory {}; name it on the command line, or with --data-dir",
@@ -193,7 +193,7 @@ fn open(directory: &Path, instead: &str) -> Result<Offline, UnplannedExit> {
     }
     let disk = RealDisk::open_read_only(directory).map_err(|error| failed(&error))?;
     Offline::open(disk).map_err(|error| match error {
-        OpenError::Locked { directory, holder } => UnplannedExit::new(
+        OpenError::Locked { directory, holder } => Exit::new(
             IN_USE,
             format!(
                 "the data directory {} is in use by {holder}; {instead}",
@@ -204,14 +204,14 @@ fn open(directory: &Path, instead: &str) -> Result<Offline, UnplannedExit> {
     })
 }
 
-fn failed(error: &impl std::fmt::Display) -> UnplannedExit {
-    UnplannedExit::new(FAILED, error.to_string())
+fn failed(error: &impl std::fmt::Display) -> Exit {
+    Exit::new(FAILED, error.to_string())
 }
 
 /// Writes to stdout. A reader that closed the pipe has seen enough, so that is no error.
-pub(crate) fn written(result: io::Result<()>) -> Result<(), UnplannedExit> {
+pub(crate) fn written(result: io::Result<()>) -> Result<(), Exit> {
     match result {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(UnplannedExit::new(
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Exit::new(
             FAILED,
             format!("writing to the standard output: {error}"),
         )),

@@ -16,7 +16,7 @@ use wald_storage::StorageConfig;
 use crate::admission::{HEALTH_BYTES, OTHERS_BYTES};
 use crate::answers::ANSWERS_BYTES;
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 use crate::transport::{
     ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, ALL_WINDOWS_BYTES, LEAST_WINDOW, SHORT_QUEUE_BYTES,
 };
@@ -148,7 +148,7 @@ impl HostLimits {
 ///
 /// # Errors
 /// If not even the least values fit.
-pub(crate) fn make(config: &mut Config, host: &Host) -> Result<HostLimits, UnplannedExit> {
+pub(crate) fn make(config: &mut Config, host: &Host) -> Result<HostLimits, Exit> {
     let storage = config.storage();
     let files = fit_descriptors(config, &storage, host)?;
     let memory = fit_memory(config, host)?;
@@ -165,8 +165,8 @@ pub(crate) fn make(config: &mut Config, host: &Host) -> Result<HostLimits, Unpla
 /// Whether the settings fit each other, whatever the host has.
 ///
 /// # Errors
-/// [`UnplannedExit::CONFIG`] if `memory_limit` is given and less than the other settings take.
-pub(crate) fn check(config: &Config) -> Result<(), UnplannedExit> {
+/// [`Exit::CONFIG`] if `memory_limit` is given and less than the other settings take.
+pub(crate) fn check(config: &Config) -> Result<(), Exit> {
     if config.memory_limit.0 > 0 {
         fit_memory(&mut config.clone(), &Host::unlimited())?;
     }
@@ -185,7 +185,7 @@ fn fit_descriptors(
     config: &mut Config,
     storage: &StorageConfig,
     host: &Host,
-) -> Result<Option<String>, UnplannedExit> {
+) -> Result<Option<String>, Exit> {
     let traces = u64::from(!config.otlp_endpoint.is_empty());
     let store = storage.descriptors(!config.archive_dir.is_empty());
     let fixed =
@@ -231,8 +231,8 @@ fn fit_descriptors(
     let available = host.descriptors;
     let fitted = fit(available, fixed, &mut bounds).map_err(|lacking| {
         let least = lacking.least;
-        UnplannedExit::new(
-            UnplannedExit::CONFIG,
+        Exit::new(
+            Exit::CONFIG,
             format!(
                 "at most {available} files may be open, and Wald needs {least}; raise the hard limit \
                  (ulimit -Hn, LimitNOFILE) to at least {least}, or lower reader_threads, \
@@ -260,7 +260,7 @@ fn fit_descriptors(
     }))
 }
 
-fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, UnplannedExit> {
+fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> {
     let available = memory_limit(config, host);
     let fixed = PROCESS_BYTES
         + ENGINE_BYTES
@@ -308,7 +308,7 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Unplan
                 mebibytes(lacking.least)
             );
             if config.memory_limit.0 > 0 {
-                return Err(UnplannedExit::new(UnplannedExit::CONFIG, text));
+                return Err(Exit::new(Exit::CONFIG, text));
             }
             // Little traffic takes less than the bounds, and the operator has not set this
             // limit.

@@ -34,12 +34,12 @@ use open::OpenedStore;
 /// The reason of an unplanned end of the process: its exit code, from sysexits.h, and a
 /// sentence for the operator.
 #[derive(Debug)]
-pub(crate) struct UnplannedExit {
+pub(crate) struct Exit {
     pub(crate) code: u8,
     pub(crate) message: String,
 }
 
-impl UnplannedExit {
+impl Exit {
     /// A second signal, or accepted requests did not finish in time.
     const CUT_SHORT: u8 = 1;
     /// The data directory has contents that this version must not touch.
@@ -82,10 +82,8 @@ pub(crate) fn run(
     limits: &HostLimits,
     reload: &dyn Fn(),
     try_line: bool,
-) -> Result<(), UnplannedExit> {
-    let system = |error: std::io::Error| {
-        UnplannedExit::new(UnplannedExit::SYSTEM, format!("cannot start: {error}"))
-    };
+) -> Result<(), Exit> {
+    let system = |error: std::io::Error| Exit::new(Exit::SYSTEM, format!("cannot start: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -117,10 +115,10 @@ enum StopReason {
 }
 
 impl Server {
-    fn start(config: &Config) -> Result<Self, UnplannedExit> {
+    fn start(config: &Config) -> Result<Self, Exit> {
         let metrics = Metrics::new().map_err(|error| {
-            UnplannedExit::new(
-                UnplannedExit::SYSTEM,
+            Exit::new(
+                Exit::SYSTEM,
                 format!("metrics cannot be registered: {error}"),
             )
         })?;
@@ -178,7 +176,7 @@ impl Server {
         signals: &mut Signals,
         reload: &dyn Fn(),
         try_line: bool,
-    ) -> Result<(), UnplannedExit> {
+    ) -> Result<(), Exit> {
         let Self {
             node,
             phase,
@@ -207,10 +205,7 @@ impl Server {
         let waits = node.metrics.accept_waits.grpc.clone();
         let mut transport = Transport::start(listener, &calls, config, &node.phase, waits)
             .map_err(|error| {
-                UnplannedExit::new(
-                    UnplannedExit::SYSTEM,
-                    format!("cannot start event loops: {error}"),
-                )
+                Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
             })?;
         let (admission, connections) = (
             Arc::clone(&calls.admission),
@@ -222,10 +217,7 @@ impl Server {
             [appends, requests, answers, queued]
         });
         let _http = http::start(http, &node, config, addresses.0).map_err(|error| {
-            UnplannedExit::new(
-                UnplannedExit::SYSTEM,
-                format!("cannot start the HTTP port: {error}"),
-            )
+            Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
         })?;
 
         let opened = tokio::select! {
@@ -250,10 +242,10 @@ impl Server {
     }
 }
 
-fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), UnplannedExit> {
+fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), Exit> {
     let taken = |what: &str, address: SocketAddr, error: std::io::Error| {
-        UnplannedExit::new(
-            UnplannedExit::UNAVAILABLE,
+        Exit::new(
+            Exit::UNAVAILABLE,
             format!("cannot listen on {address}: {error}; choose another with --{what}"),
         )
     };
@@ -270,11 +262,7 @@ fn largest_message(config: &Config) -> u64 {
     u64::from(limits.max_batch_bytes) * 2 + (64 << 10)
 }
 
-fn routes(
-    node: &Arc<Node>,
-    health: &HealthReporter,
-    config: &Config,
-) -> Result<Routes, UnplannedExit> {
+fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<Routes, Exit> {
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
@@ -303,8 +291,7 @@ fn routes(
                 false => described,
             }
         };
-        let broken =
-            |error| UnplannedExit::new(UnplannedExit::SYSTEM, format!("reflection: {error}"));
+        let broken = |error| Exit::new(Exit::SYSTEM, format!("reflection: {error}"));
         routes.add_generated(builder().build_v1().map_err(broken)?);
         routes.add_generated(builder().build_v1alpha().map_err(broken)?);
     }
@@ -371,15 +358,15 @@ impl ServerLife {
         engine: &dyn LogEngine,
         transport: &mut Transport,
         signals: &mut Signals,
-    ) -> Result<(), UnplannedExit> {
+    ) -> Result<(), Exit> {
         let cut_short = match end {
-            StopReason::Asked => UnplannedExit::new(
-                UnplannedExit::CUT_SHORT,
+            StopReason::Asked => Exit::new(
+                Exit::CUT_SHORT,
                 "a second signal: exiting at once, the next start recovers",
             ),
             // The sender may not know it yet.
-            StopReason::JournalFailed => UnplannedExit::new(
-                UnplannedExit::JOURNAL_FAILED,
+            StopReason::JournalFailed => Exit::new(
+                Exit::JOURNAL_FAILED,
                 "the journal failed, and a signal: exiting at once, the next start recovers",
             ),
         };
@@ -395,7 +382,7 @@ impl ServerLife {
         end: StopReason,
         engine: &dyn LogEngine,
         transport: &mut Transport,
-    ) -> Result<(), UnplannedExit> {
+    ) -> Result<(), Exit> {
         self.enter(Phase::Leaving).await;
         if matches!(end, StopReason::Asked) {
             tracing::info!(drain_delay = ?config.drain_delay, "stopping: not ready any more");
@@ -423,8 +410,8 @@ impl ServerLife {
             );
         }
         match end {
-            StopReason::JournalFailed => Err(UnplannedExit::new(
-                UnplannedExit::JOURNAL_FAILED,
+            StopReason::JournalFailed => Err(Exit::new(
+                Exit::JOURNAL_FAILED,
                 "the journal failed; exiting (on_flush_failure = exit): a restart recovers the records in the data directory",
             )),
             StopReason::Asked => match timeout_at(until, engine.drain()).await {
@@ -432,12 +419,9 @@ impl ServerLife {
                     tracing::info!("stopped: everything accepted is on the device");
                     Ok(())
                 }
-                Ok(Err(error)) => Err(UnplannedExit::new(
-                    UnplannedExit::JOURNAL_FAILED,
-                    error.to_string(),
-                )),
-                Err(_) => Err(UnplannedExit::new(
-                    UnplannedExit::CUT_SHORT,
+                Ok(Err(error)) => Err(Exit::new(Exit::JOURNAL_FAILED, error.to_string())),
+                Err(_) => Err(Exit::new(
+                    Exit::CUT_SHORT,
                     "the engine did not finish within shutdown_timeout; the next start recovers",
                 )),
             },

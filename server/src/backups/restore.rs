@@ -18,7 +18,7 @@ use super::{
 use crate::config::Config;
 use crate::host;
 use crate::offline::escaped;
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 /// Bytes that a drill reads in one step.
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -73,11 +73,11 @@ pub(crate) fn command() -> Command {
 }
 
 /// Restores. Returns the exit code.
-pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, UnplannedExit> {
+pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
     let storage = config.storage();
     let directory = matches
         .get_one::<PathBuf>("backups")
-        .ok_or_else(|| UnplannedExit::new(super::USAGE, "name the directory of backups"))?;
+        .ok_or_else(|| Exit::new(super::USAGE, "name the directory of backups"))?;
     let id = matches.get_one::<String>("backup");
     let kept = choose(directory, id.map_or("latest", String::as_str))?;
     let at = matches.get_one::<u64>("at-position");
@@ -129,7 +129,7 @@ fn covers(whole: &Gap, part: &Gap) -> bool {
 }
 
 impl RestoreWork<'_> {
-    fn restore(&self, target: &Path) -> Result<Restored, UnplannedExit> {
+    fn restore(&self, target: &Path) -> Result<Restored, Exit> {
         let view = view(self.directory, self.kept, self.at)?;
         let disk: Arc<dyn Disk> = RealDisk::open(target).map_err(|error| open_failed(&error))?;
         let bar = bar(view.bytes());
@@ -140,11 +140,11 @@ impl RestoreWork<'_> {
     }
 
     /// Restores to a temporary directory, and reads everything.
-    fn drill(&self, place: &Path) -> Result<bool, UnplannedExit> {
+    fn drill(&self, place: &Path) -> Result<bool, Exit> {
         let scratch = tempfile::Builder::new()
             .prefix("wald-drill-")
             .tempdir_in(place)
-            .map_err(|error| UnplannedExit::new(FAILED, format!("{}: {error}", place.display())))?;
+            .map_err(|error| Exit::new(FAILED, format!("{}: {error}", place.display())))?;
         let restored = self.restore(scratch.path())?;
         let read = self.read_all(scratch.path(), &restored.report.accepted)?;
         self.tell(&restored, scratch.path(), Some(&read))?;
@@ -160,7 +160,7 @@ impl RestoreWork<'_> {
 
     /// Opens the store as a start does, and reads every record of every log.
     /// Gaps whose loss was accepted before the backup are as they should be.
-    fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<DrillResult, UnplannedExit> {
+    fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<DrillResult, Exit> {
         let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
         let (engine, _) = LocalEngine::open(
             disk,
@@ -170,7 +170,7 @@ impl RestoreWork<'_> {
         )
         .map_err(|error| open_failed(&error))?;
         let unreadable =
-            |error| UnplannedExit::new(DATA_LOSS, format!("reading the restored store: {error}"));
+            |error| Exit::new(DATA_LOSS, format!("reading the restored store: {error}"));
         let scan = engine.scan(ScanRequest {
             selector: Selector::All,
             start: ScanStart::First,
@@ -204,7 +204,7 @@ impl RestoreWork<'_> {
         restored: &Restored,
         target: &Path,
         read: Option<&DrillResult>,
-    ) -> Result<(), UnplannedExit> {
+    ) -> Result<(), Exit> {
         let report = &restored.report;
         for finding in &report.findings {
             eprintln!("wald: {}", escaped(&finding.to_string()));

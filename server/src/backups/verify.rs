@@ -9,10 +9,10 @@ use wald_storage::StorageConfig;
 
 use super::{DATA_LOSS, bar, choose, failed, print, tell_damage, view};
 use crate::offline::escaped;
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 /// Verifies one backup. Returns the exit code: 5 if anything in it is bad.
-pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, UnplannedExit> {
+pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit> {
     let kept = choose(directory, id)?;
     let view = view(directory, &kept, None)?;
     let bar = bar(view.bytes());

@@ -9,7 +9,7 @@ use serde_json::json;
 use wald_storage::{Clock as _, Disk, StorageConfig, SystemClock, Timestamp};
 
 use super::{OfflineOutput, look_then_open, not_opened, output_of, written, yes_argument};
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
     Command::new("reset-clock")
@@ -34,7 +34,7 @@ pub(super) fn run(
     directory: &Path,
     matches: &ArgMatches,
     config: &StorageConfig,
-) -> Result<u8, UnplannedExit> {
+) -> Result<u8, Exit> {
     let look = |disk: &Arc<dyn Disk>| Ok((wald_storage::expiry_clock(disk, config)?, true));
     let (shown, disk) = look_then_open(directory, matches, look)?;
     let now = SystemClock.now();
@@ -66,8 +66,7 @@ fn text(
 ) -> io::Result<()> {
     match (shown, ahead) {
         (Some(shown), Some(ahead)) => {
-            let time = jiff::Timestamp::from_microsecond(shown.micros());
-            let time = time.map_or_else(|_| shown.micros().to_string(), |time| time.to_string());
+            let time = crate::archive::time(shown);
             let (seconds, side) = (
                 ahead.unsigned_abs(),
                 if ahead > 0 { "ahead of" } else { "behind" },

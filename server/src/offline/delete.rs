@@ -14,7 +14,7 @@ use wald_storage::{
 use super::{
     OfflineOutput, escaped, failed, look_then_open, not_opened, output_of, written, yes_argument,
 };
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 /// Deletions under way at a time: they share flushes.
 const AT_ONCE: usize = 1000;
@@ -48,7 +48,7 @@ pub(super) fn run(
     directory: &Path,
     matches: &ArgMatches,
     config: &StorageConfig,
-) -> Result<u8, UnplannedExit> {
+) -> Result<u8, Exit> {
     let prefix = matches
         .get_one::<String>("prefix")
         .map_or("", String::as_str);
@@ -80,7 +80,7 @@ pub(super) fn run(
     Ok(0)
 }
 
-fn delete(engine: &LocalEngine, logs: &[LogInfo]) -> Result<(), UnplannedExit> {
+fn delete(engine: &LocalEngine, logs: &[LogInfo]) -> Result<(), Exit> {
     for some in logs.chunks(AT_ONCE) {
         let target = |log: &LogInfo| LogTarget {
             name: log.name.clone(),

@@ -15,7 +15,7 @@ use wald_storage::{
 use super::{
     FAILED, OfflineOutput, escaped, failed, json_line, open, output_of, put_json, written,
 };
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 /// Maximum number of characters of a payload that are shown.
 const SHOWN: usize = 120;
@@ -81,7 +81,7 @@ pub(super) fn command() -> Command {
         ))
 }
 
-pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, UnplannedExit> {
+pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
     let offline = open(directory, "stop it first; `walctl read` shows records")?;
     let lsn = |name: &str| matches.get_one::<u64>(name).copied().map(Lsn::new);
     let filter = DumpFilter {
@@ -110,7 +110,7 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Unplanne
     written(printer.end())?;
     read.map_err(|error| failed(&error))?;
     match log {
-        Some(log) if !found => Err(UnplannedExit::new(
+        Some(log) if !found => Err(Exit::new(
             FAILED,
             format!(
                 "nothing of log {log:?} is here that fits; `wald dump` without --log shows all"

@@ -12,7 +12,7 @@ use wald_storage::{
 };
 
 use super::{DATA_LOSS, Gaps, OfflineOutput, few, not_opened, output_of, written};
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
     Command::new("repair")
@@ -46,7 +46,7 @@ pub(super) fn run(
     directory: &Path,
     matches: &ArgMatches,
     config: &StorageConfig,
-) -> Result<u8, UnplannedExit> {
+) -> Result<u8, Exit> {
     let accepts = matches.get_flag("accept-loss");
     let disk = if accepts && directory.is_dir() {
         RealDisk::open(directory)

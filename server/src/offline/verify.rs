@@ -12,7 +12,7 @@ use wald_storage::{Control, Finding, FindingKind, OfflineReport, Severity};
 use super::{DATA_LOSS, OfflineOutput, failed, few, open, output_of, written};
 use crate::backups;
 use crate::config::{SettingValue as _, Size};
-use crate::serve::UnplannedExit;
+use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
     Command::new("verify")
@@ -38,7 +38,7 @@ pub(super) fn command() -> Command {
         )
 }
 
-pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, UnplannedExit> {
+pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
     if backups::is_directory_of_backups(directory) {
         let id = matches.get_one::<String>("backup");
         let json = output_of(matches) != OfflineOutput::Text;

@@ -22,7 +22,7 @@ fn host(descriptors: u64, memory_mib: u64) -> Host {
 }
 
 /// [`super::fit_descriptors`] for the store of that configuration.
-fn fit_descriptors(config: &mut Config, host: &Host) -> Result<Option<String>, UnplannedExit> {
+fn fit_descriptors(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> {
     let storage = config.storage();
     super::fit_descriptors(config, &storage, host)
 }
@@ -89,7 +89,7 @@ fn start_is_refused_where_not_even_the_least_fits() {
     let need = need(&least);
     fit_descriptors(&mut config(&[]), &host(need, 4096)).unwrap();
     let refused = fit_descriptors(&mut config(&[]), &host(need - 1, 4096)).unwrap_err();
-    assert_eq!(refused.code, UnplannedExit::CONFIG);
+    assert_eq!(refused.code, Exit::CONFIG);
     assert!(
         refused.message.contains(&format!("at least {need}")),
         "{}",
@@ -154,7 +154,7 @@ fn memory_lowers_calls_then_connections_and_then_refuses() {
     );
     let mut config = super::tests::config(&[("memory_limit", "96MiB")]);
     let refused = fit_memory(&mut config, &host(65_536, 4096)).unwrap_err();
-    assert_eq!(refused.code, UnplannedExit::CONFIG);
+    assert_eq!(refused.code, Exit::CONFIG);
     // The setting goes before the host.
     let mut config = super::tests::config(&[("memory_limit", "512MiB")]);
     let text = fit_memory(&mut config, &host(65_536, 4096))

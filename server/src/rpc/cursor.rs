@@ -64,12 +64,7 @@ impl v1::cursor_service_server::CursorService for Services {
             .list_cursors(target, after, size + 1)
             .await
             .map_err(|error| status::cursor(&error, Access::Read))?;
-        let more = found.len() > size;
-        found.truncate(size);
-        let next_page_token = match found.last() {
-            Some(last) if more => convert::page_token(last.name.as_str()),
-            _ => String::new(),
-        };
+        let next_page_token = convert::cut_to_page(&mut found, size, |last| last.name.to_string());
         Ok(Response::new(v1::ListCursorsResponse {
             cursors: found
                 .iter()

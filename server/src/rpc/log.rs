@@ -52,12 +52,7 @@ impl v1::log_service_server::LogService for Services {
             .list_logs(request.prefix, after, size + 1)
             .await
             .map_err(|error| status::read(&error))?;
-        let more = found.len() > size;
-        found.truncate(size);
-        let next_page_token = match found.last() {
-            Some(last) if more => convert::page_token(last.name.as_str()),
-            _ => String::new(),
-        };
+        let next_page_token = convert::cut_to_page(&mut found, size, |last| last.name.to_string());
         Ok(Response::new(v1::ListLogsResponse {
             logs: found.iter().map(convert::log).collect(),
             next_page_token,
@@ -114,12 +109,7 @@ impl v1::log_service_server::LogService for Services {
             .list_producers(target, after, size + 1)
             .await
             .map_err(|error| status::read(&error))?;
-        let more = found.len() > size;
-        found.truncate(size);
-        let next_page_token = match found.last() {
-            Some(last) if more => convert::page_token(last.id.as_str()),
-            _ => String::new(),
-        };
+        let next_page_token = convert::cut_to_page(&mut found, size, |last| last.id.to_string());
         Ok(Response::new(v1::ListProducersResponse {
             producers: found.iter().map(convert::log_producer).collect(),
             next_page_token,

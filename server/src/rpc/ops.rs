@@ -139,14 +139,9 @@ impl v1::ops_service_server::OpsService for Services {
         let size = convert::page_size(request.page_size);
         let described = engine.describe_segments(after, size + 1).await;
         let mut segments = convert::segments(&described);
-        let more = segments.len() > size;
-        segments.truncate(size);
-        let next_page_token = match segments.last() {
-            // Numbers do not give the order: a run has a higher number than the segments behind
-            // it.
-            Some(last) if more => convert::page_token(&last.end_position().to_string()),
-            _ => String::new(),
-        };
+        // Numbers do not give the order: a run has a higher number than the segments behind it.
+        let next_page_token =
+            convert::cut_to_page(&mut segments, size, |last| last.end_position().to_string());
         Ok(Response::new(v1::ListSegmentsResponse {
             segments,
             next_page_token,

@@ -9,7 +9,7 @@ use wald_storage::{
     block_on,
 };
 
-use super::UnplannedExit;
+use super::Exit;
 use crate::config::Config;
 use crate::metrics::Metrics;
 
@@ -28,7 +28,7 @@ const OF_RECORDS: [&str; 2] = ["journal", "sorted"];
 /// # Errors
 /// If a store cannot or should not be made here: a mistyped `--data-dir` must not put one
 /// among other files, and without `may_create` there must be one.
-pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, UnplannedExit> {
+pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Exit> {
     let existing = look_around(directory)?;
     if !existing && !may_create {
         let directory = directory.to_owned();
@@ -37,11 +37,11 @@ pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Unplanned
     Ok(existing)
 }
 
-fn look_around(directory: &Path) -> Result<bool, UnplannedExit> {
+fn look_around(directory: &Path) -> Result<bool, Exit> {
     // A path that cannot be examined is not reported as a file.
     if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
-        return Err(UnplannedExit::new(
-            UnplannedExit::IO,
+        return Err(Exit::new(
+            Exit::IO,
             format!(
                 "the data directory {} is a file; name a directory with --data-dir",
                 directory.display()
@@ -69,8 +69,8 @@ fn look_around(directory: &Path) -> Result<bool, UnplannedExit> {
         .find(|name| !wald_storage::is_own_name(name) && *name != LOST_AND_FOUND)
     {
         None => Ok(false),
-        Some(other) => Err(UnplannedExit::new(
-            UnplannedExit::BAD_DATA,
+        Some(other) => Err(Exit::new(
+            Exit::BAD_DATA,
             format!(
                 "the data directory {} has no store, but other files ({other:?}); choose an empty \
                  or a new one with --data-dir",
@@ -93,7 +93,7 @@ pub(super) struct Opening(oneshot::Receiver<Result<OpenedStore, OpenError>>);
 ///
 /// # Errors
 /// If no thread can be made.
-pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, UnplannedExit> {
+pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, Exit> {
     let storage = config.storage();
     let directory = config.data_dir.clone();
     let archive = Some(config.archive_dir.clone()).filter(|path| !path.is_empty());
@@ -105,12 +105,7 @@ pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, U
             let opened = open(&directory, archive.as_deref(), storage, metrics);
             let _ = sender.send(opened);
         })
-        .map_err(|error| {
-            UnplannedExit::new(
-                UnplannedExit::SYSTEM,
-                format!("cannot start a thread: {error}"),
-            )
-        })?;
+        .map_err(|error| Exit::new(Exit::SYSTEM, format!("cannot start a thread: {error}")))?;
     Ok(Opening(receiver))
 }
 
@@ -153,42 +148,39 @@ impl Opening {
     ///
     /// # Errors
     /// With the exit code of the failure.
-    pub(super) async fn opened(self) -> Result<OpenedStore, UnplannedExit> {
+    pub(super) async fn opened(self) -> Result<OpenedStore, Exit> {
         match self.0.await {
             Ok(opened) => opened.map_err(|error| exit(&error)),
-            Err(_) => Err(UnplannedExit::new(
-                UnplannedExit::SYSTEM,
-                "opening the store panicked",
-            )),
+            Err(_) => Err(Exit::new(Exit::SYSTEM, "opening the store panicked")),
         }
     }
 
     /// Waits for the store only to close it again; says why it could not be opened, if so.
-    pub(super) fn give_up(self) -> Option<UnplannedExit> {
+    pub(super) fn give_up(self) -> Option<Exit> {
         match block_on(self.opened()) {
             Ok(opened) => {
                 let drained = block_on(opened.engine.drain());
                 drained
                     .err()
-                    .map(|error| UnplannedExit::new(UnplannedExit::IO, error.to_string()))
+                    .map(|error| Exit::new(Exit::IO, error.to_string()))
             }
             Err(exit) => Some(exit),
         }
     }
 }
 
-fn exit(error: &OpenError) -> UnplannedExit {
+fn exit(error: &OpenError) -> Exit {
     let code = match error {
-        OpenError::Config(_) => UnplannedExit::CONFIG,
-        OpenError::Locked { .. } => UnplannedExit::LOCKED,
+        OpenError::Config(_) => Exit::CONFIG,
+        OpenError::Locked { .. } => Exit::LOCKED,
         OpenError::NotAStore { .. }
         | OpenError::NoStore { .. }
         | OpenError::Version { .. }
         | OpenError::TooNew { .. }
-        | OpenError::Damaged(_) => UnplannedExit::BAD_DATA,
-        OpenError::UnreadEnd { .. } | OpenError::Io { .. } => UnplannedExit::IO,
+        | OpenError::Damaged(_) => Exit::BAD_DATA,
+        OpenError::UnreadEnd { .. } | OpenError::Io { .. } => Exit::IO,
     };
-    UnplannedExit::new(code, error.to_string())
+    Exit::new(code, error.to_string())
 }
 
 #[cfg(test)]
@@ -206,7 +198,7 @@ mod tests {
         let path = directory.path();
         assert_eq!(look(&path.join("new"), true).ok(), Some(false));
         let missing = look(&path.join("new"), false).unwrap_err();
-        assert_eq!(missing.code, UnplannedExit::BAD_DATA);
+        assert_eq!(missing.code, Exit::BAD_DATA);
         assert!(missing.message.contains("create_store is false"));
         assert!(!path.join("new").exists());
         for own in ["lost+found", "journal"] {
@@ -216,7 +208,7 @@ mod tests {
         assert_eq!(look(path, true).ok(), Some(false));
         std::fs::write(path.join("thesis.tex"), "").unwrap();
         let refused = look(path, true).unwrap_err();
-        assert_eq!(refused.code, UnplannedExit::BAD_DATA);
+        assert_eq!(refused.code, Exit::BAD_DATA);
         assert!(refused.message.contains("thesis.tex"));
         let file = look(&path.join("thesis.tex"), true).unwrap_err();
         assert!(
