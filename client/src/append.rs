@@ -11,6 +11,7 @@ use crate::batch::Condition;
 use crate::client::Client;
 use crate::error::Error;
 use crate::lsn::Lsn;
+use crate::ops::call;
 use crate::record::Record;
 use crate::retry::Repeat;
 
@@ -114,25 +115,14 @@ impl IntoFuture for Append {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let repeat = if self.condition.guards() {
-                Repeat::Guarded
-            } else {
-                Repeat::Harmful
-            };
+            let repeat = Repeat::of_append(self.condition.guards());
             let request = v1::AppendRequest {
                 log: self.log,
                 record: Some(self.record.into_proto()),
                 condition: self.condition.into_proto(),
                 durability: self.durability.into(),
             };
-            let wal = self.client.wal();
-            let answer = self
-                .client
-                .call(request, repeat, self.timeout, |request| {
-                    let mut wal = wal.clone();
-                    async move { wal.append(request).await }
-                })
-                .await?;
+            let answer = call!(self.client, wal.append, repeat, request, self.timeout)?;
             Ok(Ack {
                 lsn: answer
                     .lsn

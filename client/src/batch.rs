@@ -11,6 +11,7 @@ use crate::client::Client;
 use crate::cursor::CursorCommit;
 use crate::error::Error;
 use crate::lsn::Lsn;
+use crate::ops::call;
 use crate::record::Record;
 use crate::retry::Repeat;
 
@@ -233,19 +234,14 @@ impl IntoFuture for AppendBatch {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let repeat = if self.guarded {
-                Repeat::Guarded
-            } else {
-                Repeat::Harmful
-            };
-            let wal = self.client.wal();
-            let answer = self
-                .client
-                .call(self.request, repeat, self.timeout, |request| {
-                    let mut wal = wal.clone();
-                    async move { wal.append_batch(request).await }
-                })
-                .await?;
+            let repeat = Repeat::of_append(self.guarded);
+            let answer = call!(
+                self.client,
+                wal.append_batch,
+                repeat,
+                self.request,
+                self.timeout
+            )?;
             BatchAck::from_proto(answer)
         })
     }

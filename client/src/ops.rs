@@ -97,11 +97,19 @@ pub enum Health {
 
 /// Makes a unary call with a stub of the client.
 macro_rules! call {
-    ($client:expr, $stub:ident . $method:ident, $repeat:expr, $request:expr) => {{
+    ($client:expr, $stub:ident . $method:ident, $repeat:expr, $request:expr) => {
+        call!(
+            $client,
+            $stub.$method,
+            $repeat,
+            $request,
+            $client.default_timeout()
+        )
+    };
+    ($client:expr, $stub:ident . $method:ident, $repeat:expr, $request:expr, $timeout:expr) => {{
         let stub = $client.$stub();
-        let timeout = $client.default_timeout();
         $client
-            .call($request, $repeat, timeout, |request| {
+            .call($request, $repeat, $timeout, |request| {
                 let mut stub = stub.clone();
                 async move { stub.$method(request).await }
             })

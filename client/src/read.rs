@@ -11,6 +11,7 @@ use wald_proto::v1::read_request::Start;
 use crate::client::Client;
 use crate::error::Error;
 use crate::lsn::Lsn;
+use crate::ops::call;
 use crate::record::{Batch, StoredRecord};
 use crate::retry::Repeat;
 
@@ -125,14 +126,7 @@ impl IntoFuture for Read {
                 self.request.wait = self.wait.try_into().ok();
             }
             let timeout = self.timeout.saturating_add(self.wait);
-            let wal = self.client.wal();
-            let answer = self
-                .client
-                .call(self.request, Repeat::Read, timeout, |request| {
-                    let mut wal = wal.clone();
-                    async move { wal.read(request).await }
-                })
-                .await?;
+            let answer = call!(self.client, wal.read, Repeat::Read, self.request, timeout)?;
             let batch = answer.batch.map(Batch::from_proto).transpose()?;
             Ok(Page {
                 records: batch.map(|batch| batch.records).unwrap_or_default(),

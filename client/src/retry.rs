@@ -64,6 +64,14 @@ pub(crate) enum Repeat {
 }
 
 impl Repeat {
+    /// The effect of an append that is sent twice.
+    pub(crate) fn of_append(guarded: bool) -> Self {
+        match guarded {
+            true => Self::Guarded,
+            false => Self::Harmful,
+        }
+    }
+
     /// Whether to send the request again after this error.
     pub(crate) fn allows(self, error: &Error) -> bool {
         // A quota does not pass without a change: its reason is reported at once.

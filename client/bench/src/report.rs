@@ -31,21 +31,17 @@ pub(crate) struct TargetCheck {
 impl TargetCheck {
     pub(crate) fn least(what: &'static str, least: f64, reached: Option<f64>) -> Self {
         Self {
-            what,
             least: Some(least),
-            most: None,
-            reached,
             holds: reached.map(|reached| reached >= least),
+            ..Self::told(what, reached)
         }
     }
 
     pub(crate) fn most(what: &'static str, most: f64, reached: Option<f64>) -> Self {
         Self {
-            what,
-            least: None,
             most: Some(most),
-            reached,
             holds: reached.map(|reached| reached <= most),
+            ..Self::told(what, reached)
         }
     }
 

@@ -26,7 +26,7 @@ use wald_client::proto::ServerLimits;
 use wald_client::{BatchAck, Client, Condition, Durability, Error, Lsn, Outcome, Reason};
 
 use crate::args::AppendArgs;
-use crate::exit::{self, Asked, Exit, Usage};
+use crate::exit::{self, Asked, ExitKind, Usage};
 use crate::input::{self, InputCommand, InputFormat, InputRecord};
 use crate::output::{Out, Output, say};
 use crate::pack::{Pack, Packer, RequestLimits, Route};
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     args: AppendArgs,
     timeout: Option<Duration>,
     output: Output,
-) -> Result<Exit> {
+) -> Result<ExitKind> {
     let plan = plan(&args)?;
     let (input, size) = match args.text.is_empty() {
         true => open(plan.file.as_deref())?,
@@ -82,12 +82,12 @@ pub(crate) async fn run(
     let mut times = Times::default();
     let ended = tokio::select! {
         ended = load(client, &args, timeout, &mut packs, (&mut progress, &mut times)) => {
-            ended.map(|()| Exit::Ok)
+            ended.map(|()| ExitKind::Ok)
         }
-        _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
+        _ = tokio::signal::ctrl_c() => Ok(ExitKind::Interrupted),
     };
-    progress.end(matches!(ended, Ok(Exit::Ok)));
-    if matches!(ended, Ok(Exit::Ok)) && progress.is_empty() && !from_terminal {
+    progress.end(matches!(ended, Ok(ExitKind::Ok)));
+    if matches!(ended, Ok(ExitKind::Ok)) && progress.is_empty() && !from_terminal {
         hint(&args);
     }
     report(&progress, output)?;
@@ -95,12 +95,12 @@ pub(crate) async fn run(
         times.warn(client).await;
     }
     let exit = match ended {
-        Ok(Exit::Interrupted) => {
+        Ok(ExitKind::Interrupted) => {
             say(match args.producer {
                 Some(_) => "interrupted; the same command with the same input goes on",
                 None => "interrupted; the request underway may have been appended, too",
             });
-            Exit::Interrupted
+            ExitKind::Interrupted
         }
         Ok(exit) => return Ok(exit),
         Err(error) => exit::report(&error, Asked::of_append(&args)),

@@ -15,12 +15,12 @@ use wald_client::proto::{BackupManifest, Finding, backup_response::Part};
 
 use self::shelf::{FoundBackups, KeptBackup, Receiving, Shelf, hex};
 use crate::args::{BackupArgs, BackupCommand};
-use crate::exit::{Damaged, Exit, Usage};
+use crate::exit::{Damaged, ExitKind, Usage};
 use crate::output::{Out, Output, rfc3339, say};
 use crate::parse;
 use crate::table::Table;
 
-pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Result<ExitKind> {
     match (args.command, args.dir) {
         (Some(BackupCommand::List { dir }), _) => list(&dir, output),
         (Some(BackupCommand::Prune { dir, keep }), _) => prune(&dir, keep, output),
@@ -74,7 +74,7 @@ async fn backup(
     dir: &Path,
     (keep, max_bytes_per_second): (Option<u64>, u64),
     output: Output,
-) -> Result<Exit> {
+) -> Result<ExitKind> {
     let began = Instant::now();
     let shelf = Shelf::open(dir)?;
     let stores: HashSet<String> = shelf
@@ -217,7 +217,7 @@ impl<'a> ContentIntake<'a> {
     }
 }
 
-fn tell(taken: &TakenBackup, output: Output) -> Result<Exit> {
+fn tell(taken: &TakenBackup, output: Output) -> Result<ExitKind> {
     let manifest = &taken.kept.manifest;
     let mut out = Out::new(output);
     match output {
@@ -255,8 +255,8 @@ fn tell(taken: &TakenBackup, output: Output) -> Result<Exit> {
         );
     }
     Ok(match manifest.findings.is_empty() {
-        true => Exit::Ok,
-        false => Exit::DataLoss,
+        true => ExitKind::Ok,
+        false => ExitKind::DataLoss,
     })
 }
 
@@ -281,7 +281,7 @@ fn as_json(kept: &KeptBackup) -> serde_json::Value {
     })
 }
 
-fn list(dir: &Path, output: Output) -> Result<Exit> {
+fn list(dir: &Path, output: Output) -> Result<ExitKind> {
     let FoundBackups { kept: all, bad } = Shelf::look(dir)?.kept()?.warn();
     if let Some(bad) = bad.into_iter().next().filter(|_| all.is_empty()) {
         return Err(Damaged(bad).into());
@@ -303,8 +303,8 @@ fn list(dir: &Path, output: Output) -> Result<Exit> {
     }
     out.flush()?;
     Ok(match all.is_empty() {
-        true => Exit::NotFound,
-        false => Exit::Ok,
+        true => ExitKind::NotFound,
+        false => ExitKind::Ok,
     })
 }
 
@@ -328,7 +328,7 @@ fn table(all: &[KeptBackup]) -> String {
     table.text()
 }
 
-fn prune(dir: &Path, keep: u64, output: Output) -> Result<Exit> {
+fn prune(dir: &Path, keep: u64, output: Output) -> Result<ExitKind> {
     // To look first: pruning makes no directory.
     drop(Shelf::look(dir)?);
     let shelf = Shelf::open(dir)?;
@@ -347,7 +347,7 @@ fn prune(dir: &Path, keep: u64, output: Output) -> Result<Exit> {
         }
     }
     out.flush()?;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use wald_client::{Check, Client, Condition, Durability, Lsn};
 
 use crate::args::BatchArgs;
-use crate::exit::{Exit, Usage};
+use crate::exit::{ExitKind, Usage};
 use crate::input::{self, InputCommand, InputFormat, InputRecord};
 use crate::output::{Out, Output, say};
 use crate::times::Times;
@@ -35,7 +35,7 @@ fn read(input: impl Read) -> Result<EntriesByLog> {
     Ok(logs)
 }
 
-pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Result<ExitKind> {
     let logs = match args.file.filter(|file| file.as_os_str() != "-") {
         None => {
             if io::stdin().is_terminal() {
@@ -100,7 +100,7 @@ pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Res
         times.note(append, given);
     }
     times.warn(client).await;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use wald_client::proto::Log;
 use wald_client::{Client, CursorCommit, NamedCursor, Reason};
 
 use crate::args::CursorCommand;
-use crate::exit::Exit;
+use crate::exit::ExitKind;
 use crate::logs;
 use crate::output::{Out, Output, note};
 use crate::table::Table;
@@ -35,14 +35,14 @@ pub(crate) async fn cursor(
     client: &Client,
     command: CursorCommand,
     output: Output,
-) -> Result<Exit> {
+) -> Result<ExitKind> {
     let rows = match command {
         CursorCommand::List {
             log: None, prefix, ..
         } => {
             let rows = of_all(client, &prefix).await?;
             print(&rows, true, output)?;
-            return Ok(Exit::Ok);
+            return Ok(ExitKind::Ok);
         }
         CursorCommand::List {
             log: Some(log),
@@ -89,11 +89,11 @@ pub(crate) async fn cursor(
             let name = cursor.as_str();
             client.delete_cursor(log.as_str(), name, log_id).await?;
             note(&format!("deleted cursor {cursor} of {log}"));
-            return Ok(Exit::Ok);
+            return Ok(ExitKind::Ok);
         }
     };
     print(&rows, false, output)?;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
 /// The next lsn of a log. The lag is a courtesy: without it the answer stands.

@@ -10,7 +10,7 @@ use crate::output::say;
 
 /// Exit codes; scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub(crate) enum ExitKind {
     Ok = 0,
     Failed = 1,
     /// The value that clap uses for its own errors.
@@ -64,10 +64,10 @@ impl Asked {
 }
 
 /// Reports the error and the next step on stderr.
-pub(crate) fn report(error: &anyhow::Error, asked: Asked) -> Exit {
+pub(crate) fn report(error: &anyhow::Error, asked: Asked) -> ExitKind {
     let exit = exit_of(error);
     // A reader that closed the pipe has seen enough.
-    if exit != Exit::Ok {
+    if exit != ExitKind::Ok {
         say(&sentence(error, asked));
     }
     exit
@@ -97,25 +97,25 @@ fn find<E: std::error::Error + 'static>(error: &anyhow::Error) -> Option<&E> {
     error.chain().find_map(|cause| cause.downcast_ref())
 }
 
-fn exit_of(error: &anyhow::Error) -> Exit {
+fn exit_of(error: &anyhow::Error) -> ExitKind {
     if find::<Usage>(error).is_some() {
-        return Exit::Usage;
+        return ExitKind::Usage;
     }
     if find::<Damaged>(error).is_some() {
-        return Exit::DataLoss;
+        return ExitKind::DataLoss;
     }
     if find::<io::Error>(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-        return Exit::Ok;
+        return ExitKind::Ok;
     }
     let kind = find::<Error>(error).map(Error::kind);
     if let Some(ErrorKind::InvalidEndpoint { .. } | ErrorKind::Tls { .. }) = kind {
-        return Exit::Usage;
+        return ExitKind::Usage;
     }
     match find::<Error>(error).map(Error::code) {
-        Some(Code::NotFound | Code::OutOfRange) => Exit::NotFound,
-        Some(Code::Unavailable | Code::DeadlineExceeded) => Exit::Unavailable,
-        Some(Code::DataLoss) => Exit::DataLoss,
-        _ => Exit::Failed,
+        Some(Code::NotFound | Code::OutOfRange) => ExitKind::NotFound,
+        Some(Code::Unavailable | Code::DeadlineExceeded) => ExitKind::Unavailable,
+        Some(Code::DataLoss) => ExitKind::DataLoss,
+        _ => ExitKind::Failed,
     }
 }
 
@@ -310,13 +310,13 @@ mod tests {
     #[test]
     fn closed_pipe_is_not_an_error() {
         let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe));
-        assert_eq!(exit_of(&error.context("writing")), Exit::Ok);
+        assert_eq!(exit_of(&error.context("writing")), ExitKind::Ok);
     }
 
     #[test]
     fn usage_error_exits_with_2_and_points_to_help() {
         let error = anyhow::Error::from(Usage("no log".into()));
-        assert_eq!(exit_of(&error), Exit::Usage);
+        assert_eq!(exit_of(&error), ExitKind::Usage);
         assert_eq!(sentence(&error, Asked::Else), "no log; see --help");
     }
 }

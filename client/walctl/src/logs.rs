@@ -9,7 +9,7 @@ use wald_client::proto::{Compression, Log, LogConfig, Retention, SyncMode};
 use wald_text::units::shown_span;
 
 use crate::args::{ConfigureArgs, LogCommand, LogsArgs};
-use crate::exit::{Exit, Usage};
+use crate::exit::{ExitKind, Usage};
 use crate::output::{Out, Output, confirmed, note, say};
 use crate::progress::counted;
 use crate::table::Table;
@@ -17,7 +17,7 @@ use crate::table::Table;
 /// Number of logs requested at a time.
 pub(crate) const PAGE: u32 = 1_000;
 
-pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<ExitKind> {
     let mut logs: Vec<Log> = Vec::new();
     let mut token = args.page_token;
     loop {
@@ -44,10 +44,10 @@ pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Res
             "there are more: --page-token {token} goes on, --limit 0 shows all"
         ));
     }
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
-pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) -> Result<Exit> {
+pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) -> Result<ExitKind> {
     let log = match command {
         LogCommand::Get { log } => client.get_log(log).await?,
         LogCommand::Create(args) => {
@@ -68,13 +68,13 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
             let there = client.get_log(log.as_str()).await?;
             if !confirmed(&question(&there), yes)? {
                 say("nothing was deleted");
-                return Ok(Exit::Failed);
+                return Ok(ExitKind::Failed);
             }
             // The log that was asked about, not a later one of its name.
             let log_id = log_id.or(Some(there.log_id));
             client.delete_log(log.as_str(), log_id).await?;
             note(&format!("deleted {log}"));
-            return Ok(Exit::Ok);
+            return Ok(ExitKind::Ok);
         }
     };
     if output == Output::Text {
@@ -84,7 +84,7 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
     } else {
         print(&[log], output)?;
     }
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
 /// The configuration that the flags make, and the paths of the fields they set.

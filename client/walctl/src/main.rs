@@ -30,14 +30,14 @@ use clap::Parser;
 use wald_client::{Client, Health, RetryPolicy, SyncTarget};
 
 use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
-use crate::exit::{Asked, Exit, Usage};
+use crate::exit::{Asked, ExitKind, Usage};
 use crate::output::{Out, Output, confirmed, say};
 
 fn main() {
     let args = Args::try_parse().unwrap_or_else(|error| {
         if let Some(tip) = tips::of(&error) {
             say(&format!("{tip}; see --help"));
-            std::process::exit(Exit::Usage as i32);
+            std::process::exit(ExitKind::Usage as i32);
         }
         error.exit()
     });
@@ -51,7 +51,7 @@ fn main() {
 }
 
 #[tokio::main]
-async fn run(mut args: Args) -> Result<Exit> {
+async fn run(mut args: Args) -> Result<ExitKind> {
     let has_records = matches!(
         args.command,
         Command::Read(_) | Command::Scan(_) | Command::Tail(_)
@@ -80,11 +80,11 @@ async fn run(mut args: Args) -> Result<Exit> {
     }
     tokio::select! {
         done = other(&client, args.command, &args.global) => done,
-        _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
+        _ = tokio::signal::ctrl_c() => Ok(ExitKind::Interrupted),
     }
 }
 
-async fn other(client: &Client, command: Command, global: &Global) -> Result<Exit> {
+async fn other(client: &Client, command: Command, global: &Global) -> Result<ExitKind> {
     let output = global.output;
     match command {
         Command::Append(args) => append::run(client, args, global.timeout, output).await,
@@ -108,14 +108,14 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
     }
 }
 
-async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<Exit> {
+async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<ExitKind> {
     let question = format!(
         "forget the records of {} below lsn {}, for ever?",
         args.log, args.before
     );
     if !confirmed(&question, args.yes)? {
         say("nothing was trimmed");
-        return Ok(Exit::Failed);
+        return Ok(ExitKind::Failed);
     }
     let first = client
         .trim(args.log.as_str(), args.before.into(), args.log_id)
@@ -130,10 +130,10 @@ async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<Exit> {
         }
     }
     out.flush()?;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
-async fn fence(client: &Client, args: FenceArgs, output: Output) -> Result<Exit> {
+async fn fence(client: &Client, args: FenceArgs, output: Output) -> Result<ExitKind> {
     let fenced = client
         .fence(args.log.as_str(), args.writer_epoch, args.log_id)
         .await?;
@@ -151,10 +151,10 @@ async fn fence(client: &Client, args: FenceArgs, output: Output) -> Result<Exit>
         ))?,
     }
     out.flush()?;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
-async fn sync(client: &Client, args: SyncArgs, output: Output) -> Result<Exit> {
+async fn sync(client: &Client, args: SyncArgs, output: Output) -> Result<ExitKind> {
     let target = if args.os {
         SyncTarget::Os
     } else {
@@ -170,15 +170,15 @@ async fn sync(client: &Client, args: SyncArgs, output: Output) -> Result<Exit> {
         (_, None) => out.line("synced")?,
     }
     out.flush()?;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
-async fn health(client: &Client, args: HealthArgs, output: Output) -> Result<Exit> {
+async fn health(client: &Client, args: HealthArgs, output: Output) -> Result<ExitKind> {
     let health = client.health(args.service).await?;
     let (status, exit) = match health {
-        Health::Serving => ("SERVING", Exit::Ok),
-        Health::NotServing => ("NOT_SERVING", Exit::Unavailable),
-        Health::Unknown => ("UNKNOWN", Exit::Unavailable),
+        Health::Serving => ("SERVING", ExitKind::Ok),
+        Health::NotServing => ("NOT_SERVING", ExitKind::Unavailable),
+        Health::Unknown => ("UNKNOWN", ExitKind::Unavailable),
     };
     let mut out = Out::new(output);
     match output {

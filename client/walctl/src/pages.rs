@@ -5,17 +5,17 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::args::Args;
-use crate::exit::{Exit, Usage};
+use crate::exit::{ExitKind, Usage};
 use crate::output::{Out, Output};
 
-pub(crate) fn completion(shell: Shell) -> Result<Exit> {
+pub(crate) fn completion(shell: Shell) -> Result<ExitKind> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "walctl", &mut text);
     print(&text)
 }
 
 /// The page of walctl, or of one of its commands.
-pub(crate) fn man(path: &[String]) -> Result<Exit> {
+pub(crate) fn man(path: &[String]) -> Result<ExitKind> {
     let mut text = Vec::new();
     // Pages are named as their files: walctl-append.1.
     let title = [&["walctl".to_owned()], path].concat().join("-");
@@ -38,9 +38,9 @@ fn command(path: &[String]) -> Result<Command> {
     Ok(command)
 }
 
-fn print(text: &[u8]) -> Result<Exit> {
+fn print(text: &[u8]) -> Result<ExitKind> {
     let mut out = Out::new(Output::Raw);
     out.bytes(text)?;
     out.flush()?;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }

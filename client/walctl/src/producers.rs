@@ -6,7 +6,7 @@ use serde_json::json;
 use wald_client::{Client, LogProducer};
 
 use crate::args::ProducerCommand;
-use crate::exit::Exit;
+use crate::exit::ExitKind;
 use crate::output::{Out, Output, note};
 use crate::table::Table;
 
@@ -14,7 +14,7 @@ pub(crate) async fn producer(
     client: &Client,
     command: ProducerCommand,
     output: Output,
-) -> Result<Exit> {
+) -> Result<ExitKind> {
     match command {
         ProducerCommand::List { log, log_id } => list(client, &log, log_id, output).await,
         ProducerCommand::Forget { log, id, log_id } => {
@@ -24,12 +24,12 @@ pub(crate) async fn producer(
             note(&format!(
                 "forgot producer {id} of {log}; it may begin again with a higher epoch"
             ));
-            Ok(Exit::Ok)
+            Ok(ExitKind::Ok)
         }
     }
 }
 
-async fn list(client: &Client, log: &str, log_id: Option<u64>, output: Output) -> Result<Exit> {
+async fn list(client: &Client, log: &str, log_id: Option<u64>, output: Output) -> Result<ExitKind> {
     let mut out = Out::new(output);
     let mut all = Vec::new();
     let mut token = None;
@@ -56,7 +56,7 @@ async fn list(client: &Client, log: &str, log_id: Option<u64>, output: Output) -
         }
     }
     out.flush()?;
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
 fn shown(log: &str, producer: &LogProducer) -> serde_json::Value {

@@ -4,11 +4,11 @@ use anyhow::Result;
 use wald_client::{Batch, Client, Gap, GapReason, Reason, Scan, ScanEvent, Selector, Visibility};
 
 use crate::args::{ReadArgs, ScanArgs, TailArgs};
-use crate::exit::{Exit, Usage};
+use crate::exit::{ExitKind, Usage};
 use crate::output::{Out, Output, say};
 use crate::parse::{Moment, ScanBegin};
 
-pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Result<ExitKind> {
     let mut read = client.read(args.log.clone()).max_records(args.max);
     if let Some(lsn) = args.from {
         read = read.from_lsn(lsn);
@@ -37,7 +37,7 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
     out.end()?;
     if batch.records.is_empty() {
         say(&format!("nothing there; the next lsn will be {tail}"));
-        return Ok(Exit::NotFound);
+        return Ok(ExitKind::NotFound);
     }
     if next < tail {
         let is_full = batch.records.len() as u64 >= u64::from(args.max);
@@ -53,10 +53,10 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
             tail.get().saturating_sub(1),
         ));
     }
-    Ok(Exit::Ok)
+    Ok(ExitKind::Ok)
 }
 
-pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Result<ExitKind> {
     let one_log = args.log.is_some();
     if !one_log && (args.until.is_some() || matches!(args.from, Some(ScanBegin::Lsn(_)))) {
         return Err(Usage(
@@ -99,7 +99,7 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
     }
     match args.limit {
         // To the contract 0 is no bound; to the caller it is none at all.
-        Some(0) => return Ok(Exit::Ok),
+        Some(0) => return Ok(ExitKind::Ok),
         Some(count) => scan = scan.max_records(count),
         None => {}
     }
@@ -109,7 +109,7 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
     print(scan.visibility(visibility), out, !one_log).await
 }
 
-pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Result<ExitKind> {
     let visibility = args
         .visibility
         .map_or(Visibility::Unspecified, Visibility::from);
@@ -120,7 +120,7 @@ pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Res
         .last(args.last)
         .visibility(visibility);
     match args.limit {
-        Some(0) => return Ok(Exit::Ok),
+        Some(0) => return Ok(ExitKind::Ok),
         Some(count) => scan = scan.max_records(count),
         None => {}
     }
@@ -141,8 +141,8 @@ async fn announce_wait(client: &Client, log: &str) -> Result<()> {
     }
 }
 
-async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<Exit> {
-    let mut exit = Exit::Ok;
+async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<ExitKind> {
+    let mut exit = ExitKind::Ok;
     let mut events = scan.open();
     // A repeated complaint helps nobody.
     let mut complaint = String::new();
@@ -155,7 +155,7 @@ async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<Exit> {
             Ok(ScanEvent::Gap(gap)) => {
                 say(&sentence(&gap));
                 if matches!(gap.reason, GapReason::Quarantined | GapReason::Lost) {
-                    exit = Exit::DataLoss;
+                    exit = ExitKind::DataLoss;
                 }
             }
             // Flushed, so that no reader waits for the next message.

@@ -13,7 +13,7 @@ use wald_client::proto::{
 use wald_client::{Client, Health};
 
 use crate::args::StatusArgs;
-use crate::exit::Exit;
+use crate::exit::ExitKind;
 use crate::logs::{retention, retention_json, time, word};
 use crate::output::{Out, Output};
 use crate::table::Table;
@@ -31,7 +31,7 @@ pub(crate) async fn run(
     args: StatusArgs,
     endpoint: &str,
     output: Output,
-) -> Result<Exit> {
+) -> Result<ExitKind> {
     let status = Status {
         endpoint,
         health: client.health("").await?,
@@ -51,8 +51,8 @@ pub(crate) async fn run(
     }
     out.flush()?;
     Ok(match status.health {
-        Health::Serving => Exit::Ok,
-        Health::NotServing | Health::Unknown => Exit::Unavailable,
+        Health::Serving => ExitKind::Ok,
+        Health::NotServing | Health::Unknown => ExitKind::Unavailable,
     })
 }
 

@@ -10,12 +10,12 @@ use wald_client::proto::{Finding, FindingKind, FindingSeverity};
 use wald_text::shown::escaped;
 
 use crate::args::VerifyArgs;
-use crate::exit::Exit;
+use crate::exit::ExitKind;
 use crate::logs::word;
 use crate::output::{Out, Output};
 use crate::parse;
 
-pub(crate) async fn run(client: &Client, args: VerifyArgs, output: Output) -> Result<Exit> {
+pub(crate) async fn run(client: &Client, args: VerifyArgs, output: Output) -> Result<ExitKind> {
     parse::warn_of_slow(args.max_bytes_per_second);
     let mut verification = client
         .verify(args.segment, args.max_bytes_per_second)
@@ -75,8 +75,8 @@ pub(crate) async fn run(client: &Client, args: VerifyArgs, output: Output) -> Re
     }
     out.flush()?;
     Ok(match worst {
-        FindingSeverity::Unspecified | FindingSeverity::Note => Exit::Ok,
-        FindingSeverity::Damage | FindingSeverity::Loss => Exit::DataLoss,
+        FindingSeverity::Unspecified | FindingSeverity::Note => ExitKind::Ok,
+        FindingSeverity::Damage | FindingSeverity::Loss => ExitKind::DataLoss,
     })
 }
 
