@@ -7,7 +7,10 @@
 
 /// A deliberate mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(any(test, feature = "known-bad")), allow(dead_code, reason = "never made"))]
+#[cfg_attr(
+    not(any(test, feature = "known-bad")),
+    allow(dead_code, reason = "never made")
+)]
 pub(crate) enum Mistake {
     /// Flushes of files do nothing.
     NoFlush,
