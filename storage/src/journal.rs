@@ -342,9 +342,9 @@ impl Journal {
     }
 
     /// The flush stage: makes everything written before it durable, publishes the new position and
-    /// answers the waiting requests.
-    pub(crate) fn flush(&self) {
-        self.flush_if(false);
+    /// answers the waiting requests. Returns their number.
+    pub(crate) fn flush(&self) -> usize {
+        self.flush_if(false)
     }
 
     /// Flushes even if no new position is published, because bytes below the durable position changed.
@@ -352,11 +352,11 @@ impl Journal {
         self.flush_if(true);
     }
 
-    fn flush_if(&self, anyway: bool) {
+    fn flush_if(&self, anyway: bool) -> usize {
         {
             let _role = self.flush_role.lock();
             if self.failure().is_some() {
-                return;
+                return 0;
             }
             // The position is read before the segment: if the journal rolls in between, the roll has
             // flushed the position's segment.
@@ -379,18 +379,18 @@ impl Journal {
                     && !known_bad::makes(Mistake::FlushResultIgnored)
                 {
                     self.fail(format_args!("flushing {}", segment.path()), &error);
-                    return;
+                    return 0;
                 }
                 self.observer
                     .flush(self.clock.monotonic().duration_since(started));
                 self.durable.store(target.get(), Ordering::SeqCst);
             }
         }
-        self.settle();
+        self.settle()
     }
 
-    /// Answers requests whose position is durable now, and wakes readers.
-    fn settle(&self) {
+    /// Answers requests whose position is durable now, and wakes readers. Returns the number answered.
+    fn settle(&self) -> usize {
         let durable = self.durable();
         let (waiters, groups) = {
             let mut waiting = self.waiting.lock();
@@ -398,6 +398,7 @@ impl Journal {
             waiting.take_below(durable)
         };
         let now = self.clock.monotonic();
+        let mut answered = 0;
         // Requests that were written together have waited equally long.
         let mut alike: (Option<Instant>, u32) = (None, 0);
         let told = |(since, requests): (Option<Instant>, u32)| {
@@ -407,6 +408,7 @@ impl Journal {
             }
         };
         for waiter in waiters {
+            answered += waiter.requests as usize;
             if alike.0 != Some(waiter.since) {
                 told(std::mem::replace(&mut alike, (Some(waiter.since), 0)));
             }
@@ -417,6 +419,7 @@ impl Journal {
         for (_, logs) in &groups {
             self.wake_at(Visibility::Durable, logs);
         }
+        answered
     }
 
     /// Continues in the next segment. The caller has flushed everything before.

@@ -4,6 +4,10 @@
 //! the queue. So the thread that a lone request wakes writes it and flushes it, with one wake-up in all.
 //! Requests that arrive during this flush gather and become the next group. Meanwhile the other thread writes
 //! the queue only if it holds at least `GATHER_BYTES`, or a request that waits for no flush.
+//!
+//! Callers come back soon after their answer. So after a flush that answered several requests, the next group
+//! waits until as many requests have arrived. It waits at most twice as long as that flush took, and at most
+//! `MOST_GATHERING`. A flush for the first few callers would make all others wait for one more flush.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +28,9 @@ const GATHER_BYTES: u64 = 256 << 10;
 /// Maximum number of requests for which a new queue reserves room.
 const MOST_EXPECTED: usize = 1024;
 
+/// Maximum wait for the callers that the last flush answered, however long that flush took.
+const MOST_GATHERING: Duration = Duration::from_millis(1);
+
 /// Number of driver threads: one to flush, one to write.
 pub(crate) const DRIVERS: usize = 2;
 
@@ -41,6 +48,7 @@ struct DriverState {
     /// Whether an operation in the queue is not an append, so that it may take long.
     long: bool,
     queued_bytes: u64,
+    queued_requests: usize,
     callers: Callers,
     writing: bool,
     flushing: bool,
@@ -49,6 +57,9 @@ struct DriverState {
     idle: usize,
     /// Latest time at which a sleeping driver looks again.
     looks_at: Option<Instant>,
+    /// Number of requests that the last flush answered, and the end of the wait for their callers.
+    answered: usize,
+    gather_until: Option<Instant>,
     /// Time at which an idle journal gets a marker.
     mark_at: Option<Instant>,
     /// A marker was written and needs a flush.
@@ -60,7 +71,9 @@ impl DriverState {
     /// Whether to write the queue now. While a flush runs, requests that wait for the next flush are left to
     /// gather: they become one group, for one wake-up and one write.
     fn wants_write(&self) -> bool {
-        let gathers = self.flushing && !self.urgent && self.queued_bytes < GATHER_BYTES;
+        let more_comes =
+            self.flushing || (self.gather_until.is_some() && self.queued_requests < self.answered);
+        let gathers = more_comes && !self.urgent && self.queued_bytes < GATHER_BYTES;
         self.can_write() && !gathers
     }
 
@@ -71,7 +84,9 @@ impl DriverState {
     fn take_queue(&mut self) -> Vec<Submission> {
         self.urgent = false;
         self.long = false;
+        self.gather_until = None;
         self.queued_bytes = 0;
+        self.queued_requests = 0;
         // Soon about as many requests are queued again.
         let next = Vec::with_capacity(self.queue.len().min(MOST_EXPECTED));
         std::mem::replace(&mut self.queue, next)
@@ -103,6 +118,7 @@ impl Accepts for Intake {
         state.urgent |= urgent;
         state.long |= !append;
         state.queued_bytes += submission.cost;
+        state.queued_requests += submission.requests as usize;
         state.queue.push(submission);
         if !append || !urgent {
             self.hand_on(&state);
@@ -149,6 +165,7 @@ impl Intake {
         let mut state = self.state.lock();
         loop {
             let now = core.journal.clock.monotonic();
+            state.gather_until = state.gather_until.filter(|until| *until > now);
             let wanted = state.marked || core.journal.wants_flush() || core.flush_is_due(now);
             if !state.flushing && wanted {
                 // Requests queued by now join this flush. Otherwise they would wait for it and for one more.
@@ -175,7 +192,7 @@ impl Intake {
                 self.changed.notify_all();
                 return Job::Stop;
             }
-            // Not idle while requests are queued: they would wait for the marker's flush.
+            // Not idle while requests gather: they would wait for the marker's flush.
             let flushed = core.journal.durable() >= core.journal.written();
             let idle = flushed && !state.writing && state.queue.is_empty();
             if idle && state.mark_at.is_some_and(|at| at <= now) {
@@ -186,7 +203,9 @@ impl Intake {
             // Unflushed records cannot be marked. Their flush wakes this driver again.
             let mark_at = state.mark_at.filter(|_| idle);
             let flush_at = core.flush_due_at().filter(|_| !state.flushing);
-            let until = [flush_at, mark_at].into_iter().flatten().min();
+            // Also while the queue is empty: a request that is queued to gather wakes no driver.
+            let until = [flush_at, mark_at, state.gather_until];
+            let until = until.into_iter().flatten().min();
             self.wait(&mut state, until, now);
         }
     }
@@ -249,8 +268,13 @@ impl Intake {
         state.marked = true;
     }
 
-    fn flushed(&self) {
-        self.state.lock().flushing = false;
+    /// Notes a flush that answered `answered` requests and ended at `now`, after `took`.
+    fn flushed(&self, answered: usize, now: Instant, took: Duration) {
+        let mut state = self.state.lock();
+        state.flushing = false;
+        state.answered = answered;
+        let most = took.saturating_mul(2).min(MOST_GATHERING);
+        state.gather_until = (answered > 1).then(|| now + most);
     }
 }
 
@@ -282,8 +306,11 @@ fn run(core: &Arc<Core>) {
                 core.intake.marked();
             }
             Job::Flush => {
-                core.journal.flush();
-                core.intake.flushed();
+                let began = core.journal.clock.monotonic();
+                let answered = core.journal.flush();
+                let now = core.journal.clock.monotonic();
+                let took = now.saturating_duration_since(began);
+                core.intake.flushed(answered, now, took);
             }
             Job::Stop => return,
         }
@@ -415,6 +442,14 @@ mod tests {
         count
     }
 
+    /// Two requests were answered, and their callers are waited for.
+    fn gather_for_a_day(core: &Core) {
+        let mut state = core.intake.state.lock();
+        state.answered = 2;
+        let day = Duration::from_secs(24 * 3600);
+        state.gather_until = Some(core.journal.clock.monotonic() + day);
+    }
+
     /// Whether the next job is a write, once there is a job.
     fn next_is_a_write(core: &Arc<Core>) -> mpsc::Receiver<bool> {
         let (sender, receiver) = mpsc::channel();
@@ -457,7 +492,8 @@ mod tests {
         assert_eq!(level_of(&mut durable), None);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
-        core.intake.flushed();
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(0, now, Duration::ZERO);
         assert_eq!(level_of(&mut durable), Some(Durability::Durable));
 
         let left = |mut ticket: Ticket, requests: usize| {
@@ -502,17 +538,39 @@ mod tests {
     }
 
     #[test]
+    fn the_next_group_waits_for_answered_callers_but_not_for_long() {
+        let core = core();
+        // The wait ends only when as many requests are queued as were answered.
+        gather_for_a_day(&core);
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert!(!core.intake.state.lock().wants_write());
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
+        wrote(&core);
+        // One of three callers comes back. The flush took 1 s, but the wait is shorter.
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(3, now, Duration::from_secs(1));
+        let next = next_is_a_write(&core);
+        queue(&core, 1);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
+        assert!(core.journal.clock.monotonic() >= now + MOST_GATHERING);
+    }
+
+    #[test]
     fn no_marker_is_flushed_before_requests_that_gather() {
         let core = core();
         queue(&core, 1);
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
-        // The end of that flush is not noted yet.
-        core.intake.state.lock().mark_at = Some(core.journal.clock.monotonic());
+        let now = core.journal.clock.monotonic();
+        core.intake.flushed(0, now, Duration::ZERO);
+        gather_for_a_day(&core);
+        core.intake.state.lock().mark_at = Some(now);
         queue(&core, 1);
         let next = next_is_a_write(&core);
-        queue(&core, usize::try_from(GATHER_BYTES).unwrap());
+        queue(&core, 1);
         assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
     }
 
@@ -529,9 +587,11 @@ mod tests {
         // Few bytes gather.
         queue(&core, 1);
         assert!(!core.intake.state.lock().wants_write());
-        core.intake.flushed();
+        core.intake
+            .flushed(0, core.journal.clock.monotonic(), Duration::ZERO);
         assert!(core.journal.wants_flush());
-        // The next flush also takes the request that gathered.
+        // The next flush also takes a request that still waits for others to gather.
+        gather_for_a_day(&core);
         assert_eq!(write_next(&core), 1);
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
