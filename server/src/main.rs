@@ -121,8 +121,14 @@ fn tell(source: &ConfigSource, exit: &Exit) {
     }
 }
 
-/// What to write instead of a word that clap takes for a command: a value of the setting before
-/// it, or a data directory.
+/// Commands of `walctl` that `wald` does not have.
+const OF_WALCTL: [&str; 15] = [
+    "append", "backup", "batch", "cursor", "fence", "health", "log", "logs", "producer", "read",
+    "scan", "status", "sync", "tail", "trim",
+];
+
+/// The remedy for a word that clap takes for a command: a value of the setting before it, a command
+/// of another program, or a data directory.
 fn misplaced(error: &clap::Error) -> Option<String> {
     if error.kind() != ErrorKind::InvalidSubcommand {
         return None;
@@ -134,6 +140,14 @@ fn misplaced(error: &clap::Error) -> Option<String> {
         return Some(format!(
             "{word:?} is no command; a value of a switch stands behind an equals sign, such as \
              --reflection={word}"
+        ));
+    }
+    if word == "bench" {
+        return Some("bench is no command of wald; see `walbench --help`".to_owned());
+    }
+    if OF_WALCTL.contains(&word.as_str()) {
+        return Some(format!(
+            "{word} is a command of walctl, which talks to a running daemon: see `walctl {word} --help`"
         ));
     }
     let is_path = word.contains('/') || std::path::Path::new(word).exists();

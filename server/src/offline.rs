@@ -161,6 +161,7 @@ fn look_then_open<T>(
     matches: &ArgMatches,
     look: impl FnOnce(&Arc<dyn Disk>) -> Result<(T, bool), OpenError>,
 ) -> Result<(T, Option<Arc<dyn Disk>>), Exit> {
+    exists(directory)?;
     let disk: Arc<dyn Disk> = RealDisk::open_read_only(directory).map_err(not_opened)?;
     let (found, is_needed) = look(&disk).map_err(not_opened)?;
     drop(disk);
@@ -179,8 +180,8 @@ fn not_opened(error: OpenError) -> Exit {
     }
 }
 
-/// Opens an offline directory.
-fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
+/// Fails if there is no such directory.
+fn exists(directory: &Path) -> Result<(), Exit> {
     let missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
     if std::fs::metadata(directory).is_err_and(missing) {
         return Err(Exit::new(
@@ -191,6 +192,12 @@ fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
             ),
         ));
     }
+    Ok(())
+}
+
+/// Opens an offline directory.
+fn open(directory: &Path, instead: &str) -> Result<Offline, Exit> {
+    exists(directory)?;
     let disk = RealDisk::open_read_only(directory).map_err(|error| failed(&error))?;
     Offline::open(disk).map_err(|error| match error {
         OpenError::Locked { directory, holder } => Exit::new(

@@ -30,6 +30,7 @@ ELSEWHERE = [
     ("docs/src/restore.md", "wald verify /backups/wald", "disk/backup"),
     ("docs/src/operations.md", "$ wald verify /var/lib/wald", "disk/verify"),
     ("client/bench/README.md", "$ walbench append", "bench/bench"),
+    ("client/walctl/README.md", "$ ", "docs/readme"),
     ("client/conformance/README.md", "-- RUNNER...", "clients/conformance"),
     ("storage/reader/README.md", "$ pip install", "disk/reader"),
 ]

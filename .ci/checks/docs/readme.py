@@ -1,4 +1,4 @@
-"""Runs every `console` block of README.md, of the quickstart and of the restore page, in order. Each page gets an empty
+"""Runs every `console` block of README.md, of the quickstart, of the restore page and of walctl's README, in order. Each page gets an empty
 directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
 Also checks the links of all Markdown files.
@@ -11,7 +11,7 @@ from typed import blocks
 
 README = ROOT / "README.md"
 BOOK = ROOT / "docs" / "src"
-TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md"]
+TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md", ROOT / "client" / "walctl" / "README.md"]
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
@@ -104,7 +104,7 @@ def links():
         links_lead_somewhere(ROOT / name)
 
 
-@check("Each command of README, quickstart and restore page prints the answer of the page")
+@check("Each command of README, quickstart, restore page and walctl's README prints the answer of the page")
 def sessions():
     for page in TYPED:
         updated = typed(page)

@@ -33,7 +33,7 @@ mod svg;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use wald_client::{Client, DEFAULT_ENDPOINT};
@@ -93,9 +93,21 @@ fn say(text: &str) {
     eprintln!("{}", escaped(text));
 }
 
+/// The error of a first connection, with the next step if no server answered.
+fn with_remedy(error: wald_client::Error) -> anyhow::Error {
+    match error.kind() {
+        wald_client::ErrorKind::Connect { .. } => {
+            anyhow!("{error}; is the server running? --endpoint or WALD_ENDPOINT gives its address")
+        }
+        _ => error.into(),
+    }
+}
+
 fn run(args: BenchArgs) -> Result<()> {
     let (endpoint, info) = fill::block_on(async {
-        let client = Client::connect(args.endpoint.as_str()).await?;
+        let client = Client::connect(args.endpoint.as_str())
+            .await
+            .map_err(with_remedy)?;
         Ok((client.endpoint().to_owned(), client.server_info().await?))
     })?;
     let default = (endpoint == DEFAULT_ENDPOINT).then(|| DEFAULT_METRICS.to_owned());

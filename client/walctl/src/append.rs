@@ -169,7 +169,12 @@ fn plan(args: &AppendArgs) -> Result<AppendPlan> {
         }
         (None, _) => {
             let log = places.next();
-            let log = log.ok_or_else(|| usage("which log? walctl append LOG [FILE]"))?;
+            let log = log.ok_or_else(|| {
+                usage(
+                    "the name of the log is missing: write walctl append LOG [FILE], or \
+                     --log-from-field FIELD if each record names its log",
+                )
+            })?;
             if !prefix.is_empty() {
                 return Err(usage(
                     "--log-prefix is for --log-from-field and for records that name their logs; write \

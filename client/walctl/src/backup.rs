@@ -37,7 +37,7 @@ pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Re
             let asked = (args.keep, args.max_bytes_per_second);
             backup(client, &dir, asked, output).await
         }
-        (None, None) => Err(Usage("name the directory".to_owned()).into()),
+        (None, None) => Err(Usage("the directory is missing: walctl backup DIR".to_owned()).into()),
     }
 }
 

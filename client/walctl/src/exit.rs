@@ -203,7 +203,7 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
             Some("write HOST:PORT, such as 127.0.0.1:6925".to_owned())
         }
         ErrorKind::Connect { .. } => {
-            Some("is the server running? --endpoint or WALD_ENDPOINT says where".to_owned())
+            Some("is the server running? --endpoint or WALD_ENDPOINT gives its address".to_owned())
         }
         ErrorKind::Timeout { .. } => Some("--timeout allows more".to_owned()),
         ErrorKind::Foreign {

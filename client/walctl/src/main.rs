@@ -23,20 +23,25 @@ mod times;
 mod tips;
 mod verify;
 
+use std::io;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
+use tokio::net::TcpStream;
 use wald_client::{Client, Health, RetryPolicy, SyncTarget};
 
 use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
 use crate::exit::{Asked, ExitKind, Usage};
 use crate::output::{Out, Output, confirmed, say};
 
+/// Time before walctl reports that it cannot connect.
+const SILENCE: Duration = Duration::from_secs(1);
+
 fn main() {
     let args = Args::try_parse().unwrap_or_else(|error| {
         if let Some(tip) = tips::of(&error) {
-            say(&format!("{tip}; see --help"));
+            say(&tip);
             std::process::exit(ExitKind::Usage as i32);
         }
         error.exit()
@@ -74,6 +79,9 @@ async fn run(mut args: Args) -> Result<ExitKind> {
     }
     let client = builder.connect_lazy()?;
     args.global.endpoint = client.endpoint().to_owned();
+    if !asks {
+        tokio::spawn(report_refusal(args.global.endpoint.clone()));
+    }
     // An append says how far it came, so it minds interruptions itself.
     if let Command::Append(append) = args.command {
         return append::run(&client, append, args.global.timeout, args.global.output).await;
@@ -81,6 +89,22 @@ async fn run(mut args: Args) -> Result<ExitKind> {
     tokio::select! {
         done = other(&client, args.command, &args.global) => done,
         _ = tokio::signal::ctrl_c() => Ok(ExitKind::Interrupted),
+    }
+}
+
+/// Reports on stderr that nothing listens at the endpoint. The client repeats its attempts silently, so a
+/// user who forgot to start the server would wait for `--timeout` without a word.
+async fn report_refusal(endpoint: String) {
+    tokio::time::sleep(SILENCE).await;
+    let address = endpoint
+        .split_once("://")
+        .map_or("", |(_, address)| address);
+    if let Err(error) = TcpStream::connect(address).await
+        && error.kind() == io::ErrorKind::ConnectionRefused
+    {
+        say(&format!(
+            "nothing listens at {endpoint}; trying again until --timeout"
+        ));
     }
 }
 

@@ -102,6 +102,7 @@ impl AppendProgress {
         let rate = self.records as f64 / seconds.max(1e-6);
         let known = match self.known {
             0 => String::new(),
+            1 => "; 1 record was there already".to_owned(),
             known => format!("; {} were there already", counted(known)),
         };
         format!(

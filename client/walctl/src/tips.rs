@@ -15,7 +15,7 @@ pub(crate) fn of(error: &clap::Error) -> Option<String> {
         ErrorKind::InvalidSubcommand => {
             let word = word(ContextKind::InvalidSubcommand)?;
             if word == "bench" {
-                return Some("the benchmark is a program of its own: see `walbench --help`".into());
+                return Some("bench is not a command of walctl; the benchmark is a program of its own: see `walbench --help`".into());
             }
             OF_THE_SERVER.contains(&word).then(|| {
                 format!(
@@ -30,7 +30,7 @@ pub(crate) fn of(error: &clap::Error) -> Option<String> {
             is_count.then(|| {
                 format!(
                     "there is no option {word}; for the last {count} records write `walctl tail -n \
-                     {count} LOG` or `walctl read --last {count} LOG`"
+                     {count} LOG` or `walctl read --last {count} LOG`; see --help"
                 )
             })
         }

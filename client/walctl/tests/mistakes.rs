@@ -15,7 +15,7 @@ use command::Fixture;
 type Mistake = (&'static str, &'static str, i32, &'static str);
 
 const MISTAKES: &[Mistake] = &[
-    ("append", "", 2, "walctl append LOG [FILE]"),
+    ("append", "", 2, "write walctl append LOG [FILE], or"),
     ("append Cargo.toml", "", 0, "walctl append LOG Cargo.toml"),
     ("append log src", "", 2, "name a file"),
     (
@@ -189,6 +189,12 @@ const MISTAKES: &[Mistake] = &[
         "",
         4,
         "is the server running?",
+    ),
+    (
+        "logs --endpoint 127.0.0.1:1 --timeout 1500ms",
+        "",
+        4,
+        "nothing listens at http://127.0.0.1:1",
     ),
 ];
 

@@ -11,7 +11,7 @@ use wald_storage::{
     Disk, Loss, RealDisk, RecoveryReport, StorageConfig, SystemClock, records_in_words,
 };
 
-use super::{DATA_LOSS, Gaps, OfflineOutput, few, not_opened, output_of, written};
+use super::{DATA_LOSS, Gaps, OfflineOutput, exists, few, not_opened, output_of, written};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -47,6 +47,7 @@ pub(super) fn run(
     matches: &ArgMatches,
     config: &StorageConfig,
 ) -> Result<u8, Exit> {
+    exists(directory)?;
     let accepts = matches.get_flag("accept-loss");
     let disk = if accepts && directory.is_dir() {
         RealDisk::open(directory)
