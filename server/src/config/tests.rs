@@ -97,7 +97,7 @@ fn settings_in_the_docs_are_those_of_this_version() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/wald.toml");
     assert!(
         std::fs::read_to_string(path).unwrap() == reference(),
-        "run: cargo run --release -- config reference > deploy/wald.toml"
+        "run: cargo run --bin wald -- config reference > deploy/wald.toml"
     );
 }
 
