@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 
 use prost::Message;
-use prost_types::FileDescriptorSet;
 
 const FILES: [&str; 7] = [
     "wald/v1/errors.proto",
@@ -21,12 +20,11 @@ const ECHO: [&str; 1] = ["wald/echo/v1/echo.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=wald");
-    let contract = compile(&FILES, "wald.v1.bin")?;
-    compile(&ECHO, "wald.echo.v1.bin")?;
-    serve_unary(contract)
+    compile(&FILES, "wald.v1.bin")?;
+    compile(&ECHO, "wald.echo.v1.bin")
 }
 
-fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::error::Error>> {
+fn compile(files: &[&str], set: &str) -> Result<(), Box<dyn std::error::Error>> {
     // Imports are included so that reflection can answer for Duration and the like, source
     // info so that `grpcurl describe` shows the comments.
     let descriptors = protox::Compiler::new(["."])?
@@ -41,33 +39,6 @@ fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::
         .codec_path("crate::codec::MessageCodec")
         // A program that compares reasons must not break when the contract gets a new one.
         .enum_attribute("wald.v1.Reason", "#[non_exhaustive]")
-        .compile_fds(descriptors.clone())?;
-    Ok(descriptors)
-}
-
-/// The unary calls of `WalService`, as the daemon serves them. Batches arrive in the bytes that the client sent. The
-/// daemon serves the streams itself.
-fn serve_unary(mut contract: FileDescriptorSet) -> Result<(), Box<dyn std::error::Error>> {
-    for file in &mut contract.file {
-        file.service
-            .retain(|service| service.name() == "WalService");
-        for service in &mut file.service {
-            service
-                .method
-                .retain(|method| !method.client_streaming() && !method.server_streaming());
-        }
-    }
-    let out_dir = PathBuf::from(std::env::var("OUT_DIR")?).join("unary");
-    std::fs::create_dir_all(&out_dir)?;
-    tonic_prost_build::configure()
-        .build_client(false)
-        .extern_path(
-            ".wald.v1.AppendBatchRequest",
-            "crate::codec::Sent<crate::v1::AppendBatchRequest>",
-        )
-        .extern_path(".wald.v1", "crate::v1")
-        .codec_path("crate::codec::MessageCodec")
-        .out_dir(out_dir)
-        .compile_fds(contract)?;
+        .compile_fds(descriptors)?;
     Ok(())
 }

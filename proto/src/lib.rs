@@ -16,12 +16,6 @@ pub mod v1 {
     tonic::include_proto!("wald.v1");
 }
 
-/// The server trait of the unary calls of `WalService`. Batches arrive as [`codec::Sent`].
-#[allow(missing_docs, clippy::all, clippy::missing_errors_doc)]
-pub mod unary {
-    include!(concat!(env!("OUT_DIR"), "/unary/wald.v1.rs"));
-}
-
 /// Messages, client and server trait of the package `wald.echo.v1`, which measures the cost of
 /// the transport alone.
 #[allow(missing_docs, clippy::all, clippy::missing_errors_doc)]

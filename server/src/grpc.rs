@@ -1,7 +1,7 @@
 //! Messages of gRPC: bytes of a connection on one side, whole messages on the other.
 //!
 //! ```text
-//! client ── frames ──▶ body: bounded, admitted, whole ── Message ──▶ rpc/, or tonic's generated service
+//! client ── frames ──▶ body: bounded, admitted, whole ── Message ──▶ rpc/ (WalService), or tonic's generated service
 //! client ◀─ frames ─── reply: Framed, status ◀────────────────────────┘
 //! ```
 //!
@@ -23,12 +23,15 @@ use http::{Request, Response};
 use http_body::Frame;
 use tonic::Status;
 use tonic::body::Body;
+use tonic::metadata::MetadataMap;
 use tower::Service;
+use wald_proto::codec::{Decode, Encode};
 
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::status::{self, Access};
 use crate::transport::HttpResult;
 pub(crate) use body::{Admitted, Message, Messages, OneMessage, RequestBody};
+use reply::answer_one;
 pub(crate) use reply::{Framed, answer};
 
 /// Receives the one message of a call. The call stays charged while `body` is there. A call that reads is BUSY while
@@ -48,6 +51,48 @@ pub(crate) async fn receive(
         share.room().await?;
     }
     Ok(message)
+}
+
+/// Receives the one message of a call, and sends the message with which `serve` answers it.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async fn moves its arguments, which would take their place twice"
+)]
+pub(crate) fn unary<M: Decode, R: Encode>(
+    head: Parts,
+    mut body: OneMessage,
+    access: Access,
+    serve: impl AsyncFnOnce(tonic::Request<M>) -> Result<tonic::Response<R>, Status>,
+) -> impl Future<Output = HttpResult> {
+    async move {
+        let message = match receive(&head, &mut body, access).await {
+            Ok(message) => M::take(message.payload()),
+            Err(status) => return Ok(status.into_http()),
+        };
+        let message = match message {
+            Ok(message) => message,
+            Err(status) => return Ok(status::received(status, access).into_http()),
+        };
+        let share = head.extensions.get::<AnswerShare>().cloned();
+        let metadata = MetadataMap::from_headers(head.headers);
+        let request = tonic::Request::from_parts(metadata, head.extensions, message);
+        // Boxed: a call that waits for its message is smaller without it.
+        let answer = Box::pin(serve(request)).await.and_then(answer_one);
+        Ok(match answer {
+            Ok(answer) => sent(answer, share, access),
+            Err(status) => status.into_http(),
+        })
+    }
+}
+
+/// An answer on its way to its client, counted as its connection's.
+fn sent(answer: Response<Body>, share: Option<AnswerShare>, access: Access) -> Response<Body> {
+    let answer = Counted::answer(answer, share, None);
+    match access {
+        Access::Read => may_be_hurried(answer),
+        // It tells its client whether the write was applied, and is never cut off.
+        Access::Write => answer,
+    }
 }
 
 /// Receives the one message of a call, and has a service of tonic's answer the call. tonic alone would take two
@@ -79,12 +124,7 @@ where
         if is_tonics && let Some(status) = Status::from_header_map(headers) {
             return Ok(status::received(status, access).into_http());
         }
-        let answer = Counted::answer(answer, share, None);
-        Ok(match access {
-            Access::Read => may_be_hurried(answer),
-            // It tells its client whether the write was applied, and is never cut off.
-            Access::Write => answer,
-        })
+        Ok(sent(answer, share, access))
     }
 }
 
@@ -109,17 +149,23 @@ impl http_body::Body for Once {
 
 #[cfg(test)]
 mod tests {
-    use wald_proto::unary::wal_service_server::WalServiceServer;
+    use wald_proto::v1::log_service_server::LogServiceServer;
+    use wald_proto::v1::{AppendRequest, AppendResponse};
 
     use super::*;
     use crate::rpc::Services;
 
     #[test]
     fn call_that_waits_for_its_message_takes_less_than_a_kilobyte() {
+        type Served = Result<tonic::Response<AppendResponse>, Status>;
         fn bytes<A, B, C, D, F>(_: fn(A, B, C, D) -> F) -> usize {
             size_of::<F>()
         }
-        let bytes = bytes(through_tonic::<WalServiceServer<Services>>);
-        assert!(bytes < 1024, "{bytes}");
+        async fn serve(_: tonic::Request<AppendRequest>) -> Served {
+            Err(Status::ok(""))
+        }
+        let here = bytes(|head, body, access, ()| unary(head, body, access, serve));
+        let tonics = bytes(through_tonic::<LogServiceServer<Services>>);
+        assert!(here < 1024 && tonics < 1024, "{here}, {tonics}");
     }
 }

@@ -11,7 +11,7 @@ mod read;
 mod reflection;
 mod scan;
 mod session;
-mod streams;
+mod wal;
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -20,10 +20,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use http::Extensions;
 use tokio::sync::watch;
-use tonic::{Request, Response, Status};
-use wald_proto::codec::Sent;
-use wald_proto::unary::wal_service_server::WalService;
-use wald_proto::v1;
+use tonic::{Response, Status};
 use wald_storage::{LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
 
 use crate::config::LogPatterns;
@@ -83,47 +80,9 @@ pub(crate) struct Services(pub(crate) Arc<Node>);
 
 pub(crate) use echo::Echo;
 pub(crate) use reflection::FirstFault;
-pub(crate) use streams::WalCalls;
+pub(crate) use wal::WalCalls;
 
 type RpcResult<T> = Result<Response<T>, Status>;
-
-#[tonic::async_trait]
-impl WalService for Services {
-    async fn append(&self, request: Request<v1::AppendRequest>) -> RpcResult<v1::AppendResponse> {
-        append::append(&self.0, request).await
-    }
-
-    async fn append_batch(
-        &self,
-        request: Request<Sent<v1::AppendBatchRequest>>,
-    ) -> RpcResult<v1::AppendBatchResponse> {
-        append::append_batch(&self.0, request).await
-    }
-
-    async fn read(&self, request: Request<v1::ReadRequest>) -> RpcResult<v1::ReadResponse> {
-        read::read(&self.0, request).await
-    }
-
-    async fn sync(&self, request: Request<v1::SyncRequest>) -> RpcResult<v1::SyncResponse> {
-        append::sync(&self.0, request).await
-    }
-
-    async fn get_tail(
-        &self,
-        request: Request<v1::GetTailRequest>,
-    ) -> RpcResult<v1::GetTailResponse> {
-        let tail = read::get_tail(&self.0, request.get_ref()).await?;
-        Ok(Response::new(tail))
-    }
-
-    async fn trim(&self, request: Request<v1::TrimRequest>) -> RpcResult<v1::TrimResponse> {
-        append::trim(&self.0, request).await
-    }
-
-    async fn fence(&self, request: Request<v1::FenceRequest>) -> RpcResult<v1::FenceResponse> {
-        append::fence(&self.0, request).await
-    }
-}
 
 /// An RPC of the contract that this version does not have.
 fn unbuilt(name: &str, access: Access) -> Status {

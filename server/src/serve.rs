@@ -267,7 +267,7 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
     let decode = usize::try_from(largest_message(config)).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
     let mut routes = Routes::default();
-    routes.add(WalCalls::new(services()));
+    routes.add(WalCalls(Arc::clone(node)));
     routes.add_generated(v1::log_service_server::LogServiceServer::new(services()));
     routes.add_generated(v1::cursor_service_server::CursorServiceServer::new(
         services(),

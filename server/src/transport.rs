@@ -61,7 +61,7 @@ pub(crate) use peer::{
     ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES,
 };
 use routes::ConnectionCalls;
-pub(crate) use routes::{Calls, Generated, HttpAnswer, HttpResult, Routes, Serve};
+pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};
 use window::AllWindows;
 pub(crate) use window::{ALL_WINDOWS_BYTES, LEAST_WINDOW};
 

@@ -21,21 +21,53 @@ const LARGE_BYTES: usize = 64 << 10;
 
 /// The answer to a call: these messages, then the status.
 pub(crate) fn answer(messages: Answers<Framed>) -> Response<tonic::body::Body> {
-    let mut response = Response::new(tonic::body::Body::new(Reply {
-        stream: Some(messages),
+    response(Reply {
+        rest: Rest::Messages(messages),
         pieces: SmallVec::new().into_iter(),
         held: None,
-    }));
+    })
+}
+
+/// The answer to a call: this message, then the status OK. Its room comes along.
+///
+/// # Errors
+/// If the message is larger than gRPC can say.
+pub(super) fn answer_one<M: Encode>(
+    answer: tonic::Response<M>,
+) -> Result<Response<tonic::body::Body>, Status> {
+    let (metadata, message, extensions) = answer.into_parts();
+    let mut response = response(Reply {
+        rest: Rest::Good,
+        pieces: Framed::together(std::iter::once(message))?
+            .pieces
+            .into_iter(),
+        held: None,
+    });
+    *response.extensions_mut() = extensions;
+    response.headers_mut().extend(metadata.into_headers());
+    Ok(response)
+}
+
+fn response(reply: Reply) -> Response<tonic::body::Body> {
+    let mut response = Response::new(tonic::body::Body::new(reply));
     let grpc = HeaderValue::from_static("application/grpc");
     response.headers_mut().insert(CONTENT_TYPE, grpc);
     response
 }
 
+/// The messages of an answer that are not made yet, and its status.
+enum Rest {
+    Messages(Answers<Framed>),
+    /// No message is left, and the status is OK.
+    Good,
+    /// The status was sent.
+    Nothing,
+}
+
 /// A body: messages in pieces, and the status at the end. The pieces go to the connection unchanged, while tonic's own
 /// body copies every message into a buffer of the call.
 struct Reply {
-    /// `None`: the stream has ended, and its status was sent.
-    stream: Option<Answers<Framed>>,
+    rest: Rest,
     /// Pieces of the message that is being sent.
     pieces: smallvec::IntoIter<Pieces>,
     /// Room of that message, until all of it has left.
@@ -56,20 +88,21 @@ impl Body for Reply {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
             self.held = None;
-            let Some(stream) = &mut self.stream else {
-                return Poll::Ready(None);
-            };
-            let status = match ready!(stream.as_mut().poll_next(context)) {
-                Some(Ok(Framed { pieces, held })) => {
-                    self.pieces = pieces.into_iter();
-                    self.held = held;
-                    continue;
-                }
-                Some(Err(status)) => status,
-                None => Status::ok(""),
+            let status = match &mut self.rest {
+                Rest::Messages(stream) => match ready!(stream.as_mut().poll_next(context)) {
+                    Some(Ok(Framed { pieces, held })) => {
+                        self.pieces = pieces.into_iter();
+                        self.held = held;
+                        continue;
+                    }
+                    Some(Err(status)) => status,
+                    None => Status::ok(""),
+                },
+                Rest::Good => Status::ok(""),
+                Rest::Nothing => return Poll::Ready(None),
             };
             // The stream is not needed any more.
-            self.stream = None;
+            self.rest = Rest::Nothing;
             let mut trailers = HeaderMap::new();
             let added = status.add_header(&mut trailers);
             return Poll::Ready(Some(added.map(|()| Frame::trailers(trailers))));

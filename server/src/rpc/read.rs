@@ -104,9 +104,10 @@ async fn wait_for_more(
 
 pub(super) async fn get_tail(
     node: &Node,
-    request: &v1::GetTailRequest,
-) -> Result<v1::GetTailResponse, Status> {
+    request: Request<v1::GetTailRequest>,
+) -> RpcResult<v1::GetTailResponse> {
     let store = node.store(Access::Read)?;
+    let request = request.into_inner();
     let target: LogTarget = convert::target(&request.log, request.log_id, Access::Read)?;
     let stat = store
         .engine
@@ -117,5 +118,6 @@ pub(super) async fn get_tail(
         )
         .await
         .map_err(|error| status::read(&error))?;
-    Ok(convert::tail_response(&stat, store.epoch))
+    let tail = convert::tail_response(&stat, store.epoch);
+    Ok(Response::new(tail))
 }

@@ -3,13 +3,17 @@
 
 use std::time::{Duration, Instant};
 
+use prost::Message as _;
+use prost_types::FileDescriptorSet;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Code;
 use tonic::transport::Channel;
+use tonic::{Code, Request};
 use tonic_types::StatusExt as _;
 use v1::cursor_service_client::CursorServiceClient;
 use v1::log_service_client::LogServiceClient;
 use v1::wal_service_client::WalServiceClient;
+use wald_proto::codec::{MessageCodec, Sent};
+use wald_proto::v1;
 use wald_storage::{LocalEngine, SimDisk, StorageConfig, SystemClock};
 
 use super::*;
@@ -24,6 +28,7 @@ pub(super) struct Fixture {
     disk: SimDisk,
     pub(super) node: Arc<Node>,
     _phase: watch::Sender<Phase>,
+    channel: Channel,
     wal: WalServiceClient<Channel>,
     logs: LogServiceClient<Channel>,
     cursors: CursorServiceClient<Channel>,
@@ -61,7 +66,7 @@ impl Fixture {
         });
         let services = || Services(Arc::clone(&node));
         let mut routes = Routes::default();
-        routes.add(WalCalls::new(services()));
+        routes.add(WalCalls(Arc::clone(&node)));
         routes.add_generated(v1::log_service_server::LogServiceServer::new(services()));
         routes.add_generated(v1::cursor_service_server::CursorServiceServer::new(
             services(),
@@ -86,7 +91,8 @@ impl Fixture {
             _phase: phase,
             wal: WalServiceClient::new(channel.clone()),
             logs: LogServiceClient::new(channel.clone()),
-            cursors: CursorServiceClient::new(channel),
+            cursors: CursorServiceClient::new(channel.clone()),
+            channel,
         }
     }
 
@@ -486,5 +492,25 @@ async fn many_followers_of_a_log_get_all_of_it() {
         let mut messages = fixture.wal.scan(request).await.unwrap().into_inner();
         let message = messages.message().await.unwrap().unwrap();
         assert_eq!(message.batches[0].first_lsn(), next);
+    }
+}
+
+#[tokio::test]
+async fn every_call_of_the_wal_service_is_served() {
+    let fixture = Fixture::serving(StorageConfig::default()).await;
+    let contract = FileDescriptorSet::decode(wald_proto::FILE_DESCRIPTOR_SET).unwrap();
+    let mut services = contract.file.into_iter().flat_map(|file| file.service);
+    let service = services.find(|service| service.name() == "WalService");
+    for method in service.unwrap().method {
+        let path = format!("/wald.v1.WalService/{}", method.name());
+        let mut client = tonic::client::Grpc::new(fixture.channel.clone());
+        client.ready().await.unwrap();
+        // An empty message is one of every type.
+        let empty = Request::new(v1::GetTailRequest::default());
+        let codec = MessageCodec::<v1::GetTailRequest, Sent<()>>::default();
+        let path = path.parse().unwrap();
+        let answer = client.server_streaming(empty, path, codec).await;
+        let code = answer.err().map(|status| status.code());
+        assert_ne!(code, Some(Code::Unimplemented), "{}", method.name());
     }
 }

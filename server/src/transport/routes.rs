@@ -48,7 +48,7 @@ pub(crate) trait Serve: Send + Sync {
 }
 
 /// A service that tonic has generated.
-pub(crate) struct Generated<S>(pub(crate) S);
+pub(crate) struct Generated<S>(S);
 
 impl<S> Serve for Generated<S>
 where
