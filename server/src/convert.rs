@@ -46,7 +46,7 @@ const DEFAULT_READ_RECORDS: u32 = 100;
 const DEFAULT_PAGE: usize = 100;
 const MAX_PAGE: usize = 1000;
 /// Bytes of bodies asked of the engine for one message of a scan. Large enough that the
-/// cost of a message does not count (performance.md: 64 to 256 KiB).
+/// cost of a message does not count.
 const SCAN_CHUNK_BYTES: u32 = 256 << 10;
 /// Chunk size for the TEXT view, where each record grows by its lsn and its time: even empty
 /// records stay below the limit of a response.

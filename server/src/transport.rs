@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Event loops of one thread each, instead of one pool that steals work, halve the CPU
-//! of a unary call (performance.md): a request, its engine ticket and its answer wake
+//! of a unary call: a request, its engine ticket and its answer wake
 //! the thread that has them in its cache.
 //!
 //! | file | purpose |

@@ -22,7 +22,7 @@ const LARGE_BYTES: usize = 64 << 10;
 /// The answer to a call: these messages, then the status.
 pub(crate) fn answer(messages: Answers<Framed>) -> Response<tonic::body::Body> {
     response(Reply {
-        rest: Rest::Messages(messages),
+        rest: ReplyRest::Messages(messages),
         pieces: SmallVec::new().into_iter(),
         held: None,
     })
@@ -37,7 +37,7 @@ pub(super) fn answer_one<M: Encode>(
 ) -> Result<Response<tonic::body::Body>, Status> {
     let (metadata, message, extensions) = answer.into_parts();
     let mut response = response(Reply {
-        rest: Rest::Good,
+        rest: ReplyRest::Good,
         pieces: Framed::together(std::iter::once(message))?
             .pieces
             .into_iter(),
@@ -56,7 +56,7 @@ fn response(reply: Reply) -> Response<tonic::body::Body> {
 }
 
 /// The messages of an answer that are not made yet, and its status.
-enum Rest {
+enum ReplyRest {
     Messages(Answers<Framed>),
     /// No message is left, and the status is OK.
     Good,
@@ -67,7 +67,7 @@ enum Rest {
 /// A body: messages in pieces, and the status at the end. The pieces go to the connection unchanged, while tonic's own
 /// body copies every message into a buffer of the call.
 struct Reply {
-    rest: Rest,
+    rest: ReplyRest,
     /// Pieces of the message that is being sent.
     pieces: smallvec::IntoIter<Pieces>,
     /// Room of that message, until all of it has left.
@@ -89,7 +89,7 @@ impl Body for Reply {
             }
             self.held = None;
             let status = match &mut self.rest {
-                Rest::Messages(stream) => match ready!(stream.as_mut().poll_next(context)) {
+                ReplyRest::Messages(stream) => match ready!(stream.as_mut().poll_next(context)) {
                     Some(Ok(Framed { pieces, held })) => {
                         self.pieces = pieces.into_iter();
                         self.held = held;
@@ -98,11 +98,11 @@ impl Body for Reply {
                     Some(Err(status)) => status,
                     None => Status::ok(""),
                 },
-                Rest::Good => Status::ok(""),
-                Rest::Nothing => return Poll::Ready(None),
+                ReplyRest::Good => Status::ok(""),
+                ReplyRest::Nothing => return Poll::Ready(None),
             };
             // The stream is not needed any more.
-            self.rest = Rest::Nothing;
+            self.rest = ReplyRest::Nothing;
             let mut trailers = HeaderMap::new();
             let added = status.add_header(&mut trailers);
             return Poll::Ready(Some(added.map(|()| Frame::trailers(trailers))));
