@@ -517,9 +517,11 @@ impl Recovered {
             let (bytes, walked) = match (tail.take_if(|_| is_last), link) {
                 (Some(tail), _) => (tail.content, tail.walked),
                 (None, link) => {
-                    let walk = |bytes: &Content<'_>| match link {
-                        Some(link) => segment.as_bytes(bytes).walk_before(link),
-                        None => segment.as_bytes(bytes).walk_last(),
+                    let checkpointed = self.checkpointed_end(segment.life.id);
+                    let walk = |bytes: &Content<'_>| match (link, checkpointed) {
+                        (Some(link), _) => segment.as_bytes(bytes).walk_before(link),
+                        (None, Some(end)) => segment.as_bytes(bytes).walk_finished(end),
+                        (None, None) => segment.as_bytes(bytes).walk_last(),
                     };
                     let bytes = segment.content(disk)?;
                     let walked = walk(&bytes);

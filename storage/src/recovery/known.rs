@@ -76,7 +76,7 @@ impl Recovered {
             }
             self.note_checkpoint(&summary);
             if !wanted {
-                self.note_witness(summary.last, checkpoint::path(id));
+                self.note_witness(&summary, checkpoint::path(id));
                 return Ok(());
             }
             // All are in order, and there may be many.
@@ -90,7 +90,7 @@ impl Recovered {
             };
             let goes_with_runs = runs_are_indexed && self.goes_with_runs(&summary);
             if !goes_with_runs || !summary.segments.iter().all(there) {
-                self.note_witness(summary.last, checkpoint::path(id));
+                self.note_witness(&summary, checkpoint::path(id));
                 continue;
             }
             self.witness = None;

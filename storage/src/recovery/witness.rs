@@ -35,6 +35,8 @@ pub(super) struct Witness {
     /// The last segment that it covers.
     last: SegmentId,
     path: String,
+    /// Segments that it covers and their ends, in order.
+    ends: Vec<(SegmentId, Position)>,
 }
 
 impl Walked {
@@ -130,8 +132,22 @@ impl Recovered {
     }
 
     /// Notes a checkpoint that the start does not begin with. The newest counts.
-    pub(super) fn note_witness(&mut self, last: SegmentId, path: String) {
-        self.witness.get_or_insert(Witness { last, path });
+    pub(super) fn note_witness(&mut self, summary: &Summary, path: String) {
+        self.witness.get_or_insert_with(|| Witness {
+            last: summary.last,
+            path,
+            ends: (summary.segments.iter())
+                .map(|segment| (segment.life.id, segment.end))
+                .collect(),
+        });
+    }
+
+    /// End of the frames of a segment, if a checkpoint records it. The link of its successor, which also records it,
+    /// may be damaged.
+    pub(super) fn checkpointed_end(&self, id: SegmentId) -> Option<Position> {
+        let ends = &self.witness.as_ref()?.ends;
+        let at = ends.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        ends.get(at).map(|(_, end)| *end)
     }
 
     /// Finds a checkpoint that was set aside.
@@ -145,7 +161,7 @@ impl Recovered {
             let path = checkpoint::old_path(id);
             let summary = read_checkpoint(disk, &path, |_| {});
             if let Some(summary) = summary.filter(|summary| summary.store_id == self.store.id) {
-                self.note_witness(summary.last, path);
+                self.note_witness(&summary, path);
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::around_damage::bare;
 use super::damage::without_indexes;
 use super::damaged_files::{End, Store};
 use super::faults::used_paths;
@@ -263,8 +264,63 @@ fn log_whose_name_is_lost_keeps_its_records_under_another_name() {
             .append(&format!("new/{start}"), b"logs are created again")
             .unwrap();
     }
-    let disk: Arc<dyn Disk> = Arc::new(disk);
-    assert!(examine(&disk, &store.config).unwrap().is_empty());
+    let store_disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    assert!(examine(&store_disk, &store.config).unwrap().is_empty());
+
+    // The names stay when the sorter has replaced the segments that record the acceptance.
+    let fixture = Fixture::with(disk, sorting::config());
+    fixture.fill_logs(1, 3);
+    assert!(fixture.sort() > 0);
+    let fixture = bare(fixture);
+    assert_eq!(fixture.report.findings, Vec::<String>::new());
+    for id in ids.values() {
+        let name = format!("unnamed/{id}");
+        assert!(fixture.core.logs.by_name(&name).is_some(), "{name}");
+    }
+    fixture
+        .append("new/sorted", b"logs are created again")
+        .unwrap();
+}
+
+#[test]
+fn checkpoint_keeps_the_end_of_a_segment_whose_successor_has_a_bad_link() {
+    let fixture = Fixture::with(SimDisk::seeded(1), small_config());
+    fixture
+        .append_batch(batch(&[("x", &[b"whole"]), ("y", &[b"damaged"])]))
+        .unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.append("z", b"later").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart_cleanly();
+    assert!(!fixture.disk.list("checkpoint").unwrap().is_empty());
+    let disk = fixture.disk.copy();
+    drop(fixture);
+
+    let paths = used_paths(&disk);
+    let mut bytes = disk.contents(&paths[0]).unwrap();
+    let of_last = bytes.windows(7).rposition(|at| at == b"damaged").unwrap();
+    // The header of the last frame: its unit looks as if it never ended.
+    let length = frame::HEADER_BYTES;
+    let header = (FIRST_FRAME..of_last).rev().find(|at| {
+        let life = Life::decode(&bytes).unwrap();
+        at % 8 == 0 && frame::decode_header(&bytes[*at..], life.salt).is_some()
+    });
+    bytes[header.unwrap() + length / 2] ^= 1;
+    disk.replace(&paths[0], bytes);
+    let mut bytes = disk.contents(&paths[1]).unwrap();
+    bytes[FIRST_FRAME + length / 2] ^= 1;
+    disk.replace(&paths[1], bytes);
+    remove_indexes(&disk);
+
+    let fixture = Fixture::with(disk, small_config());
+    let page = fixture.read("x", 0).unwrap();
+    assert_eq!(payloads(&page.batches[0]), [b"whole".to_vec()]);
+    let lost = fixture.read("y", 0);
+    assert!(
+        matches!(lost, Err(ReadError::Quarantined { to: Some(to), .. }) if to == Lsn::new(1)),
+        "{lost:?}"
+    );
 }
 
 #[test]

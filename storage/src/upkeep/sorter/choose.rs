@@ -526,13 +526,14 @@ impl Sorter {
             .collect()
     }
 
-    /// An acceptance, reduced to the records that some log still misses.
+    /// An acceptance, reduced to the records that some log still misses, and to lost names.
     fn still_matters(&self, accepted: &AcceptedLosses) -> AcceptedLosses {
-        let missed = |(log, _, to): &&(LogId, Lsn, Lsn)| {
+        let missed = |(log, from, to): &&(LogId, Lsn, Lsn)| {
             let log = self.logs.by_id(*log);
             log.is_none_or(|log| {
                 let state = log.state.read();
-                !state.deleted && *to > state.first(self.journal.durable())
+                let is_name = from == to;
+                !state.deleted && (is_name || *to > state.first(self.journal.durable()))
             })
         };
         AcceptedLosses {
