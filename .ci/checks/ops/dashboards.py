@@ -258,15 +258,22 @@ def firing(prometheus):
     return {one["metric"]["alertname"] for one in prometheus.get("query", query='ALERTS{alertstate="firing"}')["result"]}
 
 
+def rules(prometheus):
+    return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+
+
+def unanswered(prometheus, began, ended):
+    """The alerts whose query had no answer yet."""
+    def is_empty(rule):
+        query = re.sub(r" (==|<|>) -?[\d.]+$", "", rule["query"]) if rule["name"] in UNSEEN else rule["query"]
+        return not numbers(prometheus.range(query, began, ended, 1))
+    return [f"{rule['name']}: {rule['query']}" for rule in rules(prometheus) if is_empty(rule)]
+
+
 def alerts_fire(prometheus, began, ended):
     """Every alert's query must answer; the expected alerts fire, and none fires for a healthy daemon."""
-    empty = []
-    alerts = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
-    for rule in alerts:
-        query = re.sub(r" (==|<|>) -?[\d.]+$", "", rule["query"]) if rule["name"] in UNSEEN else rule["query"]
-        if not numbers(prometheus.range(query, began, ended, 1)):
-            empty.append(f"{rule['name']}: {rule['query']}")
-    expect("every alert's query has answered", not empty, "\n".join(empty) or f"{len(alerts)} alerts")
+    empty = unanswered(prometheus, began, ended)
+    expect("every alert's query has answered", not empty, "\n".join(empty) or f"{len(rules(prometheus))} alerts")
     states = {"firing": {}, "pending": {}}
     well, bare, clusters = set(), set(), {}
     for one in prometheus.range("ALERTS", began, ended, 1):
@@ -345,8 +352,11 @@ def dashboards(directory):
             for trouble in (slow, failed, damaged, restarted):
                 trouble(fleet)
             full(fleet, mount)
-            # Rates and trends need time; alerts that must hold for a minute may need more.
-            while time.time() < began + SECONDS or (set(FIRE) - firing(prometheus) and time.time() < began + 2 * SECONDS):
+            # Rates and trends need time; alerts that must hold for a minute, and a busy machine, may need more.
+            while time.time() < began + SECONDS:
+                time.sleep(1)
+            waits = lambda: set(FIRE) - firing(prometheus) or unanswered(prometheus, began, time.time())
+            while waits() and time.time() < began + 2 * SECONDS:
                 time.sleep(1)
             ended = time.time()
             boards = panels_answer(prometheus, began, ended)
