@@ -165,7 +165,8 @@ class Daemon:
 
     def call(self, method, request):
         """One call by grpcurl: (exit code, answer as JSON or None, text)."""
-        done = self.grpcurl("-d", json.dumps(request), self.grpc, method)
+        # An argument has at most 128 KiB.
+        done = self.grpcurl("-d", "@", self.grpc, method, input=json.dumps(request).encode())
         answer = json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
         return done.returncode, answer, (done.stdout + done.stderr).decode()
 

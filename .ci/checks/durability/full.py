@@ -16,7 +16,9 @@ ROUNDS = sized(20, 5)
 MIB = 1 << 20
 # Bytes that each round can fill: 64 MiB hold 20 of these, a pool and a first fill.
 BALLAST = 2 * MIB
-RECORD = 60_000
+# Bytes of a record: large, because each append is a process. Of one that a load program appends: small.
+RECORD = 240_000
+LOADED = 60_000
 SECONDS = 60
 
 
@@ -227,7 +229,7 @@ def room_made(data):
                 code, answer, said = daemon.call("wald.v1.WalService/Append",
                                                  {"log": gone, "record": {"text": text(refused)}})
                 refused += code != 0
-                if code == 0 and int(answer.get("lsn", 0)) % 40 == 0:
+                if code == 0 and int(answer.get("lsn", 0)) % 10 == 0:
                     daemon.call("wald.v1.WalService/Append", {"log": kept, "record": {"text": text(number)}})
             _, tail, _ = daemon.call("wald.v1.WalService/GetTail", {"log": gone})
             if drop == "Trim":
@@ -251,12 +253,12 @@ def fill(daemon, prefix, logs, seconds=120):
     """Appends until the disk stays full for some seconds. Returns the acknowledged bytes."""
     until, acked, idle = time.monotonic() + seconds, 0, 0
     while time.monotonic() < until and idle < 3:
-        with daemon.load(seconds=1, appends=10**9, writers=8, pause_ms=2, logs=logs, prefix=prefix, bytes=RECORD,
+        with daemon.load(seconds=1, appends=10**9, writers=8, pause_ms=2, logs=logs, prefix=prefix, bytes=LOADED,
                          attempts=1, tolerate=True) as load:
             result = load.result()
         if not all("DISK_FULL" in error for error in result["errors"]):
             raise SystemExit(f"appends failed: {result}")
-        acked += result["acks"] * RECORD
+        acked += result["acks"] * LOADED
         idle = 0 if result["acks"] else idle + 1
     return acked
 
