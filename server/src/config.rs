@@ -23,7 +23,8 @@ pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
-    ConsoleMode, FlushFailurePolicy, LogFormat, LogPattern, LogPatterns, SettingValue, Size,
+    ClientAuth, ConsoleMode, FlushFailurePolicy, LogFormat, LogPattern, LogPatterns, SettingValue,
+    Size, TlsVersion,
 };
 
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
@@ -31,6 +32,19 @@ const LARGEST_BATCH_BYTES: u64 = 63 << 20;
 
 /// Minimum places of the port: they leave room for probes next to a console.
 pub(crate) const LEAST_HTTP_CONNECTIONS: usize = 8;
+
+/// Cipher suites that `tls_cipher_suites` may list, by their names at IANA. The names of TLS 1.2 have the key exchange.
+pub(crate) const CIPHER_SUITES: [&str; 9] = [
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+];
 
 /// One row of the table of settings.
 #[derive(Debug)]
@@ -141,6 +155,34 @@ wald_storage::engine_settings! { settings
         /// Maximum time between two HTTP requests on one connection (> 0). The connection ends
         /// after it.
         http_idle_timeout: Duration = "1m";
+        /// File with the server's certificate in PEM, followed by its issuers (empty = no TLS). A
+        /// client that does not offer h2 by ALPN is refused. This file and the other files of TLS are
+        /// read again every 10 s and on SIGHUP. A file with a fault is refused, and the earlier files
+        /// stay in force.
+        tls_cert: String = "";
+        /// File with the private key of tls_cert in PEM, not encrypted. Refused if every user of the
+        /// machine can read it.
+        tls_key: String = "";
+        /// Whether clients send certificates. off: none is requested. optional: a certificate is
+        /// verified if the client sends one. require: the handshake fails without a valid one. The
+        /// HTTP port treats require as optional, because probes send no certificate.
+        tls_client_auth: ClientAuth = "off";
+        /// File with the certificates of the CAs of clients in PEM. Required by tls_client_auth. A
+        /// client certificate needs a subjectAltName. Its key usage, if present, must include
+        /// digitalSignature.
+        tls_client_ca: String = "";
+        /// File with certificate revocation lists of these CAs in PEM (empty = none). They cover the
+        /// certificates of clients, not of issuers. A certificate whose issuer has no list
+        /// passes. After a new list, open connections of a revoked certificate end within 1 s.
+        tls_client_crl: String = "";
+        /// Oldest accepted version of TLS: 1.2 or 1.3.
+        tls_min_version: TlsVersion = "1.2";
+        /// Accepted cipher suites, separated by commas (empty = all: three of TLS 1.3, and six of TLS
+        /// 1.2 with ECDHE and AEAD). The client's order counts.
+        tls_cipher_suites: String = "";
+        /// Whether the HTTP port also speaks TLS, with the same files. Probes and scrapers must then
+        /// use https.
+        http_tls: bool = "false";
         /// Permits gRPC without TLS on an address that other machines can reach. Every client that
         /// reaches the port can then read and append everything.
         insecure_listen: bool = "false";
@@ -302,14 +344,7 @@ impl Config {
             }
         })?;
         self.check_sizes()?;
-        if !self.listen.ip().is_loopback() && !self.insecure_listen {
-            return Err(Wrong::new(
-                "listen",
-                "every client that reaches that port could read and append everything, because the \
-                 service speaks plaintext; listen on 127.0.0.1, or say --insecure-listen if something else \
-                 protects the port",
-            ));
-        }
+        self.check_tls()?;
         for (name, size) in [
             ("max_header_bytes", self.max_header_bytes),
             ("stream_window_bytes", self.stream_window_bytes),
@@ -426,6 +461,92 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    /// Rules of TLS, and of the address that clients reach. A start checks the files.
+    fn check_tls(&self) -> Result<(), Wrong> {
+        let has_tls = self.has_tls();
+        if has_tls == self.tls_key.is_empty() {
+            let missing = if has_tls { "tls_key" } else { "tls_cert" };
+            return Err(Wrong::new(missing, "TLS needs both tls_cert and tls_key"));
+        }
+        let has_client_auth = self.tls_client_auth != ClientAuth::Off;
+        for (name, given) in [
+            ("tls_client_auth", has_client_auth),
+            ("tls_client_ca", !self.tls_client_ca.is_empty()),
+            ("tls_client_crl", !self.tls_client_crl.is_empty()),
+            ("tls_cipher_suites", !self.tls_cipher_suites.is_empty()),
+            ("http_tls", self.http_tls),
+        ] {
+            if given && !has_tls {
+                return Err(Wrong::new(name, "it needs tls_cert and tls_key"));
+            }
+        }
+        if has_client_auth && self.tls_client_ca.is_empty() {
+            return Err(Wrong::new(
+                "tls_client_auth",
+                "it needs tls_client_ca, the CAs of the clients",
+            ));
+        }
+        for (name, path) in [
+            ("tls_client_ca", &self.tls_client_ca),
+            ("tls_client_crl", &self.tls_client_crl),
+        ] {
+            if !has_client_auth && !path.is_empty() {
+                return Err(Wrong::new(
+                    name,
+                    "it has no effect while tls_client_auth is off; set optional or require",
+                ));
+            }
+        }
+        self.check_cipher_suites()?;
+        if !self.listen.ip().is_loopback() && !self.insecure_listen && !has_tls {
+            return Err(Wrong::new(
+                "listen",
+                "every client that reaches that port could read and append everything, because the \
+                 service speaks plaintext; listen on 127.0.0.1, set tls_cert and tls_key, or say \
+                 --insecure-listen if something else protects the port",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_cipher_suites(&self) -> Result<(), Wrong> {
+        let wrong = |why: String| Err(Wrong::new("tls_cipher_suites", why));
+        if self.tls_cipher_suites.is_empty() {
+            return Ok(());
+        }
+        let mut is_usable = false;
+        for name in self.tls_cipher_suites.split(',').map(str::trim) {
+            if !CIPHER_SUITES.contains(&name) {
+                let known = CIPHER_SUITES.join(", ");
+                return wrong(format!("{name:?} is not one of {known}"));
+            }
+            let is_tls12 = name.starts_with("TLS_ECDHE_");
+            is_usable |= !is_tls12 || self.tls_min_version == TlsVersion::Tls12;
+        }
+        match is_usable {
+            true => Ok(()),
+            false => wrong("none is of TLS 1.3, which tls_min_version requires".to_owned()),
+        }
+    }
+
+    /// Whether gRPC is served over TLS.
+    pub(crate) fn has_tls(&self) -> bool {
+        !self.tls_cert.is_empty()
+    }
+
+    /// A warning if clients on other machines can use the gRPC port without a credential.
+    pub(crate) fn exposed(&self) -> Option<&'static str> {
+        if self.listen.ip().is_loopback() || self.tls_client_auth == ClientAuth::Require {
+            return None;
+        }
+        Some(match self.has_tls() {
+            true => {
+                "clients on other machines need no certificate, and can read and append everything"
+            }
+            false => "plaintext on an address that other machines can reach",
+        })
     }
 
     fn check_traces(&self) -> Result<(), Wrong> {

@@ -48,6 +48,9 @@ use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::console;
 use crate::drain::{Phase, draining};
 use crate::rpc::Node;
+use crate::tls::{
+    CertificateWatch, ConnStream, HANDSHAKE_RECORD, REFUSED_GRACE, Reloader, TlsAcceptor, TlsPort,
+};
 use crate::transport::pause_after_failed_accept;
 use conn::{HttpConn, PeerProtocol};
 pub(crate) use hosts::{Hosts, UNKNOWN, asked};
@@ -119,7 +122,11 @@ pub(crate) fn start(
     node: &Arc<Node>,
     config: &Config,
     grpc: SocketAddr,
+    tls: Option<&Reloader>,
 ) -> io::Result<Http> {
+    let tls = tls
+        .filter(|_| config.http_tls)
+        .map(|tls| tls.acceptor(TlsPort::Http));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
@@ -135,7 +142,7 @@ pub(crate) fn start(
         .spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve(listener, node, &config, grpc) => {}
+                    () = serve(listener, node, &config, grpc, tls) => {}
                     // The other end was dropped.
                     _ = stopped => {}
                 }
@@ -153,13 +160,23 @@ struct Port {
     router: Router,
     phase: watch::Receiver<Phase>,
     grpc: SocketAddr,
+    /// Whether the gRPC port speaks TLS.
+    has_grpc_tls: bool,
+    /// `None`: this port speaks plaintext.
+    tls: Option<TlsAcceptor>,
     bounds: TimeBounds,
     /// Requests at work, probes aside: half of the places, so that one is always free or idle.
     at_work: Arc<Semaphore>,
 }
 
 /// Accepts connections and serves them.
-async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: SocketAddr) {
+async fn serve(
+    listener: TcpListener,
+    node: Arc<Node>,
+    config: &Config,
+    grpc: SocketAddr,
+    tls: Option<TlsAcceptor>,
+) {
     let http = listener.local_addr().ok();
     let hosts = Arc::new(Hosts::new(&config.console_hosts));
     let mut router = router(Arc::clone(&node), &hosts, config.has_console(), grpc);
@@ -172,6 +189,8 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
         router,
         phase: node.phase.clone(),
         grpc,
+        has_grpc_tls: config.has_tls(),
+        tls,
         bounds: TimeBounds {
             head: config.http_head_timeout,
             idle: config.http_idle_timeout,
@@ -207,10 +226,9 @@ async fn serve(listener: TcpListener, node: Arc<Node>, config: &Config, grpc: So
 /// Serves one connection until it is closed or overdue.
 async fn connection(socket: TcpStream, holder: Holder, port: Arc<Port>) {
     let place = holder.place();
-    let conn = HttpConn::new(socket, Arc::clone(place));
     let overdue = tokio::select! {
         biased;
-        () = talk(conn, place, &port) => return,
+        () = talk(socket, place, &port) => return,
         overdue = place.overdue(port.bounds) => overdue,
     };
     let why = match overdue {
@@ -223,19 +241,68 @@ async fn connection(socket: TcpStream, holder: Holder, port: Arc<Port>) {
 }
 
 /// Serves one connection, whatever its peer speaks.
-async fn talk(mut conn: HttpConn, place: &Arc<ConnPlace>, port: &Arc<Port>) {
+async fn talk(socket: TcpStream, place: &Arc<ConnPlace>, port: &Arc<Port>) {
     let mut phase = port.phase.clone();
-    let protocol = tokio::select! {
-        protocol = conn.protocol() => protocol,
+    let greeted = tokio::select! {
+        greeted = greet(socket, place, port) => greeted,
         // No request has begun.
         () = after_draining(&mut phase) => return,
     };
-    match protocol {
-        Ok(PeerProtocol::Http1) => http1(conn, place, port, phase).await,
-        Ok(PeerProtocol::Http2) => foreign::http2(conn, port.grpc).await,
-        Ok(PeerProtocol::Tls) => foreign::tls(conn, port.grpc).await,
+    match greeted {
+        Ok(Some(Greeted {
+            conn,
+            watch,
+            protocol,
+        })) => match protocol {
+            PeerProtocol::Http1 if port.tls.is_some() && !conn.is_tls() => {
+                foreign::plaintext(conn).await;
+            }
+            PeerProtocol::Http1 => http1(conn, watch, place, port, phase).await,
+            PeerProtocol::Http2 => foreign::http2(conn, port.grpc).await,
+            PeerProtocol::Tls => foreign::tls(conn, port.grpc, port.has_grpc_tls).await,
+        },
+        // The handshake of TLS failed.
+        Ok(None) => {}
         Err(error) => tracing::debug!(%error, "an HTTP connection was lost"),
     }
+}
+
+/// A connection whose protocol is known.
+struct Greeted {
+    conn: HttpConn,
+    /// Watches the certificate of the client, if it sent one.
+    watch: Option<CertificateWatch>,
+    protocol: PeerProtocol,
+}
+
+/// Makes the handshake of TLS, if the port has TLS and the peer begins one, and recognises the protocol. `None` if the
+/// handshake fails.
+async fn greet(
+    socket: TcpStream,
+    place: &Arc<ConnPlace>,
+    port: &Port,
+) -> io::Result<Option<Greeted>> {
+    let (stream, watch) = match &port.tls {
+        Some(tls) if begins_tls(&socket).await? => match tls.accept(socket).await {
+            Some(secured) => secured,
+            None => return Ok(None),
+        },
+        _ => (ConnStream::Plain(socket), None),
+    };
+    let mut conn = HttpConn::new(stream, Arc::clone(place));
+    let protocol = conn.protocol().await?;
+    Ok(Some(Greeted {
+        conn,
+        watch,
+        protocol,
+    }))
+}
+
+/// Awaits the first byte of a connection, and returns whether it begins a handshake of TLS. The byte stays unread.
+async fn begins_tls(socket: &TcpStream) -> io::Result<bool> {
+    let mut first = [0];
+    let length = socket.peek(&mut first).await?;
+    Ok(first[..length] == [HANDSHAKE_RECORD])
 }
 
 /// Resolves when draining begins; for connections that come later, never: a probe may ask up to
@@ -250,6 +317,7 @@ async fn after_draining(phase: &mut watch::Receiver<Phase>) {
 /// Serves HTTP/1, one request after the other.
 async fn http1(
     conn: HttpConn,
+    watch: Option<CertificateWatch>,
     place: &Arc<ConnPlace>,
     port: &Arc<Port>,
     mut phase: watch::Receiver<Phase>,
@@ -266,12 +334,26 @@ async fn http1(
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(conn), service);
     let mut connection = pin!(connection);
+    let refused = async {
+        match watch {
+            Some(watch) => watch.refused().await,
+            None => std::future::pending().await,
+        }
+    };
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => ended,
         () = draining(&mut phase) => {
             connection.as_mut().graceful_shutdown();
             connection.await
+        }
+        why = refused => {
+            tracing::info!(%why, "the certificate of a client is no longer accepted; its HTTP connection ends");
+            connection.as_mut().graceful_shutdown();
+            match tokio::time::timeout(REFUSED_GRACE, connection).await {
+                Ok(ended) => ended,
+                Err(_) => return,
+            }
         }
     };
     if let Err(error) = ended {

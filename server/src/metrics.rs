@@ -12,6 +12,7 @@ mod lag;
 mod observer;
 mod process;
 mod refusals;
+mod tls;
 mod totals;
 
 use std::sync::OnceLock;
@@ -35,6 +36,7 @@ pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
 pub(crate) use lag::{Lag, lags};
+pub(crate) use tls::{HandshakeResult, TlsMetrics};
 pub(crate) use totals::{Buckets, Totals, float};
 
 /// 10 ms times a power of two: from 20 us (a flush of battery-backed memory) to 10 s (a
@@ -158,6 +160,7 @@ pub(crate) struct Metrics {
     deduplicated: IntCounter,
     sessions: IntGauge,
     pub(crate) accept_waits: AllAcceptWaits,
+    pub(crate) tls: TlsMetrics,
     admitted: IntGaugeVec,
     memory: OnceLock<MemoryParts>,
     condition_failures: IntCounterVec,
@@ -496,6 +499,7 @@ impl Metrics {
             )?,
             sessions: make.gauge("wald_append_sessions", "Open append sessions.")?,
             accept_waits: AllAcceptWaits::new(&make)?,
+            tls: TlsMetrics::new(&make)?,
             admitted,
             memory: OnceLock::new(),
             condition_failures: make.counters(

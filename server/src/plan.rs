@@ -17,6 +17,7 @@ use crate::admission::{HEALTH_BYTES, OTHERS_BYTES};
 use crate::answers::ANSWERS_BYTES;
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::serve::Exit;
+use crate::tls::CONNECTION_BYTES as TLS_BYTES;
 use crate::transport::{
     ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, ALL_WINDOWS_BYTES, LEAST_WINDOW, SHORT_QUEUE_BYTES,
 };
@@ -53,6 +54,15 @@ const ENGINE_BYTES: u64 = 67 << 20;
 const CONNECTION_BYTES: u64 =
     (24 << 10) + LEAST_WINDOW as u64 + SHORT_QUEUE_BYTES as u64 + CALLS_OF_CONNECTION * CALL_BYTES;
 const HTTP_CONNECTION_BYTES: u64 = 40 << 10;
+
+/// Memory of connections, bytes: one of gRPC, one of HTTP.
+fn connection_bytes(config: &Config) -> (u64, u64) {
+    let inside = |has_tls: bool| if has_tls { TLS_BYTES } else { 0 };
+    (
+        CONNECTION_BYTES + inside(config.has_tls()),
+        HTTP_CONNECTION_BYTES + inside(config.http_tls),
+    )
+}
 
 /// Calls that the memory of a connection has room for.
 const CALLS_OF_CONNECTION: u64 = 2;
@@ -277,6 +287,7 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
     // Beyond those that each connection has.
     let most_calls = config.max_calls as u64;
     let mut calls = most_calls;
+    let (connection_bytes, http_connection_bytes) = connection_bytes(config);
     let mut bounds = [
         Bound {
             setting: "max_calls",
@@ -288,13 +299,13 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
             setting: "max_connections",
             value: &mut connections,
             least: LEAST_CONNECTIONS,
-            cost: CONNECTION_BYTES,
+            cost: connection_bytes,
         },
         Bound {
             setting: "http_max_connections",
             value: &mut http,
             least: LEAST_HTTP_CONNECTIONS as u64,
-            cost: HTTP_CONNECTION_BYTES,
+            cost: http_connection_bytes,
         },
     ];
     let origin = host.memory_origin(config.memory_limit.0);

@@ -19,7 +19,7 @@ use wald_proto::v1;
 use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
-use crate::config::{Config, FlushFailurePolicy, SettingValue};
+use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::logging;
@@ -27,7 +27,8 @@ use crate::metrics::Metrics;
 use crate::offline::{Gaps, few};
 use crate::plan::HostLimits;
 use crate::rpc::{Echo, Node, OpenStore, Services, WalCalls};
-use crate::transport::{Calls, Listener, Routes, Transport};
+use crate::tls::{self, Reloader};
+use crate::transport::{Calls, HttpUrl, Listener, Routes, Transport};
 use crate::{host, http};
 use open::OpenedStore;
 
@@ -106,6 +107,7 @@ struct Server {
     opening: open::Opening,
     listener: Listener,
     http: std::net::TcpListener,
+    tls: Option<Reloader>,
 }
 
 /// The reason why serving ended.
@@ -123,6 +125,7 @@ impl Server {
             )
         })?;
         let metrics = Arc::new(metrics);
+        let tls = tls::start(config, &metrics.tls).map_err(|why| Exit::new(Exit::CONFIG, why))?;
         host::check_owner(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir, config.create_store)?;
         host::check_volume(config, &config.data_dir, !existing)?;
@@ -166,6 +169,7 @@ impl Server {
             opening,
             listener,
             http,
+            tls,
         })
     }
 
@@ -184,6 +188,7 @@ impl Server {
             opening,
             listener,
             http,
+            tls,
         } = self;
         let life = ServerLife { phase, health };
         life.enter(Phase::Starting).await;
@@ -200,13 +205,16 @@ impl Server {
                 node.phase.clone(),
             ),
             routes: routes(&node, &life.health, config)?,
-            http: addresses.1,
+            http: addresses.1.map(|address| HttpUrl {
+                address,
+                has_tls: config.http_tls,
+            }),
         });
         let waits = node.metrics.accept_waits.grpc.clone();
-        let mut transport = Transport::start(listener, &calls, config, &node.phase, waits)
-            .map_err(|error| {
-                Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}"))
-            })?;
+        let mut transport =
+            Transport::start(listener, &calls, config, &node.phase, waits, tls.as_ref()).map_err(
+                |error| Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}")),
+            )?;
         let (admission, connections) = (
             Arc::clone(&calls.admission),
             Arc::clone(transport.connections()),
@@ -216,9 +224,21 @@ impl Server {
             let (answers, queued) = (connections.answer_bytes(), connections.queued_bytes());
             [appends, requests, answers, queued]
         });
-        let _http = http::start(http, &node, config, addresses.0).map_err(|error| {
-            Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
+        let _http =
+            http::start(http, &node, config, addresses.0, tls.as_ref()).map_err(|error| {
+                Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
+            })?;
+
+        let tls_files = tls.map(Reloader::run).transpose().map_err(|error| {
+            let sentence = format!("cannot start the thread that reads the files of TLS: {error}");
+            Exit::new(Exit::SYSTEM, sentence)
         })?;
+        let reload = || {
+            reload();
+            if let Some(files) = &tls_files {
+                files.reload();
+            }
+        };
 
         let opened = tokio::select! {
             opened = opening.opened() => opened?,
@@ -236,7 +256,7 @@ impl Server {
         announce(config, &opened, addresses, try_line);
         limits.tell(config);
 
-        let end = life.serve(config, &*engine, signals, reload).await;
+        let end = life.serve(config, &*engine, signals, &reload).await;
         life.leave(config, end, &*engine, &mut transport, signals)
             .await
     }
@@ -464,12 +484,21 @@ fn announce(
         "wald is serving"
     );
     if try_line {
+        let security = match (config.has_tls(), config.tls_client_auth) {
+            (false, _) => "-plaintext",
+            (true, ClientAuth::Require) => "-cacert CA.pem -cert CLIENT.pem -key CLIENT.key",
+            (true, _) => "-cacert CA.pem",
+        };
         logging::print(&format!(
-            "try: grpcurl -plaintext -d '{{\"log\":\"greetings\",\"record\":{{\"text\":\"hello\"}}}}' \
+            "try: grpcurl {security} -d '{{\"log\":\"greetings\",\"record\":{{\"text\":\"hello\"}}}}' \
              {grpc} wald.v1.WalService/Append"
         ));
         if let Some(http) = http.filter(|_| config.has_console()) {
-            logging::print(&format!("console: http://{http}/console/"));
+            let url = HttpUrl {
+                address: http,
+                has_tls: config.http_tls,
+            };
+            logging::print(&format!("console: {url}/console/"));
         }
     }
     if report.torn_bytes > 0 {
@@ -538,8 +567,8 @@ fn announce(
     if config.echo {
         tracing::warn!(%grpc, "the echo service is on: for measurements only, it has no limits");
     }
-    if !config.listen.ip().is_loopback() {
-        tracing::warn!(%grpc, "plaintext on an address that other machines can reach");
+    if let Some(warning) = config.exposed() {
+        tracing::warn!(%grpc, "{warning}");
     }
     if let Some(http) = http.filter(|http| config.has_console() && !http.ip().is_loopback()) {
         tracing::warn!(%http, "the console shows every record on an address that other machines can reach");

@@ -52,8 +52,9 @@ use tonic::transport::server::TcpIncoming;
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::metrics::AcceptWaits;
+use crate::tls::{Reloader, TlsAcceptor, TlsPort};
 use crate::wakes;
-use conn::Conn;
+use conn::ConnectionGuard;
 pub(crate) use incoming::Incoming;
 pub(crate) use patience::{Hurry, Patience};
 use peer::OpenConnection;
@@ -61,7 +62,7 @@ pub(crate) use peer::{
     ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES,
 };
 use routes::ConnectionCalls;
-pub(crate) use routes::{Calls, HttpAnswer, HttpResult, Routes, Serve};
+pub(crate) use routes::{Calls, HttpAnswer, HttpResult, HttpUrl, Routes, Serve};
 use window::AllWindows;
 pub(crate) use window::{ALL_WINDOWS_BYTES, LEAST_WINDOW};
 
@@ -150,6 +151,7 @@ impl Transport {
         config: &Config,
         phase: &watch::Receiver<Phase>,
         waits: AcceptWaits,
+        tls: Option<&Reloader>,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
         let connections = Arc::new(Connections::new(
@@ -159,7 +161,9 @@ impl Transport {
         let settings = ConnectionSettings::new(config);
         let mut loops = Vec::new();
         for index in 0..config.workers() {
-            let (event_loop, server) = event_loop(calls, settings.clone(), phase);
+            let mut settings = settings.clone();
+            settings.tls = tls.map(|tls| tls.acceptor(TlsPort::Grpc));
+            let (event_loop, server) = event_loop(calls, settings, phase);
             let running = running.clone();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -341,6 +345,8 @@ impl Acceptor {
 /// Terms on which connections are served.
 #[derive(Clone)]
 struct ConnectionSettings {
+    /// `None`: plaintext.
+    tls: Option<TlsAcceptor>,
     max_concurrent_streams: u32,
     max_local_resets: usize,
     max_header_bytes: u32,
@@ -366,6 +372,7 @@ impl ConnectionSettings {
         };
         let connection_window = window(config.connection_window_bytes.0);
         Self {
+            tls: None,
             max_concurrent_streams: config.max_concurrent_streams,
             max_local_resets: config.max_local_resets,
             max_header_bytes: u32::try_from(config.max_header_bytes.0).unwrap_or(u32::MAX),
@@ -401,13 +408,13 @@ async fn serve(
             () = draining(&mut phase) => break,
             Some(socket) = accepted.recv() => {
                 let at = socket.at;
-                match Conn::new(socket) {
-                    Ok(conn) => {
+                match ConnectionGuard::take(socket) {
+                    Ok((socket, guard)) => {
                         let settings = Arc::clone(&settings);
-                        let service = ConnectionCalls { calls: Arc::clone(&calls), peer: conn.peer() };
+                        let service = ConnectionCalls { calls: Arc::clone(&calls), peer: guard.peer() };
                         let phase = phase.clone();
                         connections.spawn(async move {
-                            http2::serve(conn, at, &settings, service, phase).await;
+                            http2::serve(socket, guard, at, &settings, service, phase).await;
                         });
                     }
                     Err(error) => tracing::debug!(%error, "a connection was lost as it was accepted"),

@@ -45,7 +45,7 @@ def form(answer):
         return {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGT]i?B|B)?$", "minimum": 0}
     if "expected a span" in answer:
         return {"type": "string", "pattern": r"^(0|([0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h|d|w) *)+)$"}
-    if choices := re.search(r"expected ([a-z_]+(?:, [a-z_]+)+)\n", answer):
+    if choices := re.search(r"expected ([a-z0-9_.]+(?:, [a-z0-9_.]+)+)\n", answer):
         return {"enum": choices[1].split(", ")}
     return {"type": "string"}
 

@@ -22,7 +22,8 @@ FIRE = {
     "WaldErrorBudgetBurn": "failed",
 }
 # No daemon here has these faults. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must exist.
-UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds", "WaldAcceptsWait"}
+UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds", "WaldAcceptsWait",
+          "WaldCertificateExpires", "WaldCertificateExpiresSoon", "WaldReloadFails"}
 # Panels about faults: a constant 0 counts as no data here.
 FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Refused calls", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",

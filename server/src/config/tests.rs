@@ -188,12 +188,86 @@ fn collector_has_to_be_named_by_an_http_url() {
     resolved(&file("otlp_endpoint = \"http://127.0.0.1:4317\""));
 }
 
+/// The text that turns TLS on.
+const TLS: &str = "tls_cert = \"c.pem\"\ntls_key = \"k.pem\"";
+
 #[test]
-fn plaintext_off_loopback_needs_a_word() {
+fn address_off_loopback_needs_tls_or_a_word() {
     let mut layers = file("listen = \"0.0.0.0:6925\"");
-    assert!(problems(&layers)[0].contains("--insecure-listen"));
+    let found = problems(&layers);
+    assert!(found[0].contains("--insecure-listen"), "{found:?}");
+    assert!(found[0].contains("set tls_cert"), "{found:?}");
     layers.flags = HashMap::from([("insecure_listen", "true".to_owned())]);
-    assert!(resolved(&layers).insecure_listen);
+    let plaintext = resolved(&layers);
+    assert!(plaintext.insecure_listen);
+    assert!(plaintext.exposed().unwrap().contains("plaintext"));
+    let text = format!("listen = \"0.0.0.0:6925\"\n{TLS}");
+    let without = resolved(&file(&text));
+    assert!(without.exposed().unwrap().contains("need no certificate"));
+    let text = format!("{text}\ntls_client_auth = \"require\"\ntls_client_ca = \"ca.pem\"");
+    assert_eq!(resolved(&file(&text)).exposed(), None);
+    assert_eq!(resolved(&Layers::default()).exposed(), None);
+}
+
+#[test]
+fn settings_of_tls_are_complete_or_refused() {
+    let suites = "tls_cipher_suites = \"TLS_AES_256_GCM_SHA384\"";
+    let old = "tls_cipher_suites = \"TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256\"";
+    let with = |more: &str| format!("{TLS}\n{more}");
+    for (text, setting, words) in [
+        ("tls_cert = \"c.pem\"".to_owned(), "tls_key is", "both"),
+        ("tls_key = \"k.pem\"".to_owned(), "tls_cert is", "both"),
+        (
+            "http_tls = true".to_owned(),
+            "http_tls is",
+            "needs tls_cert",
+        ),
+        (suites.to_owned(), "tls_cipher_suites is", "needs tls_cert"),
+        (
+            with("tls_client_auth = \"require\""),
+            "tls_client_auth is",
+            "tls_client_ca",
+        ),
+        (
+            with("tls_client_auth = \"maybe\""),
+            "tls_client_auth is",
+            "off, optional, require",
+        ),
+        (
+            with("tls_client_ca = \"ca.pem\""),
+            "tls_client_ca is",
+            "no effect",
+        ),
+        (
+            with("tls_client_crl = \"crl.pem\""),
+            "tls_client_crl is",
+            "no effect",
+        ),
+        (
+            with("tls_min_version = \"1.1\""),
+            "tls_min_version is",
+            "1.2, 1.3",
+        ),
+        (
+            with("tls_cipher_suites = \"TLS_RSA_WITH_AES_128_CBC_SHA\""),
+            "tls_cipher_suites is",
+            "not one of TLS_AES_256_GCM_SHA384",
+        ),
+        (
+            with(&format!("tls_min_version = \"1.3\"\n{old}")),
+            "tls_cipher_suites is",
+            "none is of TLS 1.3",
+        ),
+    ] {
+        let found = problems(&file(&text));
+        assert!(
+            found.len() == 1 && found[0].starts_with(setting) && found[0].contains(words),
+            "{text}: {found:?}"
+        );
+    }
+    let config = resolved(&file(&with(&format!("http_tls = true\n{suites}"))));
+    assert!(config.has_tls() && config.http_tls);
+    resolved(&file(&with(old)));
 }
 
 #[test]

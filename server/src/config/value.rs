@@ -180,6 +180,26 @@ pub(crate) enum FlushFailurePolicy {
     ReadOnly,
 }
 
+/// Whether clients must send a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ClientAuth {
+    /// None is requested.
+    Off,
+    /// One is requested, and verified if the client sends it.
+    Optional,
+    /// The handshake fails without one.
+    Require,
+}
+
+/// Oldest version of TLS that is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TlsVersion {
+    /// TLS 1.2 and 1.3.
+    Tls12,
+    /// TLS 1.3 only.
+    Tls13,
+}
+
 /// Form of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogFormat {
@@ -230,5 +250,7 @@ choice!(SyncMode {
 choice!(OnDamage { Quarantine = "quarantine", Refuse = "refuse" });
 choice!(ReadStrategy { Pread = "pread", Mmap = "mmap" });
 choice!(FlushFailurePolicy { Exit = "exit", ReadOnly = "read_only" });
+choice!(ClientAuth { Off = "off", Optional = "optional", Require = "require" });
+choice!(TlsVersion { Tls12 = "1.2", Tls13 = "1.3" });
 choice!(LogFormat { Auto = "auto", Text = "text", Json = "json" });
 choice!(ConsoleMode { Auto = "auto", On = "on", Off = "off" });

@@ -36,15 +36,18 @@ pub(super) struct SettingsView {
 impl SettingsView {
     pub(super) fn new(config: &Config, grpc: SocketAddr, http: Option<SocketAddr>) -> Self {
         let mut warnings: Vec<String> = config.can_be_lost().into_iter().collect();
-        if !config.listen.ip().is_loopback() {
-            warnings.push(format!(
-                "gRPC is served in plaintext on {grpc}, which other machines can reach"
-            ));
+        if let Some(warning) = config.exposed() {
+            warnings.push(format!("gRPC on {grpc}: {warning}"));
         }
         if !config.http_listen.ip().is_loopback() {
-            warnings.push(
-                "this console is served in plaintext where other machines can reach it".to_owned(),
-            );
+            let form = if config.http_tls {
+                "without a login"
+            } else {
+                "in plaintext"
+            };
+            warnings.push(format!(
+                "this console is served {form} where other machines can reach it"
+            ));
         }
         Self {
             data_dir: config.data_dir.display().to_string(),

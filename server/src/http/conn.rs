@@ -11,10 +11,10 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 use super::places::ConnPlace;
+use crate::tls::{ConnStream, HANDSHAKE_RECORD};
 
 /// Longest time that a client may take to close after the server has.
 const LINGER: Duration = Duration::from_secs(1);
@@ -23,8 +23,6 @@ const LINGER_BYTES: usize = 1 << 20;
 
 /// Bytes that open an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// First byte of a TLS ClientHello.
-const HANDSHAKE: u8 = 0x16;
 
 /// The protocol that a peer speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +40,7 @@ impl PeerProtocol {
     fn of(first: &[u8]) -> Option<Self> {
         match first {
             [] => None,
-            [HANDSHAKE, ..] => Some(Self::Tls),
+            [HANDSHAKE_RECORD, ..] => Some(Self::Tls),
             _ if first.starts_with(PREFACE) => Some(Self::Http2),
             _ if PREFACE.starts_with(first) => None,
             _ => Some(Self::Http1),
@@ -52,24 +50,31 @@ impl PeerProtocol {
 
 /// A connection of the HTTP port.
 pub(super) struct HttpConn {
-    socket: TcpStream,
+    stream: ConnStream,
     place: Arc<ConnPlace>,
     /// Bytes that were read and must be read again.
     first: Bytes,
     /// Bytes that may still be read; more are an error.
     left: usize,
     linger: Option<(Pin<Box<Sleep>>, usize)>,
+    is_shut_down: bool,
 }
 
 impl HttpConn {
-    pub(super) fn new(socket: TcpStream, place: Arc<ConnPlace>) -> Self {
+    pub(super) fn new(stream: ConnStream, place: Arc<ConnPlace>) -> Self {
         Self {
-            socket,
+            stream,
             place,
             first: Bytes::new(),
             left: usize::MAX,
             linger: None,
+            is_shut_down: false,
         }
+    }
+
+    /// Whether the bytes are inside TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        self.stream.is_tls()
     }
 
     /// Reads as many bytes as tell the protocol. They stay to be read.
@@ -123,7 +128,7 @@ impl Drop for HttpConn {
     /// and the unsent bytes, until the peer reads them.
     fn drop(&mut self) {
         if self.place.is_blocked() {
-            let _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
+            let _ = SockRef::from(self.stream.socket()).set_linger(Some(Duration::ZERO));
         }
     }
 }
@@ -141,7 +146,7 @@ impl AsyncRead for HttpConn {
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         let read = buffer.filled().len() - before;
         if read > 0 {
             self.place.received();
@@ -160,7 +165,7 @@ impl AsyncWrite for HttpConn {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.wrote(&written);
         written
     }
@@ -170,34 +175,46 @@ impl AsyncWrite for HttpConn {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
         self.wrote(&written);
         written
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        // Encrypted bytes that the peer does not take wait here.
+        if self.is_tls() {
+            match &flushed {
+                Poll::Ready(_) if self.place.is_blocked() => self.place.sent(),
+                Poll::Ready(_) => {}
+                Poll::Pending => self.place.blocked(),
+            }
+        }
+        flushed
     }
 
     /// Waits for the client to close, too, and drops the rest of its bytes: the system resets a
     /// socket that is closed with unread bytes, and the last answer is lost with it.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let conn = &mut *self;
-        let (linger, dropped) = match &mut conn.linger {
-            Some(linger) => linger,
-            none => {
-                ready!(Pin::new(&mut conn.socket).poll_shutdown(context))?;
-                none.insert((Box::pin(tokio::time::sleep(LINGER)), 0))
+        let (linger, dropped) =
+            (conn.linger).get_or_insert_with(|| (Box::pin(tokio::time::sleep(LINGER)), 0));
+        if !conn.is_shut_down {
+            match Pin::new(&mut conn.stream).poll_shutdown(context) {
+                Poll::Ready(shut_down) => shut_down?,
+                // Inside TLS the last bytes may wait for a peer that takes nothing.
+                Poll::Pending => return linger.as_mut().poll(context).map(Ok),
             }
-        };
+            conn.is_shut_down = true;
+        }
         let mut bytes = [0; 4 << 10];
         loop {
             let mut buffer = ReadBuf::new(&mut bytes);
-            let read = Pin::new(&mut conn.socket).poll_read(context, &mut buffer);
+            let read = Pin::new(conn.stream.socket_mut()).poll_read(context, &mut buffer);
             let gone = match &read {
                 Poll::Ready(read) => read.is_err() || buffer.filled().is_empty(),
                 Poll::Pending => false,

@@ -26,20 +26,41 @@ const MOST_TIME: Duration = Duration::from_secs(5);
 /// Calls on such a connection that are answered before it ends.
 const MOST_CALLS: u32 = 8;
 
-/// Answers a handshake of TLS in plaintext: clients tell their users that the server speaks
+/// Answers a handshake of TLS in plaintext: clients report to their users that the server speaks
 /// plaintext HTTP. An alert would read like a fault of a certificate.
-pub(super) async fn tls(conn: HttpConn, grpc: SocketAddr) {
-    let sentence = format!(
-        "This port speaks HTTP/1.1 in plaintext, not TLS. gRPC is on port {}, in plaintext too.\n",
-        grpc.port()
-    );
+pub(super) async fn tls(conn: HttpConn, grpc: SocketAddr, has_grpc_tls: bool) {
+    let form = if has_grpc_tls {
+        "over TLS"
+    } else {
+        "in plaintext too"
+    };
+    refuse(
+        conn,
+        &format!(
+            "This port speaks HTTP/1.1 in plaintext, not TLS. gRPC is on port {}, {form}.\n",
+            grpc.port()
+        ),
+    )
+    .await;
+}
+
+/// Answers a request in plaintext on a port with TLS.
+pub(super) async fn plaintext(conn: HttpConn) {
+    refuse(
+        conn,
+        "This port speaks HTTP/1.1 over TLS: use https:// instead of http://.\n",
+    )
+    .await;
+}
+
+async fn refuse(conn: HttpConn, sentence: &str) {
     let answer = format!(
         "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n\
          Content-Length: {}\r\nConnection: close\r\n\r\n{sentence}",
         sentence.len()
     );
     if let Err(error) = conn.answer(answer.as_bytes()).await {
-        tracing::debug!(%error, "a TLS client was not answered");
+        tracing::debug!(%error, "a client of another protocol was not answered");
     }
 }
 

@@ -65,6 +65,16 @@ fn nothing_is_lowered_where_everything_fits() {
 }
 
 #[test]
+fn connection_takes_more_memory_inside_tls() {
+    let tls = [("tls_cert", "c.pem"), ("tls_key", "k.pem")];
+    let more = TLS_BYTES;
+    let (grpc, http) = connection_bytes(&config(&[]));
+    assert_eq!(connection_bytes(&config(&tls)), (grpc + more, http));
+    let both = config(&[tls[0], tls[1], ("http_tls", "true")]);
+    assert_eq!(connection_bytes(&both), (grpc + more, http + more));
+}
+
+#[test]
 fn connections_are_lowered_first_then_http_then_segments() {
     for (limit, lowered) in [(1024, 1), (480, 2), (256, 3)] {
         let mut config = config(&[]);

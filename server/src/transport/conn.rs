@@ -1,4 +1,4 @@
-//! One connection: its socket, its place among those allowed, and its end.
+//! One connection: its bytes, its place among those allowed, and its end.
 
 use std::future::Future;
 use std::io;
@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::frames::FramePosition;
 use super::peer::{OpenConnection, Peer};
 use super::{AcceptedSocket, LoopLoad};
+use crate::tls::ConnStream;
 
 /// Bytes moved that count as one step of a task. A task has 128 steps in a turn.
 const UNIT_BYTES: usize = 1 << 10;
@@ -40,47 +41,43 @@ const OVERHEAD_PAUSE: Duration = Duration::from_millis(5);
 /// for how long a client takes nothing: at 50 KB/s the usual 2.5 MiB are 50 s.
 const UNSENT_BYTES: u32 = 128 << 10;
 
+/// Bytes inside TLS that a client may send for each byte of data. The smallest frame of HTTP/2 in a record of its own
+/// needs 5.
+const TLS_PER_DATA: u64 = 5;
+
+/// Bytes inside TLS that it may send besides, for handshakes and a record that has not arrived whole.
+const TLS_BESIDES: u64 = 64 << 10;
+
 /// Maximum time for a client to close after the server has.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A connection that an event loop serves: its socket, its permit and its end.
-pub(super) struct Conn {
-    socket: TcpStream,
+/// Counts a connection among those allowed, from its accept to its end.
+pub(super) struct ConnectionGuard {
     address: Option<IpAddr>,
-    linger: Option<Pin<Box<Sleep>>>,
-    /// Bytes dropped since the server has closed.
-    dropped: u64,
-    frames: FramePosition,
-    overhead: Overhead,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
     _load: LoopLoad,
     _open: OpenConnection,
 }
 
-impl Conn {
+impl ConnectionGuard {
     /// Takes a socket into the event loop of the calling thread.
-    pub(super) fn new(accepted: AcceptedSocket) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// If the socket cannot be used.
+    pub(super) fn take(accepted: AcceptedSocket) -> io::Result<(TcpStream, Self)> {
         // If it cannot be set, slow clients look silent for longer.
         let _ = SockRef::from(&accepted.socket).set_tcp_notsent_lowat(UNSENT_BYTES);
         let address = accepted.socket.peer_addr();
-        Ok(Self {
+        let socket = TcpStream::from_std(accepted.socket)?;
+        let guard = Self {
             address: address.map(|address| address.ip()).ok(),
-            socket: TcpStream::from_std(accepted.socket)?,
-            linger: None,
-            dropped: 0,
-            frames: FramePosition::new(),
-            overhead: Overhead::new(),
             peer: accepted.peer,
             _open: accepted.open,
             _permit: accepted.permit,
             _load: accepted.load,
-        })
-    }
-
-    /// The socket, to look at.
-    pub(super) fn socket(&self) -> &TcpStream {
-        &self.socket
+        };
+        Ok((socket, guard))
     }
 
     /// Address of the client; `None` if it was gone too early.
@@ -94,13 +91,42 @@ impl Conn {
     }
 }
 
+/// A connection that an event loop serves: its bytes, its guard and its end.
+pub(super) struct Conn {
+    stream: ConnStream,
+    guard: ConnectionGuard,
+    linger: Option<Pin<Box<Sleep>>>,
+    is_shut_down: bool,
+    /// Bytes dropped since the server has closed.
+    dropped: u64,
+    frames: FramePosition,
+    records: RecordOverhead,
+    overhead: Overhead,
+}
+
+impl Conn {
+    /// A connection whose handshakes, but for HTTP/2's own, are done.
+    pub(super) fn new(stream: ConnStream, guard: ConnectionGuard) -> Self {
+        Self {
+            stream,
+            guard,
+            linger: None,
+            is_shut_down: false,
+            dropped: 0,
+            frames: FramePosition::new(),
+            records: RecordOverhead::default(),
+            overhead: Overhead::new(),
+        }
+    }
+}
+
 impl Drop for Conn {
     fn drop(&mut self) {
-        let owed = self.overhead.owed(&self.peer, Instant::now());
-        if let Some(address) = self.address
+        let owed = self.overhead.owed(&self.guard.peer, Instant::now());
+        if let Some(address) = self.guard.address
             && owed > OVERHEAD_OWED
         {
-            self.peer.suspects().add(address);
+            self.guard.peer.suspects().add(address);
         }
     }
 }
@@ -156,6 +182,24 @@ impl Overhead {
     }
 }
 
+/// Bytes inside TLS that carry no data: empty records, new keys, a byte in each record. They count as bytes for no call.
+#[derive(Debug, Default)]
+struct RecordOverhead {
+    data: u64,
+    counted: u64,
+}
+
+impl RecordOverhead {
+    /// Bytes to count, after `data` more bytes of data, of all those that were received inside TLS.
+    fn excess(&mut self, inside_tls: u64, data: usize) -> usize {
+        self.data += data as u64;
+        let most = self.data * TLS_PER_DATA + TLS_BESIDES + self.counted;
+        let excess = inside_tls.saturating_sub(most);
+        self.counted += excess;
+        usize::try_from(excess).unwrap_or(usize::MAX)
+    }
+}
+
 /// Charges steps to the task's turn: by the number of reads and writes alone a turn could
 /// move megabytes, for which all others on the event loop wait.
 fn spend(steps: usize, context: &mut Context<'_>) {
@@ -177,13 +221,18 @@ impl AsyncRead for Conn {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let conn = &mut *self;
-        ready!(conn.overhead.poll_room(&conn.peer, context));
+        ready!(conn.overhead.poll_room(&conn.guard.peer, context));
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
         let read = buffer.filled().len() - before;
+        if let Some(inside_tls) = self.stream.received_in_tls() {
+            let excess = self.records.excess(inside_tls, read);
+            self.guard.peer.received(excess);
+        }
+        ready!(polled)?;
         let begun = self.frames.take(&buffer.filled()[before..]);
-        self.peer.received(read);
-        self.peer.useful(begun.useful);
+        self.guard.peer.received(read);
+        self.guard.peer.useful(begun.useful);
         spend(read / UNIT_BYTES + begun.frames / UNIT_FRAMES, context);
         Poll::Ready(Ok(()))
     }
@@ -195,8 +244,8 @@ impl AsyncWrite for Conn {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.socket).poll_write(context, bytes))?;
-        self.peer.sent(written);
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.guard.peer.sent(written);
         spend(written / UNIT_BYTES, context);
         Poll::Ready(Ok(written))
     }
@@ -206,18 +255,18 @@ impl AsyncWrite for Conn {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.socket).poll_write_vectored(context, slices))?;
-        self.peer.sent(written);
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices))?;
+        self.guard.peer.sent(written);
         spend(written / UNIT_BYTES, context);
         Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     /// Waits for the client to close, too, and drops the bytes that it still sends: closing a
@@ -225,21 +274,23 @@ impl AsyncWrite for Conn {
     /// to send, only the bytes that can have been under way are read.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let conn = &mut *self;
-        let linger = match &mut conn.linger {
-            Some(linger) => linger,
-            none => {
-                ready!(Pin::new(&mut conn.socket).poll_shutdown(context))?;
-                none.insert(Box::pin(tokio::time::sleep(LINGER)))
+        let linger = (conn.linger).get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+        if !conn.is_shut_down {
+            match Pin::new(&mut conn.stream).poll_shutdown(context) {
+                Poll::Ready(shut_down) => shut_down?,
+                // Inside TLS the last bytes may wait for a client that takes nothing.
+                Poll::Pending => return linger.as_mut().poll(context).map(Ok),
             }
-        };
-        let most = OVERHEAD_BURST + 2 * conn.peer.window();
+            conn.is_shut_down = true;
+        }
+        let most = OVERHEAD_BURST + 2 * conn.guard.peer.window();
         let mut dropped = [0; 4 << 10];
         loop {
             if conn.dropped > most {
                 return linger.as_mut().poll(context).map(Ok);
             }
             let mut buffer = ReadBuf::new(&mut dropped);
-            let read = Pin::new(&mut conn.socket).poll_read(context, &mut buffer);
+            let read = Pin::new(conn.stream.socket_mut()).poll_read(context, &mut buffer);
             let gone = match &read {
                 Poll::Ready(read) => read.is_err() || buffer.filled().is_empty(),
                 Poll::Pending => false,
@@ -291,6 +342,25 @@ mod tests {
         );
     }
 
+    #[test]
+    fn bytes_of_tls_without_data_count_as_bytes_for_no_call() {
+        const RECORD: u64 = 22;
+        let mut records = RecordOverhead::default();
+        let (mut inside, mut counted) = (0, 0);
+        // Frames of 9 bytes in records of their own.
+        for _ in 0..10_000 {
+            inside += RECORD + 9;
+            counted += records.excess(inside, 9);
+        }
+        assert_eq!(counted, 0);
+        for _ in 0..100_000 {
+            inside += RECORD;
+            counted += records.excess(inside, 0);
+        }
+        let spare = 10_000 * (9 * TLS_PER_DATA - RECORD - 9) + TLS_BESIDES;
+        assert_eq!(counted as u64, 100_000 * RECORD - spare);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn calls_give_no_credit_for_pings() {
         const HEAD: usize = 60;
@@ -336,7 +406,8 @@ mod tests {
             open,
             at: tokio::time::Instant::now(),
         };
-        let mut conn = Conn::new(accepted).unwrap();
+        let (socket, guard) = ConnectionGuard::take(accepted).unwrap();
+        let mut conn = Conn::new(ConnStream::Plain(socket), guard);
         let sender = tokio::spawn(async move {
             let (mut sent, mut most) = (0, 0);
             poll_fn(|context| {

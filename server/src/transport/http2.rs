@@ -21,11 +21,12 @@ use std::time::Duration;
 use h2::server::Connection;
 use h2::{Ping, PingPong};
 use http::Request;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::call::{self, Terms};
-use super::conn::Conn;
+use super::conn::{Conn, ConnectionGuard};
 use super::incoming::Incoming;
 use super::patience::AT_DRAIN;
 use super::peer::{AnswerPiece, Peer, QUEUE_BYTES};
@@ -35,6 +36,7 @@ use super::suspects::HOLD;
 use super::window::Windows;
 use super::{ConnectionSettings, draining};
 use crate::drain::Phase;
+use crate::tls::{ConnStream, REFUSED_GRACE};
 
 /// Calls that a client may give up at once before its connection is slowed down.
 const CANCELS_AT_ONCE: u64 = 10_000;
@@ -57,26 +59,35 @@ const UNCHARGED_AT_ONCE: usize = 64;
 /// Serves a connection until it is closed. GOAWAY asks its client to make no more calls when
 /// draining begins, when the connection reaches its age, or when a newer one takes its place.
 pub(super) async fn serve(
-    conn: Conn,
+    socket: TcpStream,
+    guard: ConnectionGuard,
     accepted: Instant,
     settings: &ConnectionSettings,
     service: ConnectionCalls,
     phase: watch::Receiver<Phase>,
 ) {
-    let peer = conn.peer();
+    let peer = guard.peer();
     let http = service.calls.http;
-    let address = conn.address();
+    let address = guard.address();
     let handshake = async {
         if address.is_some_and(|address| peer.suspects().has(address)) {
             tokio::time::sleep(HOLD).await;
         }
-        match preface::greet(conn.socket(), http).await {
-            Ok(Greeting::Http2) => Some(builder(settings).handshake::<_, AnswerPiece>(conn).await),
+        match preface::greet(&socket, http, settings.tls.is_some()).await {
+            Ok(Greeting::Expected) => {}
             // The answer named the port that its client probably means, if that is known.
-            Ok(_) | Err(_) => None,
+            Ok(Greeting::Answered) | Err(_) => return None,
         }
+        let (stream, watch) = match &settings.tls {
+            None => (ConnStream::Plain(socket), None),
+            Some(tls) => tls.accept(socket).await?,
+        };
+        let conn = Conn::new(stream, guard);
+        let connection = builder(settings).handshake::<_, AnswerPiece>(conn).await;
+        Some(connection.map(|connection| (connection, watch)))
     };
-    let mut handshake = pin!(handshake);
+    // Boxed, because TLS makes it large, and the connection lives on without it.
+    let mut handshake = Box::pin(handshake);
     let mut late = pin!(tokio::time::sleep_until(
         accepted + settings.handshake_timeout
     ));
@@ -91,13 +102,14 @@ pub(super) async fn serve(
         }
         handshake.as_mut().poll(context)
     });
-    let connection = match connection.await {
+    let (connection, watch) = match connection.await {
         Some(Ok(connection)) => connection,
         Some(Err(error)) => return ended(&error, address, &peer),
         // It has sent nothing that could be served.
         None => return,
     };
-    let served = Serving::new(connection, accepted, settings, service, peer.clone(), phase);
+    let mut served = Serving::new(connection, accepted, settings, service, peer.clone(), phase);
+    served.refused = watch.map(|watch| Box::pin(watch.refused()) as Refused);
     let mut served = pin!(served);
     if let Err(error) = poll_fn(|context| served.as_mut().get_mut().poll(context)).await {
         ended(&error, address, &peer);
@@ -136,6 +148,9 @@ fn builder(settings: &ConnectionSettings) -> h2::server::Builder {
     builder
 }
 
+/// Resolves when the certificate of the client is refused, with the reason.
+type Refused = Pin<Box<dyn Future<Output = rustls::Error> + Send>>;
+
 /// The reason why the connection is over.
 enum ConnectionEnd {
     /// It was closed in order.
@@ -153,6 +168,8 @@ struct Serving {
     life: TimeLimits,
     alive: Alive,
     cancels: Cancels,
+    /// `None` without a certificate of the client.
+    refused: Option<Refused>,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -176,6 +193,7 @@ impl Serving {
             },
             alive,
             cancels: Cancels::new(&peer),
+            refused: None,
             timer: Box::pin(sleep_until(accepted)),
             terms: Arc::new(Terms {
                 peer,
@@ -210,6 +228,17 @@ impl Serving {
         }
         if self.life.left.is_none() && self.terms.peer.is_asked_to_leave() {
             self.leave();
+        }
+        if let Some(refused) = &mut self.refused
+            && let Poll::Ready(why) = refused.as_mut().poll(context)
+        {
+            self.refused = None;
+            tracing::info!(%why, "the certificate of a client is no longer accepted; its connection ends");
+            let at = Instant::now() + REFUSED_GRACE;
+            self.life.gone_at = Some(self.life.gone_at.map_or(at, |gone_at| gone_at.min(at)));
+            if self.life.left.is_none() {
+                self.leave();
+            }
         }
         let held_until = self.cancels.held_until(&self.terms.peer);
         if held_until.is_none() {

@@ -6,11 +6,14 @@
 //! connection that speaks HTTP/2 is served as if nobody had looked.
 
 use std::io;
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use socket2::SockRef;
 use tokio::net::TcpStream;
+
+use super::routes::HttpUrl;
+use crate::linger;
+use crate::tls::HANDSHAKE_RECORD;
 
 /// The first bytes that a client of HTTP/2 sends.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -21,32 +24,28 @@ const ENOUGH: usize = 3;
 /// Longest method of HTTP/1.1 that is taken for one.
 const METHOD_BYTES: usize = 16;
 
-/// First byte of TLS: a record with a handshake.
-const TLS_HANDSHAKE: u8 = 22;
-
 /// Pause after fewer bytes than tell anything. They stay where they are, so nothing wakes for more.
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// Maximum time, and maximum bytes, for which the rest of a request is dropped after its
-/// answer. Closing a socket with unread bytes resets it, and the answer is lost.
-const LINGER: Duration = Duration::from_secs(1);
-const LINGER_BYTES: usize = 1 << 20;
 
 /// Result of the first bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Greeting {
-    /// HTTP/2: the connection continues.
-    Http2,
+    /// The protocol of the port: the connection continues.
+    Expected,
     /// Another protocol: it was answered, if there is an answer, and must be closed.
     Answered,
 }
 
-/// Awaits the first bytes of a connection, and answers those that are not HTTP/2. The caller bounds
-/// the time: a client may never send anything.
+/// Awaits the first bytes of a connection, and answers those that are not TLS on a port with TLS, or not HTTP/2 on
+/// one without. The caller bounds the time: a client may never send anything.
 ///
 /// # Errors
 /// If the connection fails, or is closed by its client.
-pub(super) async fn greet(socket: &TcpStream, http: Option<SocketAddr>) -> io::Result<Greeting> {
+pub(super) async fn greet(
+    socket: &TcpStream,
+    http: Option<HttpUrl>,
+    has_tls: bool,
+) -> io::Result<Greeting> {
     let mut first = [0; PREFACE.len()];
     let protocol = loop {
         let length = socket.peek(&mut first).await?;
@@ -59,7 +58,9 @@ pub(super) async fn greet(socket: &TcpStream, http: Option<SocketAddr>) -> io::R
         }
     };
     let name = match protocol {
-        Protocol::Http2 => return Ok(Greeting::Http2),
+        Protocol::Tls if has_tls => return Ok(Greeting::Expected),
+        Protocol::Http2 if !has_tls => return Ok(Greeting::Expected),
+        Protocol::Http2 => "HTTP/2 without TLS",
         Protocol::Http1 => "HTTP/1.1",
         Protocol::Tls => "TLS",
         Protocol::Other => return Ok(Greeting::Answered),
@@ -67,11 +68,11 @@ pub(super) async fn greet(socket: &TcpStream, http: Option<SocketAddr>) -> io::R
     tracing::info!(
         client = socket.peer_addr().ok().map(|client| client.to_string()),
         protocol = name,
-        "a client does not speak HTTP/2 on the gRPC port; it got an explanation in HTTP/1.1"
+        "a client does not speak the protocol of the gRPC port; it got an explanation in HTTP/1.1"
     );
     say_goodbye(
         socket,
-        answer(protocol, socket.local_addr()?, http).as_bytes(),
+        answer(protocol, socket.local_addr()?, http, has_tls).as_bytes(),
     )
     .await?;
     Ok(Greeting::Answered)
@@ -93,7 +94,7 @@ impl Protocol {
         if first[..length] == PREFACE[..length] {
             return (length >= ENOUGH).then_some(Self::Http2);
         }
-        if first[0] == TLS_HANDSHAKE {
+        if first[0] == HANDSHAKE_RECORD {
             return Some(Self::Tls);
         }
         let method = first.iter().take_while(|byte| byte.is_ascii_uppercase());
@@ -109,19 +110,25 @@ impl Protocol {
 /// An answer in HTTP/1.1. TLS clients get it too: they report "wrong version number" or "first
 /// record does not look like a TLS handshake", which is the sign of a port without TLS. An
 /// alert would report versions and ciphers.
-fn answer(protocol: Protocol, own: SocketAddr, http: Option<SocketAddr>) -> String {
+fn answer(protocol: Protocol, own: SocketAddr, http: Option<HttpUrl>, has_tls: bool) -> String {
     let what = match protocol {
+        _ if has_tls => "This port speaks gRPC over TLS: use https:// instead of http://.\n",
         Protocol::Tls => "This port speaks gRPC without TLS: use http:// instead of https://.\n",
         _ => "This port speaks gRPC, over HTTP/2 only.\n",
     };
     let http = http.map_or_else(String::new, |mut http| {
-        if http.ip().is_unspecified() {
-            http.set_ip(reached(own.ip()));
+        if http.address.ip().is_unspecified() {
+            http.address.set_ip(reached(own.ip()));
         }
-        format!("/metrics, /livez, /readyz and the console are at http://{http}/\n")
+        format!("/metrics, /livez, /readyz and the console are at {http}/\n")
     });
+    let security = if has_tls {
+        "-cacert ca.pem"
+    } else {
+        "-plaintext"
+    };
     let body = format!(
-        "{what}{http}A call from the command line:\n  grpcurl -plaintext -d '{{\"log\":\"greetings\",\"record\":\
+        "{what}{http}A call from the command line:\n  grpcurl {security} -d '{{\"log\":\"greetings\",\"record\":\
          {{\"text\":\"hello\"}}}}' {own} wald.v1.WalService/Append\n"
     );
     let length = body.len();
@@ -140,22 +147,7 @@ fn reached(own: IpAddr) -> IpAddr {
 async fn say_goodbye(socket: &TcpStream, answer: &[u8]) -> io::Result<()> {
     socket.writable().await?;
     let _sent = socket.try_write(answer)?;
-    SockRef::from(socket).shutdown(Shutdown::Write)?;
-    let rest = async {
-        let (mut dropped, mut buffer) = (0, [0; 4 << 10]);
-        while dropped < LINGER_BYTES {
-            socket.readable().await?;
-            match socket.try_read(&mut buffer) {
-                Ok(0) => break,
-                Ok(read) => dropped += read,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    };
-    // Later it is closed whatever still comes.
-    tokio::time::timeout(LINGER, rest).await.unwrap_or(Ok(()))
+    linger::end(socket).await
 }
 
 #[cfg(test)]
@@ -210,8 +202,8 @@ mod tests {
                 tokio::task::yield_now().await;
                 client.write_all(after).await.unwrap();
             };
-            let (greeting, ()) = tokio::join!(greet(&server, None), greeted);
-            assert_eq!(greeting.unwrap(), Greeting::Http2);
+            let (greeting, ()) = tokio::join!(greet(&server, None, false), greeted);
+            assert_eq!(greeting.unwrap(), Greeting::Expected);
             let mut read = [0; PREFACE.len()];
             server.read_exact(&mut read).await.unwrap();
             assert_eq!(&read, PREFACE);
@@ -219,8 +211,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn plaintext_on_a_port_with_tls_gets_an_answer_that_names_https() {
+        let http = HttpUrl {
+            address: "127.0.0.1:6926".parse().unwrap(),
+            has_tls: true,
+        };
+        for sent in [PREFACE.as_slice(), b"GET / HTTP/1.1\r\n\r\n"] {
+            let (mut client, server) = pair().await;
+            let served = tokio::spawn(async move { greet(&server, Some(http), true).await });
+            client.write_all(sent).await.unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.contains("use https://"), "{answer}");
+            assert!(answer.contains("https://127.0.0.1:6926/"), "{answer}");
+            assert!(answer.contains("grpcurl -cacert"), "{answer}");
+            drop(client);
+            assert_eq!(served.await.unwrap().unwrap(), Greeting::Answered);
+        }
+        let (mut client, server) = pair().await;
+        client.write_all(b"\x16\x03\x01\x02\0\x01").await.unwrap();
+        assert_eq!(
+            greet(&server, None, true).await.unwrap(),
+            Greeting::Expected
+        );
+    }
+
+    #[tokio::test]
     async fn other_protocols_are_told_where_to_go() {
-        let http = "0.0.0.0:6926".parse().unwrap();
+        let http = HttpUrl {
+            address: "0.0.0.0:6926".parse().unwrap(),
+            has_tls: false,
+        };
         let request = [b"POST / HTTP/1.1\r\n\r\n".as_slice(), &[b'x'; 100_000]].concat();
         for (sent, names) in [
             (request.as_slice(), "over HTTP/2 only"),
@@ -228,7 +249,7 @@ mod tests {
         ] {
             let (mut client, server) = pair().await;
             let port = server.local_addr().unwrap().port();
-            let served = tokio::spawn(async move { greet(&server, Some(http)).await });
+            let served = tokio::spawn(async move { greet(&server, Some(http), false).await });
             client.write_all(sent).await.unwrap();
             let mut answer = String::new();
             client.read_to_string(&mut answer).await.unwrap();

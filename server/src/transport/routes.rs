@@ -12,6 +12,7 @@
 mod book;
 
 use std::convert::Infallible;
+use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -136,8 +137,22 @@ pub(crate) struct Calls {
     pub(crate) counter: CallCounter,
     pub(crate) admission: Arc<Admission>,
     pub(crate) routes: Routes,
-    /// Address of the HTTP port, for clients that look for it here.
-    pub(crate) http: Option<SocketAddr>,
+    /// The HTTP port, for clients that look for it here.
+    pub(crate) http: Option<HttpUrl>,
+}
+
+/// The beginning of every URL of the HTTP port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HttpUrl {
+    pub(crate) address: SocketAddr,
+    pub(crate) has_tls: bool,
+}
+
+impl fmt::Display for HttpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.has_tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.address)
+    }
 }
 
 /// The calls of one connection.

@@ -5,8 +5,6 @@
 //! has no meaning. The sentence in the answer names the right form. `te: trailers` may be
 //! missing, since no proxy between here and its client is known.
 
-use std::net::SocketAddr;
-
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
@@ -14,6 +12,7 @@ use http_body::Frame;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::HttpUrl;
 use crate::metrics::{RequestHead, Rpc};
 use crate::status::{self, Access};
 
@@ -27,7 +26,7 @@ const MAX_SHOWN: usize = 100;
 pub(super) fn check<B>(
     request: &Request<B>,
     head: RequestHead,
-    http: Option<SocketAddr>,
+    http: Option<HttpUrl>,
 ) -> Result<Rpc, Box<Response<Body>>> {
     let headers = request.headers();
     // A method that is not known could be one that writes.
@@ -105,9 +104,9 @@ fn shown(value: &HeaderValue) -> String {
 }
 
 /// The right port for clients that do not speak gRPC.
-fn elsewhere(http: Option<SocketAddr>) -> String {
+fn elsewhere(http: Option<HttpUrl>) -> String {
     http.map_or_else(String::new, |http| {
-        format!("; /metrics and the console are at http://{http}")
+        format!("; /metrics and the console are at {http}")
     })
 }
 
@@ -175,7 +174,10 @@ mod tests {
 
     /// The HTTP status, and the code that a gRPC client makes of the refusal.
     fn refused(request: &Request<()>, head: RequestHead) -> (u16, Status) {
-        let http = Some("10.0.0.1:6926".parse().unwrap());
+        let http = Some(HttpUrl {
+            address: "10.0.0.1:6926".parse().unwrap(),
+            has_tls: false,
+        });
         let refusal = check(request, head, http).unwrap_err();
         let status = Status::from_header_map(refusal.headers()).unwrap();
         let metadata = status.get_details_error_info().unwrap().metadata;

@@ -1,0 +1,107 @@
+//! TLS of both ports: its files, its handshakes, and the certificates of clients.
+//!
+//! ```text
+//! files ──every 10 s, SIGHUP──▶ thread wald-reload: changed? ─▶ checked ─▶ TlsState in force
+//!                                                       │ a fault: the old state stays,
+//!                                                       ▼ a log line and a metric
+//! connection: ClientHello ─▶ a turn (8 at a time on an event loop) ─▶ handshake with the state in force
+//!             open, with a client certificate: verified again with each new CA and CRL
+//! ```
+//!
+//! | file | purpose |
+//! |---|---|
+//! | `files.rs` | reads the files |
+//! | `check.rs` | checks their contents before they come into force |
+//! | `clients.rs` | verifies the certificate of a client |
+//! | `handshake.rs` | one handshake |
+//! | `reload.rs` | the thread that reads the files again |
+//! | `stream.rs` | the bytes of a connection, in plaintext or inside TLS |
+
+mod check;
+mod clients;
+mod files;
+mod handshake;
+mod reload;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use tokio::sync::watch;
+
+use clients::ClientVerifier;
+pub(crate) use handshake::TlsAcceptor;
+pub(crate) use reload::{Reloader, start};
+pub(crate) use stream::ConnStream;
+
+/// First byte of a connection that begins with a handshake of TLS.
+pub(crate) const HANDSHAKE_RECORD: u8 = 22;
+
+/// Maximum memory of TLS for one connection, bytes: its keys, a record that arrives, its data until HTTP reads them,
+/// and [`stream::UNSENT_BYTES`].
+pub(crate) const CONNECTION_BYTES: u64 = 64 << 10;
+
+/// Time that a connection has to end after a new CA or CRL refused the certificate of its client. With the verification
+/// of all open connections it is below 1 second.
+pub(crate) const REFUSED_GRACE: Duration = Duration::from_millis(800);
+
+/// Terms of new handshakes, made of the files that passed the last check.
+pub(crate) struct TlsState {
+    grpc: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
+    /// `None`: no client is asked for a certificate.
+    clients: Option<ClientVerifier>,
+    /// Rises with each new CA or CRL.
+    generation: u64,
+}
+
+/// The port that a handshake is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TlsPort {
+    /// gRPC over HTTP/2.
+    Grpc,
+    /// Probes, metrics and the console over HTTP/1.1. It never requires a client certificate, because a kubelet
+    /// sends none.
+    Http,
+}
+
+impl TlsPort {
+    /// The one protocol that the port offers by ALPN.
+    fn protocol(self) -> &'static [u8] {
+        match self {
+            Self::Grpc => b"h2",
+            Self::Http => b"http/1.1",
+        }
+    }
+}
+
+/// Watches whether the certificate of an open connection stays acceptable.
+pub(crate) struct CertificateWatch {
+    /// The certificate and its issuers, as the client sent them.
+    chain: Vec<CertificateDer<'static>>,
+    generation: u64,
+    state: watch::Receiver<Arc<TlsState>>,
+}
+
+impl CertificateWatch {
+    /// Resolves when a new CA or CRL refuses the certificate, with the reason.
+    pub(crate) async fn refused(mut self) -> rustls::Error {
+        loop {
+            let state = Arc::clone(&self.state.borrow_and_update());
+            if state.generation != self.generation {
+                self.generation = state.generation;
+                if let Some(clients) = &state.clients
+                    && let Err(error) = clients.verify(&self.chain)
+                {
+                    return error;
+                }
+            }
+            // The sender goes only when the process ends.
+            if self.state.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}

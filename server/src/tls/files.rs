@@ -1,0 +1,168 @@
+//! The files of TLS: their settings, and their contents as bytes.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::{SupportedCipherSuite, SupportedProtocolVersion, version};
+
+use crate::config::{ClientAuth, Config, Size, TlsVersion};
+
+/// Maximum size of a file with certificates or a key, bytes.
+const CERTIFICATE_BYTES: u64 = 512 << 10;
+/// Maximum size of the file of CRLs, bytes. A CRL takes about 40 bytes for each revoked certificate.
+const CRL_BYTES: u64 = 16 << 20;
+
+static FROM_TLS12: [&SupportedProtocolVersion; 2] = [&version::TLS12, &version::TLS13];
+static FROM_TLS13: [&SupportedProtocolVersion; 1] = [&version::TLS13];
+
+/// The settings of TLS.
+#[derive(Debug, Clone)]
+pub(super) struct TlsFiles {
+    pub(super) certificate: PathBuf,
+    pub(super) key: PathBuf,
+    /// `None`: no client is asked for a certificate.
+    pub(super) client_ca: Option<PathBuf>,
+    pub(super) client_crl: Option<PathBuf>,
+    pub(super) client_auth: ClientAuth,
+    pub(super) provider: Arc<CryptoProvider>,
+    pub(super) versions: &'static [&'static SupportedProtocolVersion],
+}
+
+/// The fault of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    setting: &'static str,
+    path: PathBuf,
+    why: String,
+}
+
+impl Fault {
+    pub(super) fn new(setting: &'static str, path: &Path, why: impl fmt::Display) -> Self {
+        Self {
+            setting,
+            path: path.to_owned(),
+            why: why.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.setting, self.path.display(), self.why)
+    }
+}
+
+/// Contents of all files.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Contents {
+    pub(super) certificate: Vec<u8>,
+    pub(super) key: Vec<u8>,
+    pub(super) client_ca: Vec<u8>,
+    pub(super) client_crl: Vec<u8>,
+}
+
+impl Contents {
+    /// Whether the certificates of clients are verified by the same CA and CRL.
+    pub(super) fn verifies_clients_as(&self, other: &Self) -> bool {
+        self.client_ca == other.client_ca && self.client_crl == other.client_crl
+    }
+}
+
+/// The name of a cipher suite at IANA.
+fn name(suite: &SupportedCipherSuite) -> String {
+    format!("{:?}", suite.suite()).replacen("TLS13_", "TLS_", 1)
+}
+
+impl TlsFiles {
+    /// The settings; `None` without a certificate. The configuration was checked before.
+    pub(super) fn new(config: &Config) -> Option<Self> {
+        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        let mut provider = aws_lc_rs::default_provider();
+        if !config.tls_cipher_suites.is_empty() {
+            let names: Vec<&str> = config.tls_cipher_suites.split(',').map(str::trim).collect();
+            (provider.cipher_suites).retain(|suite| names.contains(&name(suite).as_str()));
+        }
+        Some(Self {
+            certificate: path(&config.tls_cert)?,
+            key: path(&config.tls_key)?,
+            client_ca: path(&config.tls_client_ca),
+            client_crl: path(&config.tls_client_crl),
+            client_auth: config.tls_client_auth,
+            provider: Arc::new(provider),
+            versions: match config.tls_min_version {
+                TlsVersion::Tls12 => &FROM_TLS12,
+                TlsVersion::Tls13 => &FROM_TLS13,
+            },
+        })
+    }
+
+    /// Reads all files.
+    ///
+    /// # Errors
+    /// With the first file that cannot be read, is too large, or is a key that every user can read.
+    pub(super) fn read(&self) -> Result<Contents, Fault> {
+        let optional = |setting, path: &Option<PathBuf>, most| match path {
+            Some(path) => read(setting, path, most),
+            None => Ok(Vec::new()),
+        };
+        Ok(Contents {
+            certificate: read("tls_cert", &self.certificate, CERTIFICATE_BYTES)?,
+            key: read("tls_key", &self.key, CERTIFICATE_BYTES)?,
+            client_ca: optional("tls_client_ca", &self.client_ca, CERTIFICATE_BYTES)?,
+            client_crl: optional("tls_client_crl", &self.client_crl, CRL_BYTES)?,
+        })
+    }
+}
+
+/// Reads a file. The path may go through links: Kubernetes replaces files by changing a link to their directory.
+fn read(setting: &'static str, path: &Path, most: u64) -> Result<Vec<u8>, Fault> {
+    let fault = |why: &dyn fmt::Display| Fault::new(setting, path, why);
+    // Without NONBLOCK the open of a FIFO would wait for its writer.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| fault(&format!("cannot be opened: {error}")))?;
+    let file = File::from(file);
+    let about = file.metadata().map_err(|error| fault(&error))?;
+    if !about.is_file() {
+        return Err(fault(&"it is not a regular file"));
+    }
+    let mode = about.permissions().mode() & 0o7777;
+    if setting == "tls_key" && mode & 0o007 != 0 {
+        return Err(fault(&format!(
+            "every user of this machine can use the key (mode {mode:04o}); run: chmod o-rwx {}",
+            path.display()
+        )));
+    }
+    let mut bytes = Vec::new();
+    (file.take(most + 1).read_to_end(&mut bytes))
+        .map_err(|error| fault(&format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > most {
+        return Err(fault(&format!("the file is larger than {}", Size(most))));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CIPHER_SUITES;
+
+    #[test]
+    fn cipher_suites_of_the_setting_are_all_that_the_library_has() {
+        let suites: Vec<_> = aws_lc_rs::DEFAULT_CIPHER_SUITES.iter().collect();
+        assert_eq!(
+            suites.iter().map(|suite| name(suite)).collect::<Vec<_>>(),
+            CIPHER_SUITES
+        );
+        for suite in suites {
+            let is_tls12 = name(suite).starts_with("TLS_ECDHE_");
+            assert_eq!(suite.tls13().is_none(), is_tls12, "{suite:?}");
+        }
+    }
+}

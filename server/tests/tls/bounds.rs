@@ -1,0 +1,109 @@
+//! Clients that stop in the middle of a handshake.
+
+use std::time::{Duration, Instant};
+
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::certificates::Files;
+use crate::client::{connect, grpc, settings, wal};
+use crate::start;
+use crate::support::append;
+
+const STOPPED: usize = 200;
+const SLOW: usize = 50;
+const BOUND: Duration = Duration::from_secs(3);
+
+/// Reads until the server closes the connection.
+async fn closed(mut socket: TcpStream) -> Instant {
+    let mut rest = Vec::new();
+    let _ = socket.read_to_end(&mut rest).await;
+    Instant::now()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_stop_delay_no_other_handshake_and_are_gone_in_time() {
+    let files = Files::new();
+    let mut arguments = files.arguments();
+    arguments.push(format!("--handshake-timeout={}s", BOUND.as_secs()));
+    let daemon = start(&arguments);
+    let address = grpc(&daemon);
+    let config = std::sync::Arc::new(files.client(&["h2"], None));
+    let hello = || {
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut client = ClientConnection::new(std::sync::Arc::clone(&config), name).unwrap();
+        let mut hello = Vec::new();
+        client.write_tls(&mut hello).unwrap();
+        hello
+    };
+    let began = Instant::now();
+    let mut peers = tokio::task::JoinSet::new();
+    for _ in 0..STOPPED {
+        let mut socket = TcpStream::connect(&address).await.unwrap();
+        socket.write_all(&hello()).await.unwrap();
+        peers.spawn(closed(socket));
+    }
+    for _ in 0..SLOW {
+        let socket = TcpStream::connect(&address).await.unwrap();
+        let (mut reader, mut writer) = socket.into_split();
+        let hello = hello();
+        let sender = tokio::spawn(async move {
+            for byte in hello {
+                if writer.write_all(&[byte]).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        });
+        peers.spawn(async move {
+            let mut rest = Vec::new();
+            let _ = reader.read_to_end(&mut rest).await;
+            sender.abort();
+            Instant::now()
+        });
+    }
+    for _ in 0..20 {
+        let begin = Instant::now();
+        let mut stream = connect(&address, std::sync::Arc::clone(&config))
+            .await
+            .unwrap();
+        settings(&mut stream).await.unwrap();
+        assert!(
+            begin.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            begin.elapsed()
+        );
+    }
+    while let Some(closed) = peers.join_next().await {
+        let lasted = closed.unwrap() - began;
+        assert!(lasted < BOUND + Duration::from_secs(5), "{lasted:?}");
+    }
+    let abandoned = "wald_tls_handshakes_total{result=\"abandoned\"}";
+    assert_eq!(daemon.metric(abandoned), (STOPPED + SLOW) as f64);
+    let mut wal = wal(&grpc(&daemon), files.client(&["h2"], None)).await;
+    wal.append(append("a", "after all of them")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handshakes_at_once_all_succeed() {
+    const AT_ONCE: usize = 200;
+    let files = Files::new();
+    let daemon = start(&files.arguments());
+    let address = grpc(&daemon);
+    let config = std::sync::Arc::new(files.client(&["h2"], None));
+    let mut peers = tokio::task::JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let (address, config) = (address.clone(), std::sync::Arc::clone(&config));
+        peers.spawn(async move {
+            let mut stream = connect(&address, config).await?;
+            settings(&mut stream).await
+        });
+    }
+    while let Some(peer) = peers.join_next().await {
+        peer.unwrap().unwrap();
+    }
+    let done = daemon.metric("wald_tls_handshakes_total{result=\"ok\"}");
+    assert_eq!(done, AT_ONCE as f64);
+}

@@ -1,0 +1,21 @@
+//! TLS of both ports, over the built daemon: handshakes, certificates of clients, files that change, bounds, the end.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod bounds;
+mod certificates;
+mod client;
+mod clients;
+mod drain;
+mod files;
+mod ports;
+mod reload;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::Daemon;
+
+/// Starts a daemon with these arguments.
+fn start(arguments: &[String]) -> Daemon {
+    Daemon::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
