@@ -63,6 +63,9 @@ use crate::journal::segment::Segment;
 use crate::logs::Logs;
 use crate::logs::damages::{DEBRIS_BYTES, Damage, Damages};
 
+/// Files of segments have whole pages, bytes.
+const PAGE_BYTES: u64 = 4096;
+
 /// Time that each phase of a start took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecoveryTimes {
@@ -514,10 +517,10 @@ impl Recovered {
             {
                 continue;
             }
+            let checkpointed = self.checkpointed_end(segment.life.id);
             let (bytes, walked) = match (tail.take_if(|_| is_last), link) {
                 (Some(tail), _) => (tail.content, tail.walked),
                 (None, link) => {
-                    let checkpointed = self.checkpointed_end(segment.life.id);
                     let walk = |bytes: &Content<'_>| match (link, checkpointed) {
                         (Some(link), _) => segment.as_bytes(bytes).walk_before(link),
                         (None, Some(end)) => segment.as_bytes(bytes).walk_finished(end),
@@ -549,8 +552,11 @@ impl Recovered {
                 let closings = link.and_then(|link| link.closings.as_deref());
                 self.explain(segment.life.id, &holes, closings, &accepted);
             }
-            if link.is_none() && !is_last && !walked.is_sealed() && walked.torn > 0 {
-                // The successor does not record the end of this segment.
+            // If no file records the end of a segment, bytes behind it may have been frames. A file that ends within
+            // a page was cut.
+            let is_cut = walked.is_used_behind || !bytes.size().is_multiple_of(PAGE_BYTES);
+            let is_ended = link.is_some() || checkpointed.is_some() || walked.is_sealed();
+            if !is_last && !is_ended && is_cut {
                 self.drafts.mark_uncertain(walked.end);
                 self.findings.push(format!(
                     "where segment {} ended is not known",

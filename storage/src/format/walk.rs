@@ -316,6 +316,8 @@ pub(crate) struct Walked {
     pub(crate) chain: u32,
     /// Number of cut bytes from `end` on: bytes that are not zeros of a fresh file.
     pub(crate) torn: u64,
+    /// Whether bytes from `end` on are not zeros: torn, or of an earlier life of the file.
+    pub(crate) is_used_behind: bool,
     /// Offsets of bytes that the device could not read and that end the walk. They may hold a frame
     /// that was flushed, so nothing may be cut off here.
     pub(crate) unread: Option<Range<u64>>,
@@ -328,6 +330,7 @@ impl Walked {
             end: first,
             chain: 0,
             torn: 0,
+            is_used_behind: false,
             unread: None,
         }
     }
@@ -622,6 +625,7 @@ impl<'a> Bytes<'a> {
         let rest = rest.filter(|_| cut.is_none());
         let rest = rest.unwrap_or_else(|| self.rest(walked.end));
         walked.torn = self.debris(walked.end, &rest);
+        walked.is_used_behind = rest.used > walked.end;
         walked
     }
 

@@ -224,12 +224,14 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                         assert_same(&before, &seen(&f, &model), "sorted");
                     }
                     let is_bare = !random.random_bool(0.5);
-                    // What holds the sorter back may be known from a checkpoint alone.
-                    f = match is_bare && held_back.is_empty() {
+                    f = match is_bare {
                         true => bare(f),
                         false => f.restart(),
                     };
-                    assert_same(&before, &seen(&f, &model), "sorted and started");
+                    // A start may be unable to use a file that held back the sorter. It names the records.
+                    if held_back.is_empty() {
+                        assert_same(&before, &seen(&f, &model), "sorted and started");
+                    }
                 }
                 for (log, records) in &model {
                     let mut next = 0u64;

@@ -324,6 +324,44 @@ fn checkpoint_keeps_the_end_of_a_segment_whose_successor_has_a_bad_link() {
 }
 
 #[test]
+fn end_of_a_cut_segment_is_in_doubt_if_its_successor_is_gone() {
+    let fixture = Fixture::with(SimDisk::seeded(1), small_config());
+    fixture.append("kept", b"one").unwrap();
+    let kept = usize::try_from(fixture.core.journal.written().get()).unwrap();
+    fixture.append("lost", b"two").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart().restart();
+    let paths = used_paths(&fixture.disk);
+    let whole = fixture.disk.copy();
+    drop(fixture);
+    remove_indexes(&whole);
+    for name in whole.list("checkpoint").unwrap() {
+        whole.remove(&format!("checkpoint/{name}")).unwrap();
+    }
+    whole.remove(&paths[1]).unwrap();
+
+    let told = |damage: &dyn Fn(&mut Vec<u8>)| {
+        let disk = whole.copy();
+        let mut bytes = disk.contents(&paths[0]).unwrap();
+        damage(&mut bytes);
+        disk.replace(&paths[0], bytes);
+        let fixture = Fixture::with(disk, small_config());
+        let doubt = |finding: &String| finding.contains("ended is not known");
+        (
+            fixture.report.findings.iter().any(doubt),
+            fixture.read("lost", 0).is_ok(),
+        )
+    };
+    assert_eq!(told(&|_| {}), (false, true), "nothing is cut");
+    let cut = |bytes: &mut Vec<u8>| bytes.truncate(kept + 24);
+    assert_eq!(told(&cut), (true, false), "within a header");
+    let cut = |bytes: &mut Vec<u8>| bytes.truncate(kept);
+    assert_eq!(told(&cut), (true, false), "between two frames");
+    let overwritten = |bytes: &mut Vec<u8>| bytes[kept..].fill(0xA5);
+    assert_eq!(told(&overwritten), (true, false), "overwritten to the end");
+}
+
+#[test]
 fn record_with_the_lsn_of_a_lost_one_stays_when_an_index_comes_back() {
     let store = Store::new(End::Killed);
     let disk = store.disk.copy();
