@@ -236,8 +236,9 @@ def main():
         # Scripts take their smaller sizes from this: sized() in common.py.
         os.environ["CI_LIGHT"] = "1"
         # The optimiser works on each crate alone. On two cores the daemon then builds in 3.5 instead of 5.5 minutes, and
-        # an append takes a third more instructions.
-        os.environ |= {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16"}
+        # an append takes a third more instructions. The tests' backtraces lack lines; a panic still says where it was.
+        os.environ |= {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
+                       "CARGO_PROFILE_DEV_DEBUG": "none"}
     if not names:
         # The first steps build the binaries of the others, which then need not ask cargo whether they are new.
         os.environ["CI_BUILT"] = "1"

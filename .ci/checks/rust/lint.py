@@ -25,4 +25,4 @@ def fuzz_targets():
     for crate in "storage", "server":
         # The profile of the workspace, as far as it affects libraries.
         counted("cargo", "check", "--locked", "--bins", "--manifest-path", f"{crate}/fuzz/Cargo.toml", "--target-dir", TARGET,
-                cwd=ROOT, env={**os.environ, "CARGO_PROFILE_DEV_DEBUG": "line-tables-only"})
+                cwd=ROOT, env={"CARGO_PROFILE_DEV_DEBUG": "line-tables-only", **os.environ})
