@@ -3,73 +3,13 @@ a handshake, files that a start refuses, files that change under load, and the e
 s_client, grpcurl and raw sockets are the clients.
 """
 
-import datetime
 import socket
 import ssl
 
-from common import *
+from certificates import *
 
 EXPIRES = 'wald_tls_certificate_not_after_timestamp_seconds{kind="server"}'
 FAILURES = 'wald_reload_failures_total{kind="tls"}'
-
-
-def openssl(*arguments, **options):
-    return run("openssl", *arguments, **options)
-
-
-class Authority:
-    """A CA in a directory, and the certificates that it issues."""
-
-    def __init__(self, directory):
-        self.directory = Path(directory)
-        self.pem = self.directory / "ca.pem"
-        self.key = self.directory / "ca.key"
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", self.key, "-out", self.pem, "-days", "400",
-                "-subj", "/CN=Wald check CA", check=True)
-
-    def issue(self, where, name, days=30, begin=None):
-        """Writes NAME.pem and NAME.key for localhost into a directory. `begin`: the first day, as YYMMDD."""
-        where.mkdir(parents=True, exist_ok=True)
-        pem, key, request = where / f"{name}.pem", where / f"{name}.key", where / f"{name}.csr"
-        openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}",
-                "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", check=True)
-        if begin is None:
-            openssl("x509", "-req", "-in", request, "-CA", self.pem, "-CAkey", self.key, "-days", days,
-                    "-copy_extensions", "copyall", "-out", pem, check=True)
-        else:
-            self.sign_past(request, pem, begin)
-        request.unlink()
-        key.chmod(0o600)
-        return pem, key
-
-    def sign_past(self, request, pem, begin):
-        """Signs a certificate that was valid for one day."""
-        (self.directory / "index").write_text("")
-        (self.directory / "ca.cnf").write_text(
-            f"[ca]\ndefault_ca=a\n[a]\ndatabase={self.directory}/index\nnew_certs_dir={self.directory}\nrand_serial=yes\n"
-            "default_md=sha256\npolicy=p\ncopy_extensions=copyall\n[p]\ncommonName=supplied\n")
-        openssl("ca", "-batch", "-config", self.directory / "ca.cnf", "-cert", self.pem, "-keyfile", self.key, "-in", request,
-                "-out", pem, "-notext", "-startdate", f"{begin}000000Z", "-enddate", f"{begin}235959Z", check=True)
-
-    def grpcurl(self, daemon, *arguments, **options):
-        return run(grpcurl(), "-cacert", self.pem, *arguments, **options)
-
-    def context(self, *alpn):
-        context = ssl.create_default_context(cafile=str(self.pem))
-        if alpn:
-            context.set_alpn_protocols(alpn)
-        return context
-
-
-def files(pem, key):
-    return ["--tls-cert", pem, "--tls-key", key]
-
-
-def not_after(pem):
-    """The expiry that openssl shows, in seconds since 1970."""
-    text = openssl("x509", "-in", pem, "-noout", "-enddate", check=True).stdout.decode().strip()
-    when = datetime.datetime.strptime(text, "notAfter=%b %d %H:%M:%S %Y GMT")
-    return when.replace(tzinfo=datetime.timezone.utc).timestamp()
 
 
 def connect(daemon):
@@ -99,7 +39,7 @@ def versions(directory):
                 ("static RSA", ["-tls1_2", "-cipher", "AES128-GCM-SHA256:AES256-SHA:@SECLEVEL=0"], "")):
             found = handshake(daemon, *arguments)
             expect(f"{what} is {'accepted' if expected else 'refused'}", found.startswith(expected) and bool(found) == bool(expected), found)
-        done = authority.grpcurl(daemon, "-d", '{"log":"a","record":{"text":"x"}}', daemon.grpc, "wald.v1.WalService/Append")
+        done = authority.grpcurl("-d", '{"log":"a","record":{"text":"x"}}', daemon.grpc, "wald.v1.WalService/Append")
         expect("grpcurl appends over TLS", done.returncode == 0, done.stderr.decode()[:200])
         done = run(grpcurl(), "-plaintext", "-max-time", "5", daemon.grpc, "list")
         expect("grpcurl without TLS fails", done.returncode != 0)
@@ -168,7 +108,7 @@ def stopped(directory):
     except ssl.SSLWantReadError:
         hello = outgoing.read()
     with Daemon(Path(directory) / "data", *files(pem, key)) as daemon:
-        began, peers = time.monotonic(), []
+        memory, began, peers = daemon.anonymous(), time.monotonic(), []
         for _ in range(500):
             peers.append(connect(daemon))
             peers[-1].sendall(hello)
@@ -192,6 +132,8 @@ def stopped(directory):
             begin = time.monotonic()
             with authority.context("h2").wrap_socket(connect(daemon), server_hostname="localhost"):
                 times.append(time.monotonic() - begin)
+        grown = (daemon.anonymous() - memory) >> 20
+        expect("they take less than 64 MiB", grown < 64, f"{grown} MiB")
         expect("other handshakes take less than 1 s", max(times) < 1, f"{len(times)}, at most {max(times):.3f} s")
         for sock in [*peers, *slow]:
             sock.settimeout(max(15 - (time.monotonic() - began), 0.01))
@@ -263,7 +205,7 @@ def swaps(directory):
 
     def calls(number, daemon):
         while not over.is_set():
-            done = authority.grpcurl(daemon, "-d", '{"log":"a","record":{"text":"x"}}', daemon.grpc, "wald.v1.WalService/Append")
+            done = authority.grpcurl("-d", '{"log":"a","record":{"text":"x"}}', daemon.grpc, "wald.v1.WalService/Append")
             called[number] += 1
             if done.returncode != 0:
                 failed_calls.append((done.stdout + done.stderr).decode())

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::certificates::Files;
-use crate::client::{connect, grpc, settings, wal};
+use crate::client::{connect, grpc, http, settings, wal};
 use crate::start;
 use crate::support::append;
 
@@ -106,4 +106,38 @@ async fn handshakes_at_once_all_succeed() {
     }
     let done = daemon.metric("wald_tls_handshakes_total{result=\"ok\"}");
     assert_eq!(done, AT_ONCE as f64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_stop_on_the_http_port_leave_places_to_probes() {
+    const PLACES: usize = 16;
+    let files = Files::new();
+    let mut arguments = files.arguments();
+    arguments.push("--http-tls".to_owned());
+    arguments.push("--http-head-timeout=2s".to_owned());
+    arguments.push(format!("--http-max-connections={PLACES}"));
+    let daemon = start(&arguments);
+    let address = http(&daemon);
+    let began = Instant::now();
+    let mut peers = tokio::task::JoinSet::new();
+    for first in [&b""[..], b"\x16", b"\x16\x03\x01\x02\0"] {
+        for _ in 0..PLACES {
+            let mut socket = TcpStream::connect(&address).await.unwrap();
+            socket.write_all(first).await.unwrap();
+            peers.spawn(closed(socket));
+        }
+    }
+    let mut probe = connect(&address, files.client(&["http/1.1"], None))
+        .await
+        .unwrap();
+    let request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    probe.write_all(request).await.unwrap();
+    let mut answer = String::new();
+    probe.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(began.elapsed() < Duration::from_secs(2));
+    while let Some(closed) = peers.join_next().await {
+        let lasted = closed.unwrap() - began;
+        assert!(lasted < Duration::from_secs(10), "{lasted:?}");
+    }
 }

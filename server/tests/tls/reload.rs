@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::certificates::{Files, ca, client_params, crl, issue, server_until};
-use crate::client::{channel, connect, grpc, settings, wal};
+use crate::client::{channel, connect, grpc, http, settings, wal};
 use crate::start;
 use crate::support::{Daemon, append, until};
 
@@ -176,4 +177,27 @@ async fn connections_of_a_ca_that_is_removed_end() {
     if let Ok(mut stream) = connect(&grpc(&daemon), config).await {
         settings(&mut stream).await.unwrap_err();
     }
+}
+
+#[tokio::test]
+async fn revoked_connection_of_the_http_port_ends() {
+    let files = Files::new();
+    files.write("crl.pem", &crl(&files.ca, &[]));
+    let mut arguments = files.arguments_with_clients("optional");
+    arguments.push(files.argument("tls-client-crl", "crl.pem"));
+    arguments.push("--http-tls".to_owned());
+    let daemon = start(&arguments);
+    let identity = issue(&client_params("prober", 7), &files.ca);
+    let config = files.client(&["http/1.1"], Some(&identity));
+    let mut stream = connect(&http(&daemon), config).await.unwrap();
+    let request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    let mut first = [0; 15];
+    stream.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200 OK");
+    files.write("crl.pem", &crl(&files.ca, &[7]));
+    daemon.signal(Signal::HUP);
+    let mut rest = Vec::new();
+    let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
+    closed.unwrap().unwrap();
 }
