@@ -219,7 +219,8 @@ wald_storage::engine_settings! { settings
         /// is not.
         memory_limit: Size = "0B";
         /// Maximum number of gRPC connections that have sent no request yet (> 0). One more closes
-        /// the oldest of them.
+        /// the oldest of them. With TLS a connection has 1 s before it gives way, and a client that
+        /// waits for the server's part of the handshake does not count.
         max_silent_connections: usize = "512";
         /// Maximum time from the connection of a gRPC client to its first whole request head (> 0).
         /// The connection is closed after it.

@@ -283,7 +283,7 @@ async fn greet(
     port: &Port,
 ) -> io::Result<Option<Greeted>> {
     let (stream, watch) = match &port.tls {
-        Some(tls) if begins_tls(&socket).await? => match tls.accept(socket).await {
+        Some(tls) if begins_tls(&socket).await? => match tls.accept(socket, || ()).await {
             Some(secured) => secured,
             None => return Ok(None),
         },

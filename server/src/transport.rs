@@ -72,6 +72,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Pause before another connection is asked to give way, if the first one did not.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
 
+/// Time for which a connection with TLS may be silent although there are too many of those.
+const TLS_GRACE: Duration = Duration::from_secs(1);
+
 /// Time between two wake-ups of an event loop without work.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -154,10 +157,13 @@ impl Transport {
         tls: Option<&Reloader>,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
-        let connections = Arc::new(Connections::new(
-            config.max_silent_connections,
-            config.max_calls,
-        ));
+        let connections = Connections::new(config.max_silent_connections, config.max_calls);
+        let grace = if tls.is_some() {
+            TLS_GRACE
+        } else {
+            Duration::ZERO
+        };
+        let connections = Arc::new(connections.with_grace(grace));
         let settings = ConnectionSettings::new(config);
         let mut loops = Vec::new();
         for index in 0..config.workers() {

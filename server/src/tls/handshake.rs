@@ -131,10 +131,12 @@ impl TlsAcceptor {
         }
     }
 
-    /// Makes the handshake. `None` if it fails; the failure is counted and logged. The caller bounds the time.
-    pub(crate) async fn accept(
+    /// Makes the handshake. `None` if it fails; the failure is counted and logged. The caller bounds the time, and gets
+    /// a value for each step of the server: the client waits for the server until it is dropped.
+    pub(crate) async fn accept<T>(
         &self,
         socket: TcpStream,
+        begin_step: impl Fn() -> T,
     ) -> Option<(ConnStream, Option<CertificateWatch>)> {
         let client = socket.peer_addr().ok();
         let mut attempt = Attempt {
@@ -142,7 +144,7 @@ impl TlsAcceptor {
             begin: Instant::now(),
             result: HandshakeResult::Abandoned,
         };
-        let failure = match self.handshake(socket).await {
+        let failure = match self.handshake(socket, begin_step).await {
             Ok(Handshaken { stream, watch }) => {
                 attempt.result = HandshakeResult::Done;
                 return Some((ConnStream::secured(stream), watch));
@@ -159,7 +161,11 @@ impl TlsAcceptor {
         None
     }
 
-    async fn handshake(&self, socket: TcpStream) -> Result<Handshaken, HandshakeFailure> {
+    async fn handshake<T>(
+        &self,
+        socket: TcpStream,
+        begin_step: impl Fn() -> T,
+    ) -> Result<Handshaken, HandshakeFailure> {
         let mut hello = LazyConfigAcceptor::new(Acceptor::default(), CountedSocket::new(socket));
         let begun = match (&mut hello).await {
             Ok(begun) => begun,
@@ -190,11 +196,12 @@ impl TlsAcceptor {
         };
         let mut handshake = begun.into_stream(Arc::clone(config)).into_fallible();
         let stream = loop {
+            let begun = begin_step();
             let turn = self.turns.acquire().await;
             // Those that have a turn run in the next round of the event loop, after its other tasks.
             tokio::task::yield_now().await;
             let step = poll_fn(|context| Poll::Ready(Pin::new(&mut handshake).poll(context))).await;
-            drop(turn);
+            drop((turn, begun));
             match step {
                 Poll::Ready(Ok(stream)) => break stream,
                 Poll::Ready(Err((error, counted))) => {

@@ -80,7 +80,7 @@ pub(super) async fn serve(
         }
         let (stream, watch) = match &settings.tls {
             None => (ConnStream::Plain(socket), None),
-            Some(tls) => tls.accept(socket).await?,
+            Some(tls) => tls.accept(socket, || peer.awaits_server()).await?,
         };
         let conn = Conn::new(stream, guard);
         let connection = builder(settings).handshake::<_, AnswerPiece>(conn).await;

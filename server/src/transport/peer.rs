@@ -76,6 +76,8 @@ struct PeerState {
     cancelled: AtomicU64,
     /// Whether a request head has arrived whole.
     known: AtomicBool,
+    /// Whether the client waits for the server, whose step of the handshake of TLS is due.
+    awaits_server: AtomicBool,
     /// Time at which the last call ended, in milliseconds since [`Connections::begin`].
     idle_since: AtomicU64,
     queued: AtomicUsize,
@@ -117,6 +119,8 @@ pub(crate) struct Connections {
     silent: AtomicUsize,
     /// Most of those; the oldest gives way to one more.
     max_silent: usize,
+    /// Age at which a connection gives way.
+    grace: Duration,
     /// Calls that have not ended.
     calls: AtomicUsize,
     /// Most calls; further ones are refused.
@@ -144,6 +148,7 @@ impl Connections {
             looked: AtomicU64::default(),
             silent: AtomicUsize::default(),
             max_silent,
+            grace: Duration::ZERO,
             calls: AtomicUsize::default(),
             max_calls,
             farewells: AtomicUsize::default(),
@@ -153,16 +158,28 @@ impl Connections {
         }
     }
 
+    /// Lets a connection without a request stay for this long although there are too many of them. Many clients that
+    /// connect at once can be ahead of the event loops, which compute handshakes of TLS.
+    pub(super) fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
     /// Takes in a connection that was accepted, until the value is dropped. Closes the oldest one that
     /// has sent no request, if there are too many of those.
     pub(super) fn enter(self: &Arc<Self>) -> (Peer, OpenConnection) {
         let id = self.accepted.fetch_add(1, Ordering::Relaxed);
         let peer = Peer::new(self);
         let mut open = self.open.lock();
-        if self.silent.fetch_add(1, Ordering::Relaxed) >= self.max_silent
-            && let Some(oldest) = open.values().find(|peer| peer.is_silent())
-        {
-            oldest.cut_off();
+        if self.silent.fetch_add(1, Ordering::Relaxed) >= self.max_silent {
+            let (now, grace) = (self.now(), millis(self.grace));
+            let is_old =
+                |peer: &&Peer| peer.state.idle_since.load(Ordering::Relaxed) + grace <= now;
+            let silent = open.values().filter(|peer| peer.is_silent());
+            // Two, so that more than may stay become fewer.
+            let most = if grace == 0 { 1 } else { 2 };
+            for peer in silent.take_while(is_old).take(most) {
+                peer.cut_off();
+            }
         }
         open.insert(id, peer.clone());
         let opened = OpenConnection {
@@ -390,9 +407,23 @@ impl Peer {
         }
     }
 
-    /// Whether no request head has arrived whole since the connection was accepted.
+    /// Whether the server waits for the client, and no request head has arrived whole since the connection was
+    /// accepted.
     fn is_silent(&self) -> bool {
-        !self.state.known.load(Ordering::Relaxed) && !self.state.cut.load(Ordering::Relaxed)
+        let flags = [
+            &self.state.known,
+            &self.state.cut,
+            &self.state.awaits_server,
+        ];
+        !flags.iter().any(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// Counts a connection without a request as not silent until the value is dropped: its client waits for the
+    /// server. Without this, of many clients that connect at once each would end the handshake of an earlier one.
+    pub(super) fn awaits_server(&self) -> AwaitedServer {
+        self.state.awaits_server.store(true, Ordering::Relaxed);
+        (self.state.connections.silent).fetch_sub(1, Ordering::Relaxed);
+        AwaitedServer(Arc::clone(&self.state))
     }
 
     /// Time at which its last call ended, or it was accepted, as a number that rises with time;
@@ -515,6 +546,16 @@ impl Drop for OpenCall {
 pub(super) struct OpenConnection {
     peer: Peer,
     id: u64,
+}
+
+/// A step of the handshake of TLS that the server owes to a client.
+pub(super) struct AwaitedServer(Arc<PeerState>);
+
+impl Drop for AwaitedServer {
+    fn drop(&mut self) {
+        (self.0.connections.silent).fetch_add(1, Ordering::Relaxed);
+        self.0.awaits_server.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Drop for OpenConnection {
@@ -691,6 +732,39 @@ mod tests {
         );
         drop(second_open);
         assert_eq!((all.number(), all.silent.load(Ordering::Relaxed)), (3, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_connection_may_stay_for_its_grace() {
+        const GRACE: Duration = Duration::from_secs(1);
+        let all = Arc::new(Connections::new(1, usize::MAX).with_grace(GRACE));
+        let open: Vec<_> = (0..4).map(|_| all.enter()).collect();
+        let cut = || {
+            let cut = |peer: &Peer| peer.state.cut.load(Ordering::Relaxed);
+            open.iter().filter(|(peer, _)| cut(peer)).count()
+        };
+        assert_eq!(cut(), 0);
+        tokio::time::advance(GRACE).await;
+        let _fifth = all.enter();
+        assert_eq!(cut(), 2);
+        let _sixth = all.enter();
+        assert_eq!(cut(), 4);
+    }
+
+    #[test]
+    fn client_that_waits_for_the_server_does_not_give_way() {
+        let all = Arc::new(Connections::new(1, usize::MAX));
+        let (waiting, _waiting) = all.enter();
+        let awaited = waiting.awaits_server();
+        let (second, _second) = all.enter();
+        assert!(!waiting.state.cut.load(Ordering::Relaxed));
+        let (_third, _open) = all.enter();
+        assert!(!waiting.state.cut.load(Ordering::Relaxed));
+        assert!(second.state.cut.load(Ordering::Relaxed));
+        drop(awaited);
+        let (_fourth, _open) = all.enter();
+        assert!(waiting.state.cut.load(Ordering::Relaxed));
+        assert_eq!((all.number(), all.silent.load(Ordering::Relaxed)), (4, 4));
     }
 
     #[test]
