@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use wald_client::{
-    Client, Cursor, CursorCommit, Error, Gap, Lsn, ScanEvent, StoredRecord, Visibility,
+    Client, Cursor, CursorCommit, Error, ErrorKind, Gap, Lsn, ScanEvent, StoredRecord, TlsOptions,
+    Visibility,
 };
 
 #[tokio::main]
@@ -30,7 +31,23 @@ async fn main() -> Result<(), Error> {
     println!("ok follower");
     move_a_cursor(&client).await?;
     println!("ok cursor");
+    // There is no such file, and no such server.
+    let error = connect_by_tls().await.expect_err("an error");
+    assert!(matches!(error.kind(), ErrorKind::Tls { .. }), "{error}");
+    println!("ok tls");
     Ok(())
+}
+
+async fn connect_by_tls() -> Result<Client, Error> {
+    let tls = TlsOptions::new()
+        .ca_file("ca.pem") // default: the CAs of the system
+        .identity_files("client.pem", "client.key") // if the server requires a certificate
+        .server_name("wald.internal"); // default: the host of the endpoint
+    let client = Client::builder("https://10.0.0.7:6925")
+        .tls(tls)
+        .connect()
+        .await?;
+    Ok(client)
 }
 
 async fn tail(client: &Client) -> Result<Lsn, Error> {

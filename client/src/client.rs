@@ -13,9 +13,11 @@ use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
+use crate::connect::{LastTlsProblem, ServerConnector};
 use crate::endpoint;
-use crate::error::{Error, ErrorKind, Outcome, innermost_text};
+use crate::error::{Error, ErrorKind, Outcome, not_connected};
 use crate::retry::{Repeat, RetryPolicy};
+use crate::tls::{TlsOptions, TlsSettings};
 
 /// Deadline of calls that name none.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,6 +37,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
+    last_failure: Arc<LastTlsProblem>,
     settings: Arc<ClientBuilder>,
 }
 
@@ -48,6 +51,7 @@ pub struct ClientBuilder {
     timeout: Duration,
     silence_timeout: Duration,
     retry: RetryPolicy,
+    tls: Option<TlsOptions>,
 }
 
 impl ClientBuilder {
@@ -86,45 +90,82 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects now.
+    /// Settings of TLS, for an endpoint that begins with `https://`. Default: the CAs of the
+    /// system, and no certificate of the client.
+    pub fn tls(mut self, options: TlsOptions) -> Self {
+        self.tls = Some(options);
+        self
+    }
+
+    /// Connects now. A server that requires a client certificate refuses a wrong one at the first
+    /// call, because TLS 1.3 ends the client's handshake before.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Connect`].
     pub async fn connect(mut self) -> Result<Client, Error> {
-        let channel = self.transport()?.connect().await.map_err(|error| {
-            Error::new(ErrorKind::Connect {
-                endpoint: self.endpoint.clone(),
-                detail: innermost_text(&error),
-            })
-        })?;
+        let (endpoint, connector, last_failure) = self.transport()?;
+        let channel = endpoint
+            .connect_with_connector(connector)
+            .await
+            .map_err(|error| Error::new(not_connected(&error, &self.endpoint)))?;
         Ok(Client {
             channel,
+            last_failure,
             settings: Arc::new(self),
         })
     }
 
-    /// Connects with the first call. Must be called within a tokio runtime.
+    /// Connects with the first call. Must be called within a tokio runtime. Files of TLS are read
+    /// now.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`].
     pub fn connect_lazy(mut self) -> Result<Client, Error> {
-        let channel = self.transport()?.connect_lazy();
+        let (endpoint, connector, last_failure) = self.transport()?;
         Ok(Client {
-            channel,
+            channel: endpoint.connect_with_connector_lazy(connector),
+            last_failure,
             settings: Arc::new(self),
         })
     }
 
-    fn transport(&mut self) -> Result<Endpoint, Error> {
-        self.endpoint = endpoint::complete(&self.endpoint).map_err(Error::new)?;
-        let invalid = || {
+    fn transport(&mut self) -> Result<(Endpoint, ServerConnector, Arc<LastTlsProblem>), Error> {
+        let complete = endpoint::complete(&self.endpoint).map_err(Error::new)?;
+        self.endpoint = complete.text;
+        let invalid = |why| {
             Error::new(ErrorKind::InvalidEndpoint {
                 endpoint: self.endpoint.clone(),
-                why: "",
+                why,
             })
         };
-        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| invalid())?;
-        endpoint
+        let files = match (complete.tls, &self.tls) {
+            (false, None) => None,
+            (false, Some(_)) => {
+                return Err(invalid(
+                    ": with settings of TLS it must begin with https://",
+                ));
+            }
+            (true, options) => Some(
+                TlsSettings::new(options.clone().unwrap_or_default(), &complete.host)
+                    .map_err(|problem| Error::of_tls(problem, &self.endpoint))?,
+            ),
+        };
+        let last_failure = Arc::new(LastTlsProblem::default());
+        let connector =
+            ServerConnector::new(files, self.connect_timeout, Arc::clone(&last_failure));
+        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| invalid(""))?;
+        // tonic refuses https without its own TLS if another crate turns that on. The connector
+        // ignores the scheme; calls carry the scheme of the origin.
+        let origin = endpoint.uri().clone();
+        let plain = format!(
+            "http://{}",
+            origin
+                .authority()
+                .map_or("", |authority| authority.as_str())
+        );
+        let endpoint = Endpoint::from_shared(plain).map_err(|_| invalid(""))?;
+        let endpoint = endpoint
+            .origin(origin)
             .connect_timeout(self.connect_timeout)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(self.keepalive_interval)
@@ -135,7 +176,8 @@ impl ClientBuilder {
             .initial_stream_window_size(4 << 20)
             .initial_connection_window_size(16 << 20)
             .user_agent(concat!("wald-client/", env!("CARGO_PKG_VERSION")))
-            .map_err(|_| invalid())
+            .map_err(|_| invalid(""))?;
+        Ok((endpoint, connector, last_failure))
     }
 }
 
@@ -159,6 +201,7 @@ impl Client {
             timeout: DEFAULT_TIMEOUT,
             silence_timeout: Duration::from_secs(60),
             retry: RetryPolicy::default(),
+            tls: None,
         }
     }
 
@@ -200,7 +243,25 @@ impl Client {
     }
 
     pub(crate) fn error(&self, status: &Status, deadline: Duration) -> Error {
-        Error::from_status(status, &self.settings.endpoint, deadline)
+        let endpoint = &self.settings.endpoint;
+        let error = Error::from_status(status, endpoint, deadline);
+        let problem = match error.kind() {
+            // The server refused the connection before its first byte of HTTP/2: it saw no call.
+            ErrorKind::ConnectionLost(text) => self.last_failure.with_text(text),
+            ErrorKind::NotSent(_) => self.last_failure.recent(),
+            _ => None,
+        };
+        match problem {
+            Some(problem) => Error::of_tls(problem, endpoint),
+            None => error,
+        }
+    }
+
+    /// The last failure of TLS, unless a server has answered since. Calls repeat such failures
+    /// silently within their deadline.
+    pub fn tls_failure(&self) -> Option<Error> {
+        let problem = self.last_failure.get()?;
+        Some(Error::of_tls(problem, &self.settings.endpoint))
     }
 
     pub(crate) fn timed_out(&self, after: Duration) -> Error {

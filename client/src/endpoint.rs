@@ -1,4 +1,4 @@
-//! Endpoints: `HOST`, `HOST:PORT` and `http://HOST:PORT`.
+//! Endpoints: `HOST`, `HOST:PORT`, `http://HOST:PORT` and `https://HOST:PORT`.
 
 use tonic::transport::Uri;
 
@@ -10,12 +10,22 @@ pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:6925";
 /// Port of an endpoint that names none.
 const DEFAULT_PORT: u16 = 6925;
 
-/// The endpoint with scheme and port.
+/// An endpoint with scheme and port.
+pub(crate) struct CompleteEndpoint {
+    /// The whole, such as `https://wald:6925`.
+    pub(crate) text: String,
+    /// The host; an address of IPv6 is in brackets.
+    pub(crate) host: String,
+    /// Whether the connection is inside TLS.
+    pub(crate) tls: bool,
+}
+
+/// Reads an endpoint. Without a scheme it is `http`, without a port it has the default one.
 ///
 /// # Errors
-/// [`ErrorKind::Tls`]; [`ErrorKind::InvalidEndpoint`] if there is no host, a port outside of 1 to
-/// 65535, a path, or a user name, which a server would never see.
-pub(crate) fn complete(endpoint: &str) -> Result<String, ErrorKind> {
+/// [`ErrorKind::InvalidEndpoint`] if there is no host, a port outside of 1 to 65535, a path, or a
+/// user name, which a server would never see.
+pub(crate) fn complete(endpoint: &str) -> Result<CompleteEndpoint, ErrorKind> {
     let invalid = |why| ErrorKind::InvalidEndpoint {
         endpoint: without_user(endpoint),
         why,
@@ -29,15 +39,11 @@ pub(crate) fn complete(endpoint: &str) -> Result<String, ErrorKind> {
     if authority.as_str().contains('@') {
         return Err(invalid(": leave the user name out, no server asks for one"));
     }
-    match uri.scheme_str() {
-        Some("http") => {}
-        Some("https") => {
-            return Err(ErrorKind::Tls {
-                endpoint: endpoint.to_owned(),
-            });
-        }
+    let (scheme, tls) = match uri.scheme_str() {
+        Some("http") => ("http", false),
+        Some("https") => ("https", true),
         _ => return Err(invalid("")),
-    }
+    };
     let host = authority.host();
     if host.is_empty() {
         return Err(invalid(""));
@@ -50,7 +56,11 @@ pub(crate) fn complete(endpoint: &str) -> Result<String, ErrorKind> {
         port => port.strip_prefix(':').and_then(|port| port.parse().ok()),
     };
     match port {
-        Some(port @ 1..) => Ok(format!("http://{host}:{port}")),
+        Some(port @ 1..) => Ok(CompleteEndpoint {
+            text: format!("{scheme}://{host}:{port}"),
+            host: host.to_owned(),
+            tls,
+        }),
         _ => Err(invalid(": its port is not a number from 1 to 65535")),
     }
 }
@@ -78,8 +88,11 @@ mod tests {
             ("[::1]", "http://[::1]:6925"),
             ("[::1]:80", "http://[::1]:80"),
             ("http://127.0.0.1:80", "http://127.0.0.1:80"),
+            ("https://wald", "https://wald:6925"),
         ] {
-            assert_eq!(complete(given).unwrap(), expected);
+            let complete = complete(given).unwrap();
+            assert_eq!(complete.text, expected);
+            assert_eq!(complete.tls, given.starts_with("https"));
         }
     }
 
@@ -92,9 +105,8 @@ mod tests {
             ("localhost:6925/logs", "path"),
             ("http://", "is not an endpoint"),
             ("ftp://localhost", "is not an endpoint"),
-            ("https://localhost", "no TLS yet"),
         ] {
-            let error = complete(given).unwrap_err().to_string();
+            let error = complete(given).err().unwrap().to_string();
             assert!(error.contains(why), "{error}");
         }
     }
@@ -106,7 +118,7 @@ mod tests {
             "me:secret@host",
             "https://me:secret@host",
         ] {
-            let error = complete(given).unwrap_err().to_string();
+            let error = complete(given).err().unwrap().to_string();
             assert!(
                 error.contains("user name") && !error.contains("secret"),
                 "{error}"

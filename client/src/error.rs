@@ -14,6 +14,9 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use wald_proto::v1::Reason;
 
+use crate::connect::TLS_PAUSE;
+use crate::tls::{TlsFailure, TlsProblem};
+
 const DOMAIN: &str = "wald.dev";
 
 /// The reason why a call failed. [`Error::outcome`] reports whether a write was applied,
@@ -43,11 +46,16 @@ pub enum ErrorKind {
         /// The part that is wrong, as the end of the message; may be empty.
         why: &'static str,
     },
-    /// The endpoint asks for TLS, which there is not yet; nothing was sent.
-    #[error("`{endpoint}` asks for TLS; there is no TLS yet, use http://")]
+    /// There is no TLS connection, or the server wants TLS; nothing was applied. `failure` tells a
+    /// wrong CA, a wrong name and other reasons apart.
+    #[error("no TLS connection to {endpoint}: {detail}")]
     Tls {
-        /// The given endpoint.
+        /// The endpoint.
         endpoint: String,
+        /// The reason.
+        failure: TlsFailure,
+        /// The reason for people, with names and dates of the certificate.
+        detail: String,
     },
     /// The system gave no random numbers to name a producer with; nothing was sent.
     #[error("no random numbers: {detail}")]
@@ -219,10 +227,15 @@ impl Error {
     /// The status code; of failures that never left this process, the one that fits.
     pub fn code(&self) -> Code {
         match self.kind() {
-            ErrorKind::InvalidEndpoint { .. } | ErrorKind::Tls { .. } => Code::InvalidArgument,
-            ErrorKind::Connect { .. } | ErrorKind::NotSent(_) | ErrorKind::ConnectionLost(_) => {
-                Code::Unavailable
-            }
+            ErrorKind::InvalidEndpoint { .. }
+            | ErrorKind::Tls {
+                failure: TlsFailure::Settings,
+                ..
+            } => Code::InvalidArgument,
+            ErrorKind::Tls { .. }
+            | ErrorKind::Connect { .. }
+            | ErrorKind::NotSent(_)
+            | ErrorKind::ConnectionLost(_) => Code::Unavailable,
             ErrorKind::Timeout { .. } => Code::DeadlineExceeded,
             ErrorKind::Server(error) => error.code,
             ErrorKind::Foreign { code, .. } => *code,
@@ -310,6 +323,13 @@ impl Error {
     /// as its policy and deadline go.
     pub fn retry(&self) -> Retry {
         let retry = match self.kind() {
+            // The same settings fail again.
+            ErrorKind::Tls {
+                failure: TlsFailure::Settings,
+                ..
+            } => Retry::Never,
+            // Certificates are replaced while both sides run.
+            ErrorKind::Tls { .. } => Retry::Safe,
             ErrorKind::Connect { .. } | ErrorKind::NotSent(_) => Retry::Safe,
             ErrorKind::ConnectionLost(_) | ErrorKind::Timeout { .. } => Retry::SafeWithCondition,
             ErrorKind::Foreign {
@@ -323,7 +343,6 @@ impl Error {
             },
             ErrorKind::Gone => Retry::SafeWithCondition,
             ErrorKind::InvalidEndpoint { .. }
-            | ErrorKind::Tls { .. }
             | ErrorKind::Random { .. }
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_) => Retry::Never,
@@ -334,9 +353,12 @@ impl Error {
         }
     }
 
-    /// Minimum time before the next attempt, as the server asks.
+    /// Minimum time before the next attempt: as the server asks, or 1 s after a failure of TLS.
     pub fn retry_delay(&self) -> Option<Duration> {
-        self.server()?.retry_delay
+        match self.kind() {
+            ErrorKind::Tls { .. } => Some(TLS_PAUSE),
+            _ => self.server()?.retry_delay,
+        }
     }
 
     pub(crate) fn new(kind: ErrorKind) -> Self {
@@ -345,6 +367,14 @@ impl Error {
             earlier_unknown: false,
             reads: false,
         }))
+    }
+
+    pub(crate) fn of_tls(problem: TlsProblem, endpoint: &str) -> Self {
+        Self::new(ErrorKind::Tls {
+            endpoint: endpoint.to_owned(),
+            failure: problem.failure,
+            detail: problem.detail,
+        })
     }
 
     pub(crate) fn contract(field: &'static str) -> Self {
@@ -407,12 +437,12 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
             return timeout();
         }
         if let Some(error) = error.downcast_ref::<tonic::ConnectError>() {
-            let detail = error
-                .source()
-                .map_or_else(|| error.to_string(), innermost_text);
-            return ErrorKind::Connect {
-                endpoint: endpoint.to_owned(),
-                detail,
+            return match error.source() {
+                Some(source) => not_connected(source, endpoint),
+                None => ErrorKind::Connect {
+                    endpoint: endpoint.to_owned(),
+                    detail: error.to_string(),
+                },
             };
         }
         // On HTTP/2 hyper says "canceled" of a request only while it still holds it, because
@@ -439,9 +469,31 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
     }
 }
 
+/// Reads the error of an attempt to connect.
+pub(crate) fn not_connected(
+    error: &(dyn std::error::Error + 'static),
+    endpoint: &str,
+) -> ErrorKind {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(problem) = error.downcast_ref::<TlsProblem>() {
+            return ErrorKind::Tls {
+                endpoint: endpoint.to_owned(),
+                failure: problem.failure,
+                detail: problem.detail.clone(),
+            };
+        }
+        next = error.source();
+    }
+    ErrorKind::Connect {
+        endpoint: endpoint.to_owned(),
+        detail: innermost_text(error),
+    }
+}
+
 /// The text of the last error in a chain: in "transport error: connect error: connection
 /// refused" only the last part helps people.
-pub(crate) fn innermost_text(error: &(dyn std::error::Error + 'static)) -> String {
+fn innermost_text(error: &(dyn std::error::Error + 'static)) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
         last = source;

@@ -31,6 +31,7 @@ mod append;
 mod appender;
 mod batch;
 mod client;
+mod connect;
 mod cursor;
 mod endpoint;
 mod error;
@@ -44,6 +45,7 @@ mod record;
 mod retry;
 mod scan;
 mod scan_stream;
+mod tls;
 mod verify;
 
 pub use append::{Ack, Append};
@@ -66,6 +68,7 @@ pub use record::{Batch, Record, StoredRecord};
 pub use retry::RetryPolicy;
 pub use scan::{Cursor, Gap, Progress, Scan, ScanEvent, Selector};
 pub use scan_stream::{Follower, ScanStream};
+pub use tls::{TlsFailure, TlsOptions};
 pub use verify::VerifyStream;
 
 /// The messages of the contract.

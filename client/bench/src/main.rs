@@ -110,6 +110,9 @@ fn run(args: BenchArgs) -> Result<()> {
             .map_err(with_remedy)?;
         Ok((client.endpoint().to_owned(), client.server_info().await?))
     })?;
+    if endpoint.starts_with("https://") {
+        bail!("walbench measures in plaintext only; give --endpoint http://HOST:PORT");
+    }
     let default = (endpoint == DEFAULT_ENDPOINT).then(|| DEFAULT_METRICS.to_owned());
     let target = LoadTarget {
         endpoint,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use wald_client::proto::{Compression, SyncMode};
-use wald_client::{DEFAULT_ENDPOINT, Durability, Visibility};
+use wald_client::{DEFAULT_ENDPOINT, Durability, TlsOptions, Visibility};
 
 use crate::input::InputFormat;
 use crate::output::Output;
@@ -28,7 +28,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Global {
-    /// Address of the server: HOST:PORT, or http://HOST:PORT. The default port is 6925
+    /// Address of the server: HOST:PORT, http://HOST:PORT, or https://HOST:PORT for TLS. The
+    /// default port is 6925
     #[arg(long, global = true, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
     pub(crate) endpoint: String,
     /// Maximum time for one call, such as 5s [default: 10s]. Until then walctl repeats
@@ -38,6 +39,59 @@ pub(crate) struct Global {
     /// Form of the output on stdout
     #[arg(long, short = 'o', global = true, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
+}
+
+// A doc comment here would replace the description of walctl in its help.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TlsArgs {
+    /// File with the CAs that may sign the server's certificate, in PEM [default: the CAs of this
+    /// system]
+    #[arg(long, global = true, env = "WALD_TLS_CA", value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// File with the certificate of walctl, followed by its issuers, in PEM; for servers that
+    /// require one
+    #[arg(
+        long,
+        global = true,
+        env = "WALD_TLS_CERT",
+        value_name = "FILE",
+        requires = "tls_key"
+    )]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// File with the key of the certificate, in PEM without a password
+    #[arg(
+        long,
+        global = true,
+        env = "WALD_TLS_KEY",
+        value_name = "FILE",
+        requires = "tls_cert"
+    )]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Name that the server's certificate must have [default: the host of the endpoint]
+    #[arg(long, global = true, env = "WALD_TLS_SERVER_NAME", value_name = "NAME")]
+    pub(crate) tls_server_name: Option<String>,
+}
+
+impl TlsArgs {
+    /// The settings of the client; `None` without any of the options.
+    pub(crate) fn options(&self) -> Option<TlsOptions> {
+        let mut options = None;
+        let mut set = |change: &dyn Fn(TlsOptions) -> TlsOptions| {
+            options = Some(change(options.take().unwrap_or_default()));
+        };
+        if let Some(path) = &self.tls_ca {
+            set(&|options| options.ca_file(path));
+        }
+        if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            set(&|options| options.identity_files(certificate, key));
+        }
+        if let Some(name) = &self.tls_server_name {
+            set(&|options| options.server_name(name));
+        }
+        options
+    }
 }
 
 #[derive(Debug, Subcommand)]

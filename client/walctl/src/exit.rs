@@ -3,7 +3,7 @@
 use std::io;
 
 use tonic::Code;
-use wald_client::{Error, ErrorKind, Outcome, Reason};
+use wald_client::{Error, ErrorKind, Outcome, Reason, TlsFailure};
 
 use crate::args::{AppendArgs, Command};
 use crate::output::say;
@@ -108,7 +108,14 @@ fn exit_of(error: &anyhow::Error) -> ExitKind {
         return ExitKind::Ok;
     }
     let kind = find::<Error>(error).map(Error::kind);
-    if let Some(ErrorKind::InvalidEndpoint { .. } | ErrorKind::Tls { .. }) = kind {
+    if let Some(
+        ErrorKind::InvalidEndpoint { .. }
+        | ErrorKind::Tls {
+            failure: TlsFailure::Settings,
+            ..
+        },
+    ) = kind
+    {
         return ExitKind::Usage;
     }
     match find::<Error>(error).map(Error::code) {
@@ -202,6 +209,7 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
         ErrorKind::InvalidEndpoint { .. } => {
             Some("write HOST:PORT, such as 127.0.0.1:6925".to_owned())
         }
+        ErrorKind::Tls { failure, .. } => of_tls(*failure).map(str::to_owned),
         ErrorKind::Connect { .. } => {
             Some("is the server running? --endpoint or WALD_ENDPOINT gives its address".to_owned())
         }
@@ -210,6 +218,22 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
             code: Code::Unimplemented,
             ..
         } => Some("is this a Wald server, and as new as this walctl?".to_owned()),
+        _ => None,
+    }
+}
+
+/// The option that helps against a failure of TLS, unless the message names the remedy.
+fn of_tls(failure: TlsFailure) -> Option<&'static str> {
+    match failure {
+        TlsFailure::UnknownCa => {
+            Some("--tls-ca or WALD_TLS_CA names the file with the CA of the server")
+        }
+        TlsFailure::WrongName => {
+            Some("--tls-server-name or WALD_TLS_SERVER_NAME gives the name to expect")
+        }
+        TlsFailure::ClientCertificateRequired => {
+            Some("--tls-cert and --tls-key name the files of one")
+        }
         _ => None,
     }
 }

@@ -77,10 +77,22 @@ async fn run(mut args: Args) -> Result<ExitKind> {
     if let Some(timeout) = args.global.timeout {
         builder = builder.timeout(timeout).connect_timeout(timeout);
     }
+    if let Some(options) = args.global.tls.options() {
+        let scheme = args.global.endpoint.get(..8).unwrap_or_default();
+        if !scheme.eq_ignore_ascii_case("https://") {
+            return Err(Usage(
+                "the --tls options and the variables WALD_TLS_* need an endpoint with TLS: give \
+                 --endpoint https://HOST:PORT, or leave them out"
+                    .into(),
+            )
+            .into());
+        }
+        builder = builder.tls(options);
+    }
     let client = builder.connect_lazy()?;
     args.global.endpoint = client.endpoint().to_owned();
     if !asks {
-        tokio::spawn(report_refusal(args.global.endpoint.clone()));
+        tokio::spawn(report_refusal(client.clone()));
     }
     // An append says how far it came, so it minds interruptions itself.
     if let Command::Append(append) = args.command {
@@ -92,10 +104,15 @@ async fn run(mut args: Args) -> Result<ExitKind> {
     }
 }
 
-/// Reports on stderr that nothing listens at the endpoint. The client repeats its attempts silently, so a
-/// user who forgot to start the server would wait for `--timeout` without a word.
-async fn report_refusal(endpoint: String) {
+/// Reports on stderr that nothing listens at the endpoint, or that TLS fails. The client repeats its attempts
+/// silently, so a user who forgot to start the server would wait for `--timeout` without a word.
+async fn report_refusal(client: Client) {
     tokio::time::sleep(SILENCE).await;
+    if let Some(failure) = client.tls_failure() {
+        say(&format!("{failure}; trying again until --timeout"));
+        return;
+    }
+    let endpoint = client.endpoint();
     let address = endpoint
         .split_once("://")
         .map_or("", |(_, address)| address);

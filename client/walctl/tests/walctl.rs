@@ -557,15 +557,6 @@ async fn server_that_comes_within_the_timeout_is_waited_for() {
 }
 
 #[tokio::test]
-async fn tls_is_refused_by_name() {
-    let mut fixture = Fixture::new().await;
-    fixture.endpoint = "https://127.0.0.1:6925".to_owned();
-    let refused = fixture.walctl("health", "").await;
-    assert_eq!(refused.code, 2);
-    assert!(refused.stderr.contains("no TLS yet"), "{}", refused.stderr);
-}
-
-#[tokio::test]
 async fn read_that_stops_early_says_how_to_go_on() {
     let fixture = Fixture::new().await;
     fixture.walctl("append log", "a\nb\nc\n").await;

@@ -10,6 +10,7 @@ mod drain;
 mod files;
 mod ports;
 mod reload;
+mod rust_client;
 #[path = "../support/mod.rs"]
 mod support;
 
