@@ -18,6 +18,8 @@ use crate::api::error::{AdminError, TrimError};
 use crate::base::promise::Awaited;
 use crate::disk::{CallKind, Disk, Filter, is_out_of_space};
 use crate::engine::repair::accept_loss;
+use crate::format::frame;
+use crate::format::life::Life;
 use crate::upkeep::sorter::Turns;
 
 const KIB: u64 = 1 << 10;
@@ -240,9 +242,12 @@ impl Run {
 
     /// Whether the journal may end in this file. A link may have been lost with its file, so the one before counts.
     fn is_end(&self, path: &str) -> bool {
+        // A file that waits for its turn may have bytes of an earlier life.
         let begun = |path: &String| {
             let bytes = self.disk.contents(path).expect("it is listed");
-            bytes.iter().skip(8192).any(|byte| *byte != 0)
+            let life = Life::decode(&bytes).ok();
+            let link = life.and_then(|life| frame::decode_header(bytes.get(8192..)?, life.salt));
+            link.is_some() || self.damaged.contains(path)
         };
         let names = self.disk.list("journal").unwrap_or_default();
         let mut paths: Vec<_> = (names.iter())
