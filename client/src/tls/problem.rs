@@ -161,6 +161,13 @@ impl TlsProblem {
                 TlsFailure::Expired,
                 "the server's certificate is expired or not valid yet".to_owned(),
             ),
+            // webpki has no other sign of it.
+            CertificateError::Other(error) if error.to_string() == "CaUsedAsEndEntity" => (
+                TlsFailure::Certificate,
+                "the server's certificate is that of a CA, as `openssl req -x509` makes it; the server needs one that \
+                 a CA has issued, with CA:FALSE"
+                    .to_owned(),
+            ),
             error => (
                 TlsFailure::Certificate,
                 format!("the server's certificate is refused: {error}"),

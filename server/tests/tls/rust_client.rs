@@ -123,6 +123,20 @@ async fn certificate_of_an_unknown_ca_is_refused() {
 }
 
 #[tokio::test]
+async fn certificate_of_a_ca_is_refused_with_the_way_out() {
+    let files = Files::new();
+    let identity = Identity {
+        chain: files.ca.pem(),
+        key: files.ca.key().serialize_pem(),
+    };
+    files.write_server(&identity);
+    let daemon = start(&files.arguments());
+    let (kind, text) = failure(builder(&daemon, trusting(&files))).await;
+    assert_eq!(kind, TlsFailure::Certificate);
+    assert!(text.contains("that a CA has issued"), "{text}");
+}
+
+#[tokio::test]
 async fn certificate_for_another_name_is_refused_with_its_names() {
     let files = Files::new();
     let daemon = start(&files.arguments());
