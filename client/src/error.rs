@@ -370,11 +370,7 @@ impl Error {
     }
 
     pub(crate) fn of_tls(problem: TlsProblem, endpoint: &str) -> Self {
-        Self::new(ErrorKind::Tls {
-            endpoint: endpoint.to_owned(),
-            failure: problem.failure,
-            detail: problem.detail,
-        })
+        Self::new(no_tls(problem, endpoint))
     }
 
     pub(crate) fn contract(field: &'static str) -> Self {
@@ -469,6 +465,14 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
     }
 }
 
+fn no_tls(problem: TlsProblem, endpoint: &str) -> ErrorKind {
+    ErrorKind::Tls {
+        endpoint: endpoint.to_owned(),
+        failure: problem.failure,
+        detail: problem.detail,
+    }
+}
+
 /// Reads the error of an attempt to connect.
 pub(crate) fn not_connected(
     error: &(dyn std::error::Error + 'static),
@@ -477,11 +481,7 @@ pub(crate) fn not_connected(
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(problem) = error.downcast_ref::<TlsProblem>() {
-            return ErrorKind::Tls {
-                endpoint: endpoint.to_owned(),
-                failure: problem.failure,
-                detail: problem.detail.clone(),
-            };
+            return no_tls(problem.clone(), endpoint);
         }
         next = error.source();
     }

@@ -517,7 +517,7 @@ impl Recovered {
             {
                 continue;
             }
-            let checkpointed = self.checkpointed_end(segment.life.id);
+            let checkpointed = self.checkpointed_end(segment).filter(|_| !is_last);
             let (bytes, walked) = match (tail.take_if(|_| is_last), link) {
                 (Some(tail), _) => (tail.content, tail.walked),
                 (None, link) => {

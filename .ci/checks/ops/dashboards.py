@@ -8,7 +8,7 @@ import json
 import math
 import re
 
-from certificates import Authority
+from certificates import Authority, files
 from common import *
 from prometheus import *
 
@@ -22,7 +22,7 @@ FIRE = {
     "WaldDurableLag": "stalled", "WaldDiskFull": "full", "WaldRestarts": "restarted", "WaldUncleanStart": "restarted",
     "WaldErrorBudgetBurn": "failed",
 }
-# No daemon here has these faults. Their alerts fire in grafana/alerts/wald.test.yaml; here their metrics must exist.
+# No daemon here has these faults. Their alerts fire in the tests of grafana/alerts; here their metrics must exist.
 UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds", "WaldAcceptsWait",
           "WaldCertificateExpires", "WaldCertificateExpiresSoon", "WaldReloadFails"}
 # Panels about faults: a constant 0 counts as no data here.
@@ -130,7 +130,7 @@ def busy(fleet):
 def secured(fleet):
     """A port with TLS, which nobody uses."""
     pem, key = Authority(fleet.directory).issue(fleet.directory / "tls", "server")
-    fleet.start("secured", *SMALL, "--tls-cert", pem, "--tls-key", key)
+    fleet.start("secured", *SMALL, *files(pem, key))
 
 
 def stalled(fleet):

@@ -26,7 +26,7 @@ use crate::format::body::{AcceptedLosses, Link};
 use crate::format::life::Life;
 use crate::format::walk::{WalkItem, Walked};
 use crate::index::checkpoint;
-use crate::index::checkpoint::Summary;
+use crate::index::checkpoint::{SegmentEntry, Summary};
 use crate::index::{self, SealedIndex};
 use crate::logs::image;
 
@@ -35,8 +35,8 @@ pub(super) struct Witness {
     /// The last segment that it covers.
     last: SegmentId,
     path: String,
-    /// Segments that it covers and their ends, in order.
-    ends: Vec<(SegmentId, Position)>,
+    /// Segments that it covers, in order.
+    segments: Vec<SegmentEntry>,
 }
 
 impl Walked {
@@ -136,18 +136,17 @@ impl Recovered {
         self.witness.get_or_insert_with(|| Witness {
             last: summary.last,
             path,
-            ends: (summary.segments.iter())
-                .map(|segment| (segment.life.id, segment.end))
-                .collect(),
+            segments: summary.segments.clone(),
         });
     }
 
     /// End of the frames of a segment, if a checkpoint records it. The link of its successor, which also records it,
     /// may be damaged.
-    pub(super) fn checkpointed_end(&self, id: SegmentId) -> Option<Position> {
-        let ends = &self.witness.as_ref()?.ends;
-        let at = ends.binary_search_by_key(&id, |(id, _)| *id).ok()?;
-        ends.get(at).map(|(_, end)| *end)
+    pub(super) fn checkpointed_end(&self, used: &UsedSegment) -> Option<Position> {
+        let segments = &self.witness.as_ref()?.segments;
+        let at = segments.binary_search_by_key(&used.life.id, |entry| entry.life.id);
+        let entry = segments.get(at.ok()?)?;
+        (entry.life == used.life && entry.base == used.base).then_some(entry.end)
     }
 
     /// Finds a checkpoint that was set aside.

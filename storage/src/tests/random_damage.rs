@@ -223,10 +223,9 @@ fn random_damage_never_serves_a_wrong_record_nor_hides_a_missing_one() {
                         assert!(!f.disk.list("checkpoint").unwrap().is_empty());
                         assert_same(&before, &seen(&f, &model), "sorted");
                     }
-                    let is_bare = !random.random_bool(0.5);
-                    f = match is_bare {
-                        true => bare(f),
-                        false => f.restart(),
+                    f = match random.random_bool(0.5) {
+                        true => f.restart(),
+                        false => bare(f),
                     };
                     // A start may be unable to use a file that held back the sorter. It names the records.
                     if held_back.is_empty() {
