@@ -1,8 +1,10 @@
 package wald
 
 import (
+	"cmp"
 	"context"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 
 	"wald.dev/client/go/waldv1"
 )
@@ -57,6 +60,11 @@ type settings struct {
 	retry             RetryPolicy
 	credentials       credentials.TransportCredentials
 	dial              []grpc.DialOption
+	tls               tlsFiles
+	// Nil: calls carry no token.
+	token              *tokenSource
+	allowInsecureToken bool
+	lastTLS            *lastTLSProblem
 }
 
 // DialOption is a setting of a client.
@@ -91,8 +99,8 @@ func WithRetry(policy RetryPolicy) DialOption {
 	return func(s *settings) { s.retry = policy }
 }
 
-// WithTransportCredentials secures the connection, as to a proxy that speaks TLS. Default:
-// plain text.
+// WithTransportCredentials secures the connection by credentials of the caller's own. Default: an
+// endpoint that begins with https:// gets TLS by the other options, and another one plaintext.
 func WithTransportCredentials(creds credentials.TransportCredentials) DialOption {
 	return func(s *settings) { s.credentials = creds }
 }
@@ -105,9 +113,9 @@ func WithGRPC(options ...grpc.DialOption) DialOption {
 // DefaultTimeout is the deadline of calls whose context has none.
 const DefaultTimeout = 10 * time.Second
 
-// Dial makes a client of the server at endpoint, such as DefaultEndpoint or
-// "http://localhost". The port is DefaultPort unless the endpoint names another. Dial connects
-// with the first call.
+// Dial makes a client of the server at endpoint, such as DefaultEndpoint, "http://localhost" or
+// "https://wald.internal". The port is DefaultPort unless the endpoint names another. Dial reads
+// the files of TLS and of the token now, and connects with the first call.
 func Dial(endpoint string, options ...DialOption) (*Client, error) {
 	s := settings{
 		connectTimeout:    5 * time.Second,
@@ -116,12 +124,16 @@ func Dial(endpoint string, options ...DialOption) (*Client, error) {
 		timeout:           DefaultTimeout,
 		silenceTimeout:    60 * time.Second,
 		retry:             DefaultRetryPolicy(),
+		lastTLS:           new(lastTLSProblem),
 	}
 	for _, option := range options {
 		option(&s)
 	}
 	target, err := parseEndpoint(endpoint, &s)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.secure(endpoint, target); err != nil {
 		return nil, err
 	}
 	conn, failure := grpc.NewClient(target, s.dialOptions()...)
@@ -141,17 +153,74 @@ func Dial(endpoint string, options ...DialOption) (*Client, error) {
 	}, nil
 }
 
+// FromEnv makes a client of the server that the environment names. An empty variable counts as
+// absent, and options come after the environment.
+//
+//   - WALD_ENDPOINT: the endpoint. Default: DefaultEndpoint.
+//   - WALD_TLS_CA, WALD_TLS_CERT, WALD_TLS_KEY, WALD_TLS_SERVER_NAME: as [WithTLSCA], [WithTLSCert],
+//     [WithServerName].
+//   - WALD_TOKEN_FILE, WALD_TOKEN: as [WithTokenFile], [WithToken]; the file comes first.
+func FromEnv(options ...DialOption) (*Client, error) {
+	var found []DialOption
+	if ca := os.Getenv("WALD_TLS_CA"); ca != "" {
+		found = append(found, WithTLSCA(ca))
+	}
+	if cert, key := os.Getenv("WALD_TLS_CERT"), os.Getenv("WALD_TLS_KEY"); cert != "" || key != "" {
+		found = append(found, WithTLSCert(cert, key))
+	}
+	if name := os.Getenv("WALD_TLS_SERVER_NAME"); name != "" {
+		found = append(found, WithServerName(name))
+	}
+	if path, token := os.Getenv("WALD_TOKEN_FILE"), os.Getenv("WALD_TOKEN"); path != "" {
+		found = append(found, WithTokenFile(path))
+	} else if token != "" {
+		found = append(found, WithToken(token))
+	}
+	return Dial(cmp.Or(os.Getenv("WALD_ENDPOINT"), DefaultEndpoint), append(found, options...)...)
+}
+
+// secure chooses the credentials of the connection and of the calls.
+func (s *settings) secure(endpoint, target string) error {
+	overTLS := strings.HasPrefix(endpoint, "https://")
+	given := s.credentials != nil
+	switch {
+	case given && s.tls != (tlsFiles{}):
+		return invalid("WithTransportCredentials and other settings of TLS exclude each other")
+	case !given && !overTLS && s.tls != (tlsFiles{}):
+		return invalid("%q is not an endpoint for TLS: with settings of TLS it must begin with https://", endpoint)
+	case !given:
+		door := &doorCredentials{last: s.lastTLS}
+		if overTLS {
+			files, problem := loadFiles(s.tls)
+			if problem != nil {
+				return problem.asError()
+			}
+			door.files = files
+		}
+		s.credentials = door
+	}
+	if s.token == nil {
+		return nil
+	}
+	if failure := s.token.load(); failure != nil {
+		return failure
+	}
+	plaintext := s.credentials.Info().SecurityProtocol == insecure.NewCredentials().Info().SecurityProtocol
+	if plaintext && !s.allowInsecureToken && !isLoopback(target) {
+		return badToken("a token must not cross plaintext to %s: use https://, or AllowInsecureToken", target)
+	}
+	return nil
+}
+
 // parseEndpoint takes the scheme off, if there is one that fits the credentials.
 func parseEndpoint(endpoint string, s *settings) (string, error) {
 	target := endpoint
 	if scheme, rest, found := strings.Cut(endpoint, "://"); found {
 		switch {
-		case scheme == "https" && s.credentials == nil:
-			return "", invalid("%q asks for TLS: give WithTransportCredentials", endpoint)
 		case scheme == "http" && s.credentials != nil:
 			return "", invalid("%q is plain text, but there are credentials", endpoint)
 		case scheme == "http", scheme == "https":
-			target = strings.TrimSuffix(rest, "/")
+			return completed(strings.TrimSuffix(rest, "/"))
 		}
 	}
 	if strings.Contains(target, "://") || strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "dns:") {
@@ -182,12 +251,8 @@ func completed(target string) (string, error) {
 }
 
 func (s *settings) dialOptions() []grpc.DialOption {
-	creds := s.credentials
-	if creds == nil {
-		creds = insecure.NewCredentials()
-	}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(creds),
+		grpc.WithTransportCredentials(s.credentials),
 		grpc.WithUserAgent("wald-client-go"),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time:                s.keepaliveInterval,
@@ -214,6 +279,9 @@ func (s *settings) dialOptions() []grpc.DialOption {
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithStatsHandler(sentHandler{}),
+	}
+	if s.token != nil {
+		options = append(options, grpc.WithPerRPCCredentials(s.token))
 	}
 	return append(options, s.dial...)
 }
@@ -291,15 +359,15 @@ func call[Q, A any](
 	}
 	unknown := false
 	for failures := 1; ; failures++ {
-		attempt, sent := watchSending(ctx)
-		answer, err := send(attempt, request)
+		watched, attempt := watchSending(ctx)
+		answer, err := send(watched, request)
 		if err == nil {
 			return answer, nil
 		}
-		failure := readError(ctx, err, sent.Load())
+		failure := c.readError(ctx, err, attempt.sent.Load())
 		pause := policy.pause(failures, failure)
 		deadline, _ := ctx.Deadline()
-		last := !kind.repeat.allows(failure) ||
+		last := !c.allows(kind.repeat, failure, attempt, false) ||
 			failures >= policy.MaxAttempts ||
 			time.Now().Add(pause).After(deadline)
 		if !last {
@@ -332,16 +400,49 @@ func (c *Client) sleep(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
+// allows tells whether to send a request again after this failure of an attempt. A server that
+// refused the token applied nothing: the request is sent again once there is another token.
+// `waits`: producers and followers also wait until an expired one is replaced in its file.
+func (c *Client) allows(r repeat, e *Error, a *attempt, waits bool) bool {
+	switch e.Reason {
+	case ErrBadCredential:
+		return c.renewed(a)
+	case ErrCredentialExpired:
+		return c.renewed(a) || waits && c.settings.token != nil && !c.settings.token.fixed
+	}
+	return r.allows(e)
+}
+
+// renewed tells whether there is another token than that of a failed attempt.
+func (c *Client) renewed(a *attempt) bool {
+	used := a.token.Load()
+	return c.settings.token != nil && used != nil && c.settings.token.changed(*used)
+}
+
+// readError is readError, and knows the failures of TLS.
+func (c *Client) readError(ctx context.Context, err error, sent bool) *Error {
+	answer, _ := status.FromError(err)
+	return c.settings.lastTLS.explain(readError(ctx, err, sent), answer.Message())
+}
+
 // sentHandler notes which calls have left: a call that failed before may be repeated
 // whatever it does.
 type sentHandler struct{}
 
-type sentKey struct{}
+type attemptKey struct{}
 
-// watchSending makes a context for one attempt, and a flag that rises when it goes out.
-func watchSending(ctx context.Context) (context.Context, *atomic.Bool) {
-	sent := new(atomic.Bool)
-	return context.WithValue(ctx, sentKey{}, sent), sent
+// attempt is one attempt of a call.
+type attempt struct {
+	// Rises when it goes out.
+	sent atomic.Bool
+	// The token that it carries; nil: none.
+	token atomic.Pointer[string]
+}
+
+// watchSending makes a context for one attempt.
+func watchSending(ctx context.Context) (context.Context, *attempt) {
+	a := new(attempt)
+	return context.WithValue(ctx, attemptKey{}, a), a
 }
 
 func (sentHandler) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
@@ -351,8 +452,8 @@ func (sentHandler) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	if _, ok := event.(*stats.OutHeader); !ok {
 		return
 	}
-	if sent, ok := ctx.Value(sentKey{}).(*atomic.Bool); ok {
-		sent.Store(true)
+	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
+		a.sent.Store(true)
 	}
 }
 

@@ -190,7 +190,7 @@ func TestEndpointsGetTheDefaultPort(t *testing.T) {
 func TestEndpointsAreUnderstood(t *testing.T) {
 	for endpoint, good := range map[string]bool{
 		"127.0.0.1:6925": true, "http://localhost:6925": true, "http://localhost:6925/": true,
-		"": false, "http://": false, "https://localhost:6925": false, "127.0.0.1:179250": false,
+		"": false, "http://": false, "https://localhost:6925": true, "https://": false, "127.0.0.1:179250": false,
 		"localhost:0": false, "localhost:x": false, "me:secret@localhost": false,
 	} {
 		client, err := Dial(endpoint)

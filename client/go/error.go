@@ -58,6 +58,8 @@ type Error struct {
 	Code codes.Code
 	// Reason is the server's reason. Empty: the server did not answer, or it is not Wald.
 	Reason Reason
+	// TLS is why there is no TLS connection. Empty: another failure.
+	TLS TLSFailure
 	// Message is the text of the server or the transport, for people.
 	Message string
 	// Outcome says whether a write was applied. A read has nothing to apply: NotApplied. If an

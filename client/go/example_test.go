@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"os"
 	"time"
 
 	wald "wald.dev/client/go"
@@ -19,11 +18,7 @@ import (
 
 // run calls an example with a log that nobody has.
 func run(example func(context.Context, *wald.Client, string) error) {
-	endpoint := os.Getenv("WALD_ENDPOINT")
-	if endpoint == "" {
-		endpoint = wald.DefaultEndpoint
-	}
-	client, err := wald.Dial(endpoint)
+	client, err := wald.FromEnv()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -59,6 +54,24 @@ func appendRecord(ctx context.Context, client *wald.Client, log string) error {
 	}
 	fmt.Println(ack.LSN, ack.Durability >= wald.Written)
 	return nil
+}
+
+func ExampleWithTLSCA() {
+	// There is no such file.
+	fmt.Println(errors.Is(connectSecurely(), wald.TLSSettings))
+	// Output:
+	// true
+}
+
+func connectSecurely() error {
+	client, err := wald.Dial("https://wald.internal",
+		wald.WithTLSCA("ca.pem"),                     // default: the CAs of the system
+		wald.WithTLSCert("client.pem", "client.key"), // if the server requires a certificate
+		wald.WithTokenFile("token"))                  // if the server requires a token
+	if err != nil {
+		return err
+	}
+	return client.Close()
 }
 
 func ExampleError() {

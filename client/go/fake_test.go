@@ -18,6 +18,7 @@ type fake struct {
 	waldv1.UnimplementedLogServiceServer
 	listener *breakable
 	server   *grpc.Server
+	options  []grpc.ServerOption
 
 	append  func(*waldv1.AppendRequest) (*waldv1.AppendResponse, error)
 	session func(waldv1.WalService_AppendSessionServer) error
@@ -86,12 +87,18 @@ func (f *fake) start(t *testing.T, options ...DialOption) *Client {
 		t.Fatal(err)
 	}
 	f.listener = &breakable{Listener: listener}
-	f.server = grpc.NewServer()
+	f.server = grpc.NewServer(f.options...)
 	waldv1.RegisterWalServiceServer(f.server, f)
 	waldv1.RegisterLogServiceServer(f.server, f)
 	go f.server.Serve(f.listener)
 	t.Cleanup(f.server.Stop)
-	return dial(t, listener.Addr().String(), options...)
+	return f.dial(t, options...)
+}
+
+// dial makes another client of the fake.
+func (f *fake) dial(t *testing.T, options ...DialOption) *Client {
+	t.Helper()
+	return dial(t, f.listener.Addr().String(), options...)
 }
 
 func dial(t *testing.T, endpoint string, options ...DialOption) *Client {

@@ -335,14 +335,15 @@ func (p *Producer) run(ctx context.Context) {
 	defer p.expiry.Stop()
 	failures := 0
 	for p.waitForWork(ctx) {
-		acked, failure := p.deliver(ctx)
+		watched, attempt := watchSending(ctx)
+		acked, failure := p.deliver(watched, attempt)
 		if acked {
 			failures = 0
 		}
 		if failure == nil {
 			continue
 		}
-		if !guarded.allows(failure) || ctx.Err() != nil {
+		if !p.client.allows(guarded, failure, attempt, true) || ctx.Err() != nil {
 			p.fail(failure, failingRequest(failure))
 			return
 		}
@@ -377,13 +378,12 @@ func (p *Producer) waitForWork(ctx context.Context) bool {
 
 // deliver sends all unacked batches, and later ones, on one stream, and takes the acks. No
 // failure: the stream ended with nothing due.
-func (p *Producer) deliver(running context.Context) (acked bool, failure *Error) {
+func (p *Producer) deliver(running context.Context, a *attempt) (acked bool, failure *Error) {
 	ctx, cancel := context.WithCancel(running)
-	attempt, _ := watchSending(ctx)
-	stream, err := p.client.wal.AppendSession(attempt)
+	stream, err := p.client.wal.AppendSession(ctx)
 	if err != nil {
 		cancel()
-		return false, readError(ctx, err, false)
+		return false, p.client.readError(ctx, err, false)
 	}
 	p.mutex.Lock()
 	p.out = 0
@@ -401,12 +401,12 @@ func (p *Producer) deliver(running context.Context) (acked bool, failure *Error)
 	for {
 		answer, err := stream.Recv()
 		if err != nil {
-			failure := readError(ctx, err, true)
+			failure := p.client.readError(ctx, err, true)
 			p.mutex.Lock()
 			idle := len(p.unacked) == 0
 			p.mutex.Unlock()
 			ended := ctx.Err() != nil && running.Err() == nil
-			if idle && (ended || guarded.allows(failure)) {
+			if idle && (ended || p.client.allows(guarded, failure, a, true)) {
 				return acked, nil
 			}
 			return acked, failure

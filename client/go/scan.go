@@ -232,6 +232,7 @@ type scanUnderway struct {
 	// Failures since the last message, and when the attempt began that failed first.
 	failures     int
 	failingSince time.Time
+	attempt      *attempt
 }
 
 func (s *Scanner) start(ctx context.Context, c *Client, selector Selector, options []ScanOption, follow bool) {
@@ -287,12 +288,13 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 	if u.failingSince.IsZero() {
 		u.failingSince = time.Now()
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watched, attempt := watchSending(ctx)
+	u.attempt = attempt
 	if failure := u.pinTailOffset(ctx); failure != nil {
 		return false, failure
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	attempt, sent := watchSending(ctx)
 	// Ends the stream when nothing, not even a heartbeat, has come for too long.
 	silent := false
 	silence := time.AfterFunc(c.settings.silenceTimeout, cancel)
@@ -301,9 +303,9 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 		if silent {
 			return lost("nothing came for "+c.settings.silenceTimeout.String(), true)
 		}
-		return readError(context.Background(), err, sent.Load())
+		return c.readError(context.Background(), err, attempt.sent.Load())
 	}
-	stream, err := c.wal.Scan(attempt, proto.CloneOf(u.request))
+	stream, err := c.wal.Scan(watched, proto.CloneOf(u.request))
 	for {
 		if err == nil {
 			var message *waldv1.ScanResponse
@@ -422,7 +424,7 @@ func (u *scanUnderway) survive(failure *Error) (time.Duration, bool) {
 	}
 	tired := u.failures >= c.settings.retry.MaxAttempts ||
 		time.Since(u.failingSince)+pause >= c.settings.timeout
-	if u.place == nowhere || tired && !patient || !harmless.allows(failure) {
+	if u.place == nowhere || tired && !patient || !c.allows(harmless, failure, u.attempt, patient) {
 		return 0, false
 	}
 	return pause, true

@@ -22,6 +22,7 @@ type appendStream = grpc.BidiStreamingClient[waldv1.AppendSessionRequest, waldv1
 // It may be used by many goroutines at once.
 type Session struct {
 	window int
+	client *Client
 	stream appendStream
 	sent   func() bool
 	cancel context.CancelFunc
@@ -72,6 +73,7 @@ func (c *Client) Session(ctx context.Context, options ...SessionOption) (*Sessio
 	}
 	session := &Session{
 		window: s.window,
+		client: c,
 		stream: stream,
 		sent:   sent,
 		cancel: cancel,
@@ -95,13 +97,13 @@ func (c *Client) openAppends(ctx context.Context) (appendStream, func() bool, *E
 	}
 	defer c.underway.Done()
 	for failures := 1; ; failures++ {
-		attempt, sent := watchSending(ctx)
-		stream, err := c.wal.AppendSession(attempt)
+		watched, attempt := watchSending(ctx)
+		stream, err := c.wal.AppendSession(watched)
 		if err == nil {
-			return stream, sent.Load, nil
+			return stream, attempt.sent.Load, nil
 		}
-		failure := readError(ctx, err, false)
-		last := !harmful.allows(failure) || failures >= c.settings.retry.MaxAttempts
+		failure := c.readError(ctx, err, false)
+		last := !c.allows(harmful, failure, attempt, false) || failures >= c.settings.retry.MaxAttempts
 		if last || !c.sleep(ctx, c.settings.retry.pause(failures, failure)) {
 			return nil, nil, failure
 		}
@@ -230,7 +232,7 @@ func (s *Session) end(ctx context.Context, err error) {
 	s.mutex.Lock()
 	complete := s.closing && len(s.unacked) == 0
 	s.mutex.Unlock()
-	failure := readError(ctx, err, s.sent())
+	failure := s.client.readError(ctx, err, s.sent())
 	if complete && failure.Reason == "" {
 		// Nothing is due any more, so nothing can have failed.
 		return

@@ -39,7 +39,7 @@ FAULTS = {
     "go": [
         (TWICE, "client/go/retry.go", "return r != harmful", "return true"),
         (BACK, "client/go/scan.go", "u.request.Start = &waldv1.ScanRequest_Cursor{Cursor: event.Cursor}", ""),
-        (AGAIN, "client/go/producer.go", "if !guarded.allows(failure) || ctx.Err() != nil {", "if true {"),
+        (AGAIN, "client/go/producer.go", "if !p.client.allows(guarded, failure, attempt, true) || ctx.Err() != nil {", "if true {"),
         (UNNUMBERED, "client/go/producer.go", "message.Batch.Batches[0].Condition.Producer.Sequence = p.next",
          "message.Batch.Batches[0].Condition.Producer = nil"),
         (EARLY, "client/go/scan.go", "s.event, s.cursor = event, event.Cursor", "event.Cursor = nil\n\t\ts.event, s.cursor = event, event.Cursor"),

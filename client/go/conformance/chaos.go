@@ -20,7 +20,7 @@ func chaosProducer(ctx context.Context, log, id, rate string) error {
 	if err != nil || perSecond <= 0 {
 		return fmt.Errorf("%q is no rate", rate)
 	}
-	client, err := wald.Dial(endpoint())
+	client, err := wald.FromEnv()
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func chaosFollower(ctx context.Context, prefix, count string) error {
 	if err != nil {
 		return err
 	}
-	client, err := wald.Dial(endpoint())
+	client, err := wald.FromEnv()
 	if err != nil {
 		return err
 	}

@@ -43,13 +43,6 @@ func main() {
 	}
 }
 
-func endpoint() string {
-	if endpoint := os.Getenv("WALD_ENDPOINT"); endpoint != "" {
-		return endpoint
-	}
-	return wald.DefaultEndpoint
-}
-
 func runCases() error {
 	cases, err := readCases(os.Getenv("WALD_CASES"))
 	if err != nil {
@@ -109,7 +102,7 @@ func carryOut(testCase testCase) error {
 	// Not a deadline, so that the client's own default is in force.
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	client, err := wald.Dial(endpoint())
+	client, err := wald.FromEnv()
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"os"
 
 	wald "wald.dev/client/go"
 )
@@ -18,11 +17,8 @@ func main() {
 }
 
 func tour(ctx context.Context) error {
-	endpoint := os.Getenv("WALD_ENDPOINT")
-	if endpoint == "" {
-		endpoint = wald.DefaultEndpoint
-	}
-	client, err := wald.Dial(endpoint)
+	// The server that WALD_ENDPOINT names; wald.Dial takes an endpoint.
+	client, err := wald.FromEnv()
 	if err != nil {
 		return err
 	}
