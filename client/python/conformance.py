@@ -540,7 +540,7 @@ def control(action, arguments):
 
 
 async def run_case(case, run):
-    async with wald.Client(os.environ["WALD_ENDPOINT"]) as client:
+    async with wald.Client.from_env() as client:
         underway = Case(case["name"], run, client)
         try:
             await asyncio.wait_for(underway.carry_out(case["steps"]), CASE_SECONDS)
@@ -579,7 +579,7 @@ async def chaos_producer(log, id, rate):
     stop = Path(os.environ["WALD_STOP"])
     loop = asyncio.get_running_loop()
     total = 0
-    async with wald.Client(os.environ["WALD_ENDPOINT"]) as client:
+    async with wald.Client.from_env() as client:
         async with client.producer(log, id=id, epoch=1, window_batches=32) as producer:
             due = loop.time()
             while not stop.exists():
@@ -594,7 +594,7 @@ async def chaos_producer(log, id, rate):
 
 async def chaos_follower(prefix, count):
     ended = 0
-    async with wald.Client(os.environ["WALD_ENDPOINT"]) as client, client.follow(prefix=prefix) as follower:
+    async with wald.Client.from_env() as client, client.follow(prefix=prefix) as follower:
         async for event in follower:
             for gap in event.gaps:
                 print("GAP", gap.log, gap.from_lsn, gap.to_lsn, gap.reason.name, flush=True)

@@ -49,7 +49,7 @@ FAULTS = {
     "python": [
         (TWICE, "client/python/src/wald/retry.py", "return self is not Repeat.HARMFUL", "return True"),
         (BACK, "client/python/src/wald/scan.py", "self._request.cursor = message.cursor", "pass"),
-        (AGAIN, "client/python/src/wald/producer.py", "if not Repeat.GUARDED.allows(error):", "if True:"),
+        (AGAIN, "client/python/src/wald/producer.py", "if not self._client._allows(Repeat.GUARDED, error, self._token, waits=True):", "if True:"),
         (UNNUMBERED, "client/python/src/wald/producer.py",
          "producer=ProducerSequence(self.id, self.epoch, self.sequence),", ""),
         (EARLY, "client/python/src/wald/scan.py", "records_from_proto(batch)) for batch in message.batches", "records_from_proto(batch)) for batch in message.batches[:1]"),

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import functools
 
+from certificates import *
 from clients import *
 from typed import blocks
 
@@ -88,6 +89,18 @@ def environment(daemon=None, **more):
         more["WALD_ENDPOINT"] = daemon.grpc
     path = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{os.environ['PATH']}"
     return clean_environment(**{"PATH": path, "CARGO_TARGET_DIR": str(TARGET), **more})
+
+
+@contextlib.contextmanager
+def secured():
+    """A daemon with TLS that requires client certificates, and the directory with a client's files."""
+    with scratch() as directory:
+        authority = Authority(directory)
+        pem, key = authority.issue(Path(directory) / "server", "server")
+        authority.issue(Path(directory), "client")
+        (Path(directory) / "token").write_text("example\n")
+        with Daemon(f"{directory}/data", *files(pem, key), "--tls-client-auth", "require", "--tls-client-ca", authority.pem) as daemon:
+            yield directory, f"https://{daemon.grpc}"
 
 
 def succeeds(what, *command, prints="", daemon=None, cwd=ROOT, timeout=900, **more):
@@ -273,11 +286,12 @@ def python():
     # The environment of step conformance; the package is installed into it again.
     interpreter = Path(runner("python")[0])
     succeeds("pytest client/python", interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder, prints=" passed")
-    with the_store() as (directory, daemon):
+    with the_store() as (directory, daemon), secured() as (files_of_client, https):
         for block in take(readme, "python"):
             # From an empty directory, so that only the installed package is imported.
             name = next(line for line in block.splitlines() if "readme/" in line).strip()
-            out = succeeds(f"Python example with {name[:80]}", interpreter, "-W", "error", "-c", block, cwd=directory, daemon=daemon)
+            where = {"cwd": files_of_client, "WALD_ENDPOINT": https} if "tls_ca=" in block else {"cwd": directory, "daemon": daemon}
+            out = succeeds(f"Python example with {name[:80]}", interpreter, "-W", "error", "-c", block, **where)
             expect("it prints something", out.strip(), out.strip()[:200])
 
 

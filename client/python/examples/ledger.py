@@ -78,7 +78,7 @@ async def follow(client, directory, prefix, count):
 
 
 async def main(directory, prefix, count):
-    async with wald.Client(os.environ.get("WALD_ENDPOINT", wald.DEFAULT_ENDPOINT)) as client:
+    async with wald.Client.from_env() as client:
         halves = [produce(client, directory, f"{prefix}{half}", half, count // 2) for half in range(2)]
         state, *_ = await asyncio.gather(follow(client, directory, prefix, count), *halves)
     print(json.dumps({"applied": state["applied"], "balances": state["balances"]}, sort_keys=True))

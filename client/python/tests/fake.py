@@ -156,17 +156,18 @@ async def endlessly(send, seconds=20):
 
 
 @contextlib.asynccontextmanager
-async def serving(**settings):
-    """A fake, and a client of it whose pauses are short."""
-    server = grpc.aio.server()
+async def serving(credentials=None, *, interceptors=(), client_interceptors=(), **settings):
+    """A fake, and a client of it whose pauses are short. With credentials it speaks TLS."""
+    server = grpc.aio.server(interceptors=interceptors)
     fake = Fake()
     wal_pb2_grpc.add_WalServiceServicer_to_server(fake, server)
     log_pb2_grpc.add_LogServiceServicer_to_server(fake, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address, scheme = "127.0.0.1:0", "http" if credentials is None else "https"
+    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
     settings = {"retry": wald.RetryPolicy(first_pause=0.001, max_pause=0.01), **settings}
     try:
-        async with wald.Client(f"127.0.0.1:{port}", **settings) as client:
+        async with wald.Client(f"{scheme}://127.0.0.1:{port}", interceptors=client_interceptors, **settings) as client:
             yield fake, client
     finally:
         await server.stop(0)

@@ -119,11 +119,6 @@ async def test_closed_client_says_so():
         await client.append("log", "x")
 
 
-def test_endpoint_that_asks_for_tls_is_refused():
-    with pytest.raises(ValueError, match="TLS"):
-        wald.Client("https://127.0.0.1:6925")
-
-
 @pytest.mark.parametrize(
     ("endpoint", "complete"),
     [

@@ -11,6 +11,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 import wald
+from wald.v1 import wal_pb2_grpc
 from wald import LogBatch, Outcome
 from wald.session import AppendStream
 
@@ -346,7 +347,8 @@ async def ended(call, monkeypatch):
     """How a stream of this call ends."""
     monkeypatch.setattr("wald.session._STATUS_SECONDS", 0.05)
     found = asyncio.get_running_loop().create_future()
-    client = SimpleNamespace(wal=SimpleNamespace(AppendSession=lambda: call))
+    client = wald.Client(channel=SimpleNamespace())
+    client._stubs[wal_pb2_grpc.WalServiceStub] = SimpleNamespace(AppendSession=lambda: call)
     stream = AppendStream(client, lambda ack: None, lambda error, handed: found.set_result(error))
     await stream.ended
     return found.result()

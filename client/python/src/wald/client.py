@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
+from operator import attrgetter
 
 import grpc
 import grpc.aio
 from google.protobuf import field_mask_pb2
 
-from wald.errors import Outcome, connection_lost, from_rpc
+from wald.errors import (
+    BadCredential,
+    CredentialExpired,
+    NotSent,
+    Outcome,
+    TlsError,
+    WaldError,
+    connection_lost,
+    from_status,
+)
 from wald.producer import Producer
 from wald.records import (
     Ack,
@@ -36,6 +47,8 @@ from wald.records import (
 from wald.retry import Repeat, RetryPolicy
 from wald.scan import Scan
 from wald.session import Session
+from wald.tls import TLS_PAUSE, Credentials, TlsFiles, problem_of
+from wald.tokens import CarryingChannel, TokenSource, bad_token, is_loopback
 from wald.v1 import (
     cursor_pb2,
     cursor_pb2_grpc,
@@ -50,6 +63,8 @@ from wald.v1 import (
 DEFAULT_ENDPOINT = "127.0.0.1:6925"
 # Port of an endpoint that names none.
 _DEFAULT_PORT = 6925
+# Maximum seconds that the streams of a channel continue after another one has replaced it.
+_OLD_CHANNEL_SECONDS = 60.0
 
 # Answers stay below 1 MiB unless one record alone is larger; the server's limit on records
 # can be raised, so leave room.
@@ -70,12 +85,36 @@ class Client:
     `keepalive` seconds, also when idle, and given up if no answer comes within
     `keepalive_timeout`. A scan that is silent for `silence_timeout` counts as lost; the server
     sends a heartbeat after 15 s.
+
+    An endpoint that begins with `https://` gets TLS. `tls_ca` is the file with the CAs to trust instead
+    of the system's, in PEM; `tls_cert` and `tls_key` are the files of the client's certificate and its key;
+    `server_name` is the name that the server's certificate must have, instead of the endpoint's host. The
+    files are read now, and again after a connection has failed.
+
+    `token`, or the content of `token_file` without white space around it, goes with every call. The file
+    is read again at most once a second, and once when the server refuses the token; the call is repeated
+    if the file has another token then. Without TLS a token goes only to loopback, unless
+    `allow_insecure_token` is set.
+
+    `metadata` (pairs) goes with every call. `interceptors` are grpc.aio's. `channel` is a channel of the
+    caller's own, which the caller closes; the endpoint and the settings of connections and TLS do not count
+    then.
     """
 
     def __init__(
         self,
         endpoint: str = DEFAULT_ENDPOINT,
         *,
+        tls_ca: str | os.PathLike[str] | None = None,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        server_name: str | None = None,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        allow_insecure_token: bool = False,
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+        interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+        channel: grpc.aio.Channel | None = None,
         timeout: float = 10.0,
         connect_timeout: float = 5.0,
         keepalive: float = 10.0,
@@ -83,7 +122,7 @@ class Client:
         silence_timeout: float = 60.0,
         retry: RetryPolicy = RetryPolicy(),
     ):
-        self.endpoint = _complete(endpoint)
+        self.endpoint, secure = _complete(endpoint)
         self.timeout = timeout
         self.silence_timeout = silence_timeout
         self.retry = retry
@@ -103,9 +142,58 @@ class Client:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
         ]
+        self._files = _tls_files(tls_ca, tls_cert, tls_key, server_name, secure, channel is not None)
+        if self._files is not None and server_name is not None:
+            self._options.append(("grpc.ssl_target_name_override", server_name))
+        self._credentials = None if self._files is None else Credentials(self._files)
+        self._token: TokenSource | None = None
+        if token is not None or token_file is not None:
+            self._token = TokenSource(token, None if token_file is None else os.fspath(token_file))
+            self._refuse_plaintext(allow_insecure_token, channel is not None)
+        self._metadata = tuple(metadata)
+        self._interceptors = list(interceptors)
+        self._own: grpc.aio.Channel | None = channel
         self._channel: grpc.aio.Channel | None = None
         self._stubs: dict[type, object] = {}
+        self._old_channels: set[asyncio.Task] = set()
+        # The last TLS failure, and the time until which no connection begins.
+        self._tls_failure: TlsError | None = None
+        self._pause_until = 0.0
         self._closed = False
+
+    @classmethod
+    def from_env(cls, **settings) -> Client:
+        """A client of the server that the environment names. An empty variable counts as absent, and
+        `settings` come before the environment.
+
+        `WALD_ENDPOINT` (default: `DEFAULT_ENDPOINT`), `WALD_TLS_CA`, `WALD_TLS_CERT`, `WALD_TLS_KEY`,
+        `WALD_TLS_SERVER_NAME`, and `WALD_TOKEN_FILE` or else `WALD_TOKEN`.
+        """
+        names = {
+            "endpoint": "WALD_ENDPOINT",
+            "tls_ca": "WALD_TLS_CA",
+            "tls_cert": "WALD_TLS_CERT",
+            "tls_key": "WALD_TLS_KEY",
+            "server_name": "WALD_TLS_SERVER_NAME",
+        }
+        if "token" not in settings and "token_file" not in settings:
+            found = "WALD_TOKEN_FILE" if os.environ.get("WALD_TOKEN_FILE") else "WALD_TOKEN"
+            names["token_file" if found == "WALD_TOKEN_FILE" else "token"] = found
+        found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+        return cls(**{**found, **settings})
+
+    def _refuse_plaintext(self, allowed: bool, own_channel: bool) -> None:
+        """A token must not cross plaintext to another machine."""
+        if self._files is not None or allowed:
+            return
+        if own_channel:
+            raise bad_token("whether one's own channel is encrypted is not known: set allow_insecure_token if it is")
+        if not is_loopback(self.endpoint):
+            raise bad_token(
+                f"a token must not cross plaintext to {self.endpoint}: use https://, or allow_insecure_token"
+            )
+        # gRPC would pass connections to loopback through the proxy of the environment, too.
+        self._options.append(("grpc.enable_http_proxy", 0))
 
     async def __aenter__(self) -> Client:
         return self
@@ -117,8 +205,11 @@ class Client:
         """Ends the connection. Calls underway have `grace` seconds to end; scans and sessions should
         have been closed before."""
         self._closed = True
-        if self._channel is not None:
+        if self._channel is not None and self._own is None:
             await self._channel.close(grace)
+        for closing in self._old_channels:
+            closing.cancel()
+        await asyncio.gather(*self._old_channels, return_exceptions=True)
 
     @property
     def closed(self) -> bool:
@@ -148,7 +239,7 @@ class Client:
             condition = Condition(expected_lsn=expected_lsn)
         condition = condition or Condition()
         answer = await self._call(
-            self.wal.Append,
+            "wal.Append",
             wal_pb2.AppendRequest(
                 log=log, record=record_to_proto(record), condition=condition.to_proto(), durability=durability
             ),
@@ -179,7 +270,7 @@ class Client:
         batches, cursors = list(batches), list(cursors)
         guarded = any(batch.guards for batch in batches) or any(cursor.guards for cursor in cursors)
         answer = await self._call(
-            self.wal.AppendBatch,
+            "wal.AppendBatch",
             batch_request(batches, checks, cursors, durability),
             Repeat.GUARDED if guarded else Repeat.HARMFUL,
             timeout,
@@ -263,7 +354,7 @@ class Client:
         first record."""
         one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset)
         answer = await self._call(
-            self.wal.Read,
+            "wal.Read",
             wal_pb2.ReadRequest(
                 log=log,
                 lsn=lsn,
@@ -341,7 +432,7 @@ class Client:
         """Returns the tail of a log; with the `recovery_epoch` of an earlier ack, also the
         end of that epoch's survivors."""
         answer = await self._call(
-            self.wal.GetTail,
+            "wal.GetTail",
             wal_pb2.GetTailRequest(
                 log=log, visibility=visibility, recovery_epoch=recovery_epoch, log_id=log_id
             ),
@@ -380,7 +471,7 @@ class Client:
             # But it could shut out the writer of a log that was created later under the name.
             repeat = Repeat.HARMFUL
         answer = await self._call(
-            self.wal.Fence,
+            "wal.Fence",
             wal_pb2.FenceRequest(log=log, writer_epoch=writer_epoch, log_id=log_id),
             repeat,
             timeout,
@@ -392,7 +483,7 @@ class Client:
     ) -> int:
         """Forgets the records below `before_lsn`; returns the first lsn kept."""
         answer = await self._call(
-            self.wal.Trim,
+            "wal.Trim",
             wal_pb2.TrimRequest(log=log, before_lsn=before_lsn, log_id=log_id),
             # Twice is as once, except to another log that got the name in between.
             Repeat.HARMFUL if log_id is None else Repeat.HARMLESS,
@@ -405,7 +496,7 @@ class Client:
         operating system. Without `log`, in all logs."""
         target = types_pb2.SYNC_TARGET_DEVICE if device else types_pb2.SYNC_TARGET_OS
         await self._call(
-            self.wal.Sync, wal_pb2.SyncRequest(log=log, target=target), Repeat.HARMLESS, timeout
+            "wal.Sync", wal_pb2.SyncRequest(log=log, target=target), Repeat.HARMLESS, timeout
         )
 
     # Administration, in the contract's own messages.
@@ -415,12 +506,12 @@ class Client:
     ) -> log_pb2.Log:
         """Makes a log; LogExists if there is one."""
         request = log_pb2.CreateLogRequest(log=log, config=config)
-        return (await self._call(self.logs.CreateLog, request, Repeat.HARMFUL, timeout)).log
+        return (await self._call("logs.CreateLog", request, Repeat.HARMFUL, timeout)).log
 
     async def get_log(self, log: str, *, timeout: float | None = None) -> log_pb2.Log:
         """A log: its configuration and where it stands."""
         request = log_pb2.GetLogRequest(log=log)
-        return (await self._call(self.logs.GetLog, request, Repeat.READ, timeout)).log
+        return (await self._call("logs.GetLog", request, Repeat.READ, timeout)).log
 
     async def list_logs(
         self, prefix: str = "", *, page_size: int = 0, timeout: float | None = None
@@ -428,7 +519,7 @@ class Client:
         """The logs whose names start with `prefix`, by name; asks for page after page."""
         request = log_pb2.ListLogsRequest(prefix=prefix, page_size=page_size)
         while True:
-            answer = await self._call(self.logs.ListLogs, request, Repeat.READ, timeout)
+            answer = await self._call("logs.ListLogs", request, Repeat.READ, timeout)
             for log in answer.logs:
                 yield log
             if not answer.next_page_token:
@@ -447,7 +538,7 @@ class Client:
         `retention.max_age`; none: all that are set in `config`."""
         mask = field_mask_pb2.FieldMask(paths=paths)
         request = log_pb2.UpdateLogRequest(log=log, config=config, update_mask=mask)
-        return (await self._call(self.logs.UpdateLog, request, Repeat.HARMLESS, timeout)).log
+        return (await self._call("logs.UpdateLog", request, Repeat.HARMLESS, timeout)).log
 
     async def list_producers(
         self, log: str, *, log_id: int | None = None, page_size: int = 0, timeout: float | None = None
@@ -455,7 +546,7 @@ class Client:
         """The producers of a log, by id; asks for page after page."""
         request = log_pb2.ListProducersRequest(log=log, log_id=log_id, page_size=page_size)
         while True:
-            answer = await self._call(self.logs.ListProducers, request, Repeat.READ, timeout)
+            answer = await self._call("logs.ListProducers", request, Repeat.READ, timeout)
             for producer in answer.producers:
                 yield producer
             if not answer.next_page_token:
@@ -468,14 +559,14 @@ class Client:
         """Forgets a producer, which makes room for another one. Its epoch is over: later batches of this
         epoch are ProducerExpired, and are never appended twice."""
         request = log_pb2.ForgetProducerRequest(log=log, producer_id=producer_id, log_id=log_id)
-        await self._call(self.logs.ForgetProducer, request, Repeat.HARMFUL, timeout)
+        await self._call("logs.ForgetProducer", request, Repeat.HARMFUL, timeout)
 
     async def delete_log(
         self, log: str, *, log_id: int | None = None, timeout: float | None = None
     ) -> None:
         """Forgets a log with all its records, cursors and producers."""
         request = log_pb2.DeleteLogRequest(log=log, log_id=log_id)
-        await self._call(self.logs.DeleteLog, request, Repeat.HARMFUL, timeout)
+        await self._call("logs.DeleteLog", request, Repeat.HARMFUL, timeout)
 
     # Cursors: named positions of consumers.
 
@@ -493,7 +584,7 @@ class Client:
         there now; 0 also matches one that does not exist yet."""
         commit = CursorCommit(log, cursor, lsn, expected_lsn, log_id)
         answer = await self._call(
-            self.cursors.CommitCursor,
+            "cursors.CommitCursor",
             cursor_pb2.CommitCursorRequest(commit=commit.to_proto()),
             # A late repeat would undo another client's commit in between.
             Repeat.GUARDED if commit.guards else Repeat.HARMFUL,
@@ -506,7 +597,7 @@ class Client:
     ) -> Cursor:
         """Returns the position of a cursor."""
         request = cursor_pb2.GetCursorRequest(log=log, cursor=cursor, log_id=log_id)
-        answer = await self._call(self.cursors.GetCursor, request, Repeat.READ, timeout)
+        answer = await self._call("cursors.GetCursor", request, Repeat.READ, timeout)
         return cursor_from_proto(answer.cursor)
 
     async def list_cursors(
@@ -515,7 +606,7 @@ class Client:
         """The cursors of a log, by name; asks for page after page."""
         request = cursor_pb2.ListCursorsRequest(log=log, log_id=log_id, page_size=page_size)
         while True:
-            answer = await self._call(self.cursors.ListCursors, request, Repeat.READ, timeout)
+            answer = await self._call("cursors.ListCursors", request, Repeat.READ, timeout)
             for cursor in answer.cursors:
                 yield cursor_from_proto(cursor)
             if not answer.next_page_token:
@@ -527,7 +618,7 @@ class Client:
     ) -> None:
         """Forgets a cursor."""
         request = cursor_pb2.DeleteCursorRequest(log=log, cursor=cursor, log_id=log_id)
-        await self._call(self.cursors.DeleteCursor, request, Repeat.HARMFUL, timeout)
+        await self._call("cursors.DeleteCursor", request, Repeat.HARMFUL, timeout)
 
     # The connection.
 
@@ -537,9 +628,33 @@ class Client:
         Nothing is repeated there. Use it within the event loop only."""
         if self._closed:
             raise RuntimeError("the client is closed")
+        if self._channel is None and self._tls_failure is not None:
+            if asyncio.get_running_loop().time() < self._pause_until:
+                raise self._tls_failure
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.endpoint, options=self._options)
+            self._channel = self._connect()
         return self._channel
+
+    def _connect(self) -> grpc.aio.Channel:
+        inner = self._own
+        if inner is None and self._files is None:
+            inner = grpc.aio.insecure_channel(self.endpoint, self._options, interceptors=self._interceptors)
+        elif inner is None and self._credentials is not None:
+            inner = grpc.aio.secure_channel(
+                self.endpoint,
+                self._credentials.of_channel(),
+                self._options,
+                interceptors=self._interceptors,
+            )
+        if self._token is None and not self._metadata:
+            return inner
+        return CarryingChannel(inner, self._token, self._metadata)
+
+    @property
+    def tls_failure(self) -> TlsError | None:
+        """The last failure of TLS, unless a call has been answered since. Calls repeat such failures silently
+        within their deadline."""
+        return self._tls_failure
 
     @property
     def wal(self) -> wal_pb2_grpc.WalServiceStub:
@@ -567,20 +682,69 @@ class Client:
             self._stubs[kind] = kind(channel)
         return self._stubs[kind]
 
-    async def _call(self, method, request, repeat: Repeat, timeout: float | None):
-        """Makes a unary call, and repeats it as far as that is safe and the deadline reaches."""
+    def _error(self, code: grpc.StatusCode, message: str, metadata, channel) -> WaldError:
+        """Reads a status of a call on a channel. A channel without TLS connection is given up: gRPC would try
+        again at its own pace, and would never read the files again."""
+        error = from_status(code, message, metadata)
+        if not isinstance(error, NotSent) or self._own is not None:
+            return error
+        problem = problem_of(message, self._files, self.endpoint.rpartition(":")[0].strip("[]"))
+        if channel is None or channel is not self._channel:
+            return problem or error
+        renewed = self._credentials is not None and self._credentials.renew()
+        if problem is not None:
+            self._tls_failure = problem
+            self._pause_until = asyncio.get_running_loop().time() + TLS_PAUSE
+        if problem is not None or renewed:
+            self._channel = None
+            self._stubs.clear()
+            closing = asyncio.ensure_future(channel.close(_OLD_CHANNEL_SECONDS))
+            self._old_channels.add(closing)
+            closing.add_done_callback(self._old_channels.discard)
+        return problem or error
+
+    def _answered(self) -> None:
+        """There is a connection."""
+        self._tls_failure = None
+
+    def _used_token(self) -> str | None:
+        """The token that a call carries which begins now."""
+        return None if self._token is None else self._token.current()
+
+    def _allows(self, repeat: Repeat, error: WaldError, used: str | None, waits: bool = False) -> bool:
+        """Whether to send a request again after this error. A server that refused the token applied nothing: the
+        request is sent again once there is another token. `waits`: producers and followers also wait until an
+        expired one is replaced in its file."""
+        if isinstance(error, (BadCredential, CredentialExpired)):
+            if self._token is None or used is None:
+                return False
+            expired = isinstance(error, CredentialExpired)
+            return self._token.changed(used) or (waits and expired and self._token.follows_a_file)
+        return repeat.allows(error)
+
+    async def _call(self, name: str, request, repeat: Repeat, timeout: float | None):
+        """Makes a unary call, and repeats it as far as that is safe and the deadline reaches. `name` is that of a
+        stub and a method, because another attempt may have another channel."""
         now = asyncio.get_running_loop().time
+        method = attrgetter(name)
         deadline = now() + (self.timeout if timeout is None else timeout)
         failures = 0
         unknown = False
         while True:
             if self._closed:
                 raise RuntimeError("the client is closed")
+            used = self._used_token()
+            channel = None
             try:
+                channel = self.channel
                 # The server must not write a request that no caller waits for any more.
-                return await method(request, timeout=max(deadline - now(), 0.0))
+                answer = await method(self)(request, timeout=max(deadline - now(), 0.0))
+                self._answered()
+                return answer
             except grpc.aio.AioRpcError as failure:
-                error = from_rpc(failure)
+                error = self._error(failure.code(), failure.details() or "", failure.trailing_metadata(), channel)
+            except TlsError as failure:
+                error = failure
             except asyncio.CancelledError:
                 if not self._closed:
                     raise
@@ -589,7 +753,7 @@ class Client:
             failures += 1
             pause = self.retry.pause(failures, error)
             tired = failures >= self.retry.max_attempts or now() + pause >= deadline
-            if self._closed or tired or not repeat.allows(error):
+            if self._closed or tired or not self._allows(repeat, error, used):
                 if repeat is Repeat.READ:
                     raise error.of_read()
                 raise error.after_unknown() if unknown else error
@@ -604,15 +768,26 @@ def one_start(**starts) -> None:
         raise ValueError(f"at most one of {', '.join(given)} says where to begin")
 
 
-def _complete(endpoint: str) -> str:
-    """The endpoint as `HOST:PORT`. The transport would take port 443 for one without a port."""
-    if endpoint.startswith("https://"):
-        raise ValueError("the endpoint asks for TLS; there is no TLS yet, use http://")
-    target = endpoint.removeprefix("http://").rstrip("/")
+def _tls_files(ca, cert, key, server_name, secure: bool, own_channel: bool) -> TlsFiles | None:
+    """The settings of TLS; None: plaintext, or one's own channel."""
+    paths = [None if path is None else os.fspath(path) for path in (ca, cert, key)]
+    files = TlsFiles(*paths, server_name)
+    if files and own_channel:
+        raise ValueError("a channel of one's own excludes settings of TLS")
+    if files and not secure:
+        raise ValueError("with settings of TLS the endpoint must begin with https://")
+    return files if secure and not own_channel else None
+
+
+def _complete(endpoint: str) -> tuple[str, bool]:
+    """The endpoint as `HOST:PORT`, and whether it asks for TLS. The transport would take port 443 for one
+    without a port."""
+    secure = endpoint.startswith("https://")
+    target = endpoint.removeprefix("https://" if secure else "http://").rstrip("/")
     if "@" in target:
         raise ValueError(f"an endpoint has no user name; give one such as {DEFAULT_ENDPOINT}")
     if target.startswith(("unix:", "dns:", "ipv4:", "ipv6:")):
-        return target
+        return target, secure
     wrong = f"`{endpoint}` is not an endpoint such as {DEFAULT_ENDPOINT}"
     host, colon, port = target.rpartition(":")
     if not colon or (target.startswith("[") and target.endswith("]")):
@@ -621,7 +796,7 @@ def _complete(endpoint: str) -> str:
         raise ValueError(wrong)
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"{wrong}: its port is not a number from 1 to 65535")
-    return f"{host}:{port}"
+    return f"{host}:{port}", secure
 
 
 def _milliseconds(seconds: float) -> int:

@@ -140,6 +140,43 @@ class NotSent(WaldError):
     """No connection could be made; nothing was sent."""
 
 
+class TlsFailure(str, Enum):
+    """Why there is no TLS connection."""
+
+    SETTINGS = "SETTINGS"
+    """A file or another setting of the client cannot be used."""
+    UNKNOWN_CA = "UNKNOWN_CA"
+    """The server's certificate is from a CA that the client does not trust."""
+    WRONG_NAME = "WRONG_NAME"
+    """The server's certificate is for other names."""
+    EXPIRED = "EXPIRED"
+    """The server's certificate is expired, or not valid yet."""
+    CERTIFICATE = "CERTIFICATE"
+    """The server's certificate is refused for another reason."""
+    SERVER_WITHOUT_TLS = "SERVER_WITHOUT_TLS"
+    """The endpoint begins with https://, and the server does not speak TLS."""
+    SERVER_WITH_TLS = "SERVER_WITH_TLS"
+    """The endpoint does not begin with https://, and the server speaks TLS."""
+    CLIENT_CERTIFICATE_REQUIRED = "CLIENT_CERTIFICATE_REQUIRED"
+    """The server requires a certificate of the client, which sent none."""
+    CLIENT_CERTIFICATE_REFUSED = "CLIENT_CERTIFICATE_REFUSED"
+    """The server refused the certificate of the client."""
+    HANDSHAKE = "HANDSHAKE"
+    """The handshake failed for another reason."""
+
+
+class TlsError(WaldError):
+    """There is no TLS connection, or the server wants one; nothing was sent. `failure` has the reason."""
+
+    def __init__(self, message: str, failure: TlsFailure = TlsFailure.HANDSHAKE, **facts):
+        super().__init__(message, **facts)
+        self.failure = failure
+
+
+class TokenError(WaldError):
+    """The token cannot be used, or must not be sent over plaintext; nothing was sent."""
+
+
 class ConnectionLost(WaldError):
     """The connection broke underway; a write may have been applied."""
 
@@ -264,6 +301,26 @@ class Unavailable(WaldError):
     """The server is starting, draining, or waits for a restart; nothing was written, if `outcome` says so."""
 
 
+class Unauthenticated(WaldError):
+    """The server does not know the caller; nothing was written."""
+
+
+class NoCredential(Unauthenticated):
+    """The server requires a credential, and the call has none."""
+
+
+class BadCredential(Unauthenticated):
+    """The server does not know the credential."""
+
+
+class CredentialExpired(Unauthenticated):
+    """The credential was valid until `expire_time`."""
+
+
+class NotAllowed(WaldError):
+    """The caller lacks a right (fact `right`); nothing was written."""
+
+
 _BY_REASON: dict[str, type[WaldError]] = {
     spelled(reason): kind
     for reason, kind in {
@@ -283,6 +340,10 @@ _BY_REASON: dict[str, type[WaldError]] = {
         errors_pb2.REASON_TRIMMED: Trimmed,
         errors_pb2.REASON_BEYOND_TAIL: BeyondTail,
         errors_pb2.REASON_QUARANTINED: Quarantined,
+        errors_pb2.REASON_NO_CREDENTIAL: NoCredential,
+        errors_pb2.REASON_BAD_CREDENTIAL: BadCredential,
+        errors_pb2.REASON_CREDENTIAL_EXPIRED: CredentialExpired,
+        errors_pb2.REASON_NOT_ALLOWED: NotAllowed,
     }.items()
 }
 _BY_CODE: dict[grpc.StatusCode, type[WaldError]] = {

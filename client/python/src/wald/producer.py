@@ -32,6 +32,7 @@ from wald.errors import (
     LogNotFound,
     Outcome,
     Retry,
+    TlsError,
     WaldError,
     connection_lost,
 )
@@ -140,6 +141,9 @@ class Producer:
         self._closed = False
 
         self._stream: AppendStream | None = None
+        # The token of the last stream, and the failure that ended it.
+        self._token: str | None = None
+        self._interruption: WaldError | None = None
         self._reconnect: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
         self._failures = 0
@@ -375,7 +379,13 @@ class Producer:
         if self._client.closed:
             self._end(connection_lost("the client was closed"), sent=False)
             return
-        self._stream = AppendStream(self._client, self._on_ack, self._on_end)
+        try:
+            stream = AppendStream(self._client, self._on_ack, self._on_end)
+        except TlsError as error:
+            # The last handshake failed less than a second ago.
+            self._reconnect_later(error)
+            return
+        self._stream, self._token = stream, stream.token
         for batch in self._unacked:
             self._stream.send(batch.request)
 
@@ -383,6 +393,7 @@ class Producer:
         batch = self._unacked.popleft()
         self._in_flight -= batch.size
         self._failures = 0
+        self._interruption = None
         self._last_progress = asyncio.get_running_loop().time()
         batch.answer(ack)
         if self._flush_due:
@@ -395,12 +406,16 @@ class Producer:
             # The next batch makes a new stream.
             return
         error = error or connection_lost("the server ended the session")
-        if not Repeat.GUARDED.allows(error):
+        if not self._client._allows(Repeat.GUARDED, error, self._token, waits=True):
             self._end(error, sent=False)
             return
         if error.outcome is Outcome.UNKNOWN:
             for batch, _ in zip(self._unacked, range(handed)):
                 batch.unknown = True
+        self._reconnect_later(error)
+
+    def _reconnect_later(self, error: WaldError) -> None:
+        self._interruption = error
         self._failures += 1
         pause = self._client.retry.pause(self._failures, error)
         self._reconnect = asyncio.get_running_loop().call_later(pause, self._connect)
@@ -414,9 +429,10 @@ class Producer:
     def _check_patience(self) -> None:
         self._overdue = None
         over = self._last_progress + self._retry_for <= asyncio.get_running_loop().time()
+        cause = f": {self._interruption.message}" if self._interruption is not None else ""
         if self._unacked and over:
             error = DeadlineExceeded(
-                f"no ack for {self._retry_for:g} s",
+                f"no ack for {self._retry_for:g} s{cause}",
                 code=grpc.StatusCode.DEADLINE_EXCEEDED,
                 outcome=Outcome.NOT_APPLIED,
                 retry=Retry.SAFE_WITH_CONDITION,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from wald.errors import DeadlineExceeded, LogNotFound, Retry, WaldError, connection_lost, from_rpc, from_status
+from wald.errors import DeadlineExceeded, LogNotFound, Retry, WaldError, connection_lost
 from wald.records import Batch, Gap, GapReason, StoredRecord, optional, records_from_proto
 from wald.retry import Repeat
 from wald.v1 import wal_pb2
@@ -77,6 +77,9 @@ class Scan:
         self._request = request
         self._remaining = request.max_records or None
         self._call = None
+        # The channel and the token of the last connection.
+        self._channel = None
+        self._token: str | None = None
         self._reading: asyncio.Future | None = None
         self._event: ScanEvent | None = None
         self._place = _Place.START
@@ -131,7 +134,11 @@ class Scan:
         try:
             await step()
         except grpc.aio.AioRpcError as failure:
-            self._survive(from_rpc(failure))
+            self._survive(
+                self._client._error(
+                    failure.code(), failure.details() or "", failure.trailing_metadata(), self._channel
+                )
+            )
         except WaldError as error:
             self._survive(error)
 
@@ -143,17 +150,22 @@ class Scan:
             await asyncio.sleep(self._pause)
             self._pause = 0.0
         await self._pin_tail_offset()
+        self._token = self._client._used_token()
+        self._channel = self._client.channel
         call = self._client.wal.Scan(self._request)
         try:
             # Only the answer's headers say that the server has begun.
             headers = await asyncio.wait_for(call.initial_metadata(), self._client.silence_timeout)
             if not headers and call.done() and await call.code() is not grpc.StatusCode.OK:
-                raise from_status(await call.code(), await call.details(), await call.trailing_metadata())
+                raise self._client._error(
+                    await call.code(), await call.details(), await call.trailing_metadata(), self._channel
+                )
         except asyncio.TimeoutError:
             raise self._silent() from None
         except asyncio.CancelledError:
             call.cancel()
             raise
+        self._client._answered()
         self._call = call
         self._opened = True
         # From now on "the tail" is in the past, and only a cursor can name it.
@@ -237,7 +249,8 @@ class Scan:
         tired = self._failures >= policy.max_attempts or now - since + self._pause >= self._client.timeout
         # A follow that has begun has no end to its patience; the caller may have.
         patient = self._request.follow and self._opened
-        if self._place is _Place.LOST or (tired and not patient) or not Repeat.HARMLESS.allows(error):
+        allowed = self._client._allows(Repeat.HARMLESS, error, self._token, waits=patient)
+        if self._place is _Place.LOST or (tired and not patient) or not allowed:
             self._ended = True
             raise error.of_read()
         self.interruption = error

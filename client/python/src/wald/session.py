@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost, from_status
+from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost
 from wald.records import BatchAck, Check, CursorCommit, Durability, LogBatch, batch_ack, batch_request
 from wald.v1 import wal_pb2
 
@@ -51,6 +51,10 @@ class AppendStream:
         self._acked = 0
         # A separate writer task: a cancelled sender must not break the stream.
         self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
+        self._client = client
+        self._channel = client.channel
+        self.token = client._used_token()
+        """The token that the call carries."""
         self._call = client.wal.AppendSession()
         self._status: tuple | None = None
         self._call.add_done_callback(self._note_status)
@@ -103,6 +107,7 @@ class AppendStream:
                         f"the answer breaks the contract: ack of {answer.request_id}, due was {self._acked}"
                     )
                 self._acked += 1
+                self._client._answered()
                 self._on_ack(batch_ack(answer.ack))
         except grpc.aio.AioRpcError:
             await self._wait_for_status()
@@ -111,7 +116,7 @@ class AppendStream:
         code, message, metadata = self._status
         if code is grpc.StatusCode.OK:
             return None if self._acked == self._sent else connection_lost("the server ended the session")
-        error = from_status(code, message, metadata)
+        error = self._client._error(code, message, metadata, self._channel)
         # Every ack due before a failure comes before it.
         in_order = error.number("request_id") in (None, self._acked)
         return error if in_order else error.after_unknown()
