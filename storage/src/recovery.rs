@@ -543,7 +543,7 @@ impl Recovered {
                 return Err(newer.refused(&segment.path, at.since(segment.base)));
             }
             let walked = walked.without_accepted(segment.base, &accepted);
-            let index = self.index_of_damaged(disk, segment, link, &walked)?;
+            let index = self.index_with_facts(disk, segment, link, &walked)?;
             let before = index.as_ref().map(|index| self.drafts.before(index));
             let holes = self.apply_segment(segment.as_bytes(&bytes), &walked, observer);
             if let (Some(index), Some(before)) = (&index, before) {
@@ -573,6 +573,7 @@ impl Recovered {
             segment.check(&bytes)?;
         }
         self.ask_checkpoint(disk, None);
+        self.look_for_names(disk)?;
         self.findings.append(&mut self.doubts);
         self.drafts.report_lost_facts();
         if used.is_empty() && !self.clean {

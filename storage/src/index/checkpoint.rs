@@ -37,7 +37,7 @@ use crate::format::frame::RunningCrc;
 use crate::format::life::Life;
 use crate::logs::image::Image;
 
-const DIRECTORY: &str = "checkpoint";
+pub(crate) const DIRECTORY: &str = "checkpoint";
 const MAGIC: [u8; 8] = *b"WALDCKP\0";
 const VERSION: u32 = 1;
 const HEADER: usize = 12;

@@ -11,15 +11,21 @@
 //! A start that uses an index does not see damage in its segment. Therefore a file whose segment is known to be
 //! damaged is *set aside*: its name ends in `.old` from then on. No start uses such a file in place of frames,
 //! and every start that reads the frames reads it too.
+//!
+//! The index of a segment behind the damage is whole, and repeats the state of each log that it lists. A start that
+//! found damage therefore reads the index next to the frames of each later segment, too. The name of a log counts as
+//! lost only if no index and no checkpoint has it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
 use super::Recovered;
 use super::files::UsedSegment;
 use crate::api::error::OpenError;
-use crate::base::ids::{Position, SegmentId};
+use crate::base::ids::{LogId, Position, SegmentId};
 use crate::disk::Disk;
+use crate::disk::directory;
 use crate::disk::held_files::Backups;
 use crate::format::address::Hole;
 use crate::format::body::{AcceptedLosses, Link};
@@ -28,7 +34,7 @@ use crate::format::walk::{WalkItem, Walked};
 use crate::index::checkpoint;
 use crate::index::checkpoint::{SegmentEntry, Summary};
 use crate::index::{self, SealedIndex};
-use crate::logs::image;
+use crate::logs::image::Image;
 
 /// A checkpoint that a start does not begin with.
 pub(super) struct Witness {
@@ -91,21 +97,22 @@ impl Walked {
 }
 
 impl Recovered {
-    /// Returns the index of a damaged segment, if one is good and ends where the segment ends.
-    pub(super) fn index_of_damaged(
+    /// Returns the index of a segment that is damaged or lies behind damage, if one is good and ends where the segment
+    /// ends. It may have facts that the frames lack.
+    pub(super) fn index_with_facts(
         &mut self,
         disk: &dyn Disk,
         used: &UsedSegment,
         link: Option<&Link>,
         walked: &Walked,
     ) -> Result<Option<SealedIndex>, OpenError> {
-        if walked.holes().is_empty() {
+        self.lacks_facts |= !walked.holes().is_empty();
+        if !self.lacks_facts {
             return Ok(None);
         }
-        self.lacks_facts = true;
         let end = link.map_or(walked.end, |link| link.predecessor_end);
         let index = any_index(disk, (&used.life, used.base))
-            .map_err(OpenError::io("reading the index of a damaged segment"))?;
+            .map_err(OpenError::io("reading the index of a segment"))?;
         Ok(index.filter(|index| index.end == end))
     }
 
@@ -188,7 +195,7 @@ impl Recovered {
         };
         let drafts = &mut self.drafts;
         let summary = read_checkpoint(disk, &witness.path, |image| match is_here {
-            true => drafts.learn(image, end),
+            true => drafts.learn_whole(image, end),
             false => drafts.learn_old(image),
         });
         let Some(summary) = summary.filter(|_| is_here) else {
@@ -212,6 +219,81 @@ impl Recovered {
         if summary.epoch == self.epoch {
             self.next_log_counter = self.next_log_counter.max(summary.next_log_counter);
         }
+    }
+
+    /// Names logs whose names neither a frame nor a file read so far has, if any index or checkpoint has them. The newest
+    /// file counts: it knows of a deletion. Other facts depend on the place of the file in the journal, so this takes
+    /// none of them.
+    pub(super) fn look_for_names(&mut self, disk: &dyn Disk) -> Result<(), OpenError> {
+        let mut wanted = self.drafts.without_name();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut files = Vec::new();
+        for (directory, kinds) in [
+            ("index", [index::index_id, index::old_id]),
+            (
+                checkpoint::DIRECTORY,
+                [checkpoint::id_of, checkpoint::old_id],
+            ),
+        ] {
+            directory::visit(disk, directory, &mut |name| {
+                let id = kinds.iter().find_map(|id| id(name));
+                files.extend(id.map(|id| (id, directory, format!("{directory}/{name}"))));
+            })
+            .map_err(OpenError::io(format!("listing {directory}")))?;
+        }
+        files.sort_unstable();
+        let mut found = BTreeMap::new();
+        while let Some((id, directory, path)) = files.pop().filter(|_| !wanted.is_empty()) {
+            let images = match directory == checkpoint::DIRECTORY {
+                true => self.checkpointed(disk, &path, &wanted),
+                false => self.indexed(disk, (id, &path), &wanted)?,
+            };
+            for image in images.into_iter().filter(|i| i.deleted || i.name.is_some()) {
+                wanted.remove(&image.id);
+                found.insert(image.id, image.name.filter(|_| !image.deleted));
+            }
+        }
+        self.drafts.name_found(found);
+        Ok(())
+    }
+
+    /// The images of these logs in the checkpoint at a path.
+    fn checkpointed(&self, disk: &dyn Disk, path: &str, logs: &BTreeSet<LogId>) -> Vec<Image> {
+        let mut images = Vec::new();
+        let summary = read_checkpoint(disk, path, |image| {
+            images.extend(logs.contains(&image.id).then_some(image));
+        });
+        match summary.is_some_and(|summary| summary.store_id == self.store.id) {
+            true => images,
+            false => Vec::new(),
+        }
+    }
+
+    /// The images of these logs in the index at a path.
+    fn indexed(
+        &self,
+        disk: &dyn Disk,
+        (id, path): (SegmentId, &str),
+        logs: &BTreeSet<LogId>,
+    ) -> Result<Vec<Image>, OpenError> {
+        let index =
+            index::read_index_at(disk, path).map_err(OpenError::io(format!("reading {path}")))?;
+        let Some(index) = index.filter(|index| !self.is_foreign(id, index)) else {
+            return Ok(Vec::new());
+        };
+        let image = |log: &LogId| index.image(&index.row(*log)?).filter(|i| i.id == *log);
+        Ok(logs.iter().filter_map(image).collect())
+    }
+
+    /// Whether an index in the file of this number cannot be of this store: the number belongs to a segment or run with
+    /// another salt. Of a missing file nothing but the ids of its logs shows the store.
+    fn is_foreign(&self, id: SegmentId, index: &SealedIndex) -> bool {
+        let runs = self.runs.found.iter().map(|found| &found.run.segment);
+        let mut known = self.segments.values().chain(runs);
+        let known = known.find(|segment| segment.life.id == id);
+        index.segment != id || known.is_some_and(|s| !index.is_of(&s.life, s.base))
     }
 
     /// Sets aside the indexes of segments and of damaged runs, and all checkpoints, so that later
@@ -264,7 +346,7 @@ fn is_readable(index: &SealedIndex) -> bool {
 }
 
 /// Gives every log of a checkpoint to `log`. `None` if it cannot be read.
-fn read_checkpoint(disk: &dyn Disk, path: &str, log: impl FnMut(image::Image)) -> Option<Summary> {
+fn read_checkpoint(disk: &dyn Disk, path: &str, log: impl FnMut(Image)) -> Option<Summary> {
     match checkpoint::read_at(disk, path) {
         Ok(bytes) => checkpoint::decode(&bytes?, log),
         Err(error) => {

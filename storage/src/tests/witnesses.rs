@@ -19,8 +19,10 @@ use crate::tools::verify::Offline;
 
 const FIRST_FRAME: usize = 8192;
 
-/// Facts about each log apart from its records, by name.
-fn facts(fixture: &Fixture) -> BTreeMap<String, String> {
+/// Facts about each log apart from its records, and its producers, by name.
+type Facts = BTreeMap<String, (String, String)>;
+
+fn facts(fixture: &Fixture) -> Facts {
     let core = &fixture.core;
     let durable = core.journal.durable();
     let fact = |log: Arc<crate::logs::Log>| {
@@ -36,11 +38,8 @@ fn facts(fixture: &Fixture) -> BTreeMap<String, String> {
         let times = (info.create_time, info.update_time);
         let epoch = *extras.writer_epoch.newest();
         let id = (info.log_id, epoch);
-        let fact = format!(
-            "{id:?} {:?} {lsns:?} {times:?} {cursors:?} {told:?}",
-            info.config
-        );
-        (log.name.as_str().to_owned(), fact)
+        let fact = format!("{id:?} {:?} {lsns:?} {times:?} {cursors:?}", info.config);
+        (log.name.as_str().to_owned(), (fact, format!("{told:?}")))
     };
     core.logs.all().into_iter().map(fact).collect()
 }
@@ -78,7 +77,7 @@ fn accept(store: &Store, disk: &SimDisk) -> crate::recovery::Loss {
 }
 
 /// Starts a few times, and finds the same facts each time.
-fn check(store: &Store, disk: &SimDisk, expected: &BTreeMap<String, String>, what: &str) {
+fn check(store: &Store, disk: &SimDisk, expected: &Facts, what: &str) {
     for start in 0..3 {
         let fixture = store.open(disk.clone());
         assert_eq!(&facts(&fixture), expected, "{what}, start {start}");
@@ -157,6 +156,218 @@ fn name_that_only_a_checkpoint_knows_stays_after_an_acceptance() {
         remove_indexes(&disk);
         let what = format!("segment {segment}, accepted, without indexes");
         check(&store, &disk, &expected, &what);
+    }
+}
+
+/// A copy without checkpoints, in which a segment is lost, with its index and the next one. Later indexes are good.
+fn without_segment(disk: &SimDisk, segment: usize) -> SimDisk {
+    let disk = disk.copy();
+    for name in disk.list("checkpoint").unwrap() {
+        disk.remove(&format!("checkpoint/{name}")).unwrap();
+    }
+    destroy(&disk, segment);
+    remove_index(&disk, segment);
+    remove_index(&disk, segment + 1);
+    disk
+}
+
+fn remove_index(disk: &SimDisk, segment: usize) {
+    let path = used_paths(disk)[segment].replace("journal/", "index/");
+    disk.remove(&path.replace(".seg", ".idx")).unwrap();
+}
+
+/// All facts but those about producers: the index of a segment lists only their changes.
+fn without_producers(facts: Facts) -> BTreeMap<String, String> {
+    let facts = facts.into_iter();
+    facts.map(|(name, (fact, _))| (name, fact)).collect()
+}
+
+#[test]
+fn facts_that_only_a_later_index_has_stay_after_an_acceptance() {
+    let store = Store::new(End::Killed);
+    let expected = without_producers(facts(&store.open(store.disk.copy())));
+    for segment in 0..4 {
+        let disk = without_segment(&store.disk, segment);
+        let loss = accept(&store, &disk);
+        assert_eq!(loss.unnamed, [], "segment {segment}");
+        for start in 0..3 {
+            let found = without_producers(facts(&store.open(disk.clone())));
+            assert_eq!(found, expected, "segment {segment}, start {start}");
+        }
+    }
+}
+
+#[test]
+fn name_of_a_segment_between_missing_ones_stays_after_an_acceptance() {
+    let store = Store::new(End::Killed);
+    let disk = store.disk.copy();
+    for name in disk.list("checkpoint").unwrap() {
+        disk.remove(&format!("checkpoint/{name}")).unwrap();
+    }
+    // The link after the missing segments names only the last one.
+    for path in &used_paths(&disk)[..2] {
+        disk.remove(path).unwrap();
+    }
+    let mut indexes = disk.list("index").unwrap();
+    indexes.sort_unstable();
+    for name in &indexes[1..] {
+        disk.remove(&format!("index/{name}")).unwrap();
+    }
+    let loss = accept(&store, &disk);
+    assert_eq!(loss.unnamed, []);
+    let fixture = store.open(disk);
+    for name in ["a", "b", "c/1", "packed"] {
+        assert!(fixture.core.logs.by_name(name).is_some(), "{name}");
+    }
+}
+
+/// Appends to "a" in three segments, deletes it in a fourth, and creates it again in a fifth. The sixth is empty.
+fn deleted_and_created_again() -> Fixture {
+    let fixture = Fixture::new();
+    fixture.append("a", b"first").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.append("a", b"second").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.append("a", b"third").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.append("b", b"other").unwrap();
+    let deleted = fixture.core.delete_in_turn(target("a"));
+    fixture.core.turn();
+    drop(deleted);
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.append("a", b"new").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.core.turn();
+    fixture
+}
+
+#[test]
+fn deleted_log_whose_name_an_index_has_does_not_come_back() {
+    let fixture = deleted_and_created_again();
+    let id = fixture.core.logs.by_name("a").unwrap().id;
+    let disk = without_segment(&fixture.disk, 0);
+    drop(fixture);
+    // Nothing tells of the deletion.
+    destroy(&disk, 3);
+    remove_index(&disk, 3);
+    let store: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (loss, _) = accept_loss(&store, &small_config(), TestClock::new(), "by a test").unwrap();
+    assert_eq!(loss.unnamed, []);
+    for start in 0..3 {
+        let fixture = Fixture::on(disk.clone());
+        let names: Vec<_> = (fixture.core.logs.all().iter())
+            .map(|log| log.name.as_str().to_owned())
+            .collect();
+        assert!(!names.iter().any(|n| n.starts_with("unnamed")), "{names:?}");
+        let log = fixture.core.logs.by_name("a").unwrap();
+        assert_eq!(log.id, id, "start {start}");
+        assert_eq!(fixture.contents("a"), [b"new"], "start {start}");
+    }
+}
+
+#[test]
+fn deleted_log_of_a_file_behind_a_missing_one_does_not_come_back() {
+    let fixture = deleted_and_created_again();
+    let disk = without_segment(&fixture.disk, 0);
+    let config = fixture.config.clone();
+    drop(fixture);
+    // Segments 3 and 4 are missing, and the next link names only the second.
+    remove_index(&disk, 2);
+    let paths = used_paths(&disk);
+    disk.remove(&paths[3]).unwrap();
+    disk.remove(&paths[4]).unwrap();
+    let store: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (loss, _) = accept_loss(&store, &config, TestClock::new(), "by a test").unwrap();
+    assert_eq!(loss.unnamed, []);
+    let fixture = Fixture::on(disk);
+    let names: Vec<_> = (fixture.core.logs.all().iter())
+        .map(|log| log.name.as_str().to_owned())
+        .collect();
+    assert_eq!(names, ["a"], "the deletion is in the index of segment 3");
+}
+
+#[test]
+fn index_with_a_trim_of_an_unproven_log_proves_no_tail() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"kept").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.append("a", b"lost").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.core.turn();
+    let disk = without_indexes(&fixture.disk);
+    drop(fixture);
+    destroy(&disk, 1);
+    let refused = |fixture: &Fixture| {
+        let refused = fixture.append("a", b"new");
+        assert!(
+            matches!(refused, Err(AppendError::TailUnproven { .. })),
+            "{refused:?}"
+        );
+    };
+    let fixture = Fixture::on(disk);
+    refused(&fixture);
+    fixture.trim("a", 1);
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.core.turn();
+    let disk = fixture.disk.clone();
+    drop(fixture);
+    // The index of this segment was made without knowledge of the tail.
+    destroy(&disk, 3);
+    let index = used_paths(&disk)[3].replace("journal/", "index/");
+    assert!(disk.contents(&index.replace(".seg", ".idx")).is_some());
+    let fixture = Fixture::on(disk);
+    let log = fixture.core.logs.by_name("a").unwrap();
+    assert_eq!(
+        log.state.read().coming_first(),
+        Lsn::new(1),
+        "the trim is known"
+    );
+    refused(&fixture);
+}
+
+#[test]
+fn name_whose_loss_was_accepted_stays_lost_when_an_index_comes_back() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"first").unwrap();
+    fixture.core.idle();
+    let fixture = fixture.restart();
+    fixture.append("a", b"second").unwrap();
+    fixture.core.idle();
+    let id = fixture.core.logs.by_name("a").unwrap().id;
+    let fixture = fixture.restart();
+    fixture.core.turn();
+    let whole = fixture.disk.copy();
+    let disk = without_segment(&whole, 0);
+    drop(fixture);
+    let path = used_paths(&disk)[1].replace("journal/", "index/");
+    let path = path.replace(".seg", ".old");
+    let index = whole.contents(&path.replace(".old", ".idx")).unwrap();
+    let store: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (loss, _) = accept_loss(&store, &small_config(), TestClock::new(), "by a test").unwrap();
+    let unnamed = format!("unnamed/{id}");
+    assert_eq!(loss.unnamed[0].name.as_str(), unnamed);
+    let fixture = Fixture::on(disk);
+    fixture.append("a", b"another log").unwrap();
+    let disk = fixture.disk.clone();
+    drop(fixture);
+    for start in 0..3 {
+        let disk = match start {
+            1 => without_indexes(&disk),
+            _ => disk.clone(),
+        };
+        disk.replace(&path, index.clone());
+        let fixture = Fixture::on(disk);
+        assert_eq!(fixture.contents("a"), [b"another log"], "start {start}");
+        let page = fixture.read(&unnamed, 1).unwrap();
+        assert_eq!(payloads(&page.batches[0]), [b"second"], "start {start}");
     }
 }
 

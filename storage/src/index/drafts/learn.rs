@@ -1,5 +1,7 @@
 //! Learning facts from images that damaged frames lack.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
 use super::Drafts;
 use crate::base::ids::{LogId, LogName, Lsn, Position};
 use crate::format::address::Hole;
@@ -18,6 +20,11 @@ pub(crate) struct LogsBefore {
     lost_facts: usize,
 }
 
+/// The name of a log whose own name is lost, if no other log has it.
+fn placeholder(id: LogId) -> String {
+    format!("unnamed/{id}")
+}
+
 impl Drafts {
     /// Current state of the logs in an index.
     pub(crate) fn before(&self, index: &SealedIndex) -> LogsBefore {
@@ -33,7 +40,8 @@ impl Drafts {
     }
 
     /// Learns from the index of a segment, which describes its logs at its end. The frames of the segment are
-    /// applied, but for these `holes`.
+    /// applied, but for these `holes`. Only records prove the tail of a log here: a start that did not know the tail
+    /// may have made the index.
     pub(crate) fn learn_index(
         &mut self,
         index: &SealedIndex,
@@ -68,13 +76,24 @@ impl Drafts {
             if !producers.is_empty() {
                 image.extras.get_or_insert_default().producers = producers;
             }
+            let proven = self.draft(row.log_id).proven.max(image.created_end);
             self.learn(image, index.end);
+            self.draft(row.log_id).proven = proven;
         }
         self.lost_facts.truncate(before.lost_facts);
     }
 
+    /// Learns from a checkpoint, as [`Drafts::learn`]. A checkpoint is only written if no tail is in doubt.
+    pub(crate) fn learn_whole(&mut self, image: Image, end: Position) {
+        let id = image.id;
+        self.learn(image, end);
+        if let Some(draft) = self.logs.get_mut(&id) {
+            draft.proven = draft.proven.max(end);
+        }
+    }
+
     /// Learns the state of a log at `end`, up to which all readable frames are applied.
-    pub(crate) fn learn(&mut self, image: Image, end: Position) {
+    fn learn(&mut self, image: Image, end: Position) {
         let (id, deleted) = (image.id, image.deleted);
         if deleted && !self.logs.contains_key(&id) {
             return;
@@ -92,13 +111,15 @@ impl Drafts {
             self.lose(end, id, seen, image.next);
         }
         self.learn_standing(image);
-        let draft = self.draft(id);
-        draft.proven = draft.proven.max(end);
-        let state = draft.state();
-        if !deleted {
+        let state = self.draft(id).state();
+        if deleted {
+            return;
+        }
+        state.extras = extras.map(Box::new);
+        // A start without the newest settings may have made the image.
+        if update_time >= state.update_time {
             state.config = config;
             state.update_time = update_time;
-            state.extras = extras.map(Box::new);
         }
     }
 
@@ -148,6 +169,42 @@ impl Drafts {
         }
     }
 
+    /// Existing logs whose names no file has so far. Names whose loss was accepted are not wanted.
+    pub(crate) fn without_name(&self) -> BTreeSet<LogId> {
+        let exists = |draft: &super::Draft| !draft.log.state.read().deleted;
+        let lost = self.nameless();
+        let lost = lost.filter(|(id, draft)| exists(draft) && !self.lists_name(**id));
+        lost.map(|(id, _)| *id).collect()
+    }
+
+    /// Names these logs. `None`: the log is deleted. A newer log of the same name proves a deletion, too: while a name
+    /// is lost, no log is created. After an acceptance it proves nothing.
+    pub(crate) fn name_found(&mut self, found: BTreeMap<LogId, Option<LogName>>) {
+        let names = found
+            .iter()
+            .filter_map(|(id, name)| Some((name.clone()?, *id)));
+        // Later entries have higher ids.
+        let mut owners: HashMap<LogName, LogId> = names.collect();
+        for (id, draft) in &self.logs {
+            let name = draft.name().filter(|_| !draft.log.state.read().deleted);
+            if let Some(owner) = name.and_then(|name| owners.get_mut(name)) {
+                *owner = (*owner).max(*id);
+            }
+        }
+        for (id, name) in found {
+            match name {
+                Some(name) if owners[&name] == id => self.draft(id).set_name(name),
+                Some(_) if self.is_accepted_name(id) => {}
+                _ => {
+                    let state = self.draft(id).state();
+                    state.deleted = true;
+                    state.stored_bytes = 0;
+                    state.extras = None;
+                }
+            }
+        }
+    }
+
     /// Notes that the logs are known as of `end`: damage before it leaves no doubt.
     pub(crate) fn end_doubt(&mut self, end: Position) {
         self.unattributed.retain(|at| *at > end);
@@ -171,6 +228,12 @@ impl Drafts {
         accepted.any(|accepted| accepted.covers_name(id))
     }
 
+    /// Whether an acceptance lists the name of this log.
+    fn lists_name(&self, id: LogId) -> bool {
+        let name = (id, Lsn::ZERO, Lsn::ZERO);
+        self.accepted.iter().any(|a| a.lost.contains(&name))
+    }
+
     /// Logs whose names are lost, without those whose loss was accepted.
     pub(super) fn newly_nameless(&self) -> impl Iterator<Item = LogId> {
         let all = self.nameless().map(|(id, _)| *id);
@@ -178,8 +241,17 @@ impl Drafts {
     }
 
     /// Names the logs whose names are lost, if that loss was accepted: their records stay readable. All files
-    /// were read before: the last one, a checkpoint, may know the name.
+    /// were read before: the last one, a checkpoint, may know the name. A name that comes back after its loss was
+    /// accepted has no effect, since another log may have it.
     pub(super) fn name_accepted(&mut self) {
+        let accepted = self.accepted.iter().flat_map(|accepted| &accepted.lost);
+        let names = accepted.filter(|(_, from, to)| *to == Lsn::ZERO && from == to);
+        for id in names.map(|(id, ..)| *id).collect::<Vec<_>>() {
+            if let Some(draft) = self.logs.get_mut(&id) {
+                let name = draft.log.name.as_str();
+                draft.named &= name.starts_with(&placeholder(id));
+            }
+        }
         let lost = self.nameless();
         let lost = lost.filter(|(id, _)| self.is_accepted_name(**id));
         let has_records = |(id, draft): (&LogId, &super::Draft)| {
@@ -212,7 +284,7 @@ impl Drafts {
 
     /// The name for a log whose own name is lost. No other log has it.
     fn free_name(&self, id: LogId) -> LogName {
-        let plain = format!("unnamed/{id}");
+        let plain = placeholder(id);
         let is_taken = |name: &str| {
             let has =
                 |draft: &super::Draft| draft.name().is_some_and(|other| other.as_str() == name);
