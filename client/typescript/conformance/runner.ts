@@ -45,7 +45,7 @@ async function cases(): Promise<number> {
 
 /** The description of a failure, if there was one. */
 async function carryOut({ name, steps }: Case, drawn: string): Promise<string | undefined> {
-  const client = Client.lazy(variable("WALD_ENDPOINT"));
+  const client = await Client.fromEnv();
   const end = new AbortController();
   const run = new Run(client, variable("WALD_CONTROL"), `conformance/${name}/${drawn}/`, end.signal);
   let timer: NodeJS.Timeout | undefined;

@@ -95,7 +95,7 @@ async function follow(client: Client): Promise<{ applied: number; balances: Reco
   return state;
 }
 
-const client = await Client.connect(process.env["WALD_ENDPOINT"]);
+const client = await Client.fromEnv();
 const [{ applied, balances }] = await Promise.all([follow(client), produce(client, 0), produce(client, 1)]);
 console.log(JSON.stringify({ applied, balances }));
 await client.close();

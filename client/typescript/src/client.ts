@@ -1,11 +1,11 @@
 /** A client of one server: the calls, each in a few lines. */
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
-import { createClient, type Client as Stub } from "@connectrpc/connect";
+import { createClient, type Client as Stub, type Interceptor, type Transport } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 
 import { Connection } from "./connection.js";
-import { failedFor, toWaldError, usageError, type Access } from "./errors.js";
+import { failedFor, tlsError, tokenError, toWaldError, usageError, type Access, type WaldError } from "./errors.js";
 import { CursorService, type Cursor } from "./gen/wald/v1/cursor_pb.js";
 import { LogService, type Log, type LogConfigSchema, type LogProducer } from "./gen/wald/v1/log_pb.js";
 import { OpsService } from "./gen/wald/v1/ops_pb.js";
@@ -41,6 +41,8 @@ import { Producer, type ProducerOptions } from "./producer.js";
 import { call, DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, type Attempt, type Repeat, type RetryPolicy } from "./retry.js";
 import { Follower, type ScanOptions, type Selector } from "./scan.js";
 import { Session, type SessionOptions } from "./session.js";
+import { TlsFiles, TlsProblem, type TlsOptions } from "./tls.js";
+import { carrying, isLoopback, TokenSource, TokenUse, type TokenOptions } from "./token.js";
 
 /** Default address of a server. */
 export const DEFAULT_ENDPOINT = "http://127.0.0.1:6925";
@@ -51,8 +53,8 @@ const DEFAULT_PORT = 6925;
 /** Answers stay below 1 MiB unless one record alone is larger; the server's limit on records can be raised, so leave room. */
 const MAX_ANSWER_BYTES = 64 << 20;
 
-/** Settings of a {@link Client}. */
-export interface ClientOptions {
+/** Settings of a {@link Client}. TLS is for endpoints that begin with `https://`. */
+export interface ClientOptions extends TlsOptions, TokenOptions {
   /** Time to make a connection. Default: 5 s. */
   connectTimeoutMs?: number;
   /** Time between two checks that the server is alive, also when idle. Default: 10 s. */
@@ -68,6 +70,12 @@ export interface ClientOptions {
   silenceTimeoutMs?: number;
   /** Policy for repeating calls. */
   retry?: Partial<RetryPolicy>;
+  /** Headers of every call. */
+  headers?: Readonly<Record<string, string>>;
+  /** Interceptors of connect, which see every call. */
+  interceptors?: Interceptor[];
+  /** A transport of one's own. The endpoint and the settings of connections, TLS and interceptors do not count then. */
+  transport?: Transport;
 }
 
 /** Conditions and options of an append. */
@@ -116,7 +124,8 @@ export type LogConfigInput = MessageInitShape<typeof LogConfigSchema>;
 export class Client {
   /** The generated stubs. Nothing is repeated there, and connect raises its own errors. */
   readonly stubs: Stubs;
-  readonly #connection: Connection;
+  readonly #connection: Connection | undefined;
+  readonly #token: TokenSource | undefined;
   readonly #wal: Stub<typeof WalService>;
   readonly #logs: Stub<typeof LogService>;
   readonly #cursors: Stub<typeof CursorService>;
@@ -128,17 +137,26 @@ export class Client {
 
   private constructor(endpoint: string, options: ClientOptions) {
     const authority = authorityOf(endpoint);
-    this.#connection = new Connection(authority, {
-      connectTimeoutMs: options.connectTimeoutMs ?? 5_000,
-      keepaliveIntervalMs: options.keepaliveIntervalMs ?? 10_000,
-      keepaliveTimeoutMs: options.keepaliveTimeoutMs ?? 5_000,
-    });
-    const transport = createGrpcTransport({
-      baseUrl: authority,
-      sessionManager: this.#connection,
-      acceptCompression: [],
-      readMaxBytes: MAX_ANSWER_BYTES,
-    });
+    const files = tlsFiles(authority, options);
+    this.#token = tokenSource(authority, options);
+    let inner = options.transport;
+    if (inner === undefined) {
+      this.#connection = new Connection(authority, {
+        connectTimeoutMs: options.connectTimeoutMs ?? 5_000,
+        keepaliveIntervalMs: options.keepaliveIntervalMs ?? 10_000,
+        keepaliveTimeoutMs: options.keepaliveTimeoutMs ?? 5_000,
+        tls: files,
+      });
+      inner = createGrpcTransport({
+        baseUrl: authority,
+        sessionManager: this.#connection,
+        acceptCompression: [],
+        readMaxBytes: MAX_ANSWER_BYTES,
+        interceptors: options.interceptors ?? [],
+      });
+    }
+    const { headers } = options;
+    const transport = carrying(inner, () => ({ ...headers, ...new TokenUse(this.#token).headers().headers }));
     this.stubs = {
       wal: createClient(WalService, transport),
       logs: createClient(LogService, transport),
@@ -154,21 +172,44 @@ export class Client {
   }
 
   /**
-   * Connects to a server, such as `localhost:6925`.
+   * Connects to a server, such as `localhost:6925` or `https://wald.internal`.
    *
-   * @throws WaldError of kind USAGE, or NOT_SENT if there is no server.
+   * @throws WaldError of kind USAGE, TLS, TOKEN, or NOT_SENT if there is no server.
    */
   static async connect(endpoint: string = DEFAULT_ENDPOINT, options: ClientOptions = {}): Promise<Client> {
     const client = Client.lazy(endpoint, options);
     try {
-      await client.#connection.connect();
+      await client.#connection?.connect();
     } catch (thrown) {
       throw toWaldError(thrown, "READ");
     }
     return client;
   }
 
-  /** A client that connects with its first call. */
+  /**
+   * Connects to the server that the environment names: `WALD_ENDPOINT` (default: {@link DEFAULT_ENDPOINT}),
+   * `WALD_TLS_CA`, `WALD_TLS_CERT`, `WALD_TLS_KEY`, `WALD_TLS_SERVER_NAME`, and `WALD_TOKEN_FILE` or else
+   * `WALD_TOKEN`. An empty variable counts as absent, and options come before the environment.
+   *
+   * @throws WaldError as {@link connect}.
+   */
+  static async fromEnv(options: ClientOptions = {}): Promise<Client> {
+    const from = (name: string): string | undefined => process.env[name] || undefined;
+    const found: { [Name in keyof ClientOptions]: ClientOptions[Name] | undefined } = {
+      tlsCa: from("WALD_TLS_CA"),
+      tlsCert: from("WALD_TLS_CERT"),
+      tlsKey: from("WALD_TLS_KEY"),
+      serverName: from("WALD_TLS_SERVER_NAME"),
+    };
+    if (options.token === undefined && options.tokenFile === undefined) {
+      found.tokenFile = from("WALD_TOKEN_FILE");
+      found.token = found.tokenFile === undefined ? from("WALD_TOKEN") : undefined;
+    }
+    const given = Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
+    return Client.connect(from("WALD_ENDPOINT"), { ...given, ...options });
+  }
+
+  /** A client that connects with its first call. Files of TLS and of the token are read now. */
   static lazy(endpoint: string = DEFAULT_ENDPOINT, options: ClientOptions = {}): Client {
     return new Client(endpoint, options);
   }
@@ -179,7 +220,13 @@ export class Client {
    */
   async close(): Promise<void> {
     await Promise.allSettled([...this.#open].map((each) => each.close()));
-    await this.#connection.close();
+    await this.#connection?.close();
+  }
+
+  /** The last failure of TLS, unless a server has answered since. Calls repeat such failures silently within their deadline. */
+  get tlsFailure(): WaldError | undefined {
+    const problem = this.#connection?.tlsProblem;
+    return problem === undefined ? undefined : tlsError(problem);
   }
 
   /** Appends one record. */
@@ -236,6 +283,7 @@ export class Client {
     // Nothing to learn if all is known.
     const found = drawn || options.logId === undefined ? await this.#logToProduceTo(log, asking) : undefined;
     const logId = options.logId ?? found?.logId ?? missing("READ", "Log.log_id");
+    const token = new TokenUse(this.#token);
     return this.#opened(
       new Producer({
         ...others,
@@ -243,8 +291,9 @@ export class Client {
         log,
         logId,
         forget: drawn ? (id) => this.forgetProducer(log, id, { timeoutMs: 1_000, logId }) : undefined,
-        open: (requests, attempt) => this.#wal.appendSession(requests, attempt),
+        open: (requests, attempt) => this.#wal.appendSession(requests, { ...attempt, ...token.headers() }),
         policy: this.#policy,
+        token,
         onClose: (producer) => this.#open.delete(producer),
       }),
     );
@@ -495,6 +544,7 @@ export class Client {
         open: (request, attempt) => this.#wal.scan(request, attempt),
         tail: (log, signal) => this.tail(log, { ...pinned, signal }),
         policy: this.#policy,
+        token: new TokenUse(this.#token),
         timeoutMs: this.#timeoutMs,
         silenceTimeoutMs: this.#silenceTimeoutMs,
         onClose: (follower) => this.#open.delete(follower),
@@ -521,7 +571,8 @@ export class Client {
     { timeoutMs = this.#timeoutMs, signal }: CallOptions,
     send: (attempt: Attempt) => Promise<A>,
   ): Promise<A> {
-    return call({ policy: this.#policy, repeat, access, timeoutMs, signal }, send);
+    const token = new TokenUse(this.#token);
+    return call({ policy: this.#policy, repeat, access, timeoutMs, signal, token }, send);
   }
 }
 
@@ -537,10 +588,7 @@ function authorityOf(endpoint: string): string {
   } catch {
     throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}`);
   }
-  if (url.protocol === "https:") {
-    throw usageError(`\`${endpoint}\` asks for TLS; there is no TLS yet, use http://`);
-  }
-  if (url.protocol !== "http:" || url.hostname === "") {
+  if (!["http:", "https:"].includes(url.protocol) || url.hostname === "") {
     throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}`);
   }
   if (url.username !== "" || url.password !== "") {
@@ -551,5 +599,41 @@ function authorityOf(endpoint: string): string {
   if (named !== null && Number(named[1]) === 0) {
     throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}: its port is 0`);
   }
-  return `http://${url.hostname}:${named === null ? DEFAULT_PORT : Number(named[1])}`;
+  return `${url.protocol}//${url.hostname}:${named === null ? DEFAULT_PORT : Number(named[1])}`;
+}
+
+/** The settings of TLS; undefined: plaintext, or a transport of one's own. */
+function tlsFiles(authority: string, options: ClientOptions): TlsFiles | undefined {
+  const { tlsCa, tlsCert, tlsKey, serverName } = options;
+  const given = [tlsCa, tlsCert, tlsKey, serverName].some((setting) => setting !== undefined);
+  const { protocol, hostname } = new URL(authority);
+  if (given && options.transport !== undefined) {
+    throw usageError("a transport of one's own excludes settings of TLS");
+  }
+  if (given && protocol !== "https:") {
+    throw usageError("with settings of TLS the endpoint must begin with https://");
+  }
+  if (protocol !== "https:" || options.transport !== undefined) {
+    return undefined;
+  }
+  try {
+    return new TlsFiles(options, hostname.replace(/^\[|\]$/g, ""));
+  } catch (thrown) {
+    throw thrown instanceof TlsProblem ? tlsError(thrown) : thrown;
+  }
+}
+
+/** The token; it must not cross plaintext to another machine. */
+function tokenSource(authority: string, options: ClientOptions): TokenSource | undefined {
+  if (options.token === undefined && options.tokenFile === undefined) {
+    return undefined;
+  }
+  const { protocol, hostname, host } = new URL(authority);
+  if (options.transport !== undefined && !options.allowInsecureToken) {
+    throw tokenError("whether a transport of one's own is encrypted is not known: set allowInsecureToken if it is");
+  }
+  if (protocol !== "https:" && !isLoopback(hostname) && !options.allowInsecureToken) {
+    throw tokenError(`a token must not cross plaintext to ${host}: use https://, or allowInsecureToken`);
+  }
+  return new TokenSource(options);
 }

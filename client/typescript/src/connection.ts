@@ -3,14 +3,16 @@
  *
  * connect-node has a manager of its own. This one also tells calls that never went out from
  * those that broke underway, bounds the time to connect, pings whether calls are underway or
- * not, and opens the connection's window for scans.
+ * not, opens the connection's window for scans, and reads the files of TLS for each connection.
  */
 import * as http2 from "node:http2";
+import * as tls from "node:tls";
 
 import { Code, ConnectError } from "@connectrpc/connect";
 import type { GrpcTransportOptions } from "@connectrpc/connect-node";
 
-import { NotSent } from "./errors.js";
+import { NotSent, TLS_PAUSE_MS } from "./errors.js";
+import { alertProblem, handshakeProblem, TlsProblem, wantsTls, withoutHttp2, type TlsFiles } from "./tls.js";
 
 /**
  * A scan's messages are up to 1 MiB: a few must be underway for full speed, and one slow
@@ -30,6 +32,8 @@ export interface ConnectionSettings {
   connectTimeoutMs: number;
   keepaliveIntervalMs: number;
   keepaliveTimeoutMs: number;
+  /** Undefined: plaintext. */
+  tls?: TlsFiles | undefined;
 }
 
 /** A connection to one server. */
@@ -41,6 +45,8 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   /** All sessions, also those that only finish their calls. */
   readonly #alive = new Set<http2.ClientHttp2Session>();
   #closed = false;
+  /** The last TLS failure; undefined once a server has answered. */
+  #problem: { at: number; problem: TlsProblem } | undefined;
 
   constructor(authority: string, settings: ConnectionSettings) {
     this.authority = authority;
@@ -86,6 +92,11 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     }
   }
 
+  /** The last TLS failure, unless a server has answered since. */
+  get tlsProblem(): TlsProblem | undefined {
+    return this.#problem?.problem;
+  }
+
   /** Bytes that arrive count for nothing here: pings tell whether the server lives. */
   notifyResponseByteRead(): void {}
 
@@ -117,50 +128,106 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   }
 
   #dial(): Promise<http2.ClientHttp2Session> {
-    const { connectTimeoutMs } = this.#settings;
+    const { connectTimeoutMs, tls: files } = this.#settings;
+    const last = this.#problem;
+    if (last !== undefined && performance.now() - last.at < TLS_PAUSE_MS) {
+      return Promise.reject(last.problem);
+    }
     const dialing = new Promise<http2.ClientHttp2Session>((resolve, reject) => {
+      let socket: tls.TLSSocket | undefined;
+      let peer: tls.PeerCertificate | undefined;
+      if (files !== undefined) {
+        const { hostname, port } = new URL(this.authority);
+        const host = hostname.replace(/^\[|\]$/g, "");
+        socket = tls.connect({ ...files.current(), host, port: Number(port || 443) });
+        socket.setNoDelay(true);
+        // Node forgets the certificate once it has refused it.
+        const kept = socket;
+        socket.prependListener("secure", () => (peer = kept.getPeerCertificate()));
+      }
       const session = http2.connect(this.authority, {
         settings: { initialWindowSize: STREAM_WINDOW_BYTES, enablePush: false },
         maxSessionMemory: SESSION_MEGABYTES,
+        ...(socket !== undefined && { createConnection: () => socket }),
       });
+      let answered = false;
+      let secured = false;
+      socket?.once("secureConnect", () => (secured = true));
+      /** The TLS failure that ended the connection, if one did. */
+      const problemOf = (error: Error): TlsProblem | undefined => {
+        if (answered || error instanceof TlsProblem) {
+          return error instanceof TlsProblem ? error : undefined;
+        }
+        if (files === undefined) {
+          return "code" in error && error.code === "ERR_HTTP2_ERROR" ? wantsTls() : undefined;
+        }
+        if (secured) {
+          return alertProblem(error, files);
+        }
+        // No connection, or one that ended for a reason of this side.
+        const elsewhere = "syscall" in error && ["connect", "getaddrinfo"].includes(String(error.syscall));
+        return elsewhere || !("code" in error) ? undefined : handshakeProblem(error, files, peer);
+      };
+      const failed = (error: Error): void => {
+        forget();
+        const problem = problemOf(error);
+        if (problem !== undefined) {
+          this.#problem = { at: performance.now(), problem };
+        }
+        reject(problem ?? error);
+      };
       const forget = (): void => {
         if (this.#session === dialing) {
           this.#session = undefined;
         }
       };
+      let stopPings = (): void => {};
+      const ended = (error: Error): void => {
+        clearTimeout(timer);
+        stopPings();
+        this.#alive.delete(session);
+        failed(error);
+      };
       const timer = setTimeout(() => {
         session.destroy(new Error(`no connection within ${connectTimeoutMs} ms`));
       }, connectTimeoutMs);
+      // A session whose socket got an alert ends without any event.
+      socket?.on("error", (error) => {
+        session.destroy(error);
+        ended(error);
+      });
       this.#alive.add(session);
       session.on("connect", () => {
-        clearTimeout(timer);
         if (session.destroyed) {
           // Broken before this event came: its error rejects.
           return;
         }
+        if (socket !== undefined && socket.alpnProtocol !== "h2") {
+          session.destroy(withoutHttp2());
+          return;
+        }
         session.setLocalWindowSize(CONNECTION_WINDOW_BYTES);
+      });
+      // Only the server's first frame says that it takes calls: in TLS 1.3 it refuses a client's certificate after
+      // the client's handshake.
+      session.once("remoteSettings", () => {
+        answered = true;
+        clearTimeout(timer);
+        this.#problem = undefined;
         session.unref();
-        this.#keepAlive(session);
+        stopPings = this.#keepAlive(session);
         resolve(session);
       });
       // The server takes no more calls; calls underway continue.
       session.on("goaway", forget);
-      session.on("error", (error) => {
-        forget();
-        reject(error);
-      });
-      session.on("close", () => {
-        clearTimeout(timer);
-        this.#alive.delete(session);
-        forget();
-        reject(new Error("the connection was closed"));
-      });
+      session.on("error", failed);
+      session.on("close", () => ended(new Error("the connection was closed")));
     });
     return dialing;
   }
 
-  /** Without it a client would never notice that the network is gone. */
-  #keepAlive(session: http2.ClientHttp2Session): void {
+  /** Sends pings until the returned function is called: without them a client would never notice that the network is gone. */
+  #keepAlive(session: http2.ClientHttp2Session): () => void {
     const { keepaliveIntervalMs, keepaliveTimeoutMs } = this.#settings;
     let pending: NodeJS.Timeout | undefined;
     const interval = setInterval(() => {
@@ -175,10 +242,10 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         pending = undefined;
       });
     }, keepaliveIntervalMs).unref();
-    session.once("close", () => {
+    return () => {
       clearInterval(interval);
       clearTimeout(pending);
-    });
+    };
   }
 }
 
@@ -192,6 +259,9 @@ function count(session: http2.ClientHttp2Session, change: number): number {
 }
 
 function notSent(error: unknown): ConnectError {
+  if (error instanceof TlsProblem) {
+    return new ConnectError(error.message, Code.Unavailable, undefined, undefined, error);
+  }
   const detail = error instanceof Error ? error.message || String(error) : String(error);
   return new ConnectError(detail, Code.Unavailable, undefined, undefined, new NotSent(detail));
 }

@@ -11,6 +11,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 
 import type { Reason } from "./gen/wald/v1/errors_pb.js";
 import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "./gen/details_pb.js";
+import { TlsProblem, type TlsFailure } from "./tls.js";
 
 const DOMAIN = "wald.dev";
 
@@ -36,6 +37,8 @@ export type Retry = "SAFE" | "SAFE_WITH_CONDITION" | "NEVER";
  * - `CANCELLED`: the caller's signal, or a close, ended the call.
  * - `FOREIGN`: something between client and server answered, or the server is not Wald.
  * - `CONTRACT`: the answer lacks a field that the contract promises.
+ * - `TLS`: there is no TLS connection, or the server wants one; `tlsFailure` has the reason.
+ * - `TOKEN`: the token cannot be used, or must not be sent over plaintext.
  * - `USAGE`: the call itself was wrong; nothing was sent.
  * - `EARLIER_FAILED`: an earlier batch of the same session or producer failed.
  */
@@ -47,6 +50,8 @@ export type FailureKind =
   | "CANCELLED"
   | "FOREIGN"
   | "CONTRACT"
+  | "TLS"
+  | "TOKEN"
   | "USAGE"
   | "EARLIER_FAILED";
 
@@ -71,6 +76,7 @@ export interface Failure {
   facts?: Readonly<Record<string, string>>;
   failedChecks?: readonly FailedCheck[];
   retryAfterMs?: number | undefined;
+  tlsFailure?: TlsFailure | undefined;
   cause?: unknown;
 }
 
@@ -105,6 +111,8 @@ export class WaldError extends Error {
   readonly failedChecks: readonly FailedCheck[];
   /** Minimum time before the next attempt, as the server asks. */
   readonly retryAfterMs: number | undefined;
+  /** Why there is no TLS connection; undefined of other failures. */
+  readonly tlsFailure: TlsFailure | undefined;
 
   constructor(failure: Failure) {
     super(failure.message, failure.cause === undefined ? undefined : { cause: failure.cause });
@@ -116,6 +124,7 @@ export class WaldError extends Error {
     this.facts = failure.facts ?? {};
     this.failedChecks = failure.failedChecks ?? [];
     this.retryAfterMs = failure.retryAfterMs;
+    this.tlsFailure = failure.tlsFailure;
   }
 
   /** This error, for a call whose earlier attempt may have been applied. */
@@ -187,6 +196,9 @@ export function toWaldError(thrown: unknown, access: Access, cancelled?: AbortSi
   // connect's words (2.1, protocol/serialization.ts) for values that fit no field.
   if (!answered(error) && error.rawMessage.startsWith("serialize binary: ")) {
     return usageError(error.rawMessage);
+  }
+  if (error.cause instanceof TlsProblem) {
+    return tlsError(error.cause);
   }
   if (error.cause instanceof NotSent || refused(error)) {
     return new WaldError({
@@ -260,6 +272,34 @@ export function contractError(access: Access, field: string): WaldError {
     code: "INTERNAL",
     message: `the answer breaks the contract: ${field} is missing`,
     outcome: unknownOf(access),
+    retry: "NEVER",
+  });
+}
+
+/** Minimum time between two connections after a TLS failure, over all calls of a client. */
+export const TLS_PAUSE_MS = 1_000;
+
+/** There is no TLS connection; nothing was sent. */
+export function tlsError(problem: TlsProblem): WaldError {
+  const settings = problem.failure === "SETTINGS";
+  return new WaldError({
+    kind: "TLS",
+    code: settings ? "INVALID_ARGUMENT" : "UNAVAILABLE",
+    message: `no TLS connection: ${problem.message}`,
+    outcome: "NOT_APPLIED",
+    retry: settings ? "NEVER" : "SAFE",
+    retryAfterMs: settings ? undefined : TLS_PAUSE_MS,
+    tlsFailure: problem.failure,
+  });
+}
+
+/** The token cannot be used; nothing was sent. */
+export function tokenError(message: string): WaldError {
+  return new WaldError({
+    kind: "TOKEN",
+    code: "INVALID_ARGUMENT",
+    message,
+    outcome: "NOT_APPLIED",
     retry: "NEVER",
   });
 }

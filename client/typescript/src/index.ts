@@ -36,4 +36,6 @@ export {
 export { Producer, PRODUCER_DEFAULTS, type ProduceOptions, type ProducerAck, type ProducerOptions } from "./producer.js";
 export { DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, type RetryPolicy } from "./retry.js";
 export { Follower, type Gap, type GapReason, type ScanEvent, type ScanOptions, type Selector } from "./scan.js";
+export type { TlsFailure, TlsOptions } from "./tls.js";
+export type { TokenOptions } from "./token.js";
 export { Session, type Sent, type SessionOptions } from "./session.js";

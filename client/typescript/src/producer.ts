@@ -19,7 +19,8 @@ import { randomUUID } from "node:crypto";
 import { AppendStream, failedRequest, type OpenSession, type ProtoBatch } from "./append-stream.js";
 import { cancelledError, earlierFailed, timeoutError, usageError, type WaldError } from "./errors.js";
 import { missing, protoBatch, recordBytes, type Durability, type RecordInput } from "./messages.js";
-import { mayRepeat, pauseMs, type RetryPolicy } from "./retry.js";
+import { pauseMs, type RetryPolicy } from "./retry.js";
+import type { TokenUse } from "./token.js";
 import type { Sent } from "./session.js";
 import { Window } from "./window.js";
 
@@ -123,6 +124,7 @@ export interface ProducerSetup extends ProducerOptions {
   forget?: ((id: string) => Promise<void>) | undefined;
   open: OpenSession;
   policy: RetryPolicy;
+  token: TokenUse;
   onClose: (producer: Producer) => void;
 }
 
@@ -377,7 +379,7 @@ export class Producer {
     if (error === undefined || this.#entries.length === 0) {
       return;
     }
-    if (!mayRepeat("GUARDED", error)) {
+    if (!this.#setup.token.allows("GUARDED", error, true)) {
       this.#fail(error, stream);
       return;
     }

@@ -1,5 +1,6 @@
 /** Rules for repeating calls. */
 import { cancelledError, failedFor, timeoutError, toWaldError, type Access, type WaldError } from "./errors.js";
+import type { TokenUse } from "./token.js";
 
 /** Number and pace of repeats of a call, within its deadline. */
 export interface RetryPolicy {
@@ -68,17 +69,20 @@ export interface Plan {
   timeoutMs: number;
   /** Gives the call up. */
   signal?: AbortSignal | undefined;
+  /** The token of the call. */
+  token?: TokenUse;
 }
 
-/** Limits of one attempt. */
+/** Limits and headers of one attempt. */
 export interface Attempt {
   timeoutMs: number;
   signal?: AbortSignal;
+  headers?: Record<string, string>;
 }
 
 /** Makes a call, and repeats it as far as that is safe and the deadline reaches. */
 export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>): Promise<A> {
-  const { policy, repeat, access, timeoutMs, signal } = plan;
+  const { policy, repeat, access, timeoutMs, signal, token } = plan;
   const deadline = performance.now() + timeoutMs;
   let unknown = false;
   for (let failures = 1; ; failures++) {
@@ -89,7 +93,7 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
     let error: WaldError;
     try {
       // The server must not write a request that no caller waits for any more.
-      return await send({ timeoutMs: Math.max(1, Math.ceil(left)), ...(signal && { signal }) });
+      return await send({ timeoutMs: Math.max(1, Math.ceil(left)), ...(signal && { signal }), ...token?.headers() });
     } catch (thrown) {
       error = toWaldError(thrown, access, signal);
     }
@@ -98,7 +102,7 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
     }
     const pause = pauseMs(policy, failures, error);
     const last =
-      !mayRepeat(repeat, error) ||
+      !(token?.allows(repeat, error) ?? mayRepeat(repeat, error)) ||
       failures >= policy.maxAttempts ||
       performance.now() + pause >= deadline;
     if (last) {

@@ -19,7 +19,8 @@ import { cancelledError, failedFor, lostError, timeoutError, toWaldError, usageE
 import { GapReason as ProtoGapReason } from "./gen/wald/v1/types_pb.js";
 import { ScanRequestSchema, type ScanRequest, type ScanResponse } from "./gen/wald/v1/wal_pb.js";
 import { protoStart, protoVisibility, storedBatch, type Batch, type Start, type Tail, type Visibility } from "./messages.js";
-import { mayRepeat, pauseMs, sleep, type RetryPolicy } from "./retry.js";
+import { pauseMs, sleep, type RetryPolicy } from "./retry.js";
+import type { TokenUse } from "./token.js";
 
 /** The logs to scan: the log with this name, all logs with a prefix, or all. */
 export type Selector = string | { prefix: string } | { all: true };
@@ -81,10 +82,11 @@ export interface ScanSetup {
   follow: boolean;
   open: (
     request: ScanRequest,
-    options: { signal: AbortSignal; onHeader: () => void },
+    options: { signal: AbortSignal; onHeader: () => void; headers?: Record<string, string> },
   ) => AsyncIterable<ScanResponse>;
   tail: (log: string, signal: AbortSignal) => Promise<Tail>;
   policy: RetryPolicy;
+  token: TokenUse;
   /** Maximum time of retries for a scan that did not begin. */
   timeoutMs: number;
   /** Maximum silence of a scan before it counts as lost. */
@@ -220,7 +222,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     const abort = new AbortController();
     const { signal } = abort;
     const onHeader = (): void => this.#opened();
-    const messages = this.#setup.open(this.#request, { signal, onHeader })[Symbol.asyncIterator]();
+    const messages = this.#setup.open(this.#request, { signal, onHeader, ...this.#setup.token.headers() })[Symbol.asyncIterator]();
     this.#connection = { messages, abort };
   }
 
@@ -320,7 +322,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
 
   /** Prepares the next connection, if there can be one. */
   async #survive(error: WaldError): Promise<void> {
-    const { policy, timeoutMs, options } = this.#setup;
+    const { policy, timeoutMs, options, token } = this.#setup;
     this.#failures++;
     const pause = pauseMs(policy, this.#failures, error);
     this.#failingSince ??= performance.now();
@@ -329,7 +331,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     const tired =
       !patient &&
       (this.#failures >= policy.maxAttempts || performance.now() - this.#failingSince + pause >= timeoutMs);
-    if (this.#place === "LOST" || tired || !mayRepeat("HARMLESS", error)) {
+    if (this.#place === "LOST" || tired || !token.allows("HARMLESS", error, patient)) {
       await this.close();
       throw error;
     }

@@ -5,7 +5,7 @@ import type { AddressInfo, Socket } from "node:net";
 
 import { create, toBinary, type MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
-import { Code, ConnectError, type ConnectRouter } from "@connectrpc/connect";
+import { Code, ConnectError, type ConnectRouter, type Interceptor } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 
 import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "../src/gen/details_pb.js";
@@ -45,15 +45,24 @@ export class Fake {
   /** The messages of a scan. */
   scan: (request: ScanRequest, signal: AbortSignal) => AsyncIterable<MessageInitShape<typeof ScanResponseSchema>> =
     async function* () {};
-  readonly #server: http2.Http2Server;
+  /** Asked before each call, with its header `authorization`; throws to refuse it. */
+  authorize: (authorization: string | null) => void = () => {};
+  readonly #server: http2.Http2Server | http2.Http2SecureServer;
+  readonly #scheme: string;
   readonly #sockets = new Set<Socket>();
 
-  private constructor() {
-    const handler = connectNodeAdapter({ routes: (router) => this.#routes(router) });
-    this.#server = http2.createServer((request, response) => {
+  private constructor(tls?: http2.SecureServerOptions) {
+    const authorizing: Interceptor = (next) => (request) => {
+      this.authorize(request.header.get("authorization"));
+      return next(request);
+    };
+    const handler = connectNodeAdapter({ routes: (router) => this.#routes(router), interceptors: [authorizing] });
+    const answer = (request: http2.Http2ServerRequest, response: http2.Http2ServerResponse): void => {
       this.calls++;
       handler(request, response);
-    });
+    };
+    this.#scheme = tls === undefined ? "" : "https://";
+    this.#server = tls === undefined ? http2.createServer(answer) : http2.createSecureServer(tls, answer);
     this.#server.on("connection", (socket) => {
       this.#sockets.add(socket);
       socket.on("close", () => this.#sockets.delete(socket));
@@ -61,15 +70,16 @@ export class Fake {
     this.#server.on("session", (session) => session.on("error", () => {}));
   }
 
-  static async start(): Promise<Fake> {
-    const fake = new Fake();
+  /** Serves in plaintext, or with these settings of TLS. */
+  static async start(tls?: http2.SecureServerOptions): Promise<Fake> {
+    const fake = new Fake(tls);
     fake.#server.listen(0, "127.0.0.1");
     await once(fake.#server, "listening");
     return fake;
   }
 
   get endpoint(): string {
-    return `127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
+    return `${this.#scheme}127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
   }
 
   client(options: ClientOptions = {}): Client {
