@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use prost::Message;
+use prost_types::FileDescriptorSet;
 
 const FILES: [&str; 7] = [
     "wald/v1/errors.proto",
@@ -20,11 +21,45 @@ const ECHO: [&str; 1] = ["wald/echo/v1/echo.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=wald");
-    compile(&FILES, "wald.v1.bin")?;
-    compile(&ECHO, "wald.echo.v1.bin")
+    let contract = compile(&FILES, "wald.v1.bin")?;
+    compile(&ECHO, "wald.echo.v1.bin")?;
+    let out_dir = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out_dir.join("methods.rs"), methods(&contract))?;
+    Ok(())
 }
 
-fn compile(files: &[&str], set: &str) -> Result<(), Box<dyn std::error::Error>> {
+/// The source of `Method`: each RPC of the package `wald.v1` as a value.
+fn methods(contract: &FileDescriptorSet) -> String {
+    let files = contract.file.iter();
+    let services = files
+        .filter(|file| file.package() == "wald.v1")
+        .flat_map(|file| &file.service);
+    let (mut variants, mut all, mut paths) = (String::new(), String::new(), String::new());
+    for service in services {
+        for method in &service.method {
+            let (service, name) = (service.name(), method.name());
+            // The compiler refuses a name that two services have.
+            variants += &format!("/// `{service}.{name}`.\n{name},\n");
+            all += &format!("Self::{name}, ");
+            paths += &format!("Self::{name} => \"/wald.v1.{service}/{name}\",\n");
+        }
+    }
+    format!(
+        "/// An RPC of the package `wald.v1`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Method {{ {variants} }}
+
+        impl Method {{
+            /// All RPCs, in the order of the contract.
+            pub const ALL: &[Self] = &[{all}];
+
+            /// Path of its calls, such as `/wald.v1.WalService/Append`.
+            pub const fn path(self) -> &'static str {{ match self {{ {paths} }} }}
+        }}"
+    )
+}
+
+fn compile(files: &[&str], set: &str) -> Result<FileDescriptorSet, Box<dyn std::error::Error>> {
     // Imports are included so that reflection can answer for Duration and the like, source
     // info so that `grpcurl describe` shows the comments.
     let descriptors = protox::Compiler::new(["."])?
@@ -39,6 +74,6 @@ fn compile(files: &[&str], set: &str) -> Result<(), Box<dyn std::error::Error>> 
         .codec_path("crate::codec::MessageCodec")
         // A program that compares reasons must not break when the contract gets a new one.
         .enum_attribute("wald.v1.Reason", "#[non_exhaustive]")
-        .compile_fds(descriptors)?;
-    Ok(())
+        .compile_fds(descriptors.clone())?;
+    Ok(descriptors)
 }

@@ -23,6 +23,8 @@ pub mod echo {
     tonic::include_proto!("wald.echo.v1");
 }
 
+include!(concat!(env!("OUT_DIR"), "/methods.rs"));
+
 /// The compiled contract that reflection serves: a `google.protobuf.FileDescriptorSet` with
 /// imports and comments.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wald.v1.bin"));

@@ -137,7 +137,7 @@ function show() {
   notice.hidden = said === "";
   notice.className = `notice ${kind}`;
   say(notice, said);
-  if (server) say(element("identity"), `${server.settings.data_dir} · ${server.version}`);
+  if (server) say(element("identity"), [server.settings.data_dir, server.version].filter(Boolean).join(" · "));
 }
 
 function chosenTheme() {

@@ -143,15 +143,17 @@ export class Overview {
     this.shown = key;
     this.uptime = h("span", {}, changing);
     this.server.replaceChildren(facts([
-      ["Version", server.version], ["Up", this.uptime], ["Since", instant(server.start_time_us).slice(0, 19)], ["Data", settings.data_dir], ["gRPC", settings.grpc], ["HTTP", settings.http],
+      ["Version", server.version], ["Up", this.uptime], ["Since", instant(server.start_time_us).slice(0, 19)], ...(settings.data_dir ? [["Data", settings.data_dir]] : []), ["gRPC", settings.grpc], ["HTTP", settings.http],
       ...(store ? [["Store", h("code", {}, store.store_id)], ["Recovery epoch", count(store.recovery_epoch)]] : []),
     ]));
     const mode = ["Sync mode", h("span", {}, h("b", {}, settings.sync_mode), ` – ${PROMISE.get(settings.sync_mode)}`)];
     this.start.replaceChildren(facts(store ? [
       mode,
       ["Sync interval", settings.sync_interval],
-      ["Flush", `${store.durability.sync_primitive} on ${store.durability.file_system}`, store.durability.volatile ? "warn" : ""],
-      ["Measured at start", `p50 ${seconds(store.durability.flush_p50)}, slowest of 100 ${seconds(store.durability.flush_p99)}`],
+      ...(store.durability ? [
+        ["Flush", `${store.durability.sync_primitive} on ${store.durability.file_system}`, store.durability.volatile ? "warn" : ""],
+        ["Measured at start", `p50 ${seconds(store.durability.flush_p50)}, slowest of 100 ${seconds(store.durability.flush_p99)}`],
+      ] : []),
       ["Last start", `${store.recovery.result}, ${seconds(store.recovery.seconds)}: ${count(store.recovery.records)} records of ${count(store.recovery.logs)} logs`, store.recovery.damaged_ranges ? "bad" : ""],
       ["Torn tail", store.recovery.torn_bytes ? `${bytes(store.recovery.torn_bytes)} cut off, not proven to have been flushed` : "none"],
       ["Damage", store.recovery.damaged_ranges ? `${count(store.recovery.damaged_ranges)} ranges` : "none", store.recovery.damaged_ranges ? "bad" : ""],

@@ -136,9 +136,10 @@ wald_storage::engine_settings! { settings
         listen: SocketAddr = "127.0.0.1:6925";
         /// Address and port of /metrics, /livez, /readyz and the web console.
         http_listen: SocketAddr = "127.0.0.1:6926";
-        /// Whether the HTTP port serves the web console, which shows records to every caller that
-        /// reaches it and changes nothing. auto: only if http_listen is a loopback address. on:
-        /// always; something else must protect the port. off: never.
+        /// Whether the HTTP port serves the web console, which shows records and changes nothing. auto:
+        /// only if http_listen is a loopback address. on: always; an address that other machines can
+        /// reach then needs http_tls and auth_file, or insecure_listen. off: never. With auth_file a
+        /// caller needs the right console, and sees only logs on which it has the rights read and list.
         console: ConsoleMode = "auto";
         /// Names of this machine, separated by commas, under which browsers may open the console
         /// and scrapers may read /metrics. A name that begins with a dot covers every name that
@@ -183,8 +184,18 @@ wald_storage::engine_settings! { settings
         /// Whether the HTTP port also speaks TLS, with the same files. Probes and scrapers must then
         /// use https.
         http_tls: bool = "false";
-        /// Permits gRPC without TLS on an address that other machines can reach. Every client that
-        /// reaches the port can then read and append everything.
+        /// File with principals, their credentials and their rights in TOML (empty = every caller may do
+        /// everything). Refused if every user of the machine can read it. It is read again every 10 s
+        /// and on SIGHUP. A file with a fault is refused, and the earlier one stays in force. `wald
+        /// token` manages its tokens and checks it.
+        auth_file: String = "";
+        /// Whether /metrics needs no credential although there is an auth_file.
+        metrics_open: bool = "false";
+        /// Permits tokens on an address that other machines can reach without TLS. Everyone who sees the
+        /// traffic can use each token. Needed with auth_file and insecure_listen.
+        insecure_tokens: bool = "false";
+        /// Permits gRPC without TLS on an address that other machines can reach. Without auth_file
+        /// every client that reaches the port can then read and append everything.
         insecure_listen: bool = "false";
         /// Directory that holds the store. Created if it is missing, and locked while in use.
         data_dir: PathBuf = "./wald-data";
@@ -263,7 +274,8 @@ wald_storage::engine_settings! { settings
         request_timeout: Duration = "5m";
         /// Silence after which a scan sends a message without records.
         heartbeat_interval: Duration = "15s";
-        /// Whether to answer reflection (grpcurl without proto files).
+        /// Whether to answer reflection (grpcurl without proto files). With auth_file it is off unless
+        /// it is set, and then principals alone may ask.
         reflection: bool = "true";
         /// Whether to serve wald.echo.v1.EchoService, which answers at once and stores nothing: the
         /// transport's ceiling on this machine, for walbench --echo. It has no limits: for
@@ -317,6 +329,10 @@ impl Config {
     /// Lowers defaults to the values that they depend on. `is_given` reports whether the
     /// operator has set a setting.
     fn follow(&mut self, is_given: impl Fn(&str) -> bool) {
+        // A port that asks for credentials describes itself to nobody, unless its operator wants that.
+        if self.has_auth() && !is_given("reflection") {
+            self.reflection = false;
+        }
         let Some(fits) = self.largest_batch() else {
             return;
         };
@@ -346,6 +362,7 @@ impl Config {
         })?;
         self.check_sizes()?;
         self.check_tls()?;
+        self.check_auth()?;
         for (name, size) in [
             ("max_header_bytes", self.max_header_bytes),
             ("stream_window_bytes", self.stream_window_bytes),
@@ -500,13 +517,61 @@ impl Config {
                 ));
             }
         }
-        self.check_cipher_suites()?;
-        if !self.listen.ip().is_loopback() && !self.insecure_listen && !has_tls {
+        self.check_cipher_suites()
+    }
+
+    /// Rules for identities, and for ports that other machines can reach.
+    fn check_auth(&self) -> Result<(), Wrong> {
+        let (has_tls, has_auth) = (self.has_tls(), self.has_auth());
+        for (name, given) in [
+            ("metrics_open", self.metrics_open),
+            ("insecure_tokens", self.insecure_tokens),
+        ] {
+            if given && !has_auth {
+                return Err(Wrong::new(name, "it has no effect without auth_file"));
+            }
+        }
+        if has_auth && self.echo {
             return Err(Wrong::new(
-                "listen",
-                "every client that reaches that port could read and append everything, because the \
-                 service speaks plaintext; listen on 127.0.0.1, set tls_cert and tls_key, or say \
-                 --insecure-listen if something else protects the port",
+                "echo",
+                "the echo service has no limits and asks for no credential; it cannot be served with auth_file",
+            ));
+        }
+        if !self.listen.ip().is_loopback() {
+            if !self.insecure_listen && !has_tls {
+                return Err(Wrong::new(
+                    "listen",
+                    "the service speaks plaintext, and other machines can reach that port; listen on \
+                     127.0.0.1, set tls_cert and tls_key, or say --insecure-listen if something else \
+                     protects the port",
+                ));
+            }
+            let knows_clients = has_auth || self.tls_client_auth == ClientAuth::Require;
+            if !knows_clients && !self.insecure_listen {
+                return Err(Wrong::new(
+                    "listen",
+                    "every client that reaches that port could read and append everything; set auth_file, \
+                     or tls_client_auth to require, or say --insecure-listen if something else protects \
+                     the port",
+                ));
+            }
+            if has_auth && !has_tls && !self.insecure_tokens {
+                return Err(Wrong::new(
+                    "insecure_listen",
+                    "tokens would cross the network in plaintext; set tls_cert and tls_key, or say \
+                     --insecure-tokens as well",
+                ));
+            }
+        }
+        let (is_open, has_login) = (
+            !self.http_listen.ip().is_loopback(),
+            has_auth && self.http_tls,
+        );
+        if self.console == ConsoleMode::On && is_open && !has_login && !self.insecure_listen {
+            return Err(Wrong::new(
+                "console",
+                "everyone who reaches that port could read every record; set http_tls and auth_file, or \
+                 say --insecure-listen if something else protects the port",
             ));
         }
         Ok(())
@@ -532,6 +597,11 @@ impl Config {
         }
     }
 
+    /// Whether callers need a credential.
+    pub(crate) fn has_auth(&self) -> bool {
+        !self.auth_file.is_empty()
+    }
+
     /// Whether gRPC is served over TLS.
     pub(crate) fn has_tls(&self) -> bool {
         !self.tls_cert.is_empty()
@@ -539,7 +609,8 @@ impl Config {
 
     /// A warning if clients on other machines can use the gRPC port without a credential.
     pub(crate) fn exposed(&self) -> Option<&'static str> {
-        if self.listen.ip().is_loopback() || self.tls_client_auth == ClientAuth::Require {
+        let knows_clients = self.has_auth() || self.tls_client_auth == ClientAuth::Require;
+        if self.listen.ip().is_loopback() || (knows_clients && self.has_tls()) {
             return None;
         }
         Some(match self.has_tls() {

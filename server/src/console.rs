@@ -31,8 +31,9 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
+use crate::auth::{Authority, ServerRight};
 use crate::config::Config;
-use crate::http::Hosts;
+use crate::http::{Hosts, authenticated};
 use crate::rpc::Node;
 use history::History;
 use server::SettingsView;
@@ -60,6 +61,7 @@ pub(crate) fn router(
     node: Arc<Node>,
     config: &Config,
     hosts: Arc<Hosts>,
+    authority: Authority,
     streams: usize,
     (grpc, http): (SocketAddr, Option<SocketAddr>),
 ) -> Router {
@@ -82,6 +84,10 @@ pub(crate) fn router(
         .route("/console/api/segments", get(views::segments))
         .route("/console/api/records", get(records::page))
         .route("/console/api/record", get(records::one))
+        .route_layer(from_fn_with_state(
+            (authority, ServerRight::Console),
+            authenticated,
+        ))
         .route_layer(from_fn_with_state(Arc::clone(&hosts), guard::same_origin))
         .with_state(console);
     Router::new()
@@ -142,6 +148,8 @@ impl IntoResponse for ConsoleError {
             Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
                 StatusCode::BAD_REQUEST
             }
+            Code::PermissionDenied => StatusCode::FORBIDDEN,
+            Code::Unauthenticated => StatusCode::UNAUTHORIZED,
             Code::ResourceExhausted | Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };

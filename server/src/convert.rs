@@ -10,6 +10,7 @@
 
 mod answer;
 mod backup;
+mod caller;
 mod intake;
 mod settings;
 
@@ -35,6 +36,7 @@ pub(crate) use answer::{
     verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
+pub(crate) use caller::caller;
 pub(crate) use intake::{append, append_batch, session_request};
 pub(crate) use settings::{
     engine_kind, log_config, log_config_change, proto_retention, proto_sync_mode, sync_modes,

@@ -31,6 +31,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, Version, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use bytes::Bytes;
@@ -44,12 +45,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tower::Service as _;
 
+use crate::auth::{Authority, CertNames, ServerRight};
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::console;
 use crate::drain::{Phase, draining};
+use crate::methods::{Class, Need, Rpc};
+use crate::reload::Reloader;
 use crate::rpc::Node;
+use crate::status::Access;
 use crate::tls::{
-    CertificateWatch, ConnStream, HANDSHAKE_RECORD, REFUSED_GRACE, Reloader, TlsAcceptor, TlsPort,
+    CertificateWatch, ConnStream, HANDSHAKE_RECORD, REFUSED_GRACE, TlsAcceptor, TlsPort, TlsSource,
 };
 use crate::transport::pause_after_failed_accept;
 use conn::{HttpConn, PeerProtocol};
@@ -122,7 +127,8 @@ pub(crate) fn start(
     node: &Arc<Node>,
     config: &Config,
     grpc: SocketAddr,
-    tls: Option<&Reloader>,
+    tls: Option<&Reloader<TlsSource>>,
+    authority: &Authority,
 ) -> io::Result<Http> {
     let tls = tls
         .filter(|_| config.http_tls)
@@ -135,14 +141,14 @@ pub(crate) fn start(
         let _entered = runtime.enter();
         TcpListener::from_std(listener)?
     };
-    let (node, config) = (Arc::clone(node), config.clone());
+    let (node, config, authority) = (Arc::clone(node), config.clone(), authority.clone());
     let (stop, stopped) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
         .name("wald-http".to_owned())
         .spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve(listener, node, &config, grpc, tls) => {}
+                    () = serve(listener, node, &config, grpc, tls, authority) => {}
                     // The other end was dropped.
                     _ = stopped => {}
                 }
@@ -176,13 +182,29 @@ async fn serve(
     config: &Config,
     grpc: SocketAddr,
     tls: Option<TlsAcceptor>,
+    authority: Authority,
 ) {
     let http = listener.local_addr().ok();
     let hosts = Arc::new(Hosts::new(&config.console_hosts));
-    let mut router = router(Arc::clone(&node), &hosts, config.has_console(), grpc);
+    let open = config.metrics_open.then_some(Authority::Open);
+    let scrapers = open.unwrap_or_else(|| authority.clone());
+    let mut router = router(
+        Arc::clone(&node),
+        &hosts,
+        config.has_console(),
+        grpc,
+        scrapers,
+    );
     let most = config.http_max_connections.max(LEAST_HTTP_CONNECTIONS);
     if config.has_console() {
-        let console = console::router(Arc::clone(&node), config, hosts, most / 4, (grpc, http));
+        let console = console::router(
+            Arc::clone(&node),
+            config,
+            hosts,
+            authority,
+            most / 4,
+            (grpc, http),
+        );
         router = router.merge(console);
     }
     let port = Arc::new(Port {
@@ -322,8 +344,12 @@ async fn http1(
     port: &Arc<Port>,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let service = service_fn(|request| {
+    let names = watch.as_ref().map(|watch| Arc::new(watch.names()));
+    let service = service_fn(|mut request: Request<Incoming>| {
         let work = place.work();
+        if let Some(names) = &names {
+            request.extensions_mut().insert(Arc::clone(names));
+        }
         async move { Ok::<_, Infallible>(answer(request, work, port).await) }
     });
     let connection = http1::Builder::new()
@@ -446,7 +472,13 @@ struct HttpRoutes {
 }
 
 /// The routes, but for the console's.
-fn router(node: Arc<Node>, hosts: &Arc<Hosts>, has_console: bool, grpc: SocketAddr) -> Router {
+fn router(
+    node: Arc<Node>,
+    hosts: &Arc<Hosts>,
+    has_console: bool,
+    grpc: SocketAddr,
+    scrapers: Authority,
+) -> Router {
     let port = grpc.port();
     let nothing = if has_console {
         format!(
@@ -460,9 +492,13 @@ fn router(node: Arc<Node>, hosts: &Arc<Hosts>, has_console: bool, grpc: SocketAd
     };
     let nothing = Bytes::from(nothing);
     Router::new()
+        .route("/metrics", get(metrics))
+        .route_layer(from_fn_with_state(
+            (scrapers, ServerRight::Metrics),
+            authenticated,
+        ))
         .route("/livez", get(|| async { "live\n" }))
         .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
         .fallback(move || async move {
             let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
             (StatusCode::NOT_FOUND, kind, nothing)
@@ -472,6 +508,39 @@ fn router(node: Arc<Node>, hosts: &Arc<Hosts>, has_console: bool, grpc: SocketAd
             node,
             hosts: Arc::clone(hosts),
         }))
+}
+
+/// Lets requests through whose caller has a right to operate the server, and puts the caller beside them.
+pub(crate) async fn authenticated(
+    State((authority, right)): State<(Authority, ServerRight)>,
+    mut request: Request<Body>,
+    next: Next,
+) -> Response {
+    let names = request.extensions().get::<Arc<CertNames>>();
+    let rpc = Rpc {
+        class: Class::Other,
+        access: Access::Read,
+        need: Need::Server(right),
+    };
+    match authority.identify(request.headers(), names, rpc) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(refusal) => refused(&refusal),
+    }
+}
+
+/// The answer to a caller without a credential, or without the right.
+fn refused(status: &tonic::Status) -> Response {
+    let text = format!("{}\n", status.message());
+    match status.code() {
+        tonic::Code::Unauthenticated => {
+            let scheme = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (StatusCode::UNAUTHORIZED, scheme, text).into_response()
+        }
+        _ => (StatusCode::FORBIDDEN, text).into_response(),
+    }
 }
 
 async fn ready(State(routes): State<Arc<HttpRoutes>>) -> Response {

@@ -4,6 +4,7 @@
 mod admission;
 mod answers;
 mod archive;
+mod auth;
 mod backups;
 mod config;
 mod console;
@@ -14,9 +15,11 @@ mod host;
 mod http;
 mod linger;
 mod logging;
+mod methods;
 mod metrics;
 mod offline;
 mod plan;
+mod reload;
 mod rpc;
 mod serve;
 mod shortage;
@@ -70,6 +73,9 @@ fn main() -> ExitCode {
         Some(("completion", matches)) => completion(matches).map_err(|exit| failed(&exit)),
         Some(("restore", matches)) => restore(&source, matches),
         Some(("archive", matches)) => archived(&source, matches),
+        Some(("token", matches)) => (source.effective())
+            .and_then(|effective| auth::run(&effective.config, matches))
+            .map_err(|exit| failed(&exit)),
         Some(("man", _)) => man().map_err(|exit| failed(&exit)),
         _ => serve(&source).map_err(|exit| {
             tell(&source, &exit);
@@ -208,6 +214,7 @@ fn command() -> Command {
         )
         .subcommand(backups::restore_command())
         .subcommand(archive::command())
+        .subcommand(auth::command())
         .subcommand(Command::new("man").about("Print the man page, with every setting"));
     for setting in SETTINGS.iter() {
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();

@@ -6,6 +6,7 @@
 //! first event of a kind is seen; labels are bounded, and never the name of a log.
 
 mod accepts;
+mod auth;
 mod calls;
 mod deadline;
 mod lag;
@@ -31,7 +32,8 @@ use crate::status;
 
 pub(crate) use accepts::AcceptWaits;
 use accepts::AllAcceptWaits;
-pub(crate) use calls::{CallCounter, CallFuture, Class, RequestHead, Rpc};
+pub(crate) use auth::{AuthFailure, AuthMetrics, FileKind, ReloadMetrics};
+pub(crate) use calls::{CallCounter, CallFuture, RequestHead};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
@@ -72,6 +74,12 @@ const CONDITIONS: [Reason; 9] = [
     Reason::ProducerExpired,
     Reason::ProducerConflict,
 ];
+
+/// Seconds since 1970; 0 before.
+fn seconds_since_1970(time: std::time::SystemTime) -> f64 {
+    time.duration_since(std::time::SystemTime::UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
+}
 
 /// Registers each metric that it makes, and remembers the first failure.
 struct Maker<'a>(&'a Registry);
@@ -129,6 +137,15 @@ impl Maker<'_> {
         self.register(IntGaugeVec::new(Opts::new(name, help), labels)?)
     }
 
+    /// Gauges with the label `kind`.
+    fn gauges_by_kind(&self, name: &str, help: &str, kinds: &[&str]) -> Result<GaugeVec, Error> {
+        let gauges = self.register(GaugeVec::new(Opts::new(name, help), &["kind"])?)?;
+        for kind in kinds {
+            gauges.get_metric_with_label_values(&[kind])?;
+        }
+        Ok(gauges)
+    }
+
     fn float_gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
         self.register(Gauge::new(name, help)?)
     }
@@ -161,6 +178,8 @@ pub(crate) struct Metrics {
     sessions: IntGauge,
     pub(crate) accept_waits: AllAcceptWaits,
     pub(crate) tls: TlsMetrics,
+    pub(crate) auth: AuthMetrics,
+    pub(crate) reloads: ReloadMetrics,
     admitted: IntGaugeVec,
     memory: OnceLock<MemoryParts>,
     condition_failures: IntCounterVec,
@@ -500,6 +519,8 @@ impl Metrics {
             sessions: make.gauge("wald_append_sessions", "Open append sessions.")?,
             accept_waits: AllAcceptWaits::new(&make)?,
             tls: TlsMetrics::new(&make)?,
+            auth: AuthMetrics::new(&make)?,
+            reloads: ReloadMetrics::new(&make)?,
             admitted,
             memory: OnceLock::new(),
             condition_failures: make.counters(

@@ -21,8 +21,9 @@ use futures_core::Stream;
 use http::Extensions;
 use tokio::sync::watch;
 use tonic::{Response, Status};
-use wald_storage::{LogEngine, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
+use wald_storage::{RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
 
+use crate::auth::{Caller, Engine};
 use crate::config::LogPatterns;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
@@ -34,8 +35,8 @@ pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send
 
 /// The engine and its constants while it is open.
 pub(crate) struct OpenStore {
-    /// The engine.
-    pub(crate) engine: Arc<dyn LogEngine>,
+    /// The engine behind the check of rights.
+    pub(crate) engine: Engine,
     /// In every answer.
     pub(crate) epoch: RecoveryEpoch,
     /// The findings of opening it.
@@ -63,6 +64,12 @@ impl Node {
     pub(crate) fn store(&self, access: Access) -> Result<&OpenStore, Status> {
         self.store.get().ok_or_else(|| status::starting(access))
     }
+}
+
+/// The caller that the transport has put beside a request.
+fn caller(extensions: &Extensions) -> Result<&Caller, Status> {
+    let caller = extensions.get::<Caller>();
+    caller.ok_or_else(|| Status::internal("the call has no caller"))
 }
 
 /// Refuses a request that nobody waits for any more, before it costs a flush; otherwise

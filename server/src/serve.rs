@@ -19,6 +19,7 @@ use wald_proto::v1;
 use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
+use crate::auth::{self, AuthSource, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::ServerLimits;
 use crate::drain::{Phase, Request, Signals, bound};
@@ -26,8 +27,9 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::offline::{Gaps, few};
 use crate::plan::HostLimits;
+use crate::reload::{Reload, ReloadThread, Reloader};
 use crate::rpc::{Echo, Node, OpenStore, Services, WalCalls};
-use crate::tls::{self, Reloader};
+use crate::tls::{self, TlsSource};
 use crate::transport::{Calls, HttpUrl, Listener, Routes, Transport};
 use crate::{host, http};
 use open::OpenedStore;
@@ -50,7 +52,7 @@ impl Exit {
     /// The journal failed: the next start recovers.
     const JOURNAL_FAILED: u8 = 70;
     /// The system refused something.
-    const SYSTEM: u8 = 71;
+    pub(crate) const SYSTEM: u8 = 71;
     /// The file system said no.
     pub(crate) const IO: u8 = 74;
     /// Another process has the data directory; later it may not.
@@ -107,7 +109,9 @@ struct Server {
     opening: open::Opening,
     listener: Listener,
     http: std::net::TcpListener,
-    tls: Option<Reloader>,
+    tls: Option<Reloader<TlsSource>>,
+    authority: Authority,
+    auth_file: Option<Reloader<AuthSource>>,
 }
 
 /// The reason why serving ended.
@@ -125,7 +129,9 @@ impl Server {
             )
         })?;
         let metrics = Arc::new(metrics);
-        let tls = tls::start(config, &metrics.tls).map_err(|why| Exit::new(Exit::CONFIG, why))?;
+        let wrong = |why| Exit::new(Exit::CONFIG, why);
+        let tls = tls::start(config, &metrics).map_err(wrong)?;
+        let (authority, auth_file) = auth::start(config, &metrics).map_err(wrong)?;
         host::check_owner(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir, config.create_store)?;
         host::check_volume(config, &config.data_dir, !existing)?;
@@ -170,6 +176,8 @@ impl Server {
             listener,
             http,
             tls,
+            authority,
+            auth_file,
         })
     }
 
@@ -189,6 +197,8 @@ impl Server {
             listener,
             http,
             tls,
+            authority,
+            auth_file,
         } = self;
         let life = ServerLife { phase, health };
         life.enter(Phase::Starting).await;
@@ -198,6 +208,7 @@ impl Server {
         let addresses = (listener.address(), http.local_addr().ok());
         let calls = Arc::new(Calls {
             counter: node.metrics.call_counter(bound(config.request_timeout)),
+            authority: authority.clone(),
             admission: Admission::new(
                 config.max_inflight_bytes.0,
                 config.session_window_bytes.0,
@@ -224,19 +235,23 @@ impl Server {
             let (answers, queued) = (connections.answer_bytes(), connections.queued_bytes());
             [appends, requests, answers, queued]
         });
-        let _http =
-            http::start(http, &node, config, addresses.0, tls.as_ref()).map_err(|error| {
+        let _http = http::start(http, &node, config, addresses.0, tls.as_ref(), &authority)
+            .map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
             })?;
 
-        let tls_files = tls.map(Reloader::run).transpose().map_err(|error| {
-            let sentence = format!("cannot start the thread that reads the files of TLS: {error}");
+        let tls = tls.map(|files| Box::new(files) as Box<dyn Reload>);
+        let auth_file = auth_file.map(|file| Box::new(file) as Box<dyn Reload>);
+        let files: Vec<_> = tls.into_iter().chain(auth_file).collect();
+        let thread = (!files.is_empty()).then(|| ReloadThread::start(files));
+        let thread = thread.transpose().map_err(|error| {
+            let sentence = format!("cannot start the thread that reads files again: {error}");
             Exit::new(Exit::SYSTEM, sentence)
         })?;
         let reload = || {
             reload();
-            if let Some(files) = &tls_files {
-                files.reload();
+            if let Some(thread) = &thread {
+                thread.reload();
             }
         };
 
@@ -248,7 +263,7 @@ impl Server {
         let engine = Arc::clone(&opened.engine);
         node.metrics.recovered(&opened.report);
         let _ = node.store.set(OpenStore {
-            engine: Arc::clone(&engine),
+            engine: Engine::new(Arc::clone(&engine)),
             epoch: opened.report.recovery_epoch,
             report: opened.report.clone(),
         });

@@ -486,6 +486,61 @@ pub(crate) fn wrong_port(grpc: u16) -> Status {
     .status()
 }
 
+/// The call needs a credential, and has none.
+pub(crate) fn no_credential(access: Access) -> Status {
+    Failure::new(
+        Code::Unauthenticated,
+        Reason::NoCredential,
+        "this server requires a credential: send a client certificate that auth_file names, or the metadata \
+         \"authorization: Bearer TOKEN\"",
+    )
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
+/// The credential is unknown, wrong or revoked. One text for all three tells a stranger nothing.
+pub(crate) fn bad_credential(access: Access) -> Status {
+    Failure::new(
+        Code::Unauthenticated,
+        Reason::BadCredential,
+        "the credential is not valid; `wald token list` shows the ids of the valid tokens",
+    )
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
+/// The credential was valid until the time `at`.
+pub(crate) fn credential_expired(at: &str, access: Access) -> Status {
+    Failure::new(
+        Code::Unauthenticated,
+        Reason::CredentialExpired,
+        format!("the credential expired at {at}; renew it"),
+    )
+    .fact("expire_time", at)
+    .refused_if_write(access, Retry::Safe)
+    .status()
+}
+
+/// A principal lacks a right. `asked`: the field of the request, and the value in it.
+pub(crate) fn not_allowed(
+    principal: &str,
+    right: &str,
+    asked: Option<(&str, &str)>,
+    access: Access,
+) -> Status {
+    let lacks = format!("principal {principal} lacks the right {right}");
+    let failure = |message| Failure::new(Code::PermissionDenied, Reason::NotAllowed, message);
+    match asked {
+        Some((field, value)) => failure(format!("{field}: {lacks} on {value:?}"))
+            .fact("field", field)
+            .field(field),
+        None => failure(lacks),
+    }
+    .fact("right", right)
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
 /// The store is still being recovered.
 pub(crate) fn starting(access: Access) -> Status {
     Failure::new(

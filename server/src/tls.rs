@@ -14,7 +14,7 @@
 //! | `check.rs` | checks their contents before they come into force |
 //! | `clients.rs` | verifies the certificate of a client |
 //! | `handshake.rs` | one handshake |
-//! | `reload.rs` | the thread that reads the files again |
+//! | `reload.rs` | puts changed files in force |
 //! | `stream.rs` | the bytes of a connection, in plaintext or inside TLS |
 
 mod check;
@@ -31,9 +31,10 @@ use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 
+use crate::auth::CertNames;
 use clients::ClientVerifier;
 pub(crate) use handshake::TlsAcceptor;
-pub(crate) use reload::{Reloader, start};
+pub(crate) use reload::{TlsSource, start};
 pub(crate) use stream::ConnStream;
 
 /// First byte of a connection that begins with a handshake of TLS.
@@ -86,6 +87,11 @@ pub(crate) struct CertificateWatch {
 }
 
 impl CertificateWatch {
+    /// The names in the certificate.
+    pub(crate) fn names(&self) -> CertNames {
+        self.chain.first().map(CertNames::of).unwrap_or_default()
+    }
+
     /// Resolves when a new CA or CRL refuses the certificate, with the reason.
     pub(crate) async fn refused(mut self) -> rustls::Error {
         loop {

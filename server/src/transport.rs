@@ -52,7 +52,8 @@ use tonic::transport::server::TcpIncoming;
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::metrics::AcceptWaits;
-use crate::tls::{Reloader, TlsAcceptor, TlsPort};
+use crate::reload::Reloader;
+use crate::tls::{TlsAcceptor, TlsPort, TlsSource};
 use crate::wakes;
 use conn::ConnectionGuard;
 pub(crate) use incoming::Incoming;
@@ -154,7 +155,7 @@ impl Transport {
         config: &Config,
         phase: &watch::Receiver<Phase>,
         waits: AcceptWaits,
-        tls: Option<&Reloader>,
+        tls: Option<&Reloader<TlsSource>>,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
         let connections = Connections::new(config.max_silent_connections, config.max_calls);
@@ -417,7 +418,7 @@ async fn serve(
                 match ConnectionGuard::take(socket) {
                     Ok((socket, guard)) => {
                         let settings = Arc::clone(&settings);
-                        let service = ConnectionCalls { calls: Arc::clone(&calls), peer: guard.peer() };
+                        let service = ConnectionCalls { calls: Arc::clone(&calls), peer: guard.peer(), names: None };
                         let phase = phase.clone();
                         connections.spawn(async move {
                             http2::serve(socket, guard, at, &settings, service, phase).await;

@@ -200,7 +200,7 @@ async fn console_is_off_where_others_could_reach_it_unless_it_is_asked_for() {
     let everywhere = ["--http-listen", "0.0.0.0:0"];
     for (more, status) in [
         (&[][..], 404),
-        (&["--console", "on"][..], 200),
+        (&["--console", "on", "--insecure-listen"][..], 200),
         (&["--console", "off"][..], 404),
     ] {
         let arguments: Vec<&str> = everywhere.iter().chain(more).copied().collect();

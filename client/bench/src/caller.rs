@@ -106,7 +106,7 @@ impl Load {
 
 /// One caller.
 #[derive(Debug, Clone)]
-pub(crate) struct Caller {
+pub(crate) struct LoadCaller {
     load: Arc<Load>,
     wal: WalServiceClient<Connection>,
     echo: EchoServiceClient<Connection>,
@@ -116,7 +116,7 @@ pub(crate) struct Caller {
     draw: Draw,
 }
 
-impl Caller {
+impl LoadCaller {
     /// The caller `index` of `callers`: together they go over the logs in turn.
     pub(crate) fn new(
         load: &Arc<Load>,

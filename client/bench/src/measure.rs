@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::caller::{Caller, Load};
+use crate::caller::{Load, LoadCaller};
 use crate::connection::Connection;
 use crate::fan_out;
 use crate::figure::{Figure, Measurement, Second};
@@ -438,13 +438,13 @@ impl LoadShare {
         Ok(())
     }
 
-    fn callers(&self, connections: &[Connection], shared: &SharedRecorder) -> Vec<Caller> {
+    fn callers(&self, connections: &[Connection], shared: &SharedRecorder) -> Vec<LoadCaller> {
         let all = self.load.spec.in_flight.max(1);
         let mut callers = Vec::new();
         for (connection, number) in connections.iter().zip(&self.numbers) {
             for nth in 0..self.on(*number) {
                 let index = nth * self.connections + number;
-                callers.push(Caller::new(&self.load, connection, shared, index, all));
+                callers.push(LoadCaller::new(&self.load, connection, shared, index, all));
             }
         }
         callers

@@ -10,7 +10,7 @@ use tonic::{Status, Streaming};
 use wald_client::proto;
 use wald_proto::echo;
 
-use crate::caller::{Caller, Load, counted, ends};
+use crate::caller::{Load, LoadCaller, counted, ends};
 use crate::connection::Connection;
 use crate::gate::{Due, Gate};
 use crate::record::{AnswerTimes, SharedRecorder};
@@ -131,7 +131,7 @@ pub(crate) async fn follow(
     gate: Arc<Gate>,
     shared: SharedRecorder,
     seen: SharedRecorder,
-    callers: Vec<Caller>,
+    callers: Vec<LoadCaller>,
     due: Option<UnboundedReceiver<Due>>,
 ) -> Result<()> {
     let mut wal = connections[0].wal();
@@ -220,7 +220,7 @@ impl LoadFollower {
 /// Makes unary calls until there are none to make: as fast as they are answered, or when
 /// they are due.
 pub(crate) async fn write(
-    callers: Vec<Caller>,
+    callers: Vec<LoadCaller>,
     gate: &Arc<Gate>,
     due: Option<UnboundedReceiver<Due>>,
 ) {
@@ -242,7 +242,7 @@ pub(crate) async fn write(
 }
 
 /// Waits for due calls and makes them, at most one for each caller at a time.
-async fn paced(mut due: UnboundedReceiver<Due>, callers: Vec<Caller>) {
+async fn paced(mut due: UnboundedReceiver<Due>, callers: Vec<LoadCaller>) {
     let (free, mut idle) = tokio::sync::mpsc::unbounded_channel();
     for caller in callers {
         // The receiver is right here.

@@ -596,6 +596,13 @@ impl OpsService for Memory {
         }))
     }
 
+    async fn get_caller(&self, _: Request<GetCallerRequest>) -> Answer<GetCallerResponse> {
+        Ok(Response::new(GetCallerResponse {
+            principal: "writer".into(),
+            ..Default::default()
+        }))
+    }
+
     /// Three segments, one a page; the token is the next one's number.
     async fn list_segments(
         &self,

@@ -202,8 +202,13 @@ fn address_off_loopback_needs_tls_or_a_word() {
     assert!(plaintext.insecure_listen);
     assert!(plaintext.exposed().unwrap().contains("plaintext"));
     let text = format!("listen = \"0.0.0.0:6925\"\n{TLS}");
-    let without = resolved(&file(&text));
+    let found = problems(&file(&text));
+    assert!(found[0].contains("set auth_file"), "{found:?}");
+    let without = resolved(&file(&format!("{text}\ninsecure_listen = true")));
     assert!(without.exposed().unwrap().contains("need no certificate"));
+    let known = resolved(&file(&format!("{text}\nauth_file = \"auth.toml\"")));
+    assert_eq!(known.exposed(), None);
+    assert!(!known.reflection);
     let text = format!("{text}\ntls_client_auth = \"require\"\ntls_client_ca = \"ca.pem\"");
     assert_eq!(resolved(&file(&text)).exposed(), None);
     assert_eq!(resolved(&Layers::default()).exposed(), None);

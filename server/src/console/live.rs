@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream, StreamExt};
@@ -16,11 +16,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tonic::Status;
-use wald_storage::{LogEngine, LogId, LogTarget, Lsn, ScanStart};
+use wald_storage::{LogTarget, Lsn, ScanStart, Selector};
 
 use super::history::{COLUMNS, Point};
 use super::records::{self, Cut, GapView, RecordOrGap, RecordsPage};
 use super::{Console, ConsoleError, server};
+use crate::auth::{Caller, Engine, HeldRight, Lease, LogRight, Permitted, ServerRight};
 use crate::convert;
 use crate::drain::draining;
 use crate::status::{self, Access};
@@ -43,8 +44,8 @@ pub(super) struct LiveQuery {
 
 /// The first event.
 #[derive(Serialize)]
-struct FirstEvent<'a> {
-    server: server::ServerView<'a>,
+struct FirstEvent {
+    server: server::ServerView,
     columns: [&'static str; COLUMNS.len()],
     points: Vec<Point>,
 }
@@ -52,35 +53,50 @@ struct FirstEvent<'a> {
 /// `GET /console/api/live?log=&from=&log_id=`
 pub(super) async fn live(
     State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<LiveQuery>,
 ) -> Result<Response, ConsoleError> {
     let Ok(place) = Arc::clone(&console.streams).try_acquire_owned() else {
         return Err(Status::resource_exhausted("too many pages are open; close some").into());
     };
     // From before the first event on, so that no change falls between it and them.
-    let samples = samples(&console);
+    let samples = samples(&console, &caller);
     let hello = FirstEvent {
         columns: COLUMNS,
         points: console.history.points(),
-        server: console.server(),
+        server: console.server(&caller),
     };
     let first = event("hello", &hello);
     let tail = match query.log {
         None => stream::empty().boxed(),
         // A log that is not there ends its part only: a browser cannot see why a whole
         // stream was refused.
-        Some(log) => match LiveTail::of(&console, &log, query.from, query.log_id).await {
+        Some(log) => match LiveTail::of(&console, &caller, &log, query.from, query.log_id).await {
             Ok(tail) => tail.events().boxed(),
             Err(status) => stream::once(async { ended(status) }).boxed(),
         },
     };
     // A page that stays open must not hold a stop.
     let mut phase = console.node.phase.clone();
-    let stop = Box::pin(async move { draining(&mut phase).await });
+    let mut lease = caller.lease(HeldRight::Server(ServerRight::Console));
+    let stop = Box::pin(async move {
+        tokio::select! {
+            () = draining(&mut phase) => {}
+            _ = lease_end(&mut lease) => {}
+        }
+    });
     let events = stream::once(async { first })
         .chain(stream::select(samples, tail))
         .take_until(stop);
     Ok(Sse::new(while_holding(place, events)).into_response())
+}
+
+/// Resolves when the lease ends, if there is one.
+async fn lease_end(lease: &mut Option<Lease>) -> Status {
+    match lease {
+        Some(lease) => lease.ended().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The end of the records, with the reason.
@@ -106,12 +122,16 @@ fn while_holding(
 }
 
 /// A sample each second, and a description of the server whenever its phase changes.
-fn samples(console: &Arc<Console>) -> stream::BoxStream<'static, Result<Event, Infallible>> {
+fn samples(
+    console: &Arc<Console>,
+    caller: &Caller,
+) -> stream::BoxStream<'static, Result<Event, Infallible>> {
     let newest = console.history.newest();
     let mut phase = console.node.phase.clone();
     phase.mark_unchanged();
-    stream::unfold((newest, phase, Arc::clone(console)), |state| async {
-        let (mut newest, mut phase, console) = state;
+    let state = (newest, phase, Arc::clone(console), caller.clone());
+    stream::unfold(state, |state| async {
+        let (mut newest, mut phase, console, caller) = state;
         let event = tokio::select! {
             changed = newest.changed() => {
                 changed.ok()?;
@@ -120,18 +140,20 @@ fn samples(console: &Arc<Console>) -> stream::BoxStream<'static, Result<Event, I
             }
             changed = phase.changed() => {
                 changed.ok()?;
-                event("server", &console.server())
+                event("server", &console.server(&caller))
             }
         };
-        Some((event, (newest, phase, console)))
+        Some((event, (newest, phase, console, caller)))
     })
     .boxed()
 }
 
 /// The new records of a log on their way to a page.
 struct LiveTail {
-    engine: Arc<dyn LogEngine>,
-    target: LogTarget,
+    engine: Engine,
+    target: Permitted<LogTarget>,
+    /// Ends the records with the right to read them.
+    lease: Option<Lease>,
     next: Lsn,
     /// Records that the page shows and a crash has taken back.
     lost: Option<GapView>,
@@ -143,21 +165,26 @@ impl LiveTail {
     /// Begins at `from`, or at the end.
     async fn of(
         console: &Console,
+        caller: &Caller,
         log: &str,
         from: Option<u64>,
         log_id: Option<u64>,
     ) -> Result<Self, Status> {
-        let engine = Arc::clone(&console.node.store(Access::Read)?.engine);
-        let mut target = convert::target(log, log_id, Access::Read)?;
-        let stat = engine.stat(target.clone(), None, None).await;
+        let engine = console.node.store(Access::Read)?.engine.clone();
+        let target = convert::target(log, log_id, Access::Read)?;
+        let target = caller.allow_by(LogRight::Read, target)?;
+        let stat = engine.stat(&target, None, None).await;
         let info = stat.map_err(|error| status::read(&error))?.info;
         // From now on it is this log, not one that was created later under its name.
-        target.log_id = Some(LogId::new(info.log_id.get()));
+        let target = target.pinned(info.log_id);
+        let selector = Selector::Log(target.get().clone());
+        let lease = caller.lease(HeldRight::Logs(LogRight::Read, selector));
         let from = from.map_or(info.tail_lsn, Lsn::new);
         let lost = (from > info.tail_lsn).then(|| GapView::lost(info.tail_lsn, from));
         Ok(Self {
             engine,
             target,
+            lease,
             next: from.min(info.tail_lsn),
             lost,
             earliest: Instant::now(),
@@ -184,20 +211,21 @@ impl LiveTail {
     /// Waits for new records and reads the newest of them.
     async fn page(&mut self) -> Result<RecordsPage, Status> {
         if self.lost.is_none() {
-            let beyond = self
-                .engine
-                .tail_beyond(self.target.clone(), self.next, None);
-            beyond.await.map_err(|error| status::read(&error))?;
+            let beyond = (self.engine).log_tail_beyond(&self.target, self.next);
+            tokio::select! {
+                beyond = beyond => beyond.map_err(|error| status::read(&error))?,
+                status = lease_end(&mut self.lease) => return Err(status),
+            }
         }
         tokio::time::sleep_until(self.earliest).await;
         self.earliest = Instant::now() + PACE;
-        let stat = self.engine.stat(self.target.clone(), None, None).await;
+        let stat = self.engine.stat(&self.target, None, None).await;
         let tail = stat.map_err(|error| status::read(&error))?.info.tail_lsn;
         let newest = Lsn::new(tail.get().saturating_sub(MAX_RECORDS));
         let start = self.next.max(newest);
         let mut page = records::read(
-            &*self.engine,
-            self.target.clone(),
+            &self.engine,
+            &self.target,
             ScanStart::Lsn(start),
             None,
             MAX_RECORDS,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use tonic::Status;
 use wald_proto::v1;
 use wald_storage::{
-    Gap, GapReason, LogEngine, LogInfo, LogTarget, Lsn, ReadError, ScanRequest, ScanStart,
-    Selector, StoredBatch, Timestamp,
+    Gap, GapReason, LogInfo, LogTarget, Lsn, ReadError, ScanRequest, ScanStart, StoredBatch,
+    Timestamp,
 };
 
 use super::{Console, ConsoleError, Json};
+use crate::auth::{Caller, Engine, LogRight, Permitted};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -228,14 +229,14 @@ impl Filling {
 /// # Errors
 /// As a scan of the log would give.
 pub(super) async fn read(
-    engine: &dyn LogEngine,
-    target: LogTarget,
+    engine: &Engine,
+    target: &Permitted<LogTarget>,
     start: ScanStart,
     until: Option<Lsn>,
     limit: u64,
     cut: Cut,
 ) -> Result<RecordsPage, Status> {
-    let stat = engine.stat(target.clone(), None, None).await;
+    let stat = engine.stat(target, None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
     let mut filling = Filling {
         items: Vec::new(),
@@ -248,15 +249,15 @@ pub(super) async fn read(
         sent: 0,
     };
     let mut scan = engine
-        .scan(ScanRequest {
-            selector: Selector::Log(target),
+        .scan(target.scanned(|selector| ScanRequest {
+            selector,
             start,
             until_lsn: until,
             max_records: limit,
             follow: false,
             visibility: None,
             chunk_bytes: CHUNK_BYTES,
-        })
+        }))
         .await
         .map_err(|error| status::read(&error))?;
     let mut ends = (info.tail_lsn, info.durable_lsn);
@@ -321,15 +322,17 @@ impl PageQuery {
 /// `GET /console/api/records?log=&lsn=|before=|time_us=&limit=`
 pub(super) async fn page(
     State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<PageQuery>,
 ) -> Result<Json<RecordsPage>, ConsoleError> {
     let _turn = console.turn().await;
-    let engine = &*console.node.store(Access::Read)?.engine;
+    let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
-    let stat = engine.stat(target.clone(), None, None).await;
+    let target = caller.allow_by(LogRight::Read, target)?;
+    let stat = engine.stat(&target, None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
     let (start, until, limit) = query.range(&info);
-    let mut page = read(engine, target, start, until, limit, Cut::LINE).await?;
+    let mut page = read(engine, &target, start, until, limit, Cut::LINE).await?;
     page.name_what_was_trimmed();
     Ok(Json(page))
 }
@@ -367,15 +370,17 @@ pub(super) struct OneQuery {
 /// `GET /console/api/record?log=&lsn=`: the record, or the gap it lies in.
 pub(super) async fn one(
     State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<OneQuery>,
 ) -> Result<Json<RecordOrGap>, ConsoleError> {
     let _turn = console.turn().await;
-    let engine = &*console.node.store(Access::Read)?.engine;
+    let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
-    let name = target.name.clone();
+    let target = caller.allow_by(LogRight::Read, target)?;
+    let name = target.get().name.clone();
     let lsn = Lsn::new(query.lsn);
     let start = ScanStart::Lsn(lsn);
-    let page = read(engine, target, start, None, 1, Cut::WHOLE).await?;
+    let page = read(engine, &target, start, None, 1, Cut::WHOLE).await?;
     let tail = Lsn::new(page.tail_lsn);
     let item = page.items.into_iter().next();
     let beyond = || {

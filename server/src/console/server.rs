@@ -4,13 +4,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use wald_storage::{Clock, DurabilityTruth, Gap, RecoveryReport, SystemClock};
 
 use super::records::GapView;
 use super::{Console, Json, history};
+use crate::auth::{Caller, LogRight, ServerRight};
 use crate::config::{Config, SettingValue as _};
 use crate::convert;
 use crate::serve::recovery_result;
@@ -19,9 +20,10 @@ use crate::serve::recovery_result;
 const MAX_DAMAGE: usize = 100;
 
 /// The configuration as the page shows it.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub(super) struct SettingsView {
-    data_dir: String,
+    /// `None`: for people with the right ops alone.
+    data_dir: Option<String>,
     grpc: String,
     http: String,
     sync_mode: String,
@@ -50,7 +52,7 @@ impl SettingsView {
             ));
         }
         Self {
-            data_dir: config.data_dir.display().to_string(),
+            data_dir: Some(config.data_dir.display().to_string()),
             grpc: grpc.to_string(),
             http: http.map(|http| http.to_string()).unwrap_or_default(),
             sync_mode: config.sync_mode.show(),
@@ -65,11 +67,11 @@ impl SettingsView {
 
 /// A description of this server.
 #[derive(Serialize)]
-pub(super) struct ServerView<'a> {
+pub(super) struct ServerView {
     version: &'static str,
     start_time_us: i64,
     now_us: i64,
-    settings: &'a SettingsView,
+    settings: SettingsView,
     state: history::EngineView,
     /// Warnings for people, in sentences.
     warnings: Vec<String>,
@@ -84,7 +86,8 @@ struct StoreView {
     recovery_epoch: u64,
     max_record_bytes: u32,
     recovery: Recovery,
-    durability: DurabilityView,
+    /// `None`: for people with the right ops alone.
+    durability: Option<DurabilityView>,
 }
 
 /// The findings of the start.
@@ -102,8 +105,18 @@ struct Recovery {
 }
 
 impl Recovery {
-    fn new(report: &RecoveryReport) -> Self {
-        let view = |gap: &Gap| GapView::new(gap);
+    /// The findings that the caller may see.
+    fn new(report: &RecoveryReport, caller: &Caller) -> Self {
+        let is_operator = caller.may_operate(ServerRight::Ops);
+        let is_shown = |gap: &&Gap| match &gap.log {
+            Some(log) => caller.may(LogRight::Read, log.as_str()),
+            None => is_operator,
+        };
+        let shown = report.damage.iter().filter(is_shown);
+        let findings = match is_operator {
+            true => report.findings.clone(),
+            false => Vec::new(),
+        };
         Self {
             result: recovery_result(report),
             seconds: report.duration.as_secs_f64(),
@@ -112,8 +125,8 @@ impl Recovery {
             segments: report.segments,
             torn_bytes: report.torn_bytes,
             damaged_ranges: report.damage.len(),
-            damage: report.damage.iter().take(MAX_DAMAGE).map(view).collect(),
-            findings: report.findings.clone(),
+            damage: shown.take(MAX_DAMAGE).map(GapView::new).collect(),
+            findings,
         }
     }
 }
@@ -141,25 +154,30 @@ impl DurabilityView {
 }
 
 impl Console {
-    pub(super) fn server(&self) -> ServerView<'_> {
-        let mut warnings = self.settings.warnings.clone();
+    pub(super) fn server(&self, caller: &Caller) -> ServerView {
+        let is_operator = caller.may_operate(ServerRight::Ops);
+        let mut settings = self.settings.clone();
+        settings.data_dir = settings.data_dir.filter(|_| is_operator);
+        let mut warnings = settings.warnings.clone();
         let store = self.node.store.get().map(|store| {
             let truth = store.engine.durability_truth();
-            warnings.extend(truth.caveats.iter().cloned());
+            if is_operator {
+                warnings.extend(truth.caveats.iter().cloned());
+            }
             let profile = store.engine.profile();
             StoreView {
                 store_id: convert::uuid(profile.store_id),
                 recovery_epoch: profile.recovery_epoch.get(),
                 max_record_bytes: profile.limits.max_record_bytes,
-                recovery: Recovery::new(&store.report),
-                durability: DurabilityView::new(truth),
+                recovery: Recovery::new(&store.report, caller),
+                durability: is_operator.then(|| DurabilityView::new(truth)),
             }
         });
         ServerView {
             version: env!("CARGO_PKG_VERSION"),
             start_time_us: self.node.start_time.micros(),
             now_us: SystemClock.now().micros(),
-            settings: &self.settings,
+            settings,
             state: history::EngineView::of(&self.node),
             warnings,
             store,
@@ -168,6 +186,9 @@ impl Console {
 }
 
 /// `GET /console/api/server`
-pub(super) async fn server(State(console): State<Arc<Console>>) -> Response {
-    Json(console.server()).into_response()
+pub(super) async fn server(
+    State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    Json(console.server(&caller)).into_response()
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 use wald_storage::{Compression, LogInfo, ProducerInfo, SegmentInfo};
 
 use super::{Console, ConsoleError, Json};
+use crate::auth::{Caller, LogRight, ServerRight};
 use crate::config::SettingValue as _;
 use crate::convert;
 use crate::status::{self, Access};
@@ -93,12 +94,13 @@ impl LogView {
 /// `GET /console/api/logs?prefix=&after=&limit=`
 pub(super) async fn logs(
     State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<LogsQuery>,
 ) -> Result<Json<LogsPage>, ConsoleError> {
     let engine = &console.node.store(Access::Read)?.engine;
     let size = page_size(query.limit);
     // One more than asked tells whether there is a next page.
-    let found = engine.list_logs(query.prefix, query.after, size + 1);
+    let found = engine.list_logs(caller.listed(query.prefix), query.after, size + 1);
     let mut found = found.await.map_err(|error| status::read(&error))?;
     let more = found.len() > size;
     found.truncate(size);
@@ -195,10 +197,12 @@ impl ProducerView {
 /// show its log while the device hangs. So lists wait for each other, and for [`LIST_TIMEOUT`].
 pub(super) async fn producers(
     State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<LogQuery>,
 ) -> Result<Json<ProducersPage>, ConsoleError> {
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
+    let target = caller.allow_by(LogRight::Read, target)?;
     let list = async {
         let _turn = console.producers.acquire().await;
         engine.list_producers(target, None, MAX_PRODUCERS + 1).await
@@ -219,13 +223,15 @@ pub(super) async fn producers(
 /// `GET /console/api/log?log=`
 pub(super) async fn log(
     State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<LogQuery>,
 ) -> Result<Json<OneLog>, ConsoleError> {
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
-    let stat = engine.stat(target.clone(), None, None).await;
+    let target = caller.allow_by(LogRight::Read, target)?;
+    let stat = engine.stat(&target, None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
-    let cursors = engine.list_cursors(target, None, MAX_CURSORS + 1);
+    let cursors = engine.list_cursors(&target, None, MAX_CURSORS + 1);
     let cursors = cursors
         .await
         .map_err(|error| status::cursor(&error, Access::Read))?;
@@ -297,9 +303,11 @@ impl SegmentView {
 /// `GET /console/api/segments?before=&limit=`
 pub(super) async fn segments(
     State(console): State<Arc<Console>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<SegmentsQuery>,
 ) -> Result<Json<Segments>, ConsoleError> {
-    let all = console.node.store(Access::Read)?.engine.segments();
+    let allowed = caller.allow_server(ServerRight::Ops)?;
+    let all = console.node.store(Access::Read)?.engine.segments(&allowed);
     let size = page_size(query.limit);
     let mut older = all.iter().rev().filter(|segment| {
         query

@@ -26,7 +26,7 @@ use wald_storage::AppendError;
 use super::prefix::{self, PREFIX_BYTES};
 use crate::admission::{Admission, Busy, Charge, Kind, Share, Window};
 use crate::drain::Phase;
-use crate::metrics::{Class, Rpc};
+use crate::methods::{Class, Rpc};
 use crate::status::{self, Access};
 use crate::transport::{Hurry, Incoming, Patience};
 pub(crate) use many::{Admitted, Messages};

@@ -70,7 +70,8 @@ async fn render(
     let rendered = tokio::task::spawn_blocking(move || {
         let engine = node.store.get().map(|store| &store.engine);
         let now = engine.map(|engine| engine.statistics());
-        let lags = engine.map(|engine| block_on(metrics::lags(&node.cursor_lag_logs, &**engine)));
+        let lags = engine
+            .map(|engine| block_on(metrics::lags(&node.cursor_lag_logs, &**engine.unchecked())));
         node.metrics.encode(now.as_ref(), &lags.unwrap_or_default())
     });
     let rendered = rendered.await.map_err(|error| error.to_string())?;

@@ -25,6 +25,7 @@ use tracing::Span;
 use super::Maker;
 use super::deadline::{Deadline, MalformedTimeout, grpc_timeout};
 use super::refusals::{AllRefusals, Refusals};
+use crate::methods::{self, Rpc};
 use crate::status::Access;
 use crate::trace;
 
@@ -51,71 +52,6 @@ const CODES: [&str; 17] = [
 const CANCELED: usize = 1;
 const UNKNOWN: usize = 2;
 
-/// RPCs whose errors tell an outcome.
-const WRITES: [&str; 13] = [
-    "Append",
-    "AppendBatch",
-    "AppendSession",
-    "Sync",
-    "Trim",
-    "Fence",
-    "CreateLog",
-    "UpdateLog",
-    "DeleteLog",
-    "ForgetProducer",
-    "CommitCursor",
-    "DeleteCursor",
-    "Drain",
-];
-
-/// Classes of RPCs that are admitted by rules of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
-    /// An append of one log: its answer is small.
-    Append,
-    /// An append to several logs.
-    AppendBatch,
-    /// A stream of appends, whose messages wait to be admitted.
-    AppendSession,
-    /// A request that names the files that its caller has.
-    Backup,
-    /// The service without limits, for measurements.
-    Echo,
-    /// A health check, or the order to drain: these get in whatever others hold.
-    Probe,
-    /// Streams of health.
-    Health,
-    /// Streams of requests that may take their time between two messages.
-    Reflection,
-    /// All others.
-    Other,
-}
-
-impl Class {
-    fn of(path: &str) -> Self {
-        match path {
-            "/wald.v1.WalService/Append" => Self::Append,
-            "/wald.v1.WalService/AppendBatch" => Self::AppendBatch,
-            "/wald.v1.WalService/AppendSession" => Self::AppendSession,
-            "/wald.v1.OpsService/Backup" => Self::Backup,
-            _ if path.starts_with("/wald.echo.") => Self::Echo,
-            "/grpc.health.v1.Health/Check" | "/wald.v1.OpsService/Drain" => Self::Probe,
-            _ if path.starts_with("/grpc.health.") => Self::Health,
-            _ if path.starts_with("/grpc.reflection.") => Self::Reflection,
-            _ => Self::Other,
-        }
-    }
-}
-
-/// The shape of an RPC, as the contract has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rpc {
-    /// Class of its admission.
-    pub(crate) class: Class,
-    /// Whether it writes.
-    pub(crate) access: Access,
-}
-
 /// Facts from the head of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestHead {
@@ -127,7 +63,7 @@ pub(crate) struct RequestHead {
 
 /// Metrics of one RPC.
 #[derive(Debug)]
-struct Method {
+struct MethodMetrics {
     access: Access,
     unary: bool,
     started: IntCounter,
@@ -138,12 +74,12 @@ struct Method {
 
 /// Each RPC with its metrics, by path. `None`: its calls are not counted, because they show the cost
 /// of a call without that (echo).
-type Methods = HashMap<String, (Rpc, Option<Arc<Method>>)>;
+type Methods = HashMap<String, (Rpc, Option<Arc<MethodMetrics>>)>;
 
 /// Metrics of all RPCs.
 pub(super) struct CallMetrics {
     methods: Arc<Methods>,
-    unknown: Arc<Method>,
+    unknown: Arc<MethodMetrics>,
     refusals: AllRefusals,
 }
 
@@ -169,16 +105,8 @@ impl CallMetrics {
             "Duration of calls in seconds, from the request's head to the answer's trailers.",
             &labels,
         )?;
-        let rpc = |path: &str, name: &str| Rpc {
-            class: Class::of(path),
-            access: match WRITES.contains(&name) {
-                true => Access::Write,
-                false => Access::Read,
-            },
-        };
-        let method = |kind: &str, service: &str, name: &str| {
-            let access = rpc("", name).access;
-            Arc::new(Method {
+        let method = |kind: &str, service: &str, name: &str, access: Access| {
+            Arc::new(MethodMetrics {
                 access,
                 unary: kind == "unary",
                 started: started.with_label_values(&[kind, service, name]),
@@ -190,6 +118,10 @@ impl CallMetrics {
                 seconds: seconds.with_label_values(&[kind, service, name]),
             })
         };
+        let mut table: HashMap<&str, Rpc> = HashMap::new();
+        for method in wald_proto::Method::ALL {
+            table.insert(method.path(), methods::of(*method));
+        }
         let mut methods = HashMap::new();
         for descriptors in [
             wald_proto::FILE_DESCRIPTOR_SET,
@@ -198,18 +130,19 @@ impl CallMetrics {
             tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
         ] {
             for (kind, service, name) in rpcs(descriptors) {
-                let counted = method(kind, &service, &name);
                 let path = format!("/{service}/{name}");
-                let known = (rpc(&path, &name), Some(counted));
-                methods.insert(path, known);
+                let row = table.get(&*path).copied();
+                let row = row.unwrap_or_else(|| methods::foreign(&path));
+                let counted = method(kind, &service, &name, row.access);
+                methods.insert(path, (row, Some(counted)));
             }
         }
         for (_, service, name) in rpcs(wald_proto::ECHO_FILE_DESCRIPTOR_SET) {
             let path = format!("/{service}/{name}");
-            let known = (rpc(&path, &name), None);
-            methods.insert(path, known);
+            let row = methods::foreign(&path);
+            methods.insert(path, (row, None));
         }
-        let unknown = method("unary", "unknown", "unknown");
+        let unknown = method("unary", "unknown", "unknown", Access::Read);
         Ok(Self {
             methods: Arc::new(methods),
             unknown,
@@ -257,7 +190,7 @@ fn rpcs(descriptors: &[u8]) -> Vec<(&'static str, String, String)> {
 #[derive(Debug)]
 pub(crate) struct CallCounter {
     methods: Arc<Methods>,
-    unknown: Arc<Method>,
+    unknown: Arc<MethodMetrics>,
     /// Longest time of a unary call.
     ceiling: Option<Duration>,
 }
@@ -320,7 +253,7 @@ impl CallCounter {
 #[derive(Debug)]
 struct Call {
     span: Span,
-    method: Arc<Method>,
+    method: Arc<MethodMetrics>,
     started: Instant,
     counted: bool,
 }
@@ -470,21 +403,10 @@ mod tests {
         assert_eq!(kind("wald.v1.WalService", "Append"), "unary");
         assert_eq!(kind("wald.v1.WalService", "Scan"), "server_stream");
         assert_eq!(kind("wald.v1.WalService", "AppendSession"), "bidi_stream");
-        for class in [
-            "/wald.v1.WalService/Append",
-            "/wald.v1.WalService/AppendBatch",
-            "/wald.v1.WalService/AppendSession",
-            "/wald.v1.OpsService/Backup",
-            "/wald.v1.OpsService/Drain",
-        ] {
-            assert_ne!(Class::of(class), Class::Other);
-            assert!(
-                found.iter().any(|(_, s, m)| format!("/{s}/{m}") == class),
-                "{class}"
-            );
-        }
-        for write in WRITES {
-            assert!(found.iter().any(|(_, _, m)| m == write), "{write}");
-        }
+        let paths: Vec<_> = (found.iter())
+            .map(|(_, service, method)| format!("/{service}/{method}"))
+            .collect();
+        let methods: Vec<_> = wald_proto::Method::ALL.iter().collect();
+        assert_eq!(methods.iter().map(|m| m.path()).collect::<Vec<_>>(), paths);
     }
 }

@@ -2,14 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use prometheus::{Error, GaugeVec, Histogram, IntCounterVec, Opts};
+use prometheus::{Error, GaugeVec, Histogram, IntCounterVec};
 
-use super::{Maker, latency_buckets};
+use super::{Maker, latency_buckets, seconds_since_1970};
 
 /// Certificates whose expiry is exported.
 const CERTIFICATES: [&str; 2] = ["server", "client_ca"];
-/// The one set of files that is read again so far.
-const TLS: &str = "tls";
 
 /// The end of a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,25 +39,16 @@ impl HandshakeResult {
     }
 }
 
-/// Handshakes, certificates and reloads.
+/// Handshakes and certificates.
 #[derive(Debug, Clone)]
 pub(crate) struct TlsMetrics {
     handshakes: IntCounterVec,
     handshake: Histogram,
     expires: GaugeVec,
-    reloaded: GaugeVec,
-    reload_failures: IntCounterVec,
 }
 
 impl TlsMetrics {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
-        let gauges = |name: &str, help: &str, kinds: &[&str]| {
-            let gauges = make.register(GaugeVec::new(Opts::new(name, help), &["kind"])?)?;
-            for kind in kinds {
-                gauges.get_metric_with_label_values(&[kind])?;
-            }
-            Ok::<_, Error>(gauges)
-        };
         Ok(Self {
             handshakes: make.counters(
                 "wald_tls_handshakes_total",
@@ -75,24 +64,11 @@ impl TlsMetrics {
                  included.",
                 latency_buckets(),
             )?,
-            expires: gauges(
+            expires: make.gauges_by_kind(
                 "wald_tls_certificate_not_after_timestamp_seconds",
                 "Time in seconds since 1970 at which the first certificate in force expires, by kind: server (tls_cert), \
                  client_ca (tls_client_ca). 0: there is none. Renew it 14 days before.",
                 &CERTIFICATES,
-            )?,
-            reloaded: gauges(
-                "wald_reload_last_success_timestamp_seconds",
-                "Time in seconds since 1970 at which files were last read without a fault, by kind. 0: there are none. \
-                 More than 1 hour ago: the files have a fault, which the log names.",
-                &[TLS],
-            )?,
-            reload_failures: make.counters(
-                "wald_reload_failures_total",
-                "Attempts to read files again that found a fault, by kind; the earlier files stay in force. Above 0, the \
-                 log names file and fault.",
-                "kind",
-                &[TLS],
             )?,
         })
     }
@@ -107,23 +83,7 @@ impl TlsMetrics {
     pub(crate) fn expire(&self, server: SystemTime, client_ca: Option<SystemTime>) {
         for (kind, at) in CERTIFICATES.into_iter().zip([Some(server), client_ca]) {
             let gauge = self.expires.with_label_values(&[kind]);
-            gauge.set(at.map_or(0.0, seconds));
+            gauge.set(at.map_or(0.0, seconds_since_1970));
         }
     }
-
-    /// Records that the files were read without a fault.
-    pub(crate) fn reloaded(&self, now: SystemTime) {
-        self.reloaded.with_label_values(&[TLS]).set(seconds(now));
-    }
-
-    /// Counts an attempt that found a fault.
-    pub(crate) fn reload_failed(&self) {
-        self.reload_failures.with_label_values(&[TLS]).inc();
-    }
-}
-
-/// Seconds since 1970; 0 before.
-fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
 }

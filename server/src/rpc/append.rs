@@ -8,25 +8,31 @@ use std::time::Instant;
 use tonic::{Request, Response, Status};
 use wald_proto::codec::Sent;
 use wald_proto::v1;
-use wald_storage::{AppendError, Appended, Batch, LogName, Lsn, OneOrMore, Records};
+use wald_storage::{
+    AppendError, Appended, Batch, FenceError, LogName, LogTarget, Lsn, OneOrMore, ReadError,
+    Records, TargetError,
+};
 
-use super::{Node, RpcResult, refuse_late};
+use super::{Node, OpenStore, RpcResult, refuse_late};
+use crate::auth::{Caller, LogRight, Permitted};
 use crate::convert;
 use crate::status::{self, Access};
 use crate::trace;
-use crate::wakes::{submit, together};
+use crate::wakes::together;
 
 pub(super) async fn append(
     node: &Node,
+    caller: &Caller,
     request: Request<v1::AppendRequest>,
 ) -> RpcResult<v1::AppendResponse> {
     let taken = Instant::now();
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let (batch, durability) = convert::append(request.into_inner())?;
-    let submitted = Submitted::new(&batch, taken);
-    let settled = together(submit(&store.engine, None, batch, durability)).await;
-    let (appended, acked) = submitted.settled(node, settled)?;
+    let batch = caller.allow(batch)?;
+    let submitted = Submitted::new(batch.get(), taken);
+    let settled = together(store.engine.submit(None, batch, durability)).await;
+    let (appended, acked) = submitted.settled(node, caller, settled)?;
     trace::phases(&appended.times);
     let response = Response::new(convert::append_response(&appended, store.epoch));
     node.metrics.replied(acked.elapsed(), 1);
@@ -35,6 +41,7 @@ pub(super) async fn append(
 
 pub(super) async fn append_batch(
     node: &Node,
+    caller: &Caller,
     request: Request<Sent<v1::AppendBatchRequest>>,
 ) -> RpcResult<v1::AppendBatchResponse> {
     let taken = Instant::now();
@@ -42,15 +49,17 @@ pub(super) async fn append_batch(
     refuse_late(request.extensions())?;
     let limits = store.engine.profile().limits;
     let (batch, durability) = convert::append_batch(&request.into_inner(), &limits)?;
-    let submitted = SubmittedBatch::new(&batch, taken);
-    let settled = together(submit(&store.engine, None, batch, durability)).await;
+    let batch = caller.allow(batch)?;
+    let submitted = SubmittedBatch::new(batch.get(), taken);
+    let settled = together(store.engine.submit(None, batch, durability)).await;
     if let Ok(appended) = &settled {
         trace::phases(&appended.times);
     }
     let answer = |names: &[LogName], appended: &Appended| {
         convert::append_batch_response(names, appended, store.epoch)
     };
-    submitted.ack(node, settled, answer).map(Response::new)
+    let response = submitted.ack(node, caller, settled, answer);
+    response.map(Response::new)
 }
 
 /// A request that the engine has, with the numbers to count when it is answered.
@@ -77,6 +86,7 @@ impl Submitted {
     fn settled(
         &self,
         node: &Node,
+        caller: &Caller,
         settled: Result<Appended, AppendError>,
     ) -> Result<(Appended, Instant), Status> {
         match settled {
@@ -97,7 +107,7 @@ impl Submitted {
             }
             Err(error) => {
                 node.metrics.append_failed(&error);
-                Err(status::append(&error))
+                Err(caller.append_failed(&error))
             }
         }
     }
@@ -121,10 +131,11 @@ impl SubmittedBatch {
     pub(super) fn ack<R>(
         &self,
         node: &Node,
+        caller: &Caller,
         settled: Result<Appended, AppendError>,
         answer: impl FnOnce(&[LogName], &Appended) -> R,
     ) -> Result<R, Status> {
-        let (appended, acked) = self.submitted.settled(node, settled)?;
+        let (appended, acked) = self.submitted.settled(node, caller, settled)?;
         let response = answer(&self.names, &appended);
         node.metrics
             .replied(acked.elapsed(), self.submitted.requests);
@@ -134,6 +145,7 @@ impl SubmittedBatch {
 
 pub(super) async fn sync(
     node: &Node,
+    caller: &Caller,
     request: Request<v1::SyncRequest>,
 ) -> RpcResult<v1::SyncResponse> {
     let store = node.store(Access::Write)?;
@@ -146,7 +158,7 @@ pub(super) async fn sync(
     };
     let position = store
         .engine
-        .sync(target, log.as_ref())
+        .sync(target, caller.allow(log)?)
         .await
         .map_err(|error| status::sync(&error))?;
     Ok(Response::new(v1::SyncResponse {
@@ -156,12 +168,14 @@ pub(super) async fn sync(
 
 pub(super) async fn trim(
     node: &Node,
+    caller: &Caller,
     request: Request<v1::TrimRequest>,
 ) -> RpcResult<v1::TrimResponse> {
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
+    let target = caller.allow(target)?;
     let first = store
         .engine
         .trim(target, Lsn::new(request.before_lsn))
@@ -174,16 +188,38 @@ pub(super) async fn trim(
 
 pub(super) async fn fence(
     node: &Node,
+    caller: &Caller,
     request: Request<v1::FenceRequest>,
 ) -> RpcResult<v1::FenceResponse> {
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
+    let mut target = caller.allow(target)?;
+    if !caller.may(LogRight::Create, target.get().name.as_str()) {
+        target = existing(store, caller, target).await?;
+    }
     let fenced = store
         .engine
         .fence(target, request.writer_epoch)
         .await
         .map_err(|error| status::fence(&error))?;
     Ok(Response::new(convert::fence_response(&fenced)))
+}
+
+/// The log that has the name now: a caller who may not create logs fences no other.
+async fn existing(
+    store: &OpenStore,
+    caller: &Caller,
+    target: Permitted<LogTarget>,
+) -> Result<Permitted<LogTarget>, Status> {
+    match store.engine.stat(&target, None, None).await {
+        Ok(stat) => Ok(target.pinned(stat.info.log_id)),
+        Err(ReadError::Target(TargetError::NotFound { log })) => {
+            let asked = Some(("log", log.as_str()));
+            Err(caller.denied(LogRight::Create.into(), asked))
+        }
+        Err(ReadError::Target(error)) => Err(status::fence(&FenceError::Target(error))),
+        Err(error) => Err(status::read(&error)),
+    }
 }

@@ -14,12 +14,14 @@ use wald_proto::v1;
 use wald_storage::{Backup, BackupPart};
 
 use super::{Answers, Node};
+use crate::auth::{Caller, HeldRight, ServerRight, leased};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::status::{self, Access};
 
 pub(super) async fn backup(
     node: &Arc<Node>,
+    caller: &Caller,
     request: v1::BackupRequest,
 ) -> Result<Answers<v1::BackupResponse>, Status> {
     let store = node.store(Access::Read)?;
@@ -31,7 +33,7 @@ pub(super) async fn backup(
     let began = Instant::now();
     let backup = store
         .engine
-        .backup(known)
+        .backup(&caller.allow_server(ServerRight::Backup)?, known)
         .await
         .map_err(|error| status::backup(&error))?;
     let delivery = BackupDelivery {
@@ -47,7 +49,9 @@ pub(super) async fn backup(
         sent: 0,
         ended: false,
     };
-    Ok(Box::pin(stream::unfold(delivery, BackupDelivery::step)))
+    let answers = Box::pin(stream::unfold(delivery, BackupDelivery::step));
+    let lease = caller.lease(HeldRight::Server(ServerRight::Backup));
+    Ok(leased(lease, answers))
 }
 
 /// A backup on its way to a client.

@@ -4,7 +4,7 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::CursorError;
 
-use super::{Node, RpcResult, Services, refuse_late};
+use super::{Node, RpcResult, Services, caller, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -16,12 +16,13 @@ impl v1::cursor_service_server::CursorService for Services {
     ) -> RpcResult<v1::CommitCursorResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
+        let caller = caller(request.extensions())?.clone();
         let commit = request.into_inner().commit.unwrap_or_default();
         let commit = convert::cursor_commit(format_args!("commit"), commit)?;
         let log = commit.log.clone();
         let cursor = store
             .engine
-            .commit_cursor(commit)
+            .commit_cursor(caller.allow(commit)?)
             .await
             .map_err(|error| self.0.cursor_failed(&error))?;
         Ok(Response::new(v1::CommitCursorResponse {
@@ -34,13 +35,14 @@ impl v1::cursor_service_server::CursorService for Services {
         request: Request<v1::GetCursorRequest>,
     ) -> RpcResult<v1::GetCursorResponse> {
         let store = self.0.store(Access::Read)?;
+        let caller = caller(request.extensions())?;
         let request = request.get_ref();
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
         let log = target.name.clone();
         let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Read)?;
         let cursor = store
             .engine
-            .cursor(target, name)
+            .cursor(caller.allow(target)?, name)
             .await
             .map_err(|error| status::cursor(&error, Access::Read))?;
         Ok(Response::new(v1::GetCursorResponse {
@@ -53,6 +55,7 @@ impl v1::cursor_service_server::CursorService for Services {
         request: Request<v1::ListCursorsRequest>,
     ) -> RpcResult<v1::ListCursorsResponse> {
         let store = self.0.store(Access::Read)?;
+        let caller = caller(request.extensions())?;
         let request = request.get_ref();
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
         let log = target.name.clone();
@@ -61,7 +64,7 @@ impl v1::cursor_service_server::CursorService for Services {
         // One more than asked tells whether there is a next page.
         let mut found = store
             .engine
-            .list_cursors(target, after, size + 1)
+            .list_cursors(&caller.allow(target)?, after, size + 1)
             .await
             .map_err(|error| status::cursor(&error, Access::Read))?;
         let next_page_token = convert::cut_to_page(&mut found, size, |last| last.name.to_string());
@@ -80,12 +83,13 @@ impl v1::cursor_service_server::CursorService for Services {
     ) -> RpcResult<v1::DeleteCursorResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
+        let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Write)?;
         store
             .engine
-            .delete_cursor(target, name)
+            .delete_cursor(caller.allow(target)?, name)
             .await
             .map_err(|error| self.0.cursor_failed(&error))?;
         Ok(Response::new(v1::DeleteCursorResponse {}))

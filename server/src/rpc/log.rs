@@ -3,7 +3,7 @@
 use tonic::{Request, Response};
 use wald_proto::v1;
 
-use super::{RpcResult, Services, refuse_late};
+use super::{RpcResult, Services, caller, refuse_late};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -15,12 +15,13 @@ impl v1::log_service_server::LogService for Services {
     ) -> RpcResult<v1::CreateLogResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
+        let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
         let config = convert::log_config(request.config, &store.engine.profile().limits)?;
         let info = store
             .engine
-            .create_log(name, config)
+            .create_log(caller.allow(name)?, config)
             .await
             .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::CreateLogResponse {
@@ -31,7 +32,8 @@ impl v1::log_service_server::LogService for Services {
     async fn get_log(&self, request: Request<v1::GetLogRequest>) -> RpcResult<v1::GetLogResponse> {
         let store = self.0.store(Access::Read)?;
         let target = convert::target(&request.get_ref().log, None, Access::Read)?;
-        let stat = store.engine.stat(target, None, None).await;
+        let target = caller(request.extensions())?.allow(target)?;
+        let stat = store.engine.stat(&target, None, None).await;
         let stat = stat.map_err(|error| status::read(&error))?;
         Ok(Response::new(v1::GetLogResponse {
             log: Some(convert::log(&stat.info)),
@@ -43,13 +45,14 @@ impl v1::log_service_server::LogService for Services {
         request: Request<v1::ListLogsRequest>,
     ) -> RpcResult<v1::ListLogsResponse> {
         let store = self.0.store(Access::Read)?;
+        let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let size = convert::page_size(request.page_size);
         let after = convert::parse_page_token(&request.page_token)?;
         // One more than asked tells whether there is a next page.
         let mut found = store
             .engine
-            .list_logs(request.prefix, after, size + 1)
+            .list_logs(caller.listed(request.prefix), after, size + 1)
             .await
             .map_err(|error| status::read(&error))?;
         let next_page_token = convert::cut_to_page(&mut found, size, |last| last.name.to_string());
@@ -65,12 +68,13 @@ impl v1::log_service_server::LogService for Services {
     ) -> RpcResult<v1::UpdateLogResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
+        let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let name = convert::log_name(format_args!("log"), &request.log, Access::Write)?;
         let change = convert::log_config_change(&request, &store.engine.profile().limits)?;
         let info = store
             .engine
-            .update_log(name, change)
+            .update_log(caller.allow(name)?, change)
             .await
             .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::UpdateLogResponse {
@@ -84,11 +88,12 @@ impl v1::log_service_server::LogService for Services {
     ) -> RpcResult<v1::DeleteLogResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
+        let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         store
             .engine
-            .delete_log(target)
+            .delete_log(caller.allow(target)?)
             .await
             .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::DeleteLogResponse {}))
@@ -99,6 +104,7 @@ impl v1::log_service_server::LogService for Services {
         request: Request<v1::ListProducersRequest>,
     ) -> RpcResult<v1::ListProducersResponse> {
         let store = self.0.store(Access::Read)?;
+        let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
         let size = convert::page_size(request.page_size);
@@ -106,7 +112,7 @@ impl v1::log_service_server::LogService for Services {
         // One more than the page tells whether there is a next page.
         let mut found = store
             .engine
-            .list_producers(target, after, size + 1)
+            .list_producers(caller.allow(target)?, after, size + 1)
             .await
             .map_err(|error| status::read(&error))?;
         let next_page_token = convert::cut_to_page(&mut found, size, |last| last.id.to_string());
@@ -122,12 +128,13 @@ impl v1::log_service_server::LogService for Services {
     ) -> RpcResult<v1::ForgetProducerResponse> {
         let store = self.0.store(Access::Write)?;
         refuse_late(request.extensions())?;
+        let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         let id = convert::producer_id(&request.producer_id)?;
         store
             .engine
-            .forget_producer(target, id)
+            .forget_producer(caller.allow(target)?, id)
             .await
             .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::ForgetProducerResponse {}))

@@ -8,7 +8,8 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1::{self, Reason};
 use wald_storage::{Position, Verification, VerifyProgress};
 
-use super::{Answers, RpcResult, Services, backup, unbuilt};
+use super::{Answers, RpcResult, Services, backup, caller, unbuilt};
+use crate::auth::{HeldRight, ServerRight, leased};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::status::{self, Access};
@@ -87,13 +88,14 @@ impl v1::ops_service_server::OpsService for Services {
 
     async fn get_server_info(
         &self,
-        _request: Request<v1::GetServerInfoRequest>,
+        request: Request<v1::GetServerInfoRequest>,
     ) -> RpcResult<v1::GetServerInfoResponse> {
         let node = &self.0;
         let engine = &node.store(Access::Read)?.engine;
         let profile = engine.profile();
-        let truth = engine.durability_truth();
-        let now = engine.statistics();
+        let is_operator = caller(request.extensions())?.may_operate(ServerRight::Ops);
+        let truth = is_operator.then(|| engine.durability_truth());
+        let now = is_operator.then(|| engine.statistics());
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store_id: convert::uuid(profile.store_id),
@@ -105,7 +107,7 @@ impl v1::ops_service_server::OpsService for Services {
             default_sync_mode: convert::proto_sync_mode(node.sync_mode).into(),
             sync_interval: Some(convert::proto_duration(node.sync_interval)),
             auto_create: node.auto_create,
-            durability: Some(v1::DurabilityTruth {
+            durability: truth.map(|truth| v1::DurabilityTruth {
                 file_system: truth.file_system,
                 sync_primitive: truth.sync_primitive.to_owned(),
                 flush_p50: Some(convert::proto_duration(truth.flush_p50)),
@@ -113,10 +115,18 @@ impl v1::ops_service_server::OpsService for Services {
                 is_volatile: truth.volatile,
                 caveats: truth.caveats,
             }),
-            damage: convert::damage_summary(&now),
-            archive_failure: now.archive_failing,
+            damage: now.as_ref().and_then(convert::damage_summary),
+            archive_failure: now.and_then(|now| now.archive_failing),
             default_retention: Some(convert::proto_retention(&node.retention)),
         }))
+    }
+
+    async fn get_caller(
+        &self,
+        request: Request<v1::GetCallerRequest>,
+    ) -> RpcResult<v1::GetCallerResponse> {
+        let caller = caller(request.extensions())?;
+        Ok(Response::new(convert::caller(caller.identity())))
     }
 
     async fn list_segments(
@@ -124,6 +134,7 @@ impl v1::ops_service_server::OpsService for Services {
         request: Request<v1::ListSegmentsRequest>,
     ) -> RpcResult<v1::ListSegmentsResponse> {
         let engine = &self.0.store(Access::Read)?.engine;
+        let allowed = caller(request.extensions())?.allow_server(ServerRight::Ops)?;
         let request = request.into_inner();
         let after = match convert::parse_page_token(&request.page_token)? {
             None => None,
@@ -137,7 +148,7 @@ impl v1::ops_service_server::OpsService for Services {
             })?),
         };
         let size = convert::page_size(request.page_size);
-        let described = engine.describe_segments(after, size + 1).await;
+        let described = engine.describe_segments(&allowed, after, size + 1).await;
         let mut segments = convert::segments(&described);
         // Numbers do not give the order: a run has a higher number than the segments behind it.
         let next_page_token =
@@ -150,9 +161,11 @@ impl v1::ops_service_server::OpsService for Services {
 
     async fn verify(&self, request: Request<v1::VerifyRequest>) -> RpcResult<Self::VerifyStream> {
         let engine = &self.0.store(Access::Read)?.engine;
+        let caller = caller(request.extensions())?.clone();
+        let allowed = caller.allow_server(ServerRight::Ops)?;
         let request = request.into_inner();
         let verification = engine
-            .verify(request.segment_id, request.max_bytes_per_second)
+            .verify(&allowed, request.segment_id, request.max_bytes_per_second)
             .map_err(|error| status::verify(&error))?;
         let told = VerificationDelivery {
             verification,
@@ -161,14 +174,14 @@ impl v1::ops_service_server::OpsService for Services {
             last: VerifyProgress::default(),
             ended: false,
         };
-        Ok(Response::new(Box::pin(stream::unfold(
-            told,
-            VerificationDelivery::step,
-        ))))
+        let answers = Box::pin(stream::unfold(told, VerificationDelivery::step));
+        let lease = caller.lease(HeldRight::Server(ServerRight::Ops));
+        Ok(Response::new(leased(lease, answers)))
     }
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> RpcResult<Self::BackupStream> {
-        let stream = backup::backup(&self.0, request.into_inner()).await?;
+        let caller = caller(request.extensions())?.clone();
+        let stream = backup::backup(&self.0, &caller, request.into_inner()).await?;
         Ok(Response::new(stream))
     }
 

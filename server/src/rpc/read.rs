@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
-use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch};
+use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch, Selector};
 
 use super::{Node, OpenStore, RpcResult};
 use crate::answers::AnswerShare;
+use crate::auth::{Caller, HeldRight, LogRight, Permitted};
 use crate::convert;
 use crate::drain::draining;
 use crate::metrics::{Deadline, ReadOp};
@@ -17,15 +18,17 @@ use crate::wakes::together;
 /// The answer. It carries the room that is reserved for it ([`AnswerShare`]).
 pub(super) async fn read(
     node: &Node,
+    caller: &Caller,
     request: Request<v1::ReadRequest>,
 ) -> RpcResult<v1::ReadResponse> {
     let store = node.store(Access::Read)?;
-    let (mut domain, view, wait) = convert::read(request.get_ref())?;
+    let (domain, view, wait) = convert::read(request.get_ref())?;
+    let mut domain = caller.allow(domain)?;
     let until = wait_until(&request, wait);
     let share = request.extensions().get::<AnswerShare>();
     let (page, held) = loop {
         let held = match share {
-            Some(share) => Some(share.hold_soon(domain.max_bytes.into()).await?),
+            Some(share) => Some(share.hold_soon(domain.get().max_bytes.into()).await?),
             None => None,
         };
         let page = page(node, store, &domain).await?;
@@ -35,7 +38,16 @@ pub(super) async fn read(
         // A waiting read holds nothing.
         drop(held);
         // Boxed: most calls do not wait, and are smaller without it.
-        if !Box::pin(wait_for_more(node, store, &mut domain, &page, until)).await? {
+        if !Box::pin(wait_for_more(
+            node,
+            store,
+            caller,
+            &mut domain,
+            &page,
+            until,
+        ))
+        .await?
+        {
             break (page, None);
         }
     };
@@ -61,9 +73,13 @@ fn wait_until(request: &Request<v1::ReadRequest>, wait: Duration) -> Option<Inst
     now.checked_add(wait)
 }
 
-async fn page(node: &Node, store: &OpenStore, request: &ReadRequest) -> Result<Page, Status> {
+async fn page(
+    node: &Node,
+    store: &OpenStore,
+    request: &Permitted<ReadRequest>,
+) -> Result<Page, Status> {
     let asked = Instant::now();
-    let page = together(store.engine.read(request.clone())).await;
+    let page = together(store.engine.read(request)).await;
     node.metrics.read(ReadOp::Read, asked.elapsed());
     page.map_err(|error| status::read(&error))
 }
@@ -73,7 +89,8 @@ async fn page(node: &Node, store: &OpenStore, request: &ReadRequest) -> Result<P
 async fn wait_for_more(
     node: &Node,
     store: &OpenStore,
-    request: &mut ReadRequest,
+    caller: &Caller,
+    request: &mut Permitted<ReadRequest>,
     page: &Page,
     until: Option<Instant>,
 ) -> Result<bool, Status> {
@@ -83,20 +100,28 @@ async fn wait_for_more(
     // From now on it is this log, not one that was created later under its name. A place that
     // was found once is kept, so that no record appended meanwhile is skipped. Only a start by
     // time has not been found yet, because all records were older.
-    request.log.log_id = Some(page.log_id);
-    match request.start {
+    request.pin_log(page.log_id);
+    match request.get().start {
         ReadStart::Time(_) => {}
         ReadStart::First | ReadStart::Lsn(_) | ReadStart::TailOffset(_) => {
-            request.start = ReadStart::Lsn(page.next_lsn);
+            request.start_at(ReadStart::Lsn(page.next_lsn));
         }
     }
     let mut phase = node.phase.clone();
+    let selector = Selector::Log(request.get().log.clone());
+    let mut lease = caller.lease(HeldRight::Logs(LogRight::Read, selector));
+    let ended = async {
+        match &mut lease {
+            Some(lease) => lease.ended().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
-        beyond = store.engine.tail_beyond(
-            request.log.clone(),
-            page.tail_lsn,
-            request.visibility,
-        ) => beyond.map(|()| true).map_err(|error| status::read(&error)),
+        biased;
+        status = ended => Err(status),
+        beyond = store.engine.tail_beyond(request, page.tail_lsn) => {
+            beyond.map(|()| true).map_err(|error| status::read(&error))
+        }
         () = tokio::time::sleep_until(until.into()) => Ok(false),
         () = draining(&mut phase) => Ok(false),
     }
@@ -104,6 +129,7 @@ async fn wait_for_more(
 
 pub(super) async fn get_tail(
     node: &Node,
+    caller: &Caller,
     request: Request<v1::GetTailRequest>,
 ) -> RpcResult<v1::GetTailResponse> {
     let store = node.store(Access::Read)?;
@@ -112,7 +138,7 @@ pub(super) async fn get_tail(
     let stat = store
         .engine
         .stat(
-            target,
+            &caller.allow(target)?,
             convert::visibility(request.visibility)?,
             request.recovery_epoch.map(RecoveryEpoch::new),
         )

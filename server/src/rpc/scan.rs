@@ -20,6 +20,7 @@ use wald_storage::{Clock, ReadError, Scan, ScanChunk, SystemClock, Timestamp};
 
 use super::{Answers, Node, OpenStore};
 use crate::answers::{AnswerShare, ScanRoom};
+use crate::auth::{Caller, HeldRight, Lease, LogRight, leased};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::grpc::Framed;
@@ -29,16 +30,18 @@ use crate::status::{self, Access};
 /// `share`: the share of the client's connection in the memory of answers.
 pub(super) async fn scan(
     node: &Arc<Node>,
+    caller: &Caller,
     request: v1::ScanRequest,
     share: Option<AnswerShare>,
 ) -> Result<Answers<Framed>, Status> {
-    let mut delivery = Delivery::begin(node, request).await?;
+    let (mut delivery, lease) = Delivery::begin(node, caller, request).await?;
     if let Some(share) = share {
         let room = ScanRoom::new(share);
         delivery.scan.read_in(Arc::clone(&room) as _);
         delivery.room = Some(room);
     }
-    Ok(Box::pin(stream::unfold(delivery, Delivery::step)))
+    let answers = Box::pin(stream::unfold(delivery, Delivery::step));
+    Ok(leased(lease, answers))
 }
 
 /// Number of followers of a log from which on they pause between messages.
@@ -75,16 +78,24 @@ enum Next {
 }
 
 impl Delivery {
-    async fn begin(node: &Arc<Node>, request: v1::ScanRequest) -> Result<Self, Status> {
+    /// The delivery, and the lease that ends it.
+    async fn begin(
+        node: &Arc<Node>,
+        caller: &Caller,
+        request: v1::ScanRequest,
+    ) -> Result<(Self, Option<Lease>), Status> {
         let store = node.store(Access::Read)?;
         let (request, view) = convert::scan(request)?;
-        let follow = request.follow;
+        let request = caller.allow(request)?;
+        let follow = request.get().follow;
+        let held = HeldRight::Logs(LogRight::Read, request.get().selector.clone());
+        let lease = caller.lease(held);
         let scan = store
             .engine
             .scan(request)
             .await
             .map_err(|error| status::read(&error))?;
-        Ok(Self {
+        let delivery = Self {
             phase: node.phase.clone(),
             node: Arc::clone(node),
             scan,
@@ -94,7 +105,8 @@ impl Delivery {
             caught_up: false,
             at_end: None,
             ended: false,
-        })
+        };
+        Ok((delivery, lease))
     }
 
     /// One message and the rest, or the end.
@@ -226,7 +238,9 @@ mod tests {
                 follow: true,
                 ..v1::ScanRequest::default()
             };
-            let delivery = Delivery::begin(&fixture.node, request).await.unwrap();
+            let (delivery, _) = Delivery::begin(&fixture.node, &Caller::anyone(), request)
+                .await
+                .unwrap();
             let (delivery, ..) = delivery.records().await;
             // A scan is one of the followers only once it has waited.
             let (_heartbeat, delivery) = delivery.step().await.unwrap();

@@ -29,19 +29,17 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use wald_proto::codec::Sent;
 use wald_proto::v1;
-use wald_storage::{
-    AppendError, Appended, Batch, Limits, LogEngine, LogName, RecoveryEpoch, Session, Ticket,
-};
+use wald_storage::{AppendError, Appended, Batch, Limits, LogName, RecoveryEpoch, Session, Ticket};
 
 use super::append::SubmittedBatch;
 use super::{Answers, Node, refuse_late};
 use crate::admission::Passage;
+use crate::auth::{Caller, Engine, HeldRight, Lease};
 use crate::convert;
 use crate::drain::draining;
 use crate::grpc::{Admitted, Framed, Messages};
 use crate::metrics::{Deadline, OpenSession};
 use crate::status::{self, Access};
-use crate::wakes;
 use join::{JoinedRequests, TakenRequest};
 
 /// Pieces of acks that wait, and as many that the transport has taken and not sent; the window
@@ -71,6 +69,7 @@ enum NextMessage {
 
 pub(super) fn append_session(
     node: &Arc<Node>,
+    caller: Caller,
     extensions: &Extensions,
     received: Box<Messages>,
 ) -> Result<Answers<Framed>, Status> {
@@ -79,7 +78,9 @@ pub(super) fn append_session(
     let (acks, told) = mpsc::channel(ACKS);
     let run = RunningSession {
         node: Arc::clone(node),
-        engine: Arc::clone(&store.engine),
+        engine: store.engine.clone(),
+        lease: caller.lease(HeldRight::Principal),
+        caller,
         limits: store.engine.profile().limits,
         epoch: store.epoch,
         deadline: extensions.get::<Deadline>().map(|deadline| deadline.at),
@@ -139,6 +140,8 @@ enum Step {
     Late,
     /// The server leaves.
     Left,
+    /// The credential of the caller has ended.
+    Unknown(Status),
     /// Something was taken in.
     Taken,
 }
@@ -146,7 +149,10 @@ enum Step {
 /// A session under way.
 struct RunningSession {
     node: Arc<Node>,
-    engine: Arc<dyn LogEngine>,
+    engine: Engine,
+    caller: Caller,
+    /// Ends the session with the credential of its caller.
+    lease: Option<Lease>,
     limits: Limits,
     epoch: RecoveryEpoch,
     deadline: Option<Instant>,
@@ -235,7 +241,8 @@ impl RunningSession {
             match step.await {
                 Step::Settled(settled) => self.ack(settled, received).await?,
                 Step::Late => return Err(self.too_late()),
-                Step::Left => self.leave(),
+                Step::Left => self.leave(&status::append(&AppendError::Draining)),
+                Step::Unknown(status) => self.leave(&status),
                 Step::Taken => {}
             }
         }
@@ -260,6 +267,12 @@ impl RunningSession {
         }
         if self.end.is_none() && left.poll(context).is_ready() {
             return Poll::Ready(Step::Left);
+        }
+        if self.end.is_none()
+            && let Some(lease) = &mut self.lease
+            && let Poll::Ready(status) = lease.poll_ended(context)
+        {
+            return Poll::Ready(Step::Unknown(status));
         }
         if let Some(held) = &mut self.held {
             ready!(held.again.as_mut().poll(context));
@@ -298,9 +311,13 @@ impl RunningSession {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
-        match convert::append_batch(&request, &self.limits) {
+        let allowed = self.caller.renew().and_then(|()| {
+            let (batch, durability) = convert::append_batch(&request, &self.limits)?;
+            Ok((self.caller.allow(batch)?, durability))
+        });
+        match allowed {
             Ok((batch, durability)) => {
-                room.enlarge(answer_bytes(&batch));
+                room.enlarge(answer_bytes(batch.get()));
                 self.gather(TakenRequest {
                     requests: JoinedRequests::of(request_id),
                     batch,
@@ -317,7 +334,7 @@ impl RunningSession {
     /// and it is the first of the next.
     fn gather(&mut self, mut request: TakenRequest) {
         if let Some(gathered) = &mut self.gathered {
-            match gathered.join(&*self.engine, request) {
+            match gathered.join(&self.engine, request) {
                 None => return,
                 Some(alone) => request = alone,
             }
@@ -345,9 +362,9 @@ impl RunningSession {
             at,
             room,
         } = taken;
-        let answer = SubmittedBatch::new(&batch, at);
-        let mut ticket = wakes::submit(&self.engine, Some(&self.session), batch, durability);
-        if let Some(batch) = ticket.take_back() {
+        let answer = SubmittedBatch::new(batch.get(), at);
+        let mut ticket = (self.engine).submit(Some(&self.session), batch, durability);
+        if let Some(batch) = Engine::take_back(&mut ticket) {
             let taken = TakenRequest {
                 requests,
                 batch,
@@ -399,7 +416,7 @@ impl RunningSession {
         let acks = |names: &[LogName], appended: &Appended| requests.acks(names, appended, epoch);
         let acks = first
             .answer
-            .ack(&self.node, settled, acks)
+            .ack(&self.node, &self.caller, settled, acks)
             .map_err(|status| status::in_session(&status, requests.first))?;
         self.tell(NextMessage::Acks(acks?, first.room), received)
             .await;
@@ -423,15 +440,14 @@ impl RunningSession {
         .await;
     }
 
-    /// The server leaves: nothing more is taken in.
-    fn leave(&mut self) {
-        let status = status::append(&AppendError::Draining);
+    /// Nothing more is taken in, for the reason of the status.
+    fn leave(&mut self, status: &Status) {
         let first = self.first_unsubmitted();
         self.held = None;
         self.gathered = None;
         self.end = Some(Err(match first {
-            Some(request_id) => status::in_session(&status, request_id),
-            None => status,
+            Some(request_id) => status::in_session(status, request_id),
+            None => status.clone(),
         }));
     }
 

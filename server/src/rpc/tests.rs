@@ -14,10 +14,11 @@ use v1::log_service_client::LogServiceClient;
 use v1::wal_service_client::WalServiceClient;
 use wald_proto::codec::{MessageCodec, Sent};
 use wald_proto::v1;
-use wald_storage::{LocalEngine, SimDisk, StorageConfig, SystemClock};
+use wald_storage::{LocalEngine, LogEngine, SimDisk, StorageConfig, SystemClock};
 
 use super::*;
 use crate::admission::Admission;
+use crate::auth::Authority;
 use crate::config::{Layers, LogPatterns};
 use crate::transport::{Calls, Listener, Routes, serve_here};
 
@@ -73,6 +74,7 @@ impl Fixture {
         ));
         let calls = Arc::new(Calls {
             counter: metrics.call_counter(None),
+            authority: Authority::Open,
             admission: Admission::new(64 << 20, 4 << 20, 16 << 20, node.phase.clone()),
             routes,
             http: None,
@@ -123,7 +125,7 @@ impl Fixture {
     /// The node serves this engine.
     fn with(self, engine: Arc<dyn LogEngine>, report: RecoveryReport) -> Self {
         let store = OpenStore {
-            engine,
+            engine: Engine::new(engine),
             epoch: report.recovery_epoch,
             report,
         };

@@ -18,8 +18,9 @@ use wald_proto::v1::wal_service_server::SERVICE_NAME;
 use super::session::append_session;
 use super::{Answers, Node, append, read, scan};
 use crate::answers::{AnswerShare, may_be_hurried};
+use crate::auth::Caller;
 use crate::grpc::{Framed, Message, RequestBody, answer, receive, unary};
-use crate::metrics::Rpc;
+use crate::methods::Rpc;
 use crate::status::{self, Access};
 use crate::transport::{HttpAnswer, HttpResult, Serve};
 
@@ -31,13 +32,13 @@ impl NamedService for WalCalls {
 }
 
 impl Serve for WalCalls {
-    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc, caller: Caller) -> HttpAnswer {
         let (head, body) = request.into_parts();
         let node = Arc::clone(&self.0);
         let mut body = match body {
             RequestBody::One(body) => body,
             RequestBody::Many(requests) => {
-                let acks = append_session(&node, &head.extensions, requests);
+                let acks = append_session(&node, caller, &head.extensions, requests);
                 return Box::pin(ready(sent(acks)));
             }
             RequestBody::Unbounded(_) => return unknown(head.uri.path()),
@@ -47,7 +48,7 @@ impl Serve for WalCalls {
         macro_rules! call {
             ($function:path) => {
                 Box::pin(unary(head, body, access, async move |request| {
-                    $function(&node, request).await
+                    $function(&node, &caller, request).await
                 }))
             };
         }
@@ -61,7 +62,7 @@ impl Serve for WalCalls {
             Some("Fence") => call!(append::fence),
             Some("Scan") => Box::pin(async move {
                 let messages = match receive(&head, &mut body, access).await {
-                    Ok(message) => begin_scan(&node, &head.extensions, message).await,
+                    Ok(message) => begin_scan(&node, &caller, &head.extensions, message).await,
                     Err(status) => Err(status),
                 };
                 sent(messages).map(may_be_hurried)
@@ -77,12 +78,14 @@ fn unknown(path: &str) -> HttpAnswer {
 
 async fn begin_scan(
     node: &Arc<Node>,
+    caller: &Caller,
     extensions: &Extensions,
     message: Message,
 ) -> Result<Answers<Framed>, Status> {
     let request = v1::ScanRequest::decode(message.payload())
         .map_err(|why| status::malformed("request", why, Access::Read))?;
-    scan::scan(node, request, extensions.get::<AnswerShare>().cloned()).await
+    let share = extensions.get::<AnswerShare>().cloned();
+    scan::scan(node, caller, request, share).await
 }
 
 fn sent(messages: Result<Answers<Framed>, Status>) -> HttpResult {

@@ -14,9 +14,10 @@ use x509_cert::der::Decode as _;
 use x509_cert::name::Name;
 
 use super::clients::ClientVerifier;
-use super::files::{Contents, Fault, TlsFiles};
+use super::files::{Contents, TlsFiles};
 use super::{TlsPort, TlsState};
 use crate::config::ClientAuth;
+use crate::reload::Fault;
 
 /// Contents that passed, ready for handshakes.
 pub(super) struct CheckedFiles {

@@ -1,17 +1,13 @@
 //! The files of TLS: their settings, and their contents as bytes.
 
-use std::fmt;
-use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::{SupportedCipherSuite, SupportedProtocolVersion, version};
 
-use crate::config::{ClientAuth, Config, Size, TlsVersion};
+use crate::config::{ClientAuth, Config, TlsVersion};
+use crate::reload::{Fault, Secrecy, read_file};
 
 /// Maximum size of a file with certificates or a key, bytes.
 const CERTIFICATE_BYTES: u64 = 512 << 10;
@@ -34,33 +30,9 @@ pub(super) struct TlsFiles {
     pub(super) versions: &'static [&'static SupportedProtocolVersion],
 }
 
-/// The fault of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fault {
-    setting: &'static str,
-    path: PathBuf,
-    why: String,
-}
-
-impl Fault {
-    pub(super) fn new(setting: &'static str, path: &Path, why: impl fmt::Display) -> Self {
-        Self {
-            setting,
-            path: path.to_owned(),
-            why: why.to_string(),
-        }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {}", self.setting, self.path.display(), self.why)
-    }
-}
-
 /// Contents of all files.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Contents {
+pub(crate) struct Contents {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,
     pub(super) client_ca: Vec<u8>,
@@ -107,45 +79,18 @@ impl TlsFiles {
     /// # Errors
     /// With the first file that cannot be read, is too large, or is a key that every user can read.
     pub(super) fn read(&self) -> Result<Contents, Fault> {
+        let public = |setting, path: &Path, most| read_file(setting, path, most, Secrecy::Public);
         let optional = |setting, path: &Option<PathBuf>, most| match path {
-            Some(path) => read(setting, path, most),
+            Some(path) => public(setting, path, most),
             None => Ok(Vec::new()),
         };
         Ok(Contents {
-            certificate: read("tls_cert", &self.certificate, CERTIFICATE_BYTES)?,
-            key: read("tls_key", &self.key, CERTIFICATE_BYTES)?,
+            certificate: public("tls_cert", &self.certificate, CERTIFICATE_BYTES)?,
+            key: read_file("tls_key", &self.key, CERTIFICATE_BYTES, Secrecy::Secret)?,
             client_ca: optional("tls_client_ca", &self.client_ca, CERTIFICATE_BYTES)?,
             client_crl: optional("tls_client_crl", &self.client_crl, CRL_BYTES)?,
         })
     }
-}
-
-/// Reads a file. The path may go through links: Kubernetes replaces files by changing a link to their directory.
-fn read(setting: &'static str, path: &Path, most: u64) -> Result<Vec<u8>, Fault> {
-    let fault = |why: &dyn fmt::Display| Fault::new(setting, path, why);
-    // Without NONBLOCK the open of a FIFO would wait for its writer.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty())
-        .map_err(|error| fault(&format!("cannot be opened: {error}")))?;
-    let file = File::from(file);
-    let about = file.metadata().map_err(|error| fault(&error))?;
-    if !about.is_file() {
-        return Err(fault(&"it is not a regular file"));
-    }
-    let mode = about.permissions().mode() & 0o7777;
-    if setting == "tls_key" && mode & 0o007 != 0 {
-        return Err(fault(&format!(
-            "every user of this machine can use the key (mode {mode:04o}); run: chmod o-rwx {}",
-            path.display()
-        )));
-    }
-    let mut bytes = Vec::new();
-    (file.take(most + 1).read_to_end(&mut bytes))
-        .map_err(|error| fault(&format!("cannot be read: {error}")))?;
-    if bytes.len() as u64 > most {
-        return Err(fault(&format!("the file is larger than {}", Size(most))));
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

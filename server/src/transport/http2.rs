@@ -63,7 +63,7 @@ pub(super) async fn serve(
     guard: ConnectionGuard,
     accepted: Instant,
     settings: &ConnectionSettings,
-    service: ConnectionCalls,
+    mut service: ConnectionCalls,
     phase: watch::Receiver<Phase>,
 ) {
     let peer = guard.peer();
@@ -108,6 +108,7 @@ pub(super) async fn serve(
         // It has sent nothing that could be served.
         None => return,
     };
+    service.names = watch.as_ref().map(|watch| Arc::new(watch.names()));
     let mut served = Serving::new(connection, accepted, settings, service, peer.clone(), phase);
     served.refused = watch.map(|watch| Box::pin(watch.refused()) as Refused);
     let mut served = pin!(served);

@@ -1,8 +1,9 @@
 //! Selects the service that answers a call, and wraps all of them.
 //!
 //! ```text
-//! request ──▶ counted, its deadline ──▶ by the book? ──▶ admitted ──▶ service
-//!                                          │ no
+//! request ──▶ counted, its deadline ──▶ by the book? ──▶ its caller? ──▶ admitted ──▶ service
+//!                                          │ no             │ unknown
+//!                                          │                ▼ UNAUTHENTICATED, NOT_ALLOWED
 //!                                          ▼ 405, 415, UNIMPLEMENTED, INVALID_ARGUMENT
 //! ```
 //!
@@ -31,8 +32,10 @@ use tower::Service;
 use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
+use crate::auth::{Authority, Caller, CertNames};
 use crate::grpc::{RequestBody, through_tonic};
-use crate::metrics::{CallCounter, CallFuture, Class, Rpc};
+use crate::methods::{Class, Rpc};
+use crate::metrics::{CallCounter, CallFuture};
 use crate::rpc::FirstFault;
 use crate::status;
 
@@ -45,7 +48,7 @@ pub(crate) type HttpAnswer = BoxFuture<'static, HttpResult>;
 /// A service, as tonic has generated it or in front of that.
 pub(crate) trait Serve: Send + Sync {
     /// Answers one call.
-    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer;
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc, caller: Caller) -> HttpAnswer;
 }
 
 /// A service that tonic has generated.
@@ -60,9 +63,10 @@ where
         + 'static,
 {
     /// Generated services are always ready.
-    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc, caller: Caller) -> HttpAnswer {
         let mut service = self.0.clone();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        head.extensions.insert(caller);
         match body {
             RequestBody::One(body) => Box::pin(through_tonic(service, head, body, rpc.access)),
             RequestBody::Many(requests) => {
@@ -114,10 +118,10 @@ impl Routes {
         self.services.push((S::NAME, Box::new(Generated(service))));
     }
 
-    fn serve(&self, request: Request<RequestBody>, rpc: Rpc) -> HttpAnswer {
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc, caller: Caller) -> HttpAnswer {
         let name = service_name(request.uri().path());
         match self.services.iter().find(|(known, _)| name == Some(known)) {
-            Some((_, service)) => service.serve(request, rpc),
+            Some((_, service)) => service.serve(request, rpc, caller),
             // A service that is switched off.
             None => {
                 let status = status::unknown_method(request.uri().path());
@@ -135,6 +139,7 @@ fn service_name(path: &str) -> Option<&str> {
 /// All that a call passes on its way to its service.
 pub(crate) struct Calls {
     pub(crate) counter: CallCounter,
+    pub(crate) authority: Authority,
     pub(crate) admission: Arc<Admission>,
     pub(crate) routes: Routes,
     /// The HTTP port, for clients that look for it here.
@@ -159,6 +164,8 @@ impl fmt::Display for HttpUrl {
 pub(super) struct ConnectionCalls {
     pub(super) calls: Arc<Calls>,
     pub(super) peer: Peer,
+    /// The names in the certificate of the client, if it sent one.
+    pub(super) names: Option<Arc<CertNames>>,
 }
 
 impl ConnectionCalls {
@@ -166,6 +173,7 @@ impl ConnectionCalls {
     pub(super) fn call(&self, request: Request<Incoming>) -> CallFuture<CheckedCall> {
         let Calls {
             counter,
+            authority,
             admission,
             routes,
             http,
@@ -180,6 +188,11 @@ impl ConnectionCalls {
                 Err(refusal) => {
                     return CheckedCall::Refused(Some(refusal));
                 }
+            };
+            let names = self.names.as_ref();
+            let caller = match authority.identify(request.headers(), names, rpc) {
+                Ok(caller) => caller,
+                Err(refusal) => return CheckedCall::refused(refusal),
             };
             // The answers of the others are small, or bounded by their own windows.
             if !matches!(
@@ -197,7 +210,7 @@ impl ConnectionCalls {
             CheckedCall::Served {
                 is_uncharged: body.is_uncharged(),
                 goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
-                answer: Some(routes.serve(Request::from_parts(head, body), rpc)),
+                answer: Some(routes.serve(Request::from_parts(head, body), rpc, caller)),
             }
         })
     }

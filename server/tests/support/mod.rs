@@ -176,10 +176,20 @@ impl Daemon {
 
     /// Status and body of one page of the HTTP port.
     pub(crate) fn http(&self, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.start["http"].as_str().unwrap()).unwrap();
+        self.http_with(path, "")
+    }
+
+    /// Status and body of one page of the HTTP port, requested with a token.
+    pub(crate) fn http_as(&self, path: &str, token: &str) -> (u16, String) {
+        self.http_with(path, &format!("Authorization: Bearer {token}\r\n"))
+    }
+
+    fn http_with(&self, path: &str, headers: &str) -> (u16, String) {
+        let address = self.start["http"].as_str().unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nHost: wald\r\nConnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nHost: {address}\r\n{headers}Connection: close\r\n\r\n"
         )
         .unwrap();
         let mut answer = String::new();
@@ -191,13 +201,12 @@ impl Daemon {
 
     /// Value of one line of /metrics, named with its labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
-        let (_, text) = self.http("/metrics");
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no metric {name}"))
-            .parse()
-            .unwrap()
+        value_of(name, &self.http("/metrics").1)
+    }
+
+    /// Value of a line of /metrics, requested with a token.
+    pub(crate) fn metric_as(&self, name: &str, token: &str) -> f64 {
+        value_of(name, &self.http_as("/metrics", token).1)
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -242,6 +251,27 @@ impl Drop for Daemon {
 pub(crate) async fn until(daemon: &Daemon, metric: &str, holds: impl Fn(f64) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !holds(daemon.metric(metric)) {
+        assert!(Instant::now() < deadline, "{metric} stays as it is");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Value of one line of /metrics, named with its labels.
+fn value_of(name: &str, metrics: &str) -> f64 {
+    let line = (metrics.lines()).find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let line = line.unwrap_or_else(|| panic!("no metric {name}"));
+    line.parse().unwrap()
+}
+
+/// Waits, for as long as a slow machine may need, until the metric is as it should be. Scrapes with a token.
+pub(crate) async fn until_as(
+    daemon: &Daemon,
+    metric: &str,
+    token: &str,
+    holds: impl Fn(f64) -> bool,
+) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds(daemon.metric_as(metric, token)) {
         assert!(Instant::now() < deadline, "{metric} stays as it is");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -356,7 +386,7 @@ pub(crate) fn records(batches: &[v1::RecordBatch]) -> Vec<(String, u64, String)>
 pub(crate) struct Told {
     pub(crate) code: Code,
     pub(crate) reason: String,
-    facts: std::collections::HashMap<String, String>,
+    pub(crate) facts: std::collections::HashMap<String, String>,
     pub(crate) violations: usize,
 }
 

@@ -9,6 +9,7 @@ mod clients;
 mod drain;
 mod files;
 mod ports;
+mod principals;
 mod reload;
 mod rust_client;
 #[path = "../support/mod.rs"]

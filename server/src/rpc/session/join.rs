@@ -6,16 +6,17 @@
 use std::time::Instant;
 
 use tonic::Status;
-use wald_storage::{Appended, Batch, Durability, LogAppended, LogEngine, LogName, RecoveryEpoch};
+use wald_storage::{Appended, Batch, Durability, LogAppended, LogName, RecoveryEpoch};
 
 use crate::admission::Passage;
+use crate::auth::{Engine, Permitted};
 use crate::convert::SessionAck;
 use crate::grpc::Framed;
 
 /// A request as it was read, or several that are one for the engine.
 pub(super) struct TakenRequest {
     pub(super) requests: JoinedRequests,
-    pub(super) batch: Batch,
+    pub(super) batch: Permitted<Batch>,
     pub(super) durability: Option<Durability>,
     /// Time at which the first was read.
     pub(super) at: Instant,
@@ -32,11 +33,12 @@ pub(super) struct JoinedRequests {
 
 impl TakenRequest {
     /// Takes in the request that came next, or gives it back if it cannot be part of this one.
-    pub(super) fn join(&mut self, engine: &dyn LogEngine, mut next: Self) -> Option<Self> {
+    pub(super) fn join(&mut self, engine: &Engine, mut next: Self) -> Option<Self> {
         if self.durability != next.durability {
             return Some(next);
         }
-        let records = |batch: &Batch| batch.logs.first().map_or(0, |log| log.records.len());
+        let records =
+            |batch: &Permitted<Batch>| batch.get().logs.first().map_or(0, |log| log.records.len());
         let (before, more) = (records(&self.batch), records(&next.batch));
         if let Err(batch) = engine.join(&mut self.batch, next.batch) {
             next.batch = batch;

@@ -319,7 +319,8 @@ async fn server_info_has_the_kind_of_the_engine() {
 
     let info = async |fixture: Fixture| {
         let services = Services(Arc::clone(&fixture.node));
-        let request = Request::new(v1::GetServerInfoRequest {});
+        let mut request = Request::new(v1::GetServerInfoRequest {});
+        request.extensions_mut().insert(Caller::anyone());
         let info = services.get_server_info(request).await.unwrap();
         info.into_inner().engine()
     };

@@ -13,7 +13,8 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::HttpUrl;
-use crate::metrics::{RequestHead, Rpc};
+use crate::methods::Rpc;
+use crate::metrics::RequestHead;
 use crate::status::{self, Access};
 
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -152,12 +153,14 @@ mod tests {
     use tonic_types::StatusExt as _;
 
     use super::*;
-    use crate::metrics::Class;
+    use crate::auth::LogRight;
+    use crate::methods::{Class, Need};
 
     const WRITE: RequestHead = RequestHead {
         rpc: Some(Rpc {
             class: Class::Append,
             access: Access::Write,
+            need: Need::Logs(LogRight::Append),
         }),
         timeout: Ok(()),
     };

@@ -1,0 +1,414 @@
+//! Identities of callers, and their rights.
+//!
+//! ```text
+//! auth_file ──every 10 s, SIGHUP──▶ thread wald-reload: changed? ─▶ checked (file.rs) ─▶ Rules in force
+//!
+//! head of a call: certificate, `authorization` ─▶ Authority::identify ─▶ Caller ─┐ UNAUTHENTICATED
+//! its message:    names of logs ─▶ Caller::allow ─▶ Permitted<request> ──▶ Engine  │ NOT_ALLOWED
+//! its stream:     Lease: judged again with each new file, and when the credential expires
+//! ```
+//!
+//! Rule: RPCs and console reach the engine through [`Engine`] alone. It takes [`Permitted`] requests, which only a
+//! [`Caller`] makes, so no path to the logs leads around the check. The table in `methods.rs` says which right a
+//! method needs. The check comes before the lookup: the answer to a log of others is that to a log that does not
+//! exist.
+//!
+//! Without `auth_file` every caller may do everything.
+//!
+//! | file | purpose |
+//! |---|---|
+//! | `file.rs` | reads and checks the text of `auth_file` |
+//! | `rules.rs` | its contents in force |
+//! | `right.rs` | rights and scopes |
+//! | `token.rs`, `names.rs` | the two kinds of credentials |
+//! | `permitted.rs` | checks the logs that a request names |
+//! | `engine.rs` | the engine behind the check |
+//! | `lease.rs` | ends streams whose right has ended |
+//! | `commands.rs` | `wald token` |
+
+mod commands;
+mod engine;
+mod file;
+mod lease;
+mod names;
+mod permitted;
+mod right;
+mod rules;
+mod token;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use tokio::sync::watch;
+use tonic::Status;
+use wald_storage::{Clock as _, SystemClock, Timestamp};
+
+use crate::config::Config;
+use crate::methods::{Need, Rpc};
+use crate::metrics::{AuthFailure, AuthMetrics, Metrics};
+use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, Secrecy, read_file};
+use crate::status;
+pub(crate) use commands::{command, run};
+pub(crate) use engine::Engine;
+use file::CheckedFile;
+pub(crate) use lease::{HeldRight, Lease, leased};
+pub(crate) use names::CertNames;
+pub(crate) use permitted::Permitted;
+pub(crate) use right::{LogRight, Right, Scope, ServerRight};
+use rules::{Principal, Rules, TokenFault};
+use token::{PresentedToken, TokenId};
+
+/// Maximum size of `auth_file`, bytes.
+const FILE_BYTES: u64 = 4 << 20;
+
+/// Knows the callers.
+#[derive(Clone)]
+pub(crate) enum Authority {
+    /// No `auth_file`: every caller may do everything.
+    Open,
+    /// The rules of a file.
+    File(Arc<FileAuthority>),
+}
+
+/// The rules in force, and all that judges by them.
+pub(crate) struct FileAuthority {
+    rules: watch::Receiver<Arc<Rules>>,
+    clock: ExpiryClock,
+    metrics: AuthMetrics,
+}
+
+/// The system's clock, without its jumps back: a credential that has expired stays so.
+#[derive(Debug, Default)]
+struct ExpiryClock(AtomicI64);
+
+impl ExpiryClock {
+    fn now(&self) -> Timestamp {
+        let now = SystemClock.now().micros();
+        Timestamp::from_micros(self.0.fetch_max(now, Ordering::Relaxed).max(now))
+    }
+}
+
+/// The credentials of one call.
+#[derive(Clone)]
+struct SentCredentials {
+    token: Option<PresentedToken>,
+    names: Option<Arc<CertNames>>,
+}
+
+/// The credential that counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Credential {
+    Certificate,
+    Token(TokenId),
+}
+
+/// A principal that a call has shown to be its caller.
+pub(crate) struct Identity {
+    authority: Arc<FileAuthority>,
+    principal: Arc<Principal>,
+    credential: Credential,
+    expires: Option<Timestamp>,
+    sent: SentCredentials,
+    generation: u64,
+}
+
+impl Identity {
+    pub(crate) fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
+    pub(crate) fn credential(&self) -> Credential {
+        self.credential
+    }
+
+    /// Time at which the credential expires.
+    pub(crate) fn expires(&self) -> Option<Timestamp> {
+        self.expires
+    }
+}
+
+/// The reason why a call has no principal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unknown {
+    NoCredential,
+    Bad,
+    Expired(Timestamp),
+}
+
+impl Unknown {
+    fn failure(self) -> AuthFailure {
+        match self {
+            Self::NoCredential => AuthFailure::NoCredential,
+            Self::Bad => AuthFailure::Bad,
+            Self::Expired(_) => AuthFailure::Expired,
+        }
+    }
+
+    fn status(self, rpc: Rpc) -> Status {
+        match self {
+            Self::NoCredential => status::no_credential(rpc.access),
+            Self::Bad => status::bad_credential(rpc.access),
+            Self::Expired(at) => status::credential_expired(&file::show_time(at), rpc.access),
+        }
+    }
+}
+
+impl Authority {
+    /// The caller of a call, from its head and the names in the certificate of its connection.
+    ///
+    /// # Errors
+    /// UNAUTHENTICATED, or NOT_ALLOWED if the method needs a right to operate the server that the caller lacks.
+    pub(crate) fn identify(
+        &self,
+        headers: &HeaderMap,
+        names: Option<&Arc<CertNames>>,
+        rpc: Rpc,
+    ) -> Result<Caller, Status> {
+        let authority = match self {
+            Self::File(authority) if rpc.need != Need::Nothing => authority,
+            _ => {
+                return Ok(Caller {
+                    identity: None,
+                    rpc,
+                });
+            }
+        };
+        let identity = bearer(headers).and_then(|token| {
+            authority.identify(SentCredentials {
+                token,
+                names: names.cloned(),
+            })
+        });
+        let identity = identity.map_err(|unknown| authority.refuse(unknown, rpc))?;
+        let caller = Caller {
+            identity: Some(Arc::new(identity)),
+            rpc,
+        };
+        if let Need::Server(right) = rpc.need {
+            caller.check_server(right)?;
+        }
+        Ok(caller)
+    }
+}
+
+impl FileAuthority {
+    fn identify(self: &Arc<Self>, sent: SentCredentials) -> Result<Identity, Unknown> {
+        let rules = Arc::clone(&self.rules.borrow());
+        let of_certificate = (sent.names.as_deref()).and_then(|names| rules.of_certificate(names));
+        let (principal, credential, expires) = match &sent.token {
+            None => {
+                let principal = of_certificate.ok_or(Unknown::NoCredential)?;
+                (principal, Credential::Certificate, None)
+            }
+            Some(token) => {
+                let known =
+                    rules
+                        .of_token(token, self.clock.now())
+                        .map_err(|fault| match fault {
+                            TokenFault::Bad => Unknown::Bad,
+                            TokenFault::Expired(at) => Unknown::Expired(at),
+                        })?;
+                let principal = &known.principal;
+                // With a certificate the token is worth nothing to a thief who has another certificate.
+                let agrees = sent.names.is_none()
+                    || of_certificate
+                        .is_some_and(|other| other.is_proxy || Arc::ptr_eq(other, principal));
+                if !agrees {
+                    return Err(Unknown::Bad);
+                }
+                (principal, Credential::Token(token.id), Some(known.expires))
+            }
+        };
+        Ok(Identity {
+            authority: Arc::clone(self),
+            principal: Arc::clone(principal),
+            credential,
+            expires,
+            sent,
+            generation: rules.generation,
+        })
+    }
+
+    fn refuse(&self, unknown: Unknown, rpc: Rpc) -> Status {
+        self.metrics.failed(unknown.failure());
+        unknown.status(rpc)
+    }
+}
+
+/// The token of a call. `None`: it has none.
+fn bearer(headers: &HeaderMap) -> Result<Option<PresentedToken>, Unknown> {
+    let mut all = headers.get_all(AUTHORIZATION).iter();
+    let Some(value) = all.next() else {
+        return Ok(None);
+    };
+    if all.next().is_some() {
+        return Err(Unknown::Bad);
+    }
+    let value = value.as_bytes();
+    let scheme = value.split_first_chunk::<7>();
+    let token = scheme.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
+    let token = token.and_then(|(_, token)| PresentedToken::parse(token));
+    token.map(Some).ok_or(Unknown::Bad)
+}
+
+/// The caller of one call: its principal, and the rights that the method needs.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    /// `None`: without `auth_file`, or the method needs nothing.
+    identity: Option<Arc<Identity>>,
+    rpc: Rpc,
+}
+
+impl Caller {
+    /// A caller without an `auth_file`.
+    #[cfg(test)]
+    pub(crate) fn anyone() -> Self {
+        Self {
+            identity: None,
+            rpc: crate::methods::of(wald_proto::Method::Scan),
+        }
+    }
+
+    /// Its principal and credential. `None` without `auth_file`.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_deref()
+    }
+
+    /// Whether it has a right to operate the server.
+    pub(crate) fn may_operate(&self, right: ServerRight) -> bool {
+        (self.identity.as_ref())
+            .is_none_or(|identity| identity.principal.server_rights.contains(&right))
+    }
+
+    /// Whether it has a right on the log of this name.
+    pub(crate) fn may(&self, right: LogRight, log: &str) -> bool {
+        self.identity.as_ref().is_none_or(|identity| {
+            let mut scopes = identity.principal.scopes(right);
+            scopes.any(|scope| scope.covers(log))
+        })
+    }
+
+    /// Checks a right to operate the server.
+    ///
+    /// # Errors
+    /// NOT_ALLOWED.
+    pub(crate) fn check_server(&self, right: ServerRight) -> Result<(), Status> {
+        match self.may_operate(right) {
+            true => Ok(()),
+            false => Err(self.denied(right.into(), None)),
+        }
+    }
+
+    /// The answer to a request for which the caller lacks a right. `asked`: the field of the request, and its value.
+    pub(crate) fn denied(&self, right: Right, asked: Option<(&str, &str)>) -> Status {
+        let principal = match &self.identity {
+            Some(identity) => {
+                identity.authority.metrics.denied(right);
+                identity.principal.name.as_str()
+            }
+            None => "nobody",
+        };
+        status::not_allowed(principal, right.name(), asked, self.rpc.access)
+    }
+
+    /// Judges the credential again if it has expired, or the file has changed.
+    ///
+    /// # Errors
+    /// UNAUTHENTICATED if it does not count any more.
+    pub(crate) fn renew(&mut self) -> Result<(), Status> {
+        let Some(identity) = &self.identity else {
+            return Ok(());
+        };
+        let authority = &identity.authority;
+        let is_expired = (identity.expires).is_some_and(|at| at <= authority.clock.now());
+        if !is_expired && authority.rules.borrow().generation == identity.generation {
+            return Ok(());
+        }
+        match authority.identify(identity.sent.clone()) {
+            Ok(identity) => {
+                self.identity = Some(Arc::new(identity));
+                Ok(())
+            }
+            Err(unknown) => Err(authority.refuse(unknown, self.rpc)),
+        }
+    }
+}
+
+/// The file, and the rules made of it.
+pub(crate) struct AuthSource {
+    path: PathBuf,
+    rules: watch::Sender<Arc<Rules>>,
+}
+
+/// Checks the contents.
+fn checked(path: &Path, contents: &[u8], generation: u64) -> Result<CheckedFile, Fault> {
+    let fault = |why: String| Fault::new("auth_file", path, why);
+    let text = std::str::from_utf8(contents).map_err(|_| fault("it is not UTF-8".to_owned()))?;
+    file::check(text, generation).map_err(fault)
+}
+
+/// Checks the contents, and returns warnings.
+fn check(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fault> {
+    checked(path, contents, 0).map(|checked| checked.warnings)
+}
+
+/// The rules of these contents. Warnings go to the log.
+fn rules_of(path: &Path, contents: &[u8], generation: u64) -> Result<Arc<Rules>, Fault> {
+    let checked = checked(path, contents, generation)?;
+    for warning in checked.warnings {
+        tracing::warn!(path = %path.display(), "auth_file: {warning}");
+    }
+    Ok(Arc::new(checked.rules))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Fault> {
+    read_file("auth_file", path, FILE_BYTES, Secrecy::Secret)
+}
+
+impl ReloadedFiles for AuthSource {
+    const KIND: FileKind = FileKind::Auth;
+    type Contents = Vec<u8>;
+
+    fn read(&self) -> Result<Vec<u8>, Fault> {
+        read(&self.path)
+    }
+
+    fn put_in_force(&mut self, contents: &Vec<u8>, _: &Vec<u8>) -> Result<(), Fault> {
+        let generation = self.rules.borrow().generation + 1;
+        let rules = rules_of(&self.path, contents, generation)?;
+        self.rules.send_replace(rules);
+        Ok(())
+    }
+}
+
+/// Reads and checks `auth_file`. Without that setting every caller may do everything.
+///
+/// # Errors
+/// A sentence with the file and the fault.
+pub(crate) fn start(
+    config: &Config,
+    metrics: &Metrics,
+) -> Result<(Authority, Option<Reloader<AuthSource>>), String> {
+    if config.auth_file.is_empty() {
+        return Ok((Authority::Open, None));
+    }
+    let path = Path::new(&config.auth_file);
+    let reloader = Reloader::start(&metrics.reloads, || {
+        let contents = read(path)?;
+        let source = AuthSource {
+            path: path.to_owned(),
+            rules: watch::channel(rules_of(path, &contents, 0)?).0,
+        };
+        Ok((source, contents))
+    });
+    let reloader = reloader.map_err(|fault| fault.to_string())?;
+    let authority = FileAuthority {
+        rules: reloader.files.rules.subscribe(),
+        clock: ExpiryClock::default(),
+        metrics: metrics.auth.clone(),
+    };
+    Ok((Authority::File(Arc::new(authority)), Some(reloader)))
+}

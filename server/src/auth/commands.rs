@@ -1,0 +1,357 @@
+//! `wald token`: makes, lists and removes the tokens of `auth_file`, and checks the file. No RPC does this: who may
+//! write the file decides about credentials.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use serde_json::json;
+use toml_edit::{Array, DocumentMut, Item};
+use wald_storage::{Clock as _, SystemClock, Timestamp};
+use wald_text::units;
+
+use super::file::{TokenEntry, show_time};
+use super::token::{NewToken, TokenId};
+use crate::config::Config;
+use crate::serve::Exit;
+
+/// Longest life of a token.
+const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+/// Mode of a file with a token in it.
+const SECRET_MODE: u32 = 0o600;
+
+/// The command.
+pub(crate) fn command() -> Command {
+    let expires = Arg::new("expires")
+        .long("expires")
+        .value_name("TIME")
+        .default_value("90d")
+        .help("Time after which the token expires")
+        .value_parser(units::span);
+    Command::new("token")
+        .about("Make, list and revoke the tokens in auth_file, and check the file")
+        .long_about(
+            "Manages the tokens of principals in the file that the setting auth_file names. A running daemon reads the \
+             file again within 10 s. The file has only digests of tokens: a token is shown once, when it is made.\n\n\
+             To rotate a token: create a second one, give it to the clients, then revoke the first. Each principal has \
+             at most two.",
+        )
+        .subcommand_required(true)
+        .subcommand(
+            Command::new("create")
+                .about("Make a token for a principal, and print it once")
+                .long_about(
+                    "Draws a token with 256 random bits, adds its digest to the principal in auth_file, and prints the \
+                     token. Without auth_file, the line for the file goes to stderr, for a file that is kept elsewhere.",
+                )
+                .arg(
+                    Arg::new("principal")
+                        .long("principal")
+                        .value_name("NAME")
+                        .required(true)
+                        .help("Name of the principal in auth_file"),
+                )
+                .arg(expires)
+                .arg(
+                    Arg::new("to")
+                        .long("to")
+                        .value_name("FILE")
+                        .help("Write the token to this file (mode 0600), not to stdout")
+                        .value_parser(value_parser!(PathBuf)),
+                ),
+        )
+        .subcommand(
+            Command::new("list")
+                .about("List the tokens with their principals and expiries")
+                .arg(
+                    Arg::new("output")
+                        .long("output")
+                        .value_name("FORM")
+                        .default_value("text")
+                        .help("text, or json: one line for each token")
+                        .value_parser(["text", "json"]),
+                ),
+        )
+        .subcommand(
+            Command::new("revoke")
+                .about("Remove a token")
+                .arg(Arg::new("id").value_name("ID").required(true).help(
+                    "Id of the token, as `wald token list` shows it",
+                )),
+        )
+        .subcommand(
+            Command::new("check")
+                .about("Check the file as a daemon would; exits with 0 or 78")
+                .arg(
+                    Arg::new("file")
+                        .value_name("FILE")
+                        .help("The file [default: the configured auth_file]")
+                        .value_parser(value_parser!(PathBuf)),
+                ),
+        )
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// With the exit code and a sentence.
+pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<(), Exit> {
+    let configured = (!config.auth_file.is_empty()).then(|| PathBuf::from(&config.auth_file));
+    let needed = || {
+        configured.clone().ok_or_else(|| {
+            wrong("auth_file is not set; name the file with --auth-file FILE".to_owned())
+        })
+    };
+    match matches.subcommand() {
+        Some(("create", matches)) => create(configured.as_deref(), matches),
+        Some(("list", matches)) => list(&EditedFile::read(&needed()?)?, matches),
+        Some(("revoke", matches)) => revoke(EditedFile::read(&needed()?)?, matches),
+        Some(("check", matches)) => {
+            let given = matches.get_one::<PathBuf>("file").cloned();
+            let path = match given {
+                Some(path) => path,
+                None => needed()?,
+            };
+            check(&path)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn wrong(why: String) -> Exit {
+    Exit::new(Exit::CONFIG, why)
+}
+
+fn failed(path: &Path, error: &io::Error) -> Exit {
+    Exit::new(Exit::IO, format!("{}: {error}", path.display()))
+}
+
+/// The file as people wrote it: comments and order stay.
+struct EditedFile {
+    /// Behind all links, so that the file is replaced and not a link to it.
+    path: PathBuf,
+    document: DocumentMut,
+}
+
+/// One token of the file.
+struct ListedToken {
+    principal: String,
+    entry: TokenEntry,
+}
+
+impl EditedFile {
+    /// Reads and checks the file.
+    fn read(path: &Path) -> Result<Self, Exit> {
+        let contents = super::read(path).map_err(|fault| wrong(fault.to_string()))?;
+        super::check(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
+        let text = String::from_utf8_lossy(&contents);
+        let document = text.parse::<DocumentMut>().map_err(|error| {
+            let why = error.message().lines().next().unwrap_or_default();
+            wrong(format!("auth_file: {}: {why}", path.display()))
+        })?;
+        let path = fs::canonicalize(path).map_err(|error| failed(path, &error))?;
+        Ok(Self { path, document })
+    }
+
+    fn principals(&self) -> impl Iterator<Item = (&str, &dyn toml_edit::TableLike)> {
+        let all = self.document.get("principal").and_then(Item::as_table_like);
+        let all = all.into_iter().flat_map(|all| all.iter());
+        all.filter_map(|(name, item)| Some((name, item.as_table_like()?)))
+    }
+
+    /// All tokens, in the order of the file. The file was checked, so every entry can be read.
+    fn tokens(&self) -> Vec<ListedToken> {
+        let of = |name: &str, table: &dyn toml_edit::TableLike| -> Vec<ListedToken> {
+            let array = table.get("token").and_then(Item::as_array);
+            let entries = array.into_iter().flat_map(Array::iter);
+            entries
+                .filter_map(|value| {
+                    Some(ListedToken {
+                        principal: name.to_owned(),
+                        entry: TokenEntry::parse(value.as_str()?).ok()?,
+                    })
+                })
+                .collect()
+        };
+        self.principals()
+            .flat_map(|(name, table)| of(name, table))
+            .collect()
+    }
+
+    /// The array `token` of a principal.
+    fn token_array(&mut self, principal: &str) -> Option<&mut Array> {
+        let all = self.document.get_mut("principal")?.as_table_like_mut()?;
+        let table = all.get_mut(principal)?.as_table_like_mut()?;
+        let item = table
+            .entry("token")
+            .or_insert(Item::Value(Array::new().into()));
+        item.as_array_mut()
+    }
+
+    /// Replaces the file by the changed one, after a check of it. The daemon sees the old file or the new one.
+    fn write(&self) -> Result<(), Exit> {
+        let text = self.document.to_string();
+        super::check(&self.path, text.as_bytes()).map_err(|fault| wrong(fault.to_string()))?;
+        let about = fs::metadata(&self.path).map_err(|error| failed(&self.path, &error))?;
+        let owner = (about.uid(), about.gid());
+        replace(
+            &self.path,
+            text.as_bytes(),
+            about.permissions().mode(),
+            Some(owner),
+        )
+        .map_err(|error| failed(&self.path, &error))
+    }
+}
+
+/// Writes a file beside `path` and gives it that name.
+fn replace(path: &Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> io::Result<()> {
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    let mut new = tempfile::Builder::new()
+        .prefix(".wald-token")
+        .tempfile_in(parent)?;
+    new.write_all(bytes)?;
+    if let Some((user, group)) = owner {
+        std::os::unix::fs::fchown(new.as_file(), Some(user), Some(group))?;
+    }
+    new.as_file()
+        .set_permissions(fs::Permissions::from_mode(mode))?;
+    new.as_file().sync_all()?;
+    new.persist(path).map_err(|error| error.error)?;
+    fs::File::open(parent)?.sync_all()
+}
+
+fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
+    let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
+    let principal = text("principal");
+    let life = matches
+        .get_one::<Duration>("expires")
+        .copied()
+        .unwrap_or_default();
+    if life.is_zero() || life > LONGEST {
+        return Err(wrong(
+            "--expires: expected a time above 0 and up to 10 years, such as 90d".to_owned(),
+        ));
+    }
+    let now = SystemClock.now().micros();
+    let life = i64::try_from(life.as_micros()).unwrap_or(i64::MAX);
+    let token = NewToken::draw().map_err(|error| Exit::new(Exit::SYSTEM, error.to_string()))?;
+    let entry = TokenEntry {
+        id: token.id,
+        digest: token.digest,
+        // To the second, as the file has it.
+        expires: Timestamp::from_micros((now + life).div_euclid(1_000_000) * 1_000_000),
+    };
+    match path {
+        Some(path) => add(EditedFile::read(path)?, principal, &entry)?,
+        None => eprintln!(
+            "wald: auth_file is not set; add this entry to token of [principal.{principal}]: {:?}",
+            entry.show()
+        ),
+    }
+    eprintln!(
+        "wald: token {} of principal {principal} expires at {}",
+        entry.id,
+        show_time(entry.expires)
+    );
+    let line = format!("{}\n", token.text);
+    match matches.get_one::<PathBuf>("to") {
+        Some(to) => replace(to, line.as_bytes(), SECRET_MODE, None).map_err(|error| {
+            let revoke = format!(
+                "the token is lost; remove it with `wald token revoke {}`",
+                entry.id
+            );
+            Exit::new(Exit::IO, format!("{}: {error}; {revoke}", to.display()))
+        }),
+        None => crate::print(line.as_bytes()),
+    }
+}
+
+fn add(mut file: EditedFile, principal: &str, entry: &TokenEntry) -> Result<(), Exit> {
+    let known: Vec<&str> = file.principals().map(|(name, _)| name).collect();
+    if !known.contains(&principal) {
+        return Err(wrong(format!(
+            "{}: there is no principal {principal:?}; the file has {}",
+            file.path.display(),
+            match known.is_empty() {
+                true => "none".to_owned(),
+                false => known.join(", "),
+            }
+        )));
+    }
+    match file.token_array(principal) {
+        Some(array) => array.push(entry.show()),
+        None => return Err(wrong(format!("principal {principal}: token is no array"))),
+    }
+    file.write()
+}
+
+fn list(file: &EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
+    let now = SystemClock.now();
+    let is_json = matches
+        .get_one::<String>("output")
+        .is_some_and(|form| form == "json");
+    let mut out = String::new();
+    for token in file.tokens() {
+        let (id, principal) = (token.entry.id, &token.principal);
+        let expires = show_time(token.entry.expires);
+        let is_expired = token.entry.expires <= now;
+        out += &match is_json {
+            true => format!(
+                "{}\n",
+                json!({
+                    "id": id.as_str(),
+                    "principal": principal,
+                    "expires": expires,
+                    "expired": is_expired,
+                })
+            ),
+            false => {
+                let verb = if is_expired { "expired" } else { "expires" };
+                format!("{id}  {principal:<32}  {verb} {expires}\n")
+            }
+        };
+    }
+    crate::print(out.as_bytes())
+}
+
+fn revoke(mut file: EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
+    let given = matches.get_one::<String>("id").map_or("", String::as_str);
+    let id = TokenId::parse(given).ok_or_else(|| {
+        wrong("ID: an id has 8 letters or digits; `wald token list` shows the ids".to_owned())
+    })?;
+    let found = file.tokens().into_iter().find(|token| token.entry.id == id);
+    let Some(found) = found else {
+        return Err(wrong(format!(
+            "{}: no token has the id {id}",
+            file.path.display()
+        )));
+    };
+    if let Some(array) = file.token_array(&found.principal) {
+        array.retain(|value| {
+            let entry = value.as_str().and_then(|text| TokenEntry::parse(text).ok());
+            entry.is_none_or(|entry| entry.id != id)
+        });
+    }
+    file.write()?;
+    eprintln!(
+        "wald: token {id} of principal {} is revoked",
+        found.principal
+    );
+    Ok(())
+}
+
+fn check(path: &Path) -> Result<(), Exit> {
+    let contents = super::read(path).map_err(|fault| wrong(fault.to_string()))?;
+    let warnings = super::check(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
+    for warning in warnings {
+        eprintln!("wald: warning: {warning}");
+    }
+    Ok(())
+}

@@ -1,0 +1,325 @@
+//! The engine behind the check of rights: it takes only requests that their caller may make.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use wald_storage::{
+    AdminError, Backup, BackupError, Batch, CursorCommit, CursorError, Durability, DurabilityTruth,
+    FenceError, Fenced, LogConfig, LogConfigChange, LogEngine, LogInfo, LogName, LogStat,
+    LogTarget, Lsn, Name, NamedCursor, Page, Position, ProducerInfo, Profile, ReadError,
+    ReadRequest, ReadStart, RecoveryEpoch, Scan, ScanRequest, SegmentInfo, Selector, Session,
+    Statistics, SyncError, SyncTarget, Ticket, TrimError, Verification, VerifyError, Visibility,
+};
+
+use super::Caller;
+use super::permitted::{ListScopes, Permitted};
+use super::right::{Scope, ServerRight};
+use crate::wakes;
+
+/// The engine of RPCs and console.
+#[derive(Clone)]
+pub(crate) struct Engine(Arc<dyn LogEngine>);
+
+/// Passes requests on to the engine, without their wrapper.
+impl Engine {
+    pub(crate) fn new(engine: Arc<dyn LogEngine>) -> Self {
+        Self(engine)
+    }
+
+    // Numbers that name no log.
+
+    pub(crate) fn profile(&self) -> Profile {
+        self.0.profile()
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.0.statistics()
+    }
+
+    pub(crate) fn durability_truth(&self) -> DurabilityTruth {
+        self.0.durability_truth()
+    }
+
+    /// The engine for the server's own work: metrics.
+    pub(crate) fn unchecked(&self) -> &Arc<dyn LogEngine> {
+        &self.0
+    }
+
+    // Appends.
+
+    pub(crate) fn submit(
+        &self,
+        session: Option<&Session>,
+        batch: Permitted<Batch>,
+        durability: Option<Durability>,
+    ) -> Ticket {
+        wakes::submit(&self.0, session, batch.into_inner(), durability)
+    }
+
+    /// The batch of a ticket that the engine had no room for.
+    pub(crate) fn take_back(ticket: &mut Ticket) -> Option<Permitted<Batch>> {
+        ticket.take_back().map(Permitted::assumed)
+    }
+
+    pub(crate) fn join(
+        &self,
+        batch: &mut Permitted<Batch>,
+        next: Permitted<Batch>,
+    ) -> Result<(), Permitted<Batch>> {
+        let joined = self.0.join(batch.get_mut(), next.into_inner());
+        joined.map_err(Permitted::assumed)
+    }
+
+    pub(crate) async fn sync(
+        &self,
+        target: SyncTarget,
+        log: Permitted<Option<LogName>>,
+    ) -> Result<Position, SyncError> {
+        self.0.sync(target, log.get().as_ref()).await
+    }
+
+    // Reads.
+
+    pub(crate) async fn read(&self, request: &Permitted<ReadRequest>) -> Result<Page, ReadError> {
+        self.0.read(request.get().clone()).await
+    }
+
+    /// Waits for records behind `lsn` in the log of the request.
+    pub(crate) async fn tail_beyond(
+        &self,
+        request: &Permitted<ReadRequest>,
+        lsn: Lsn,
+    ) -> Result<(), ReadError> {
+        let request = request.get();
+        (self.0)
+            .tail_beyond(request.log.clone(), lsn, request.visibility)
+            .await
+    }
+
+    /// Waits for records behind `lsn` in the log.
+    pub(crate) async fn log_tail_beyond(
+        &self,
+        log: &Permitted<LogTarget>,
+        lsn: Lsn,
+    ) -> Result<(), ReadError> {
+        self.0.tail_beyond(log.get().clone(), lsn, None).await
+    }
+
+    pub(crate) async fn scan(
+        &self,
+        request: Permitted<ScanRequest>,
+    ) -> Result<Box<dyn Scan>, ReadError> {
+        self.0.scan(request.into_inner()).await
+    }
+
+    pub(crate) async fn stat(
+        &self,
+        log: &Permitted<LogTarget>,
+        visibility: Option<Visibility>,
+        of_epoch: Option<RecoveryEpoch>,
+    ) -> Result<LogStat, ReadError> {
+        self.0.stat(log.get().clone(), visibility, of_epoch).await
+    }
+
+    // Administration.
+
+    pub(crate) async fn create_log(
+        &self,
+        name: Permitted<LogName>,
+        config: LogConfig,
+    ) -> Result<LogInfo, AdminError> {
+        self.0.create_log(name.into_inner(), config).await
+    }
+
+    pub(crate) async fn update_log(
+        &self,
+        name: Permitted<LogName>,
+        change: LogConfigChange,
+    ) -> Result<LogInfo, AdminError> {
+        self.0.update_log(name.into_inner(), change).await
+    }
+
+    pub(crate) async fn delete_log(&self, log: Permitted<LogTarget>) -> Result<(), AdminError> {
+        self.0.delete_log(log.into_inner()).await
+    }
+
+    /// At most `limit` logs of the scopes after `after`, in the order of their names.
+    pub(crate) async fn list_logs(
+        &self,
+        scopes: Permitted<ListScopes>,
+        after: Option<String>,
+        limit: usize,
+    ) -> Result<Vec<LogInfo>, ReadError> {
+        let mut found = Vec::new();
+        for scope in scopes.get().iter() {
+            let rest = match scope {
+                Scope::Prefix(_) => limit - found.len(),
+                Scope::Exact(_) => 1,
+            };
+            let after = match scope {
+                Scope::Prefix(_) => after.clone(),
+                Scope::Exact(name) if after.as_deref().is_some_and(|after| after >= &**name) => {
+                    continue;
+                }
+                Scope::Exact(_) => None,
+            };
+            let some = self.0.list_logs(scope.text().to_owned(), after, rest);
+            let some = some.await?.into_iter();
+            found.extend(some.filter(|log| scope.covers(log.name.as_str())));
+            if found.len() >= limit {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    pub(crate) async fn trim(
+        &self,
+        log: Permitted<LogTarget>,
+        before: Lsn,
+    ) -> Result<Lsn, TrimError> {
+        self.0.trim(log.into_inner(), before).await
+    }
+
+    pub(crate) async fn fence(
+        &self,
+        log: Permitted<LogTarget>,
+        epoch: Option<u64>,
+    ) -> Result<Fenced, FenceError> {
+        self.0.fence(log.into_inner(), epoch).await
+    }
+
+    pub(crate) async fn commit_cursor(
+        &self,
+        commit: Permitted<CursorCommit>,
+    ) -> Result<NamedCursor, CursorError> {
+        self.0.commit_cursor(commit.into_inner()).await
+    }
+
+    pub(crate) async fn delete_cursor(
+        &self,
+        log: Permitted<LogTarget>,
+        cursor: Name,
+    ) -> Result<(), CursorError> {
+        self.0.delete_cursor(log.into_inner(), cursor).await
+    }
+
+    pub(crate) async fn cursor(
+        &self,
+        log: Permitted<LogTarget>,
+        cursor: Name,
+    ) -> Result<NamedCursor, CursorError> {
+        self.0.cursor(log.into_inner(), cursor).await
+    }
+
+    pub(crate) async fn list_cursors(
+        &self,
+        log: &Permitted<LogTarget>,
+        after: Option<String>,
+        limit: usize,
+    ) -> Result<Vec<NamedCursor>, CursorError> {
+        self.0.list_cursors(log.get().clone(), after, limit).await
+    }
+
+    pub(crate) async fn list_producers(
+        &self,
+        log: Permitted<LogTarget>,
+        after: Option<String>,
+        limit: usize,
+    ) -> Result<Vec<ProducerInfo>, ReadError> {
+        self.0.list_producers(log.into_inner(), after, limit).await
+    }
+
+    pub(crate) async fn forget_producer(
+        &self,
+        log: Permitted<LogTarget>,
+        producer: Name,
+    ) -> Result<(), AdminError> {
+        self.0.forget_producer(log.into_inner(), producer).await
+    }
+
+    // The server as a whole.
+
+    /// Segments and runs without their contents.
+    pub(crate) fn segments(&self, _: &Permitted<ServerCall>) -> Vec<SegmentInfo> {
+        self.0.segments()
+    }
+
+    pub(crate) async fn describe_segments(
+        &self,
+        _: &Permitted<ServerCall>,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Vec<SegmentInfo> {
+        self.0.describe_segments(after, limit).await
+    }
+
+    pub(crate) async fn backup(
+        &self,
+        _: &Permitted<ServerCall>,
+        known: HashSet<u128>,
+    ) -> Result<Box<dyn Backup>, BackupError> {
+        self.0.backup(known).await
+    }
+
+    pub(crate) fn verify(
+        &self,
+        _: &Permitted<ServerCall>,
+        segment: Option<u64>,
+        max_bytes_per_second: u64,
+    ) -> Result<Verification, VerifyError> {
+        self.0.verify(segment, max_bytes_per_second)
+    }
+}
+
+/// A request to the server as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ServerCall;
+
+impl Caller {
+    /// Checks a right to operate the server.
+    ///
+    /// # Errors
+    /// NOT_ALLOWED.
+    pub(crate) fn allow_server(
+        &self,
+        right: ServerRight,
+    ) -> Result<Permitted<ServerCall>, tonic::Status> {
+        self.check_server(right)?;
+        Ok(Permitted::assumed(ServerCall))
+    }
+}
+
+impl Permitted<ReadRequest> {
+    /// Lets the request go on with the log of this identity alone.
+    pub(crate) fn pin_log(&mut self, log: wald_storage::LogId) {
+        self.get_mut().log.log_id = Some(log);
+    }
+
+    /// Lets the request begin at another place.
+    pub(crate) fn start_at(&mut self, start: ReadStart) {
+        self.get_mut().start = start;
+    }
+}
+
+impl Permitted<LogTarget> {
+    /// Names the log by its identity too, so that no later log of the name is meant.
+    pub(crate) fn pinned(self, log: wald_storage::LogId) -> Self {
+        let mut target = self;
+        target.get_mut().log_id.get_or_insert(log);
+        target
+    }
+
+    /// A scan of this log.
+    pub(crate) fn scanned(
+        &self,
+        scan: impl FnOnce(Selector) -> ScanRequest,
+    ) -> Permitted<ScanRequest> {
+        let selector = Selector::Log(self.get().clone());
+        let request = scan(selector.clone());
+        Permitted::assumed(ScanRequest {
+            selector,
+            ..request
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! The contents of an `auth_file` that passed its check: principals, their credentials and their rights.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use wald_storage::Timestamp;
+
+use super::names::CertNames;
+use super::right::{LogRight, LogRights, Scope, ServerRight};
+use super::token::{PresentedToken, SecretDigest, TokenId};
+
+/// A program or person with rights of its own.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Principal {
+    /// Its name in the file.
+    pub(crate) name: String,
+    /// The tenant that it belongs to.
+    pub(crate) tenant: Option<String>,
+    /// Whether it may pass on the tokens of other principals.
+    pub(super) is_proxy: bool,
+    /// Its rights on logs.
+    pub(crate) grants: Vec<Grant>,
+    /// Its rights to operate the server.
+    pub(crate) server_rights: Vec<ServerRight>,
+}
+
+/// Rights on the logs of a scope.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) rights: LogRights,
+    pub(crate) scope: Scope,
+}
+
+impl Principal {
+    /// Scopes on which it has the right.
+    pub(crate) fn scopes(&self, right: LogRight) -> impl Iterator<Item = &Scope> + Clone {
+        let grants = self.grants.iter();
+        grants
+            .filter(move |grant| grant.rights.contains(right))
+            .map(|grant| &grant.scope)
+    }
+}
+
+/// A token of the file.
+pub(super) struct KnownToken {
+    pub(super) digest: SecretDigest,
+    pub(super) expires: Timestamp,
+    pub(super) principal: Arc<Principal>,
+}
+
+/// Everything that the file says.
+#[derive(Default)]
+pub(crate) struct Rules {
+    pub(super) tokens: HashMap<TokenId, KnownToken>,
+    /// By whole names.
+    pub(super) certificates: HashMap<String, Arc<Principal>>,
+    /// By URIs up to their last segment, with the slash.
+    pub(super) certificate_segments: HashMap<String, Arc<Principal>>,
+    /// Rises with each change of the file.
+    pub(super) generation: u64,
+}
+
+/// The reason why a token does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenFault {
+    /// Unknown, wrong or revoked.
+    Bad,
+    /// It was right until then.
+    Expired(Timestamp),
+}
+
+impl Rules {
+    /// The principal of a certificate: the first of its names that the file has, whole names before segments.
+    pub(super) fn of_certificate(&self, names: &CertNames) -> Option<&Arc<Principal>> {
+        let whole = names.iter().find_map(|name| self.certificates.get(name));
+        whole.or_else(|| {
+            names.iter().find_map(|name| {
+                let (before, last) = name.rsplit_once('/')?;
+                if last.is_empty() {
+                    return None;
+                }
+                self.certificate_segments.get(&name[..=before.len()])
+            })
+        })
+    }
+
+    /// The token of the file that the caller has sent. Takes as long for an unknown id as for a wrong secret.
+    pub(super) fn of_token(
+        &self,
+        sent: &PresentedToken,
+        now: Timestamp,
+    ) -> Result<&KnownToken, TokenFault> {
+        let known = self.tokens.get(&sent.id);
+        let digest = known.map_or(&SecretDigest::OF_NOBODY, |known| &known.digest);
+        let matches = sent.digest.matches(digest);
+        match known {
+            Some(known) if matches && known.expires <= now => {
+                Err(TokenFault::Expired(known.expires))
+            }
+            Some(known) if matches => Ok(known),
+            _ => Err(TokenFault::Bad),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! A caller and its rights as a message.
+
+use wald_proto::v1::{self, grant::Logs};
+
+use super::proto_timestamp;
+use crate::auth::{Credential, Identity, LogRight, Scope};
+
+/// The answer of GetCaller. `None`: there is no `auth_file`.
+pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
+    let Some(identity) = identity else {
+        return v1::GetCallerResponse::default();
+    };
+    let principal = identity.principal();
+    let (kind, token_id) = match identity.credential() {
+        Credential::Certificate => (v1::CredentialKind::Certificate, String::new()),
+        Credential::Token(id) => (v1::CredentialKind::Token, id.to_string()),
+    };
+    let of_logs = principal.grants.iter().map(|grant| {
+        let rights = LogRight::ALL.into_iter();
+        let rights = rights.filter(|right| grant.rights.contains(*right));
+        v1::Grant {
+            rights: rights.map(|right| right.name().to_owned()).collect(),
+            logs: Some(match &grant.scope {
+                Scope::Exact(name) => Logs::Log(name.to_string()),
+                Scope::Prefix(prefix) => Logs::Prefix(prefix.to_string()),
+            }),
+        }
+    });
+    let of_server = v1::Grant {
+        rights: (principal.server_rights.iter())
+            .map(|right| right.name().to_owned())
+            .collect(),
+        logs: None,
+    };
+    let of_server = Some(of_server).filter(|grant| !grant.rights.is_empty());
+    v1::GetCallerResponse {
+        principal: principal.name.clone(),
+        tenant: principal.tenant.clone().unwrap_or_default(),
+        credential: kind.into(),
+        token_id,
+        expire_time: identity.expires().map(proto_timestamp),
+        grants: of_logs.chain(of_server).collect(),
+    }
+}

@@ -1,0 +1,125 @@
+//! The table of RPCs: how each is admitted, whether it writes, and which rights its caller needs.
+//!
+//! The compiler refuses a method of the contract that has no row here.
+
+use wald_proto::Method;
+
+use crate::auth::{LogRight, ServerRight};
+use crate::status::Access;
+
+/// Classes of RPCs that are admitted by rules of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// An append of one log: its answer is small.
+    Append,
+    /// An append to several logs.
+    AppendBatch,
+    /// A stream of appends, whose messages wait to be admitted.
+    AppendSession,
+    /// A request that names the files that its caller has.
+    Backup,
+    /// The service without limits, for measurements.
+    Echo,
+    /// A health check, or the order to drain: these get in whatever others hold.
+    Probe,
+    /// Streams of health.
+    Health,
+    /// Streams of requests that may take their time between two messages.
+    Reflection,
+    /// All others.
+    Other,
+}
+
+/// The condition for a caller to get past the head of its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Nothing, not even a credential.
+    Nothing,
+    /// The credential of a principal.
+    Principal,
+    /// A right to operate the server.
+    Server(ServerRight),
+    /// The credential of a principal here, and later this right on each log that the request names.
+    Logs(LogRight),
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rpc {
+    /// Class of its admission.
+    pub(crate) class: Class,
+    /// Whether it writes: only then its errors tell an outcome.
+    pub(crate) access: Access,
+    /// The condition for its callers.
+    pub(crate) need: Need,
+}
+
+const fn write(class: Class, need: Need) -> Rpc {
+    Rpc {
+        class,
+        access: Access::Write,
+        need,
+    }
+}
+
+const fn read(class: Class, need: Need) -> Rpc {
+    Rpc {
+        class,
+        access: Access::Read,
+        need,
+    }
+}
+
+/// The row of a method of the contract.
+pub(crate) const fn of(method: Method) -> Rpc {
+    use LogRight as On;
+    use Need::{Logs, Principal, Server};
+    match method {
+        // Batches need append, checks read, and cursors cursor: `auth/permitted.rs`. A new log needs create.
+        Method::Append => write(Class::Append, Logs(On::Append)),
+        Method::AppendBatch => write(Class::AppendBatch, Logs(On::Append)),
+        Method::AppendSession => write(Class::AppendSession, Logs(On::Append)),
+        // Of all logs: append on any.
+        Method::Sync => write(Class::Other, Logs(On::Append)),
+        Method::Trim => write(Class::Other, Logs(On::Trim)),
+        Method::Fence => write(Class::Other, Logs(On::Fence)),
+        Method::Read => read(Class::Other, Logs(On::Read)),
+        Method::Scan => read(Class::Other, Logs(On::Read)),
+        Method::GetTail => read(Class::Other, Logs(On::Read)),
+        Method::CreateLog => write(Class::Other, Logs(On::Create)),
+        Method::UpdateLog => write(Class::Other, Logs(On::Configure)),
+        Method::DeleteLog => write(Class::Other, Logs(On::Delete)),
+        Method::GetLog => read(Class::Other, Logs(On::List)),
+        // Of a shorter prefix the answer has the caller's own names.
+        Method::ListLogs => read(Class::Other, Logs(On::List)),
+        Method::ListProducers => read(Class::Other, Logs(On::Read)),
+        Method::ForgetProducer => write(Class::Other, Logs(On::Configure)),
+        Method::CommitCursor => write(Class::Other, Logs(On::Cursor)),
+        Method::DeleteCursor => write(Class::Other, Logs(On::Cursor)),
+        Method::GetCursor => read(Class::Other, Logs(On::Read)),
+        Method::ListCursors => read(Class::Other, Logs(On::Read)),
+        // Parts of the answer need ops.
+        Method::GetServerInfo => read(Class::Other, Principal),
+        Method::GetCaller => read(Class::Other, Principal),
+        Method::ListSegments => read(Class::Other, Server(ServerRight::Ops)),
+        Method::Verify => read(Class::Other, Server(ServerRight::Ops)),
+        Method::Backup => read(Class::Backup, Server(ServerRight::Backup)),
+        Method::Drain => write(Class::Probe, Server(ServerRight::Drain)),
+    }
+}
+
+/// The row of a method of another service: health, reflection, echo.
+pub(crate) fn foreign(path: &str) -> Rpc {
+    if path.starts_with("/wald.echo.") {
+        // A start with `auth_file` refuses the setting `echo`.
+        read(Class::Echo, Need::Nothing)
+    } else if path == "/grpc.health.v1.Health/Check" {
+        read(Class::Probe, Need::Nothing)
+    } else if path.starts_with("/grpc.health.") {
+        read(Class::Health, Need::Nothing)
+    } else if path.starts_with("/grpc.reflection.") {
+        read(Class::Reflection, Need::Principal)
+    } else {
+        read(Class::Other, Need::Principal)
+    }
+}

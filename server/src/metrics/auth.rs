@@ -1,0 +1,144 @@
+//! Metrics of callers and their rights, and of files that are read again.
+
+use std::time::SystemTime;
+
+use prometheus::{Error, GaugeVec, IntCounterVec};
+
+use super::{Maker, seconds_since_1970};
+use crate::auth::Right;
+
+/// Files that are read again together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// Certificates, keys, CA and CRL.
+    Tls,
+    /// `auth_file`.
+    Auth,
+}
+
+impl FileKind {
+    const ALL: [Self; 2] = [Self::Tls, Self::Auth];
+
+    /// The log of the daemon after files have changed.
+    pub(crate) fn in_force(self) -> &'static str {
+        match self {
+            Self::Tls => "the changed files of TLS are in force",
+            Self::Auth => "the changed auth_file is in force",
+        }
+    }
+
+    /// The log of the daemon after a fault.
+    pub(crate) fn unusable(self) -> &'static str {
+        match self {
+            Self::Tls => "the files of TLS cannot be used; the earlier ones stay in force",
+            Self::Auth => "auth_file cannot be used; the earlier one stays in force",
+        }
+    }
+
+    /// The label in metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tls => "tls",
+            Self::Auth => "auth",
+        }
+    }
+}
+
+/// Reloads of files.
+#[derive(Debug, Clone)]
+pub(crate) struct ReloadMetrics {
+    last_success: GaugeVec,
+    failures: IntCounterVec,
+}
+
+impl ReloadMetrics {
+    pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        let kinds = FileKind::ALL.map(FileKind::name);
+        Ok(Self {
+            last_success: make.gauges_by_kind(
+                "wald_reload_last_success_timestamp_seconds",
+                "Time in seconds since 1970 at which files were last read without a fault, by kind: tls (certificates, \
+                 keys, CA, CRL), auth (auth_file). 0: there are none. More than 1 hour ago: the files have a fault, \
+                 which the log names.",
+                &kinds,
+            )?,
+            failures: make.counters(
+                "wald_reload_failures_total",
+                "Attempts to read files again that found a fault, by kind; the earlier files stay in force. Above 0, the \
+                 log names file and fault.",
+                "kind",
+                &kinds,
+            )?,
+        })
+    }
+
+    /// Records that the files were read without a fault.
+    pub(crate) fn reloaded(&self, kind: FileKind, now: SystemTime) {
+        let gauge = self.last_success.with_label_values(&[kind.name()]);
+        gauge.set(seconds_since_1970(now));
+    }
+
+    /// Counts an attempt that found a fault.
+    pub(crate) fn failed(&self, kind: FileKind) {
+        self.failures.with_label_values(&[kind.name()]).inc();
+    }
+}
+
+/// The reason why a credential does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AuthFailure {
+    NoCredential,
+    Bad,
+    Expired,
+}
+
+impl AuthFailure {
+    const ALL: [Self; 3] = [Self::NoCredential, Self::Bad, Self::Expired];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::NoCredential => "none",
+            Self::Bad => "bad",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+/// Callers that were refused.
+#[derive(Debug, Clone)]
+pub(crate) struct AuthMetrics {
+    failures: IntCounterVec,
+    denied: IntCounterVec,
+}
+
+impl AuthMetrics {
+    pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        let rights: Vec<_> = Right::all().map(Right::name).collect();
+        Ok(Self {
+            failures: make.counters(
+                "wald_auth_failures_total",
+                "Calls and streams refused because of their credential, by reason: none; bad: unknown, wrong or revoked; \
+                 expired. If bad rises, a client has an old token, or someone guesses.",
+                "reason",
+                &AuthFailure::ALL.map(AuthFailure::label),
+            )?,
+            denied: make.counters(
+                "wald_authz_denied_total",
+                "Requests refused because their principal lacks a right, by right (auth_file has the names). A client \
+                 that needs the right has it granted in auth_file.",
+                "op",
+                &rights,
+            )?,
+        })
+    }
+
+    /// Counts a credential that does not count.
+    pub(crate) fn failed(&self, failure: AuthFailure) {
+        self.failures.with_label_values(&[failure.label()]).inc();
+    }
+
+    /// Counts a request without the right that it needs.
+    pub(crate) fn denied(&self, right: Right) {
+        self.denied.with_label_values(&[right.name()]).inc();
+    }
+}

@@ -1,0 +1,217 @@
+//! Files that are read again while the daemon runs: the files of TLS, and `auth_file`. One thread reads them every 10 s
+//! and on SIGHUP. It compares contents, because Kubernetes changes the directory behind a link and keeps the times of
+//! the files. New contents are checked before they come into force; after a fault the earlier ones stay.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::config::Size;
+pub(crate) use crate::metrics::FileKind;
+use crate::metrics::ReloadMetrics;
+
+/// Pause between two reads of the files.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// Pause before a second read after a fault: a writer may have replaced one file of two.
+const SECOND_READ: Duration = Duration::from_millis(200);
+
+/// The fault of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fault {
+    setting: &'static str,
+    path: PathBuf,
+    why: String,
+}
+
+impl Fault {
+    pub(crate) fn new(setting: &'static str, path: &Path, why: impl fmt::Display) -> Self {
+        Self {
+            setting,
+            path: path.to_owned(),
+            why: why.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.setting, self.path.display(), self.why)
+    }
+}
+
+/// Whether every user of the machine may read a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Secrecy {
+    Public,
+    Secret,
+}
+
+/// Reads a file. The path may go through links: Kubernetes replaces files by changing a link to their directory.
+///
+/// # Errors
+/// If it cannot be read, has more than `most` bytes, or is secret and every user may read it.
+pub(crate) fn read_file(
+    setting: &'static str,
+    path: &Path,
+    most: u64,
+    secrecy: Secrecy,
+) -> Result<Vec<u8>, Fault> {
+    let fault = |why: &dyn fmt::Display| Fault::new(setting, path, why);
+    // Without NONBLOCK the open of a FIFO would wait for its writer.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| fault(&format!("cannot be opened: {error}")))?;
+    let file = File::from(file);
+    let about = file.metadata().map_err(|error| fault(&error))?;
+    if !about.is_file() {
+        return Err(fault(&"it is not a regular file"));
+    }
+    let mode = about.permissions().mode() & 0o7777;
+    if secrecy == Secrecy::Secret && mode & 0o007 != 0 {
+        return Err(fault(&format!(
+            "every user of this machine can use it (mode {mode:04o}); run: chmod o-rwx {}",
+            path.display()
+        )));
+    }
+    let mut bytes = Vec::new();
+    (file.take(most + 1).read_to_end(&mut bytes))
+        .map_err(|error| fault(&format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > most {
+        return Err(fault(&format!("the file is larger than {}", Size(most))));
+    }
+    Ok(bytes)
+}
+
+/// Files that belong together, and their effect.
+pub(crate) trait ReloadedFiles: Send + 'static {
+    /// Their name in metrics and in the log.
+    const KIND: FileKind;
+    /// Contents of all of them.
+    type Contents: PartialEq + Send;
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// With the first file that cannot be read.
+    fn read(&self) -> Result<Self::Contents, Fault>;
+
+    /// Checks the contents, and puts them in force instead of `earlier`.
+    ///
+    /// # Errors
+    /// With the first fault. Nothing has changed then.
+    fn put_in_force(
+        &mut self,
+        contents: &Self::Contents,
+        earlier: &Self::Contents,
+    ) -> Result<(), Fault>;
+}
+
+/// Files that were read and passed their check.
+pub(crate) struct Reloader<F: ReloadedFiles> {
+    pub(crate) files: F,
+    /// Contents in force.
+    contents: F::Contents,
+    metrics: ReloadMetrics,
+    /// Fault of the last attempt, so that the log has each only once.
+    fault: Option<Fault>,
+}
+
+impl<F: ReloadedFiles> Reloader<F> {
+    /// Begins with the files and contents that `begin` reads and checks.
+    ///
+    /// # Errors
+    /// With the first fault.
+    pub(crate) fn start(
+        metrics: &ReloadMetrics,
+        begin: impl FnMut() -> Result<(F, F::Contents), Fault>,
+    ) -> Result<Self, Fault> {
+        let (files, contents) = twice(begin)?;
+        metrics.reloaded(F::KIND, SystemTime::now());
+        Ok(Self {
+            files,
+            contents,
+            metrics: metrics.clone(),
+            fault: None,
+        })
+    }
+
+    /// Puts the files in force if they have changed. Returns whether they have.
+    fn try_reload(&mut self) -> Result<bool, Fault> {
+        let contents = self.files.read()?;
+        if contents == self.contents {
+            return Ok(false);
+        }
+        self.files.put_in_force(&contents, &self.contents)?;
+        self.contents = contents;
+        Ok(true)
+    }
+}
+
+/// Tries once more after a fault.
+fn twice<T>(mut read: impl FnMut() -> Result<T, Fault>) -> Result<T, Fault> {
+    read().or_else(|_| {
+        std::thread::sleep(SECOND_READ);
+        read()
+    })
+}
+
+/// Files of any kind.
+pub(crate) trait Reload: Send {
+    /// Reads the files once.
+    fn reload(&mut self);
+}
+
+impl<F: ReloadedFiles> Reload for Reloader<F> {
+    fn reload(&mut self) {
+        match twice(|| self.try_reload()) {
+            Ok(changed) => {
+                if changed || self.fault.is_some() {
+                    tracing::info!("{}", F::KIND.in_force());
+                }
+                self.fault = None;
+                self.metrics.reloaded(F::KIND, SystemTime::now());
+            }
+            Err(fault) => {
+                self.metrics.failed(F::KIND);
+                if self.fault.as_ref() != Some(&fault) {
+                    tracing::error!(%fault, "{}", F::KIND.unusable());
+                    self.fault = Some(fault);
+                }
+            }
+        }
+    }
+}
+
+/// The thread at work. Dropping it ends the thread.
+pub(crate) struct ReloadThread(Sender<()>);
+
+impl ReloadThread {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the system starts none.
+    pub(crate) fn start(mut files: Vec<Box<dyn Reload>>) -> io::Result<Self> {
+        let (requests, requested) = channel();
+        std::thread::Builder::new()
+            .name("wald-reload".to_owned())
+            .spawn(move || {
+                while let Ok(()) | Err(RecvTimeoutError::Timeout) = requested.recv_timeout(EVERY) {
+                    files.iter_mut().for_each(|files| files.reload());
+                }
+            })?;
+        Ok(Self(requests))
+    }
+
+    /// Reads the files now.
+    pub(crate) fn reload(&self) {
+        // The thread ends only after this value.
+        let _ = self.0.send(());
+    }
+}

@@ -1,0 +1,14 @@
+//! Principals, tokens and rights, over the built daemon.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod commands;
+mod http;
+mod matrix;
+mod principals;
+mod raw;
+mod rights;
+mod streams;
+#[path = "../support/mod.rs"]
+mod support;
+mod tokens;
