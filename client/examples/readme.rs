@@ -45,6 +45,7 @@ async fn connect_by_tls() -> Result<Client, Error> {
         .server_name("wald.internal"); // default: the host of the endpoint
     let client = Client::builder("https://10.0.0.7:6925")
         .tls(tls)
+        .token_file("token") // if the server requires a token
         .connect()
         .await?;
     Ok(client)

@@ -1,6 +1,7 @@
 //! The connection, and the one place where calls are repeated.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_client::HealthClient;
+use wald_proto::v1::Reason;
 use wald_proto::v1::cursor_service_client::CursorServiceClient;
 use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
@@ -17,7 +19,10 @@ use crate::connect::{LastTlsProblem, ServerConnector};
 use crate::endpoint;
 use crate::error::{Error, ErrorKind, Outcome, not_connected};
 use crate::retry::{Repeat, RetryPolicy};
-use crate::tls::{TlsOptions, TlsSettings};
+use crate::tls::{TlsFailure, TlsOptions, TlsProblem, TlsSettings};
+use crate::token::{
+    CallChannel, CallHeaders, CallerStep, HiddenToken, TokenOption, TokenSource, is_loopback,
+};
 
 /// Deadline of calls that name none.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,7 +41,8 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// is *not* repeated: its [`Error::outcome`] is unknown.
 #[derive(Debug, Clone)]
 pub struct Client {
-    channel: Channel,
+    channel: CallChannel,
+    token: Option<Arc<TokenSource>>,
     last_failure: Arc<LastTlsProblem>,
     settings: Arc<ClientBuilder>,
 }
@@ -52,6 +58,17 @@ pub struct ClientBuilder {
     silence_timeout: Duration,
     retry: RetryPolicy,
     tls: Option<TlsOptions>,
+    token: Option<TokenOption>,
+    allow_insecure_token: bool,
+    step: Option<CallerStep>,
+}
+
+/// The connection of a client, not made yet or lazily.
+struct ServerTransport {
+    endpoint: Endpoint,
+    connector: ServerConnector,
+    last_failure: Arc<LastTlsProblem>,
+    token: Option<Arc<TokenSource>>,
 }
 
 impl ClientBuilder {
@@ -97,39 +114,142 @@ impl ClientBuilder {
         self
     }
 
+    /// The token that every call carries.
+    pub fn token(mut self, token: impl AsRef<str>) -> Self {
+        self.token = Some(TokenOption::fixed(token.as_ref()));
+        self
+    }
+
+    /// File with the token that every call carries; white space around the token does not count.
+    /// The client reads the file again at most once a second, and once when the server refuses the
+    /// token. Then it repeats a call if the file has another token.
+    pub fn token_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.token = Some(TokenOption::File(path.into()));
+        self
+    }
+
+    /// Lets the token cross a connection without TLS to another machine, where anybody in between
+    /// can take it. Default: without TLS only to loopback.
+    pub fn allow_insecure_token(mut self) -> Self {
+        self.allow_insecure_token = true;
+        self
+    }
+
+    /// Runs before each call, as an interceptor of tonic: adds metadata, such as that of tracing,
+    /// or refuses the call.
+    pub fn interceptor(
+        mut self,
+        step: impl Fn(Request<()>) -> Result<Request<()>, Status> + Send + Sync + 'static,
+    ) -> Self {
+        self.step = Some(CallerStep(Arc::new(step)));
+        self
+    }
+
+    /// Settings from the environment. An empty variable counts as absent.
+    ///
+    /// - `WALD_ENDPOINT`: default [`DEFAULT_ENDPOINT`](crate::DEFAULT_ENDPOINT).
+    /// - `WALD_TLS_CA`, `WALD_TLS_CERT` and `WALD_TLS_KEY`, `WALD_TLS_SERVER_NAME`: as in [`TlsOptions`].
+    /// - `WALD_TOKEN_FILE`, or else `WALD_TOKEN`: as [`token_file`](Self::token_file),
+    ///   [`token`](Self::token).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Tls`] if only one of `WALD_TLS_CERT` and `WALD_TLS_KEY` is there.
+    pub fn from_env() -> Result<Self, Error> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let text = |name| set(name).map(|value| value.to_string_lossy().into_owned());
+        let endpoint =
+            text("WALD_ENDPOINT").unwrap_or_else(|| endpoint::DEFAULT_ENDPOINT.to_owned());
+        let mut tls = None::<TlsOptions>;
+        if let Some(ca) = set("WALD_TLS_CA") {
+            tls = Some(tls.unwrap_or_default().ca_file(ca));
+        }
+        match (set("WALD_TLS_CERT"), set("WALD_TLS_KEY")) {
+            (None, None) => {}
+            (Some(certificate), Some(key)) => {
+                tls = Some(tls.unwrap_or_default().identity_files(certificate, key));
+            }
+            _ => {
+                let detail = "WALD_TLS_CERT and WALD_TLS_KEY need each other";
+                let problem = TlsProblem::new(TlsFailure::Settings, detail);
+                return Err(Error::of_tls(problem, &endpoint));
+            }
+        }
+        if let Some(name) = text("WALD_TLS_SERVER_NAME") {
+            tls = Some(tls.unwrap_or_default().server_name(name));
+        }
+        let mut builder = Client::builder(endpoint);
+        builder.tls = tls;
+        builder.token = match (set("WALD_TOKEN_FILE"), text("WALD_TOKEN")) {
+            (Some(path), _) => Some(TokenOption::File(path.into())),
+            (None, token) => token.as_deref().map(TokenOption::fixed),
+        };
+        Ok(builder)
+    }
+
+    /// A client over a channel of the caller's own, such as one with a proxy or other middleware. The
+    /// settings of connections and of TLS do not count then; the endpoint only names the server in errors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Token`]: whether the channel is encrypted is not known, so that a token also
+    /// needs [`allow_insecure_token`](Self::allow_insecure_token).
+    pub fn over(self, channel: Channel) -> Result<Client, Error> {
+        if self.token.is_some() && !self.allow_insecure_token {
+            let detail = "whether a channel of one's own is encrypted is not known: allow_insecure_token says \
+                          that the token may go over it"
+                .to_owned();
+            return Err(Error::new(ErrorKind::Token { detail }));
+        }
+        let token = self.token.as_ref().map(TokenSource::new).transpose()?;
+        Ok(self.client(channel, Arc::default(), token.map(Arc::new)))
+    }
+
+    fn client(
+        self,
+        channel: Channel,
+        last_failure: Arc<LastTlsProblem>,
+        token: Option<Arc<TokenSource>>,
+    ) -> Client {
+        let headers = CallHeaders {
+            token: token.clone(),
+            step: self.step.clone(),
+        };
+        Client {
+            channel: CallChannel::new(channel, headers),
+            token,
+            last_failure,
+            settings: Arc::new(self),
+        }
+    }
+
     /// Connects now. A server that requires a client certificate refuses a wrong one at the first
     /// call, because TLS 1.3 ends the client's handshake before.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Connect`].
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Token`], [`ErrorKind::Connect`].
     pub async fn connect(mut self) -> Result<Client, Error> {
-        let (endpoint, connector, last_failure) = self.transport()?;
-        let channel = endpoint
-            .connect_with_connector(connector)
+        let transport = self.transport()?;
+        let channel = transport
+            .endpoint
+            .connect_with_connector(transport.connector)
             .await
             .map_err(|error| Error::new(not_connected(&error, &self.endpoint)))?;
-        Ok(Client {
-            channel,
-            last_failure,
-            settings: Arc::new(self),
-        })
+        Ok(self.client(channel, transport.last_failure, transport.token))
     }
 
-    /// Connects with the first call. Must be called within a tokio runtime. Files of TLS are read
-    /// now.
+    /// Connects with the first call. Must be called within a tokio runtime. Files of TLS and of the token
+    /// are read now.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`].
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Token`].
     pub fn connect_lazy(mut self) -> Result<Client, Error> {
-        let (endpoint, connector, last_failure) = self.transport()?;
-        Ok(Client {
-            channel: endpoint.connect_with_connector_lazy(connector),
-            last_failure,
-            settings: Arc::new(self),
-        })
+        let transport = self.transport()?;
+        let channel = transport
+            .endpoint
+            .connect_with_connector_lazy(transport.connector);
+        Ok(self.client(channel, transport.last_failure, transport.token))
     }
 
-    fn transport(&mut self) -> Result<(Endpoint, ServerConnector, Arc<LastTlsProblem>), Error> {
+    fn transport(&mut self) -> Result<ServerTransport, Error> {
         let complete = endpoint::complete(&self.endpoint).map_err(Error::new)?;
         self.endpoint = complete.text;
         let invalid = |why| {
@@ -150,6 +270,18 @@ impl ClientBuilder {
                     .map_err(|problem| Error::of_tls(problem, &self.endpoint))?,
             ),
         };
+        let token = self.token.as_ref().map(TokenSource::new).transpose()?;
+        if token.is_some()
+            && !complete.tls
+            && !self.allow_insecure_token
+            && !is_loopback(&complete.host)
+        {
+            let detail = format!(
+                "a token must not cross plaintext to {}: use https://, or allow_insecure_token",
+                self.endpoint
+            );
+            return Err(Error::new(ErrorKind::Token { detail }));
+        }
         let last_failure = Arc::new(LastTlsProblem::default());
         let connector =
             ServerConnector::new(files, self.connect_timeout, Arc::clone(&last_failure));
@@ -177,7 +309,12 @@ impl ClientBuilder {
             .initial_connection_window_size(16 << 20)
             .user_agent(concat!("wald-client/", env!("CARGO_PKG_VERSION")))
             .map_err(|_| invalid(""))?;
-        Ok((endpoint, connector, last_failure))
+        Ok(ServerTransport {
+            endpoint,
+            connector,
+            last_failure,
+            token: token.map(Arc::new),
+        })
     }
 }
 
@@ -202,7 +339,19 @@ impl Client {
             silence_timeout: Duration::from_secs(60),
             retry: RetryPolicy::default(),
             tls: None,
+            token: None,
+            allow_insecure_token: false,
+            step: None,
         }
+    }
+
+    /// Connects to the server that the environment names, with the settings of
+    /// [`ClientBuilder::from_env`].
+    ///
+    /// # Errors
+    /// As [`ClientBuilder::connect`].
+    pub async fn from_env() -> Result<Self, Error> {
+        ClientBuilder::from_env()?.connect().await
     }
 
     /// The endpoint of the server, with scheme and port.
@@ -210,23 +359,23 @@ impl Client {
         &self.settings.endpoint
     }
 
-    pub(crate) fn wal(&self) -> WalServiceClient<Channel> {
+    pub(crate) fn wal(&self) -> WalServiceClient<CallChannel> {
         WalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 
-    pub(crate) fn log_service(&self) -> LogServiceClient<Channel> {
+    pub(crate) fn log_service(&self) -> LogServiceClient<CallChannel> {
         LogServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 
-    pub(crate) fn cursor_service(&self) -> CursorServiceClient<Channel> {
+    pub(crate) fn cursor_service(&self) -> CursorServiceClient<CallChannel> {
         CursorServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 
-    pub(crate) fn ops(&self) -> OpsServiceClient<Channel> {
+    pub(crate) fn ops(&self) -> OpsServiceClient<CallChannel> {
         OpsServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 
-    pub(crate) fn health_service(&self) -> HealthClient<Channel> {
+    pub(crate) fn health_service(&self) -> HealthClient<CallChannel> {
         HealthClient::new(self.channel.clone())
     }
 
@@ -271,6 +420,39 @@ impl Client {
         })
     }
 
+    /// A request that carries the token, and the token.
+    pub(crate) fn request<Q>(&self, message: Q) -> (Request<Q>, Option<HiddenToken>) {
+        let mut request = Request::new(message);
+        let used = self
+            .token
+            .as_ref()
+            .map(|token| token.put_into(&mut request));
+        (request, used)
+    }
+
+    /// Whether to send a request again after this error. A server that refused the token applied
+    /// nothing: the request is sent again once there is another token. `waits`: producers and
+    /// followers also wait until an expired one is replaced in its file.
+    pub(crate) fn allows(
+        &self,
+        repeat: Repeat,
+        error: &Error,
+        used: Option<&HiddenToken>,
+        waits: bool,
+    ) -> bool {
+        let expired = match error.reason() {
+            Some(Reason::CredentialExpired) => true,
+            Some(Reason::BadCredential) => false,
+            _ => return repeat.allows(error),
+        };
+        match (&self.token, used) {
+            (Some(token), Some(used)) => {
+                token.changed(used) || (waits && expired && token.follows_a_file())
+            }
+            _ => false,
+        }
+    }
+
     /// Makes a unary call, and repeats it as far as that is safe and `timeout` reaches.
     pub(crate) async fn call<Q, A, F, S>(
         &self,
@@ -288,7 +470,7 @@ impl Client {
         let mut failures = 0;
         let mut unknown = false;
         loop {
-            let mut attempt = Request::new(request.clone());
+            let (mut attempt, used) = self.request(request.clone());
             // The server must not write a request that no caller waits for any more.
             attempt.set_timeout(deadline.saturating_duration_since(Instant::now()));
             let error = match tokio::time::timeout_at(deadline, send(attempt)).await {
@@ -298,7 +480,7 @@ impl Client {
             };
             failures += 1;
             let pause = self.settings.retry.pause(failures, &error);
-            let last = !repeat.allows(&error)
+            let last = !self.allows(repeat, &error, used.as_ref(), false)
                 || failures >= self.settings.retry.max_attempts
                 || Instant::now() + pause >= deadline;
             if last {

@@ -57,6 +57,12 @@ pub enum ErrorKind {
         /// The reason for people, with names and dates of the certificate.
         detail: String,
     },
+    /// The token cannot be used, or must not be sent over plaintext; nothing was sent.
+    #[error("{detail}")]
+    Token {
+        /// The reason, with the path of the file.
+        detail: String,
+    },
     /// The system gave no random numbers to name a producer with; nothing was sent.
     #[error("no random numbers: {detail}")]
     Random {
@@ -228,6 +234,7 @@ impl Error {
     pub fn code(&self) -> Code {
         match self.kind() {
             ErrorKind::InvalidEndpoint { .. }
+            | ErrorKind::Token { .. }
             | ErrorKind::Tls {
                 failure: TlsFailure::Settings,
                 ..
@@ -301,6 +308,7 @@ impl Error {
         match self.kind() {
             ErrorKind::InvalidEndpoint { .. }
             | ErrorKind::Tls { .. }
+            | ErrorKind::Token { .. }
             | ErrorKind::Random { .. }
             | ErrorKind::Connect { .. }
             | ErrorKind::NotSent(_) => Outcome::NotApplied,
@@ -343,6 +351,7 @@ impl Error {
             },
             ErrorKind::Gone => Retry::SafeWithCondition,
             ErrorKind::InvalidEndpoint { .. }
+            | ErrorKind::Token { .. }
             | ErrorKind::Random { .. }
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_) => Retry::Never,

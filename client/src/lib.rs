@@ -46,6 +46,7 @@ mod retry;
 mod scan;
 mod scan_stream;
 mod tls;
+mod token;
 mod verify;
 
 pub use append::{Ack, Append};

@@ -26,6 +26,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Repeat;
 use crate::scan::{Cursor, Scan, ScanEvent, events};
+use crate::token::HiddenToken;
 
 /// The events of a scan. Ends after the last one, or after an error.
 pub struct ScanStream {
@@ -53,6 +54,7 @@ impl ScanStream {
             failures: 0,
             failing_since: None,
             pause: Duration::ZERO,
+            used: None,
             ended: false,
         };
         let events = stream::unfold(underway, |mut underway| async move {
@@ -120,6 +122,8 @@ struct Underway {
     /// Begin of the first failed attempt, or of the one under way.
     failing_since: Option<Instant>,
     pause: Duration,
+    /// The token of the last connection.
+    used: Option<HiddenToken>,
     ended: bool,
 }
 
@@ -151,7 +155,9 @@ impl Underway {
         self.pin_tail_offset().await?;
         let timeout = self.client.silence_timeout();
         let mut wal = self.client.wal();
-        let opened = tokio::time::timeout(timeout, wal.scan(self.request.clone())).await;
+        let (request, used) = self.client.request(self.request.clone());
+        self.used = used;
+        let opened = tokio::time::timeout(timeout, wal.scan(request)).await;
         match opened {
             Ok(Ok(answer)) => {
                 self.connection = Some(answer.into_inner());
@@ -248,7 +254,10 @@ impl Underway {
         let tired = self.failures >= policy.max_attempts
             || since.elapsed() + pause >= self.client.default_timeout();
         let tired = tired && !patient;
-        if self.place == NextStart::Lost || tired || !Repeat::Read.allows(&error) {
+        let allowed = self
+            .client
+            .allows(Repeat::Read, &error, self.used.as_ref(), patient);
+        if self.place == NextStart::Lost || tired || !allowed {
             return Err(error.of_read());
         }
         self.pause = pause;

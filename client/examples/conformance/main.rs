@@ -44,7 +44,7 @@ async fn main() -> Result<ExitCode> {
 }
 
 async fn client() -> Result<Client> {
-    Ok(Client::connect(variable("WALD_ENDPOINT")?).await?)
+    Ok(Client::from_env().await?)
 }
 
 fn variable(name: &str) -> Result<String> {

@@ -17,6 +17,7 @@ use crate::batch::BatchAck;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::retry::Repeat;
+use crate::token::HiddenToken;
 
 /// A batch that was sent and not acked.
 struct InFlight {
@@ -63,6 +64,8 @@ pub(super) struct Driver {
     progress: Instant,
     /// Failures since then.
     failures: u32,
+    /// The token of the last session.
+    used: Option<HiddenToken>,
     window: Arc<Semaphore>,
     failure: Arc<OnceLock<Error>>,
 }
@@ -87,6 +90,7 @@ impl Driver {
             next_request_id: 0,
             progress: Instant::now(),
             failures: 0,
+            used: None,
             window,
             failure,
         }
@@ -143,7 +147,11 @@ impl Driver {
         }
         let mut requests = Some(requests);
         let mut wal = self.client.wal();
-        let opening = wal.append_session(stream::poll_fn(move |cx| outgoing.poll_recv(cx)));
+        let (requests_of_session, used) = self
+            .client
+            .request(stream::poll_fn(move |cx| outgoing.poll_recv(cx)));
+        self.used = used;
+        let opening = wal.append_session(requests_of_session);
         tokio::pin!(opening);
         let mut answers = None;
         loop {
@@ -221,7 +229,9 @@ impl Driver {
         self.failures += 1;
         let pause = self.client.retry_policy().pause(self.failures, &error);
         let give_up = Instant::now() + pause >= self.progress + self.patience;
-        if self.stamp.is_none() || give_up || !Repeat::Guarded.allows(&error) {
+        let used = self.used.as_ref();
+        let allowed = self.client.allows(Repeat::Guarded, &error, used, true);
+        if self.stamp.is_none() || give_up || !allowed {
             return Err(error);
         }
         if error.outcome() == Outcome::Unknown {

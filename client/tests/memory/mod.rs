@@ -15,6 +15,7 @@ use futures_core::Stream;
 use futures_util::stream;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, broadcast};
+use tonic::service::InterceptorLayer;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -61,8 +62,25 @@ pub(crate) struct Memory {
     pub(crate) sessions: AtomicUsize,
     /// Whether sessions stay open after their clients have half-closed.
     pub(crate) lingers: AtomicBool,
+    /// The token that calls must carry, and the reason of a refusal; none: any call is taken.
+    pub(crate) door: Mutex<Option<(&'static str, &'static str)>>,
+    /// The tokens of the calls so far.
+    pub(crate) tokens: Mutex<Vec<String>>,
     /// Cuts every connection through the proxy.
     cut: broadcast::Sender<()>,
+}
+
+/// A refusal of a token. One that has expired is SAFE.
+pub(crate) fn refused_token(reason: &str) -> Status {
+    let retry = match reason {
+        "CREDENTIAL_EXPIRED" => "SAFE",
+        _ => "NEVER",
+    };
+    refuse(
+        Code::Unauthenticated,
+        reason,
+        &[("retry", retry.to_owned())],
+    )
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -80,6 +98,8 @@ impl Memory {
             backups: Mutex::default(),
             sessions: AtomicUsize::new(0),
             lingers: AtomicBool::new(false),
+            door: Mutex::default(),
+            tokens: Mutex::default(),
             cut: broadcast::channel(8).0,
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -91,7 +111,9 @@ impl Memory {
             .set_service_status("", tonic_health::ServingStatus::Serving)
             .await;
         let limit = 8 << 20;
+        let door = memory.clone();
         let server = tonic::transport::Server::builder()
+            .layer(InterceptorLayer::new(move |request| door.check(request)))
             .add_service(
                 WalServiceServer::from_arc(memory.clone()).max_decoding_message_size(limit),
             )
@@ -125,6 +147,19 @@ impl Memory {
             }
         });
         (memory, endpoint)
+    }
+
+    /// Whether a call carries the right token.
+    fn check(&self, request: Request<()>) -> Result<Request<()>, Status> {
+        let given = request.metadata().get("authorization");
+        let given = given.map_or("", |header| header.to_str().unwrap());
+        self.tokens.lock().unwrap().push(given.to_owned());
+        match *self.door.lock().unwrap() {
+            Some((token, reason)) if given != format!("Bearer {token}") => {
+                Err(refused_token(reason))
+            }
+            _ => Ok(request),
+        }
     }
 
     /// Sets the outcomes of the next requests on sessions.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use wald_client::proto::{Compression, SyncMode};
-use wald_client::{DEFAULT_ENDPOINT, Durability, TlsOptions, Visibility};
+use wald_client::{ClientBuilder, DEFAULT_ENDPOINT, Durability, TlsOptions, Visibility};
 
 use crate::input::InputFormat;
 use crate::output::Output;
@@ -14,7 +14,7 @@ use crate::parse::{self, Moment, ScanBegin};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found or nothing there, 4 unavailable, \
-5 data loss, 130 interrupted.";
+5 data loss, 6 denied, 130 interrupted.";
 
 /// Append to the logs of a Wald server, and read them back.
 #[derive(Debug, Parser)]
@@ -41,6 +41,35 @@ pub(crate) struct Global {
     pub(crate) output: Output,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
+    #[command(flatten)]
+    pub(crate) token: TokenArgs,
+}
+
+// There is no option for the token itself: a list of processes shows arguments.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TokenArgs {
+    /// File with the token that every call carries [default: the token in WALD_TOKEN]
+    #[arg(long, global = true, env = "WALD_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Let the token cross a connection without TLS to another machine
+    #[arg(long, global = true)]
+    pub(crate) allow_insecure_token: bool,
+}
+
+impl TokenArgs {
+    /// Gives the client its token, if there is one.
+    pub(crate) fn add_to(&self, mut builder: ClientBuilder) -> ClientBuilder {
+        let in_environment = std::env::var("WALD_TOKEN").unwrap_or_default();
+        builder = match &self.token_file {
+            Some(path) => builder.token_file(path),
+            None if !in_environment.is_empty() => builder.token(in_environment),
+            None => builder,
+        };
+        match self.allow_insecure_token {
+            true => builder.allow_insecure_token(),
+            false => builder,
+        }
+    }
 }
 
 // A doc comment here would replace the description of walctl in its help.

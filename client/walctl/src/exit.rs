@@ -19,6 +19,8 @@ pub(crate) enum ExitKind {
     NotFound = 3,
     Unavailable = 4,
     DataLoss = 5,
+    /// The server does not know the caller, or does not allow the call.
+    Denied = 6,
     /// 128 + SIGINT.
     Interrupted = 130,
 }
@@ -110,6 +112,7 @@ fn exit_of(error: &anyhow::Error) -> ExitKind {
     let kind = find::<Error>(error).map(Error::kind);
     if let Some(
         ErrorKind::InvalidEndpoint { .. }
+        | ErrorKind::Token { .. }
         | ErrorKind::Tls {
             failure: TlsFailure::Settings,
             ..
@@ -122,6 +125,7 @@ fn exit_of(error: &anyhow::Error) -> ExitKind {
         Some(Code::NotFound | Code::OutOfRange) => ExitKind::NotFound,
         Some(Code::Unavailable | Code::DeadlineExceeded) => ExitKind::Unavailable,
         Some(Code::DataLoss) => ExitKind::DataLoss,
+        Some(Code::Unauthenticated | Code::PermissionDenied) => ExitKind::Denied,
         _ => ExitKind::Failed,
     }
 }
@@ -174,6 +178,12 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
             }
             Reason::Trimmed => return read_on("first_lsn"),
             Reason::Quarantined => return read_on("to_lsn"),
+            Reason::NoCredential | Reason::BadCredential => {
+                "--token-file or WALD_TOKEN_FILE names the file with the token, --tls-cert and --tls-key the \
+                 client certificate"
+                    .to_owned()
+            }
+            Reason::CredentialExpired => "renew the token or the certificate".to_owned(),
             Reason::DiskFull => "make space on the server's disk, then go on".to_owned(),
             Reason::Rate | Reason::Starting => "try again in a moment".to_owned(),
             Reason::JournalFailed if error.outcome() == Outcome::Unknown => {
@@ -208,6 +218,9 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
         ),
         ErrorKind::InvalidEndpoint { .. } => {
             Some("write HOST:PORT, such as 127.0.0.1:6925".to_owned())
+        }
+        ErrorKind::Token { detail } if detail.contains("plaintext") => {
+            Some("--allow-insecure-token sends it anyway".to_owned())
         }
         ErrorKind::Tls { failure, .. } => of_tls(*failure).map(str::to_owned),
         ErrorKind::Connect { .. } => {

@@ -89,7 +89,7 @@ async fn run(mut args: Args) -> Result<ExitKind> {
         }
         builder = builder.tls(options);
     }
-    let client = builder.connect_lazy()?;
+    let client = args.global.token.add_to(builder).connect_lazy()?;
     args.global.endpoint = client.endpoint().to_owned();
     if !asks {
         tokio::spawn(report_refusal(client.clone()));
