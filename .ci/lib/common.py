@@ -127,10 +127,10 @@ class Daemon:
 
     `strace` are arguments for strace, which then sees every call from the first on; its output
     is in `trace`. The process is still the daemon's. `under` is a command that becomes
-    the command after it.
+    the command after it. `variables` are added to its environment.
     """
 
-    def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=()):
+    def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=(), variables=None):
         self.data_dir = data_dir
         command = [WALD, "--data-dir", data_dir, "--listen", listen, "--http-listen", ":0",
                    "--log-format", "json", *arguments]
@@ -140,7 +140,7 @@ class Daemon:
             # only the traced calls cost anything.
             command = ["strace", "-D", "-f", "--seccomp-bpf", "-ttt", "-o", self.trace, *strace, *command]
         self.process = subprocess.Popen([str(c) for c in [*under, *command]], stdin=subprocess.DEVNULL,
-                                        stderr=subprocess.PIPE, text=True, env=clean_environment())
+                                        stderr=subprocess.PIPE, text=True, env=clean_environment(**variables or {}))
         self.lines = []
         self.start = None
         for line in self.process.stderr:

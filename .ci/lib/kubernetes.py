@@ -13,6 +13,7 @@ from deploy import *
 
 KWOK = pinned("kwok")
 OPERATOR = "v0.85.0"
+CERT_MANAGER = "v1.19.1"
 PLURALS = {"NetworkPolicy": "networkpolicies", "StorageClass": "storageclasses"}
 CLUSTER_WIDE = {"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"}
 
@@ -144,10 +145,12 @@ def stages():
 
 
 def definitions():
-    """The Prometheus operator's ServiceMonitor and PrometheusRule."""
-    directory = module("github.com/prometheus-operator/prometheus-operator", OPERATOR) / "example" / "prometheus-operator-crd"
-    names = ["servicemonitors", "prometheusrules"]
-    return [documents((directory / f"monitoring.coreos.com_{name}.yaml").read_bytes())[0] for name in names]
+    """The Prometheus operator's ServiceMonitor and PrometheusRule, and cert-manager's Certificate."""
+    operator = module("github.com/prometheus-operator/prometheus-operator", OPERATOR) / "example" / "prometheus-operator-crd"
+    issuer = module("github.com/cert-manager/cert-manager", CERT_MANAGER) / "deploy" / "crds"
+    paths = [operator / "monitoring.coreos.com_servicemonitors.yaml", operator / "monitoring.coreos.com_prometheusrules.yaml",
+             issuer / "cert-manager.io_certificates.yaml"]
+    return [documents(path.read_bytes())[0] for path in paths]
 
 
 def collection(item, namespace):

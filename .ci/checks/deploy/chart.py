@@ -1,6 +1,6 @@
 """Checks the Helm chart without a cluster. It is linted and rendered with every file in its ci/, and the
-objects are validated against the schemas of Kubernetes. The daemon accepts the settings, impossible values are
-refused with a sentence, and dashboards and alerts are in the package. The settings in
+objects are validated against the schemas of Kubernetes. The daemon accepts the settings, and serves with them and
+with real certificates and tokens. Impossible values are refused with a sentence, and dashboards and alerts are in the package. The settings in
 values.schema.json come from the daemon, and the chart's README from the comments in values.yaml:
 --write generates both again.
 
@@ -10,14 +10,21 @@ needs the static binaries, too (setup/builds:static).
 
 import functools
 import operator
+import socket
+import ssl
 import tarfile
+import urllib.error
 
+from certificates import *
 from deploy import *
 
 SCHEMA = CHART / "values.schema.json"
 WRITE = "--write" in sys.argv
-# The chart sets these itself: an address, a directory, ports.
-OURS = {"listen", "http_listen", "insecure_listen", "data_dir"}
+# The chart sets these itself: addresses, a directory, and the settings that must agree with Secrets and probes.
+OURS = {"listen", "http_listen", "insecure_listen", "insecure_tokens", "data_dir", "tls_cert", "tls_key", "tls_client_auth",
+        "tls_client_ca", "tls_client_crl", "http_tls", "auth_file", "metrics_open"}
+# Kinds of volumes that the Pod Security Standard `restricted` permits.
+VOLUMES_ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
 
 def forms():
@@ -119,12 +126,23 @@ def lint():
         expect(f"helm lint with {values.name}", done.returncode == 0, said(done) if done.returncode else "")
 
 
+def environment(container):
+    """The variables of a container in a manifest."""
+    return {item["name"]: item["value"] for item in container.get("env", [])}
+
+
+@functools.cache
+def of_values(values):
+    """The objects that a file in ci/ makes. Nobody changes them."""
+    return rendered("--values", values)
+
+
 @check("Rendered objects match the schemas of Kubernetes, and the daemon accepts their settings")
 def manifests(directory):
     version = pinned("kubernetes").rpartition(".")[0]
     for values in VALUES:
-        objects = rendered("--values", values)
-        own = [o for o in objects if "monitoring.coreos.com" not in o["apiVersion"]]
+        objects = of_values(values)
+        own = [o for o in objects if not re.search("monitoring.coreos.com|cert-manager.io", o["apiVersion"])]
         paths = []
         for number, item in enumerate(own):
             paths.append(directory / f"{number}.json")
@@ -135,9 +153,45 @@ def manifests(directory):
         settings = directory / "wald.toml"
         settings.write_text(settings_file(objects))
         container = only(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
-        variables = {item["name"]: item["value"] for item in container["env"]} | {"WALD_CONFIG": str(settings)}
+        variables = environment(container) | {"WALD_CONFIG": str(settings)}
         done = run(WALD, "config", "check", *container.get("args", []), env=clean_environment(**variables))
         expect(f"{values.name}: the daemon takes its settings", done.returncode == 0, said(done))
+
+
+def unrestricted(pod):
+    """The rules of the Pod Security Standard `restricted` that a pod breaks."""
+    broken = {key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)}
+    broken |= {f"volume {volume['name']}" for volume in pod.get("volumes", []) if not set(volume) - {"name"} <= VOLUMES_ALLOWED}
+    whole = pod.get("securityContext", {})
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        own = {**whole, **container.get("securityContext", {})}
+        capabilities = own.get("capabilities", {})
+        for rule, kept in [("privileged", not own.get("privileged")),
+                           ("allowPrivilegeEscalation", own.get("allowPrivilegeEscalation") is False),
+                           ("runAsNonRoot", own.get("runAsNonRoot") is True and own.get("runAsUser") != 0),
+                           ("seccompProfile", own.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost")),
+                           ("capabilities", "ALL" in capabilities.get("drop", []) and set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"}),
+                           ("hostPort", not any("hostPort" in port for port in container.get("ports", []))),
+                           ("procMount", own.get("procMount", "Default") == "Default")]:
+            if not kept:
+                broken.add(f"{container['name']}: {rule}")
+    return sorted(broken)
+
+
+@check("Pods keep the Pod Security Standard `restricted`, and mount Secrets as directories for their group only")
+def pods():
+    for values in VALUES:
+        objects = of_values(values)
+        specs = [only(objects, "StatefulSet")["spec"]["template"]["spec"], *(o["spec"] for o in objects if o["kind"] == "Pod")]
+        broken = list(itertools.chain(*map(unrestricted, specs)))
+        expect(f"{values.name}: {len(specs)} pods are restricted", not broken, ", ".join(broken))
+        secrets = [v["secret"] for spec in specs for v in spec["volumes"] if "secret" in v]
+        paths = [m for spec in specs for c in [*spec.get("initContainers", []), *spec["containers"]] for m in c.get("volumeMounts", [])]
+        expect(f"{values.name}: its {len(secrets)} volumes of Secrets have mode 0440, and no mount is a single file",
+               all(s["defaultMode"] == 0o440 for s in secrets) and not any("subPath" in m for m in paths))
+    for harm in [{"runAsUser": 0}, {"runAsNonRoot": False}, {"seccompProfile": {"type": "Unconfined"}}]:
+        harmed = {**specs[0], "securityContext": {**specs[0]["securityContext"], **harm}}
+        expect(f"a pod with {harm} is not restricted", unrestricted(harmed))
 
 
 @check("A volume without a store is accepted at the installation only")
@@ -147,6 +201,10 @@ def stores():
         found = re.findall(r"^create_store = (\w+)$", settings_file(rendered(*arguments)), re.M)
         expect(f"create_store with {' '.join(arguments) or 'an installation'}: {expected or 'the default'}",
                found == ([expected] if expected else []), found)
+
+
+# Values that turn TLS on.
+TLS = ["tls.enabled=true", "tls.existingSecret=cert"]
 
 
 @check("Impossible values are refused with a sentence")
@@ -162,10 +220,52 @@ def refused():
         (["config.sync_mode=sometimes"], "strict"),
         (["config.listen=0.0.0.0:1"], "listen"),
         (["persistence.accessModes={ReadWriteMany}"], "ReadWriteOnce"),
+        (["config.tls_cert=/tls.crt"], "tls_cert"),
+        (["tls.enabled=true"], "set either tls.existingSecret"),
+        ([*TLS, "tls.certManager.enabled=true"], "set either tls.existingSecret"),
+        (["tls.enabled=true", "tls.certManager.enabled=true"], "set tls.certManager.issuerRef.name"),
+        (["tls.existingSecret=cert"], "tls.existingSecret has no effect without tls.enabled"),
+        (["http.tls=true"], "http.tls has no effect without tls.enabled"),
+        (["tls.clientAuth=require"], "tls.clientAuth has no effect without tls.enabled"),
+        ([*TLS, "tls.clientAuth=sometimes"], "optional"),
+        ([*TLS, "tls.clientAuth=require"], "set tls.clientCASecret"),
+        ([*TLS, "tls.clientAuth=require", "tls.clientCASecret=ca"], "set tests.certSecret"),
+        ([*TLS, "tls.clientCASecret=ca"], "have no effect while tls.clientAuth is off"),
+        (TLS, "set auth.existingSecret, or tls.clientAuth=require"),
+        (["auth.existingSecret=auth"], "tokens would cross the network in plaintext"),
+        (["networkPolicy.enabled=false"], "every program that reaches the port could read and append everything"),
+        ([*TLS, "networkPolicy.enabled=false"], "every client that reaches the port could read and append everything"),
+        (["metricsOpen=true"], "metricsOpen has no effect without auth.existingSecret"),
+        ([*TLS, "auth.existingSecret=auth", "serviceMonitor.enabled=true"], "set serviceMonitor.authorization"),
+        ([*TLS, "auth.existingSecret=auth", "config.echo=true"], "config.echo"),
+        ([*TLS, "auth.existingSecret=auth", "config.console=on"], "config.console is on"),
+        (["tls.certManager.duration=90d"], "does not match pattern"),
     ]:
         text = said(done := helm("template", "wald", CHART, *itertools.chain(*(["--set", a] for a in arguments))))
         expect(f"{', '.join(arguments)} is refused", done.returncode != 0 and sentence in text,
                next((line.strip() for line in text.splitlines() if sentence in line), text))
+
+
+@check("The daemon gets its consent to insecure ports only where the chart allows them, and then starts")
+def consents(directory):
+    auth = "auth.existingSecret=auth"
+    for arguments, names in [
+        ([], {"LISTEN"}),
+        (["networkPolicy.enabled=false", "insecure=true"], {"LISTEN"}),
+        ([*TLS, auth], set()),
+        ([*TLS, auth, "networkPolicy.enabled=false", "insecure=true"], set()),
+        ([*TLS, "insecure=true"], {"LISTEN"}),
+        ([*TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false"], set()),
+        ([*TLS, "tls.clientAuth=optional", "tls.clientCASecret=ca", auth], set()),
+        ([auth, "insecure=true"], {"LISTEN", "TOKENS"}),
+    ]:
+        objects = rendered(*itertools.chain(*(["--set", a] for a in arguments)))
+        container = only(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+        given = {name.removeprefix("WALD_INSECURE_") for name in environment(container) if name.startswith("WALD_INSECURE_")}
+        (directory / "wald.toml").write_text(settings_file(objects))
+        done = run(WALD, "config", "check", env=clean_environment(**environment(container) | {"WALD_CONFIG": str(directory / "wald.toml")}))
+        expect(f"{', '.join(arguments) or 'the default'}: {', '.join(sorted(given)) or 'no consent'}, and the daemon takes it",
+               given == names and done.returncode == 0, said(done))
 
 
 @check("The grace period of the pod covers the drain of the daemon")
@@ -177,6 +277,149 @@ def grace_periods():
         expect(f"draining {delay} and {finish}: {seconds} s until SIGKILL", found == seconds, found)
     pod = only(rendered("--set", "config.drain_delay=null,config.shutdown_timeout=null"), "StatefulSet")["spec"]["template"]["spec"]
     expect("without either, the daemon's own defaults count", pod["terminationGracePeriodSeconds"] == 40)
+
+
+class Mounts:
+    """The Secrets and settings of a pod in a directory, as the kubelet mounts them: each file is a link through ..data."""
+
+    def __init__(self, directory, pod, settings, secrets):
+        self.directory = directory
+        self.secrets = secrets
+        self.pod = pod
+        for volume in pod["volumes"]:
+            if "secret" in volume:
+                self.write(volume["name"])
+        (directory / "etc/wald").mkdir(parents=True)
+        (directory / "etc/wald/wald.toml").write_text(self.inside(settings))
+
+    def write(self, name):
+        """Writes the files of a Secret again, and swaps the link."""
+        (volume,) = [volume["secret"] for volume in self.pod["volumes"] if volume["name"] == name]
+        (mount,) = [mount for mount in self.pod["containers"][0]["volumeMounts"] if mount["name"] == name]
+        where = self.directory / mount["mountPath"].lstrip("/")
+        new = where / f"..{time.monotonic_ns()}"
+        new.mkdir(parents=True)
+        wanted = [item["key"] for item in volume["items"]] if "items" in volume else list(self.secrets[volume["secretName"]])
+        for key in wanted:
+            (new / key).write_bytes(self.secrets[volume["secretName"]][key])
+            (new / key).chmod(volume["defaultMode"])
+            if not (where / key).is_symlink():
+                (where / key).symlink_to(f"..data/{key}")
+        (where / "..new").symlink_to(new.name)
+        (where / "..new").rename(where / "..data")
+
+    def inside(self, text):
+        """A text whose paths lead into the directory."""
+        return re.sub(r"(?<![\w/])/etc/wald", f"{self.directory}/etc/wald", text)
+
+
+def asked(url, context=None, token=None):
+    """The status of a GET."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        return urllib.request.urlopen(request, context=context, timeout=10).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def token_for(auth_file, principal):
+    """A new token of a principal."""
+    return run(WALD, "token", "create", "--auth-file", auth_file, "--principal", principal, check=True).stdout
+
+
+def credentials(directory):
+    """The Secrets of the values files, by name."""
+    (directory / "server").mkdir()
+    (directory / "clients").mkdir()
+    server, clients = Authority(directory / "server"), Authority(directory / "clients")
+    pem, key = server.issue(directory / "issued", "wald", san="DNS:wald.default.svc")
+    cert, cert_key = clients.issue(directory / "issued", "tester", san="URI:spiffe://cluster/helm-test")
+    auth = directory / "auth.toml"
+    auth.write_text("""
+        [principal.helm-test]
+        cert = ["spiffe://cluster/helm-test"]
+        allow = [{ do = ["append", "create", "read", "list", "delete"], logs = "helm-test/" }]
+        [principal.scraper]
+        allow = [{ do = ["metrics"] }]
+        """)
+    auth.chmod(0o600)
+    tokens = {name: {"token": token_for(auth, name)} for name in ("helm-test", "scraper")}
+    tls = {"tls.crt": pem.read_bytes(), "tls.key": key.read_bytes(), "ca.crt": server.pem.read_bytes()}
+    tester = {"tls.crt": cert.read_bytes(), "tls.key": cert_key.read_bytes(), **tokens["helm-test"]}
+    return server, {"wald-tls": tls, "wald-auth": {"auth.toml": auth.read_bytes()}, "helm-test": tester, "scraper": tokens["scraper"],
+                    "clients": {"ca.crt": clients.pem.read_bytes(), "ca.crl": clients.crl()}}
+
+
+def probed(daemon, container):
+    """The statuses that the kubelet gets from the probes. It verifies no certificate, and sends none."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    gets = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    return [asked(f"{get.get('scheme', 'HTTP').lower()}://{daemon.http}{get['path']}", trusting if "scheme" in get else None) for get in gets]
+
+
+def scraped(daemon, endpoint, secrets):
+    """The statuses of a scrape as the ServiceMonitor describes it, and of one without its token."""
+    context = None
+    if endpoint.get("scheme") == "https":
+        ca = endpoint["tlsConfig"]["ca"]["secret"]
+        context = ssl.create_default_context(cadata=secrets[ca["name"]][ca["key"]].decode())
+        # The name is another than that of the URL; `helm test` checks it.
+        context.check_hostname = False
+    url = f"{endpoint.get('scheme', 'http')}://{daemon.http}/metrics"
+    token = endpoint.get("authorization") and secrets[endpoint["authorization"]["credentials"]["name"]]["token"].decode().strip()
+    return asked(url, context, token), asked(url, context)
+
+
+def helm_test(daemon, mounts):
+    """The output of the first container of helm's test that fails, or ""."""
+    for container in [*mounts.pod.get("initContainers", []), *mounts.pod["containers"]]:
+        variables = {name: mounts.inside(value) for name, value in environment(container).items()}
+        arguments = [mounts.inside(argument) for argument in container["args"]]
+        done = run(WALCTL, *arguments, env=clean_environment(**variables | {"WALD_ENDPOINT": f"https://{daemon.grpc}"}))
+        if done.returncode:
+            return f"{container['name']}: {said(done)}"
+    return ""
+
+
+@check("With the rendered settings and real certificates the daemon serves; probes, scrapes and helm's test get in")
+def secured(directory):
+    authority, secrets = credentials(directory)
+    for values, scrapes in [("tls", (200, 401)), ("cert-manager", (200, 200))]:
+        objects = of_values(CHART / "ci" / f"{values}-values.yaml")
+        pod, settings = only(objects, "StatefulSet")["spec"]["template"]["spec"], settings_file(objects)
+        mounts = Mounts(directory / values, pod, settings, secrets)
+        container = pod["containers"][0]
+        variables = environment(container) | {"WALD_CONFIG": f"{mounts.directory}/etc/wald/wald.toml"}
+        with Daemon(directory / f"{values}-data", listen="0.0.0.0:0", variables=variables) as daemon:
+            daemon.grpc = daemon.grpc.replace("0.0.0.0", "127.0.0.1")
+            expect(f"{values}: the daemon serves without a consent", not any("INSECURE" in name for name in variables))
+            found = probed(daemon, container)
+            expect(f"{values}: all probes succeed", found == [200] * 3, found)
+            (endpoint,) = only(objects, "ServiceMonitor")["spec"]["endpoints"]
+            found = scraped(daemon, endpoint, secrets)
+            expect(f"{values}: a scrape, and one without a token, get {scrapes}", found == scrapes, found)
+            failed_step = helm_test(daemon, Mounts(directory / f"{values}-test", only(objects, "Pod")["spec"], settings, secrets))
+            expect(f"{values}: helm's test succeeds", not failed_step, failed_step)
+            renewed(daemon, authority, mounts)
+
+
+def renewed(daemon, authority, mounts):
+    """A renewal of the certificate comes into force in the running daemon."""
+    pem, key = authority.issue(authority.directory / "renewed", "wald", days=60, san="DNS:wald.default.svc")
+    made = {"tls.crt": pem.read_bytes(), "tls.key": key.read_bytes(), "ca.crt": authority.pem.read_bytes()}
+    mounts.secrets = {**mounts.secrets, "wald-tls": made}
+    mounts.write("tls")
+    daemon.process.send_signal(signal.SIGHUP)
+    expect("a renewed certificate is in force without a restart",
+           wait_until(lambda: served(daemon, authority) == ssl.PEM_cert_to_DER_cert(pem.read_text()), 15))
+
+
+def served(daemon, authority):
+    """The certificate that a client inside the cluster gets and verifies."""
+    with socket.create_connection(tuple(daemon.grpc.split(":")), timeout=10) as plain, \
+            authority.context("h2").wrap_socket(plain, server_hostname="wald.default.svc") as sock:
+        return sock.getpeercert(binary_form=True)
 
 
 @check("The package has dashboards and alerts, unchanged")

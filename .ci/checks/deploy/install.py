@@ -147,7 +147,7 @@ def install(directory):
         began = time.monotonic()
         cluster.start()
         cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"), volume("one"), volume("two"))
-        taken = wait_for(lambda: cluster.get("/apis/monitoring.coreos.com/v1")
+        taken = wait_for(lambda: cluster.get("/apis/monitoring.coreos.com/v1") and cluster.get("/apis/cert-manager.io/v1")
                          and cluster.get("/api/v1/namespaces/wald/serviceaccounts/default"))
         version = json.loads(cluster.get("/version", plain=True))["gitVersion"]
         expect(f"Kubernetes {version} serves", taken, f"{time.monotonic() - began:.1f} s")

@@ -30,6 +30,7 @@ ELSEWHERE = [
     ("README.md", "cargo run --release", "docs/start, rust/tests"),
     ("docs/src/quickstart.md", "$ ", "docs/readme"),
     ("docs/src/restore.md", "$ ", "docs/readme"),
+    ("docs/src/security.md", "$ ", "docs/readme"),
     ("docs/src/restore.md", "wald verify /backups/wald", "disk/backup"),
     ("docs/src/operations.md", "$ wald verify /var/lib/wald", "disk/verify"),
     ("client/bench/README.md", "$ walbench append", "bench/bench"),
@@ -390,10 +391,11 @@ def shells():
             continue
         shell(f"{line} {how} --quiet --force --root {WORK / 'installed'}", said=line, but=how, timeout=1800, **more)
         succeeds(f"the installed {name} runs", WORK / "installed/bin" / name, "--version", prints=f"{name} ")
-    # The block says why none of it is run.
-    list(lines_of(take_one("deploy/helm/wald/README.md", "sh", "helm upgrade")))
-    for file, containing in [("README.md", "helm"), ("deploy/helm/wald/README.md", "helm install")]:
-        for line in lines_of(take_one(file, "sh", containing)):
+    # SKIPPED says why none of these is run.
+    for containing in ("helm upgrade", "kubectl apply"):
+        list(lines_of(take_one("deploy/helm/wald/README.md", "sh", containing)))
+    for block in [*take("README.md", "sh", "helm"), *take("deploy/helm/wald/README.md", "sh", "helm install")]:
+        for line in lines_of(block):
             helm_line(line)
     values = WORK / "values.yaml"
     values.write_text(take_one("deploy/helm/wald/README.md", "yaml"))

@@ -32,6 +32,49 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
+{{/* Names of the Services, and of the pod as a wildcard, in JSON. */}}
+{{- define "wald.names" -}}
+{{- $name := include "wald.fullname" . }}
+{{- $inside := printf "%s.svc" .Release.Namespace }}
+{{- list
+  (printf "%s.%s" $name .Release.Namespace)
+  (printf "%s.%s" $name $inside)
+  (printf "%s.%s.cluster.local" $name $inside)
+  (printf "*.%s-headless.%s" $name $inside)
+  (printf "*.%s-headless.%s.cluster.local" $name $inside) | toJson }}
+{{- end }}
+
+{{/* The Secret with the server's certificate. */}}
+{{- define "wald.tlsSecret" -}}
+{{- .Values.tls.existingSecret | default (printf "%s-tls" (include "wald.fullname" .)) -}}
+{{- end }}
+
+{{/* The name that clients inside the cluster expect in the certificate. */}}
+{{- define "wald.serverName" -}}
+{{- $names := .Values.tls.certManager.dnsNames | default (list (printf "%s.%s.svc" (include "wald.fullname" .) .Release.Namespace)) -}}
+{{- .Values.tls.serverName | default (first $names) -}}
+{{- end }}
+
+{{/* "true" if the daemon knows its callers: by tokens and certificates, or because all have certificates. */}}
+{{- define "wald.knowsCallers" -}}
+{{- if or .Values.auth.existingSecret (and .Values.tls.enabled (eq .Values.tls.clientAuth "require")) -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/*
+"true" if the daemon must be permitted to serve without TLS, or callers that it does not know. The
+NetworkPolicy alone is enough for plaintext without tokens; everything else needs `insecure`.
+*/}}
+{{- define "wald.insecureListen" -}}
+{{- if not (and .Values.tls.enabled (include "wald.knowsCallers" .)) -}}
+{{- $closed := and .Values.networkPolicy.enabled (not .Values.tls.enabled) (not .Values.auth.existingSecret) -}}
+{{- if or $closed .Values.insecure -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* The settings as TOML: whole numbers and truths bare, everything else a string. */}}
 {{- define "wald.toml" -}}
 # `config` of the chart's values.
@@ -42,16 +85,30 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 # The release was installed before, so its volume has a store. One without was replaced or is not mounted.
 create_store = false
 {{- end }}
+{{- if .Values.tls.enabled }}
+# Secrets, mounted as directories: the daemon finds changed files by itself.
+tls_cert = "/etc/wald-tls/tls.crt"
+tls_key = "/etc/wald-tls/tls.key"
+{{- if ne .Values.tls.clientAuth "off" }}
+tls_client_auth = {{ .Values.tls.clientAuth | toJson }}
+tls_client_ca = "/etc/wald-clients/ca.crt"
+{{- with .Values.tls.clientCRLKey }}
+tls_client_crl = {{ printf "/etc/wald-clients/%s" . | toJson }}
+{{- end }}
+{{- end }}
+{{- if .Values.http.tls }}
+http_tls = true
+{{- end }}
+{{- end }}
+{{- if .Values.auth.existingSecret }}
+auth_file = "/etc/wald-auth/auth.toml"
+{{- if .Values.metricsOpen }}
+metrics_open = true
+{{- end }}
+{{- end }}
 {{- if not (hasKey .Values.config "console_hosts") }}
-{{- $name := include "wald.fullname" . }}
-{{- $inside := printf "%s.svc" .Release.Namespace }}
 # Names of the Services and of the pod, for scrapers that do not come by an address.
-console_hosts = {{ list
-  (printf "%s.%s" $name .Release.Namespace)
-  (printf "%s.%s" $name $inside)
-  (printf "%s.%s.cluster.local" $name $inside)
-  (printf ".%s-headless.%s" $name $inside)
-  (printf ".%s-headless.%s.cluster.local" $name $inside) | join ", " | toJson }}
+console_hosts = {{ include "wald.names" . | fromJsonArray | join ", " | replace "*." "." | toJson }}
 {{- end }}
 {{- end }}
 
@@ -87,12 +144,15 @@ StatefulSet that is there; the claim itself is grown as the README says.
 {{ add $delay $finish 10 }}
 {{- end }}
 
-{{/* How the kubelet asks. Of (dict "root" . "grpc" SERVICE "http" PATH). */}}
+{{/* How the kubelet asks. Of (dict "root" . "grpc" SERVICE "http" PATH). Its gRPC probes cannot speak TLS. */}}
 {{- define "wald.probe" -}}
-{{- if eq .root.Values.probes.kind "http" -}}
+{{- if or (eq .root.Values.probes.kind "http") .root.Values.tls.enabled -}}
 httpGet:
   port: http
   path: {{ .http }}
+  {{- if .root.Values.http.tls }}
+  scheme: HTTPS
+  {{- end }}
 {{- else -}}
 grpc:
   port: 6925
@@ -107,5 +167,61 @@ grpc:
 {{- end -}}
 {{- if gt (int .Values.replicaCount) 1 -}}
 {{- fail (printf "replicaCount is %d: the engine \"local\" keeps one journal on one volume, so it runs in one pod, and two would be two stores that know nothing of each other; more than one needs engine.kind \"object\", which this version does not have yet" (int .Values.replicaCount)) -}}
+{{- end -}}
+{{- include "wald.checkTLS" . -}}
+{{- include "wald.checkAuth" . -}}
+{{- end }}
+
+{{/* TLS that is set up halfway is refused: someone may count on it. */}}
+{{- define "wald.checkTLS" -}}
+{{- $tls := .Values.tls -}}
+{{- if $tls.enabled -}}
+{{- if eq (empty $tls.existingSecret) (not $tls.certManager.enabled) -}}
+{{- fail "tls.enabled: set either tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt, or tls.certManager.enabled" -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
+{{- fail "tls.certManager.enabled: set tls.certManager.issuerRef.name and kind, the issuer of cert-manager" -}}
+{{- end -}}
+{{- else -}}
+{{- range $name, $given := dict "tls.existingSecret" $tls.existingSecret "tls.certManager.enabled" $tls.certManager.enabled "tls.clientAuth" (ne $tls.clientAuth "off") "http.tls" .Values.http.tls -}}
+{{- if $given -}}
+{{- fail (printf "%s has no effect without tls.enabled: set tls.enabled=true" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (ne $tls.clientAuth "off") (not $tls.clientCASecret) -}}
+{{- fail (printf "tls.clientAuth is %q: set tls.clientCASecret, a Secret with the CAs of the clients (ca.crt)" $tls.clientAuth) -}}
+{{- end -}}
+{{- if and (eq $tls.clientAuth "off") (or $tls.clientCASecret $tls.clientCRLKey) -}}
+{{- fail "tls.clientCASecret and tls.clientCRLKey have no effect while tls.clientAuth is off: set it to optional or require" -}}
+{{- end -}}
+{{- if and .Values.tests.enabled (eq $tls.clientAuth "require") (not .Values.tests.certSecret) -}}
+{{- fail "tls.clientAuth is \"require\": `helm test` needs a certificate; set tests.certSecret, or tests.enabled=false" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Ports that let in too many callers, and credentials that others could see. */}}
+{{- define "wald.checkAuth" -}}
+{{- $auth := .Values.auth.existingSecret -}}
+{{- if and $auth (not .Values.tls.enabled) (not .Values.insecure) -}}
+{{- fail "auth.existingSecret without tls.enabled: tokens would cross the network in plaintext; set up tls, or set insecure=true" -}}
+{{- end -}}
+{{- if not (or (include "wald.knowsCallers" .) (include "wald.insecureListen" .)) -}}
+{{- if .Values.tls.enabled -}}
+{{- fail "tls.enabled encrypts, but every client that reaches the port could read and append everything: set auth.existingSecret, or tls.clientAuth=require, or insecure=true" -}}
+{{- end -}}
+{{- fail "networkPolicy.enabled is false, and there is neither TLS nor auth: every program that reaches the port could read and append everything; set up tls and auth, or set insecure=true if something else protects the port" -}}
+{{- end -}}
+{{- if and .Values.metricsOpen (not $auth) -}}
+{{- fail "metricsOpen has no effect without auth.existingSecret: /metrics needs no token then" -}}
+{{- end -}}
+{{- if and $auth .Values.serviceMonitor.enabled (not .Values.metricsOpen) (not .Values.serviceMonitor.authorization) -}}
+{{- fail "serviceMonitor.enabled with auth.existingSecret: set serviceMonitor.authorization, which names the Secret of a token with the right metrics, or metricsOpen=true" -}}
+{{- end -}}
+{{- if and $auth .Values.config.echo -}}
+{{- fail "config.echo: the echo service asks for no credential; it cannot be served with auth.existingSecret" -}}
+{{- end -}}
+{{- if and (eq (toString .Values.config.console) "on") (not (and $auth .Values.http.tls)) (not (include "wald.insecureListen" .)) -}}
+{{- fail "config.console is on: everyone who reaches the HTTP port could read every record; set http.tls and auth.existingSecret, or insecure=true" -}}
 {{- end -}}
 {{- end }}
