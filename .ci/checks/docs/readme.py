@@ -1,5 +1,5 @@
-"""Runs every `console` block of README.md, of the quickstart, of the restore page and of walctl's README, in order. Each page gets an empty
-directory with a daemon on the default ports. Compares the output with the page. Times, rates, cursors and the like may
+"""Runs every `console` block of README.md, of the quickstart, of the pages on restores and security and of walctl's README, in order. Each page
+gets an empty directory with a daemon on the default ports, unless it starts the daemon. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
 Also checks the links of all Markdown files.
 """
@@ -11,7 +11,8 @@ from typed import blocks
 
 README = ROOT / "README.md"
 BOOK = ROOT / "docs" / "src"
-TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md", ROOT / "client" / "walctl" / "README.md"]
+SECURITY = BOOK / "security.md"
+TYPED = [README, BOOK / "quickstart.md", BOOK / "restore.md", SECURITY, ROOT / "client" / "walctl" / "README.md"]
 VOLATILE = [
     (r'"timestampUs": "\d+"', '"timestampUs": "T"'),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
@@ -30,6 +31,8 @@ VOLATILE = [
     (r"in \d+ files", "in N files"),
     (r"\d+ files,", "N files,"),
     (r"in \d+ seconds?", "in T"),
+    # Ids of tokens.
+    (r"\b\w{8}(  orders  )|(token )\w{8}( of principal)", r"\1\2K\3"),
 ]
 
 
@@ -46,7 +49,7 @@ def same(said, printed):
 def perform(command, directory):
     environment = clean_environment()
     environment["PATH"] = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{environment['PATH']}"
-    done = run("bash", "-c", f"{command} 2>&1", cwd=directory, env=environment, stdin=subprocess.DEVNULL)
+    done = run("bash", "-c", f"exec 2>&1\n{command}", cwd=directory, env=environment, stdin=subprocess.DEVNULL)
     return done.stdout.decode().rstrip("\n").expandtabs(8).splitlines()
 
 
@@ -69,26 +72,48 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def typed(page):
-    """Types the sessions of one page; returns the page with the printed answers."""
+def typed(page, directory):
+    """Types the sessions of one page into a directory; returns the page with the printed answers. What a command
+    exports holds for the later ones."""
     updated = text = page.read_text()
-    with scratch() as directory:
-        daemon = subprocess.Popen([WALD], cwd=directory, env=clean_environment(), stderr=subprocess.PIPE, text=True)
-        try:
-            first = next((line for line in daemon.stderr if "wald is serving" in line), "")
-            expect(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
-            for found, steps in blocks(text):
-                shown = []
-                for command, said in steps:
-                    printed = perform(command, directory)
-                    expect(f"$ {command.splitlines()[0][:90]}", same(said, printed),
-                           "" if same(said, printed) else "\n".join(["it printed", *printed[:60]]))
-                    shown += [f"$ {command}", *(said if "..." in said else printed)]
-                updated = updated.replace(found[0], "```console\n" + "\n".join(shown) + "\n```")
-            daemon.send_signal(signal.SIGTERM)
-            expect("SIGTERM ends it with 0", daemon.wait(timeout=60) == 0)
-        finally:
-            daemon.kill()
+    exports = []
+    for found, steps in blocks(text):
+        shown = []
+        for command, said in steps:
+            printed = perform("\n".join([*exports, command]), directory)
+            if command.startswith("export "):
+                exports.append(command)
+            expect(f"$ {command.splitlines()[0][:90]}", same(said, printed),
+                   "" if same(said, printed) else "\n".join(["it printed", *printed[:60]]))
+            shown += [f"$ {command}", *(said if "..." in said else printed)]
+        updated = updated.replace(found[0], "```console\n" + "\n".join(shown) + "\n```")
+    return updated
+
+
+def typed_with_daemon(page, directory):
+    """Types the sessions of a page that needs a daemon."""
+    daemon = subprocess.Popen([WALD], cwd=directory, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        first = next((line for line in daemon.stderr if "wald is serving" in line), "")
+        expect(f"{prefixed(page)}: wald serves on its default ports", "127.0.0.1:6925" in first, first if not first else "")
+        updated = typed(page, directory)
+        daemon.send_signal(signal.SIGTERM)
+        expect("SIGTERM ends it with 0", daemon.wait(timeout=60) == 0)
+    finally:
+        daemon.kill()
+    return updated
+
+
+def typed_alone(page, directory):
+    """Types the sessions of a page that starts the daemon, and ends it."""
+    pid = Path(directory) / "wald.pid"
+    try:
+        updated = typed(page, directory)
+        ended = wait_until(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists(), 30)
+        expect(f"{prefixed(page)}: the daemon ends", ended, "" if ended else (Path(directory) / "wald.log").read_text())
+    finally:
+        if pid.exists() and Path(f"/proc/{pid.read_text().strip()}/exe").exists():
+            os.kill(int(pid.read_text()), signal.SIGKILL)
     return updated
 
 
@@ -104,9 +129,10 @@ def links():
         links_lead_somewhere(ROOT / name)
 
 
-@check("Each command of README, quickstart, restore page and walctl's README prints the answer of the page")
+@check("Each command of README, walctl's README and three pages of docs/ prints the answer of the page")
 def sessions():
     for page in TYPED:
-        updated = typed(page)
+        with scratch() as directory:
+            updated = typed_alone(page, directory) if page == SECURITY else typed_with_daemon(page, directory)
         if "--update" in sys.argv:
             page.write_text(updated)
