@@ -268,6 +268,32 @@ def consents(directory):
                given == names and done.returncode == 0, said(done))
 
 
+@check("Only the namespace reaches the ports by default, and probes and Services follow the values of TLS")
+def ports():
+    peers = '[{"namespaceSelector": {"matchLabels": {"team": "a"}}}]'
+    for arguments, grpc, http in [([], [{}], [{}]),
+                                  ([f"networkPolicy.monitors={peers}"], [{}], [None]),
+                                  ([f"networkPolicy.clients={peers}"], [None, "test"], [{}])]:
+        policy = only(rendered(*itertools.chain(*(["--set-json", a] for a in arguments))), "NetworkPolicy")["spec"]
+        found = {rule["ports"][0]["port"]: [labels(peer) for peer in rule["from"]] for rule in policy["ingress"]}
+        expect(f"{', '.join(arguments) or 'the default'}: these pods reach the ports", found == {"grpc": grpc, "http": http}
+               and policy["policyTypes"] == ["Ingress", "Egress"] and "egress" not in policy, found)
+    for name, probe, protocols in [("default", "grpc", ["kubernetes.io/h2c", "http"]), ("http", "HTTP", ["kubernetes.io/h2c", "http"]),
+                                   ("cert-manager", "HTTP", ["https", "http"]), ("tls", "HTTPS", ["https", "https"])]:
+        objects = of_values(CHART / "ci" / f"{name}-values.yaml")
+        container = only(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+        kinds = {container[f"{kind}Probe"].get("httpGet", {"scheme": "grpc"}).get("scheme", "HTTP") for kind in ("startup", "liveness", "readiness")}
+        found = [[port["appProtocol"] for port in o["spec"]["ports"]] for o in objects if o["kind"] == "Service"]
+        expect(f"{name}-values.yaml: probes by {probe}, and the Services name {' and '.join(protocols)}", kinds == {probe} and found == [protocols] * 2,
+               (kinds, found))
+
+
+def labels(peer):
+    """The pods of the namespace that a peer of a NetworkPolicy admits: {} for all, "test" for helm's test. None: others."""
+    selector = peer.get("podSelector")
+    return selector and selector["matchLabels"].get("app.kubernetes.io/component") or selector
+
+
 @check("The grace period of the pod covers the drain of the daemon")
 def grace_periods():
     for delay, finish, seconds in [("0", "30s", 40), ("5s", "30s", 45), ("1500ms", "2m", 132), ("1h", "1us", 3611)]:
