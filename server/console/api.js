@@ -1,7 +1,12 @@
 // Asking the daemon: single answers, and one stream of events that outlives its restarts.
 
-/** The daemon refused a request, or cannot be reached. */
-export class Refused extends Error {}
+/** The daemon refused a request, or cannot be reached. `status` is 0 if it gave no answer. */
+export class Refused extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
 
 /** One answer of /console/api/. */
 export async function ask(path, query = {}, signal) {
@@ -13,10 +18,22 @@ export async function ask(path, query = {}, signal) {
   try {
     said = JSON.parse(text);
   } catch {
-    throw new Refused(text.trim() || `status ${answer.status}`);
+    throw new Refused(text.trim() || `status ${answer.status}`, answer.status);
   }
-  if (!answer.ok) throw new Refused(said.message);
+  if (!answer.ok) throw new Refused(said.message, answer.status);
   return said;
+}
+
+/** Exchanges a token for the cookie of a session. */
+export async function logIn(token) {
+  const headers = { "content-type": "application/json" };
+  const answer = await fetch("api/session", { method: "POST", headers, body: JSON.stringify({ token }) });
+  if (!answer.ok) throw new Refused((await answer.text()).trim(), answer.status);
+}
+
+/** Ends the session. */
+export async function logOut() {
+  await fetch("api/session", { method: "DELETE" });
 }
 
 // Reconnecting is quick at first, since a restart takes a moment, and never rare.
@@ -91,8 +108,9 @@ export class Live extends EventTarget {
     this.#close();
     const generation = this.#generation;
     // A stream that is refused looks like one that cannot be reached: another question tells.
-    const refused = !heard && (await ask("server", {}, AbortSignal.timeout(2000)).then(() => true, () => false));
+    const [refused, error] = heard ? [false, null] : await ask("server", {}, AbortSignal.timeout(2000)).then(() => [true, null], (error) => [false, error]);
     if (generation !== this.#generation) return;
+    if (error?.status === 401 || error?.status === 403) return this.#tell("unknown", { status: error.status, why: error.message });
     this.#tell("broken", { refused });
     this.#timer = setTimeout(() => this.#open(), this.#pause);
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);

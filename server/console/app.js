@@ -1,6 +1,6 @@
 // The frame around the views: address, connection, theme.
 
-import { Live } from "./api.js";
+import { Live, logIn, logOut } from "./api.js";
 import { h, isTyping, say } from "./dom.js";
 import { count } from "./format.js";
 import { SPAN } from "./chart.js";
@@ -99,6 +99,39 @@ live.addEventListener("server", ({ detail }) => {
 live.addEventListener("records", ({ detail }) => view.records?.(detail));
 live.addEventListener("ended", ({ detail }) => view.ended?.(detail));
 
+// The daemon has an auth_file: a person gives a token once, and the browser keeps a cookie.
+live.addEventListener("unknown", ({ detail }) => {
+  world.connected = false;
+  view?.close?.();
+  view = null;
+  const field = h("input", { type: "password", id: "token", autocomplete: "current-password", required: true, "aria-describedby": "login-fault" });
+  const fault = h("p", { id: "login-fault", class: "bad", role: "alert" }, detail.status === 403 ? detail.why : "");
+  const enter = async (event) => {
+    event.preventDefault();
+    try {
+      await logIn(field.value);
+      location.reload();
+    } catch (error) {
+      say(fault, error.message);
+      field.select();
+    }
+  };
+  element("view").replaceChildren(
+    h("form", { class: "panel login", onsubmit: enter }, h("h1", {}, "Log in"), h("label", { for: "token" }, "Token of a principal with the right console"), field, h("button", { type: "submit" }, "Log in"), fault),
+  );
+  element("view").className = "view-login";
+  element("notice").hidden = true;
+  const pill = element("status");
+  pill.className = "pill warn";
+  say(pill, "login needed");
+  field.focus();
+});
+
+element("logout").addEventListener("click", async () => {
+  await logOut();
+  location.reload();
+});
+
 live.addEventListener("broken", ({ detail }) => {
   crowded = detail.refused;
   if (world.connected || lostAt === null) lostAt = new Date();
@@ -137,6 +170,9 @@ function show() {
   notice.hidden = said === "";
   notice.className = `notice ${kind}`;
   say(notice, said);
+  const logout = element("logout");
+  logout.hidden = !server?.principal;
+  if (server?.principal) logout.title = `Logged in as ${server.principal}`;
   if (server) say(element("identity"), [server.settings.data_dir, server.version].filter(Boolean).join(" · "));
 }
 

@@ -23,6 +23,7 @@
 //! | `token.rs`, `names.rs` | the two kinds of credentials |
 //! | `permitted.rs` | checks the logs that a request names |
 //! | `engine.rs` | the engine behind the check |
+//! | `sessions.rs` | logins at the console |
 //! | `lease.rs` | ends streams whose right has ended |
 //! | `commands.rs` | `wald token` |
 
@@ -34,8 +35,10 @@ mod names;
 mod permitted;
 mod right;
 mod rules;
+mod sessions;
 mod token;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -47,7 +50,7 @@ use tonic::Status;
 use wald_storage::{Clock as _, SystemClock, Timestamp};
 
 use crate::config::Config;
-use crate::methods::{Need, Rpc};
+use crate::methods::{self, Need, Rpc};
 use crate::metrics::{AuthFailure, AuthMetrics, Metrics};
 use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, Secrecy, read_file};
 use crate::status;
@@ -59,6 +62,7 @@ pub(crate) use names::CertNames;
 pub(crate) use permitted::Permitted;
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};
 use rules::{Principal, Rules, TokenFault};
+pub(crate) use sessions::{SESSION_LIFE, Sessions};
 use token::{PresentedToken, TokenId};
 
 /// Maximum size of `auth_file`, bytes.
@@ -130,6 +134,16 @@ impl Identity {
     }
 }
 
+/// The reason why a person is not logged in.
+pub(crate) enum LoginRefusal {
+    /// There is no `auth_file`.
+    NotNeeded,
+    /// Too many logins of the address have failed.
+    Wait,
+    /// The token does not count, or its principal lacks the right.
+    Refused(Status),
+}
+
 /// The reason why a call has no principal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unknown {
@@ -167,6 +181,74 @@ impl Authority {
         names: Option<&Arc<CertNames>>,
         rpc: Rpc,
     ) -> Result<Caller, Status> {
+        let sent = || {
+            let token = bearer(headers)?;
+            let names = names.cloned();
+            Ok(SentCredentials { token, names })
+        };
+        self.judge(sent, rpc)
+    }
+
+    /// The caller of a request from a browser: from its head, or else from its session.
+    ///
+    /// # Errors
+    /// UNAUTHENTICATED or NOT_ALLOWED, as [`Authority::identify`] would give.
+    pub(crate) fn identify_person(
+        &self,
+        headers: &HeaderMap,
+        names: Option<&Arc<CertNames>>,
+        (sessions, cookie): (&Sessions, &str),
+        rpc: Rpc,
+    ) -> Result<Caller, Status> {
+        if !headers.contains_key(AUTHORIZATION)
+            && let Some(sent) = sessions.find(headers, cookie)
+        {
+            return self.judge(|| Ok(sent), rpc);
+        }
+        self.identify(headers, names, rpc)
+    }
+
+    /// Opens a session for a person with a token, and returns the value of its cookie.
+    ///
+    /// # Errors
+    /// The reason of the refusal.
+    pub(crate) fn log_in(
+        &self,
+        token: &str,
+        names: Option<Arc<CertNames>>,
+        address: IpAddr,
+        sessions: &Sessions,
+    ) -> Result<String, LoginRefusal> {
+        if let Self::Open = self {
+            return Err(LoginRefusal::NotNeeded);
+        }
+        if sessions.has_to_wait(address) {
+            return Err(LoginRefusal::Wait);
+        }
+        let token = PresentedToken::parse(token.as_bytes()).ok_or(Unknown::Bad);
+        let sent = token.map(|token| SentCredentials {
+            token: Some(token),
+            names,
+        });
+        let rpc = methods::of_http(ServerRight::Console);
+        match self.judge(|| sent.clone(), rpc) {
+            Ok(_) => {
+                let opened = sent.ok().and_then(|sent| sessions.open(sent));
+                let failed = || LoginRefusal::Refused(Status::internal("no random numbers"));
+                opened.ok_or_else(failed)
+            }
+            Err(status) => {
+                sessions.failed(address);
+                Err(LoginRefusal::Refused(status))
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        sent: impl FnOnce() -> Result<SentCredentials, Unknown>,
+        rpc: Rpc,
+    ) -> Result<Caller, Status> {
         let authority = match self {
             Self::File(authority) if rpc.need != Need::Nothing => authority,
             _ => {
@@ -176,12 +258,7 @@ impl Authority {
                 });
             }
         };
-        let identity = bearer(headers).and_then(|token| {
-            authority.identify(SentCredentials {
-                token,
-                names: names.cloned(),
-            })
-        });
+        let identity = sent().and_then(|sent| authority.identify(sent));
         let identity = identity.map_err(|unknown| authority.refuse(unknown, rpc))?;
         let caller = Caller {
             identity: Some(Arc::new(identity)),

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! /console/            the page: files of `server/console/`, part of the binary
+//! /console/api/session a login: a token for a cookie (console/login.rs)
 //! /console/api/…       what it asks: JSON, from the engine's seam as the RPCs are
 //! /console/api/live    what changes: server-sent events, one stream for each open page
 //! ```
@@ -15,6 +16,7 @@ mod assets;
 mod guard;
 mod history;
 mod live;
+mod login;
 mod records;
 mod server;
 mod views;
@@ -26,16 +28,17 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Redirect, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
-use crate::auth::{Authority, ServerRight};
+use crate::auth::Authority;
 use crate::config::Config;
-use crate::http::{Hosts, authenticated};
+use crate::http::Hosts;
 use crate::rpc::Node;
 use history::History;
+use login::Logins;
 use server::SettingsView;
 
 /// Pages that may be open and visible at a time, whatever the number of connections; a hidden
@@ -75,6 +78,11 @@ pub(crate) fn router(
         reads: Arc::new(Semaphore::new(MAX_READS)),
         producers: Semaphore::new(1),
     });
+    let logins = Logins {
+        authority,
+        sessions: Arc::default(),
+        has_tls: config.http_tls,
+    };
     let api = Router::new()
         .route("/console/api/server", get(server::server))
         .route("/console/api/live", get(live::live))
@@ -84,12 +92,14 @@ pub(crate) fn router(
         .route("/console/api/segments", get(views::segments))
         .route("/console/api/records", get(records::page))
         .route("/console/api/record", get(records::one))
-        .route_layer(from_fn_with_state(
-            (authority, ServerRight::Console),
-            authenticated,
-        ))
-        .route_layer(from_fn_with_state(Arc::clone(&hosts), guard::same_origin))
+        .route_layer(from_fn_with_state(logins.clone(), guard::known_caller))
         .with_state(console);
+    let session = post(login::log_in).delete(login::log_out);
+    let api = Router::new()
+        .route("/console/api/session", session)
+        .with_state(logins)
+        .merge(api)
+        .route_layer(from_fn_with_state(Arc::clone(&hosts), guard::same_origin));
     Router::new()
         .route("/", get(home))
         .route("/console", get(home))

@@ -49,10 +49,9 @@ use crate::auth::{Authority, CertNames, ServerRight};
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::console;
 use crate::drain::{Phase, draining};
-use crate::methods::{Class, Need, Rpc};
+use crate::methods;
 use crate::reload::Reloader;
 use crate::rpc::Node;
-use crate::status::Access;
 use crate::tls::{
     CertificateWatch, ConnStream, HANDSHAKE_RECORD, REFUSED_GRACE, TlsAcceptor, TlsPort, TlsSource,
 };
@@ -64,7 +63,7 @@ use render::Renderer;
 
 /// Most bytes of a request head. Longer ones are answered 431.
 const HEAD_BYTES: usize = 16 << 10;
-/// Most bytes of a request body. No route reads one.
+/// Most bytes of a request body. Only a login has one.
 const BODY_BYTES: u64 = 64 << 10;
 /// Connections that the system completes before they are accepted: a burst of them must not
 /// make a probe try again, a second later.
@@ -345,11 +344,13 @@ async fn http1(
     mut phase: watch::Receiver<Phase>,
 ) {
     let names = watch.as_ref().map(|watch| Arc::new(watch.names()));
+    let address = conn.address();
     let service = service_fn(|mut request: Request<Incoming>| {
         let work = place.work();
         if let Some(names) = &names {
             request.extensions_mut().insert(Arc::clone(names));
         }
+        request.extensions_mut().insert(address);
         async move { Ok::<_, Infallible>(answer(request, work, port).await) }
     });
     let connection = http1::Builder::new()
@@ -511,18 +512,13 @@ fn router(
 }
 
 /// Lets requests through whose caller has a right to operate the server, and puts the caller beside them.
-pub(crate) async fn authenticated(
+async fn authenticated(
     State((authority, right)): State<(Authority, ServerRight)>,
     mut request: Request<Body>,
     next: Next,
 ) -> Response {
     let names = request.extensions().get::<Arc<CertNames>>();
-    let rpc = Rpc {
-        class: Class::Other,
-        access: Access::Read,
-        need: Need::Server(right),
-    };
-    match authority.identify(request.headers(), names, rpc) {
+    match authority.identify(request.headers(), names, methods::of_http(right)) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -532,7 +528,7 @@ pub(crate) async fn authenticated(
 }
 
 /// The answer to a caller without a credential, or without the right.
-fn refused(status: &tonic::Status) -> Response {
+pub(crate) fn refused(status: &tonic::Status) -> Response {
     let text = format!("{}\n", status.message());
     match status.code() {
         tonic::Code::Unauthenticated => {

@@ -108,6 +108,11 @@ pub(crate) const fn of(method: Method) -> Rpc {
     }
 }
 
+/// The row of a request to the HTTP port that needs a right.
+pub(crate) const fn of_http(right: ServerRight) -> Rpc {
+    read(Class::Other, Need::Server(right))
+}
+
 /// The row of a method of another service: health, reflection, echo.
 pub(crate) fn foreign(path: &str) -> Rpc {
     if path.starts_with("/wald.echo.") {

@@ -585,7 +585,8 @@ fn announce(
     if let Some(warning) = config.exposed() {
         tracing::warn!(%grpc, "{warning}");
     }
-    if let Some(http) = http.filter(|http| config.has_console() && !http.ip().is_loopback()) {
+    let shows_all = config.has_console() && !config.has_auth();
+    if let Some(http) = http.filter(|http| shows_all && !http.ip().is_loopback()) {
         tracing::warn!(%http, "the console shows every record on an address that other machines can reach");
     }
 }

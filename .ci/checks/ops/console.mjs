@@ -7,7 +7,7 @@
 // (.ci/lib/tools), the release binaries and the example `load`.
 
 import { spawn, spawnSync } from "node:child_process";
-import { existsSync, mkdirSync, mkdtempSync, rmSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
 import { dirname, join, resolve } from "node:path";
@@ -42,10 +42,10 @@ function environment() {
 
 /** The built daemon in a directory and on ports that stay over a restart. */
 class Daemon {
-  static async start(directory, ports = [0, 0]) {
+  static async start(directory, ports = [0, 0], more = []) {
     const daemon = new Daemon();
     const [grpc, http] = ports;
-    daemon.process = spawn(join(RELEASE, "wald"), ["--data-dir", "wald-data", "--listen", `127.0.0.1:${grpc}`, "--http-listen", `127.0.0.1:${http}`, "--log-format", "json", "--segment-bytes", "4MiB"], { cwd: directory, env: environment(), stdio: ["ignore", "ignore", "pipe"] });
+    daemon.process = spawn(join(RELEASE, "wald"), ["--data-dir", "wald-data", "--listen", `127.0.0.1:${grpc}`, "--http-listen", `127.0.0.1:${http}`, "--log-format", "json", "--segment-bytes", "4MiB", ...more], { cwd: directory, env: environment(), stdio: ["ignore", "ignore", "pipe"] });
     daemon.ended = new Promise((done) => daemon.process.once("exit", done));
     const lines = createInterface({ input: daemon.process.stderr });
     const said = [];
@@ -123,6 +123,51 @@ let daemon;
 let browser;
 let writer;
 let background;
+
+/** A daemon with an auth_file: a person logs in, sees the logs of one prefix, and logs out. */
+async function login(context, errors) {
+  const directory = mkdtempSync(join(WORK, "login-"));
+  const file = join(directory, "auth.toml");
+  const rules = '[principal.viewer]\nallow = [{ do = ["console"] }, { do = ["read", "list"], logs = "payments/" }]\n\n[principal.root]\nallow = [{ do = ["append", "create"], logs = "" }]\n';
+  writeFileSync(file, rules, { mode: 0o600 });
+  const token = (principal) => {
+    const done = spawnSync(join(RELEASE, "wald"), ["token", "create", "--principal", principal, "--auth-file", file], { env: environment(), encoding: "utf8" });
+    if (done.status !== 0) throw new Error(done.stderr);
+    return done.stdout.trim();
+  };
+  const [viewer, root] = [token("viewer"), token("root")];
+  const guarded = await Daemon.start(directory, [0, 0], ["--auth-file", file]);
+  try {
+    for (const log of ["orders/1", "payments/1"]) {
+      const done = spawnSync(join(RELEASE, "walctl"), ["append", log, "-"], { input: "hello\n", env: { ...environment(), WALD_ENDPOINT: guarded.endpoint, WALD_TOKEN: root }, encoding: "utf8" });
+      if (done.status !== 0) throw new Error(done.stderr);
+    }
+    const page = await context.newPage();
+    page.on("pageerror", (error) => errors.push(String(error)));
+    await page.goto(`http://127.0.0.1:${guarded.ports[1]}/console/#/logs`);
+    const field = page.getByLabel("Token of a principal");
+    check("a daemon with an auth_file asks for a token", (await until(() => field.isVisible())) !== null);
+    await page.screenshot({ path: join(SCREENSHOTS, "login.png") });
+    await field.fill("nonsense");
+    await page.keyboard.press("Enter");
+    check("a wrong token is refused in a sentence", (await until(async () => (await page.locator("#login-fault").textContent()).includes("not valid"))) !== null);
+    await field.fill(root);
+    await page.keyboard.press("Enter");
+    check("a principal without the right learns which one", (await until(async () => (await page.locator("#login-fault").textContent()).includes("lacks the right console"))) !== null);
+    await field.fill(viewer);
+    await page.keyboard.press("Enter");
+    check("a good token opens the page", (await until(async () => (await page.locator("#status").textContent()) === "serving")) !== null);
+    const names = async () => page.locator("tbody tr").allTextContents();
+    check("with the logs of its principal alone", (await until(async () => (await names()).length === 1)) !== null && (await names())[0].includes("payments/1"), String(await names()));
+    check("no script can read the cookie", (await page.evaluate(() => document.cookie)) === "");
+    await page.getByRole("button", { name: "Log out" }).click();
+    check("logging out ends it", (await until(() => field.isVisible())) !== null);
+    await page.close();
+  } finally {
+    await guarded.stop("SIGKILL");
+    rmSync(directory, { recursive: true, force: true });
+  }
+}
 
 async function all() {
   const { chromium } = playwright();
@@ -375,6 +420,7 @@ async function all() {
   const read = await other.evaluate((url) => fetch(url).then((answer) => answer.text(), () => "refused"), `${home()}/console/api/logs`);
   check("another page cannot read the console's answers", read === "refused", read.slice(0, 60));
   stranger.close();
+  await login(context, errors);
   check("the page's console has no errors", errors.length === 0, errors.slice(0, 5).join(" | "));
 }
 

@@ -8,7 +8,10 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::login::Logins;
+use crate::auth::{CertNames, ServerRight};
 use crate::http::{Hosts, UNKNOWN, asked};
+use crate::methods;
 
 /// Nothing from elsewhere, nothing inline, nobody's frame; and no text becomes markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
@@ -45,6 +48,25 @@ pub(super) async fn known_host(
         headers.insert(name, HeaderValue::from_static(value));
     }
     response
+}
+
+/// Refuses callers without the right `console`, and puts the caller beside the request.
+pub(super) async fn known_caller(
+    State(logins): State<Logins>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let names = request.extensions().get::<Arc<CertNames>>();
+    let session = (&*logins.sessions, logins.cookie());
+    let rpc = methods::of_http(ServerRight::Console);
+    let caller = (logins.authority).identify_person(request.headers(), names, session, rpc);
+    match caller {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(status) => crate::http::refused(&status),
+    }
 }
 
 /// Refuses requests that another page makes, as far as the browser reports it.

@@ -42,14 +42,14 @@ impl SettingsView {
             warnings.push(format!("gRPC on {grpc}: {warning}"));
         }
         if !config.http_listen.ip().is_loopback() {
-            let form = if config.http_tls {
-                "without a login"
-            } else {
-                "in plaintext"
+            let form = match (config.http_tls, config.has_auth()) {
+                (false, _) => Some("in plaintext"),
+                (true, false) => Some("without a login"),
+                (true, true) => None,
             };
-            warnings.push(format!(
-                "this console is served {form} where other machines can reach it"
-            ));
+            warnings.extend(form.map(|form| {
+                format!("this console is served {form} where other machines can reach it")
+            }));
         }
         Self {
             data_dir: Some(config.data_dir.display().to_string()),
@@ -72,6 +72,8 @@ pub(super) struct ServerView {
     start_time_us: i64,
     now_us: i64,
     settings: SettingsView,
+    /// The principal of the person; `None` without `auth_file`.
+    principal: Option<String>,
     state: history::EngineView,
     /// Warnings for people, in sentences.
     warnings: Vec<String>,
@@ -178,6 +180,7 @@ impl Console {
             start_time_us: self.node.start_time.micros(),
             now_us: SystemClock.now().micros(),
             settings,
+            principal: (caller.identity()).map(|identity| identity.principal().name.clone()),
             state: history::EngineView::of(&self.node),
             warnings,
             store,

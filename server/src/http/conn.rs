@@ -3,6 +3,7 @@
 
 use std::future::{Future as _, poll_fn};
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -70,6 +71,12 @@ impl HttpConn {
             linger: None,
             is_shut_down: false,
         }
+    }
+
+    /// Address of the peer; unspecified if it is gone.
+    pub(super) fn address(&self) -> IpAddr {
+        let address = self.stream.socket().peer_addr();
+        address.map_or(IpAddr::from([0; 4]), |address| address.ip())
     }
 
     /// Whether the bytes are inside TLS.

@@ -1,7 +1,7 @@
 //! The HTTP port with an `auth_file`.
 
 use crate::principals::{AuthFile, COMPANY, wal};
-use crate::support::append;
+use crate::support::{Daemon, append};
 
 #[test]
 fn probes_are_open_and_metrics_need_their_right() {
@@ -72,4 +72,97 @@ async fn console_shows_each_caller_its_own_logs() {
             .1
             .contains("fdatasync")
     );
+}
+
+const SESSION: &str = "/console/api/session";
+const JSON: &str = "Content-Type: application/json\r\n";
+
+/// Status of a login, and the header line with its cookie.
+fn log_in(daemon: &Daemon, token: &str, headers: &str) -> (u16, String) {
+    let body = format!("{{\"token\": \"{token}\"}}");
+    let (status, head, _) = daemon.send_http("POST", SESSION, headers, &body);
+    let cookie = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("set-cookie").then_some(value)
+    });
+    (status, cookie.unwrap_or_default().to_owned())
+}
+
+fn with_cookie(cookie: &str) -> String {
+    format!("Cookie: {}\r\n", cookie.split(';').next().unwrap())
+}
+
+#[test]
+fn login_gives_a_cookie_that_ends_with_logout_and_with_the_token() {
+    let file = AuthFile::new(COMPANY);
+    let token = file.token("root");
+    let daemon = file.start(&[]);
+    let logs = |headers: &str| daemon.send_http("GET", "/console/api/logs", headers, "").0;
+    assert_eq!(logs(""), 401);
+    let (status, cookie) = log_in(&daemon, &token, JSON);
+    assert_eq!(status, 204);
+    for part in [
+        "wald=",
+        "; HttpOnly",
+        "; SameSite=Strict",
+        "; Path=/",
+        "; Max-Age=28800",
+    ] {
+        assert!(cookie.contains(part), "{cookie}");
+    }
+    assert!(!cookie.contains("wald1_"), "{cookie}");
+    assert_eq!(logs(&with_cookie(&cookie)), 200);
+    assert_eq!(logs("Cookie: wald=0123\r\n"), 401);
+    // The cookie is no key to anything else.
+    assert_eq!(
+        daemon
+            .send_http("GET", "/metrics", &with_cookie(&cookie), "")
+            .0,
+        401
+    );
+    let out = daemon.send_http("DELETE", SESSION, &with_cookie(&cookie), "");
+    assert!(
+        out.0 == 204 && out.1.to_lowercase().contains("max-age=0"),
+        "{}",
+        out.1
+    );
+    assert_eq!(logs(&with_cookie(&cookie)), 401);
+    let (_, cookie) = log_in(&daemon, &token, JSON);
+    assert_eq!(logs(&with_cookie(&cookie)), 200);
+    assert!(file.command(&["revoke", &token[6..14]]).status.success());
+    daemon.signal(rustix::process::Signal::HUP);
+    daemon.wait_for_log("the changed auth_file is in force");
+    assert_eq!(logs(&with_cookie(&cookie)), 401);
+}
+
+#[test]
+fn login_of_another_page_or_without_the_right_is_refused() {
+    let file = AuthFile::new(COMPANY);
+    let (root, reader) = (file.token("root"), file.token("reader"));
+    let daemon = file.start(&[]);
+    for (headers, status) in [
+        (format!("{JSON}Origin: http://evil.test\r\n"), 403),
+        (format!("{JSON}Sec-Fetch-Site: cross-site\r\n"), 403),
+        ("Content-Type: text/plain\r\n".to_owned(), 415),
+    ] {
+        assert_eq!(log_in(&daemon, &root, &headers), (status, String::new()));
+    }
+    assert_eq!(log_in(&daemon, &reader, JSON), (403, String::new()));
+    let large = "x".repeat(5_000);
+    assert_eq!(log_in(&daemon, &large, JSON).0, 400);
+    let open = Daemon::start(&[]);
+    assert_eq!(log_in(&open, &root, JSON).0, 404);
+}
+
+#[test]
+fn address_whose_logins_fail_has_to_wait() {
+    let file = AuthFile::new(COMPANY);
+    let token = file.token("root");
+    let daemon = file.start(&[]);
+    for _ in 0..10 {
+        assert_eq!(log_in(&daemon, "nonsense", JSON).0, 401);
+    }
+    assert_eq!(log_in(&daemon, &token, JSON).0, 429);
+    // A token in the header still counts.
+    assert_eq!(daemon.http_as("/console/api/logs", &token).0, 200);
 }

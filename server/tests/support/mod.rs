@@ -185,18 +185,34 @@ impl Daemon {
     }
 
     fn http_with(&self, path: &str, headers: &str) -> (u16, String) {
+        let answer = self.send_http("GET", path, headers, "");
+        (answer.0, answer.2)
+    }
+
+    /// Status, head and body of the answer to a request with further header lines, each with its end.
+    pub(crate) fn send_http(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> (u16, String, String) {
         let address = self.start["http"].as_str().unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
+        let length = match body.len() {
+            0 => String::new(),
+            bytes => format!("Content-Length: {bytes}\r\n"),
+        };
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nHost: {address}\r\n{headers}Connection: close\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{headers}{length}Connection: close\r\n\r\n{body}"
         )
         .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, body.to_owned())
+        (status, head.to_owned(), body.to_owned())
     }
 
     /// Value of one line of /metrics, named with its labels.
