@@ -519,7 +519,9 @@ fn set_checkpoints_aside(disk: &Arc<dyn Disk>, indexing: &IndexQueue) -> bool {
     if let Err(error) = checkpoint::set_aside(&**disk, &backups) {
         tracing::warn!(%error, "checkpoints that do not list all lost records cannot be set aside; the next start reads the same segments again");
         // No start begins with a checkpoint while an index is missing.
-        indexing.hold().unwritten.clear();
+        let mut progress = indexing.hold();
+        progress.unwritten.clear();
+        progress.damaged.clear();
         return false;
     }
     true

@@ -28,7 +28,8 @@ use crate::index::{SealedIndex, index_id, index_path, read_index, unfinished_pat
 use crate::journal::segment::Segment;
 use crate::logs::image::Image;
 
-/// Maximum bytes of unwritten indexes that a start keeps in memory, and at most the size of a segment.
+/// Maximum bytes of unwritten indexes that a start keeps in memory, and at most the size of a segment. Indexes that it
+/// cannot write take as much as indexes that it must not write, besides.
 const MOST_UNWRITTEN_BYTES: u64 = 32 << 20;
 
 impl Recovered {
@@ -221,8 +222,8 @@ impl Recovered {
     }
 
     /// Keeps an index of this start, which will be written if it `is_sure`. Beyond a bound the indexes lie in
-    /// unfinished files, or stay in memory if these cannot be written. Readers make an index that is not sure and
-    /// beyond its bound from the frames.
+    /// unfinished files. Indexes whose files cannot be written have the bound of indexes that are not sure. Readers make
+    /// an index beyond its bound from the frames, and the next start writes it. The indexer writes the others.
     pub(super) fn keep_index(&mut self, index: SealedIndex, is_sure: bool, segment_bytes: u64) {
         let index = Arc::new(index);
         if !is_sure {
@@ -232,17 +233,26 @@ impl Recovered {
         self.unwritten_bytes += index.file_bytes();
         self.indexes.pin(Arc::clone(&index));
         self.progress.unwritten.push_back(index);
-        if self.unwritten_bytes <= MOST_UNWRITTEN_BYTES.min(segment_bytes) {
+        let most = MOST_UNWRITTEN_BYTES.min(segment_bytes);
+        if self.unwritten_bytes <= most {
             return;
         }
-        self.unwritten_bytes = 0;
         while let Some(index) = self.progress.unwritten.front() {
             if let Err(error) = self.unnamed_indexes.write(index) {
-                tracing::warn!(%error, "an index cannot be written; it stays in memory");
-                return;
+                tracing::warn!(%error, "an index cannot be written; it is tried again");
+                break;
             }
+            self.unwritten_bytes -= index.file_bytes();
             self.indexes.unpin(index.segment);
             self.progress.unwritten.pop_front();
+        }
+        while self.unwritten_bytes > most
+            && let Some(index) = self.progress.unwritten.pop_front()
+        {
+            self.unwritten_bytes -= index.file_bytes();
+            self.indexes.forget([index.segment]);
+            self.progress.damaged.insert(index.base, 0);
+            self.indexes.keep_made(index);
         }
     }
 }
@@ -416,4 +426,39 @@ pub(crate) fn index_anew(
     let (end, chain) = (walked.end, walked.chain);
     let drafts = &mut recovered.drafts;
     Ok(Some(drafts.seal(&segment.life, segment.base, end, chain)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SimDisk;
+
+    #[test]
+    fn indexes_of_a_start_that_cannot_write_take_bounded_memory() {
+        const SEGMENT: u64 = 64 << 20;
+        let sim = SimDisk::new();
+        sim.set_full(true);
+        let disk: Arc<dyn Disk> = Arc::new(sim);
+        let store = StoreIdentity {
+            id: 1,
+            created: false,
+        };
+        let mut start = Recovered::new(&disk, store, 1);
+        let bytes = SealedIndex::of_places(1, 500_000).file_bytes();
+        // The second part is the bound of indexes that a start must not write.
+        let most = MOST_UNWRITTEN_BYTES + (64 << 20);
+        let number = 2 * most / bytes;
+        for id in 1..=number {
+            start.keep_index(SealedIndex::of_places(id, 500_000), true, SEGMENT);
+            let held = start.indexes.pinned_bytes();
+            assert!(held <= most, "{held} bytes after {id} indexes of {bytes}");
+        }
+        assert!(
+            start.indexes.pinned_bytes() > most - 2 * bytes,
+            "the bound is reached"
+        );
+        let waiting = start.progress.unwritten.iter();
+        let waiting: u64 = waiting.map(|index| index.file_bytes()).sum();
+        assert_eq!(waiting, start.unwritten_bytes);
+    }
 }

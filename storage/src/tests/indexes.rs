@@ -4,11 +4,12 @@
 #![allow(clippy::disallowed_methods, reason = "threads of a test")]
 
 use super::*;
+use crate::api::config::OnDamage;
 use crate::api::engine::{LogEngine, ReadLogs as _};
 use crate::api::record::{LogConfig, SyncMode};
 use crate::api::ticket::block_on;
 use crate::base::ids::SegmentId;
-use crate::disk::Disk;
+use crate::disk::{CallKind, Disk, Filter};
 use crate::engine::LocalEngine;
 use crate::engine::repair::accept_loss;
 use crate::index::checkpoint;
@@ -671,6 +672,106 @@ fn a_start_without_indexes_keeps_few_of_them_in_memory() {
     let (most, all) = (fixture.config.segment_bytes, all as u64 + pinned);
     assert!(all > 4 * most, "{all} bytes of indexes show nothing");
     assert!(pinned <= most, "{pinned} bytes of indexes are in memory");
+    check_rounds(&fixture, rounds);
+}
+
+/// Lets all these calls fail.
+fn fail_all(disk: &SimDisk, filter: Filter, error: i32) {
+    for nth in 1..1000 {
+        disk.fail_call(filter, nth, error);
+    }
+}
+
+const WRITES_INDEX: Filter = |call| call.path.starts_with("index/") && call.kind.takes_space();
+const REMOVES_INDEX: Filter =
+    |call| call.path.starts_with("index/") && call.kind == CallKind::Remove;
+
+#[test]
+fn a_start_that_cannot_write_indexes_serves_and_writes_them_later() {
+    const ENOSPC: i32 = 28;
+    let (fixture, rounds) = with_large_indexes();
+    remove_indexes(&fixture.disk);
+    let Fixture {
+        disk, config, core, ..
+    } = fixture;
+    drop(core);
+    fail_all(&disk, WRITES_INDEX, ENOSPC);
+    let fixture = Fixture::with(disk, config);
+    fixture.core.turn();
+    let indexes = || fixture.disk.list("index").unwrap();
+    let sealed = fixture.segments() - 1;
+    assert_eq!(indexes(), Vec::<String>::new());
+    check_rounds(&fixture, rounds);
+    fixture.disk.forget_faults();
+    fixture.core.turn();
+    assert_eq!(indexes().len(), sealed, "{:?}", indexes());
+    check_rounds(&fixture, rounds);
+    let fixture = fixture.restart();
+    check_rounds(&fixture, rounds);
+}
+
+#[test]
+fn a_start_that_drops_indexes_serves_all_records_without_them() {
+    const EMFILE: i32 = 24;
+    let (fixture, rounds) = with_large_indexes();
+    remove_indexes(&fixture.disk);
+    let Fixture {
+        disk, config, core, ..
+    } = fixture;
+    drop(core);
+    fail_all(&disk, WRITES_INDEX, EMFILE);
+    let fixture = Fixture::with(disk, config);
+    // As if all of them were beyond the bound.
+    let segments = fixture.core.journal.runs_and_segments().1;
+    let ids = segments.iter().map(|segment| segment.life.id);
+    fixture.core.indexes.forget(ids);
+    check_rounds(&fixture, rounds);
+    fixture.disk.forget_faults();
+    let fixture = fixture.restart();
+    let listed = fixture.disk.list("index").unwrap();
+    assert!(listed.len() > 20, "the next start writes them: {listed:?}");
+    check_rounds(&fixture, rounds);
+}
+
+#[test]
+fn unfinished_indexes_of_a_refused_start_go_with_the_next_one() {
+    const EIO: i32 = 5;
+    let (fixture, rounds) = with_large_indexes();
+    remove_indexes(&fixture.disk);
+    let Fixture {
+        disk,
+        clock,
+        config,
+        core,
+        ..
+    } = fixture;
+    drop(core);
+    let refuses = StorageConfig {
+        on_damage: OnDamage::Refuse,
+        ..config.clone()
+    };
+    let path = used(&disk)[0].clone();
+    let bytes = disk.contents(&path).unwrap();
+    let at = bytes.windows(8).position(|at| at == b"record 0").unwrap();
+    let unfinished = |disk: &SimDisk| {
+        let mut names = disk.list("index").unwrap();
+        names.retain(|name| name.ends_with(".new"));
+        names
+    };
+    for removals_fail in [false, true] {
+        flip(&disk, &path, at);
+        if removals_fail {
+            fail_all(&disk, REMOVES_INDEX, EIO);
+        }
+        let refused = open(&disk, &refuses, &clock);
+        assert!(matches!(refused, Err(OpenError::Damaged(_))));
+        let left = unfinished(&disk);
+        assert_eq!(left.len() > 4, removals_fail, "{left:?}");
+        flip(&disk, &path, at);
+        disk.forget_faults();
+    }
+    let fixture = Fixture::with(disk, config);
+    assert_eq!(unfinished(&fixture.disk), Vec::<String>::new());
     check_rounds(&fixture, rounds);
 }
 
