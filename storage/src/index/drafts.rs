@@ -355,14 +355,22 @@ impl Drafts {
         self.uncertain.is_some()
     }
 
-    /// Notes that records of a log are missing up to `to`, as far as this was not known.
+    /// Notes that records of a log are missing up to `to`, as far as this was not known. The place of the last one is
+    /// known, and proves the tail up to there.
     pub(crate) fn lose(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
+        if from < to {
+            let draft = self.draft(id);
+            draft.proven = draft.proven.max(position);
+        }
+        self.miss(position, id, from, to);
+    }
+
+    /// Notes that records of a log are missing up to `to`. More may be missing: this proves no tail.
+    fn miss(&mut self, position: Position, id: LogId, from: Lsn, to: Lsn) {
         if from >= to {
             return;
         }
-        let draft = self.draft(id);
-        draft.proven = draft.proven.max(position);
-        let state = draft.state();
+        let state = self.draft(id).state();
         state.add_damage(Lost {
             from,
             to,
@@ -731,11 +739,12 @@ impl Drafts {
         }
     }
 
-    /// Notes that records below `next` are missing if no file described them.
+    /// Notes that records below `next` are missing if no file described them. Trims and cursors show this. They may
+    /// stand anywhere below the tail, so they do not prove it.
     pub(crate) fn lose_before(&mut self, position: Position, id: LogId, next: Lsn) {
         let known = self.logs.get(&id);
         let seen = known.map_or(Lsn::ZERO, |draft| draft.log.state.read().next);
-        self.lose(position, id, seen, next);
+        self.miss(position, id, seen, next);
     }
 
     /// Notes damage that took no records.

@@ -9,21 +9,26 @@
 //! `WALD_COMBINED` sets the number of runs. `WALD_SEED` starts at another seed, and alone runs it only.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::api::error::{AdminError, TrimError};
+use crate::base::ids::{Position, RecoveryEpoch};
 use crate::base::promise::Awaited;
 use crate::disk::{CallKind, Disk, Filter, is_out_of_space};
 use crate::engine::repair::accept_loss;
 use crate::format::frame;
+use crate::format::frame::FrameKind;
 use crate::format::life::Life;
 use crate::upkeep::sorter::Turns;
 
 const KIB: u64 = 1 << 10;
 const SECOND: i64 = 1_000_000;
+/// Offset of the first frame of a segment.
+const FIRST_FRAME: usize = 8192;
 const SEGMENT: u64 = 64 * KIB;
 /// Capacity in bytes that no run fills.
 const ENOUGH: u64 = 64 << 20;
@@ -87,10 +92,14 @@ struct Counts {
     quarantined: u64,
     short_starts: u64,
     unread_ends: u64,
+    /// Logs whose tail a start could not prove.
+    unproven: u64,
 }
 
 struct Run {
     random: StdRng,
+    /// Chooses the runs with damage of [`Run::damage_newest`]. All else stays the same for a seed.
+    newest: StdRng,
     disk: SimDisk,
     clock: Arc<TestClock>,
     config: StorageConfig,
@@ -99,15 +108,21 @@ struct Run {
     gone: BTreeMap<String, Model>,
     next_log: u64,
     next_record: u64,
-    /// Records in files that were damaged, and these files.
+    /// Records in files that were damaged, and these files with the damaged bytes.
     hit: BTreeSet<u64>,
-    damaged: BTreeSet<String>,
-    /// Files that were damaged where the journal may have ended.
-    ends: BTreeSet<String>,
+    damaged: BTreeMap<String, Vec<Range<usize>>>,
+    /// Files that were damaged where the journal may have ended, and the records that they had.
+    ends: BTreeMap<String, BTreeSet<u64>>,
     /// Records whose lsns may be given out again: the journal may have ended before them, or their loss was
     /// accepted.
     given_up: BTreeSet<u64>,
     capacity: u64,
+    /// Facts of the last report, and whether the process has ended cleanly since. `None`: a start was cut off since.
+    epoch: RecoveryEpoch,
+    closed: Option<bool>,
+    accepted: bool,
+    /// The journal is durable up to here.
+    durable: Position,
 }
 
 impl Run {
@@ -124,6 +139,7 @@ impl Run {
         };
         Self {
             random,
+            newest: StdRng::seed_from_u64(!seed),
             disk,
             clock: TestClock::new(),
             config,
@@ -132,10 +148,14 @@ impl Run {
             next_log: 0,
             next_record: 0,
             hit: BTreeSet::new(),
-            damaged: BTreeSet::new(),
-            ends: BTreeSet::new(),
+            damaged: BTreeMap::new(),
+            ends: BTreeMap::new(),
             given_up: BTreeSet::new(),
             capacity,
+            epoch: RecoveryEpoch::FIRST,
+            closed: None,
+            accepted: false,
+            durable: Position::ZERO,
         }
     }
 
@@ -144,10 +164,14 @@ impl Run {
         for _ in 0..self.random.random_range(2..6) {
             let core = self.start(counts);
             self.work(&core, damages, counts);
+            if damages && self.newest.random_bool(0.2) {
+                self.damage_newest(&core, counts);
+            }
             counts.failed_journals += u64::from(core.journal.failure().is_some());
+            self.durable = self.durable.max(core.journal.durable());
             if core.journal.failure().is_none() && self.random.random_bool(0.2) {
                 // A power cut may interrupt the shutdown.
-                let _ended = core.close();
+                self.closed = core.close().is_ok().then_some(true);
             }
             drop(core);
             self.disk.set_out_of_descriptors(false);
@@ -170,14 +194,23 @@ impl Run {
         drop(core);
         self.accept();
         let core = self.start(counts);
+        let mut logs = core.logs.all().into_iter();
+        let unproven = logs.find(|log| log.state.read().unproven);
+        let unproven = unproven.map(|log| log.name.clone());
+        assert_eq!(unproven, None, "it goes on after an acceptance");
         self.give_back_everything(&core);
         drop(core);
         self.disk.set_capacity(ENOUGH);
         drop(self.open().unwrap());
     }
 
-    fn open(&self) -> Result<(Arc<Core>, RecoveryReport), OpenError> {
-        open(&self.disk, &self.config, &self.clock)
+    fn open(&mut self) -> Result<(Arc<Core>, RecoveryReport), OpenError> {
+        self.note_ends();
+        let opened = open(&self.disk, &self.config, &self.clock);
+        if opened.is_err() {
+            self.closed = None;
+        }
+        opened
     }
 
     /// Starts and compares. A start that finds no space finds it on a larger disk. If the device cannot read
@@ -188,9 +221,10 @@ impl Run {
             if let Ok((core, report)) = self.open() {
                 self.disk.forget_faults();
                 if !self.disk.is_crashed() {
-                    self.compare(&core, &report);
+                    self.compare(&core, &report, counts);
                     return core;
                 }
+                self.closed = None;
             }
             self.disk.crash(self.random.random());
             counts.cuts += 1;
@@ -204,7 +238,7 @@ impl Run {
                 opened
             }
             Err(OpenError::UnreadEnd { file, .. }) => {
-                assert!(self.damaged.contains(&file), "{file} can be read");
+                assert!(self.damaged.contains_key(&file), "{file} can be read");
                 counts.unread_ends += 1;
                 self.accept();
                 self.open()
@@ -212,7 +246,7 @@ impl Run {
             opened => opened,
         };
         let (core, report) = opened.unwrap_or_else(|error| panic!("a start fails: {error}"));
-        self.compare(&core, &report);
+        self.compare(&core, &report, counts);
         core
     }
 
@@ -220,6 +254,7 @@ impl Run {
     fn accept(&mut self) {
         self.note_hit();
         self.given_up.extend(&self.hit);
+        (self.accepted, self.closed) = (true, None);
         let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
         let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
         self.disk.set_capacity(ENOUGH);
@@ -229,15 +264,71 @@ impl Run {
 
     /// Notes the records in damaged files.
     fn note_hit(&mut self) {
-        for path in &self.damaged {
+        for path in self.damaged.keys() {
             if let Some(bytes) = self.disk.contents(path) {
                 let records = records_in(&bytes);
-                if self.ends.contains(path) {
-                    self.given_up.extend(&records);
+                if let Some(of_end) = self.ends.get_mut(path) {
+                    of_end.extend(&records);
                 }
                 self.hit.extend(records);
             }
         }
+    }
+
+    /// Notes the records of a damaged end of the journal, unless a start finds proof that the damaged bytes were
+    /// flushed: then the journal goes on behind them.
+    fn note_ends(&mut self) {
+        self.note_hit();
+        for (path, records) in &self.ends {
+            if !self.is_proven(path) {
+                self.given_up.extend(records);
+            }
+        }
+    }
+
+    /// Whether a good header of a file shows that all damaged bytes of the file were flushed.
+    fn is_proven(&self, path: &str) -> bool {
+        let places = &self.damaged[path];
+        let bytes = self.disk.contents(path).unwrap_or_default();
+        let Ok(life) = Life::decode(&bytes) else {
+            return false;
+        };
+        let header = |at: usize| {
+            let header = frame::decode_header(bytes.get(at..)?, life.salt)?;
+            let end = at + header.header_len as usize;
+            let is_good = !places.iter().any(|bad| bad.start < end && at < bad.end);
+            let mark = header.durable_mark.get() + at as u64;
+            // The offset in the file up to which the header proves bytes.
+            is_good.then(|| mark.saturating_sub(header.position.get()))
+        };
+        let proven = (FIRST_FRAME..bytes.len())
+            .step_by(8)
+            .filter_map(header)
+            .max();
+        let proven = usize::try_from(proven.unwrap_or(0)).expect("small");
+        places.iter().all(|bad| bad.end <= proven)
+    }
+
+    /// Judges the facts of a report that do not follow from the records.
+    fn judge(&mut self, core: &Arc<Core>, report: &RecoveryReport, damaged: bool) {
+        assert!(report.recovery_epoch >= self.epoch, "epochs go up");
+        if !report.clean && !report.created {
+            let (new, old) = (report.recovery_epoch, self.epoch);
+            assert!(new > old, "{new} follows {old} after an unclean end");
+        }
+        self.epoch = report.recovery_epoch;
+        assert_eq!(report.logs, core.logs.len() as u64);
+        assert!(self.accepted || report.accepted.is_empty());
+        if damaged {
+            return;
+        }
+        let closed = self.closed.replace(false);
+        assert!(closed.is_none_or(|closed| report.clean == closed));
+        assert!(!report.clean || report.torn_bytes == 0);
+        let (end, durable) = (report.end, self.durable);
+        assert!(end >= durable, "{end} is below {durable}");
+        let kept = |model: &Model| (model.records.len() - model.first) as u64;
+        assert_eq!(report.records, self.logs.values().map(kept).sum::<u64>());
     }
 
     /// Whether the journal may end in this file. A link may have been lost with its file, so the one before counts.
@@ -246,8 +337,9 @@ impl Run {
         let begun = |path: &String| {
             let bytes = self.disk.contents(path).expect("it is listed");
             let life = Life::decode(&bytes).ok();
-            let link = life.and_then(|life| frame::decode_header(bytes.get(8192..)?, life.salt));
-            link.is_some() || self.damaged.contains(path)
+            let link =
+                life.and_then(|life| frame::decode_header(bytes.get(FIRST_FRAME..)?, life.salt));
+            link.is_some() || self.damaged.contains_key(path)
         };
         let names = self.disk.list("journal").unwrap_or_default();
         let mut paths: Vec<_> = (names.iter())
@@ -427,13 +519,18 @@ impl Run {
         counts.damaged += 1;
         let at = self.random.random_range(0..=end);
         if self.is_end(&path) {
-            self.ends.insert(path.clone());
+            self.ends.entry(path.clone()).or_default();
         }
-        self.damaged.insert(path.clone());
+        let is_unreadable = self.random.random_bool(0.5);
+        // Real reads fail by the page: a small read before the bad byte fails, too.
+        let page = at / 4096 * 4096;
+        let place = match is_unreadable {
+            true => page..page + 4096,
+            false => at..at + 1,
+        };
+        self.damaged.entry(path.clone()).or_default().push(place);
         self.note_hit();
-        if self.random.random_bool(0.5) {
-            // Real reads fail by the page: a small read before the bad byte fails, too.
-            let page = at / 4096 * 4096;
+        if is_unreadable {
             self.disk.set_unreadable(&path, page..page + 4096);
         } else {
             bytes[at] ^= 1 << self.random.random_range(0..8);
@@ -441,9 +538,46 @@ impl Run {
         }
     }
 
+    /// Overwrites the newest frames in front of a mark that proves that they were flushed. No frame behind tells whose
+    /// records they had, so that the tails of some logs are in doubt.
+    fn damage_newest(&mut self, core: &Arc<Core>, counts: &mut Counts) {
+        core.idle();
+        if core.journal.failure().is_some() || self.disk.is_crashed() {
+            return;
+        }
+        let Some(segment) = core.journal.segment_at(core.journal.durable()) else {
+            return;
+        };
+        let path = segment.path();
+        let bytes = self.disk.contents(&path).expect("it is written");
+        let header = |at: &usize| frame::decode_header(bytes.get(*at..)?, segment.life.salt);
+        let frames: Vec<usize> = (FIRST_FRAME..bytes.len())
+            .step_by(8)
+            .filter(|at| header(at).is_some())
+            .collect();
+        let Some((mark, before)) = frames.split_last() else {
+            return;
+        };
+        if before.is_empty() || header(mark).is_none_or(|h| h.kind != FrameKind::Marker) {
+            return;
+        }
+        let number = self.newest.random_range(1..=before.len().min(8));
+        let place = before[before.len() - number]..*mark;
+        counts.damaged += 1;
+        self.ends.entry(path.clone()).or_default();
+        self.damaged
+            .entry(path.clone())
+            .or_default()
+            .push(place.clone());
+        self.note_hit();
+        let mut bytes = bytes.clone();
+        bytes[place].fill(0xA5);
+        self.disk.replace(&path, bytes);
+    }
+
     /// Compares the store with the model: no record may be wrong, and only records in files that the run
     /// damaged may be missing.
-    fn compare(&mut self, core: &Arc<Core>, report: &RecoveryReport) {
+    fn compare(&mut self, core: &Arc<Core>, report: &RecoveryReport, counts: &mut Counts) {
         self.note_hit();
         let damaged = !self.damaged.is_empty();
         if !damaged {
@@ -502,6 +636,8 @@ impl Run {
             true
         });
         self.hit = hit;
+        counts.unproven += self.logs.values().filter(|model| model.unproven).count() as u64;
+        self.judge(core, report, damaged);
     }
 
     /// Deletes every second log. A full disk gives space back, and appends go on.
@@ -728,7 +864,8 @@ fn store_survives_all_faults_together_and_gives_space_back() {
     }
     println!(
         "{} runs: {} power cuts, {} kills, {} damaged places, {} records quarantined, {} failed journals, \
-         {} appends on a full disk, {} steps of sorting, {} starts without space, {} ends that cannot be read",
+         {} appends on a full disk, {} steps of sorting, {} starts without space, {} ends that cannot be read, \
+         {} tails that cannot be proven",
         all.runs,
         all.cuts,
         all.kills,
@@ -738,8 +875,10 @@ fn store_survives_all_faults_together_and_gives_space_back() {
         all.full,
         all.sorted,
         all.short_starts,
-        all.unread_ends
+        all.unread_ends,
+        all.unproven
     );
     assert_eq!(failed, Vec::<u64>::new(), "seeds that failed");
-    assert!(number < 50 || (all.cuts > 0 && all.damaged > 0 && all.full > 0 && all.sorted > 0));
+    let counted = [all.cuts, all.damaged, all.full, all.sorted, all.unproven];
+    assert!(number < 50 || !counted.contains(&0), "{counted:?}");
 }

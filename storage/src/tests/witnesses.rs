@@ -334,6 +334,31 @@ fn index_with_a_trim_of_an_unproven_log_proves_no_tail() {
 }
 
 #[test]
+fn damaged_trim_below_the_tail_proves_no_tail() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"kept").unwrap();
+    let kept = usize::try_from(fixture.core.journal.written().get()).unwrap();
+    fixture.append("a", b"trimmed").unwrap();
+    fixture.append("a", b"lost").unwrap();
+    fixture.trim("a", 2);
+    let end = usize::try_from(fixture.core.journal.written().get()).unwrap();
+    // The mark proves that all was flushed, and its directory names the trim.
+    fixture.core.idle();
+    let disk = fixture.disk.clone();
+    drop(fixture);
+    let path = used_paths(&disk)[0].clone();
+    let mut bytes = disk.contents(&path).unwrap();
+    bytes[kept..end].fill(0xA5);
+    disk.replace(&path, bytes);
+    let fixture = Fixture::on(disk);
+    let refused = fixture.append("a", b"with the lsn of a lost record");
+    assert!(
+        matches!(refused, Err(AppendError::TailUnproven { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn name_whose_loss_was_accepted_stays_lost_when_an_index_comes_back() {
     let fixture = Fixture::new();
     fixture.append("a", b"first").unwrap();

@@ -76,9 +76,10 @@ impl Drafts {
             if !producers.is_empty() {
                 image.extras.get_or_insert_default().producers = producers;
             }
-            let proven = self.draft(row.log_id).proven.max(image.created_end);
+            let created = image.created_end;
             self.learn(image, index.end);
-            self.draft(row.log_id).proven = proven;
+            let draft = self.draft(row.log_id);
+            draft.proven = draft.proven.max(created);
         }
         self.lost_facts.truncate(before.lost_facts);
     }
@@ -108,7 +109,7 @@ impl Drafts {
                 let from = lost.from.max(seen);
                 state.add_damage(Lost { from, ..*lost });
             }
-            self.lose(end, id, seen, image.next);
+            self.miss(end, id, seen, image.next);
         }
         self.learn_standing(image);
         let state = self.draft(id).state();
