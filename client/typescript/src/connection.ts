@@ -116,6 +116,10 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
       if (this.#closed) {
         throw new Error("the client is closed");
       }
+      const last = this.#problem;
+      if (this.#session === undefined && last !== undefined && performance.now() - last.at < TLS_PAUSE_MS) {
+        throw last.problem;
+      }
       const current = (this.#session ??= this.#dial());
       const session = await current;
       if (!session.closed && !session.destroyed) {
@@ -129,10 +133,6 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
 
   #dial(): Promise<http2.ClientHttp2Session> {
     const { connectTimeoutMs, tls: files } = this.#settings;
-    const last = this.#problem;
-    if (last !== undefined && performance.now() - last.at < TLS_PAUSE_MS) {
-      return Promise.reject(last.problem);
-    }
     const dialing = new Promise<http2.ClientHttp2Session>((resolve, reject) => {
       let socket: tls.TLSSocket | undefined;
       let peer: tls.PeerCertificate | undefined;

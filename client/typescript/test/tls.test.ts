@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { writeFileSync } from "node:fs";
+import { copyFileSync, writeFileSync } from "node:fs";
 import { createServer, type AddressInfo, type Server, type Socket } from "node:net";
 import test, { after } from "node:test";
 
@@ -130,6 +130,18 @@ test("all calls together make one attempt a second", async () => {
   assert.ok(connections >= 2 && connections <= 3, `${connections}`);
   await client.close();
   await plain.stop();
+});
+
+test("calls within a second of a failure do not keep later ones from connecting", async () => {
+  const trusted = authority.path("trusted.pem");
+  copyFileSync(other.ca, trusted);
+  await served(await Fake.start(authority.server(authority.issue("server"))), { tlsCa: trusted }, async (client) => {
+    for (let call = 0; call < 3; call++) {
+      await assert.rejects(client.append("log", "x", { timeoutMs: 100 }), { tlsFailure: "UNKNOWN_CA" });
+    }
+    copyFileSync(tlsCa, trusted);
+    await client.append("log", "y");
+  });
 });
 
 test("files that cannot be used are named", () => {
