@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""usage: harness.py --wald PATH [--start ARGUMENTS] [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
+"""usage: harness.py --wald PATH [--tls] [--start ARGUMENTS] [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
        harness.py --check-cases [--cases FILE]
 
 Runs the conformance cases by a runner; README.md describes both. The harness starts the
@@ -8,9 +8,12 @@ the requests of the cases at the control endpoint, and ends everything. ARGUMENT
 are further arguments of each start of the daemon. NAMES are separated by commas. FILE of --log gets the daemons' log lines. The exit status is the runner's, or 1 if
 the names it printed `ok` are not exactly the cases.
 
+With --tls the daemon requires a client certificate, and the cases of TLS run as well. The proxy passes TLS on as it
+is. Only where a case loses an answer, it has to see the frames, and is an end of both connections.
+
 With --check-cases no daemon runs: the file is checked to be well-formed.
 
-Only the standard library: everyone who has Python can check a client.
+Only the standard library: everyone who has Python can check a client. --tls needs the command openssl.
 """
 
 import argparse
@@ -22,12 +25,16 @@ import re
 import resource
 import shlex
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+import authority
 
 HERE = Path(__file__).resolve().parent
 CASES = HERE / "cases.json"
@@ -103,6 +110,67 @@ class Daemon:
         code = self.process.wait(timeout=seconds)
         self.address = None
         return code
+
+
+class Certificates:
+    """The files of a server and a client with TLS, by a CA, and of others that must be refused."""
+
+    def __init__(self, directory):
+        own, other = authority.Authority(directory / "own"), authority.Authority(directory / "other", "another CA")
+        self.ca, self.other_ca = own.pem, other.pem
+        self.server, self.client, self.expired = (
+            own.issue(directory, name, begin=begin) for name, begin in (("server", None), ("client", None), ("expired", "230101")))
+        self.other = other.issue(directory, "other")
+
+    def arguments(self):
+        """The arguments of the daemon."""
+        return ["--tls-cert", self.server[0], "--tls-key", self.server[1], "--tls-client-auth", "require",
+                "--tls-client-ca", self.ca]
+
+    def context(self, pair, server):
+        """Settings of one end of a connection, which sends a certificate and requires one."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.load_cert_chain(*pair)
+        context.load_verify_locations(self.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols(["h2"])
+        return context
+
+
+class Expired:
+    """A server whose certificate is expired. Clients must not try more often than once a second."""
+
+    def __init__(self, certificates, trouble):
+        self.context = certificates.context(certificates.expired, server=True)
+        self.trouble = trouble
+        self.times = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                peer, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+    def _serve(self, peer):
+        try:
+            with peer:
+                # The attempt begins with the first byte: gRPC may open the connection before.
+                if peer.recv(1, socket.MSG_PEEK):
+                    self.times.append(time.monotonic())
+                    if len(self.times) > 2 and self.times[-1] - self.times[-3] < 1.5:
+                        self.trouble.append("more than one handshake a second with a server that is refused")
+                    self.context.wrap_socket(peer, server_side=True).close()
+        except OSError:
+            pass
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
 
 
 class Frames:
@@ -183,9 +251,12 @@ class Connection:
 class Proxy:
     """TCP, from one port that stays to a daemon whose port changes."""
 
-    def __init__(self, target):
-        """`target()` is where the daemon serves now, or None."""
+    def __init__(self, target, certificates=None):
+        """`target()` is where the daemon serves now, or None. With certificates the proxy is an end of TLS."""
         self.target = target
+        self.near = certificates and certificates.context(certificates.server, server=True)
+        self.far = {} if certificates is None else {
+            "ssl": certificates.context(certificates.client, server=False), "server_hostname": "localhost"}
         self.to_lose = 0
         self.lost = 0
         self.delay = 0.0
@@ -202,7 +273,7 @@ class Proxy:
         asyncio.set_event_loop(self.loop)
 
         async def listen():
-            server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096)
+            server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096, ssl=self.near)
             self.port = server.sockets[0].getsockname()[1]
 
         self.loop.run_until_complete(listen())
@@ -214,7 +285,7 @@ class Proxy:
         try:
             if target is None:
                 raise ConnectionRefusedError
-            daemon_reader, daemon_writer = await asyncio.open_connection(*target)
+            daemon_reader, daemon_writer = await asyncio.open_connection(*target, **self.far)
         except OSError:
             writer.transport.abort()
             return
@@ -366,19 +437,36 @@ class Control:
 
 
 class Served:
-    """Daemon, proxy and control endpoint together; a context that ends them."""
+    """Daemon, proxy and control endpoint together; a context that ends them.
 
-    def __init__(self, wald, directory, arguments=(), log=None):
+    `certificates`: with TLS. `sees_frames`: the proxy is an end of TLS then.
+    """
+
+    def __init__(self, wald, directory, arguments=(), log=None, certificates=None, sees_frames=True):
         allow_many_connections()
-        self.daemon = Daemon(wald, Path(directory) / "data", arguments, log)
+        self.certificates, self.plain, self.expired = certificates, None, None
+        more = [] if certificates is None else certificates.arguments()
+        self.daemon = Daemon(wald, Path(directory) / "data", [*arguments, *more], log)
         self.daemon.start()
-        self.proxy = Proxy(lambda: self.daemon.address)
+        self.proxy = Proxy(lambda: self.daemon.address, certificates if sees_frames else None)
         self.control = Control(self.daemon, self.proxy)
+        if certificates is not None:
+            self.plain = Daemon(wald, Path(directory) / "plain", arguments, log)
+            self.plain.start()
+            self.expired = Expired(certificates, self.control.trouble)
 
     def environment(self):
         """The environment of every runner."""
-        return {"WALD_ENDPOINT": f"127.0.0.1:{self.proxy.port}",
-                "WALD_CONTROL": f"http://127.0.0.1:{self.control.port}"}
+        server = f"127.0.0.1:{self.proxy.port}"
+        found = {"WALD_ENDPOINT": server, "WALD_CONTROL": f"http://127.0.0.1:{self.control.port}"}
+        if self.certificates is None:
+            return found
+        files = self.certificates
+        return {**found, "WALD_ENDPOINT": f"https://{server}", "WALD_TLS_CA": str(files.ca),
+                "WALD_TLS_CERT": str(files.client[0]), "WALD_TLS_KEY": str(files.client[1]), "WALD_CASE_SERVER": server,
+                "WALD_CASE_PLAIN_SERVER": "{}:{}".format(*self.plain.address),
+                "WALD_CASE_EXPIRED_SERVER": f"127.0.0.1:{self.expired.port}", "WALD_CASE_OTHER_CA": str(files.other_ca),
+                "WALD_CASE_OTHER_CERT": str(files.other[0]), "WALD_CASE_OTHER_KEY": str(files.other[1])}
 
     def __enter__(self):
         return self
@@ -386,6 +474,9 @@ class Served:
     def __exit__(self, *_):
         with self.control.lock:
             self.daemon.kill()
+        if self.certificates is not None:
+            self.plain.kill()
+            self.expired.close()
 
 
 def allow_many_connections():
@@ -445,7 +536,10 @@ STEPS = {
     "repeat": ("times* steps*", ""),
     "control": ("action* count ms", ""),
     "wait_tail": ("log* at_least*", ""),
+    "connect": ("endpoint* ca cert key server_name token", "connected"),
 }
+# Names that need no step: the harness gives them to a runner (--tls).
+GIVEN = ("server", "plain_server", "expired_server", "other_ca", "other_cert", "other_key")
 # Members of objects within arguments, results and failures.
 INNER = {
     "condition": "expected_lsn must_exist must_not_exist writer_epoch log_id producer",
@@ -460,7 +554,7 @@ INNER = {
     "failed": "log reason description",
     "producers": "id epoch next_sequence",
 }
-FAILS = "code reason outcome retry facts failed"
+FAILS = "code reason outcome retry facts failed problem"
 # The step that makes the object that an argument names.
 MADE_BY = {"follower": "follow", "producer": "producer", "job": "background"}
 CONTROL = {"kill": "", "stop": "", "pause": "", "resume": "", "drop": "", "lose_answer": "count", "delay": "ms*"}
@@ -490,7 +584,9 @@ class Checker:
 
     def case(self, case):
         self.where = case.get("name", "?")
-        self.members(case, "name* why* steps*", "a case")
+        self.members(case, "name* why* steps* needs", "a case")
+        if case.get("needs", "tls") != "tls":
+            self.wrong("needs nothing that the harness has")
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", case["name"]):
             self.wrong("the name is no sentence in kebab-case")
         kept = {}
@@ -570,7 +666,7 @@ class Checker:
         elif isinstance(value, str):
             for reference in re.findall(r"\$\{([^}]*)\}", value):
                 name = reference.partition(".")[0]
-                if reference.startswith("log:") or (name == "i" and within_repeat) or name in kept:
+                if reference.startswith("log:") or (name == "i" and within_repeat) or name in kept or name in GIVEN:
                     continue
                 self.wrong(f"nothing kept as {name} before this")
 
@@ -591,40 +687,55 @@ def check_cases(cases):
     return 0 if cases and not checker.trouble else 1
 
 
-def run(arguments, names):
+def run(arguments, cases):
     """Runs the runner; the exit status."""
+    names = [case["name"] for case in cases]
     only = [name for name in (arguments.only or "").split(",") if name]
     if unknown := set(only) - set(names):
         print(f"no such case: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    wanted = [name for name in names if not only or name in only]
-    log = open(arguments.log, "w", encoding="utf-8") if arguments.log else None
+    wanted = [case for case in cases if (not only or case["name"] in only) and (arguments.tls or "needs" not in case)]
+    if arguments.log:
+        arguments.log.unlink(missing_ok=True)
+    if not arguments.tls:
+        return run_some(arguments, wanted)
+    seen = [case for case in wanted if "lose_answer" in json.dumps(case)]
+    through = [case for case in wanted if case not in seen]
+    statuses = [run_some(arguments, some, sees_frames) for some, sees_frames in ((through, False), (seen, True)) if some]
+    return max(statuses, default=1)
+
+
+def run_some(arguments, cases, sees_frames=True):
+    """Runs some cases with a daemon of their own; the exit status."""
+    wanted = [case["name"] for case in cases]
+    log = open(arguments.log, "a", encoding="utf-8") if arguments.log else None
     passed, failed = [], []
-    with tempfile.TemporaryDirectory(prefix="wald-conformance-") as directory, \
-            Served(arguments.wald, directory, [*SETTINGS, *shlex.split(arguments.start)], log=log) as served:
-        environment = clean_environment(**served.environment(), WALD_CASES=str(arguments.cases.resolve()))
-        if only:
-            environment["WALD_ONLY"] = ",".join(wanted)
-        runner = subprocess.Popen(arguments.runner, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-                                  env=environment, start_new_session=True)
-        late = threading.Timer(len(wanted) * CASE_SECONDS + MORE_SECONDS, end_group, [runner])
-        late.start()
-        try:
-            for line in runner.stdout:
-                print(line, end="", flush=True)
-                word, _, rest = line.strip().partition(" ")
-                if word == "ok":
-                    passed.append(rest)
-                elif word == "FAIL":
-                    failed.append(rest.partition(":")[0])
-                    served.control.reset()
-            status = runner.wait()
-        finally:
-            late.cancel()
-            end_group(runner)
-        trouble = served.control.trouble
-        print(f"harness: {served.daemon.starts} starts of the daemon, {served.proxy.lost} answers lost, "
-              f"{served.proxy.dropped} connections dropped, asked for {served.control.done}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="wald-conformance-") as directory:
+        certificates = Certificates(Path(directory) / "tls") if arguments.tls else None
+        start = [*SETTINGS, *shlex.split(arguments.start)]
+        with Served(arguments.wald, directory, start, log, certificates, sees_frames) as served:
+            environment = clean_environment(**served.environment(), WALD_CASES=str(arguments.cases.resolve()),
+                                            WALD_ONLY=",".join(wanted))
+            runner = subprocess.Popen(arguments.runner, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                                      env=environment, start_new_session=True)
+            late = threading.Timer(len(wanted) * CASE_SECONDS + MORE_SECONDS, end_group, [runner])
+            late.start()
+            try:
+                for line in runner.stdout:
+                    print(line, end="", flush=True)
+                    word, _, rest = line.strip().partition(" ")
+                    if word == "ok":
+                        passed.append(rest)
+                    elif word == "FAIL":
+                        failed.append(rest.partition(":")[0])
+                        served.control.reset()
+                status = runner.wait()
+            finally:
+                late.cancel()
+                end_group(runner)
+            trouble = served.control.trouble
+            print(f"harness: {served.daemon.starts} starts of the daemon, {served.proxy.lost} answers lost, "
+                  f"{served.proxy.dropped} connections dropped, asked for {served.control.done}", file=sys.stderr)
     wrong = [f"not run: {name}" for name in wanted if name not in passed and name not in failed]
     wrong += [f"not a case: {name}" for name in passed if name not in wanted]
     wrong += [f"passed more than once: {name}" for name in sorted(set(passed)) if passed.count(name) > 1]
@@ -640,6 +751,7 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__[7:].partition("\n\n")[0], description=__doc__.partition("\n\n")[2],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wald", type=Path)
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--start", default="")
     parser.add_argument("--only")
     parser.add_argument("--cases", type=Path, default=CASES)
@@ -654,7 +766,7 @@ def main():
         parser.error("--wald and a runner are needed")
     # Everything ends in order, however it is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.exit(run(arguments, [case["name"] for case in cases]))
+    sys.exit(run(arguments, cases))
 
 
 if __name__ == "__main__":

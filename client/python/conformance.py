@@ -8,6 +8,7 @@ environment, the cases, the output, and the two modes for chaos.
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -23,6 +24,7 @@ import wald
 
 CASE_SECONDS = 60
 WAIT_SECONDS = 20
+GIVEN = ("server", "plain_server", "expired_server", "other_ca", "other_cert", "other_key")
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
@@ -38,7 +40,8 @@ class Names:
 
     def __init__(self, prefix):
         self.prefix = prefix
-        self.kept = {}
+        # The harness gives these to every case.
+        self.kept = {name: os.environ[f"WALD_CASE_{name.upper()}"] for name in GIVEN if f"WALD_CASE_{name.upper()}" in os.environ}
 
     def turn(self, count):
         """These names where `${i}` is the count."""
@@ -121,6 +124,7 @@ def show_error(error):
         "outcome": error.outcome.value,
         "retry": error.retry.value,
         "facts": dict(error.facts),
+        "problem": "TOKEN" if isinstance(error, wald.TokenError) else getattr(error, "failure", ""),
         "failed": [{"reason": c.reason, "log": c.log, "description": c.description} for c in error.failed],
     }
     if "request_id" in error.facts:
@@ -329,6 +333,17 @@ class Case:
             compare(expected, result)
         if kept and action.__name__ not in NAMING:
             self.names.kept[kept] = result
+
+    async def do_connect(self, endpoint, ca=None, cert=None, key=None, server_name=None, token=None):
+        files = {}
+        if endpoint.startswith("https://"):
+            found = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+            files = {n: os.environ[f"WALD_{n.upper()}"] if v is None else v or None for n, v in found.items()}
+            files["server_name"] = server_name
+        async with wald.Client(endpoint, timeout=1.2, token=token, **files) as client:
+            with contextlib.suppress(wald.LogNotFound):
+                await client.tail("conformance/none")
+        return {"connected": True}
 
     async def do_append(self, log, record, condition=None, **more):
         how = {"condition": to_condition(condition), "durability": durability(more)}

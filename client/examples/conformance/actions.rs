@@ -9,8 +9,8 @@ use wald_client::proto::LogConfig;
 use wald_client::{
     AppendBatch, BatchAck, Check, Client, Condition, CursorCommit, DEFAULT_BATCHES_IN_FLIGHT,
     DEFAULT_BYTES_IN_FLIGHT, DEFAULT_LINGER, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, Durability, Error,
-    LogAck, Lsn, NamedCursor, Outcome, Record, Retry, RetryPolicy, StoredRecord, SyncTarget,
-    Visibility,
+    ErrorKind, LogAck, Lsn, NamedCursor, Outcome, Reason, Record, Retry, RetryPolicy, StoredRecord,
+    SyncTarget, TlsOptions, Visibility,
 };
 
 const TAIL_WITHIN: Duration = Duration::from_secs(20);
@@ -51,6 +51,7 @@ pub(crate) async fn simple(client: &Client, action: &str, arguments: &Value) -> 
     let log_id = optional(arguments, "log_id")?;
     Ok(match action {
         "append" => append(client, arguments).await?,
+        "connect" => connect(arguments).await?,
         "append_batch" => batch_ack(batch(client, arguments)?.await?),
         "session" => session(client, arguments).await?,
         "read" => read(client, arguments).await?,
@@ -427,21 +428,61 @@ async fn producers(
     }
 }
 
-/// An error, as `fails` compares it.
-pub(crate) fn failure(error: &Error) -> Value {
-    // As tonic has it, but spelled as the contract does.
-    let code = format!("{:?}", error.code());
+/// A name such as `NotFound` as the contract spells it: `NOT_FOUND`.
+fn spelled(name: &impl std::fmt::Debug) -> String {
     let mut spelled = String::new();
-    for (place, letter) in code.char_indices() {
+    for (place, letter) in format!("{name:?}").char_indices() {
         if place > 0 && letter.is_uppercase() {
             spelled.push('_');
         }
         spelled.push(letter.to_ascii_uppercase());
     }
+    spelled
+}
+
+/// Makes another client, and asks for the tail of a log.
+async fn connect(arguments: &Value) -> Result<Value> {
+    let endpoint = text(arguments, "endpoint")?;
+    let file = |name: &str, variable: &str| match arguments[name].as_str() {
+        Some(path) => path.to_owned(),
+        None => std::env::var(variable).unwrap_or_default(),
+    };
+    let mut builder = Client::builder(endpoint).timeout(Duration::from_millis(1_200));
+    if endpoint.starts_with("https://") {
+        let mut tls = TlsOptions::new().ca_file(file("ca", "WALD_TLS_CA"));
+        let (cert, key) = (file("cert", "WALD_TLS_CERT"), file("key", "WALD_TLS_KEY"));
+        if !cert.is_empty() {
+            tls = tls.identity_files(cert, key);
+        }
+        if let Some(name) = arguments["server_name"].as_str() {
+            tls = tls.server_name(name);
+        }
+        builder = builder.tls(tls);
+    }
+    if let Some(token) = arguments["token"].as_str() {
+        builder = builder.token(token);
+    }
+    let client = builder.connect_lazy()?;
+    let log = "conformance/none";
+    match client.get_tail(log, Visibility::Unspecified, None).await {
+        Err(error) if error.reason() != Some(Reason::LogNotFound) => Err(error.into()),
+        _ => Ok(json!({ "connected": true })),
+    }
+}
+
+/// An error, as `fails` compares it.
+pub(crate) fn failure(error: &Error) -> Value {
+    let problem = match error.kind() {
+        ErrorKind::Token { .. } => "TOKEN".to_owned(),
+        ErrorKind::Tls { failure, .. } => spelled(failure),
+        _ => String::new(),
+    };
     let facts = error.facts().into_iter().flatten();
     let checks = error.failed_checks().iter();
     json!({
-        "code": spelled,
+        // As tonic has it, but spelled as the contract does.
+        "code": spelled(&error.code()),
+        "problem": problem,
         "reason": error.reason_text().unwrap_or_default(),
         "outcome": match error.outcome() {
             Outcome::NotApplied => "NOT_APPLIED",

@@ -42,6 +42,23 @@ impl Drop for Job {
     }
 }
 
+/// The names that the harness gives to every case.
+fn given() -> HashMap<String, Value> {
+    let names = [
+        "server",
+        "plain_server",
+        "expired_server",
+        "other_ca",
+        "other_cert",
+        "other_key",
+    ];
+    let value = |name: &str| std::env::var(format!("WALD_CASE_{}", name.to_uppercase())).ok();
+    let given = names
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), json!(value(name)?))));
+    given.collect()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -54,7 +71,7 @@ impl Case {
             client,
             control: control.to_owned(),
             logs: format!("conformance/{name}/{run}/"),
-            kept: Mutex::default(),
+            kept: Mutex::new(given()),
             producers: Mutex::default(),
             followers: Mutex::default(),
             jobs: Mutex::default(),

@@ -41,6 +41,7 @@ func init() {
 		"get_cursor":      getCursor,
 		"delete_cursor":   deleteCursor,
 		"list_cursors":    listCursors,
+		"connect":         connect,
 		"consume":         consume,
 		"update_log":      updateLog,
 		"get_log":         getLog,
@@ -59,6 +60,39 @@ func init() {
 
 // Maximum wait of `followed` and `wait_tail`.
 const patience = 20 * time.Second
+
+// connect makes another client, and asks for the tail of a log.
+func connect(ctx context.Context, _ *run, a *arguments) (object, error) {
+	endpoint := a.text("endpoint")
+	file := func(name, variable string) string {
+		if a.has(name) {
+			return a.text(name)
+		}
+		return os.Getenv(variable)
+	}
+	options := []wald.DialOption{wald.WithTimeout(1200 * time.Millisecond)}
+	if strings.HasPrefix(endpoint, "https://") {
+		options = append(options, wald.WithTLSCA(file("ca", "WALD_TLS_CA")),
+			wald.WithTLSCert(file("cert", "WALD_TLS_CERT"), file("key", "WALD_TLS_KEY")),
+			wald.WithServerName(a.text("server_name")))
+	}
+	if a.has("token") {
+		options = append(options, wald.WithToken(a.text("token")))
+	}
+	if a.err != nil {
+		return nil, a.err
+	}
+	client, err := wald.Dial(endpoint, options...)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	_, err = client.Tail(ctx, "conformance/none")
+	if errors.Is(err, wald.ErrLogNotFound) {
+		err = nil
+	}
+	return object{"connected": err == nil}, err
+}
 
 func appendOne(ctx context.Context, r *run, a *arguments) (object, error) {
 	records := records(a, []any{a.members["record"]})

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,7 +35,7 @@ func newRun(client *wald.Client, name string) *run {
 	prefix := fmt.Sprintf("conformance/%s/%s/", name, rand.Text()[:8])
 	return &run{
 		client:    client,
-		names:     names{prefix: prefix, kept: object{}},
+		names:     names{prefix: prefix, kept: given()},
 		followers: make(map[string]*follower),
 		producers: make(map[string]*wald.Producer),
 		jobs:      make(map[string]chan error),
@@ -170,7 +171,27 @@ func describe(e *wald.Error) object {
 		"retry":   string(e.Retry),
 		"facts":   facts,
 		"failed":  failed,
+		"problem": problem(e),
 	}
+}
+
+// problem is the reason of a failure of TLS or of a token.
+func problem(e *wald.Error) string {
+	if errors.Is(e, wald.ErrToken) {
+		return "TOKEN"
+	}
+	return string(e.TLS)
+}
+
+// given are the names that the harness gives to every case.
+func given() object {
+	names := object{}
+	for _, name := range []string{"server", "plain_server", "expired_server", "other_ca", "other_cert", "other_key"} {
+		if value, ok := os.LookupEnv("WALD_CASE_" + strings.ToUpper(name)); ok {
+			names[name] = value
+		}
+	}
+	return names
 }
 
 func (r *run) repeat(ctx context.Context, raw step, names names) error {

@@ -3,8 +3,8 @@ import {
   DEFAULT_RETRY,
   DEFAULT_TIMEOUT_MS,
   PRODUCER_DEFAULTS,
+  Client,
   WaldError,
-  type Client,
   type Follower,
   type Producer,
   type ScanOptions,
@@ -15,6 +15,7 @@ import {
   batch,
   batchResult,
   condition,
+  defined,
   durability,
   errorResult,
   gapResult,
@@ -36,6 +37,34 @@ interface Following {
   gaps: Members[];
   caughtUp?: boolean;
   failure?: unknown;
+}
+
+/** Makes another client, and asks for the tail of a log. */
+async function connect(step: Step): Promise<Members> {
+  const endpoint = text(step["endpoint"]);
+  const file = (name: string, variable: string): string | undefined =>
+    (step[name] === undefined ? process.env[variable] : text(step[name])) || undefined;
+  const files = defined({
+    tlsCa: file("ca", "WALD_TLS_CA"),
+    tlsCert: file("cert", "WALD_TLS_CERT"),
+    tlsKey: file("key", "WALD_TLS_KEY"),
+    serverName: step["server_name"] === undefined ? undefined : text(step["server_name"]),
+  });
+  const client = Client.lazy(endpoint, {
+    timeoutMs: 1_200,
+    ...(endpoint.startsWith("https://") && files),
+    ...(step["token"] !== undefined && { token: text(step["token"]) }),
+  });
+  try {
+    await client.tail("conformance/none");
+  } catch (error) {
+    if (!(error instanceof WaldError) || error.reason !== "LOG_NOT_FOUND") {
+      throw error;
+    }
+  } finally {
+    await client.close();
+  }
+  return { connected: true };
 }
 
 /** Carries out the steps of one case. */
@@ -117,6 +146,7 @@ export class Run {
   #table(): Record<string, (step: Step, names: Names) => Promise<Members | void>> {
     const client = this.#client;
     return {
+      connect: (step) => connect(step),
       append: async (step) => {
         const options = { ...condition(step["condition"]), ...durability(step["durability"]) };
         const ack = await client.append(text(step["log"]), record(step["record"]), options);

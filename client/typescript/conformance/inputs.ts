@@ -133,6 +133,7 @@ export function errorResult(error: WaldError): Members {
     // Errors of reads do not say; the package decides by the code.
     retry: error.reason !== undefined && error.facts["retry"] === undefined ? "" : error.retry,
     facts: { ...error.facts },
+    problem: error.kind === "TOKEN" ? "TOKEN" : (error.tlsFailure ?? ""),
     failed: error.failedChecks.map((check) => ({ ...check })),
   };
 }

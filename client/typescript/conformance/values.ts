@@ -9,13 +9,20 @@ export type Members = { [member: string]: Value };
 /** One step of a case. */
 export type Step = Members & { do: string };
 
+/** The names that the harness gives to every case. */
+function given(): Map<string, Value> {
+  const names = ["server", "plain_server", "expired_server", "other_ca", "other_cert", "other_key"];
+  const values = names.map((name): [string, Value] => [name, process.env[`WALD_CASE_${name.toUpperCase()}`]]);
+  return new Map(values.filter(([, value]) => value !== undefined));
+}
+
 /** Names and their values. */
 export class Names {
   readonly #kept: Map<string, Value>;
   readonly #prefix: string;
   readonly #counter: number | undefined;
 
-  constructor(prefix: string, kept = new Map<string, Value>(), counter?: number) {
+  constructor(prefix: string, kept = given(), counter?: number) {
     this.#prefix = prefix;
     this.#kept = kept;
     this.#counter = counter;

@@ -132,7 +132,7 @@ test("all calls together make one attempt a second", async () => {
   await plain.stop();
 });
 
-test("calls within a second of a failure do not keep later ones from connecting", async () => {
+test("calls in the second after a failure do not spoil later ones", async () => {
   const trusted = authority.path("trusted.pem");
   copyFileSync(other.ca, trusted);
   await served(await Fake.start(authority.server(authority.issue("server"))), { tlsCa: trusted }, async (client) => {
