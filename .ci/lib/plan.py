@@ -54,7 +54,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("durability/full", ()),
     ("bench/guard", ()),
     ("clients/conformance:rpcs_are_reachable,well_formed,start_arguments,clients", ("clients*",)),
-    ("clients/conformance:tls", ("clients*",)),
+    ("clients/conformance:tls,tokens", ("clients*",)),
     ("durability/history", ("clients*",)),
     ("durability/fences", ("clients*",)),
     ("clients/chaos", ("clients*",)),

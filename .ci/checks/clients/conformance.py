@@ -195,3 +195,48 @@ def tls():
     with ThreadPoolExecutor(len(LANGUAGES)) as pool:
         for found in pool.map(over_tls, LANGUAGES):
             expect(*found)
+
+
+@check("A producer of each client goes on across a token that expires, once its file has another one")
+def tokens(directory):
+    here = Path(directory)
+    auth_file, token, stop = here / "auth.toml", here / "token", here / "stop"
+    auth_file.write_text('[principal.p]\nallow = [{ do = ["append", "create", "read", "list"], logs = "" }]\n')
+    auth_file.chmod(0o600)
+
+    def create(expires):
+        made = here / f"token-{expires}"
+        run(WALD, "token", "create", "--auth-file", auth_file, "--principal", "p", "--expires", expires, "--to", made, check=True)
+        made.rename(token)
+
+    create("8s")
+    commands = {language: runner(language) for language in LANGUAGES}
+    with Daemon(here / "data", "--auth-file", auth_file, "--metrics-open") as daemon:
+        environment = clean_environment(WALD_ENDPOINT=daemon.endpoint, WALD_TOKEN_FILE=str(token), WALD_STOP=str(stop))
+        producers = {language: subprocess.Popen([*command, "chaos-producer", f"log/{language}", language, "50"], env=environment, stdout=subprocess.PIPE,
+                                                stderr=subprocess.PIPE, text=True, start_new_session=True) for language, command in commands.items()}
+        try:
+            # They ask again and again.
+            refused = wait_until(lambda: daemon.metric('wald_auth_failures_total{reason="expired"}') >= 2 * len(producers))
+            create("90d")
+            daemon.process.send_signal(signal.SIGHUP)
+            expect("the token expired while the producers appended", refused)
+
+            def tail(language):
+                done = run(WALCTL, "log", "get", f"log/{language}", "--output", "json", env=environment)
+                return json.loads(done.stdout)[0]["tail_lsn"] if done.returncode == 0 else 0
+
+            before = {language: None for language in producers}
+            expect("there are records", wait_until(lambda: all(tail(language) for language in before)))
+            before = {language: tail(language) for language in producers}
+            expect("each producer appends again", wait_until(lambda: all(tail(language) > at for language, at in before.items())))
+            stop.touch()
+            for language, producer in producers.items():
+                said, trouble = producer.communicate(timeout=60)
+                records = run(WALCTL, "scan", f"log/{language}", "--output", "raw", env=environment, check=True).stdout.decode().split()
+                total = int(said.split()[1]) if producer.returncode == 0 else -1
+                wanted = [*(f"{language}:{number}" for number in range(total)), f"END:{language}"]
+                expect(f"{language}: each record is there once, in order", records == wanted, f"{len(records)} records {trouble[-500:]}")
+        finally:
+            for producer in producers.values():
+                harness.end_group(producer)

@@ -6,10 +6,10 @@ import { Client, type ProducerAck, type Sent } from "../src/index.js";
 const IN_FLIGHT = 32;
 
 /** `chaos-producer LOG ID RATE`: appends until the file `stop` is there. */
-export async function produce(endpoint: string, stop: string, args: string[]): Promise<void> {
+export async function produce(stop: string, args: string[]): Promise<void> {
   const [log = "", id = "", rate = "1"] = args;
   // The daemon may be down just now.
-  const client = Client.lazy(endpoint, { timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });
+  const client = Client.lazyFromEnv({ timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });
   const producer = await client.producer(log, { id, epoch: 1n });
   const sent: Sent<ProducerAck>[] = [];
   const began = performance.now();
@@ -32,9 +32,9 @@ export async function produce(endpoint: string, stop: string, args: string[]): P
 }
 
 /** `chaos-follower PREFIX COUNT`: prints records until it has seen COUNT ends. */
-export async function follow(endpoint: string, args: string[]): Promise<void> {
+export async function follow(args: string[]): Promise<void> {
   const [prefix = "", count = "1"] = args;
-  const client = Client.lazy(endpoint, { timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });
+  const client = Client.lazyFromEnv({ timeoutMs: 60_000, retry: { maxAttempts: 1_000 } });
   let left = Number(count);
   for await (const event of client.follow({ prefix })) {
     for (const { log, fromLsn, toLsn, reason } of event.gaps) {

@@ -16,9 +16,9 @@ interface Case {
 
 const [mode, ...rest] = process.argv.slice(2);
 if (mode === "chaos-producer") {
-  await produce(variable("WALD_ENDPOINT"), variable("WALD_STOP"), rest);
+  await produce(variable("WALD_STOP"), rest);
 } else if (mode === "chaos-follower") {
-  await follow(variable("WALD_ENDPOINT"), rest);
+  await follow(rest);
 } else {
   process.exit(await cases());
 }

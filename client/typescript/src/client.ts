@@ -193,20 +193,13 @@ export class Client {
    *
    * @throws WaldError as {@link connect}.
    */
-  static async fromEnv(options: ClientOptions = {}): Promise<Client> {
-    const from = (name: string): string | undefined => process.env[name] || undefined;
-    const found: { [Name in keyof ClientOptions]: ClientOptions[Name] | undefined } = {
-      tlsCa: from("WALD_TLS_CA"),
-      tlsCert: from("WALD_TLS_CERT"),
-      tlsKey: from("WALD_TLS_KEY"),
-      serverName: from("WALD_TLS_SERVER_NAME"),
-    };
-    if (options.token === undefined && options.tokenFile === undefined) {
-      found.tokenFile = from("WALD_TOKEN_FILE");
-      found.token = found.tokenFile === undefined ? from("WALD_TOKEN") : undefined;
-    }
-    const given = Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
-    return Client.connect(from("WALD_ENDPOINT"), { ...given, ...options });
+  static fromEnv(options: ClientOptions = {}): Promise<Client> {
+    return Client.connect(process.env["WALD_ENDPOINT"] || undefined, withEnvironment(options));
+  }
+
+  /** A client of the server that the environment names, as {@link fromEnv}, that connects with its first call. */
+  static lazyFromEnv(options: ClientOptions = {}): Client {
+    return Client.lazy(process.env["WALD_ENDPOINT"] || undefined, withEnvironment(options));
   }
 
   /** A client that connects with its first call. Files of TLS and of the token are read now. */
@@ -574,6 +567,23 @@ export class Client {
     const token = new TokenUse(this.#token);
     return call({ policy: this.#policy, repeat, access, timeoutMs, signal, token }, send);
   }
+}
+
+/** The settings of the environment, and options that come before them. */
+function withEnvironment(options: ClientOptions): ClientOptions {
+  const from = (name: string): string | undefined => process.env[name] || undefined;
+  const found: { [Name in keyof ClientOptions]: ClientOptions[Name] | undefined } = {
+    tlsCa: from("WALD_TLS_CA"),
+    tlsCert: from("WALD_TLS_CERT"),
+    tlsKey: from("WALD_TLS_KEY"),
+    serverName: from("WALD_TLS_SERVER_NAME"),
+  };
+  if (options.token === undefined && options.tokenFile === undefined) {
+    found.tokenFile = from("WALD_TOKEN_FILE");
+    found.token = found.tokenFile === undefined ? from("WALD_TOKEN") : undefined;
+  }
+  const given = Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
+  return { ...given, ...options };
 }
 
 function logIdOf({ logId }: { logId?: bigint }): { logId?: bigint } {
