@@ -47,12 +47,14 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use tokio::sync::watch;
 use tonic::Status;
+use wald_proto::v1::Reason;
 use wald_storage::{Clock as _, SystemClock, Timestamp};
 
+use crate::audit::{CallFacts, ShownCredential, Trail};
 use crate::config::Config;
-use crate::methods::{self, Need, Rpc};
+use crate::methods::{self, Class, Need, Rpc};
 use crate::metrics::{AuthFailure, AuthMetrics, Metrics};
-use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, Secrecy, read_file};
+use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, Secrecy, digest, read_file};
 use crate::status;
 pub(crate) use commands::{command, run};
 pub(crate) use engine::Engine;
@@ -63,7 +65,8 @@ pub(crate) use permitted::Permitted;
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};
 use rules::{Principal, Rules, TokenFault};
 pub(crate) use sessions::{SESSION_LIFE, Sessions};
-use token::{PresentedToken, TokenId};
+use token::PresentedToken;
+pub(crate) use token::TokenId;
 
 /// Maximum size of `auth_file`, bytes.
 const FILE_BYTES: u64 = 4 << 20;
@@ -102,6 +105,17 @@ struct SentCredentials {
     names: Option<Arc<CertNames>>,
 }
 
+impl SentCredentials {
+    /// The credential without its secret.
+    fn shown(&self) -> ShownCredential {
+        match (&self.token, &self.names) {
+            (Some(token), _) => ShownCredential::Token(token.id),
+            (None, Some(_)) => ShownCredential::Certificate,
+            (None, None) => ShownCredential::None,
+        }
+    }
+}
+
 /// The credential that counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Credential {
@@ -126,6 +140,14 @@ impl Identity {
 
     pub(crate) fn credential(&self) -> Credential {
         self.credential
+    }
+
+    /// The id of its token.
+    pub(crate) fn token_id(&self) -> Option<&str> {
+        match &self.credential {
+            Credential::Certificate => None,
+            Credential::Token(id) => Some(id.as_str()),
+        }
     }
 
     /// Time at which the credential expires.
@@ -161,6 +183,15 @@ impl Unknown {
         }
     }
 
+    /// The reason as clients get it.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::NoCredential => Reason::NoCredential.as_str(),
+            Self::Bad => Reason::BadCredential.as_str(),
+            Self::Expired(_) => Reason::CredentialExpired.as_str(),
+        }
+    }
+
     fn status(self, rpc: Rpc) -> Status {
         match self {
             Self::NoCredential => status::no_credential(rpc.access),
@@ -171,7 +202,8 @@ impl Unknown {
 }
 
 impl Authority {
-    /// The caller of a call, from its head and the names in the certificate of its connection.
+    /// The caller of a call, from its head and the names in the certificate of its connection. `trail`: the origin of
+    /// the call, for the audit log.
     ///
     /// # Errors
     /// UNAUTHENTICATED, or NOT_ALLOWED if the method needs a right to operate the server that the caller lacks.
@@ -180,13 +212,14 @@ impl Authority {
         headers: &HeaderMap,
         names: Option<&Arc<CertNames>>,
         rpc: Rpc,
+        trail: Trail,
     ) -> Result<Caller, Status> {
         let sent = || {
             let token = bearer(headers)?;
             let names = names.cloned();
             Ok(SentCredentials { token, names })
         };
-        self.judge(sent, rpc)
+        self.judge(sent, rpc, trail)
     }
 
     /// The caller of a request from a browser: from its head, or else from its session.
@@ -199,13 +232,14 @@ impl Authority {
         names: Option<&Arc<CertNames>>,
         (sessions, cookie): (&Sessions, &str),
         rpc: Rpc,
+        trail: Trail,
     ) -> Result<Caller, Status> {
         if !headers.contains_key(AUTHORIZATION)
             && let Some(sent) = sessions.find(headers, cookie)
         {
-            return self.judge(|| Ok(sent), rpc);
+            return self.judge(|| Ok(sent), rpc, trail);
         }
-        self.identify(headers, names, rpc)
+        self.identify(headers, names, rpc, trail)
     }
 
     /// Opens a session for a person with a token, and returns the value of its cookie.
@@ -216,7 +250,7 @@ impl Authority {
         &self,
         token: &str,
         names: Option<Arc<CertNames>>,
-        address: IpAddr,
+        (address, trail): (IpAddr, Trail),
         sessions: &Sessions,
     ) -> Result<String, LoginRefusal> {
         if let Self::Open = self {
@@ -231,7 +265,7 @@ impl Authority {
             names,
         });
         let rpc = methods::of_http(ServerRight::Console);
-        match self.judge(|| sent.clone(), rpc) {
+        match self.judge(|| sent.clone(), rpc, trail) {
             Ok(_) => {
                 let opened = sent.ok().and_then(|sent| sessions.open(sent));
                 let failed = || LoginRefusal::Refused(Status::internal("no random numbers"));
@@ -248,21 +282,29 @@ impl Authority {
         &self,
         sent: impl FnOnce() -> Result<SentCredentials, Unknown>,
         rpc: Rpc,
+        mut trail: Trail,
     ) -> Result<Caller, Status> {
         let authority = match self {
             Self::File(authority) if rpc.need != Need::Nothing => authority,
             _ => {
+                trail.begin(rpc, None);
                 return Ok(Caller {
                     identity: None,
                     rpc,
+                    trail,
                 });
             }
         };
-        let identity = sent().and_then(|sent| authority.identify(sent));
-        let identity = identity.map_err(|unknown| authority.refuse(unknown, rpc))?;
+        let refuse = |unknown, sent| authority.refuse(unknown, rpc, &trail, sent, None);
+        let sent = sent().map_err(|unknown| refuse(unknown, ShownCredential::None))?;
+        let shown = sent.shown();
+        let identity = authority.identify(sent);
+        let identity = Arc::new(identity.map_err(|unknown| refuse(unknown, shown))?);
+        trail.begin(rpc, Some(&identity));
         let caller = Caller {
-            identity: Some(Arc::new(identity)),
+            identity: Some(identity),
             rpc,
+            trail,
         };
         if let Need::Server(right) = rpc.need {
             caller.check_server(right)?;
@@ -309,8 +351,17 @@ impl FileAuthority {
         })
     }
 
-    fn refuse(&self, unknown: Unknown, rpc: Rpc) -> Status {
+    /// The answer to a call whose credential does not count. `identity`: the caller for whom it counted before.
+    fn refuse(
+        &self,
+        unknown: Unknown,
+        rpc: Rpc,
+        trail: &Trail,
+        sent: ShownCredential,
+        identity: Option<&Identity>,
+    ) -> Status {
         self.metrics.failed(unknown.failure());
+        trail.unauthenticated(rpc, sent, unknown.reason(), identity);
         unknown.status(rpc)
     }
 }
@@ -337,6 +388,7 @@ pub(crate) struct Caller {
     /// `None`: without `auth_file`, or the method needs nothing.
     identity: Option<Arc<Identity>>,
     rpc: Rpc,
+    trail: Trail,
 }
 
 impl Caller {
@@ -346,12 +398,28 @@ impl Caller {
         Self {
             identity: None,
             rpc: crate::methods::of(wald_proto::Method::Scan),
+            trail: Trail::default(),
         }
     }
 
     /// Its principal and credential. `None` without `auth_file`.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.as_deref()
+    }
+
+    /// The trail of the call, for the audit log.
+    pub(crate) fn trail(&self) -> &Trail {
+        &self.trail
+    }
+
+    /// Whether the call is a session of appends.
+    pub(crate) fn is_session(&self) -> bool {
+        self.rpc.class == Class::AppendSession
+    }
+
+    /// Adds facts to the line of the call in the audit log, if it gets one.
+    pub(crate) fn note(&self, add: impl FnOnce(&mut CallFacts)) {
+        self.trail.note(add);
     }
 
     /// Whether it has a right to operate the server.
@@ -384,6 +452,7 @@ impl Caller {
         let principal = match &self.identity {
             Some(identity) => {
                 identity.authority.metrics.denied(right);
+                self.trail.denied(identity, self.rpc, right, asked);
                 identity.principal.name.as_str()
             }
             None => "nobody",
@@ -409,7 +478,10 @@ impl Caller {
                 self.identity = Some(Arc::new(identity));
                 Ok(())
             }
-            Err(unknown) => Err(authority.refuse(unknown, self.rpc)),
+            Err(unknown) => {
+                let sent = identity.sent.shown();
+                Err(authority.refuse(unknown, self.rpc, &self.trail, sent, Some(identity)))
+            }
         }
     }
 }
@@ -451,6 +523,10 @@ impl ReloadedFiles for AuthSource {
 
     fn read(&self) -> Result<Vec<u8>, Fault> {
         read(&self.path)
+    }
+
+    fn digests(&self, contents: &Vec<u8>) -> Vec<(&'static str, String)> {
+        vec![("auth_file", digest(contents))]
     }
 
     fn put_in_force(&mut self, contents: &Vec<u8>, _: &Vec<u8>) -> Result<(), Fault> {

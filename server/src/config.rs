@@ -23,8 +23,8 @@ pub(crate) use layers::{
     ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
-    ClientAuth, ConsoleMode, FlushFailurePolicy, LogFormat, LogPattern, LogPatterns, SettingValue,
-    Size, TlsVersion,
+    AuditFailurePolicy, AuditScope, ClientAuth, ConsoleMode, FlushFailurePolicy, LogFormat,
+    LogPattern, LogPatterns, SettingValue, Size, TlsVersion,
 };
 
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
@@ -194,6 +194,20 @@ wald_storage::engine_settings! { settings
         /// Permits tokens on an address that other machines can reach without TLS. Everyone who sees the
         /// traffic can use each token. Needed with auth_file and insecure_listen.
         insecure_tokens: bool = "false";
+        /// Destination of the audit log: a file, stderr, or off (the same as empty). It has one line of
+        /// JSON for each change other than appends, each refused call, each server operation, each reload
+        /// of files, the start and the stop. A new file has the mode 0600, and so has an existing one
+        /// after the start. SIGHUP opens the file again. A symbolic link and a file in data_dir are
+        /// refused. Payloads and secrets never appear.
+        audit_log: String = "";
+        /// Calls that the audit log records. changes: changes other than appends and cursors, and server
+        /// operations. all: every call, reads and appends included; sessions, scans and other streams get
+        /// a line at their begin and at their end.
+        audit: AuditScope = "changes";
+        /// Reaction to an audit log that cannot be written. continue: calls go on; lines wait until 4 MiB
+        /// wait, then the newest are lost. refuse: changes other than appends, and server operations, are
+        /// refused with AUDIT_FAILED until a write succeeds.
+        audit_on_failure: AuditFailurePolicy = "continue";
         /// Permits gRPC without TLS on an address that other machines can reach. Without auth_file
         /// every client that reaches the port can then read and append everything.
         insecure_listen: bool = "false";

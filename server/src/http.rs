@@ -45,6 +45,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tower::Service as _;
 
+use crate::audit::{AuditLog, AuditedPeer, Trail};
 use crate::auth::{Authority, CertNames, ServerRight};
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::console;
@@ -128,6 +129,7 @@ pub(crate) fn start(
     grpc: SocketAddr,
     tls: Option<&Reloader<TlsSource>>,
     authority: &Authority,
+    audit: Option<&Arc<AuditLog>>,
 ) -> io::Result<Http> {
     let tls = tls
         .filter(|_| config.http_tls)
@@ -141,13 +143,14 @@ pub(crate) fn start(
         TcpListener::from_std(listener)?
     };
     let (node, config, authority) = (Arc::clone(node), config.clone(), authority.clone());
+    let audit = audit.cloned();
     let (stop, stopped) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
         .name("wald-http".to_owned())
         .spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve(listener, node, &config, grpc, tls, authority) => {}
+                    () = serve(listener, node, &config, grpc, tls, (authority, audit)) => {}
                     // The other end was dropped.
                     _ = stopped => {}
                 }
@@ -170,6 +173,8 @@ struct Port {
     /// `None`: this port speaks plaintext.
     tls: Option<TlsAcceptor>,
     bounds: TimeBounds,
+    /// `None`: there is no audit log.
+    audit: Option<Arc<AuditLog>>,
     /// Requests at work, probes aside: half of the places, so that one is always free or idle.
     at_work: Arc<Semaphore>,
 }
@@ -181,7 +186,7 @@ async fn serve(
     config: &Config,
     grpc: SocketAddr,
     tls: Option<TlsAcceptor>,
-    authority: Authority,
+    (authority, audit): (Authority, Option<Arc<AuditLog>>),
 ) {
     let http = listener.local_addr().ok();
     let hosts = Arc::new(Hosts::new(&config.console_hosts));
@@ -216,6 +221,7 @@ async fn serve(
             head: config.http_head_timeout,
             idle: config.http_idle_timeout,
         },
+        audit,
         at_work: Arc::new(Semaphore::new(most / 2)),
     });
     let waits = &node.metrics.accept_waits.http;
@@ -263,6 +269,7 @@ async fn connection(socket: TcpStream, holder: Holder, port: Arc<Port>) {
 
 /// Serves one connection, whatever its peer speaks.
 async fn talk(socket: TcpStream, place: &Arc<ConnPlace>, port: &Arc<Port>) {
+    let audited = (port.audit.as_ref()).map(|audit| audit.peer(socket.peer_addr().ok()));
     let mut phase = port.phase.clone();
     let greeted = tokio::select! {
         greeted = greet(socket, place, port) => greeted,
@@ -278,7 +285,7 @@ async fn talk(socket: TcpStream, place: &Arc<ConnPlace>, port: &Arc<Port>) {
             PeerProtocol::Http1 if port.tls.is_some() && !conn.is_tls() => {
                 foreign::plaintext(conn).await;
             }
-            PeerProtocol::Http1 => http1(conn, watch, place, port, phase).await,
+            PeerProtocol::Http1 => http1(conn, watch, audited, place, (port, phase)).await,
             PeerProtocol::Http2 => foreign::http2(conn, port.grpc).await,
             PeerProtocol::Tls => foreign::tls(conn, port.grpc, port.has_grpc_tls).await,
         },
@@ -339,9 +346,9 @@ async fn after_draining(phase: &mut watch::Receiver<Phase>) {
 async fn http1(
     conn: HttpConn,
     watch: Option<CertificateWatch>,
+    audited: Option<Arc<AuditedPeer>>,
     place: &Arc<ConnPlace>,
-    port: &Arc<Port>,
-    mut phase: watch::Receiver<Phase>,
+    (port, mut phase): (&Arc<Port>, watch::Receiver<Phase>),
 ) {
     let names = watch.as_ref().map(|watch| Arc::new(watch.names()));
     let address = conn.address();
@@ -351,6 +358,9 @@ async fn http1(
             request.extensions_mut().insert(Arc::clone(names));
         }
         request.extensions_mut().insert(address);
+        if let Some(audited) = &audited {
+            request.extensions_mut().insert(Arc::clone(audited));
+        }
         async move { Ok::<_, Infallible>(answer(request, work, port).await) }
     });
     let connection = http1::Builder::new()
@@ -518,7 +528,8 @@ async fn authenticated(
     next: Next,
 ) -> Response {
     let names = request.extensions().get::<Arc<CertNames>>();
-    match authority.identify(request.headers(), names, methods::of_http(right)) {
+    let trail = Trail::of(request.extensions().get(), request.headers());
+    match authority.identify(request.headers(), names, methods::of_http(right), trail) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await

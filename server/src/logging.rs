@@ -23,6 +23,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use limit::Limited;
+pub(crate) use writer::write_whole;
 use writer::{LINES, LineQueue};
 
 /// Longest time that the end of the process waits for stderr to take the last lines.

@@ -4,6 +4,7 @@
 mod admission;
 mod answers;
 mod archive;
+mod audit;
 mod auth;
 mod backups;
 mod config;

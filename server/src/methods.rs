@@ -4,7 +4,7 @@
 
 use wald_proto::Method;
 
-use crate::auth::{LogRight, ServerRight};
+use crate::auth::{LogRight, Right, ServerRight};
 use crate::status::Access;
 
 /// Classes of RPCs that are admitted by rules of their own.
@@ -43,35 +43,108 @@ pub(crate) enum Need {
     Logs(LogRight),
 }
 
+impl Need {
+    /// The right, if one is needed.
+    pub(crate) fn right(self) -> Option<Right> {
+        match self {
+            Self::Nothing | Self::Principal => None,
+            Self::Server(right) => Some(Right::Server(right)),
+            Self::Logs(right) => Some(Right::Log(right)),
+        }
+    }
+}
+
+/// Whether the audit log has a line for each call. Refused calls always have one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    /// Never.
+    Never,
+    /// With the setting `audit = all`: reads, appends and cursors.
+    Data,
+    /// Always: changes and operations of the server. `audit_on_failure = refuse` refuses these.
+    Change,
+}
+
 /// One row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rpc {
+    /// Its service and name, such as `wald.v1.WalService/Append`.
+    pub(crate) name: &'static str,
     /// Class of its admission.
     pub(crate) class: Class,
     /// Whether it writes: only then its errors tell an outcome.
     pub(crate) access: Access,
     /// The condition for its callers.
     pub(crate) need: Need,
+    /// Whether the audit log has its calls.
+    pub(crate) recorded: Recorded,
 }
 
 const fn write(class: Class, need: Need) -> Rpc {
-    Rpc {
-        class,
-        access: Access::Write,
-        need,
-    }
+    row(class, Access::Write, need)
 }
 
 const fn read(class: Class, need: Need) -> Rpc {
+    row(class, Access::Read, need)
+}
+
+const fn row(class: Class, access: Access, need: Need) -> Rpc {
     Rpc {
+        name: "",
         class,
-        access: Access::Read,
+        access,
         need,
+        recorded: Recorded::Never,
+    }
+}
+
+/// Whether the audit log has the calls of a method.
+const fn recorded(method: Method) -> Recorded {
+    match method {
+        Method::CreateLog
+        | Method::UpdateLog
+        | Method::DeleteLog
+        | Method::Trim
+        | Method::Fence
+        | Method::DeleteCursor
+        | Method::ForgetProducer
+        | Method::ListSegments
+        | Method::Verify
+        | Method::Backup
+        | Method::Drain => Recorded::Change,
+        Method::Append
+        | Method::AppendBatch
+        | Method::AppendSession
+        | Method::Sync
+        | Method::Read
+        | Method::Scan
+        | Method::GetTail
+        | Method::GetLog
+        | Method::ListLogs
+        | Method::ListProducers
+        | Method::CommitCursor
+        | Method::GetCursor
+        | Method::ListCursors
+        | Method::GetServerInfo
+        | Method::GetCaller => Recorded::Data,
     }
 }
 
 /// The row of a method of the contract.
 pub(crate) const fn of(method: Method) -> Rpc {
+    let name = match method.path().split_at_checked(1) {
+        Some((_, name)) => name,
+        None => "",
+    };
+    Rpc {
+        name,
+        recorded: recorded(method),
+        ..needs(method)
+    }
+}
+
+/// Admission and rights of a method of the contract.
+const fn needs(method: Method) -> Rpc {
     use LogRight as On;
     use Need::{Logs, Principal, Server};
     match method {
@@ -110,11 +183,31 @@ pub(crate) const fn of(method: Method) -> Rpc {
 
 /// The row of a request to the HTTP port that needs a right.
 pub(crate) const fn of_http(right: ServerRight) -> Rpc {
-    read(Class::Other, Need::Server(right))
+    let (name, recorded) = match right {
+        ServerRight::Console => ("/console", Recorded::Data),
+        _ => ("/metrics", Recorded::Never),
+    };
+    Rpc {
+        name,
+        recorded,
+        ..read(Class::Other, Need::Server(right))
+    }
 }
 
 /// The row of a method of another service: health, reflection, echo.
 pub(crate) fn foreign(path: &str) -> Rpc {
+    let row = foreign_needs(path);
+    // The paths of these services do not change.
+    let name = match row.class {
+        Class::Echo => "wald.echo.v1.EchoService",
+        Class::Probe | Class::Health => "grpc.health.v1.Health",
+        Class::Reflection => "grpc.reflection.ServerReflection",
+        _ => "unknown",
+    };
+    Rpc { name, ..row }
+}
+
+fn foreign_needs(path: &str) -> Rpc {
     if path.starts_with("/wald.echo.") {
         // A start with `auth_file` refuses the setting `echo`.
         read(Class::Echo, Need::Nothing)

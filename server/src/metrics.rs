@@ -6,6 +6,7 @@
 //! first event of a kind is seen; labels are bounded, and never the name of a log.
 
 mod accepts;
+mod audit;
 mod auth;
 mod calls;
 mod deadline;
@@ -32,6 +33,7 @@ use crate::status;
 
 pub(crate) use accepts::AcceptWaits;
 use accepts::AllAcceptWaits;
+pub(crate) use audit::{AuditFailure, AuditMetrics};
 pub(crate) use auth::{AuthFailure, AuthMetrics, FileKind, ReloadMetrics};
 pub(crate) use calls::{CallCounter, CallFuture, RequestHead};
 pub(crate) use deadline::Deadline;
@@ -179,6 +181,7 @@ pub(crate) struct Metrics {
     pub(crate) accept_waits: AllAcceptWaits,
     pub(crate) tls: TlsMetrics,
     pub(crate) auth: AuthMetrics,
+    pub(crate) audit: AuditMetrics,
     pub(crate) reloads: ReloadMetrics,
     admitted: IntGaugeVec,
     memory: OnceLock<MemoryParts>,
@@ -520,6 +523,7 @@ impl Metrics {
             accept_waits: AllAcceptWaits::new(&make)?,
             tls: TlsMetrics::new(&make)?,
             auth: AuthMetrics::new(&make)?,
+            audit: AuditMetrics::new(&make)?,
             reloads: ReloadMetrics::new(&make)?,
             admitted,
             memory: OnceLock::new(),

@@ -19,6 +19,7 @@ use wald_storage::{Disk, Gap, Offline, OpenError, RealDisk};
 pub(crate) use wald_text::shown::escaped;
 use wald_text::shown::escaped_json;
 
+use crate::audit::OfflineAudit;
 use crate::config::Config;
 use crate::host;
 use crate::serve::Exit;
@@ -95,18 +96,57 @@ pub(crate) fn run(
         let config = configured()?;
         let given = matches.get_one::<PathBuf>("directory");
         let directory = given.unwrap_or(&config.data_dir);
-        if changes(name, matches) {
-            host::check_owner(&config, directory)?;
+        if !changes(name, matches) {
+            return run_one(name, directory, matches, &config);
         }
-        match name {
-            "repair" => repair::run(directory, matches, &config.storage()),
-            "delete-logs" => delete::run(directory, matches, &config.storage()),
-            "reset-clock" => clock::run(directory, matches, &config.storage()),
-            "dump" => dump::run(directory, matches),
-            _ => verify::run(directory, matches),
-        }
+        host::check_owner(&config, directory)?;
+        let mut audit = OfflineAudit::open(&config)?;
+        let result = run_one(name, directory, matches, &config);
+        let outcome = result.as_ref().map(|_| ());
+        let outcome = outcome.map_err(|exit| &exit.message as &dyn std::fmt::Display);
+        audit.ran(&command_line(name, matches), directory, &who(), outcome)?;
+        result
     };
     Some(run())
+}
+
+/// Runs one command.
+fn run_one(
+    name: &str,
+    directory: &Path,
+    matches: &ArgMatches,
+    config: &Config,
+) -> Result<u8, Exit> {
+    match name {
+        "repair" => repair::run(directory, matches, &config.storage()),
+        "delete-logs" => delete::run(directory, matches, &config.storage()),
+        "reset-clock" => clock::run(directory, matches, &config.storage()),
+        "dump" => dump::run(directory, matches),
+        _ => verify::run(directory, matches),
+    }
+}
+
+/// A command that changes the store, as the audit log has it.
+fn command_line(name: &str, matches: &ArgMatches) -> String {
+    match name {
+        "repair" => "repair --accept-loss".to_owned(),
+        "delete-logs" => {
+            let prefix = matches.get_one::<String>("prefix");
+            format!(
+                "delete-logs --prefix {:?} --yes",
+                prefix.map_or("", String::as_str)
+            )
+        }
+        name => format!("{name} --yes"),
+    }
+}
+
+/// The user that runs this, as far as the system knows.
+fn who() -> String {
+    let name = ["SUDO_USER", "USER", "LOGNAME"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    name.unwrap_or_else(|| "an unnamed user".to_owned())
 }
 
 /// Whether the command changes the store.

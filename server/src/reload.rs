@@ -7,11 +7,14 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{Mode, OFlags};
+use serde_json::{Value, json};
 
+use crate::audit::AuditLog;
 use crate::config::Size;
 pub(crate) use crate::metrics::FileKind;
 use crate::metrics::ReloadMetrics;
@@ -89,6 +92,15 @@ pub(crate) fn read_file(
     Ok(bytes)
 }
 
+/// SHA-256 of the contents of a file, for the audit log: it shows which file was in force, and not its secrets.
+pub(crate) fn digest(contents: &[u8]) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, contents);
+    let hex: String = (digest.as_ref().iter())
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("sha256:{hex}")
+}
+
 /// Files that belong together, and their effect.
 pub(crate) trait ReloadedFiles: Send + 'static {
     /// Their name in metrics and in the log.
@@ -101,6 +113,9 @@ pub(crate) trait ReloadedFiles: Send + 'static {
     /// # Errors
     /// With the first file that cannot be read.
     fn read(&self) -> Result<Self::Contents, Fault>;
+
+    /// The setting of each file, and the digest of its contents ([`digest`]).
+    fn digests(&self, contents: &Self::Contents) -> Vec<(&'static str, String)>;
 
     /// Checks the contents, and puts them in force instead of `earlier`.
     ///
@@ -121,6 +136,8 @@ pub(crate) struct Reloader<F: ReloadedFiles> {
     metrics: ReloadMetrics,
     /// Fault of the last attempt, so that the log has each only once.
     fault: Option<Fault>,
+    /// `None`: there is no audit log.
+    audit: Option<Arc<AuditLog>>,
 }
 
 impl<F: ReloadedFiles> Reloader<F> {
@@ -139,7 +156,27 @@ impl<F: ReloadedFiles> Reloader<F> {
             contents,
             metrics: metrics.clone(),
             fault: None,
+            audit: None,
         })
+    }
+
+    /// Records reloads from now on, and the files that are in force.
+    pub(crate) fn record(&mut self, audit: &Arc<AuditLog>) {
+        self.audit = Some(Arc::clone(audit));
+        self.record_reload(Ok(()));
+    }
+
+    fn record_reload(&self, result: Result<(), &dyn fmt::Display>) {
+        let Some(audit) = &self.audit else {
+            return;
+        };
+        // After a fault these are the files that stay in force.
+        let digests = self.files.digests(&self.contents).into_iter();
+        let digests: serde_json::Map<String, Value> = digests
+            .map(|(setting, digest)| (setting.to_owned(), digest.into()))
+            .collect();
+        let details = json!({ "files": F::KIND.name(), "in_force": digests });
+        audit.event("reload", details, result);
     }
 
     /// Puts the files in force if they have changed. Returns whether they have.
@@ -173,6 +210,7 @@ impl<F: ReloadedFiles> Reload for Reloader<F> {
         match twice(|| self.try_reload()) {
             Ok(changed) => {
                 if changed || self.fault.is_some() {
+                    self.record_reload(Ok(()));
                     tracing::info!("{}", F::KIND.in_force());
                 }
                 self.fault = None;
@@ -181,6 +219,7 @@ impl<F: ReloadedFiles> Reload for Reloader<F> {
             Err(fault) => {
                 self.metrics.failed(F::KIND);
                 if self.fault.as_ref() != Some(&fault) {
+                    self.record_reload(Err(&fault));
                     tracing::error!(%fault, "{}", F::KIND.unusable());
                     self.fault = Some(fault);
                 }

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tonic_health::ServingStatus;
@@ -19,6 +20,7 @@ use wald_proto::v1;
 use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
+use crate::audit::AuditLog;
 use crate::auth::{self, AuthSource, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::ServerLimits;
@@ -94,7 +96,17 @@ pub(crate) fn run(
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(system)?;
         let server = Server::start(config)?;
-        Box::pin(server.live(config, limits, &mut signals, reload, try_line)).await
+        let audit = server.audit.clone();
+        let result = Box::pin(server.live(config, limits, &mut signals, reload, try_line)).await;
+        if let Some(audit) = audit {
+            let ended = match &result {
+                Ok(()) => Ok(()),
+                Err(exit) => Err(&exit.message as &dyn std::fmt::Display),
+            };
+            audit.event("stop", json!({}), ended);
+            audit.finish();
+        }
+        result
     });
     // Not waiting for tasks: all that matters has ended, or was given up on.
     runtime.shutdown_background();
@@ -112,6 +124,8 @@ struct Server {
     tls: Option<Reloader<TlsSource>>,
     authority: Authority,
     auth_file: Option<Reloader<AuthSource>>,
+    /// `None`: there is no audit log.
+    audit: Option<Arc<AuditLog>>,
 }
 
 /// The reason why serving ended.
@@ -130,8 +144,8 @@ impl Server {
         })?;
         let metrics = Arc::new(metrics);
         let wrong = |why| Exit::new(Exit::CONFIG, why);
-        let tls = tls::start(config, &metrics).map_err(wrong)?;
-        let (authority, auth_file) = auth::start(config, &metrics).map_err(wrong)?;
+        let mut tls = tls::start(config, &metrics).map_err(wrong)?;
+        let (authority, mut auth_file) = auth::start(config, &metrics).map_err(wrong)?;
         host::check_owner(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir, config.create_store)?;
         host::check_volume(config, &config.data_dir, !existing)?;
@@ -140,6 +154,8 @@ impl Server {
             // Nothing is made that would not be used.
             return Err(exit);
         }
+        // Before the store is made: an audit log that cannot be opened refuses the start.
+        let audit = AuditLog::start(config, &metrics)?;
         let opening = open::start(config, Arc::clone(&metrics))?;
         let (listener, http) = match ports {
             Ok(ports) => ports,
@@ -147,6 +163,16 @@ impl Server {
             // of the directory is the more useful message.
             Err(exit) => return Err(opening.give_up().unwrap_or(exit)),
         };
+        // From here on each end has its line, too.
+        if let Some(audit) = &audit {
+            audit.event("start", started(config), Ok(()));
+            if let Some(tls) = &mut tls {
+                tls.record(audit);
+            }
+            if let Some(auth_file) = &mut auth_file {
+                auth_file.record(audit);
+            }
+        }
         let (phase, receiver) = watch::channel(Phase::Starting);
         let node = Arc::new(Node {
             store: OnceLock::new(),
@@ -178,6 +204,7 @@ impl Server {
             tls,
             authority,
             auth_file,
+            audit,
         })
     }
 
@@ -199,6 +226,7 @@ impl Server {
             tls,
             authority,
             auth_file,
+            audit,
         } = self;
         let life = ServerLife { phase, health };
         life.enter(Phase::Starting).await;
@@ -209,6 +237,7 @@ impl Server {
         let calls = Arc::new(Calls {
             counter: node.metrics.call_counter(bound(config.request_timeout)),
             authority: authority.clone(),
+            audit: audit.clone(),
             admission: Admission::new(
                 config.max_inflight_bytes.0,
                 config.session_window_bytes.0,
@@ -235,7 +264,9 @@ impl Server {
             let (answers, queued) = (connections.answer_bytes(), connections.queued_bytes());
             [appends, requests, answers, queued]
         });
-        let _http = http::start(http, &node, config, addresses.0, tls.as_ref(), &authority)
+        let audited = audit.as_ref();
+        let (tls_files, grpc) = (tls.as_ref(), addresses.0);
+        let _http = http::start(http, &node, config, grpc, tls_files, &authority, audited)
             .map_err(|error| {
                 Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
             })?;
@@ -252,6 +283,9 @@ impl Server {
             reload();
             if let Some(thread) = &thread {
                 thread.reload();
+            }
+            if let Some(audit) = &audit {
+                audit.reopen();
             }
         };
 
@@ -275,6 +309,20 @@ impl Server {
         life.leave(config, end, &*engine, &mut transport, signals)
             .await
     }
+}
+
+/// The facts of a start, for the audit log.
+fn started(config: &Config) -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "listen": config.listen.to_string(),
+        "data_dir": config.data_dir.display().to_string(),
+        "has_tls": config.has_tls(),
+        "has_auth": config.has_auth(),
+        "audit": config.audit.show(),
+        "audit_on_failure": config.audit_on_failure.show(),
+    })
 }
 
 fn bind(config: &Config) -> Result<(Listener, std::net::TcpListener), Exit> {

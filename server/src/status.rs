@@ -553,6 +553,18 @@ pub(crate) fn starting(access: Access) -> Status {
     .status()
 }
 
+/// The audit log cannot be written, and the call must have a line there.
+pub(crate) fn audit_failed(access: Access) -> Status {
+    Failure::new(
+        Code::Unavailable,
+        Reason::AuditFailed,
+        "the audit log cannot be written, and audit_on_failure is refuse; the server's log names the fault",
+    )
+    .refused_if_write(access, Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
 /// The server is on its way out.
 pub(crate) fn draining() -> Status {
     Failure::new(

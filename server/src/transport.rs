@@ -418,7 +418,13 @@ async fn serve(
                 match ConnectionGuard::take(socket) {
                     Ok((socket, guard)) => {
                         let settings = Arc::clone(&settings);
-                        let service = ConnectionCalls { calls: Arc::clone(&calls), peer: guard.peer(), names: None };
+                        let audit = calls.audit.as_ref();
+                        let service = ConnectionCalls {
+                            audited: audit.map(|audit| audit.peer(guard.client())),
+                            calls: Arc::clone(&calls),
+                            peer: guard.peer(),
+                            names: None,
+                        };
                         let phase = phase.clone();
                         connections.spawn(async move {
                             http2::serve(socket, guard, at, &settings, service, phase).await;

@@ -10,6 +10,7 @@ use wald_storage::{
 
 use super::Caller;
 use super::right::{LogRight, Right, Scope};
+use crate::audit::CallFacts;
 use crate::methods::Need;
 use crate::status;
 
@@ -45,6 +46,9 @@ pub(crate) trait NamesLogs: Sized {
     /// # Errors
     /// NOT_ALLOWED with the field.
     fn check(self, caller: &Caller, right: LogRight) -> Result<Self, Status>;
+
+    /// Adds the names of the logs to the facts of a call.
+    fn note(&self, facts: &mut CallFacts);
 }
 
 impl Caller {
@@ -53,6 +57,7 @@ impl Caller {
     /// # Errors
     /// NOT_ALLOWED.
     pub(crate) fn allow<T: NamesLogs>(&self, request: T) -> Result<Permitted<T>, Status> {
+        self.note(|facts| request.note(facts));
         match self.rpc.need {
             Need::Logs(right) => self.allow_by(right, request),
             // A method that names logs and has no right for them in the table.
@@ -72,6 +77,7 @@ impl Caller {
         right: LogRight,
         request: T,
     ) -> Result<Permitted<T>, Status> {
+        self.note(|facts| request.note(facts));
         match self.identity {
             None => Ok(Permitted(request)),
             Some(_) => request.check(self, right).map(Permitted),
@@ -80,6 +86,7 @@ impl Caller {
 
     /// The part of the names that begin with `prefix` that the caller may list.
     pub(crate) fn listed(&self, prefix: String) -> Permitted<ListScopes> {
+        self.note(|facts| facts.prefix(&prefix));
         let Some(identity) = &self.identity else {
             return Permitted(ListScopes::of_prefix(prefix));
         };
@@ -121,6 +128,10 @@ impl NamesLogs for LogName {
         caller.check_log(right, &self, format_args!("log"))?;
         Ok(self)
     }
+
+    fn note(&self, facts: &mut CallFacts) {
+        facts.log(self);
+    }
 }
 
 /// No name: the request is for all logs together, and the right on any log is enough.
@@ -139,12 +150,22 @@ impl NamesLogs for Option<LogName> {
             }
         }
     }
+
+    fn note(&self, facts: &mut CallFacts) {
+        if let Some(log) = self {
+            facts.log(log);
+        }
+    }
 }
 
 impl NamesLogs for LogTarget {
     fn check(self, caller: &Caller, right: LogRight) -> Result<Self, Status> {
         caller.check_log(right, &self.name, format_args!("log"))?;
         Ok(self)
+    }
+
+    fn note(&self, facts: &mut CallFacts) {
+        facts.target(self);
     }
 }
 
@@ -153,12 +174,20 @@ impl NamesLogs for ReadRequest {
         caller.check_log(right, &self.log.name, format_args!("log"))?;
         Ok(self)
     }
+
+    fn note(&self, facts: &mut CallFacts) {
+        facts.target(&self.log);
+    }
 }
 
 impl NamesLogs for CursorCommit {
     fn check(self, caller: &Caller, right: LogRight) -> Result<Self, Status> {
         caller.check_log(right, &self.log, format_args!("commit.log"))?;
         Ok(self)
+    }
+
+    fn note(&self, facts: &mut CallFacts) {
+        facts.log(&self.log);
     }
 }
 
@@ -181,12 +210,20 @@ impl NamesLogs for Selector {
             false => Err(caller.denied(right.into(), Some((field, prefix)))),
         }
     }
+
+    fn note(&self, facts: &mut CallFacts) {
+        facts.selector(self);
+    }
 }
 
 impl NamesLogs for ScanRequest {
     fn check(self, caller: &Caller, right: LogRight) -> Result<Self, Status> {
         let selector = self.selector.check(caller, right)?;
         Ok(Self { selector, ..self })
+    }
+
+    fn note(&self, facts: &mut CallFacts) {
+        facts.selector(&self.selector);
     }
 }
 
@@ -215,6 +252,10 @@ impl NamesLogs for Batch {
             caller.check_log(LogRight::Cursor, &commit.log, field)?;
         }
         Ok(self)
+    }
+
+    fn note(&self, facts: &mut CallFacts) {
+        facts.batch(self);
     }
 }
 

@@ -180,6 +180,24 @@ pub(crate) enum FlushFailurePolicy {
     ReadOnly,
 }
 
+/// Calls that the audit log records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AuditScope {
+    /// Changes, and operations of the server.
+    Changes,
+    /// Every call.
+    All,
+}
+
+/// Reaction to an audit log that cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AuditFailurePolicy {
+    /// Calls go on.
+    Continue,
+    /// Changes are refused.
+    Refuse,
+}
+
 /// Whether clients must send a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientAuth {
@@ -250,6 +268,8 @@ choice!(SyncMode {
 choice!(OnDamage { Quarantine = "quarantine", Refuse = "refuse" });
 choice!(ReadStrategy { Pread = "pread", Mmap = "mmap" });
 choice!(FlushFailurePolicy { Exit = "exit", ReadOnly = "read_only" });
+choice!(AuditScope { Changes = "changes", All = "all" });
+choice!(AuditFailurePolicy { Continue = "continue", Refuse = "refuse" });
 choice!(ClientAuth { Off = "off", Optional = "optional", Require = "require" });
 choice!(TlsVersion { Tls12 = "1.2", Tls13 = "1.3" });
 choice!(LogFormat { Auto = "auto", Text = "text", Json = "json" });

@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::login::Logins;
+use crate::audit::Trail;
 use crate::auth::{CertNames, ServerRight};
 use crate::http::{Hosts, UNKNOWN, asked};
 use crate::methods;
@@ -59,11 +60,17 @@ pub(super) async fn known_caller(
     let names = request.extensions().get::<Arc<CertNames>>();
     let session = (&*logins.sessions, logins.cookie());
     let rpc = methods::of_http(ServerRight::Console);
-    let caller = (logins.authority).identify_person(request.headers(), names, session, rpc);
+    let trail = Trail::of(request.extensions().get(), request.headers());
+    let caller = (logins.authority).identify_person(request.headers(), names, session, rpc, trail);
     match caller {
         Ok(caller) => {
+            let recorded = caller.trail().call().cloned();
             request.extensions_mut().insert(caller);
-            next.run(request).await
+            let answer = next.run(request).await;
+            if let Some(recorded) = recorded {
+                recorded.answered(answer.status());
+            }
+            answer
         }
         Err(status) => crate::http::refused(&status),
     }

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt as _, Limited};
 use serde::Deserialize;
 
+use crate::audit::Trail;
 use crate::auth::{Authority, CertNames, LoginRefusal, SESSION_LIFE, Sessions};
 
 /// Maximum size of the body of a login, bytes.
@@ -65,6 +66,7 @@ pub(super) async fn log_in(
         let sentence = "send the token as JSON, with Content-Type: application/json\n";
         return (StatusCode::UNSUPPORTED_MEDIA_TYPE, sentence).into_response();
     }
+    let trail = Trail::of(request.extensions().get(), request.headers());
     let body = Limited::new(request.into_body(), BODY_BYTES).collect();
     let Ok(Ok(body)) = tokio::time::timeout(BODY_TIME, body).await else {
         let sentence = "the body is too large, or did not arrive within 10 s\n";
@@ -74,7 +76,12 @@ pub(super) async fn log_in(
         return (StatusCode::BAD_REQUEST, "expected {\"token\": \"...\"}\n").into_response();
     };
     let names = names.map(|Extension(names)| names);
-    let opened = (logins.authority).log_in(login.token.trim(), names, address, &logins.sessions);
+    let opened = (logins.authority).log_in(
+        login.token.trim(),
+        names,
+        (address, trail),
+        &logins.sessions,
+    );
     match opened {
         Ok(value) => {
             let cookie = logins.set_cookie(&value, SESSION_LIFE.as_secs());

@@ -124,7 +124,7 @@ impl Lines {
         let mut due = None;
         loop {
             if let Some(line) = self.next(&mut due) {
-                let written = write_line(&mut out, &line);
+                let written = write_whole(&mut out, &line);
                 let mut state = self.state.lock();
                 state.bytes -= line.len() + LINE_OVERHEAD;
                 if written.is_err() {
@@ -179,7 +179,7 @@ impl Lines {
 }
 
 /// Writes a line. If another process made the stream non-blocking, waits as if it blocked.
-fn write_line(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
+pub(crate) fn write_whole(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
     let mut left = line;
     while !left.is_empty() {
         match out.write(left) {
@@ -306,7 +306,7 @@ mod tests {
             }
         }
         let mut out = Stutter(Vec::new(), 0);
-        write_line(&mut out, b"whole\n").unwrap();
+        write_whole(&mut out, b"whole\n").unwrap();
         assert_eq!(out.0, b"whole\n");
     }
 }

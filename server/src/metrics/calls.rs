@@ -25,6 +25,7 @@ use tracing::Span;
 use super::Maker;
 use super::deadline::{Deadline, MalformedTimeout, grpc_timeout};
 use super::refusals::{AllRefusals, Refusals};
+use crate::audit::RecordedCall;
 use crate::methods::{self, Rpc};
 use crate::status::Access;
 use crate::trace;
@@ -196,11 +197,12 @@ pub(crate) struct CallCounter {
 }
 
 impl CallCounter {
-    /// Runs the call that `serve` makes of the request and the facts of its head.
+    /// Runs the call that `serve` makes of the request and the facts of its head. `serve` also returns the call as the
+    /// audit log has it.
     pub(crate) fn call<B, F>(
         &self,
         mut request: Request<B>,
-        serve: impl FnOnce(Request<B>, RequestHead) -> F,
+        serve: impl FnOnce(Request<B>, RequestHead) -> (F, Option<Arc<RecordedCall>>),
     ) -> CallFuture<F> {
         let known = self.methods.get(request.uri().path());
         let asked = grpc_timeout(request.headers());
@@ -213,7 +215,7 @@ impl CallCounter {
             Some((_, None)) => {
                 return CallFuture {
                     call: None,
-                    inner: serve(request, head),
+                    inner: serve(request, head).0,
                     sleep: None,
                     deadline: None,
                 };
@@ -235,14 +237,16 @@ impl CallCounter {
             request.extensions_mut().insert(deadline.clone());
         }
         let span = trace::call(request.uri().path(), request.headers());
+        let (inner, recorded) = serve(request, head);
         CallFuture {
             call: Some(Call {
                 span,
                 method: Arc::clone(method),
                 started,
                 counted: false,
+                recorded,
             }),
-            inner: serve(request, head),
+            inner,
             sleep: None,
             deadline,
         }
@@ -250,17 +254,22 @@ impl CallCounter {
 }
 
 /// One call: counted once, also if it is dropped on the way because the client left.
-#[derive(Debug)]
 struct Call {
     span: Span,
     method: Arc<MethodMetrics>,
     started: Instant,
     counted: bool,
+    /// `None`: the audit log has no line for it.
+    recorded: Option<Arc<RecordedCall>>,
 }
 
 impl Call {
-    fn count(&mut self, code: usize) {
+    fn count(&mut self, code: usize, trailers: Option<&HeaderMap>) {
         if !std::mem::replace(&mut self.counted, true) {
+            if let Some(recorded) = self.recorded.take() {
+                let named = CODES.get(code).copied().unwrap_or(CODES[UNKNOWN]);
+                recorded.ended(code, named, trailers);
+            }
             let handled = &self.method.handled;
             if let Some(counter) = handled.get(code).or_else(|| handled.get(UNKNOWN)) {
                 counter.inc();
@@ -279,14 +288,24 @@ impl Call {
             if !self.counted {
                 self.method.refused.count(code, headers);
             }
-            self.count(code);
+            self.count(code, Some(headers));
+        }
+    }
+
+    /// The head of the answer is there. One without a code begins the messages of a stream.
+    fn answered(&mut self, head: &HeaderMap) {
+        self.count_if_told(head);
+        if let Some(recorded) = &self.recorded
+            && !self.method.unary
+        {
+            recorded.began();
         }
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.count(CANCELED);
+        self.count(CANCELED, None);
     }
 }
 
@@ -341,7 +360,7 @@ where
         let (head, body) = response.into_parts();
         let mut call = this.call.take();
         if let Some(call) = &mut call {
-            call.count_if_told(&head.headers);
+            call.answered(&head.headers);
         }
         Poll::Ready(Ok(Response::from_parts(
             head,

@@ -13,7 +13,7 @@ use super::Maker;
 use crate::status::Access;
 
 /// Reasons for which the server refuses a call whatever the call asks for.
-const REASONS: [Reason; 8] = [
+const REASONS: [Reason; 9] = [
     Reason::Busy,
     Reason::Quota,
     Reason::DiskFull,
@@ -22,6 +22,7 @@ const REASONS: [Reason; 8] = [
     Reason::Starting,
     Reason::Quarantined,
     Reason::ReadFailed,
+    Reason::AuditFailed,
 ];
 
 /// Counters of the refused calls of one operation, in the order of [`REASONS`].

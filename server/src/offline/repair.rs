@@ -11,7 +11,7 @@ use wald_storage::{
     Disk, Loss, RealDisk, RecoveryReport, StorageConfig, SystemClock, records_in_words,
 };
 
-use super::{DATA_LOSS, Gaps, OfflineOutput, exists, few, not_opened, output_of, written};
+use super::{DATA_LOSS, Gaps, OfflineOutput, exists, few, not_opened, output_of, who, written};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -77,14 +77,6 @@ pub(super) fn run(
     } else {
         DATA_LOSS
     })
-}
-
-/// The user that runs this, as far as the system knows.
-fn who() -> String {
-    let name = ["SUDO_USER", "USER", "LOGNAME"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
-    name.unwrap_or_else(|| "an unnamed user".to_owned())
 }
 
 /// The way to all lines of a kind.

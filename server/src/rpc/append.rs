@@ -103,6 +103,10 @@ impl Submitted {
                 if repeat {
                     node.metrics.deduplicated();
                 }
+                caller.note(|facts| {
+                    let is_session = caller.is_session();
+                    facts.appended(self.requests, size.0, is_session, &appended);
+                });
                 Ok((appended, acked))
             }
             Err(error) => {
@@ -175,12 +179,14 @@ pub(super) async fn trim(
     refuse_late(request.extensions())?;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
+    caller.note(|facts| facts.before(request.before_lsn));
     let target = caller.allow(target)?;
     let first = store
         .engine
         .trim(target, Lsn::new(request.before_lsn))
         .await
         .map_err(|error| status::trim(&error))?;
+    caller.note(|facts| facts.range(Some(first), None));
     Ok(Response::new(v1::TrimResponse {
         first_lsn: Some(first.get()),
     }))
@@ -204,6 +210,11 @@ pub(super) async fn fence(
         .fence(target, request.writer_epoch)
         .await
         .map_err(|error| status::fence(&error))?;
+    caller.note(|facts| {
+        facts.found(fenced.log_id);
+        facts.range(None, Some(fenced.tail_lsn));
+        facts.epoch(fenced.writer_epoch);
+    });
     Ok(Response::new(convert::fence_response(&fenced)))
 }
 

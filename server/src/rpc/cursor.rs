@@ -20,6 +20,7 @@ impl v1::cursor_service_server::CursorService for Services {
         let commit = request.into_inner().commit.unwrap_or_default();
         let commit = convert::cursor_commit(format_args!("commit"), commit)?;
         let log = commit.log.clone();
+        caller.note(|facts| facts.cursor(commit.cursor.as_str()));
         let cursor = store
             .engine
             .commit_cursor(caller.allow(commit)?)
@@ -40,6 +41,7 @@ impl v1::cursor_service_server::CursorService for Services {
         let target = convert::target(&request.log, request.log_id, Access::Read)?;
         let log = target.name.clone();
         let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Read)?;
+        caller.note(|facts| facts.cursor(name.as_str()));
         let cursor = store
             .engine
             .cursor(caller.allow(target)?, name)
@@ -87,6 +89,7 @@ impl v1::cursor_service_server::CursorService for Services {
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         let name = convert::cursor_name(format_args!("cursor"), &request.cursor, Access::Write)?;
+        caller.note(|facts| facts.cursor(name.as_str()));
         store
             .engine
             .delete_cursor(caller.allow(target)?, name)

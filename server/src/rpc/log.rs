@@ -24,6 +24,7 @@ impl v1::log_service_server::LogService for Services {
             .create_log(caller.allow(name)?, config)
             .await
             .map_err(|error| status::admin(&error))?;
+        caller.note(|facts| facts.found(info.log_id));
         Ok(Response::new(v1::CreateLogResponse {
             log: Some(convert::log(&info)),
         }))
@@ -77,6 +78,7 @@ impl v1::log_service_server::LogService for Services {
             .update_log(caller.allow(name)?, change)
             .await
             .map_err(|error| status::admin(&error))?;
+        caller.note(|facts| facts.found(info.log_id));
         Ok(Response::new(v1::UpdateLogResponse {
             log: Some(convert::log(&info)),
         }))
@@ -132,6 +134,7 @@ impl v1::log_service_server::LogService for Services {
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         let id = convert::producer_id(&request.producer_id)?;
+        caller.note(|facts| facts.producer(id.as_str()));
         store
             .engine
             .forget_producer(caller.allow(target)?, id)

@@ -51,6 +51,11 @@ pub(super) async fn read(
             break (page, None);
         }
     };
+    caller.note(|facts| {
+        facts.found(page.log_id);
+        let first = page.batches.first();
+        facts.range(first.map(|batch| batch.first_lsn), Some(page.next_lsn));
+    });
     let answer = convert::read_response(&page, view, store.epoch)?;
     let mut response = Response::new(answer);
     if let Some(held) = held {
@@ -144,6 +149,7 @@ pub(super) async fn get_tail(
         )
         .await
         .map_err(|error| status::read(&error))?;
+    caller.note(|facts| facts.found(stat.info.log_id));
     let tail = convert::tail_response(&stat, store.epoch);
     Ok(Response::new(tail))
 }

@@ -75,6 +75,7 @@ impl Fixture {
         let calls = Arc::new(Calls {
             counter: metrics.call_counter(None),
             authority: Authority::Open,
+            audit: None,
             admission: Admission::new(64 << 20, 4 << 20, 16 << 20, node.phase.clone()),
             routes,
             http: None,

@@ -7,7 +7,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::{SupportedCipherSuite, SupportedProtocolVersion, version};
 
 use crate::config::{ClientAuth, Config, TlsVersion};
-use crate::reload::{Fault, Secrecy, read_file};
+use crate::reload::{Fault, Secrecy, digest, read_file};
 
 /// Maximum size of a file with certificates or a key, bytes.
 const CERTIFICATE_BYTES: u64 = 512 << 10;
@@ -40,6 +40,20 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    /// The digest of each file that there is. The one of a key gives nothing away: a key has too many bits to guess.
+    pub(super) fn digests(&self) -> Vec<(&'static str, String)> {
+        let files = [
+            ("tls_cert", &self.certificate),
+            ("tls_key", &self.key),
+            ("tls_client_ca", &self.client_ca),
+            ("tls_client_crl", &self.client_crl),
+        ];
+        let present = files.into_iter().filter(|(_, bytes)| !bytes.is_empty());
+        present
+            .map(|(setting, bytes)| (setting, digest(bytes)))
+            .collect()
+    }
+
     /// Whether the certificates of clients are verified by the same CA and CRL.
     pub(super) fn verifies_clients_as(&self, other: &Self) -> bool {
         self.client_ca == other.client_ca && self.client_crl == other.client_crl

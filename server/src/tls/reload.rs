@@ -28,6 +28,10 @@ impl ReloadedFiles for TlsSource {
         self.files.read()
     }
 
+    fn digests(&self, contents: &Contents) -> Vec<(&'static str, String)> {
+        contents.digests()
+    }
+
     fn put_in_force(&mut self, contents: &Contents, earlier: &Contents) -> Result<(), Fault> {
         let generation = match contents.verifies_clients_as(earlier) {
             true => self.generation,

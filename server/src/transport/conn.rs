@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -53,7 +53,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// Counts a connection among those allowed, from its accept to its end.
 pub(super) struct ConnectionGuard {
-    address: Option<IpAddr>,
+    address: Option<SocketAddr>,
     peer: Peer,
     _permit: Option<OwnedSemaphorePermit>,
     _load: LoopLoad,
@@ -71,7 +71,7 @@ impl ConnectionGuard {
         let address = accepted.socket.peer_addr();
         let socket = TcpStream::from_std(accepted.socket)?;
         let guard = Self {
-            address: address.map(|address| address.ip()).ok(),
+            address: address.ok(),
             peer: accepted.peer,
             _open: accepted.open,
             _permit: accepted.permit,
@@ -82,6 +82,11 @@ impl ConnectionGuard {
 
     /// Address of the client; `None` if it was gone too early.
     pub(super) fn address(&self) -> Option<IpAddr> {
+        self.address.map(|address| address.ip())
+    }
+
+    /// Address and port of the client; `None` if it was gone too early.
+    pub(super) fn client(&self) -> Option<SocketAddr> {
         self.address
     }
 
@@ -123,7 +128,7 @@ impl Conn {
 impl Drop for Conn {
     fn drop(&mut self) {
         let owed = self.overhead.owed(&self.guard.peer, Instant::now());
-        if let Some(address) = self.guard.address
+        if let Some(address) = self.guard.address()
             && owed > OVERHEAD_OWED
         {
             self.guard.peer.suspects().add(address);

@@ -32,9 +32,10 @@ use tower::Service;
 use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
+use crate::audit::{AuditLog, AuditedPeer, Trail};
 use crate::auth::{Authority, Caller, CertNames};
 use crate::grpc::{RequestBody, through_tonic};
-use crate::methods::{Class, Rpc};
+use crate::methods::{Class, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
 use crate::rpc::FirstFault;
 use crate::status;
@@ -140,6 +141,8 @@ fn service_name(path: &str) -> Option<&str> {
 pub(crate) struct Calls {
     pub(crate) counter: CallCounter,
     pub(crate) authority: Authority,
+    /// `None`: there is no audit log.
+    pub(crate) audit: Option<Arc<AuditLog>>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) routes: Routes,
     /// The HTTP port, for clients that look for it here.
@@ -166,6 +169,8 @@ pub(super) struct ConnectionCalls {
     pub(super) peer: Peer,
     /// The names in the certificate of the client, if it sent one.
     pub(super) names: Option<Arc<CertNames>>,
+    /// `None`: there is no audit log.
+    pub(super) audited: Option<Arc<AuditedPeer>>,
 }
 
 impl ConnectionCalls {
@@ -174,6 +179,7 @@ impl ConnectionCalls {
         let Calls {
             counter,
             authority,
+            audit,
             admission,
             routes,
             http,
@@ -181,19 +187,26 @@ impl ConnectionCalls {
         counter.call(request, |mut request, head| {
             let is_probe = head.rpc.is_some_and(|rpc| rpc.class == Class::Probe);
             if !is_probe && let Err(calls) = self.peer.check_calls() {
-                return CheckedCall::refused(status::calls_busy(&calls));
+                return (CheckedCall::refused(status::calls_busy(&calls)), None);
             }
             let rpc = match book::check(&request, head, *http) {
                 Ok(rpc) => rpc,
                 Err(refusal) => {
-                    return CheckedCall::Refused(Some(refusal));
+                    return (CheckedCall::Refused(Some(refusal)), None);
                 }
             };
             let names = self.names.as_ref();
-            let caller = match authority.identify(request.headers(), names, rpc) {
+            let trail = Trail::of(self.audited.as_ref(), request.headers());
+            let caller = match authority.identify(request.headers(), names, rpc, trail) {
                 Ok(caller) => caller,
-                Err(refusal) => return CheckedCall::refused(refusal),
+                Err(refusal) => return (CheckedCall::refused(refusal), None),
             };
+            let must_refuse = rpc.recorded == Recorded::Change
+                && audit.as_ref().is_some_and(|audit| audit.refuses_changes());
+            if must_refuse {
+                return (CheckedCall::refused(status::audit_failed(rpc.access)), None);
+            }
+            let recorded = caller.trail().call().cloned();
             // The answers of the others are small, or bounded by their own windows.
             if !matches!(
                 rpc.class,
@@ -205,13 +218,14 @@ impl ConnectionCalls {
             let body = RequestBody::new(incoming, rpc, &head.headers, admission, &self.peer.share);
             let body = match body {
                 Ok(body) => body,
-                Err(busy) => return CheckedCall::refused(busy),
+                Err(busy) => return (CheckedCall::refused(busy), recorded),
             };
-            CheckedCall::Served {
+            let call = CheckedCall::Served {
                 is_uncharged: body.is_uncharged(),
                 goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
                 answer: Some(routes.serve(Request::from_parts(head, body), rpc, caller)),
-            }
+            };
+            (call, recorded)
         })
     }
 }

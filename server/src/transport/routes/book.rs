@@ -154,10 +154,12 @@ mod tests {
 
     use super::*;
     use crate::auth::LogRight;
-    use crate::methods::{Class, Need};
+    use crate::methods::{Class, Need, Recorded};
 
     const WRITE: RequestHead = RequestHead {
         rpc: Some(Rpc {
+            name: "wald.v1.WalService/Append",
+            recorded: Recorded::Data,
             class: Class::Append,
             access: Access::Write,
             need: Need::Logs(LogRight::Append),

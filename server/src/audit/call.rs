@@ -1,0 +1,347 @@
+//! The part of a call that its lines need: its origin from the head of the request, facts that handlers add, its end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::{HeaderMap, HeaderName};
+use parking_lot::Mutex;
+use tonic::Status;
+use tonic_types::StatusExt as _;
+
+use super::AuditLog;
+use super::facts::CallFacts;
+use super::line::{AuditLine, DENIED, FAILED, OK, UNAUTHENTICATED};
+use crate::auth::{Credential, Identity, Right, TokenId};
+use crate::methods::{Recorded, Rpc};
+
+/// The header of W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The audit log as the calls of one connection see it.
+pub(crate) struct AuditedPeer {
+    pub(super) log: Arc<AuditLog>,
+    pub(super) address: Option<SocketAddr>,
+}
+
+/// The trace that a call belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RequestId(u128);
+
+impl RequestId {
+    /// Reads `00-<trace id, 32>-<parent id, 16>-<flags, 2>`.
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let value = headers.get(&TRACEPARENT)?.to_str().ok()?;
+        let id = value.split('-').nth(1)?;
+        let is_hex = id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let id = u128::from_str_radix(id, 16).ok()?;
+        (is_hex && id != 0).then_some(Self(id))
+    }
+
+    fn shown(self) -> String {
+        format!("{:032x}", self.0)
+    }
+}
+
+/// The credential with which a call came, without its secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShownCredential {
+    /// None, or one that is no token.
+    None,
+    Certificate,
+    Token(TokenId),
+}
+
+impl ShownCredential {
+    fn kind(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Certificate => "certificate",
+            Self::Token(_) => "token",
+        }
+    }
+}
+
+/// The trail of one call. Without an audit log it is empty, and costs nothing.
+#[derive(Clone, Default)]
+pub(crate) struct Trail {
+    peer: Option<Arc<AuditedPeer>>,
+    request_id: Option<RequestId>,
+    /// `None`: only refusals of the call are recorded.
+    call: Option<Arc<RecordedCall>>,
+}
+
+/// A call whose beginning or end is recorded.
+pub(crate) struct RecordedCall {
+    peer: Arc<AuditedPeer>,
+    request_id: Option<RequestId>,
+    rpc: Rpc,
+    /// `None` without `auth_file`.
+    identity: Option<Arc<Identity>>,
+    facts: Mutex<CallFacts>,
+    /// Whether a line of its own tells that a right was missing.
+    was_denied: AtomicBool,
+    has_begun: AtomicBool,
+}
+
+impl Trail {
+    /// The trail of a call with this head. `peer`: `None` without an audit log.
+    pub(crate) fn of(peer: Option<&Arc<AuditedPeer>>, headers: &HeaderMap) -> Self {
+        let Some(peer) = peer else {
+            return Self::default();
+        };
+        Self {
+            peer: Some(Arc::clone(peer)),
+            request_id: RequestId::of(headers),
+            call: None,
+        }
+    }
+
+    /// The caller is known: the call is recorded, if the settings say so.
+    pub(crate) fn begin(&mut self, rpc: Rpc, identity: Option<&Arc<Identity>>) {
+        let Some(peer) = &self.peer else {
+            return;
+        };
+        let is_recorded = match rpc.recorded {
+            Recorded::Never => false,
+            Recorded::Data => peer.log.records_data,
+            Recorded::Change => true,
+        };
+        if is_recorded {
+            self.call = Some(Arc::new(RecordedCall {
+                peer: Arc::clone(peer),
+                request_id: self.request_id,
+                rpc,
+                identity: identity.cloned(),
+                facts: Mutex::default(),
+                was_denied: AtomicBool::new(false),
+                has_begun: AtomicBool::new(false),
+            }));
+        }
+    }
+
+    /// The call, if it is recorded.
+    pub(crate) fn call(&self) -> Option<&Arc<RecordedCall>> {
+        self.call.as_ref()
+    }
+
+    /// Adds facts to the lines of the call, if it is recorded.
+    pub(crate) fn note(&self, add: impl FnOnce(&mut CallFacts)) {
+        if let Some(call) = &self.call {
+            add(&mut call.facts.lock());
+        }
+    }
+
+    /// Records that the caller lacks a right. `asked`: the field of the request, and its value.
+    pub(crate) fn denied(
+        &self,
+        identity: &Identity,
+        rpc: Rpc,
+        right: Right,
+        asked: Option<(&str, &str)>,
+    ) {
+        if let Some(call) = &self.call {
+            call.was_denied.store(true, Ordering::Relaxed);
+        }
+        let Some(peer) = &self.peer else {
+            return;
+        };
+        let principal = identity.principal().name.as_str();
+        peer.log.refused(peer, Some(principal), DENIED, |log| {
+            let mut facts = CallFacts::default();
+            if let Some((field, value)) = asked {
+                facts.asked(field, value);
+            }
+            log.write(AuditLine {
+                event: "call",
+                request_id: self.request_id.map(RequestId::shown),
+                peer: peer.shown(),
+                rpc: Some(rpc.name),
+                op: Some(right.name()),
+                facts: Some(facts.shown()),
+                outcome: DENIED,
+                reason: Some("NOT_ALLOWED".to_owned()),
+                ..of_identity(identity)
+            });
+        });
+    }
+
+    /// Records that a credential does not count. `identity`: the principal for which it counted before.
+    pub(crate) fn unauthenticated(
+        &self,
+        rpc: Rpc,
+        sent: ShownCredential,
+        reason: &'static str,
+        identity: Option<&Identity>,
+    ) {
+        if let Some(call) = &self.call {
+            call.was_denied.store(true, Ordering::Relaxed);
+        }
+        let Some(peer) = &self.peer else {
+            return;
+        };
+        let principal = identity.map(|identity| identity.principal().name.as_str());
+        peer.log.refused(peer, principal, UNAUTHENTICATED, |log| {
+            let token_id = match &sent {
+                ShownCredential::Token(id) => Some(id.as_str()),
+                ShownCredential::None | ShownCredential::Certificate => None,
+            };
+            log.write(AuditLine {
+                event: "call",
+                request_id: self.request_id.map(RequestId::shown),
+                peer: peer.shown(),
+                principal: Some(principal.unwrap_or_default()),
+                credential: Some(sent.kind()),
+                token_id,
+                rpc: Some(rpc.name),
+                op: rpc.need.right().map(Right::name),
+                outcome: UNAUTHENTICATED,
+                reason: Some(reason.to_owned()),
+                ..AuditLine::default()
+            });
+        });
+    }
+}
+
+impl AuditedPeer {
+    fn shown(&self) -> Option<String> {
+        self.address.map(|address| address.to_string())
+    }
+}
+
+/// The fields of a known caller.
+fn of_identity(identity: &Identity) -> AuditLine<'_> {
+    let (credential, token_id) = match identity.credential() {
+        Credential::Certificate => ("certificate", None),
+        Credential::Token(_) => ("token", identity.token_id()),
+    };
+    AuditLine {
+        principal: Some(&identity.principal().name),
+        credential: Some(credential),
+        token_id,
+        ..AuditLine::default()
+    }
+}
+
+impl RecordedCall {
+    /// A stream has begun: its caller has the rights, and messages follow.
+    pub(crate) fn began(&self) {
+        if !self.has_begun.swap(true, Ordering::Relaxed) {
+            self.write("begin", OK, None);
+        }
+    }
+
+    /// The call has ended with this code, whose name is `named`, and these trailers. A refusal has its line already.
+    pub(crate) fn ended(&self, code: usize, named: &str, trailers: Option<&HeaderMap>) {
+        let has_begun = self.has_begun.load(Ordering::Relaxed);
+        let was_denied = self.was_denied.load(Ordering::Relaxed);
+        if was_denied && !has_begun {
+            return;
+        }
+        let event = if has_begun { "end" } else { "call" };
+        let outcome = match code {
+            0 => OK,
+            _ if was_denied && code == tonic::Code::Unauthenticated as usize => UNAUTHENTICATED,
+            _ if was_denied => DENIED,
+            _ => FAILED,
+        };
+        let status = trailers
+            .filter(|_| code != 0)
+            .and_then(Status::from_header_map);
+        let info = status.and_then(|status| status.get_details_error_info());
+        let reason = match info {
+            Some(info) => Some(info.reason),
+            None => (code != 0).then(|| named.to_owned()),
+        };
+        self.write(event, outcome, reason);
+    }
+
+    /// A request to the HTTP port has been answered with this status.
+    pub(crate) fn answered(&self, status: http::StatusCode) {
+        let outcome = match status.is_client_error() || status.is_server_error() {
+            false => OK,
+            true if self.was_denied.load(Ordering::Relaxed) => return,
+            true => FAILED,
+        };
+        let reason = (outcome != OK).then(|| status.as_str().to_owned());
+        self.write("call", outcome, reason);
+    }
+
+    fn write(&self, event: &'static str, outcome: &'static str, reason: Option<String>) {
+        let facts = self.facts.lock();
+        let caller = match self.identity.as_deref() {
+            Some(identity) => of_identity(identity),
+            None => AuditLine {
+                principal: Some(""),
+                ..AuditLine::default()
+            },
+        };
+        self.peer.log.write(AuditLine {
+            event,
+            request_id: self.request_id.map(RequestId::shown),
+            peer: self.peer.shown(),
+            rpc: Some(self.rpc.name),
+            op: self.rpc.need.right().map(Right::name),
+            facts: Some(facts.shown()),
+            outcome,
+            reason,
+            ..caller
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn request_id_is_the_trace_id_of_a_valid_traceparent() {
+        let id = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(TRACEPARENT, HeaderValue::from_static(value));
+            RequestId::of(&headers).map(RequestId::shown)
+        };
+        let trace = "0af7651916cd43dd8448eb211c80319c";
+        let whole = id("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+        assert_eq!(whole.as_deref(), Some(trace));
+        for bad in [
+            "",
+            "00",
+            "00-0af7-b7ad6b7169203331-01",
+            "00-+af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319cff-b7ad6b7169203331-01",
+        ] {
+            assert_eq!(id(bad), None, "{bad}");
+        }
+        assert_eq!(RequestId::of(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn append_costs_no_record_unless_all_calls_are_recorded() {
+        let metrics = crate::metrics::Metrics::new().unwrap();
+        let of = |records_data| {
+            Arc::new(AuditLog {
+                queue: super::super::Queue::new(metrics.audit.clone()),
+                callers: super::super::RefusalLimits::default(),
+                records_data,
+                refuses: false,
+            })
+        };
+        let is_recorded = |records_data, method| {
+            let peer = of(records_data).peer(None);
+            let mut trail = Trail::of(Some(&peer), &HeaderMap::new());
+            trail.begin(crate::methods::of(method), None);
+            trail.call().is_some()
+        };
+        for method in [wald_proto::Method::Append, wald_proto::Method::CommitCursor] {
+            assert!(!is_recorded(false, method) && is_recorded(true, method));
+        }
+        assert!(is_recorded(false, wald_proto::Method::DeleteCursor));
+        let mut off = Trail::of(None, &HeaderMap::new());
+        off.begin(crate::methods::of(wald_proto::Method::DeleteLog), None);
+        assert!(off.call().is_none());
+    }
+}
