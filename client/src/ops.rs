@@ -394,6 +394,14 @@ impl Client {
         )
     }
 
+    /// The caller as the server sees it: principal, rights, and the expiry of the credential.
+    ///
+    /// # Errors
+    /// The errors of every call.
+    pub async fn caller(&self) -> Result<v1::GetCallerResponse, Error> {
+        call!(self, ops.get_caller, Repeat::Read, v1::GetCallerRequest {})
+    }
+
     /// A page of the journal's segments, oldest position first. A `page_size` of 0 is the
     /// server's default (100); no token begins at the start.
     ///

@@ -13,6 +13,14 @@ const PROMISE = new Map([
   ["manual", "acks from memory, written on Sync"],
 ]);
 
+/** The protection of the gRPC port, in words. */
+function protection({ tls, client_certificates: certificates, principals }) {
+  const parts = [tls ? "TLS" : "plaintext"];
+  if (certificates !== "off") parts.push(`client certificates ${certificates === "require" ? "required" : "optional"}`);
+  parts.push(principals ? "each principal has its rights alone" : certificates === "require" ? "every client with a certificate may do everything" : "everyone who reaches the port may do everything");
+  return parts.join(", ");
+}
+
 /** The durability that most recent acks had: the subject of the latency chart. */
 function usualLevel(points) {
   const total = (level) => points.reduce((sum, point) => sum + (point[`${level}_acks`] ?? 0), 0);
@@ -143,7 +151,7 @@ export class Overview {
     this.shown = key;
     this.uptime = h("span", {}, changing);
     this.server.replaceChildren(facts([
-      ["Version", server.version], ["Up", this.uptime], ["Since", instant(server.start_time_us).slice(0, 19)], ...(settings.data_dir ? [["Data", settings.data_dir]] : []), ["gRPC", settings.grpc], ["HTTP", settings.http],
+      ["Version", server.version], ["Up", this.uptime], ["Since", instant(server.start_time_us).slice(0, 19)], ...(settings.data_dir ? [["Data", settings.data_dir]] : []), ["gRPC", settings.grpc], ["HTTP", settings.http], ["Protection", protection(settings.protection)],
       ...(store ? [["Store", h("code", {}, store.store_id)], ["Recovery epoch", count(store.recovery_epoch)]] : []),
     ]));
     const mode = ["Sync mode", h("span", {}, h("b", {}, settings.sync_mode), ` – ${PROMISE.get(settings.sync_mode)}`)];

@@ -36,7 +36,7 @@ pub(crate) use answer::{
     verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
-pub(crate) use caller::caller;
+pub(crate) use caller::{caller, protection};
 pub(crate) use intake::{append, append_batch, session_request};
 pub(crate) use settings::{
     engine_kind, log_config, log_config_change, proto_retention, proto_sync_mode, sync_modes,

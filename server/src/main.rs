@@ -131,9 +131,9 @@ fn tell(source: &ConfigSource, exit: &Exit) {
 }
 
 /// Commands of `walctl` that `wald` does not have.
-const OF_WALCTL: [&str; 15] = [
+const OF_WALCTL: [&str; 16] = [
     "append", "backup", "batch", "cursor", "fence", "health", "log", "logs", "producer", "read",
-    "scan", "status", "sync", "tail", "trim",
+    "scan", "status", "sync", "tail", "trim", "whoami",
 ];
 
 /// The remedy for a word that clap takes for a command: a value of the setting before it, a command

@@ -21,6 +21,7 @@ use futures_core::Stream;
 use http::Extensions;
 use tokio::sync::watch;
 use tonic::{Response, Status};
+use wald_proto::v1;
 use wald_storage::{RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
 
 use crate::auth::{Caller, Engine};
@@ -55,6 +56,8 @@ pub(crate) struct Node {
     pub(crate) retention: Retention,
     pub(crate) limits: ServerLimits,
     pub(crate) auto_create: bool,
+    /// The protection against strangers.
+    pub(crate) protection: v1::Protection,
     /// Whose cursors the metrics show.
     pub(crate) cursor_lag_logs: LogPatterns,
     pub(crate) start_time: Timestamp,

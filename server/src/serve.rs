@@ -23,7 +23,7 @@ use crate::admission::Admission;
 use crate::audit::AuditLog;
 use crate::auth::{self, AuthSource, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
-use crate::convert::ServerLimits;
+use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
 use crate::logging;
 use crate::metrics::Metrics;
@@ -191,6 +191,7 @@ impl Server {
                 producer_max_idle: config.producer_max_idle,
             },
             auto_create: config.auto_create,
+            protection: convert::protection(config),
             cursor_lag_logs: config.cursor_lag_logs.clone(),
             start_time: SystemClock.now(),
         });

@@ -634,7 +634,17 @@ impl OpsService for Memory {
     async fn get_caller(&self, _: Request<GetCallerRequest>) -> Answer<GetCallerResponse> {
         Ok(Response::new(GetCallerResponse {
             principal: "writer".into(),
-            ..Default::default()
+            tenant: "payments".into(),
+            credential: CredentialKind::Token.into(),
+            token_id: "k7Qp2mXa".into(),
+            expire_time: Some(prost_types::Timestamp {
+                seconds: 1_800_000_000,
+                nanos: 0,
+            }),
+            grants: vec![Grant {
+                rights: vec!["append".into(), "create".into()],
+                logs: Some(grant::Logs::Prefix("payments/billing/".into())),
+            }],
         }))
     }
 

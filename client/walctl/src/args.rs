@@ -156,6 +156,9 @@ pub(crate) enum Command {
     /// Show the server's identity, readiness, flush promises and journal; exits with 4 if not
     /// ready
     Status(StatusArgs),
+    /// Show who the server takes this caller for: principal, tenant, rights, and the expiry of the
+    /// credential
+    Whoami,
     /// Have the server check everything that it stores, while it serves: every checksum, chain,
     /// index and digest. The server quarantines damage at once; the exit code is 5 if there is
     /// any

@@ -22,6 +22,7 @@ mod table;
 mod times;
 mod tips;
 mod verify;
+mod whoami;
 
 use std::io;
 use std::time::Duration;
@@ -141,6 +142,7 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
         Command::Producer(command) => producers::producer(client, command, output).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
+        Command::Whoami => whoami::run(client, output).await,
         Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,
         Command::Backup(args) => backup::run(client, args, output).await,

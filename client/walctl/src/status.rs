@@ -6,9 +6,10 @@ use std::time::Duration;
 use anyhow::Result;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
+use tonic::Code;
 use wald_client::proto::{
-    DamageSummary, DurabilityTruth, EngineKind, GetServerInfoResponse, Segment, SegmentKind,
-    SegmentState, ServerLimits, SyncMode,
+    ClientCertificates, DamageSummary, DurabilityTruth, EngineKind, GetServerInfoResponse,
+    Protection, Segment, SegmentKind, SegmentState, ServerLimits, SyncMode,
 };
 use wald_client::{Client, Health};
 
@@ -23,7 +24,10 @@ struct Status<'a> {
     endpoint: &'a str,
     health: Health,
     info: GetServerInfoResponse,
-    segments: Vec<Segment>,
+    /// Name of the principal, or nothing.
+    caller: String,
+    /// `None`: the caller may not see them.
+    segments: Option<Vec<Segment>>,
 }
 
 pub(crate) async fn run(
@@ -37,6 +41,7 @@ pub(crate) async fn run(
         health: client.health("").await?,
         info: client.server_info().await?,
         segments: segments(client).await?,
+        caller: caller(client).await?,
     };
     let mut out = Out::new(output);
     match output {
@@ -44,7 +49,10 @@ pub(crate) async fn run(
             out.line(&status.table())?;
             if args.segments {
                 out.line("")?;
-                out.line(&segment_table(&status.segments))?;
+                out.line(&match &status.segments {
+                    Some(segments) => segment_table(segments),
+                    None => NEEDS_OPS.to_owned(),
+                })?;
             }
         }
         Output::Json | Output::Jsonl => out.json(&status.json())?,
@@ -56,17 +64,55 @@ pub(crate) async fn run(
     })
 }
 
-async fn segments(client: &Client) -> Result<Vec<Segment>> {
+/// The name of the principal. Empty: the server knows no principals.
+async fn caller(client: &Client) -> Result<String> {
+    match client.caller().await {
+        Ok(caller) => Ok(caller.principal),
+        // An earlier version.
+        Err(error) if error.code() == Code::Unimplemented => Ok(String::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// All segments. `None`: the caller may not see them.
+async fn segments(client: &Client) -> Result<Option<Vec<Segment>>> {
     let mut segments = Vec::new();
     let mut token = None;
     loop {
-        let page = client.list_segments(1_000, token).await?;
+        let page = match client.list_segments(1_000, token).await {
+            Err(error) if error.code() == Code::PermissionDenied => return Ok(None),
+            page => page?,
+        };
         segments.extend(page.segments);
         token = page.next_page_token;
         if token.is_none() {
-            return Ok(segments);
+            return Ok(Some(segments));
         }
     }
+}
+
+/// In place of facts that the server shows to operators alone.
+const NEEDS_OPS: &str = "shown to principals with the right ops";
+
+/// The protection of a server in words.
+fn protected(protection: &Protection) -> String {
+    let mut parts = Vec::new();
+    parts.push(match protection.has_tls {
+        true => "TLS",
+        false => "plaintext",
+    });
+    match protection.client_certificates() {
+        ClientCertificates::Required => parts.push("client certificates required"),
+        ClientCertificates::Optional => parts.push("client certificates optional"),
+        ClientCertificates::Off | ClientCertificates::Unspecified => {}
+    }
+    let knows_clients = protection.client_certificates() == ClientCertificates::Required;
+    parts.push(match (protection.has_principals, knows_clients) {
+        (true, _) => "each principal has its rights alone",
+        (false, true) => "every client with a certificate may do everything",
+        (false, false) => "everyone who reaches the port may do everything",
+    });
+    parts.join(", ")
 }
 
 impl Status<'_> {
@@ -88,6 +134,12 @@ impl Status<'_> {
             format!("{} ({})", info.store_id, engine.unwrap_or_default()),
         );
         row("recovery epoch", info.recovery_epoch.to_string());
+        if let Some(protection) = &info.protection {
+            row("protection", protected(protection));
+        }
+        if !self.caller.is_empty() {
+            row("you are", self.caller.clone());
+        }
         row("sync mode", self.sync_mode());
         if info.default_retention.is_some() {
             let kept = retention(info.default_retention.as_ref());
@@ -102,7 +154,10 @@ impl Status<'_> {
         if let Some(limits) = &info.limits {
             row("limits", limits_in_words(limits));
         }
-        row("journal", self.journal());
+        row(
+            "journal",
+            self.journal().unwrap_or_else(|| NEEDS_OPS.to_owned()),
+        );
         if let Some(damage) = &info.damage {
             if damage.quarantined_records > 0 || damage.unattributed_count > 0 {
                 row("damage", damaged(damage));
@@ -133,16 +188,16 @@ impl Status<'_> {
         }
     }
 
-    fn journal(&self) -> String {
-        let bytes: u64 = self.segments.iter().map(|segment| segment.file_bytes).sum();
-        let first = self.segments.first().and_then(|s| s.base_position);
-        let last = self.segments.last().and_then(|s| s.end_position);
-        let damaged = self
-            .segments
+    fn journal(&self) -> Option<String> {
+        let segments = self.segments.as_ref()?;
+        let bytes: u64 = segments.iter().map(|segment| segment.file_bytes).sum();
+        let first = segments.first().and_then(|s| s.base_position);
+        let last = segments.last().and_then(|s| s.end_position);
+        let damaged = segments
             .iter()
             .filter(|segment| segment.state() == SegmentState::Damaged)
             .count();
-        let count = self.segments.len();
+        let count = segments.len();
         let plural = if count == 1 { "" } else { "s" };
         let mut text = format!("{count} segment{plural}, {}", HumanBytes(bytes));
         if let (Some(first), Some(last)) = (first, last) {
@@ -151,7 +206,7 @@ impl Status<'_> {
         if damaged > 0 {
             text.push_str(&format!(", {damaged} DAMAGED"));
         }
-        text
+        Some(text)
     }
 
     fn json(&self) -> Value {
@@ -191,7 +246,7 @@ impl Status<'_> {
                 "is_volatile": truth.is_volatile,
                 "caveats": truth.caveats,
             })),
-            "segments": self.segments.iter().map(|segment| json!({
+            "segments": self.segments.as_ref().map(|all| all.iter().map(|segment| json!({
                 "segment_id": segment.segment_id,
                 "kind": kind(segment),
                 "state": state(segment),
@@ -204,7 +259,17 @@ impl Status<'_> {
                 "record_count": segment.record_count,
                 "log_count": segment.log_count,
                 "seal_time": time(segment.seal_time.as_ref()),
-            })).collect::<Vec<_>>(),
+            })).collect::<Vec<_>>()),
+            "principal": (!self.caller.is_empty()).then_some(&self.caller),
+            "protection": info.protection.map(|protection| json!({
+                "tls": protection.has_tls,
+                "client_certificates": word(
+                    protection.client_certificates().as_str_name(),
+                    "CLIENT_CERTIFICATES_",
+                ),
+                "principals": protection.has_principals,
+                "http_tls": protection.has_http_tls,
+            })),
             "damage": info.damage.as_ref().map(|damage| json!({
                 "quarantined_records": damage.quarantined_records,
                 "log_count": damage.log_count,
@@ -348,6 +413,11 @@ mod tests {
                 held_back: vec!["records are missing".into()],
             }),
             archive_failure: Some("archive /mnt/a: no space".into()),
+            protection: Some(Protection {
+                has_tls: true,
+                has_principals: true,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         info.set_default_sync_mode(SyncMode::Interval);
@@ -364,11 +434,22 @@ mod tests {
             endpoint: "http://there",
             health: Health::Serving,
             info,
-            segments: vec![
+            caller: "writer".to_owned(),
+            segments: Some(vec![
                 segment(0, SegmentState::Damaged),
                 segment(1, SegmentState::Active),
-            ],
+            ]),
         }
+    }
+
+    #[test]
+    fn caller_without_ops_is_told_what_it_does_not_see() {
+        let status = Status {
+            segments: None,
+            ..status()
+        };
+        assert!(status.table().contains(NEEDS_OPS));
+        assert!(status.json()["segments"].is_null());
     }
 
     #[test]
@@ -376,6 +457,8 @@ mod tests {
         let table = status().table();
         for words in [
             "http://there, wald 1.2.3",
+            "TLS, each principal has its rights alone",
+            "writer",
             "SERVING",
             "interval, weaker acks are flushed within 100ms",
             "fdatasync on tmpfs, p50 1.5ms, p99 20.0ms; VOLATILE",
@@ -401,7 +484,7 @@ mod tests {
 
     #[test]
     fn segments_are_named_as_their_files() {
-        let table = segment_table(&status().segments);
+        let table = segment_table(&status().segments.unwrap());
         let row: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(
             row,
@@ -419,7 +502,7 @@ mod tests {
         let run = Segment {
             kind: SegmentKind::Sorted.into(),
             live_bytes: 512,
-            ..status().segments[1]
+            ..status().segments.unwrap().remove(1)
         };
         let table = segment_table(&[run]);
         assert!(

@@ -76,3 +76,23 @@ async fn token_does_not_cross_plaintext_to_another_machine() {
     );
     assert!(!said.contains("k7Qp"), "{said}");
 }
+
+#[tokio::test]
+async fn whoami_shows_principal_credential_and_rights() {
+    let fixture = Fixture::new().await;
+    let (code, said) = ran(&fixture, "whoami", &[]).await;
+    assert_eq!(code, 0, "{said}");
+    for words in [
+        "writer",
+        "payments",
+        "token k7Qp2mXa",
+        "2027-01-15",
+        "append, create on logs that begin with payments/billing/",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let (_, said) = ran(&fixture, "whoami --output json", &[]).await;
+    let shown: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(shown["principal"], "writer");
+    assert_eq!(shown["grants"][0]["prefix"], "payments/billing/");
+}

@@ -31,6 +31,7 @@ pub(super) struct SettingsView {
     segment_bytes: u64,
     max_inflight_bytes: u64,
     auto_create: bool,
+    protection: ProtectionView,
     #[serde(skip)]
     warnings: Vec<String>,
 }
@@ -60,9 +61,23 @@ impl SettingsView {
             segment_bytes: config.segment_bytes.0,
             max_inflight_bytes: config.max_inflight_bytes.0,
             auto_create: config.auto_create,
+            protection: ProtectionView {
+                tls: config.has_tls(),
+                client_certificates: config.tls_client_auth.show(),
+                principals: config.has_auth(),
+            },
             warnings,
         }
     }
+}
+
+/// The protection of the gRPC port against strangers.
+#[derive(Clone, Serialize)]
+struct ProtectionView {
+    tls: bool,
+    /// off, optional or require.
+    client_certificates: String,
+    principals: bool,
 }
 
 /// A description of this server.

@@ -1,9 +1,10 @@
-//! A caller and its rights as a message.
+//! A caller and its rights, and the protection of the server, as messages.
 
 use wald_proto::v1::{self, grant::Logs};
 
 use super::proto_timestamp;
 use crate::auth::{Credential, Identity, LogRight, Scope};
+use crate::config::{ClientAuth, Config};
 
 /// The answer of GetCaller. `None`: there is no `auth_file`.
 pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
@@ -40,5 +41,20 @@ pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
         token_id,
         expire_time: identity.expires().map(proto_timestamp),
         grants: of_logs.chain(of_server).collect(),
+    }
+}
+
+/// The protection that the settings give.
+pub(crate) fn protection(config: &Config) -> v1::Protection {
+    let certificates = match config.tls_client_auth {
+        ClientAuth::Off => v1::ClientCertificates::Off,
+        ClientAuth::Optional => v1::ClientCertificates::Optional,
+        ClientAuth::Require => v1::ClientCertificates::Required,
+    };
+    v1::Protection {
+        has_tls: config.has_tls(),
+        client_certificates: certificates.into(),
+        has_principals: config.has_auth(),
+        has_http_tls: config.http_tls,
     }
 }

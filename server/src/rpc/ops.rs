@@ -118,6 +118,7 @@ impl v1::ops_service_server::OpsService for Services {
             damage: now.as_ref().and_then(convert::damage_summary),
             archive_failure: now.and_then(|now| now.archive_failing),
             default_retention: Some(convert::proto_retention(&node.retention)),
+            protection: Some(node.protection),
         }))
     }
 

@@ -62,6 +62,7 @@ impl Fixture {
                 producer_max_idle: config.producer_max_idle,
             },
             auto_create: true,
+            protection: v1::Protection::default(),
             cursor_lag_logs: LogPatterns::default(),
             start_time: Timestamp::from_micros(1),
         });

@@ -1,0 +1,90 @@
+//! `walctl whoami`: the caller as the server sees it.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use wald_client::Client;
+use wald_client::proto::grant::Logs;
+use wald_client::proto::{CredentialKind, GetCallerResponse, Grant};
+
+use crate::exit::ExitKind;
+use crate::logs::time;
+use crate::output::{Out, Output};
+use crate::table::Table;
+
+pub(crate) async fn run(client: &Client, output: Output) -> Result<ExitKind> {
+    let caller = client.caller().await?;
+    let mut out = Out::new(output);
+    match output {
+        Output::Text | Output::Raw | Output::Delimited => out.line(&text(&caller))?,
+        Output::Json | Output::Jsonl => out.json(&document(&caller))?,
+    }
+    out.flush()?;
+    Ok(ExitKind::Ok)
+}
+
+fn text(caller: &GetCallerResponse) -> String {
+    if caller.principal.is_empty() {
+        return "nobody in particular: the server has no auth_file, and every caller may do everything"
+            .to_owned();
+    }
+    let mut table = Table::new();
+    let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
+    row("principal", caller.principal.clone());
+    if !caller.tenant.is_empty() {
+        row("tenant", caller.tenant.clone());
+    }
+    row("credential", credential(caller));
+    if let Some(expires) = time(caller.expire_time.as_ref()) {
+        row("expires", expires);
+    }
+    for grant in &caller.grants {
+        row("may", format!("{} {}", grant.rights.join(", "), on(grant)));
+    }
+    if caller.grants.is_empty() {
+        row("may", "nothing".to_owned());
+    }
+    table.text()
+}
+
+fn credential(caller: &GetCallerResponse) -> String {
+    match caller.credential() {
+        CredentialKind::Certificate => "client certificate".to_owned(),
+        CredentialKind::Token => format!("token {}", caller.token_id),
+        CredentialKind::Unspecified => "unknown to this walctl".to_owned(),
+    }
+}
+
+/// The logs of a grant, in words.
+fn on(grant: &Grant) -> String {
+    match &grant.logs {
+        Some(Logs::Prefix(prefix)) if prefix.is_empty() => "on all logs".to_owned(),
+        Some(Logs::Prefix(prefix)) => format!("on logs that begin with {prefix}"),
+        Some(Logs::Log(name)) => format!("on the log {name}"),
+        None => "on the server".to_owned(),
+    }
+}
+
+fn document(caller: &GetCallerResponse) -> Value {
+    let filled = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let kind = match caller.credential() {
+        CredentialKind::Certificate => Some("certificate"),
+        CredentialKind::Token => Some("token"),
+        CredentialKind::Unspecified => None,
+    };
+    let grants = caller.grants.iter().map(|grant| {
+        let (prefix, log) = match &grant.logs {
+            Some(Logs::Prefix(prefix)) => (Some(prefix), None),
+            Some(Logs::Log(name)) => (None, Some(name)),
+            None => (None, None),
+        };
+        json!({ "rights": grant.rights, "prefix": prefix, "log": log })
+    });
+    json!({
+        "principal": filled(&caller.principal),
+        "tenant": filled(&caller.tenant),
+        "credential": kind,
+        "token_id": filled(&caller.token_id),
+        "expire_time": time(caller.expire_time.as_ref()),
+        "grants": grants.collect::<Vec<_>>(),
+    })
+}
