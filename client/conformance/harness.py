@@ -9,7 +9,8 @@ are further arguments of each start of the daemon. NAMES are separated by commas
 the names it printed `ok` are not exactly the cases.
 
 With --tls the daemon requires a client certificate, and the cases of TLS run as well. The proxy passes TLS on as it
-is. Only where a case loses an answer, it has to see the frames, and is an end of both connections.
+is. Only where a case loses an answer, it has to see the frames, and is an end of both connections. The cases of TLS
+have no proxy.
 
 With --check-cases no daemon runs: the file is checked to be well-formed.
 
@@ -455,9 +456,10 @@ class Served:
             self.plain.start()
             self.expired = Expired(certificates, self.control.trouble)
 
-    def environment(self):
-        """The environment of every runner."""
-        server = f"127.0.0.1:{self.proxy.port}"
+    def environment(self, direct=False):
+        """The environment of every runner. `direct`: without the proxy, as long as the daemon is not started again."""
+        # A proxy could lose the alert with which a server refuses a client.
+        server = "{}:{}".format(*self.daemon.address) if direct else f"127.0.0.1:{self.proxy.port}"
         found = {"WALD_ENDPOINT": server, "WALD_CONTROL": f"http://127.0.0.1:{self.control.port}"}
         if self.certificates is None:
             return found
@@ -699,13 +701,15 @@ def run(arguments, cases):
         arguments.log.unlink(missing_ok=True)
     if not arguments.tls:
         return run_some(arguments, wanted)
-    seen = [case for case in wanted if "lose_answer" in json.dumps(case)]
-    through = [case for case in wanted if case not in seen]
-    statuses = [run_some(arguments, some, sees_frames) for some, sees_frames in ((through, False), (seen, True)) if some]
+    of_tls = [case for case in wanted if "needs" in case]
+    seen = [case for case in wanted if case not in of_tls and "lose_answer" in json.dumps(case)]
+    through = [case for case in wanted if case not in of_tls and case not in seen]
+    parts = ((through, {"sees_frames": False}), (seen, {}), (of_tls, {"sees_frames": False, "direct": True}))
+    statuses = [run_some(arguments, some, **how) for some, how in parts if some]
     return max(statuses, default=1)
 
 
-def run_some(arguments, cases, sees_frames=True):
+def run_some(arguments, cases, sees_frames=True, direct=False):
     """Runs some cases with a daemon of their own; the exit status."""
     wanted = [case["name"] for case in cases]
     log = open(arguments.log, "a", encoding="utf-8") if arguments.log else None
@@ -714,7 +718,7 @@ def run_some(arguments, cases, sees_frames=True):
         certificates = Certificates(Path(directory) / "tls") if arguments.tls else None
         start = [*SETTINGS, *shlex.split(arguments.start)]
         with Served(arguments.wald, directory, start, log, certificates, sees_frames) as served:
-            environment = clean_environment(**served.environment(), WALD_CASES=str(arguments.cases.resolve()),
+            environment = clean_environment(**served.environment(direct), WALD_CASES=str(arguments.cases.resolve()),
                                             WALD_ONLY=",".join(wanted))
             runner = subprocess.Popen(arguments.runner, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
                                       env=environment, start_new_session=True)
@@ -741,6 +745,7 @@ def run_some(arguments, cases, sees_frames=True):
     wrong += [f"passed more than once: {name}" for name in sorted(set(passed)) if passed.count(name) > 1]
     wrong += [f"failed, yet the exit status is 0: {name}" for name in failed if status == 0]
     wrong += [f"control endpoint: {what}" for what in trouble]
+    wrong += [f"signal {-status} ended the runner"] if status < 0 else []
     for what in wrong:
         print(f"harness: {what}", file=sys.stderr)
     # A runner that a signal ended has a negative status here.

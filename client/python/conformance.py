@@ -340,7 +340,7 @@ class Case:
             found = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
             files = {n: os.environ[f"WALD_{n.upper()}"] if v is None else v or None for n, v in found.items()}
             files["server_name"] = server_name
-        async with wald.Client(endpoint, timeout=1.2, token=token, **files) as client:
+        async with wald.Client(endpoint, timeout=1.9, token=token, **files) as client:
             with contextlib.suppress(wald.LogNotFound):
                 await client.tail("conformance/none")
         return {"connected": True}

@@ -447,7 +447,7 @@ async fn connect(arguments: &Value) -> Result<Value> {
         Some(path) => path.to_owned(),
         None => std::env::var(variable).unwrap_or_default(),
     };
-    let mut builder = Client::builder(endpoint).timeout(Duration::from_millis(1_200));
+    let mut builder = Client::builder(endpoint).timeout(Duration::from_millis(1_900));
     if endpoint.starts_with("https://") {
         let mut tls = TlsOptions::new().ca_file(file("ca", "WALD_TLS_CA"));
         let (cert, key) = (file("cert", "WALD_TLS_CERT"), file("key", "WALD_TLS_KEY"));

@@ -70,7 +70,7 @@ func connect(ctx context.Context, _ *run, a *arguments) (object, error) {
 		}
 		return os.Getenv(variable)
 	}
-	options := []wald.DialOption{wald.WithTimeout(1200 * time.Millisecond)}
+	options := []wald.DialOption{wald.WithTimeout(1900 * time.Millisecond)}
 	if strings.HasPrefix(endpoint, "https://") {
 		options = append(options, wald.WithTLSCA(file("ca", "WALD_TLS_CA")),
 			wald.WithTLSCert(file("cert", "WALD_TLS_CERT"), file("key", "WALD_TLS_KEY")),

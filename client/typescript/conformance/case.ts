@@ -51,7 +51,7 @@ async function connect(step: Step): Promise<Members> {
     serverName: step["server_name"] === undefined ? undefined : text(step["server_name"]),
   });
   const client = Client.lazy(endpoint, {
-    timeoutMs: 1_200,
+    timeoutMs: 1_900,
     ...(endpoint.startsWith("https://") && files),
     ...(step["token"] !== undefined && { token: text(step["token"]) }),
   });

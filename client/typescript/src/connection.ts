@@ -43,7 +43,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   /** The session of new calls; undefined: the next call connects. */
   #session: Promise<http2.ClientHttp2Session> | undefined;
   /** All sessions, also those that only finish their calls. */
-  readonly #alive = new Set<http2.ClientHttp2Session>();
+  readonly #alive = new Map<http2.ClientHttp2Session, Promise<void>>();
   #closed = false;
   /** The last TLS failure; undefined once a server has answered. */
   #problem: { at: number; problem: TlsProblem } | undefined;
@@ -103,9 +103,9 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   /** Ends the connection once its calls are done. */
   async close(): Promise<void> {
     this.#closed = true;
-    const ends = [...this.#alive].map((session) => {
+    const ends = [...this.#alive].map(([session, gone]) => {
       session.ref();
-      return new Promise<void>((resolve) => session.close(resolve));
+      return Promise.race([gone, new Promise<void>((resolve) => session.close(resolve))]);
     });
     await Promise.all(ends);
   }
@@ -182,21 +182,25 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         }
       };
       let stopPings = (): void => {};
+      let tellGone = (): void => {};
       const ended = (error: Error): void => {
         clearTimeout(timer);
         stopPings();
+        tellGone();
         this.#alive.delete(session);
         failed(error);
       };
       const timer = setTimeout(() => {
         session.destroy(new Error(`no connection within ${connectTimeoutMs} ms`));
       }, connectTimeoutMs);
-      // A session whose socket got an alert ends without any event.
-      socket?.on("error", (error) => {
+      // A session whose TLS socket ends can stay without any event, and its calls without an end.
+      const lost = (error: Error): void => {
         session.destroy(error);
         ended(error);
-      });
-      this.#alive.add(session);
+      };
+      socket?.on("error", lost);
+      socket?.on("close", () => lost(new Error("the connection was closed")));
+      this.#alive.set(session, new Promise((resolve) => (tellGone = resolve)));
       session.on("connect", () => {
         if (session.destroyed) {
           // Broken before this event came: its error rejects.
