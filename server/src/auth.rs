@@ -171,6 +171,8 @@ pub(crate) enum LoginRefusal {
 enum Unknown {
     NoCredential,
     Bad,
+    /// The token is right, and the certificate beside it is not of its principal.
+    Mismatch,
     Expired(Timestamp),
 }
 
@@ -178,7 +180,7 @@ impl Unknown {
     fn failure(self) -> AuthFailure {
         match self {
             Self::NoCredential => AuthFailure::NoCredential,
-            Self::Bad => AuthFailure::Bad,
+            Self::Bad | Self::Mismatch => AuthFailure::Bad,
             Self::Expired(_) => AuthFailure::Expired,
         }
     }
@@ -187,7 +189,7 @@ impl Unknown {
     fn reason(self) -> &'static str {
         match self {
             Self::NoCredential => Reason::NoCredential.as_str(),
-            Self::Bad => Reason::BadCredential.as_str(),
+            Self::Bad | Self::Mismatch => Reason::BadCredential.as_str(),
             Self::Expired(_) => Reason::CredentialExpired.as_str(),
         }
     }
@@ -196,6 +198,7 @@ impl Unknown {
         match self {
             Self::NoCredential => status::no_credential(rpc.access),
             Self::Bad => status::bad_credential(rpc.access),
+            Self::Mismatch => status::credentials_differ(rpc.access),
             Self::Expired(at) => status::credential_expired(&file::show_time(at), rpc.access),
         }
     }
@@ -336,7 +339,7 @@ impl FileAuthority {
                     || of_certificate
                         .is_some_and(|other| other.is_proxy || Arc::ptr_eq(other, principal));
                 if !agrees {
-                    return Err(Unknown::Bad);
+                    return Err(Unknown::Mismatch);
                 }
                 (principal, Credential::Token(token.id), Some(known.expires))
             }

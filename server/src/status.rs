@@ -509,6 +509,18 @@ pub(crate) fn bad_credential(access: Access) -> Status {
     .status()
 }
 
+/// The token is right, and the client certificate is not of its principal.
+pub(crate) fn credentials_differ(access: Access) -> Status {
+    Failure::new(
+        Code::Unauthenticated,
+        Reason::BadCredential,
+        "the token and the client certificate are not of the same principal: send one of them, or add the name of the \
+         certificate to cert of the token's principal",
+    )
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
 /// The credential was valid until the time `at`.
 pub(crate) fn credential_expired(at: &str, access: Access) -> Status {
     Failure::new(

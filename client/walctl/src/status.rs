@@ -8,8 +8,8 @@ use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use tonic::Code;
 use wald_client::proto::{
-    ClientCertificates, DamageSummary, DurabilityTruth, EngineKind, GetServerInfoResponse,
-    Protection, Segment, SegmentKind, SegmentState, ServerLimits, SyncMode,
+    ClientCertificates, DamageSummary, DurabilityTruth, EngineKind, GetCallerResponse,
+    GetServerInfoResponse, Protection, Segment, SegmentKind, SegmentState, ServerLimits, SyncMode,
 };
 use wald_client::{Client, Health};
 
@@ -36,12 +36,16 @@ pub(crate) async fn run(
     endpoint: &str,
     output: Output,
 ) -> Result<ExitKind> {
+    let caller = caller(client).await?;
     let status = Status {
         endpoint,
         health: client.health("").await?,
         info: client.server_info().await?,
-        segments: segments(client).await?,
-        caller: caller(client).await?,
+        segments: match sees_segments(&caller) {
+            true => segments(client).await?,
+            false => None,
+        },
+        caller: caller.principal,
     };
     let mut out = Out::new(output);
     match output {
@@ -64,14 +68,19 @@ pub(crate) async fn run(
     })
 }
 
-/// The name of the principal. Empty: the server knows no principals.
-async fn caller(client: &Client) -> Result<String> {
+/// The caller as the server sees it. Without a name the server knows no principals.
+async fn caller(client: &Client) -> Result<GetCallerResponse> {
     match client.caller().await {
-        Ok(caller) => Ok(caller.principal),
         // An earlier version.
-        Err(error) if error.code() == Code::Unimplemented => Ok(String::new()),
-        Err(error) => Err(error.into()),
+        Err(error) if error.code() == Code::Unimplemented => Ok(GetCallerResponse::default()),
+        caller => Ok(caller?),
     }
+}
+
+/// Whether the caller may list segments. A refused call would count as a denial at the server.
+fn sees_segments(caller: &GetCallerResponse) -> bool {
+    let mut rights = caller.grants.iter().flat_map(|grant| &grant.rights);
+    caller.principal.is_empty() || rights.any(|right| right == "ops")
 }
 
 /// All segments. `None`: the caller may not see them.

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub(crate) fn command() -> Command {
                     Arg::new("to")
                         .long("to")
                         .value_name("FILE")
-                        .help("Write the token to this file (mode 0600), not to stdout")
+                        .help("Write the token to this new file (mode 0600), not to stdout")
                         .value_parser(value_parser!(PathBuf)),
                 ),
         )
@@ -248,29 +248,53 @@ fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
         // To the second, as the file has it.
         expires: Timestamp::from_micros((now + life).div_euclid(1_000_000) * 1_000_000),
     };
-    match path {
-        Some(path) => add(EditedFile::read(path)?, principal, &entry)?,
-        None => eprintln!(
-            "wald: auth_file is not set; add this entry to token of [principal.{principal}]: {:?}",
-            entry.show()
-        ),
+    let line = format!("{}\n", token.text);
+    let to = matches.get_one::<PathBuf>("to");
+    if let Some(to) = to {
+        // Before the digest is added, so that a failure leaves nothing to revoke.
+        write_new(to, line.as_bytes())?;
     }
+    let added = match path {
+        Some(path) => EditedFile::read(path).and_then(|file| add(file, principal, &entry)),
+        None => {
+            eprintln!(
+                "wald: auth_file is not set; add this entry to token of [principal.{principal}]: {:?}",
+                entry.show()
+            );
+            Ok(())
+        }
+    };
+    if let (Err(_), Some(to)) = (&added, to) {
+        // The token is none. If the file stays, it is of no use to anyone.
+        let _ = fs::remove_file(to);
+    }
+    added?;
     eprintln!(
         "wald: token {} of principal {principal} expires at {}",
         entry.id,
         show_time(entry.expires)
     );
-    let line = format!("{}\n", token.text);
-    match matches.get_one::<PathBuf>("to") {
-        Some(to) => replace(to, line.as_bytes(), SECRET_MODE, None).map_err(|error| {
-            let revoke = format!(
-                "the token is lost; remove it with `wald token revoke {}`",
-                entry.id
-            );
-            Exit::new(Exit::IO, format!("{}: {error}; {revoke}", to.display()))
-        }),
+    match to {
+        Some(_) => Ok(()),
         None => crate::print(line.as_bytes()),
     }
+}
+
+/// Writes a file that does not exist yet: an existing one may hold the only copy of a token.
+fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Exit> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(SECRET_MODE);
+    let written = options.open(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => wrong(format!(
+            "{}: the file exists, perhaps with the only copy of a token; choose another name",
+            path.display()
+        )),
+        _ => failed(path, &error),
+    })
 }
 
 fn add(mut file: EditedFile, principal: &str, entry: &TokenEntry) -> Result<(), Exit> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use wald_storage::Timestamp;
+use wald_storage::{Clock as _, SystemClock, Timestamp};
 
 use super::names::DNS;
 use super::right::{LogRights, Right, Scope};
@@ -14,7 +14,7 @@ use super::token::{self, SecretDigest, TokenId};
 
 /// Maximum length of the name of a principal or a tenant, bytes.
 const NAME_BYTES: usize = 100;
-/// Maximum number of tokens of one principal: the one in use, and the next.
+/// Maximum number of tokens of one principal that have not expired: the one in use, and the next.
 const LIVE_TOKENS: usize = 2;
 
 /// The file as it is written.
@@ -311,16 +311,12 @@ impl CheckedFile {
         principal: &Arc<Principal>,
     ) -> Result<(), String> {
         let name = &principal.name;
-        if table.token.len() > LIVE_TOKENS {
-            return Err(format!(
-                "principal {name}: it has {} tokens, at most {LIVE_TOKENS} may be live; remove the oldest, for \
-                 example with `wald token revoke ID`",
-                table.token.len()
-            ));
-        }
+        let now = SystemClock.now();
+        let mut live = 0;
         for (number, entry) in (1..).zip(&table.token) {
             let entry = TokenEntry::parse(entry)
                 .map_err(|why| format!("principal {name}: token {number}: {why}"))?;
+            live += usize::from(entry.expires > now);
             let known = KnownToken {
                 digest: entry.digest,
                 expires: entry.expires,
@@ -332,6 +328,12 @@ impl CheckedFile {
                     entry.id
                 ));
             }
+        }
+        if live > LIVE_TOKENS {
+            return Err(format!(
+                "principal {name}: it has {live} live tokens, at most {LIVE_TOKENS} are allowed; remove one that no \
+                 client uses, for example with `wald token revoke ID`"
+            ));
         }
         for certificate in &table.cert {
             let (map, key) = match certificate.strip_suffix('*') {

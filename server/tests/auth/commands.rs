@@ -93,11 +93,11 @@ fn faulty_file_is_refused_in_one_sentence_by_start_and_check_alike() {
         "another token has the id aaaaaaaa",
     ));
     let three = ["aaaaaaaa", "bbbbbbbb", "cccccccc"]
-        .map(|id| format!("\"{id} sha256:{digest} 2027-01-01\""))
+        .map(|id| format!("\"{id} sha256:{digest} 2099-01-01\""))
         .join(", ");
     all.push((
         format!("[principal.a]\ntoken = [{three}]"),
-        "it has 3 tokens",
+        "it has 3 live tokens",
     ));
     for (text, why) in &all {
         let file = AuthFile::new(text);
@@ -214,6 +214,13 @@ fn token_command_keeps_comments_and_the_mode_of_the_file() {
         std::fs::metadata(file.path()).unwrap().permissions().mode() & 0o777,
         0o640
     );
+    let again = file.command(&["create", "--principal", "writer", "--to", to]);
+    let said = String::from_utf8(again.stderr).unwrap();
+    assert!(
+        again.status.code() == Some(78) && said.contains("the file exists"),
+        "{said}"
+    );
+    assert_eq!(std::fs::read_to_string(to).unwrap(), token);
     let text = file.text();
     assert!(text.starts_with("# Ours.\n") && !text.contains(&token[14..57]));
     let id = &token[6..14];
@@ -239,7 +246,7 @@ fn third_token_of_a_principal_is_refused_and_the_file_stays() {
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(78));
     assert!(
-        said.contains("at most 2 may be live") && refused.stdout.is_empty(),
+        said.contains("at most 2 are allowed") && refused.stdout.is_empty(),
         "{said}"
     );
     assert_eq!(file.text(), before);
