@@ -127,7 +127,7 @@ impl AuditLog {
     ) {
         let caller = match (principal, peer.address) {
             (Some(name), _) => RefusedCaller::Principal(name),
-            (None, Some(address)) => RefusedCaller::Address(address.ip()),
+            (None, Some(address)) => RefusedCaller::Address(limit::network(address.ip())),
             (None, None) => RefusedCaller::Unknown,
         };
         match self.callers.judge(caller, outcome, Instant::now()) {

@@ -38,6 +38,7 @@ mod rules;
 mod sessions;
 mod token;
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,6 +55,7 @@ use crate::audit::{CallFacts, ShownCredential, Trail};
 use crate::config::Config;
 use crate::methods::{self, Class, Need, Rpc};
 use crate::metrics::{AuthFailure, AuthMetrics, Metrics};
+use crate::offline::escaped;
 use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, Secrecy, digest, read_file};
 use crate::status;
 pub(crate) use commands::{command, run};
@@ -64,7 +66,7 @@ pub(crate) use names::CertNames;
 pub(crate) use permitted::Permitted;
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};
 use rules::{Principal, Rules, TokenFault};
-pub(crate) use sessions::{SESSION_LIFE, Sessions};
+pub(crate) use sessions::{CookieSession, SESSION_LIFE, Sessions};
 use token::PresentedToken;
 pub(crate) use token::TokenId;
 
@@ -240,7 +242,9 @@ impl Authority {
         if !headers.contains_key(AUTHORIZATION)
             && let Some(sent) = sessions.find(headers, cookie)
         {
-            return self.judge(|| Ok(sent), rpc, trail);
+            // The certificate of this connection counts, not that of the login.
+            let names = names.cloned();
+            return self.judge(|| Ok(SentCredentials { names, ..sent }), rpc, trail);
         }
         self.identify(headers, names, rpc, trail)
     }
@@ -259,9 +263,6 @@ impl Authority {
         if let Self::Open = self {
             return Err(LoginRefusal::NotNeeded);
         }
-        if sessions.has_to_wait(address) {
-            return Err(LoginRefusal::Wait);
-        }
         let token = PresentedToken::parse(token.as_bytes()).ok_or(Unknown::Bad);
         let sent = token.map(|token| SentCredentials {
             token: Some(token),
@@ -274,6 +275,8 @@ impl Authority {
                 let failed = || LoginRefusal::Refused(Status::internal("no random numbers"));
                 opened.ok_or_else(failed)
             }
+            // A right token is let in at once: others may share the address.
+            Err(_) if sessions.has_to_wait(address) => Err(LoginRefusal::Wait),
             Err(status) => {
                 sessions.failed(address);
                 Err(LoginRefusal::Refused(status))
@@ -463,19 +466,37 @@ impl Caller {
         status::not_allowed(principal, right.name(), asked, self.rpc.access)
     }
 
+    /// Whether the credential has not expired, and the file has not changed, since they were judged.
+    fn is_current(&self) -> bool {
+        self.identity.as_ref().is_none_or(|identity| {
+            let authority = &identity.authority;
+            let is_expired = (identity.expires).is_some_and(|at| at <= authority.clock.now());
+            !is_expired && authority.rules.borrow().generation == identity.generation
+        })
+    }
+
+    /// The caller by the rules in force. The message of a request can come long after its head.
+    ///
+    /// # Errors
+    /// UNAUTHENTICATED if the credential does not count any more.
+    pub(crate) fn current(&self) -> Result<Cow<'_, Self>, Status> {
+        if self.is_current() {
+            return Ok(Cow::Borrowed(self));
+        }
+        let mut renewed = self.clone();
+        renewed.renew()?;
+        Ok(Cow::Owned(renewed))
+    }
+
     /// Judges the credential again if it has expired, or the file has changed.
     ///
     /// # Errors
     /// UNAUTHENTICATED if it does not count any more.
     pub(crate) fn renew(&mut self) -> Result<(), Status> {
-        let Some(identity) = &self.identity else {
+        let Some(identity) = self.identity.as_ref().filter(|_| !self.is_current()) else {
             return Ok(());
         };
         let authority = &identity.authority;
-        let is_expired = (identity.expires).is_some_and(|at| at <= authority.clock.now());
-        if !is_expired && authority.rules.borrow().generation == identity.generation {
-            return Ok(());
-        }
         match authority.identify(identity.sent.clone()) {
             Ok(identity) => {
                 self.identity = Some(Arc::new(identity));
@@ -497,7 +518,8 @@ pub(crate) struct AuthSource {
 
 /// Checks the contents.
 fn checked(path: &Path, contents: &[u8], generation: u64) -> Result<CheckedFile, Fault> {
-    let fault = |why: String| Fault::new("auth_file", path, why);
+    // A fault may repeat a name of the file, which an operator reads on a terminal.
+    let fault = |why: String| Fault::new("auth_file", path, escaped(&why));
     let text = std::str::from_utf8(contents).map_err(|_| fault("it is not UTF-8".to_owned()))?;
     file::check(text, generation).map_err(fault)
 }

@@ -577,6 +577,16 @@ impl Config {
                 ));
             }
         }
+        if self.console == ConsoleMode::On
+            && self.sends_tokens_in_plaintext()
+            && !self.insecure_tokens
+        {
+            return Err(Wrong::new(
+                "console",
+                "tokens and logins would cross the network in plaintext; set http_tls, or say \
+                 --insecure-tokens",
+            ));
+        }
         let (is_open, has_login) = (
             !self.http_listen.ip().is_loopback(),
             has_auth && self.http_tls,
@@ -614,6 +624,11 @@ impl Config {
     /// Whether callers need a credential.
     pub(crate) fn has_auth(&self) -> bool {
         !self.auth_file.is_empty()
+    }
+
+    /// Whether callers of the HTTP port on other machines send their tokens in plaintext.
+    pub(crate) fn sends_tokens_in_plaintext(&self) -> bool {
+        self.has_auth() && !self.http_tls && !self.http_listen.ip().is_loopback()
     }
 
     /// Whether gRPC is served over TLS.

@@ -81,6 +81,7 @@ pub(crate) fn router(
     let logins = Logins {
         authority,
         sessions: Arc::default(),
+        waiting: Arc::new(Semaphore::new(login::MOST_WAITING)),
         has_tls: config.http_tls,
     };
     let api = Router::new()

@@ -634,6 +634,12 @@ fn announce(
     if let Some(warning) = config.exposed() {
         tracing::warn!(%grpc, "{warning}");
     }
+    if config.sends_tokens_in_plaintext() && !config.metrics_open {
+        tracing::warn!(
+            http = %config.http_listen,
+            "scrapers on other machines send their token to /metrics in plaintext; set http_tls, or metrics_open"
+        );
+    }
     let shows_all = config.has_console() && !config.has_auth();
     if let Some(http) = http.filter(|http| shows_all && !http.ip().is_loopback()) {
         tracing::warn!(%http, "the console shows every record on an address that other machines can reach");

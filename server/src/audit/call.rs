@@ -253,6 +253,17 @@ impl RecordedCall {
             Some(info) => Some(info.reason),
             None => (code != 0).then(|| named.to_owned()),
         };
+        if outcome == FAILED && !has_begun {
+            // A caller can make a call fail as often as it likes.
+            let principal = self
+                .identity
+                .as_deref()
+                .map(|identity| &*identity.principal().name);
+            let log = Arc::clone(&self.peer.log);
+            return log.refused(&self.peer, principal, FAILED, |_| {
+                self.write(event, outcome, reason);
+            });
+        }
         self.write(event, outcome, reason);
     }
 

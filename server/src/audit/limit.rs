@@ -14,8 +14,22 @@ const LINES: usize = 10;
 /// The time of these lines, and the pause between two counts.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of principals, and of addresses, that are remembered. Further ones share the lines of one caller.
+/// Maximum number of principals that are remembered. Further ones share the lines of one caller.
 const MOST: usize = 1024;
+
+/// Maximum number of addresses that are remembered. Strangers can have many: together they get at most 170 lines a second.
+const MOST_ADDRESSES: usize = 16;
+
+/// The address, or the network of an IPv6 address: its owner has all addresses of it.
+pub(super) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::from([a, b, c, d, 0, 0, 0, 0])
+        }
+        address => address,
+    }
+}
 
 /// Counts the refusals of each caller.
 #[derive(Default)]
@@ -103,7 +117,7 @@ impl Seen {
                 !self.principals.contains_key(name) && self.principals.len() >= MOST
             }
             RefusedCaller::Address(address) => {
-                !self.addresses.contains_key(&address) && self.addresses.len() >= MOST
+                !self.addresses.contains_key(&address) && self.addresses.len() >= MOST_ADDRESSES
             }
             RefusedCaller::Unknown => true,
         };
@@ -123,7 +137,8 @@ impl Seen {
                 self.principals.entry(name.to_owned()).or_default()
             }
             RefusedCaller::Address(address)
-                if self.addresses.contains_key(&address) || self.addresses.len() < MOST =>
+                if self.addresses.contains_key(&address)
+                    || self.addresses.len() < MOST_ADDRESSES =>
             {
                 self.addresses.entry(address).or_default()
             }
@@ -242,12 +257,12 @@ mod tests {
         let callers = RefusalLimits::default();
         let now = Instant::now();
         let at = |number: u32| RefusedCaller::Address(Ipv4Addr::from(number).into());
-        let most = u32::try_from(MOST).unwrap();
+        let most = u32::try_from(MOST_ADDRESSES).unwrap();
         let lines = (0..4 * most)
             .filter(|number| callers.judge(at(*number), "unauthenticated", now) == Verdict::Line)
             .count();
-        assert_eq!(lines, MOST + LINES);
-        assert_eq!(callers.seen.lock().addresses.len(), MOST);
+        assert_eq!(lines, MOST_ADDRESSES + LINES);
+        assert_eq!(callers.seen.lock().addresses.len(), MOST_ADDRESSES);
         let refusals: u64 = callers.take().iter().map(|count| count.refusals).sum();
         assert_eq!(refusals, u64::from(3 * most) - LINES as u64);
         // RefusalLimits that were quiet for a second make room.
@@ -255,5 +270,14 @@ mod tests {
         let verdict = callers.judge(at(u32::MAX), "unauthenticated", later);
         assert_eq!(verdict, Verdict::Line);
         assert_eq!(callers.seen.lock().addresses.len(), 1);
+    }
+
+    #[test]
+    fn addresses_of_one_network_share_their_lines() {
+        let of = |text: &str| network(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), of("2001:db8:1:2::1"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
     }
 }

@@ -134,6 +134,8 @@ struct EditedFile {
     /// Behind all links, so that the file is replaced and not a link to it.
     path: PathBuf,
     document: DocumentMut,
+    /// Its directory, locked: commands that run at the same time change the file one after the other.
+    _lock: fs::File,
 }
 
 /// One token of the file.
@@ -145,6 +147,10 @@ struct ListedToken {
 impl EditedFile {
     /// Reads and checks the file.
     fn read(path: &Path) -> Result<Self, Exit> {
+        let real = fs::canonicalize(path).map_err(|error| failed(path, &error))?;
+        let parent = real.parent().unwrap_or(Path::new("/"));
+        let lock = fs::File::open(parent).map_err(|error| failed(parent, &error))?;
+        lock.lock().map_err(|error| failed(parent, &error))?;
         let contents = super::read(path).map_err(|fault| wrong(fault.to_string()))?;
         super::check(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
         let text = String::from_utf8_lossy(&contents);
@@ -152,8 +158,11 @@ impl EditedFile {
             let why = error.message().lines().next().unwrap_or_default();
             wrong(format!("auth_file: {}: {why}", path.display()))
         })?;
-        let path = fs::canonicalize(path).map_err(|error| failed(path, &error))?;
-        Ok(Self { path, document })
+        Ok(Self {
+            path: real,
+            document,
+            _lock: lock,
+        })
     }
 
     fn principals(&self) -> impl Iterator<Item = (&str, &dyn toml_edit::TableLike)> {

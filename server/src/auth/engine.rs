@@ -285,7 +285,7 @@ impl Caller {
         &self,
         right: ServerRight,
     ) -> Result<Permitted<ServerCall>, tonic::Status> {
-        self.check_server(right)?;
+        self.current()?.check_server(right)?;
         Ok(Permitted::assumed(ServerCall))
     }
 }

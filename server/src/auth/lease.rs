@@ -17,7 +17,7 @@ use super::rules::Rules;
 use super::{Caller, Identity};
 
 /// Longest wait before the time of an expiry is looked at again: the system's clock can jump.
-const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// The right that a stream needs as long as it lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Lease {
             );
             let timer = self.expiry.as_mut();
             let due = timer.is_some_and(|timer| timer.as_mut().poll(context).is_ready());
-            if !changed && !due {
+            if !changed && !due && self.caller.is_current() {
                 return Poll::Pending;
             }
             if let Err(status) = self.judge() {

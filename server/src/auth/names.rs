@@ -25,6 +25,8 @@ impl CertNames {
         let (mut uris, mut dns) = (Vec::new(), Vec::new());
         for name in names.unwrap_or_default() {
             match name {
+                // No URI stands for a DNS name: a CA may limit its DNS names alone.
+                GeneralName::UniformResourceIdentifier(uri) if uri.as_str().starts_with(DNS) => {}
                 GeneralName::UniformResourceIdentifier(uri) => uris.push(uri.as_str().to_owned()),
                 GeneralName::DnsName(name) => {
                     dns.push(format!("{DNS}{}", name.as_str().to_ascii_lowercase()));

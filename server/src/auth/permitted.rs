@@ -1,5 +1,6 @@
 //! Checks the logs that a request names, before anything looks them up.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use tonic::Status;
@@ -57,14 +58,16 @@ impl Caller {
     /// # Errors
     /// NOT_ALLOWED.
     pub(crate) fn allow<T: NamesLogs>(&self, request: T) -> Result<Permitted<T>, Status> {
-        self.note(|facts| request.note(facts));
         match self.rpc.need {
             Need::Logs(right) => self.allow_by(right, request),
             // A method that names logs and has no right for them in the table.
-            Need::Nothing | Need::Principal | Need::Server(_) => match self.identity {
-                None => Ok(Permitted(request)),
-                Some(_) => Err(self.denied(Right::Log(LogRight::Read), None)),
-            },
+            Need::Nothing | Need::Principal | Need::Server(_) => {
+                self.note(|facts| request.note(facts));
+                match self.identity {
+                    None => Ok(Permitted(request)),
+                    Some(_) => Err(self.denied(Right::Log(LogRight::Read), None)),
+                }
+            }
         }
     }
 
@@ -80,18 +83,38 @@ impl Caller {
         self.note(|facts| request.note(facts));
         match self.identity {
             None => Ok(Permitted(request)),
-            Some(_) => request.check(self, right).map(Permitted),
+            Some(_) => request.check(&*self.current()?, right).map(Permitted),
+        }
+    }
+
+    /// Checks a read again that had to wait.
+    ///
+    /// # Errors
+    /// UNAUTHENTICATED or NOT_ALLOWED if the credential or the right has ended.
+    pub(crate) fn check_again(&self, request: &Permitted<ReadRequest>) -> Result<(), Status> {
+        match self.current()? {
+            Cow::Borrowed(_) => Ok(()),
+            Cow::Owned(current) => {
+                let log = &request.get().log.name;
+                current.check_log(LogRight::Read, log, format_args!("log"))
+            }
         }
     }
 
     /// The part of the names that begin with `prefix` that the caller may list.
-    pub(crate) fn listed(&self, prefix: String) -> Permitted<ListScopes> {
+    ///
+    /// # Errors
+    /// UNAUTHENTICATED if the credential does not count any more.
+    pub(crate) fn listed(&self, prefix: String) -> Result<Permitted<ListScopes>, Status> {
         self.note(|facts| facts.prefix(&prefix));
-        let Some(identity) = &self.identity else {
-            return Permitted(ListScopes::of_prefix(prefix));
-        };
-        let scopes = identity.principal.scopes(LogRight::List);
-        Permitted(ListScopes::within(prefix, scopes))
+        let current = self.current()?;
+        Ok(Permitted(match &current.identity {
+            None => ListScopes::of_prefix(prefix),
+            Some(identity) => {
+                let scopes = identity.principal.scopes(LogRight::List);
+                ListScopes::within(prefix, scopes)
+            }
+        }))
     }
 
     fn check_log(

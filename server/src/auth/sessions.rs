@@ -4,17 +4,20 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::rand;
 use http::HeaderMap;
-use http::header::COOKIE;
+use http::header::{AUTHORIZATION, COOKIE};
 use parking_lot::Mutex;
 
 use super::SentCredentials;
 
 /// Longest life of a session.
 pub(crate) const SESSION_LIFE: Duration = Duration::from_secs(8 * 3600);
+/// Pause between two looks whether a session is open.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Maximum number of sessions. One more ends the session that would end first.
 const MOST_SESSIONS: usize = 1_000;
 /// Failed logins of one address within [`FAILURES_SPAN`] after which it has to wait.
@@ -100,6 +103,39 @@ impl Sessions {
             since: Instant::now(),
         };
         failures.entry(address).or_insert(now).count += 1;
+    }
+}
+
+/// The session that a request came with.
+#[derive(Clone)]
+pub(crate) struct CookieSession {
+    sessions: Arc<Sessions>,
+    value: String,
+}
+
+impl CookieSession {
+    /// The session that the request names, if it carries no token of its own.
+    pub(crate) fn of(sessions: &Arc<Sessions>, headers: &HeaderMap, cookie: &str) -> Option<Self> {
+        if headers.contains_key(AUTHORIZATION) {
+            return None;
+        }
+        Some(Self {
+            value: cookie_value(headers, cookie)?.to_owned(),
+            sessions: Arc::clone(sessions),
+        })
+    }
+
+    /// Resolves at most a second after the end of the session.
+    pub(crate) async fn ended(&self) {
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        loop {
+            ticks.tick().await;
+            let open = self.sessions.open.lock();
+            let session = open.get(&self.value);
+            if session.is_none_or(|session| session.until <= Instant::now()) {
+                return;
+            }
+        }
     }
 }
 

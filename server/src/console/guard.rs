@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::login::Logins;
 use crate::audit::Trail;
-use crate::auth::{CertNames, ServerRight};
+use crate::auth::{CertNames, CookieSession, ServerRight};
 use crate::http::{Hosts, UNKNOWN, asked};
 use crate::methods;
 
@@ -64,6 +64,10 @@ pub(super) async fn known_caller(
     let caller = (logins.authority).identify_person(request.headers(), names, session, rpc, trail);
     match caller {
         Ok(caller) => {
+            let session = CookieSession::of(&logins.sessions, request.headers(), logins.cookie());
+            if let Some(session) = session {
+                request.extensions_mut().insert(session);
+            }
             let recorded = caller.trail().call().cloned();
             request.extensions_mut().insert(caller);
             let answer = next.run(request).await;

@@ -21,7 +21,9 @@ use wald_storage::{LogTarget, Lsn, ScanStart, Selector};
 use super::history::{COLUMNS, Point};
 use super::records::{self, Cut, GapView, RecordOrGap, RecordsPage};
 use super::{Console, ConsoleError, server};
-use crate::auth::{Caller, Engine, HeldRight, Lease, LogRight, Permitted, ServerRight};
+use crate::auth::{
+    Caller, CookieSession, Engine, HeldRight, Lease, LogRight, Permitted, ServerRight,
+};
 use crate::convert;
 use crate::drain::draining;
 use crate::status::{self, Access};
@@ -54,6 +56,7 @@ struct FirstEvent {
 pub(super) async fn live(
     State(console): State<Arc<Console>>,
     Extension(caller): Extension<Caller>,
+    session: Option<Extension<CookieSession>>,
     Query(query): Query<LiveQuery>,
 ) -> Result<Response, ConsoleError> {
     let Ok(place) = Arc::clone(&console.streams).try_acquire_owned() else {
@@ -83,6 +86,7 @@ pub(super) async fn live(
         tokio::select! {
             () = draining(&mut phase) => {}
             _ = lease_end(&mut lease) => {}
+            () = session_end(session) => {}
         }
     });
     let events = stream::once(async { first })
@@ -95,6 +99,14 @@ pub(super) async fn live(
 async fn lease_end(lease: &mut Option<Lease>) -> Status {
     match lease {
         Some(lease) => lease.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves when the session of the person ends, if there is one.
+async fn session_end(session: Option<Extension<CookieSession>>) {
+    match session {
+        Some(Extension(session)) => session.ended().await,
         None => std::future::pending().await,
     }
 }

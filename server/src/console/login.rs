@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt as _, Limited};
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 use crate::audit::Trail;
 use crate::auth::{Authority, CertNames, LoginRefusal, SESSION_LIFE, Sessions};
@@ -17,13 +18,17 @@ use crate::auth::{Authority, CertNames, LoginRefusal, SESSION_LIFE, Sessions};
 /// Maximum size of the body of a login, bytes.
 const BODY_BYTES: usize = 4 << 10;
 /// Maximum time in which the body must arrive.
-const BODY_TIME: Duration = Duration::from_secs(10);
+const BODY_TIME: Duration = Duration::from_secs(5);
+/// Maximum number of logins whose bodies are awaited at a time.
+pub(super) const MOST_WAITING: usize = 4;
 
 /// State of the logins.
 #[derive(Clone)]
 pub(crate) struct Logins {
     pub(crate) authority: Authority,
     pub(crate) sessions: Arc<Sessions>,
+    /// Logins whose bodies are awaited. Each holds a place of the port.
+    pub(crate) waiting: Arc<Semaphore>,
     /// Whether the port speaks TLS: only then browsers accept the name with the prefix `__Host-`.
     pub(crate) has_tls: bool,
 }
@@ -67,9 +72,13 @@ pub(super) async fn log_in(
         return (StatusCode::UNSUPPORTED_MEDIA_TYPE, sentence).into_response();
     }
     let trail = Trail::of(request.extensions().get(), request.headers());
+    let Ok(_place) = logins.waiting.try_acquire() else {
+        let sentence = "too many logins are under way; try again\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, sentence).into_response();
+    };
     let body = Limited::new(request.into_body(), BODY_BYTES).collect();
     let Ok(Ok(body)) = tokio::time::timeout(BODY_TIME, body).await else {
-        let sentence = "the body is too large, or did not arrive within 10 s\n";
+        let sentence = "the body is too large, or did not arrive within 5 s\n";
         return (StatusCode::BAD_REQUEST, sentence).into_response();
     };
     let Ok(login) = serde_json::from_slice::<Login>(&body.to_bytes()) else {

@@ -100,7 +100,7 @@ pub(super) async fn logs(
     let engine = &console.node.store(Access::Read)?.engine;
     let size = page_size(query.limit);
     // One more than asked tells whether there is a next page.
-    let found = engine.list_logs(caller.listed(query.prefix), query.after, size + 1);
+    let found = engine.list_logs(caller.listed(query.prefix)?, query.after, size + 1);
     let mut found = found.await.map_err(|error| status::read(&error))?;
     let more = found.len() > size;
     found.truncate(size);

@@ -199,6 +199,8 @@ pub(super) async fn fence(
 ) -> RpcResult<v1::FenceResponse> {
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
+    let current = caller.current()?;
+    let caller = &*current;
     let request = request.into_inner();
     let target = convert::target(&request.log, request.log_id, Access::Write)?;
     let mut target = caller.allow(target)?;

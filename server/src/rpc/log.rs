@@ -53,7 +53,7 @@ impl v1::log_service_server::LogService for Services {
         // One more than asked tells whether there is a next page.
         let mut found = store
             .engine
-            .list_logs(caller.listed(request.prefix), after, size + 1)
+            .list_logs(caller.listed(request.prefix)?, after, size + 1)
             .await
             .map_err(|error| status::read(&error))?;
         let next_page_token = convert::cut_to_page(&mut found, size, |last| last.name.to_string());

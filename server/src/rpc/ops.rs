@@ -93,7 +93,9 @@ impl v1::ops_service_server::OpsService for Services {
         let node = &self.0;
         let engine = &node.store(Access::Read)?.engine;
         let profile = engine.profile();
-        let is_operator = caller(request.extensions())?.may_operate(ServerRight::Ops);
+        let is_operator = caller(request.extensions())?
+            .current()?
+            .may_operate(ServerRight::Ops);
         let truth = is_operator.then(|| engine.durability_truth());
         let now = is_operator.then(|| engine.statistics());
         Ok(Response::new(v1::GetServerInfoResponse {

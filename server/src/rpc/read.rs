@@ -31,6 +31,7 @@ pub(super) async fn read(
             Some(share) => Some(share.hold_soon(domain.get().max_bytes.into()).await?),
             None => None,
         };
+        caller.check_again(&domain)?;
         let page = page(node, store, &domain).await?;
         if !page.batches.is_empty() {
             break (page, held);

@@ -162,7 +162,38 @@ fn address_whose_logins_fail_has_to_wait() {
     for _ in 0..10 {
         assert_eq!(log_in(&daemon, "nonsense", JSON).0, 401);
     }
-    assert_eq!(log_in(&daemon, &token, JSON).0, 429);
-    // A token in the header still counts.
-    assert_eq!(daemon.http_as("/console/api/logs", &token).0, 200);
+    assert_eq!(log_in(&daemon, "nonsense", JSON).0, 429);
+    // Others may share the address: a right token is let in.
+    assert_eq!(log_in(&daemon, &token, JSON).0, 204);
+}
+
+#[test]
+fn open_page_ends_with_its_session() {
+    use std::io::{Read as _, Write as _};
+    let file = AuthFile::new(COMPANY);
+    let token = file.token("root");
+    let daemon = file.start(&[]);
+    let (_, cookie) = log_in(&daemon, &token, JSON);
+    let cookie = with_cookie(&cookie);
+    let address = daemon.start["http"].as_str().unwrap();
+    let mut page = std::net::TcpStream::connect(address).unwrap();
+    page.set_read_timeout(Some(std::time::Duration::from_secs(20)))
+        .unwrap();
+    write!(
+        page,
+        "GET /console/api/live HTTP/1.1\r\nHost: {address}\r\n{cookie}Connection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut begun = [0; 12];
+    page.read_exact(&mut begun).unwrap();
+    assert_eq!(&begun, b"HTTP/1.1 200");
+    assert_eq!(daemon.send_http("DELETE", SESSION, &cookie, "").0, 204);
+    let begin = std::time::Instant::now();
+    // To the end of the stream: it would go on for ever.
+    page.read_to_end(&mut Vec::new()).unwrap();
+    assert!(
+        begin.elapsed() < std::time::Duration::from_secs(2),
+        "{:?}",
+        begin.elapsed()
+    );
 }
