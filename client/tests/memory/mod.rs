@@ -641,10 +641,16 @@ impl OpsService for Memory {
                 seconds: 1_800_000_000,
                 nanos: 0,
             }),
-            grants: vec![Grant {
-                rights: vec!["append".into(), "create".into()],
-                logs: Some(grant::Logs::Prefix("payments/billing/".into())),
-            }],
+            grants: vec![
+                Grant {
+                    rights: vec!["append".into(), "create".into()],
+                    logs: Some(grant::Logs::Prefix("payments/billing/".into())),
+                },
+                Grant {
+                    rights: vec!["ops".into()],
+                    logs: None,
+                },
+            ],
         }))
     }
 

@@ -114,13 +114,15 @@ pub(crate) struct CookieSession {
 }
 
 impl CookieSession {
-    /// The session that the request names, if it carries no token of its own.
+    /// The open session that the request names, if it carries no token of its own. A browser also sends cookies of other
+    /// daemons on the same host: they are no session here.
     pub(crate) fn of(sessions: &Arc<Sessions>, headers: &HeaderMap, cookie: &str) -> Option<Self> {
         if headers.contains_key(AUTHORIZATION) {
             return None;
         }
-        Some(Self {
-            value: cookie_value(headers, cookie)?.to_owned(),
+        let value = cookie_value(headers, cookie)?;
+        (sessions.open.lock().contains_key(value)).then(|| Self {
+            value: value.to_owned(),
             sessions: Arc::clone(sessions),
         })
     }
@@ -176,6 +178,15 @@ mod tests {
         assert!(!found("wald="));
         sessions.close(&with_cookie(&format!("wald={value}")), "wald");
         assert!(!found(&format!("wald={value}")));
+    }
+
+    #[test]
+    fn cookie_of_another_daemon_is_no_session() {
+        let sessions = Arc::new(Sessions::default());
+        let value = sessions.open(sent()).unwrap();
+        let of = |text: &str| CookieSession::of(&sessions, &with_cookie(text), "wald").is_some();
+        assert!(of(&format!("wald={value}")));
+        assert!(!of("wald=0123456789abcdef"));
     }
 
     #[test]

@@ -192,7 +192,7 @@ fn open_page_ends_with_its_session() {
     // To the end of the stream: it would go on for ever.
     page.read_to_end(&mut Vec::new()).unwrap();
     assert!(
-        begin.elapsed() < std::time::Duration::from_secs(2),
+        begin.elapsed() < std::time::Duration::from_secs(10),
         "{:?}",
         begin.elapsed()
     );

@@ -11,8 +11,11 @@ use crate::support::{SessionClient, Told, append, part, records};
 use v1::wal_service_client::WalServiceClient;
 
 const LOG: &str = "payments/billing/a";
-/// Longest time from a change in force to the end of the streams.
-const SOON: Duration = Duration::from_secs(1);
+/// Longest time from a change to the end of the streams. An idle machine needs less than 1 s, a busy one may need more; the
+/// file is read by itself only after 10 s.
+const SOON: Duration = Duration::from_secs(6);
+/// Life of a token that expires: the daemon has to start in this time.
+const LIFE: Duration = Duration::from_secs(6);
 
 async fn follow(
     client: &mut WalServiceClient<WithToken>,
@@ -173,7 +176,7 @@ async fn session_ends_with_its_token_after_the_acks() {
 #[tokio::test]
 async fn streams_end_when_their_token_expires() {
     let file = AuthFile::new(COMPANY);
-    let made = file.command(&["create", "--principal", "root", "--expires", "3s"]);
+    let made = file.command(&["create", "--principal", "root", "--expires", "6s"]);
     let begin = Instant::now();
     let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
     let daemon = file.start(&[]);
@@ -184,11 +187,7 @@ async fn streams_end_when_their_token_expires() {
     let told = Told::of(&end(&mut stream).await);
     assert_eq!(told.reason, "CREDENTIAL_EXPIRED");
     // The file has whole seconds.
-    assert!(
-        begin.elapsed() < Duration::from_secs(3) + SOON,
-        "{:?}",
-        begin.elapsed()
-    );
+    assert!(begin.elapsed() < LIFE + SOON, "{:?}", begin.elapsed());
     let refused = client.append(append(LOG, "2")).await.unwrap_err();
     assert_eq!(Told::of(&refused).reason, "CREDENTIAL_EXPIRED");
 }
