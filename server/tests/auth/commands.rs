@@ -273,3 +273,37 @@ fn reload_with_a_fault_keeps_the_rules_in_force() {
     file.put_in_force(&daemon, &good);
     assert_eq!(daemon.http_as("/metrics", &root).0, 200);
 }
+
+#[test]
+fn commands_at_the_same_time_lose_no_token() {
+    const PRINCIPALS: usize = 8;
+    let rules: String = (0..PRINCIPALS)
+        .map(|number| format!("[principal.p{number}]\n"))
+        .collect();
+    let file = AuthFile::new(&rules);
+    std::thread::scope(|scope| {
+        for number in 0..PRINCIPALS {
+            let file = &file;
+            scope.spawn(move || file.token(&format!("p{number}")));
+        }
+    });
+    let listed = file.command(&["list"]);
+    let text = String::from_utf8(listed.stdout).unwrap();
+    assert_eq!(text.lines().count(), PRINCIPALS, "{text}");
+}
+
+#[test]
+fn control_characters_of_the_file_reach_no_terminal() {
+    for text in [
+        "\"\\u001b]0;evil\\u0007\" = 1",
+        "[principal.a]\ntenant = \"x\\u001b[31m\"",
+        "[principal.a]\nallow = [{ do = [\"\\u009b31m\"], logs = \"\" }]",
+    ] {
+        let file = AuthFile::new(text);
+        let checked = output(wald().args(["token", "check"]).arg(file.path()));
+        let said = String::from_utf8(checked.stderr).unwrap();
+        assert_eq!(checked.status.code(), Some(78), "{said}");
+        let is_bad = |character: char| character.is_control() && character != '\n';
+        assert!(!said.contains(is_bad), "{said:?}");
+    }
+}
