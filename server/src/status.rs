@@ -530,6 +530,8 @@ pub(crate) fn credential_expired(at: &str, access: Access) -> Status {
     )
     .fact("expire_time", at)
     .refused_if_write(access, Retry::Safe)
+    // A client that waits for its next token asks no more often.
+    .retry_after(RETRY_LATER)
     .status()
 }
 
