@@ -45,6 +45,7 @@ mod record;
 mod retry;
 mod scan;
 mod scan_stream;
+mod small_file;
 mod tls;
 mod token;
 mod verify;

@@ -1,8 +1,6 @@
 //! The token of a client, and the headers of its calls.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use crate::error::{Error, ErrorKind};
+use crate::small_file::read_small;
 
 /// Maximum size of a token file, bytes.
 const MAX_FILE_BYTES: u64 = 16 << 10;
@@ -84,15 +83,7 @@ impl CurrentToken {
 }
 
 fn read(path: &Path) -> Result<CurrentToken, String> {
-    let failed = |error| format!("cannot read {}: {error}", path.display());
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MAX_FILE_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!("{} is larger than 16 KiB", path.display()));
-    }
+    let bytes = read_small(path, MAX_FILE_BYTES)?;
     let text = String::from_utf8_lossy(&bytes);
     CurrentToken::new(&text, &path.display().to_string())
 }

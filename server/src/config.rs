@@ -138,8 +138,9 @@ wald_storage::engine_settings! { settings
         http_listen: SocketAddr = "127.0.0.1:6926";
         /// Whether the HTTP port serves the web console, which shows records and changes nothing. auto:
         /// only if http_listen is a loopback address. on: always; an address that other machines can
-        /// reach then needs http_tls and auth_file, or insecure_listen. off: never. With auth_file a
-        /// caller needs the right console, and sees only logs on which it has the rights read and list.
+        /// reach then needs auth_file, with http_tls or insecure_tokens, or without it
+        /// insecure_listen. off: never. With auth_file a caller needs the right console, and sees only
+        /// logs on which it has the rights read and list.
         console: ConsoleMode = "auto";
         /// Names of this machine, separated by commas, under which browsers may open the console
         /// and scrapers may read /metrics. A name that begins with a dot covers every name that
@@ -577,28 +578,22 @@ impl Config {
                 ));
             }
         }
-        if self.console == ConsoleMode::On
-            && self.sends_tokens_in_plaintext()
-            && !self.insecure_tokens
-        {
-            return Err(Wrong::new(
-                "console",
+        if self.console != ConsoleMode::On || self.http_listen.ip().is_loopback() {
+            return Ok(());
+        }
+        let why = match has_auth {
+            true if self.http_tls || self.insecure_tokens => return Ok(()),
+            true => {
                 "tokens and logins would cross the network in plaintext; set http_tls, or say \
-                 --insecure-tokens",
-            ));
-        }
-        let (is_open, has_login) = (
-            !self.http_listen.ip().is_loopback(),
-            has_auth && self.http_tls,
-        );
-        if self.console == ConsoleMode::On && is_open && !has_login && !self.insecure_listen {
-            return Err(Wrong::new(
-                "console",
+                 --insecure-tokens"
+            }
+            false if self.insecure_listen => return Ok(()),
+            false => {
                 "everyone who reaches that port could read every record; set http_tls and auth_file, or \
-                 say --insecure-listen if something else protects the port",
-            ));
-        }
-        Ok(())
+                 say --insecure-listen if something else protects the port"
+            }
+        };
+        Err(Wrong::new("console", why))
     }
 
     fn check_cipher_suites(&self) -> Result<(), Wrong> {

@@ -252,6 +252,31 @@ async fn flood_of_denials_gets_ten_lines_a_second_and_a_count() {
     );
 }
 
+/// A caller can make a call fail as often as it likes, also with its own rights.
+#[tokio::test]
+async fn flood_of_failed_calls_gets_ten_lines_a_second_and_a_count() {
+    const CALLS: u64 = 300;
+    let files = Files::new();
+    let [admin, _] = files.principals();
+    let daemon = files.start_with_principals(&[]);
+    let mut logs = daemon.logs().await;
+    logs.create_log(with_token(create("x"), &admin))
+        .await
+        .unwrap();
+    for _ in 0..CALLS {
+        let failed = logs.create_log(with_token(create("x"), &admin)).await;
+        assert_eq!(failed.unwrap_err().code(), Code::AlreadyExists);
+    }
+    let single = |line: &Value| line["event"] == "call" && line["outcome"] == "failed";
+    let told = |lines: &[Value]| -> u64 {
+        let singles = lines.iter().filter(|line| single(line)).count() as u64;
+        singles + (lines.iter().filter_map(|line| line["count"].as_u64())).sum::<u64>()
+    };
+    let lines = files.wait_for(|lines| told(lines) >= CALLS).await;
+    assert_eq!(told(&lines), CALLS);
+    assert!(lines.iter().any(|line| line["event"] == "refusals"));
+}
+
 #[tokio::test]
 async fn refused_request_to_the_http_port_has_a_line() {
     let files = Files::new();

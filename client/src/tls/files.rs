@@ -1,7 +1,5 @@
 //! The files of TLS, and the settings of rustls made from them.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,6 +10,7 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::problem::{TlsFailure, TlsProblem};
 use super::{CaSource, TlsOptions};
+use crate::small_file::read_small;
 
 /// Maximum size of a file, bytes. The CAs of a system take about 250 KB.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -177,17 +176,5 @@ fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>,
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsProblem> {
-    let failed = |error| fault(format!("cannot read {}: {error}", path.display()));
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MAX_FILE_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(fault(format!(
-            "{} is larger than 1 MiB, too large for certificates",
-            path.display()
-        )));
-    }
-    Ok(bytes)
+    read_small(path, MAX_FILE_BYTES).map_err(fault)
 }

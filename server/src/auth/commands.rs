@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ impl EditedFile {
     /// Reads and checks the file.
     fn read(path: &Path) -> Result<Self, Exit> {
         let real = fs::canonicalize(path).map_err(|error| failed(path, &error))?;
-        let parent = real.parent().unwrap_or(Path::new("/"));
+        let parent = parent(&real);
         let lock = fs::File::open(parent).map_err(|error| failed(parent, &error))?;
         lock.lock().map_err(|error| failed(parent, &error))?;
         let contents = super::read(path).map_err(|fault| wrong(fault.to_string()))?;
@@ -205,35 +205,30 @@ impl EditedFile {
         let text = self.document.to_string();
         super::check(&self.path, text.as_bytes()).map_err(|fault| wrong(fault.to_string()))?;
         let about = fs::metadata(&self.path).map_err(|error| failed(&self.path, &error))?;
-        let owner = (about.uid(), about.gid());
-        replace(
-            &self.path,
-            text.as_bytes(),
-            about.permissions().mode(),
-            Some(owner),
-        )
-        .map_err(|error| failed(&self.path, &error))
+        replace(&self.path, text.as_bytes(), &about).map_err(|error| failed(&self.path, &error))
     }
 }
 
-/// Writes a file beside `path` and gives it that name.
-fn replace(path: &Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> io::Result<()> {
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
+/// Replaces a file as a whole. The new one has the owner and the mode of the earlier one.
+fn replace(path: &Path, bytes: &[u8], earlier: &fs::Metadata) -> io::Result<()> {
+    let parent = parent(path);
     let mut new = tempfile::Builder::new()
         .prefix(".wald-token")
         .tempfile_in(parent)?;
     new.write_all(bytes)?;
-    if let Some((user, group)) = owner {
-        std::os::unix::fs::fchown(new.as_file(), Some(user), Some(group))?;
-    }
-    new.as_file()
-        .set_permissions(fs::Permissions::from_mode(mode))?;
+    let (user, group) = (Some(earlier.uid()), Some(earlier.gid()));
+    std::os::unix::fs::fchown(new.as_file(), user, group)?;
+    new.as_file().set_permissions(earlier.permissions())?;
     new.as_file().sync_all()?;
     new.persist(path).map_err(|error| error.error)?;
     fs::File::open(parent)?.sync_all()
+}
+
+/// The directory of a file.
+fn parent(path: &Path) -> &Path {
+    let parent = path.parent();
+    let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
@@ -274,7 +269,7 @@ fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
         }
     };
     if let (Err(_), Some(to)) = (&added, to) {
-        // The token is none. If the file stays, it is of no use to anyone.
+        // The daemon does not know this token. If the file stays, the user has the error.
         let _ = fs::remove_file(to);
     }
     added?;
@@ -293,16 +288,21 @@ fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
 fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Exit> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true).mode(SECRET_MODE);
-    let written = options.open(path).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    written.map_err(|error| match error.kind() {
+    let mut file = options.open(path).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => wrong(format!(
             "{}: the file exists, perhaps with the only copy of a token; choose another name",
             path.display()
         )),
         _ => failed(path, &error),
+    })?;
+    let written = file.write_all(bytes).and_then(|()| {
+        file.sync_all()?;
+        fs::File::open(parent(path))?.sync_all()
+    });
+    written.map_err(|error| {
+        // A part of a token is of no use. If it stays, the user has the error.
+        let _ = fs::remove_file(path);
+        failed(path, &error)
     })
 }
 

@@ -174,6 +174,17 @@ fn settings_that_leave_a_port_open_by_mistake_are_refused() {
             ],
             "everyone who reaches that port could read",
         ),
+        (
+            vec![
+                "--listen",
+                ":0",
+                "--http-listen",
+                "0.0.0.0:0",
+                "--console=on",
+                &argument,
+            ],
+            "tokens and logins would cross the network in plaintext",
+        ),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let ended = output(

@@ -197,3 +197,33 @@ fn open_page_ends_with_its_session() {
         begin.elapsed()
     );
 }
+
+#[test]
+fn slow_logins_leave_the_port_to_others() {
+    use std::io::Write as _;
+    let file = AuthFile::new(COMPANY);
+    let token = file.token("root");
+    let daemon = file.start(&["--http-max-connections", "16"]);
+    let address = daemon.start["http"].as_str().unwrap();
+    let slow = || {
+        let mut socket = std::net::TcpStream::connect(address).unwrap();
+        let head = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
+        write!(
+            socket,
+            "POST {SESSION} HTTP/1.1\r\nHost: {address}\r\n{head}"
+        )
+        .unwrap();
+        socket
+    };
+    let sockets: Vec<_> = (0..8).map(|_| slow()).collect();
+    let begin = std::time::Instant::now();
+    while log_in(&daemon, &token, JSON).0 != 503 {
+        assert!(begin.elapsed().as_secs() < 4, "all of them are awaited");
+    }
+    assert_eq!(daemon.http_as("/metrics", &token).0, 200);
+    assert_eq!(daemon.http("/readyz").0, 200);
+    drop(sockets);
+    while log_in(&daemon, &token, JSON).0 != 204 {
+        assert!(begin.elapsed().as_secs() < 20, "none is let in");
+    }
+}

@@ -12,7 +12,7 @@ use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
-use crate::support::{Daemon, output, wald};
+use crate::support::{Daemon, SessionClient, output, wald};
 
 /// Two tenants, and principals of each kind.
 pub(crate) const COMPANY: &str = r#"
@@ -145,6 +145,15 @@ pub(crate) type WithToken = InterceptedService<Channel, Bearer>;
 
 pub(crate) async fn wal(daemon: &Daemon, token: &str) -> WalServiceClient<WithToken> {
     WalServiceClient::with_interceptor(daemon.channel().await, Bearer::new(token))
+}
+
+/// A session of appends under way.
+pub(crate) async fn session(daemon: &Daemon, token: &str) -> SessionClient {
+    let (requests, sent) = tokio::sync::mpsc::channel(1);
+    let sent = tokio_stream::wrappers::ReceiverStream::new(sent);
+    let answers = wal(daemon, token).await.append_session(sent).await;
+    let answers = answers.unwrap().into_inner();
+    SessionClient { requests, answers }
 }
 
 pub(crate) async fn logs(daemon: &Daemon, token: &str) -> LogServiceClient<WithToken> {

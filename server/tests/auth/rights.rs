@@ -3,8 +3,8 @@
 use wald_proto::v1;
 use wald_proto::v1::scan_request::Selector;
 
-use crate::principals::{AuthFile, COMPANY, logs, ops, wal};
-use crate::support::{SessionClient, Told, append, part};
+use crate::principals::{AuthFile, COMPANY, logs, ops, session, wal};
+use crate::support::{Told, append, part};
 
 fn names(answer: &v1::ListLogsResponse) -> Vec<&str> {
     answer.logs.iter().map(|log| log.name.as_str()).collect()
@@ -78,11 +78,7 @@ async fn request_of_a_session_without_the_right_ends_it_after_the_earlier_acks()
     let file = AuthFile::new(COMPANY);
     let writer = file.token("writer");
     let daemon = file.start(&[]);
-    let mut client = wal(&daemon, &writer).await;
-    let (requests, sent) = tokio::sync::mpsc::channel(1);
-    let sent = tokio_stream::wrappers::ReceiverStream::new(sent);
-    let answers = client.append_session(sent).await.unwrap().into_inner();
-    let mut session = SessionClient { requests, answers };
+    let mut session = session(&daemon, &writer).await;
     let sender = session.requests.clone();
     let sending = tokio::spawn(async move {
         for request_id in 1..=GOOD + 5 {

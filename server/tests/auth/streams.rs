@@ -6,8 +6,8 @@ use tonic::{Status, Streaming};
 use wald_proto::v1;
 use wald_proto::v1::scan_request::{Selector, Start};
 
-use crate::principals::{AuthFile, COMPANY, WithToken, wal};
-use crate::support::{SessionClient, Told, append, part, records};
+use crate::principals::{AuthFile, COMPANY, WithToken, session, wal};
+use crate::support::{Told, append, part, records};
 use v1::wal_service_client::WalServiceClient;
 
 const LOG: &str = "payments/billing/a";
@@ -155,11 +155,7 @@ async fn session_ends_with_its_token_after_the_acks() {
     let file = AuthFile::new(COMPANY);
     let writer = file.token("writer");
     let daemon = file.start(&[]);
-    let mut client = wal(&daemon, &writer).await;
-    let (requests, sent) = tokio::sync::mpsc::channel(1);
-    let sent = tokio_stream::wrappers::ReceiverStream::new(sent);
-    let answers = client.append_session(sent).await.unwrap().into_inner();
-    let mut session = SessionClient { requests, answers };
+    let mut session = session(&daemon, &writer).await;
     session.send(1, vec![part(LOG, &["x"])]).await;
     let acked = session.answers.message().await.unwrap().unwrap();
     assert_eq!(acked.request_id, 1);

@@ -63,7 +63,7 @@ true
 {{- end }}
 
 {{/*
-"true" if the daemon must be permitted to serve without TLS, or callers that it does not know. The
+"true" if the daemon must be permitted to serve without TLS, or callers that it does not know, on the gRPC port or at the console. The
 NetworkPolicy alone is enough for plaintext without tokens; everything else needs `insecure`.
 */}}
 {{- define "wald.insecureListen" -}}
@@ -72,6 +72,8 @@ NetworkPolicy alone is enough for plaintext without tokens; everything else need
 {{- if or $closed .Values.insecure -}}
 true
 {{- end -}}
+{{- else if and .Values.insecure (not .Values.auth.existingSecret) (eq (toString .Values.config.console) "on") -}}
+true
 {{- end -}}
 {{- end }}
 
@@ -221,7 +223,11 @@ grpc:
 {{- if and $auth .Values.config.echo -}}
 {{- fail "config.echo: the echo service asks for no credential; it cannot be served with auth.existingSecret" -}}
 {{- end -}}
-{{- if and (eq (toString .Values.config.console) "on") (not (and $auth .Values.http.tls)) (not (include "wald.insecureListen" .)) -}}
+{{- if eq (toString .Values.config.console) "on" -}}
+{{- if and $auth (not .Values.http.tls) (not .Values.insecure) -}}
+{{- fail "config.console is on: tokens and logins would cross the network in plaintext; set http.tls, or insecure=true" -}}
+{{- else if not (or $auth (include "wald.insecureListen" .)) -}}
 {{- fail "config.console is on: everyone who reaches the HTTP port could read every record; set http.tls and auth.existingSecret, or insecure=true" -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
