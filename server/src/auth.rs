@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `file.rs` | reads and checks the text of `auth_file` |
 //! | `rules.rs` | its contents in force |
+//! | `limits.rs` | limits of a tenant |
 //! | `right.rs` | rights and scopes |
 //! | `token.rs`, `names.rs` | the two kinds of credentials |
 //! | `permitted.rs` | checks the logs that a request names |
@@ -31,6 +32,7 @@ mod commands;
 mod engine;
 mod file;
 mod lease;
+mod limits;
 mod names;
 mod permitted;
 mod right;
@@ -62,6 +64,7 @@ pub(crate) use commands::{command, run};
 pub(crate) use engine::Engine;
 use file::CheckedFile;
 pub(crate) use lease::{HeldRight, Lease, leased};
+pub(crate) use limits::TenantLimits;
 pub(crate) use names::CertNames;
 pub(crate) use permitted::Permitted;
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};

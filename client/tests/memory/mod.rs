@@ -651,6 +651,11 @@ impl OpsService for Memory {
                     logs: None,
                 },
             ],
+            limits: Some(TenantLimits {
+                append_bytes_per_second: 20 << 20,
+                connections: 200,
+                ..Default::default()
+            }),
         }))
     }
 

@@ -4,7 +4,8 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use wald_client::Client;
 use wald_client::proto::grant::Logs;
-use wald_client::proto::{CredentialKind, GetCallerResponse, Grant};
+use wald_client::proto::{CredentialKind, GetCallerResponse, Grant, TenantLimits};
+use wald_text::units::shown_size;
 
 use crate::exit::ExitKind;
 use crate::logs::time;
@@ -43,7 +44,32 @@ fn text(caller: &GetCallerResponse) -> String {
     if caller.grants.is_empty() {
         row("may", "nothing".to_owned());
     }
+    for (name, value) in caller.limits.iter().flat_map(limits) {
+        let shown = match name.contains("bytes") {
+            true => shown_size(value),
+            false => value.to_string(),
+        };
+        row("limit", format!("{name} {shown}"));
+    }
     table.text()
+}
+
+/// The limits of a tenant that are set, by the names that the server's `auth_file` has for them.
+fn limits(limits: &TenantLimits) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    let all = [
+        ("append_bytes_per_second", limits.append_bytes_per_second),
+        ("appends_per_second", limits.appends_per_second),
+        ("read_bytes_per_second", limits.read_bytes_per_second),
+        ("reads_per_second", limits.reads_per_second),
+        ("logs", limits.logs),
+        ("producers", limits.producers),
+        ("cursors", limits.cursors),
+        ("stored_bytes", limits.stored_bytes),
+        ("followers", limits.followers),
+        ("connections", limits.connections),
+        ("inflight_bytes", limits.inflight_bytes),
+    ];
+    all.into_iter().filter(|(_, value)| *value > 0)
 }
 
 fn credential(caller: &GetCallerResponse) -> String {
@@ -86,5 +112,9 @@ fn document(caller: &GetCallerResponse) -> Value {
         "token_id": filled(&caller.token_id),
         "expire_time": time(caller.expire_time.as_ref()),
         "grants": grants.collect::<Vec<_>>(),
+        "limits": caller.limits.as_ref().map(|all| {
+            let all = limits(all).map(|(name, value)| (name.to_owned(), value.into()));
+            all.collect::<serde_json::Map<_, Value>>()
+        }),
     })
 }

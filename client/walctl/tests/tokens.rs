@@ -88,6 +88,8 @@ async fn whoami_shows_principal_credential_and_rights() {
         "token k7Qp2mXa",
         "2027-01-15",
         "append, create on logs that begin with payments/billing/",
+        "append_bytes_per_second 20MiB",
+        "connections 200",
     ] {
         assert!(said.contains(words), "{words}: {said}");
     }
@@ -95,4 +97,8 @@ async fn whoami_shows_principal_credential_and_rights() {
     let shown: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!(shown["principal"], "writer");
     assert_eq!(shown["grants"][0]["prefix"], "payments/billing/");
+    assert_eq!(
+        shown["limits"],
+        serde_json::json!({ "append_bytes_per_second": 20 << 20, "connections": 200 })
+    );
 }

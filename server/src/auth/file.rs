@@ -7,9 +7,10 @@ use std::sync::Arc;
 use serde::Deserialize;
 use wald_storage::{Clock as _, SystemClock, Timestamp};
 
+use super::limits::TenantLimits;
 use super::names::DNS;
 use super::right::{LogRights, Right, Scope};
-use super::rules::{Grant, KnownToken, Principal, Rules};
+use super::rules::{Grant, KnownToken, Principal, Rules, Tenant};
 use super::token::{self, SecretDigest, TokenId};
 
 /// Maximum length of the name of a principal or a tenant, bytes.
@@ -31,6 +32,8 @@ struct AuthFile {
 #[serde(deny_unknown_fields)]
 struct TenantTable {
     prefix: String,
+    #[serde(default)]
+    limits: BTreeMap<String, toml::Value>,
 }
 
 #[derive(Deserialize)]
@@ -134,7 +137,7 @@ pub(super) fn check(text: &str, generation: u64) -> Result<CheckedFile, String> 
             without_tokens(first_line(error.message()))
         )
     })?;
-    check_tenants(&file.tenant)?;
+    let tenants = tenants(&file.tenant)?;
     let mut checked = CheckedFile {
         rules: Rules {
             generation,
@@ -144,7 +147,7 @@ pub(super) fn check(text: &str, generation: u64) -> Result<CheckedFile, String> 
     };
     for (name, table) in &file.principal {
         check_name("principal", name)?;
-        let principal = Arc::new(checked.principal(name, table, &file.tenant)?);
+        let principal = Arc::new(checked.principal(name, table, &tenants)?);
         checked.credentials(table, &principal)?;
     }
     Ok(checked)
@@ -180,9 +183,10 @@ fn check_name(kind: &str, name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that no tenant lies in another.
-fn check_tenants(tenants: &BTreeMap<String, TenantTable>) -> Result<(), String> {
-    for (name, table) in tenants {
+/// The tenants by name. No tenant lies in another.
+fn tenants(tables: &BTreeMap<String, TenantTable>) -> Result<BTreeMap<&str, Arc<Tenant>>, String> {
+    let mut tenants = BTreeMap::new();
+    for (name, table) in tables {
         check_name("tenant", name)?;
         if !table.prefix.ends_with('/') {
             return Err(format!(
@@ -192,7 +196,7 @@ fn check_tenants(tenants: &BTreeMap<String, TenantTable>) -> Result<(), String> 
                 format!("{}-other", table.prefix)
             ));
         }
-        let other = tenants
+        let other = tables
             .iter()
             .find(|(other, inner)| *other != name && inner.prefix.starts_with(&table.prefix));
         if let Some((other, inner)) = other {
@@ -201,8 +205,15 @@ fn check_tenants(tenants: &BTreeMap<String, TenantTable>) -> Result<(), String> 
                 inner.prefix, table.prefix
             ));
         }
+        let limits = TenantLimits::parse(&table.limits);
+        let tenant = Tenant {
+            name: name.clone(),
+            prefix: table.prefix.clone(),
+            limits: limits.map_err(|why| format!("tenant {name}: {why}"))?,
+        };
+        tenants.insert(name.as_str(), Arc::new(tenant));
     }
-    Ok(())
+    Ok(tenants)
 }
 
 impl CheckedFile {
@@ -211,24 +222,24 @@ impl CheckedFile {
         &mut self,
         name: &str,
         table: &PrincipalTable,
-        tenants: &BTreeMap<String, TenantTable>,
+        tenants: &BTreeMap<&str, Arc<Tenant>>,
     ) -> Result<Principal, String> {
         let tenant = match &table.tenant {
             None => None,
-            Some(tenant) => Some(tenants.get(tenant).ok_or_else(|| {
+            Some(tenant) => Some(tenants.get(tenant.as_str()).ok_or_else(|| {
                 format!("principal {name}: there is no tenant {tenant:?}; add [tenant.{tenant}]")
             })?),
         };
         let mut principal = Principal {
             name: name.to_owned(),
-            tenant: table.tenant.clone(),
+            tenant: tenant.cloned(),
             is_proxy: table.proxy,
             grants: Vec::new(),
             server_rights: Vec::new(),
         };
         for (number, allow) in (1..).zip(&table.allow) {
             let at = format!("principal {name}: entry {number} of allow");
-            self.allow(&mut principal, allow, tenant, &at)?;
+            self.allow(&mut principal, allow, &at)?;
         }
         if table.cert.is_empty() && table.token.is_empty() {
             self.warnings.push(format!(
@@ -243,7 +254,6 @@ impl CheckedFile {
         &mut self,
         principal: &mut Principal,
         allow: &AllowTable,
-        tenant: Option<&TenantTable>,
         at: &str,
     ) -> Result<(), String> {
         let mut rights = LogRights::default();
@@ -283,7 +293,7 @@ impl CheckedFile {
                 ));
             }
             Some(scope) => {
-                if let Some(tenant) = tenant {
+                if let Some(tenant) = &principal.tenant {
                     check_in_tenant(&scope, &tenant.prefix, at)?;
                 }
                 if let Scope::Prefix(prefix) = &scope

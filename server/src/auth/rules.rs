@@ -1,10 +1,11 @@
-//! The contents of an `auth_file` that passed its check: principals, their credentials and their rights.
+//! The contents of an `auth_file` that passed its check: tenants, principals, their credentials and their rights.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use wald_storage::Timestamp;
 
+use super::limits::TenantLimits;
 use super::names::CertNames;
 use super::right::{LogRight, LogRights, Scope, ServerRight};
 use super::token::{PresentedToken, SecretDigest, TokenId};
@@ -14,14 +15,24 @@ use super::token::{PresentedToken, SecretDigest, TokenId};
 pub(crate) struct Principal {
     /// Its name in the file.
     pub(crate) name: String,
-    /// The tenant that it belongs to.
-    pub(crate) tenant: Option<String>,
+    /// The tenant that it belongs to. The principals of a tenant share one value.
+    pub(crate) tenant: Option<Arc<Tenant>>,
     /// Whether it may pass on the tokens of other principals.
     pub(super) is_proxy: bool,
     /// Its rights on logs.
     pub(crate) grants: Vec<Grant>,
     /// Its rights to operate the server.
     pub(crate) server_rights: Vec<ServerRight>,
+}
+
+/// Principals whose logs have a prefix of their own, and who share limits.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    /// Its name in the file.
+    pub(crate) name: String,
+    /// The beginning of the names of all its logs. Ends with a slash, and is no beginning of another tenant's prefix.
+    pub(crate) prefix: String,
+    pub(crate) limits: TenantLimits,
 }
 
 /// Rights on the logs of a scope.

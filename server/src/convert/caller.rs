@@ -3,7 +3,7 @@
 use wald_proto::v1::{self, grant::Logs};
 
 use super::proto_timestamp;
-use crate::auth::{Credential, Identity, LogRight, Scope};
+use crate::auth::{Credential, Identity, LogRight, Scope, TenantLimits};
 use crate::config::{ClientAuth, Config};
 
 /// The answer of GetCaller. `None`: there is no `auth_file`.
@@ -12,6 +12,7 @@ pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
         return v1::GetCallerResponse::default();
     };
     let principal = identity.principal();
+    let tenant = principal.tenant.as_deref();
     let (kind, token_id) = match identity.credential() {
         Credential::Certificate => (v1::CredentialKind::Certificate, String::new()),
         Credential::Token(id) => (v1::CredentialKind::Token, id.to_string()),
@@ -36,11 +37,30 @@ pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
     let of_server = Some(of_server).filter(|grant| !grant.rights.is_empty());
     v1::GetCallerResponse {
         principal: principal.name.clone(),
-        tenant: principal.tenant.clone().unwrap_or_default(),
+        tenant: tenant.map_or_else(String::new, |tenant| tenant.name.clone()),
         credential: kind.into(),
         token_id,
         expire_time: identity.expires().map(proto_timestamp),
         grants: of_logs.chain(of_server).collect(),
+        limits: tenant.map(|tenant| limits(&tenant.limits)),
+    }
+}
+
+/// 0 in the message: no limit.
+fn limits(limits: &TenantLimits) -> v1::TenantLimits {
+    let number = Option::unwrap_or_default;
+    v1::TenantLimits {
+        append_bytes_per_second: number(limits.append_bytes_per_second),
+        appends_per_second: number(limits.appends_per_second),
+        read_bytes_per_second: number(limits.read_bytes_per_second),
+        reads_per_second: number(limits.reads_per_second),
+        logs: number(limits.logs),
+        producers: number(limits.producers),
+        cursors: number(limits.cursors),
+        stored_bytes: number(limits.stored_bytes),
+        followers: number(limits.followers),
+        connections: number(limits.connections),
+        inflight_bytes: number(limits.inflight_bytes),
     }
 }
 

@@ -65,6 +65,14 @@ fn faulty_file_is_refused_in_one_sentence_by_start_and_check_alike() {
             "[tenant.t]\nprefix = \"t/\"\n[principal.a]\ntenant = \"t\"\nallow = [{ do = [\"read\"], logs = \"t/u\" }]",
             "must end with a slash",
         ),
+        (
+            "[tenant.t]\nprefix = \"t/\"\nlimits = { stored_byte = 1 }",
+            "tenant t: limits: \"stored_byte\" is no limit; the limits are append_bytes_per_second, ",
+        ),
+        (
+            "[tenant.t]\nprefix = \"t/\"\nlimits = { logs = 0 }",
+            "tenant t: limits: logs: it must be at least 1",
+        ),
         ("[principal.a]\ncert = [\"writer\"]", "expected a URI"),
         (
             "[principal.a]\ncert = [\"spiffe://a/*/b\"]",

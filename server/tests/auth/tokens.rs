@@ -31,6 +31,27 @@ async fn caller_learns_its_principal_its_rights_and_the_expiry() {
             logs: Some(v1::grant::Logs::Prefix("payments/billing/".to_owned())),
         }]
     );
+    assert_eq!(caller.limits, Some(v1::TenantLimits::default()));
+}
+
+#[tokio::test]
+async fn caller_learns_the_limits_of_its_tenant() {
+    let file = AuthFile::new(
+        "[tenant.a]\nprefix = \"a/\"\n\
+         limits = { append_bytes_per_second = \"20MiB\", logs = 10_000, stored_bytes = 4096 }\n\
+         [principal.a]\ntenant = \"a\"\nallow = []",
+    );
+    let token = file.token("a");
+    let daemon = file.start(&[]);
+    let mut client = ops(&daemon, &token).await;
+    let answer = client.get_caller(v1::GetCallerRequest {}).await.unwrap();
+    let expected = v1::TenantLimits {
+        append_bytes_per_second: 20 << 20,
+        logs: 10_000,
+        stored_bytes: 4096,
+        ..v1::TenantLimits::default()
+    };
+    assert_eq!(answer.into_inner().limits, Some(expected));
 }
 
 #[tokio::test]
