@@ -128,8 +128,10 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 #   another C library and two more features; clippy compiles the features in every run.
 # - the engine under a scheduler of its own, which needs another build of the engine; the fuzz targets' builds; the book,
 #   whose program is built from source.
+# - engines with a deliberate mistake: they test the tests, and need eight minutes. A change of the engine's tests should run
+#   them by name.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
-WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules",
+WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             "rust/lint:fuzz_targets", MDBOOK, "docs/book", "bench/million", "bench/bounded", "bench/clustered"]
 DEFAULT = [step for step in PLAN if step.name not in WITH_ALL]
 # Checks that only run by name, because they take long or need a quiet machine.

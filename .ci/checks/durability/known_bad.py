@@ -2,7 +2,7 @@
 (storage/src/disk/known_bad.rs) go through the layers of tests. The result is which layer catches which, and how
 soon. A mistake that no layer catches fails this check. So does a layer that fails without any mistake, and one that
 never ends: a test that hangs proves nothing. Sizes are small: a layer that catches nothing here may do so in a
-longer run. In the default run a mistake goes through the layers in turn and stops at the first that catches it. With
+longer run. Without --all a mistake goes through the layers in turn and stops at the first that catches it. With
 `-- --all` also schedules of the threads, the layers that start a daemon (kills, failing calls, real power cuts: as root,
 with loop devices) and the engine's other tests, which takes some minutes more.
 """

@@ -119,6 +119,12 @@ impl SimDisk {
         state.faults.calls.push((filter, nth.max(1), system_error));
     }
 
+    /// Lets each call that the filter chooses fail from now on, with this error number of the system.
+    pub fn fail_all(&self, filter: Filter, system_error: i32) {
+        let mut state = self.0.lock();
+        state.faults.kinds.push((filter, system_error));
+    }
+
     /// While `held`, calls are not counted for [`SimDisk::fail_call`], and none fails by it.
     pub fn hold_failures(&self, held: bool) {
         self.0.lock().faults.held = held;

@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn content_knows_each_unreadable_page_of_a_file_with_thousands() {
-        let (disk, pages) = (SimDisk::new(), 5000_u64);
+        let (disk, pages) = (SimDisk::new(), 2600_u64);
         disk.replace("x", vec![7; usize::try_from(pages * PIECE_BYTES).unwrap()]);
         // Every second page, and none of the last 100.
         let is_bad = |page: u64| page.is_multiple_of(2) && page < pages - 100;

@@ -65,6 +65,8 @@ pub(super) struct Copies {
 pub(super) struct Faults {
     /// Filter of the calls, number of these calls until one fails, and number of the system's error.
     pub(super) calls: Vec<(Filter, u64, i32)>,
+    /// Filters of calls that all fail, and numbers of the system's errors.
+    pub(super) kinds: Vec<(Filter, i32)>,
     /// While set, calls are not counted, and none fails.
     pub(super) held: bool,
     pub(super) syncs: Vec<u64>,
@@ -144,7 +146,8 @@ impl SimState {
         if self.faults.held {
             return Ok(());
         }
-        let mut failed = Ok(());
+        let kind = self.faults.kinds.iter().find(|(filter, _)| filter(call));
+        let mut failed = kind.map_or(Ok(()), |(_, error)| Err(io::Error::from_raw_os_error(*error)));
         self.faults.calls.retain_mut(|(filter, nth, error)| {
             *nth -= u64::from(filter(call));
             if *nth == 0 {
