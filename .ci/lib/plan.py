@@ -60,6 +60,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("clients/chaos", ("clients*",)),
     ("wire/wire:sessions,neighbours,slow", ("clients*",)),
     ("clients/ledger", ("clients*",)),
+    ("clients/rotation", ("clients*",)),
     ("durability/syscalls", ("clients*",)),
     ("ops/grafana", ()),
     ("disk/archive", ()),
@@ -81,6 +82,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("durability/limits:file_size,read_only,second", ()),
     ("host/host", ()),
     ("host/identity", ()),
+    ("host/secrets", ()),
     ("host/clock", ()),
     ("durability/volumes", ()),
     ("wire/h2spec", ()),
@@ -96,10 +98,10 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("api/people", ()),
 ]]
 ALONE = [Step(name, "alone", BINARIES) for name in (
-    "wire/wire:stops,standing,crowds,floods",
+    "wire/wire:stops,standing,crowds,floods,floods_over_tls,refusals",
     "durability/modes:trickle",
     "wire/http_port",
-    "wire/tls:stopped",
+    "wire/tls:stopped,at_once",
     "api/followers:a_crowd,busy,others_unchanged",
     "api/sessions:fast",
     "api/pressure:greedy_beside_small",
@@ -135,4 +137,4 @@ WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "du
             "rust/lint:fuzz_targets", MDBOOK, "docs/book", "bench/million", "bench/bounded", "bench/clustered"]
 DEFAULT = [step for step in PLAN if step.name not in WITH_ALL]
 # Checks that only run by name, because they take long or need a quiet machine.
-BY_HAND = ["bench/benchmarks", "bench/servers", "bench/soak", "disk/fuzz"]
+BY_HAND = ["bench/benchmarks", "bench/servers", "bench/soak", "bench/tls", "disk/fuzz"]

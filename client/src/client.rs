@@ -16,6 +16,7 @@ use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
 use crate::connect::{LastTlsProblem, ServerConnector};
+use crate::dialer::Dialer;
 use crate::endpoint;
 use crate::error::{Error, ErrorKind, Outcome, not_connected};
 use crate::retry::{Repeat, RetryPolicy};
@@ -247,6 +248,21 @@ impl ClientBuilder {
             .endpoint
             .connect_with_connector_lazy(transport.connector);
         Ok(self.client(channel, transport.last_failure, transport.token))
+    }
+
+    /// These settings for connections without a client on top. Files of TLS and of the token are read
+    /// now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Token`].
+    pub fn dialer(mut self) -> Result<Dialer, Error> {
+        let transport = self.transport()?;
+        Ok(Dialer {
+            endpoint: self.endpoint,
+            address: transport.endpoint.uri().clone(),
+            connector: transport.connector,
+            token: transport.token,
+        })
     }
 
     fn transport(&mut self) -> Result<ServerTransport, Error> {

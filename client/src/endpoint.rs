@@ -2,7 +2,7 @@
 
 use tonic::transport::Uri;
 
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 
 /// Where a server listens unless configured otherwise.
 pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:6925";
@@ -63,6 +63,15 @@ pub(crate) fn complete(endpoint: &str) -> Result<CompleteEndpoint, ErrorKind> {
         }),
         _ => Err(invalid(": its port is not a number from 1 to 65535")),
     }
+}
+
+/// An endpoint with scheme and port, as a [`Client`](crate::Client) uses it.
+///
+/// # Errors
+/// [`ErrorKind::InvalidEndpoint`].
+pub fn complete_endpoint(endpoint: &str) -> Result<String, Error> {
+    let complete = complete(endpoint).map_err(Error::new)?;
+    Ok(complete.text)
 }
 
 /// The endpoint as a message may show it: without a password.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tonic::codegen::http::HeaderValue;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -138,6 +139,15 @@ impl TokenSource {
     /// Whether the token is that of a file.
     pub(crate) fn follows_a_file(&self) -> bool {
         self.path.is_some()
+    }
+
+    /// The value of the header `authorization`.
+    pub(crate) fn header(&self) -> HeaderValue {
+        let current = self.current();
+        let mut header = HeaderValue::from_bytes(current.header.as_encoded_bytes())
+            .unwrap_or(HeaderValue::from_static(""));
+        header.set_sensitive(true);
+        header
     }
 
     /// Puts the token into a request, and returns it.

@@ -38,7 +38,7 @@ use crate::serve::Exit;
 pub(crate) use call::{AuditedPeer, RecordedCall, ShownCredential, Trail};
 pub(crate) use facts::CallFacts;
 use limit::{RefusalLimits, RefusedCaller, Verdict};
-use line::{AuditLine, FAILED, OK, shortened};
+use line::{AuditLine, FAILED, OK, UNAUTHENTICATED, shortened};
 use output::AuditOutput;
 use queue::{Counts, Queue};
 
@@ -117,15 +117,39 @@ impl AuditLog {
         self.queue.push(&line.text());
     }
 
+    /// Records a handshake of TLS that ends because the certificate of the client is missing or refused.
+    pub(crate) fn refused_handshake(
+        &self,
+        address: Option<SocketAddr>,
+        has_certificate: bool,
+        why: &dyn std::fmt::Display,
+    ) {
+        self.refused(address, None, UNAUTHENTICATED, |log| {
+            log.write(AuditLine {
+                event: "handshake",
+                peer: address.map(|address| address.to_string()),
+                principal: Some(""),
+                credential: Some(if has_certificate {
+                    "certificate"
+                } else {
+                    "none"
+                }),
+                outcome: UNAUTHENTICATED,
+                reason: Some(shortened(&why.to_string())),
+                ..AuditLine::default()
+            });
+        });
+    }
+
     /// Writes the line of a refusal, or counts it.
     fn refused(
         &self,
-        peer: &AuditedPeer,
+        address: Option<SocketAddr>,
         principal: Option<&str>,
         outcome: &'static str,
         write: impl FnOnce(&Self),
     ) {
-        let caller = match (principal, peer.address) {
+        let caller = match (principal, address) {
             (Some(name), _) => RefusedCaller::Principal(name),
             (None, Some(address)) => RefusedCaller::Address(limit::network(address.ip())),
             (None, None) => RefusedCaller::Unknown,

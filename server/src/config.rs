@@ -20,7 +20,7 @@ use std::time::Duration;
 use wald_storage::{ConfigError, OnDamage, ReadStrategy, StorageConfig, SyncMode};
 
 pub(crate) use layers::{
-    ConfigProblem, Effective, Layers, env_name, flag_name, misspelt, reference,
+    ConfigProblem, Effective, Layers, changed, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
     AuditFailurePolicy, AuditScope, ClientAuth, ConsoleMode, FlushFailurePolicy, LogFormat,

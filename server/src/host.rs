@@ -83,6 +83,29 @@ fn lacks_space(config: &Config, size: u64, free: Option<u64>) -> Option<String> 
     ))
 }
 
+/// Refuses a data directory of this user that every user can open, if principals have rights: a file has none of them.
+/// The directory of another owner only gets the warning, because this process cannot close it.
+///
+/// # Errors
+/// If the directory is such a one and there is an `auth_file`.
+pub(crate) fn check_strangers(config: &Config, directory: &Path) -> Result<(), Exit> {
+    let is_own = matches!(wald_storage::owner(directory), Ok(Owner::Own));
+    match wald_storage::strangers(directory) {
+        Ok(Some(strangers)) if strangers.others && is_own && !config.auth_file.is_empty() => {
+            let (path, mode) = (directory.display(), strangers.mode);
+            Err(Exit::new(
+                Exit::CONFIG,
+                format!(
+                    "{path} is open to every user of this machine (mode {mode:04o}), and the rights of auth_file do \
+                     not protect its files; close it with: chmod 700 {path}"
+                ),
+            ))
+        }
+        // Whatever else is wrong with the directory, opening it reports it.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// Warns if users other than the owner can open the data directory. Its mode stays: an operator
 /// may have chosen it, and a volume may need it.
 pub(crate) fn warn_of_strangers(directory: &Path) {

@@ -214,9 +214,9 @@ fn command() -> Command {
                 ),
         )
         .subcommand(backups::restore_command())
-        .subcommand(archive::command())
-        .subcommand(auth::command())
-        .subcommand(Command::new("man").about("Print the man page, with every setting"));
+        .subcommand(archive::command());
+    // Its help shows the one setting that it reads.
+    let mut token = auth::command();
     for setting in SETTINGS.iter() {
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();
         let mut arg = Arg::new(setting.name)
@@ -235,9 +235,14 @@ fn command() -> Command {
                 .require_equals(true)
                 .default_missing_value("true");
         }
+        let is_foreign = setting.name != "auth_file";
+        let shown = arg.clone().hide_short_help(is_foreign).hide(is_foreign);
+        token = token.arg(shown);
         command = command.arg(arg);
     }
     command
+        .subcommand(token)
+        .subcommand(Command::new("man").about("Print the man page, with every setting"))
 }
 
 /// Source of this process's configuration; read again on SIGHUP.
@@ -373,7 +378,10 @@ fn print(text: &[u8]) -> Result<(), Exit> {
 }
 
 fn serve(source: &ConfigSource) -> Result<(), Exit> {
-    let mut config = source.effective()?.config;
+    let Effective {
+        mut config,
+        entries: started,
+    } = source.effective()?;
     // Before anything is opened: descriptors that are open already count as inherited.
     let host = plan::Host::prepare();
     let json = json(config.log_format);
@@ -390,7 +398,13 @@ fn serve(source: &ConfigSource) -> Result<(), Exit> {
     }
     let limits = plan::make(&mut config, &host)?;
     let reload = || match source.resolve() {
-        Ok(effective) => log.set_filter(&effective.config.log_filter),
+        Ok(effective) => {
+            log.set_filter(&effective.config.log_filter);
+            let settings = config::changed(&started, &effective.entries);
+            if !settings.is_empty() {
+                tracing::warn!(%settings, "changed settings come into force at the next start");
+            }
+        }
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
     host::write_no_core();

@@ -137,7 +137,7 @@ pub(crate) struct Reloader<F: ReloadedFiles> {
     /// Fault of the last attempt, so that the log has each only once.
     fault: Option<Fault>,
     /// `None`: there is no audit log.
-    audit: Option<Arc<AuditLog>>,
+    pub(crate) audit: Option<Arc<AuditLog>>,
 }
 
 impl<F: ReloadedFiles> Reloader<F> {

@@ -147,6 +147,7 @@ impl Server {
         let mut tls = tls::start(config, &metrics).map_err(wrong)?;
         let (authority, mut auth_file) = auth::start(config, &metrics).map_err(wrong)?;
         host::check_owner(config, &config.data_dir)?;
+        host::check_strangers(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir, config.create_store)?;
         host::check_volume(config, &config.data_dir, !existing)?;
         let ports = bind(config);

@@ -15,6 +15,7 @@
 //! | `clients.rs` | verifies the certificate of a client |
 //! | `handshake.rs` | one handshake |
 //! | `reload.rs` | puts changed files in force |
+//! | `revocation.rs` | checks the signatures of revocation lists |
 //! | `stream.rs` | the bytes of a connection, in plaintext or inside TLS |
 
 mod check;
@@ -22,6 +23,7 @@ mod clients;
 mod files;
 mod handshake;
 mod reload;
+mod revocation;
 mod stream;
 
 use std::sync::Arc;

@@ -353,3 +353,23 @@ fn hangup_reads_the_log_filter_anew() {
     let line = daemon.wait_for_log("log filter changed");
     assert!(line.contains("h2=warn"), "{line}");
 }
+
+#[test]
+fn changed_settings_that_need_a_restart_are_named_on_sighup() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("wald.toml");
+    std::fs::write(&file, "max_logs = 100\n").unwrap();
+    let daemon = Daemon::start(&["--config", file.to_str().unwrap()]);
+    std::fs::write(
+        &file,
+        "max_logs = 200\nlog_filter = \"info\"\naudit_log = \"stderr\"\n",
+    )
+    .unwrap();
+    daemon.signal(Signal::HUP);
+    let line = daemon.wait_for_log("come into force at the next start");
+    assert!(
+        line.contains("audit_log, max_logs") || line.contains("max_logs, audit_log"),
+        "{line}"
+    );
+    assert!(!line.contains("log_filter"), "{line}");
+}

@@ -124,6 +124,57 @@ def umasks(scratch):
         claim(f"umask {umask:03o}: serve, backup, restore and drill work", fine == (0, 0, 0, 0), fine)
 
 
+@check("With auth_file: modes under umask 000 and 022, and a data directory open to others is refused")
+def secured(scratch):
+    auth = scratch / "auth.toml"
+    auth.write_text('[principal.app]\nallow = [{ do = ["append", "create"], logs = "" }, { do = ["backup"] }]\n')
+    auth.chmod(0o600)
+    for umask in (0o000, 0o022):
+        root = scratch / f"umask-{umask:03o}"
+        root.mkdir(0o700)
+        before = os.umask(umask)
+        try:
+            made = wald("token", "create", "--principal", "app", "--expires", "1d", "--to", root / "token", "--auth-file", auth)
+            with Daemon(root / "data", *SMALL, "--auth-file", auth, "--audit-log", root / "audit.log") as daemon:
+                done = daemon.walctl("append", "log", "-", "--token-file", root / "token", input=b"x\n")
+                saved = daemon.walctl("backup", root / "backups", "--token-file", root / "token")
+                code = daemon.stop()
+        finally:
+            os.umask(before)
+        bad = modes_of(root)
+        claim(f"umask {umask:03o}: data, backup, audit log and token file are for their owner only", not bad, ", ".join(bad[:3]))
+        mode = stat.S_IMODE(auth.stat().st_mode)
+        claim(f"umask {umask:03o}: the rewritten auth_file keeps its mode", mode == 0o600, f"{mode:04o}")
+        fine = (made[0], done.returncode, saved.returncode, code)
+        claim(f"umask {umask:03o}: token, append, backup and stop work", fine == (0, 0, 0, 0), fine)
+    data = scratch / "umask-000" / "data"
+    for mode in (0o755, 0o701, 0o777):
+        data.chmod(mode)
+        code, text = serve(data, "--auth-file", auth)
+        claim(f"a data directory {mode:04o} is refused with its path", code == 78 and str(data) in text and "chmod 700" in text, f"{code} {text}")
+    # A group: Kubernetes gives it these rights for `fsGroup`.
+    data.chmod(0o2770)
+    code, text = serve(data, "--auth-file", auth)
+    claim("one that its group can open is served with a warning", code == 0 and "chmod 700" in text, f"{code} {text}")
+    data.chmod(0o700)
+    code, text = serve(data, "--auth-file", auth)
+    claim("a closed one is served without one", code == 0 and "chmod" not in text, f"{code} {text}")
+    # Links to auth_file are allowed, as Kubernetes makes them; other kinds of files are not.
+    for kind, served in (("link", True), ("dangling", False), ("pipe", False), ("directory", False)):
+        place = scratch / f"auth-{kind}"
+        put(kind, place, auth)
+        code, text = serve(data, "--auth-file", place)
+        claim(f"auth_file as {kind} is {'served' if served else 'refused in time'}",
+              code == 0 if served else code == 78 and str(place) in text, f"{code} {text}")
+    for kind in ("link", "dangling", "pipe", "directory"):
+        place, target = scratch / f"audit-{kind}", scratch / "target"
+        target.write_text("precious")
+        put(kind, place, target)
+        code, text = serve(data, "--audit-log", place)
+        claim(f"audit_log as {kind} is refused in time, and its target unchanged",
+              code == 78 and str(place) in text and target.read_text() == "precious", f"{code} {text}")
+
+
 @check("A directory that others can open is served, with a warning and the remedy")
 def open_directory(scratch):
     good = store(scratch)

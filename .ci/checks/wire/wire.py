@@ -10,8 +10,10 @@ import statistics
 import subprocess
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
+from certificates import *
 from clients import *
 
 PROGRAM = ROOT / ".ci" / "checks" / "wire" / "go"
@@ -222,11 +224,11 @@ def crowds(directory):
 
 
 class Watch:
-    """Effects of an attack on a daemon and on a well-behaved client with its own connection."""
+    """Effects of an attack on a daemon and on a well-behaved client with its own connection. `over` are flags of both."""
 
-    def __init__(self, daemon):
+    def __init__(self, daemon, *over):
         self.daemon = daemon
-        self.bystander = subprocess.Popen([str(WIRE), "bystander", "-window", "250ms", daemon.grpc],
+        self.bystander = subprocess.Popen([str(part) for part in (WIRE, "bystander", "-window", "250ms", *over, daemon.grpc)],
                                           stdout=subprocess.PIPE, text=True)
         self.windows, self.most, self.over = [], 0, threading.Event()
         self.threads = [threading.Thread(target=self._listen), threading.Thread(target=self._look)]
@@ -259,17 +261,26 @@ class Watch:
 
 # The floods of a shorter run: one for each way to flood a server.
 TELLING = ("window-update", "ping-ack", "ping-ack-calls", "empty-data", "reset-append", "hpack-bomb", "settings-unread", "unknown-service", "priority")
+# One for each frame that the acceptance over TLS names.
+OVER_TLS = ("reset-append", "continuation", "empty-data", "hpack-bomb", "settings", "ping")
 # A bystander shares two processors with the attack and other load: a late wake-up is no fault.
 CALM_US = 5_000
 
 
-def flooded(directory, kind):
-    """One flood: results of daemon, attacker and bystander, and whether the bystander was served as before."""
-    with Daemon(directory) as daemon:
-        watch = Watch(daemon)
-        (told,) = nice("flood", "-seconds", "1500ms", kind, daemon.grpc)
+def flooded(directory, kind, authority=None):
+    """One flood: results of daemon, attacker and bystander, and whether the bystander was served as before. All of them
+    speak TLS if there is a CA."""
+    over, arguments, options = [], [], []
+    if authority is not None:
+        over, options = ["-ca", authority.pem], ["--tls-ca", authority.pem]
+        arguments = files(*authority.issue(Path(f"{directory}-tls"), "server"))
+    with Daemon(directory, *arguments) as daemon:
+        if authority is not None:
+            daemon.endpoint = f"https://{daemon.grpc}"
+        watch = Watch(daemon, *over)
+        (told,) = nice("flood", "-seconds", "1500ms", *over, kind, daemon.grpc)
         alone, during, failures, grown = watch.end()
-        done = daemon.walctl("--timeout", "5s", "append", "after", "-", input=b"x\n")
+        done = daemon.walctl("--timeout", "5s", *options, "append", "after", "-", input=b"x\n")
         lines = len("".join(daemon.lines))
         holds = done.returncode == 0 and daemon.process.poll() is None and grown < FLAT and lines < 20_000
         saw = f"{told.get('frames')} frames, {grown / MIB:.0f} MiB more, {lines} bytes of log; {str(told.get('ended'))[:80]}"
@@ -277,18 +288,68 @@ def flooded(directory, kind):
         return holds, saw, calm, f"p99 {alone:.0f} us alone, {during:.0f} us beside it; {failures[:1]}"
 
 
-@check("Floods of every kind of frame next to a well-behaved client")
-def floods(directory):
-    (all_kinds,) = wire("flood", "-list")
-    kinds = sized(all_kinds, [kind for kind in all_kinds if kind in TELLING])
+def judged(directory, kinds, authority=None):
+    """States for each flood that the daemon and a bystander are well."""
     for kind in kinds:
         # Other load on the machine only makes the bystander slower: the best of three counts.
         for attempt in range(3):
-            holds, saw, calm, times = flooded(directory / f"flood-{kind}-{attempt}", kind)
+            holds, saw, calm, times = flooded(directory / f"flood-{kind}-{attempt}", kind, authority)
             if not holds or calm:
                 break
-        expect(f"flood `{kind}`: the daemon serves, is flat and writes little", holds, saw)
-        expect(f"flood `{kind}`: a bystander is served as before", calm, times)
+        what = f"flood `{kind}`{' over TLS' if authority else ''}"
+        expect(f"{what}: the daemon serves, is flat and writes little", holds, saw)
+        expect(f"{what}: a bystander is served as before", calm, times)
+
+
+@check("Floods of every kind of frame next to a well-behaved client")
+def floods(directory):
+    (all_kinds,) = wire("flood", "-list")
+    judged(directory, sized(all_kinds, [kind for kind in all_kinds if kind in TELLING]))
+
+
+@check("Floods over TLS: resets, CONTINUATION, empty DATA, HPACK, SETTINGS, PING")
+def floods_over_tls(directory):
+    (all_kinds,) = wire("flood", "-list")
+    judged(directory, sized(all_kinds, [kind for kind in all_kinds if kind in OVER_TLS]), Authority(directory / "ca"))
+
+
+DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def token(identity, secret):
+    """A token with a good checksum."""
+    number, check = zlib.crc32((identity + secret).encode()), ""
+    for _ in range(6):
+        number, digit = divmod(number, 62)
+        check = DIGITS[digit] + check
+    return f"wald1_{identity}{secret}_{check}"
+
+
+@check("An unknown id, a wrong secret and a revoked token get the same bytes in the same time")
+def refusals(directory):
+    auth = directory / "auth.toml"
+    auth.write_text('[principal.app]\nallow = [{ do = ["append", "create"], logs = "" }]\n')
+    auth.chmod(0o600)
+    made = []
+    for name in "kept", "revoked":
+        run(WALD, "token", "create", "--principal", "app", "--expires", "1d", "--to", directory / name, "--auth-file", auth, check=True)
+        made.append((directory / name).read_text().strip())
+    kept, revoked = made
+    run(WALD, "token", "revoke", revoked[6:14], "--auth-file", auth, check=True)
+    expect("a token is made as here", token(kept[6:14], kept[14:57]) == kept)
+    with Daemon(directory / "data", "--auth-file", auth, "--metrics-open") as daemon:
+        # Other load changes medians of few calls: the best of three counts.
+        for attempt in range(3):
+            (told,) = wire("refusals", "-calls", sized(10_000, 1_500), daemon.grpc,
+                           token("zzzzzzzz", kept[14:57]), token(kept[6:14], revoked[14:57]), revoked, seconds=300)
+            medians = told.get("medians_ns", [0, 1])
+            apart = max(medians) / max(1, min(medians)) - 1
+            if apart <= 0.02:
+                break
+        expect("the answers have the same bytes", told.get("answers") == 1 and "not valid" in told.get("text", ""), told)
+        expect(f"medians are within {sized(2, 10)} %", apart <= sized(0.02, 0.10), f"{100 * apart:.2f} %: {medians}")
+        refused = 'wald_auth_failures_total{reason="bad"}'
+        expect("each call is counted", daemon.metric(refused) == (attempt + 1) * 3 * sized(10_000, 1_500), daemon.metric(refused))
 
 
 built()

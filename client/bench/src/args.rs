@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use wald_client::DEFAULT_ENDPOINT;
+use wald_connection::ConnectionArgs;
 
 use crate::spec::Level;
 
@@ -27,9 +27,8 @@ only figures of one run.";
 #[derive(Debug, Clone, Parser)]
 #[command(name = "walbench", version, after_help = HELP)]
 pub(crate) struct BenchArgs {
-    /// Address of the server: HOST:PORT, or http://HOST:PORT. The default port is 6925
-    #[arg(long, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
-    pub(crate) endpoint: String,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
     /// Form of the output on stdout
     #[arg(long, short = 'o', value_enum, default_value_t = BenchOutput::Text)]
     pub(crate) output: BenchOutput,
@@ -73,8 +72,8 @@ pub(crate) struct BenchArgs {
     /// Measure the echo service, too, and print the ratio
     #[arg(long)]
     pub(crate) echo: bool,
-    /// Address of the server's metrics [default: http://127.0.0.1:6926/metrics if --endpoint is
-    /// the default, otherwise none]
+    /// Address of the server's metrics, http:// only [default: http://127.0.0.1:6926/metrics if the
+    /// endpoint is the default, otherwise none]. The token goes along to this machine only
     #[arg(long, value_name = "URL")]
     pub(crate) metrics: Option<String>,
     /// Followers of the log: fan-out only.

@@ -1,4 +1,4 @@
-//! One HTTP/2 connection, bare.
+//! One HTTP/2 connection, bare, in plaintext or inside TLS.
 //!
 //! The generated stubs call through it, not through tonic's channel and not through
 //! `wald_client::Client`: those find a connection, repeat, bound and time calls, each by a
@@ -8,14 +8,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use anyhow::Context as _;
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
 use tonic::body::Body;
 use tonic::client::Grpc;
+use tonic::codegen::http::HeaderValue;
 use tonic::codegen::{Service, http};
+use wald_client::Dialer;
 use wald_proto::echo::echo_service_client::EchoServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
@@ -27,18 +27,15 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 pub(crate) struct Connection {
     send: SendRequest<Body>,
     origin: http::Uri,
+    /// The header `authorization` of each call.
+    token: Option<HeaderValue>,
 }
 
 impl Connection {
     /// Connects; the runtime of the calling thread serves the connection.
-    pub(crate) async fn open(endpoint: &str) -> anyhow::Result<Self> {
-        let authority = endpoint.strip_prefix("http://").unwrap_or(endpoint);
-        let authority = authority.trim_end_matches('/');
-        let origin = format!("http://{authority}").parse()?;
-        let socket = TcpStream::connect(authority)
-            .await
-            .with_context(|| format!("cannot connect to {endpoint}"))?;
-        socket.set_nodelay(true)?;
+    pub(crate) async fn open(dialer: &Dialer) -> anyhow::Result<Self> {
+        let origin = dialer.endpoint().parse()?;
+        let socket = dialer.connect().await?;
         let (send, connection) = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             // The values of the client library.
@@ -48,7 +45,11 @@ impl Connection {
             .await?;
         // Its failure shows in the calls.
         tokio::spawn(async move { connection.await.ok() });
-        Ok(Self { send, origin })
+        Ok(Self {
+            send,
+            origin,
+            token: dialer.authorization(),
+        })
     }
 
     pub(crate) fn wal(&self) -> WalServiceClient<Self> {
@@ -76,7 +77,11 @@ impl Service<http::Request<Body>> for Connection {
         self.send.poll_ready(context)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        if let Some(token) = &self.token {
+            let headers = request.headers_mut();
+            headers.insert(http::header::AUTHORIZATION, token.clone());
+        }
         Box::pin(self.send.send_request(request))
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 /// Asks the echo service once.
 pub(crate) fn check_echo(target: &LoadTarget) -> Result<()> {
     block_on(async {
-        let connection = Connection::open(&target.endpoint).await?;
+        let connection = Connection::open(&target.dialer).await?;
         match connection.echo().echo(EchoRequest::default()).await {
             Ok(_) => Ok(()),
             Err(status) if status.code() == Code::Unimplemented => bail!(
@@ -45,7 +45,7 @@ pub(crate) fn check_echo(target: &LoadTarget) -> Result<()> {
 /// Appends to the log that will be read until it has the requested records, and flushes them.
 pub(crate) fn fill(target: &LoadTarget, spec: &Spec) -> Result<()> {
     block_on(async {
-        let connection = Connection::open(&target.endpoint).await?;
+        let connection = Connection::open(&target.dialer).await?;
         let mut wal = connection.wal();
         let log = spec.log(0);
         let mut tail = tail(&connection, &log).await?;

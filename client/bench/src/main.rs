@@ -35,8 +35,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
-use wald_client::{Client, DEFAULT_ENDPOINT};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use wald_client::DEFAULT_ENDPOINT;
+use wald_connection::ConnectionChoice;
 use wald_text::shown::escaped;
 
 use args::{BenchArgs, Workload};
@@ -73,12 +74,13 @@ struct Bench {
 }
 
 fn main() -> ExitCode {
-    let args = BenchArgs::parse();
+    let matches = BenchArgs::command().get_matches();
+    let args = BenchArgs::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if let Some(fault) = args.fault() {
         let mut command = BenchArgs::command();
         command.error(ErrorKind::ValueValidation, fault).exit();
     }
-    match run(args) {
+    match run(args, &matches) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("walbench: {error:#}"));
@@ -103,19 +105,20 @@ fn with_remedy(error: wald_client::Error) -> anyhow::Error {
     }
 }
 
-fn run(args: BenchArgs) -> Result<()> {
-    let (endpoint, info) = fill::block_on(async {
-        let client = Client::connect(args.endpoint.as_str())
-            .await
-            .map_err(with_remedy)?;
-        Ok((client.endpoint().to_owned(), client.server_info().await?))
-    })?;
-    if endpoint.starts_with("https://") {
-        bail!("walbench measures in plaintext only; give --endpoint http://HOST:PORT");
+fn run(args: BenchArgs, matches: &ArgMatches) -> Result<()> {
+    let settings = ConnectionChoice::new(&args.connection, matches)?;
+    if let Some(remark) = settings.remark() {
+        say(&remark);
     }
-    let default = (endpoint == DEFAULT_ENDPOINT).then(|| DEFAULT_METRICS.to_owned());
+    let builder = settings.builder()?;
+    let dialer = builder.clone().dialer()?;
+    let info = fill::block_on(async {
+        let client = builder.connect().await.map_err(with_remedy)?;
+        Ok(client.server_info().await?)
+    })?;
+    let default = (dialer.endpoint() == DEFAULT_ENDPOINT).then(|| DEFAULT_METRICS.to_owned());
     let target = LoadTarget {
-        endpoint,
+        dialer,
         metrics: args.metrics.clone().or(default),
     };
     if target.metrics.is_none() {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use wald_client::Dialer;
 
 use crate::caller::{Load, LoadCaller};
 use crate::connection::Connection;
@@ -30,14 +31,16 @@ use crate::stream;
 /// The server under load.
 #[derive(Debug, Clone)]
 pub(crate) struct LoadTarget {
-    pub(crate) endpoint: String,
+    pub(crate) dialer: Dialer,
     /// Address of its metrics, if known.
     pub(crate) metrics: Option<String>,
 }
 
 impl LoadTarget {
     pub(crate) fn scrape(&self) -> Result<Option<Scrape>> {
-        self.metrics.as_deref().map(Scrape::take).transpose()
+        let token = self.dialer.authorization();
+        let take = |url| Scrape::take(url, token.as_ref());
+        self.metrics.as_deref().map(take).transpose()
     }
 }
 
@@ -154,7 +157,7 @@ fn connect(
     let mut workers = Vec::new();
     for index in 0..threads {
         let share = LoadShare {
-            endpoint: target.endpoint.clone(),
+            dialer: target.dialer.clone(),
             load: Arc::clone(&load),
             numbers: (index..connections).step_by(threads).collect(),
             connections,
@@ -343,7 +346,7 @@ fn finish(running: Running, begin: Instant, end: Option<Instant>) -> Result<Figu
 
 /// The part of a load that one thread does.
 struct LoadShare {
-    endpoint: String,
+    dialer: Dialer,
     load: Arc<Load>,
     /// Numbers of its connections.
     numbers: Vec<usize>,
@@ -358,7 +361,7 @@ impl LoadShare {
         let connections = runtime.block_on(async {
             let mut connections = Vec::new();
             for _ in &self.numbers {
-                connections.push(Connection::open(&self.endpoint).await?);
+                connections.push(Connection::open(&self.dialer).await?);
             }
             anyhow::Ok(connections)
         })?;

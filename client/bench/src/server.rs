@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
+use tonic::codegen::http::HeaderValue;
 use wald_client::proto;
 
 /// Maximum time of a scrape.
@@ -17,15 +18,21 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Scrape(HashMap<String, f64>);
 
 impl Scrape {
-    /// Asks `http://HOST:PORT[/PATH]`; the path is /metrics unless another is given.
-    pub(crate) fn take(url: &str) -> Result<Self> {
+    /// Asks `http://HOST:PORT[/PATH]`; the path is /metrics unless another is given. `token`: the header
+    /// `authorization`.
+    pub(crate) fn take(url: &str, token: Option<&HeaderValue>) -> Result<Self> {
+        ensure!(
+            !url.starts_with("https://"),
+            "--metrics {url}: metrics are read in plaintext only; leave --metrics out"
+        );
         let rest = url.strip_prefix("http://").unwrap_or(url);
         let (authority, path) = match rest.split_once('/') {
             Some((authority, path)) if !path.is_empty() => (authority, format!("/{path}")),
             Some((authority, _)) => (authority, "/metrics".to_owned()),
             None => (rest, "/metrics".to_owned()),
         };
-        let text = get(authority, &path).with_context(|| format!("no metrics from {url}"))?;
+        let text =
+            get(authority, &path, token).with_context(|| format!("no metrics from {url}"))?;
         Ok(Self::parse(&text))
     }
 
@@ -54,16 +61,23 @@ impl Scrape {
     }
 }
 
-fn get(authority: &str, path: &str) -> Result<String> {
+fn get(authority: &str, path: &str, token: Option<&HeaderValue>) -> Result<String> {
     let address = authority
         .to_socket_addrs()?
         .next()
         .context("no such host")?;
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
+    // In plaintext a token must not reach another machine.
+    let token = match token {
+        Some(token) if address.ip().is_loopback() => {
+            format!("authorization: {}\r\n", token.to_str()?)
+        }
+        _ => String::new(),
+    };
     write!(
         stream,
-        "GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nHost: {authority}\r\n{token}Connection: close\r\n\r\n"
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

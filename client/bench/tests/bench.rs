@@ -6,7 +6,8 @@
     reason = "a test that unwraps fails where it stands"
 )]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -54,7 +55,11 @@ struct Daemon {
 
 impl Daemon {
     fn start(arguments: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        // With auth_file a daemon refuses a directory that others can open.
+        let directory = tempfile::Builder::new()
+            .permissions(std::fs::Permissions::from_mode(0o700))
+            .tempdir()
+            .unwrap();
         let mut command = Command::new(daemon_binary());
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("WALD_") {
@@ -183,6 +188,79 @@ async fn appends_of_every_kind_are_counted_as_the_daemon_holds_them() {
             assert!(entry["ratio"].as_f64() > Some(0.0), "{load}");
         }
     }
+}
+
+#[test]
+fn loads_go_over_tls_with_a_token() {
+    let files = tempfile::tempdir().unwrap();
+    let path = |name: &str| files.path().join(name).to_str().unwrap().to_owned();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let private = |name: &str, text: &str| {
+        let mut options = std::fs::OpenOptions::new();
+        let file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path(name));
+        file.unwrap().write_all(text.as_bytes()).unwrap();
+    };
+    std::fs::write(path("cert.pem"), made.cert.pem()).unwrap();
+    private("key.pem", &made.signing_key.serialize_pem());
+    private(
+        "auth.toml",
+        "[principal.bench]\nallow = [{ do = [\"append\", \"create\", \"read\"], logs = \"\" }, { do = [\"metrics\"] }]\n",
+    );
+    let created = Command::new(daemon_binary())
+        .args(["token", "create", "--principal", "bench", "--expires", "1d"])
+        .args(["--to", &path("token"), "--auth-file", &path("auth.toml")])
+        .output()
+        .unwrap();
+    assert!(created.status.success(), "{created:?}");
+    let daemon = Daemon::start(&[
+        "--tls-cert",
+        &path("cert.pem"),
+        "--tls-key",
+        &path("key.pem"),
+        "--auth-file",
+        &path("auth.toml"),
+    ]);
+    let bench = |arguments: &str, token: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_walbench"));
+        command
+            .args(arguments.split_whitespace())
+            .args([
+                "--endpoint",
+                &daemon.grpc.replace("http://127.0.0.1", "https://localhost"),
+            ])
+            .args(["--tls-ca", &path("cert.pem"), "--metrics", &daemon.http])
+            .args(["--warm-up", "0s", "--output", "json"]);
+        if token {
+            command.args(["--token-file", &path("token")]);
+        }
+        command.output().unwrap()
+    };
+    for load in [
+        "append --count 100",
+        "session --count 100 --in-flight 10",
+        "scan --count 1 --filled 100",
+        "follow --count 20",
+    ] {
+        let ran = bench(load, true);
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{load}: {stderr}");
+        let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
+        assert!(figure(&report)["records"].as_u64() > Some(0), "{load}");
+        assert!(
+            !report["entries"][0]["wald"]["median"]["server"].is_null(),
+            "{load}"
+        );
+    }
+    let ran = bench("append --count 1", false);
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert!(
+        !ran.status.success() && stderr.contains("NO_CREDENTIAL"),
+        "{stderr}"
+    );
 }
 
 #[tokio::test]

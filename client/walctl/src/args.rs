@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use wald_client::proto::{Compression, SyncMode};
-use wald_client::{ClientBuilder, DEFAULT_ENDPOINT, Durability, TlsOptions, Visibility};
+use wald_client::{Durability, Visibility};
+use wald_connection::ConnectionArgs;
 
 use crate::input::InputFormat;
 use crate::output::Output;
@@ -28,10 +29,6 @@ pub(crate) struct Args {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Global {
-    /// Address of the server: HOST:PORT, http://HOST:PORT, or https://HOST:PORT for TLS. The
-    /// default port is 6925
-    #[arg(long, global = true, env = "WALD_ENDPOINT", default_value = DEFAULT_ENDPOINT)]
-    pub(crate) endpoint: String,
     /// Maximum time for one call, such as 5s [default: 10s]. Until then walctl repeats
     /// connection attempts, and every request that is safe to repeat
     #[arg(long, global = true, value_name = "SPAN", value_parser = wald_text::units::span)]
@@ -40,87 +37,7 @@ pub(crate) struct Global {
     #[arg(long, short = 'o', global = true, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) tls: TlsArgs,
-    #[command(flatten)]
-    pub(crate) token: TokenArgs,
-}
-
-// There is no option for the token itself: a list of processes shows arguments.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct TokenArgs {
-    /// File with the token that every call carries [default: the token in WALD_TOKEN]
-    #[arg(long, global = true, env = "WALD_TOKEN_FILE", value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
-    /// Let the token cross a connection without TLS to another machine
-    #[arg(long, global = true)]
-    pub(crate) allow_insecure_token: bool,
-}
-
-impl TokenArgs {
-    /// Gives the client its token, if there is one.
-    pub(crate) fn add_to(&self, mut builder: ClientBuilder) -> ClientBuilder {
-        let in_environment = std::env::var("WALD_TOKEN").unwrap_or_default();
-        builder = match &self.token_file {
-            Some(path) => builder.token_file(path),
-            None if !in_environment.is_empty() => builder.token(in_environment),
-            None => builder,
-        };
-        match self.allow_insecure_token {
-            true => builder.allow_insecure_token(),
-            false => builder,
-        }
-    }
-}
-
-// A doc comment here would replace the description of walctl in its help.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct TlsArgs {
-    /// File with the CAs that may sign the server's certificate, in PEM [default: the CAs of this
-    /// system]
-    #[arg(long, global = true, env = "WALD_TLS_CA", value_name = "FILE")]
-    pub(crate) tls_ca: Option<PathBuf>,
-    /// File with the certificate of walctl, followed by its issuers, in PEM; for servers that
-    /// require one
-    #[arg(
-        long,
-        global = true,
-        env = "WALD_TLS_CERT",
-        value_name = "FILE",
-        requires = "tls_key"
-    )]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// File with the key of the certificate, in PEM without a password
-    #[arg(
-        long,
-        global = true,
-        env = "WALD_TLS_KEY",
-        value_name = "FILE",
-        requires = "tls_cert"
-    )]
-    pub(crate) tls_key: Option<PathBuf>,
-    /// Name that the server's certificate must have [default: the host of the endpoint]
-    #[arg(long, global = true, env = "WALD_TLS_SERVER_NAME", value_name = "NAME")]
-    pub(crate) tls_server_name: Option<String>,
-}
-
-impl TlsArgs {
-    /// The settings of the client; `None` without any of the options.
-    pub(crate) fn options(&self) -> Option<TlsOptions> {
-        let mut options = None;
-        let mut set = |change: &dyn Fn(TlsOptions) -> TlsOptions| {
-            options = Some(change(options.take().unwrap_or_default()));
-        };
-        if let Some(path) = &self.tls_ca {
-            set(&|options| options.ca_file(path));
-        }
-        if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
-            set(&|options| options.identity_files(certificate, key));
-        }
-        if let Some(name) = &self.tls_server_name {
-            set(&|options| options.server_name(name));
-        }
-        options
-    }
+    pub(crate) connection: ConnectionArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -159,6 +76,9 @@ pub(crate) enum Command {
     /// Show who the server takes this caller for: principal, tenant, rights, and the expiry of the
     /// credential
     Whoami,
+    /// Name the settings of servers: add, use, list, show or remove contexts
+    #[command(subcommand)]
+    Context(ContextCommand),
     /// Have the server check everything that it stores, while it serves: every checksum, chain,
     /// index and digest. The server quarantines damage at once; the exit code is 5 if there is
     /// any
@@ -624,6 +544,45 @@ pub(crate) enum BackupCommand {
         /// Number of backups to keep
         #[arg(long, value_name = "N", value_parser = parse::one_or_more)]
         keep: u64,
+    },
+}
+
+const CONTEXT_HELP: &str = "\
+The file is ~/.config/wald/config.toml, or wald/config.toml in XDG_CONFIG_HOME. It has paths of \
+files, never a token or key, and its owner alone may read it (mode 0600).
+
+Each value comes from the first of these: option, variable, context, default. The current context \
+counts only for commands without --endpoint and WALD_ENDPOINT; these never read the file. Nothing \
+of a context is used for another server than its own.";
+
+#[derive(Debug, Subcommand)]
+#[command(after_long_help = CONTEXT_HELP)]
+pub(crate) enum ContextCommand {
+    /// Keep the endpoint and the files of the options and variables under a name. The first
+    /// context becomes the current one
+    Add {
+        /// Name of the context: letters, digits, dots, dashes and underscores
+        name: String,
+        /// Replace a context of this name
+        #[arg(long)]
+        replace: bool,
+    },
+    /// Make a context the current one
+    Use {
+        /// The context
+        name: String,
+    },
+    /// List the contexts; an asterisk marks the current one
+    List,
+    /// Show the settings that commands use here, and the source of each
+    Show {
+        /// The context [default: that of --context, WALD_CONTEXT, or the current one]
+        name: Option<String>,
+    },
+    /// Remove a context; the files that it names stay
+    Remove {
+        /// The context
+        name: String,
     },
 }
 

@@ -4,6 +4,7 @@ use std::io;
 
 use tonic::Code;
 use wald_client::{Error, ErrorKind, Outcome, Reason, TlsFailure};
+use wald_connection::ConnectionFault;
 
 use crate::args::{AppendArgs, Command};
 use crate::output::say;
@@ -100,7 +101,7 @@ fn find<E: std::error::Error + 'static>(error: &anyhow::Error) -> Option<&E> {
 }
 
 fn exit_of(error: &anyhow::Error) -> ExitKind {
-    if find::<Usage>(error).is_some() {
+    if find::<Usage>(error).is_some() || find::<ConnectionFault>(error).is_some() {
         return ExitKind::Usage;
     }
     if find::<Damaged>(error).is_some() {

@@ -6,6 +6,7 @@ mod append;
 mod args;
 mod backup;
 mod batch;
+mod contexts;
 mod cursors;
 mod exit;
 mod input;
@@ -28,9 +29,10 @@ use std::io;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use tokio::net::TcpStream;
 use wald_client::{Client, Health, RetryPolicy, SyncTarget};
+use wald_connection::ConnectionChoice;
 
 use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
 use crate::exit::{Asked, ExitKind, Usage};
@@ -40,7 +42,11 @@ use crate::output::{Out, Output, confirmed, say};
 const SILENCE: Duration = Duration::from_secs(1);
 
 fn main() {
-    let args = Args::try_parse().unwrap_or_else(|error| {
+    let parsed = Args::command().try_get_matches().and_then(|matches| {
+        let args = Args::from_arg_matches(&matches)?;
+        Ok((args, matches))
+    });
+    let (args, matches) = parsed.unwrap_or_else(|error| {
         if let Some(tip) = tips::of(&error) {
             say(&tip);
             std::process::exit(ExitKind::Usage as i32);
@@ -48,7 +54,7 @@ fn main() {
         error.exit()
     });
     let asked = Asked::of(&args.command);
-    let exit = match run(args) {
+    let exit = match run(args, &matches) {
         Ok(exit) => exit,
         Err(error) => exit::report(&error, asked),
     };
@@ -57,7 +63,7 @@ fn main() {
 }
 
 #[tokio::main]
-async fn run(mut args: Args) -> Result<ExitKind> {
+async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
     let has_records = matches!(
         args.command,
         Command::Read(_) | Command::Scan(_) | Command::Tail(_)
@@ -68,39 +74,42 @@ async fn run(mut args: Args) -> Result<ExitKind> {
         )
         .into());
     }
+    let Global {
+        timeout,
+        output,
+        connection,
+    } = args.global;
+    // These commands need no server.
+    match args.command {
+        Command::Completion { shell } => return pages::completion(shell),
+        Command::Man { command } => return pages::man(&command),
+        Command::Context(command) => return contexts::run(command, connection, matches, output),
+        _ => {}
+    }
+    let settings = ConnectionChoice::new(&connection, matches)?;
+    if let Some(remark) = settings.remark() {
+        say(&remark);
+    }
     // These commands need their answer at once; for the others --timeout is the bound.
     let asks = matches!(args.command, Command::Health(_) | Command::Status(_));
-    let mut builder = Client::builder(args.global.endpoint.clone()).retry(RetryPolicy {
+    let mut builder = settings.builder()?.retry(RetryPolicy {
         max_attempts: if asks { 1 } else { u32::MAX },
         max_pause: Duration::from_millis(500),
         ..RetryPolicy::default()
     });
-    if let Some(timeout) = args.global.timeout {
+    if let Some(timeout) = timeout {
         builder = builder.timeout(timeout).connect_timeout(timeout);
     }
-    if let Some(options) = args.global.tls.options() {
-        let scheme = args.global.endpoint.get(..8).unwrap_or_default();
-        if !scheme.eq_ignore_ascii_case("https://") {
-            return Err(Usage(
-                "the --tls options and the variables WALD_TLS_* need an endpoint with TLS: give \
-                 --endpoint https://HOST:PORT, or leave them out"
-                    .into(),
-            )
-            .into());
-        }
-        builder = builder.tls(options);
-    }
-    let client = args.global.token.add_to(builder).connect_lazy()?;
-    args.global.endpoint = client.endpoint().to_owned();
+    let client = builder.connect_lazy()?;
     if !asks {
         tokio::spawn(report_refusal(client.clone()));
     }
     // An append says how far it came, so it minds interruptions itself.
     if let Command::Append(append) = args.command {
-        return append::run(&client, append, args.global.timeout, args.global.output).await;
+        return append::run(&client, append, timeout, output).await;
     }
     tokio::select! {
-        done = other(&client, args.command, &args.global) => done,
+        done = other(&client, args.command, &settings, output) => done,
         _ = tokio::signal::ctrl_c() => Ok(ExitKind::Interrupted),
     }
 }
@@ -126,10 +135,13 @@ async fn report_refusal(client: Client) {
     }
 }
 
-async fn other(client: &Client, command: Command, global: &Global) -> Result<ExitKind> {
-    let output = global.output;
+async fn other(
+    client: &Client,
+    command: Command,
+    settings: &ConnectionChoice,
+    output: Output,
+) -> Result<ExitKind> {
     match command {
-        Command::Append(args) => append::run(client, args, global.timeout, output).await,
         Command::Batch(args) => batch::run(client, args, output).await,
         Command::Read(args) => scan::read(client, args, output).await,
         Command::Scan(args) => scan::scan(client, args, output).await,
@@ -141,13 +153,15 @@ async fn other(client: &Client, command: Command, global: &Global) -> Result<Exi
         Command::Cursor(command) => cursors::cursor(client, command, output).await,
         Command::Producer(command) => producers::producer(client, command, output).await,
         Command::Sync(args) => sync(client, args, output).await,
-        Command::Status(args) => status::run(client, args, &global.endpoint, output).await,
-        Command::Whoami => whoami::run(client, output).await,
+        Command::Status(args) => status::run(client, args, client.endpoint(), output).await,
+        Command::Whoami => whoami::run(client, settings, output).await,
         Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,
         Command::Backup(args) => backup::run(client, args, output).await,
-        Command::Completion { shell } => pages::completion(shell),
-        Command::Man { command } => pages::man(&command),
+        Command::Append(_)
+        | Command::Completion { .. }
+        | Command::Man { .. }
+        | Command::Context(_) => unreachable!("handled before"),
     }
 }
 

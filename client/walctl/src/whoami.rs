@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use wald_client::Client;
 use wald_client::proto::grant::Logs;
 use wald_client::proto::{CredentialKind, GetCallerResponse, Grant, TenantLimits};
+use wald_connection::ConnectionChoice;
 use wald_text::units::shown_size;
 
 use crate::exit::ExitKind;
@@ -12,24 +13,38 @@ use crate::logs::time;
 use crate::output::{Out, Output};
 use crate::table::Table;
 
-pub(crate) async fn run(client: &Client, output: Output) -> Result<ExitKind> {
+pub(crate) async fn run(
+    client: &Client,
+    settings: &ConnectionChoice,
+    output: Output,
+) -> Result<ExitKind> {
     let caller = client.caller().await?;
+    let context = settings.context().map(|context| context.name.as_str());
     let mut out = Out::new(output);
     match output {
-        Output::Text | Output::Raw | Output::Delimited => out.line(&text(&caller))?,
-        Output::Json | Output::Jsonl => out.json(&document(&caller))?,
+        Output::Text | Output::Raw | Output::Delimited => out.line(&text(&caller, context))?,
+        Output::Json | Output::Jsonl => out.json(&document(&caller, context))?,
     }
     out.flush()?;
     Ok(ExitKind::Ok)
 }
 
-fn text(caller: &GetCallerResponse) -> String {
+/// The caller of a server without `auth_file`.
+const NOBODY: &str =
+    "nobody in particular: the server has no auth_file, and every caller may do everything";
+
+fn text(caller: &GetCallerResponse, context: Option<&str>) -> String {
     if caller.principal.is_empty() {
-        return "nobody in particular: the server has no auth_file, and every caller may do everything"
-            .to_owned();
+        return match context {
+            Some(context) => format!("context {context}\n{NOBODY}"),
+            None => NOBODY.to_owned(),
+        };
     }
     let mut table = Table::new();
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
+    if let Some(context) = context {
+        row("context", context.to_owned());
+    }
     row("principal", caller.principal.clone());
     if !caller.tenant.is_empty() {
         row("tenant", caller.tenant.clone());
@@ -90,7 +105,7 @@ fn on(grant: &Grant) -> String {
     }
 }
 
-fn document(caller: &GetCallerResponse) -> Value {
+fn document(caller: &GetCallerResponse, context: Option<&str>) -> Value {
     let filled = |text: &String| (!text.is_empty()).then(|| text.clone());
     let kind = match caller.credential() {
         CredentialKind::Certificate => Some("certificate"),
@@ -106,6 +121,7 @@ fn document(caller: &GetCallerResponse) -> Value {
         json!({ "rights": grant.rights, "prefix": prefix, "log": log })
     });
     json!({
+        "context": context,
         "principal": filled(&caller.principal),
         "tenant": filled(&caller.tenant),
         "credential": kind,

@@ -38,6 +38,7 @@ const FOLDERS: &[Folder] = &[
     folder("client", 30, 0),
     folder("client/bench", 30, 0),
     folder("client/conformance", 30, 0),
+    folder("client/connection", 30, 0),
     folder("client/examples", 30, 0),
     folder("client/go", 30, 0),
     folder("client/python", 30, 0),

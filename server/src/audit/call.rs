@@ -147,23 +147,24 @@ impl Trail {
             return;
         };
         let principal = identity.principal().name.as_str();
-        peer.log.refused(peer, Some(principal), DENIED, |log| {
-            let mut facts = CallFacts::default();
-            if let Some((field, value)) = asked {
-                facts.asked(field, value);
-            }
-            log.write(AuditLine {
-                event: "call",
-                request_id: self.request_id.map(RequestId::shown),
-                peer: peer.shown(),
-                rpc: Some(rpc.name),
-                op: Some(right.name()),
-                facts: Some(facts.shown()),
-                outcome: DENIED,
-                reason: Some("NOT_ALLOWED".to_owned()),
-                ..of_identity(identity)
+        peer.log
+            .refused(peer.address, Some(principal), DENIED, |log| {
+                let mut facts = CallFacts::default();
+                if let Some((field, value)) = asked {
+                    facts.asked(field, value);
+                }
+                log.write(AuditLine {
+                    event: "call",
+                    request_id: self.request_id.map(RequestId::shown),
+                    peer: peer.shown(),
+                    rpc: Some(rpc.name),
+                    op: Some(right.name()),
+                    facts: Some(facts.shown()),
+                    outcome: DENIED,
+                    reason: Some("NOT_ALLOWED".to_owned()),
+                    ..of_identity(identity)
+                });
             });
-        });
     }
 
     /// Records that a credential does not count. `identity`: the principal for which it counted before.
@@ -181,25 +182,26 @@ impl Trail {
             return;
         };
         let principal = identity.map(|identity| identity.principal().name.as_str());
-        peer.log.refused(peer, principal, UNAUTHENTICATED, |log| {
-            let token_id = match &sent {
-                ShownCredential::Token(id) => Some(id.as_str()),
-                ShownCredential::None | ShownCredential::Certificate => None,
-            };
-            log.write(AuditLine {
-                event: "call",
-                request_id: self.request_id.map(RequestId::shown),
-                peer: peer.shown(),
-                principal: Some(principal.unwrap_or_default()),
-                credential: Some(sent.kind()),
-                token_id,
-                rpc: Some(rpc.name),
-                op: rpc.need.right().map(Right::name),
-                outcome: UNAUTHENTICATED,
-                reason: Some(reason.to_owned()),
-                ..AuditLine::default()
+        peer.log
+            .refused(peer.address, principal, UNAUTHENTICATED, |log| {
+                let token_id = match &sent {
+                    ShownCredential::Token(id) => Some(id.as_str()),
+                    ShownCredential::None | ShownCredential::Certificate => None,
+                };
+                log.write(AuditLine {
+                    event: "call",
+                    request_id: self.request_id.map(RequestId::shown),
+                    peer: peer.shown(),
+                    principal: Some(principal.unwrap_or_default()),
+                    credential: Some(sent.kind()),
+                    token_id,
+                    rpc: Some(rpc.name),
+                    op: rpc.need.right().map(Right::name),
+                    outcome: UNAUTHENTICATED,
+                    reason: Some(reason.to_owned()),
+                    ..AuditLine::default()
+                });
             });
-        });
     }
 }
 
@@ -260,7 +262,7 @@ impl RecordedCall {
                 .as_deref()
                 .map(|identity| &*identity.principal().name);
             let log = Arc::clone(&self.peer.log);
-            return log.refused(&self.peer, principal, FAILED, |_| {
+            return log.refused(self.peer.address, principal, FAILED, |_| {
                 self.write(event, outcome, reason);
             });
         }

@@ -72,6 +72,17 @@ pub(crate) struct Effective {
     pub(crate) entries: Vec<SettingInForce>,
 }
 
+/// Names of the settings that are not what they were at the start, and need another start. The log filter needs none.
+pub(crate) fn changed(started: &[SettingInForce], now: &[SettingInForce]) -> String {
+    let pairs = started.iter().zip(now);
+    let differs = |pair: &(&SettingInForce, &SettingInForce)| pair.0.value != pair.1.value;
+    let names = pairs.filter(differs).map(|(setting, _)| setting.name);
+    names
+        .filter(|name| *name != "log_filter")
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
 impl Layers {
     /// Picks each setting's value and checks all of them.
     ///

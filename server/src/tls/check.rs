@@ -15,6 +15,7 @@ use x509_cert::name::Name;
 
 use super::clients::ClientVerifier;
 use super::files::{Contents, TlsFiles};
+use super::revocation::{check_signature, is_version_1};
 use super::{TlsPort, TlsState};
 use crate::config::ClientAuth;
 use crate::reload::Fault;
@@ -113,19 +114,35 @@ impl TlsFiles {
         let (Some(roots), Some(ca)) = (roots, &self.client_ca) else {
             return Ok(None);
         };
-        let (crls, setting, path) = match &self.client_crl {
-            Some(path) => {
-                let crls = revocations(&contents.client_crl)
-                    .map_err(|why| Fault::new("tls_client_crl", path, why))?;
-                // Roots were parsed before, so a fault is one of the CRLs.
-                (crls, "tls_client_crl", path)
-            }
-            None => (Vec::new(), "tls_client_ca", ca),
+        let fault = |setting, path, why: String| Fault::new(setting, path, why);
+        let crls = match &self.client_crl {
+            Some(path) => revocations(&contents.client_crl)
+                .map_err(|why| fault("tls_client_crl", path, why))?,
+            None => Vec::new(),
         };
         let (store, provider) = (Arc::clone(&roots.store), Arc::clone(&self.provider));
-        ClientVerifier::new(store, crls, provider, required)
-            .map(Some)
-            .map_err(|error| Fault::new(setting, path, error))
+        let verifier = ClientVerifier::new(store, crls.clone(), provider, required);
+        let Some(path) = &self.client_crl else {
+            return verifier
+                .map(Some)
+                .map_err(|error| fault("tls_client_ca", ca, error.to_string()));
+        };
+        let of_list = |why| fault("tls_client_crl", path, why);
+        if crls.iter().any(is_version_1) {
+            let why = "a revocation list is of version 1, and must be of version 2: openssl ca writes one with \
+                       crl_extensions in its configuration";
+            return Err(of_list(why.to_owned()));
+        }
+        // Roots were parsed before, so a fault is one of the CRLs.
+        let verifier = verifier
+            .map_err(|error| of_list(format!("a revocation list cannot be used: {error}")))?;
+        let cas =
+            certificates(&contents.client_ca).map_err(|why| fault("tls_client_ca", ca, why))?;
+        let algorithms = &self.provider.signature_verification_algorithms;
+        for list in &crls {
+            check_signature(list, &cas, algorithms).map_err(of_list)?;
+        }
+        Ok(Some(verifier))
     }
 
     fn server_config(

@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::stream::{ConnStream, CountedSocket};
 use super::{CertificateWatch, TlsPort, TlsState};
+use crate::audit::AuditLog;
 use crate::linger;
 use crate::metrics::{HandshakeResult, TlsMetrics};
 
@@ -37,6 +38,8 @@ pub(crate) struct TlsAcceptor {
     state: watch::Receiver<Arc<TlsState>>,
     turns: Arc<Semaphore>,
     metrics: TlsMetrics,
+    /// `None`: there is no audit log.
+    audit: Option<Arc<AuditLog>>,
 }
 
 /// A connection after its handshake.
@@ -122,16 +125,19 @@ impl TlsAcceptor {
         port: TlsPort,
         state: watch::Receiver<Arc<TlsState>>,
         metrics: TlsMetrics,
+        audit: Option<Arc<AuditLog>>,
     ) -> Self {
         Self {
             port,
             state,
             turns: Arc::new(Semaphore::new(HANDSHAKES_PER_TURN)),
             metrics,
+            audit,
         }
     }
 
-    /// Makes the handshake. `None` if it fails; the failure is counted and logged. The caller bounds the time, and gets
+    /// Makes the handshake. `None` if it fails; the failure is counted and logged, and the audit log has a refused
+    /// certificate. The caller bounds the time, and gets
     /// a value for each step of the server: the client waits for the server until it is dropped.
     pub(crate) async fn accept<T>(
         &self,
@@ -154,6 +160,10 @@ impl TlsAcceptor {
         attempt.result = failure.why.result();
         drop(attempt);
         log(&failure.why, client);
+        if let (Why::ClientCertificate(why), Some(audit)) = (&failure.why, &self.audit) {
+            let has_certificate = !matches!(why, rustls::Error::NoCertificatesPresented);
+            audit.refused_handshake(client, has_certificate, why);
+        }
         if let Some(socket) = failure.socket {
             // A client that resets its socket has read the alert, or never will.
             let _ = linger::end(&socket).await;

@@ -80,6 +80,12 @@ impl Reloader<TlsSource> {
     /// TLS for one event loop.
     pub(crate) fn acceptor(&self, port: TlsPort) -> TlsAcceptor {
         let source = &self.files;
-        TlsAcceptor::new(port, source.state.subscribe(), source.metrics.clone())
+        let audit = self.audit.clone();
+        TlsAcceptor::new(
+            port,
+            source.state.subscribe(),
+            source.metrics.clone(),
+            audit,
+        )
     }
 }

@@ -8,6 +8,7 @@ mod contract;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
@@ -86,10 +87,17 @@ pub(crate) fn output(command: &mut Command) -> Output {
     output
 }
 
+/// A directory that only its owner can open, as a daemon with `auth_file` needs it.
+pub(crate) fn private_directory() -> TempDir {
+    let mut directory = tempfile::Builder::new();
+    let directory = directory.permissions(std::fs::Permissions::from_mode(0o700));
+    directory.tempdir().unwrap()
+}
+
 impl Daemon {
     /// Starts a daemon with further arguments on a new directory.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = private_directory();
         let mut daemon = Self::start_in(directory.path(), arguments);
         daemon.directory = Some(directory);
         daemon

@@ -112,6 +112,61 @@ async fn only_good_certificates_are_served_where_one_is_required() {
 }
 
 #[tokio::test]
+async fn refused_certificates_are_in_the_audit_log_at_a_bounded_rate() {
+    const ATTEMPTS: usize = 30;
+    let files = Files::new();
+    let mut arguments = files.arguments_with_clients("require");
+    arguments.push(files.argument("audit-log", "audit.log"));
+    let daemon = start(&arguments);
+    let foreign = issue(&client_params("billing", 1), &ca("another CA"));
+    for number in 0..ATTEMPTS {
+        let identity = (number > 0).then_some(&foreign);
+        assert!(!is_served(&daemon, files.client(&["h2"], identity)).await);
+    }
+    let lines = || -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(files.path("audit.log")).unwrap();
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let lines = whole
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        lines.collect()
+    };
+    let of = |event: &str| {
+        let lines = lines().into_iter();
+        lines
+            .filter(|line| line["event"] == event)
+            .collect::<Vec<_>>()
+    };
+    // Each attempt has a line of its own or is counted.
+    let counted = || {
+        of("refusals")
+            .iter()
+            .filter_map(|line| line["count"].as_u64())
+            .sum::<u64>()
+    };
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while of("handshake").len() + usize::try_from(counted()).unwrap() < ATTEMPTS {
+        assert!(std::time::Instant::now() < deadline, "{:?}", lines());
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let refused = of("handshake");
+    let one = |credential: &str| {
+        let line = refused.iter().find(|line| line["credential"] == credential);
+        line.unwrap_or_else(|| panic!("{refused:?}")).clone()
+    };
+    assert_eq!(one("none")["outcome"], "unauthenticated");
+    let line = one("certificate");
+    assert!(
+        line["reason"].as_str().unwrap().contains("UnknownIssuer"),
+        "{line}"
+    );
+    assert!(
+        line["peer"].as_str().unwrap().starts_with("127.0.0.1:"),
+        "{line}"
+    );
+}
+
+#[tokio::test]
 async fn optional_certificate_may_be_absent_but_not_wrong() {
     let files = Files::new();
     let daemon = start(&files.arguments_with_clients("optional"));

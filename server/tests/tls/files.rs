@@ -75,6 +75,17 @@ const SERVER_FAULTS: &[Fault] = &[
         |files, _| files.write("crl.pem", &files.ca.pem()),
         "holds no revocation list",
     ),
+    (
+        "crl.pem",
+        // A CA of the same name with another key.
+        |files, _| files.write("crl.pem", &crl(&ca("Wald test CA"), &[])),
+        "the signature of the revocation list of CN=Wald test CA is not valid",
+    ),
+    (
+        "crl.pem",
+        |files, _| files.write("crl.pem", include_str!("crl_v1.pem")),
+        "of version 1",
+    ),
 ];
 
 #[test]

@@ -6,21 +6,29 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	client "wald.dev/client/go"
 	wald "wald.dev/client/go/waldv1"
 )
 
 func dial(address string) (*grpc.ClientConn, wald.WalServiceClient, error) {
-	connection, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	transport := insecure.NewCredentials()
+	if secured != nil {
+		transport = credentials.NewTLS(secured)
+	}
+	connection, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(transport))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -378,5 +386,57 @@ func bystander(flags *flag.FlagSet) func([]string) error {
 			}()
 		}
 		return nil
+	}
+}
+
+type refusalsResult struct {
+	// Median of each token's calls, in nanoseconds.
+	Medians []int64 `json:"medians_ns"`
+	// Distinct answers, as the bytes of google.rpc.Status.
+	Answers int `json:"answers"`
+	// Text of the first answer.
+	Text string `json:"text"`
+}
+
+// refusals appends with each token in turn. Every call must fail.
+func refusals(flags *flag.FlagSet) func([]string) error {
+	calls := flags.Int("calls", 10_000, "calls with each token")
+	return func(arguments []string) error {
+		connection, service, err := dial(arguments[0])
+		if err != nil {
+			return err
+		}
+		defer connection.Close()
+		tokens := arguments[1:]
+		times := make([][]time.Duration, len(tokens))
+		answers := map[string]bool{}
+		text := ""
+		for turn := range *calls {
+			for place := range tokens {
+				// Each token follows each other one equally often.
+				token := (place*(1+turn%(len(tokens)-1)) + turn) % len(tokens)
+				own := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+tokens[token])
+				at := time.Now()
+				_, err := service.Append(own, &wald.AppendRequest{Log: "refused", Record: record(1)})
+				took := time.Since(at)
+				said := status.Convert(err)
+				if said.Code() == codes.OK {
+					return fmt.Errorf("token %d is accepted", token)
+				}
+				bytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(said.Proto())
+				if err != nil {
+					return err
+				}
+				answers[string(bytes)] = true
+				text = said.Message()
+				times[token] = append(times[token], took)
+			}
+		}
+		medians := []int64{}
+		for _, some := range times {
+			sort.Slice(some, func(i, j int) bool { return some[i] < some[j] })
+			medians = append(medians, some[len(some)/2].Nanoseconds())
+		}
+		return told(refusalsResult{medians, len(answers), text})
 	}
 }

@@ -9,8 +9,9 @@
 //	wire slow ADDR       a scan that is read slowly, through a small receive buffer
 //	wire stuck KIND ADDR a peer that stops midway, until standard input ends
 //	wire idle KIND ADDR  connections that send nothing, or not enough
+//	wire refusals ADDR TOKEN...  appends with tokens that are refused: times and answers
 //
-// Results are one line of JSON each.
+// With -ca FILE they speak TLS. Results are one line of JSON each.
 package main
 
 import (
@@ -48,10 +49,13 @@ func main() {
 		work = stuck(flags)
 	case "idle":
 		work = idle(flags)
+	case "refusals":
+		work = refusals(flags)
 	default:
 		fmt.Fprintf(os.Stderr, "unknown: %s\n", os.Args[1])
 		os.Exit(2)
 	}
+	flags.Func("ca", "file with the CA of the server: speak TLS", trust)
 	_ = flags.Parse(os.Args[2:])
 	if err := work(flags.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, err)

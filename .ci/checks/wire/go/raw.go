@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
+	"fmt"
 	"net"
+	"os"
 	"syscall"
 
 	"golang.org/x/net/http2"
@@ -31,7 +35,7 @@ type raw struct {
 	stays bool
 }
 
-// connect opens a TCP connection; a receive buffer of 0 bytes is the system's own size.
+// connect opens a connection, inside TLS with -ca; a receive buffer of 0 bytes is the system's own size.
 func connect(address string, receive int) (net.Conn, error) {
 	dialer := net.Dialer{}
 	if receive > 0 {
@@ -41,7 +45,29 @@ func connect(address string, receive int) (net.Conn, error) {
 			})
 		}
 	}
-	return dialer.Dial("tcp", address)
+	connection, err := dialer.Dial("tcp", address)
+	if err != nil || secured == nil {
+		return connection, err
+	}
+	over := tls.Client(connection, secured)
+	return over, over.Handshake()
+}
+
+// secured are the settings of TLS; nil: plaintext.
+var secured *tls.Config
+
+// trust turns TLS on, with the CA of a file.
+func trust(file string) error {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return fmt.Errorf("%s has no certificate", file)
+	}
+	secured = &tls.Config{RootCAs: roots, ServerName: "localhost", NextProtos: []string{"h2"}}
+	return nil
 }
 
 func open(address string, receive int, settings ...http2.Setting) (*raw, error) {
@@ -81,8 +107,12 @@ func unindexed(path string) []byte {
 }
 
 func encode(encoder *hpack.Encoder, path string, unindexed bool) {
+	scheme := "http"
+	if secured != nil {
+		scheme = "https"
+	}
 	for _, field := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", path}, {":authority", "wald"},
+		{":method", "POST"}, {":scheme", scheme}, {":path", path}, {":authority", "wald"},
 		{"te", "trailers"}, {"content-type", "application/grpc"},
 	} {
 		_ = encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1], Sensitive: unindexed})
