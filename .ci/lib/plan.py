@@ -98,10 +98,10 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("api/people", ()),
 ]]
 ALONE = [Step(name, "alone", BINARIES) for name in (
-    "wire/wire:stops,standing,crowds,floods,floods_over_tls,refusals",
+    "wire/wire:stops,standing,crowds,floods,floods_over_tls,handshakes,refusals",
     "durability/modes:trickle",
     "wire/http_port",
-    "wire/tls:stopped,at_once",
+    "wire/tls:stopped",
     "api/followers:a_crowd,busy,others_unchanged",
     "api/sessions:fast",
     "api/pressure:greedy_beside_small",

@@ -3,12 +3,10 @@ a handshake, files that a start refuses, files that change under load, and the e
 s_client, grpcurl and raw sockets are the clients.
 """
 
-import asyncio
 import socket
 import ssl
 
 from certificates import *
-from clients import harness
 
 EXPIRES = 'wald_tls_certificate_not_after_timestamp_seconds{kind="server"}'
 FAILURES = 'wald_reload_failures_total{kind="tls"}'
@@ -241,83 +239,3 @@ def swaps(directory):
         swap(next(name for name in made if made[name] != before))
         expect("a change is found without a signal", wait_until(lambda: daemon.metric(EXPIRES) != before, 15))
         expect("the daemon stops in order", daemon.stop() == 0)
-
-
-class Bystander:
-    """Appends at a steady pace over TLS on one connection, by walbench. A context that ends it."""
-
-    def __init__(self, daemon, authority, seconds):
-        self.process = subprocess.Popen(
-            [str(part) for part in (WALBENCH, "append", "--endpoint", f"https://{daemon.grpc}", "--tls-ca", authority.pem, "--rate", 200,
-                                    "--in-flight", 64, "--connections", 1, "--warm-up", "1s", "--duration", f"{seconds}s", "--output", "json")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment())
-
-    def figure(self):
-        """Figures of all calls."""
-        out, err = self.process.communicate(timeout=120)
-        if self.process.returncode != 0:
-            raise SystemExit(f"walbench: {err.decode()}")
-        return json.loads(out)["entries"][0]["wald"]["median"]["figures"][0]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
-
-
-# Begins an HTTP/2 connection: preface and empty SETTINGS.
-BEGIN = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-
-
-async def handshakes(daemon, authority, count):
-    """Opens this number of connections, then makes all handshakes at once. Returns failures and seconds."""
-    host, port = daemon.grpc.rsplit(":", 1)
-    loop, context = asyncio.get_running_loop(), authority.context("h2")
-
-    async def opened():
-        sock = socket.socket()
-        sock.setblocking(False)
-        await loop.sock_connect(sock, (host, int(port)))
-        return sock
-
-    async def shaken(sock):
-        try:
-            reader, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname="localhost", ssl_handshake_timeout=60)
-            writer.write(BEGIN)
-            # The server's SETTINGS.
-            return writer, "" if (await reader.readexactly(9))[3] == 4 else "no SETTINGS"
-        except (OSError, asyncio.IncompleteReadError) as error:
-            return None, repr(error)
-
-    socks = await asyncio.gather(*(opened() for _ in range(count)))
-    began = time.monotonic()
-    results = await asyncio.gather(*map(shaken, socks))
-    took = time.monotonic() - began
-    for writer, _ in results:
-        if writer is not None:
-            writer.transport.abort()
-    return [error for _, error in results if error], took
-
-
-@check("2,000 handshakes at once during appends: none fails, and appends are served")
-def at_once(directory):
-    authority = Authority(directory)
-    pem, key = authority.issue(Path(directory) / "tls", "server")
-    harness.allow_many_connections()
-    with Daemon(Path(directory) / "data", *files(pem, key)) as daemon:
-        with Bystander(daemon.ready(), authority, 3) as alone:
-            alone = alone.figure()
-        with Bystander(daemon, authority, sized(20, 12)) as beside:
-            wait_until(lambda: daemon.metric("wald_appended_records_total") > alone["records_in_all"] + 200, 20)
-            before = daemon.metric('wald_tls_handshakes_total{result="ok"}')
-            failures, took = asyncio.run(handshakes(daemon, authority, 2000))
-            done = daemon.metric('wald_tls_handshakes_total{result="ok"}') - before
-            beside = beside.figure()
-        expect("no handshake fails", not failures and done == 2000, f"{done:.0f} in {took:.1f} s; {failures[:2]}")
-        expect("no append fails", not beside["errors"], beside["errors"])
-        # The handshakes of the client take most of the two processors: half of the appends come after them.
-        expect("appends are served", beside["latency_us"]["p50"] < max(2 * alone["latency_us"]["p50"], 5_000),
-               f"p50 {alone['latency_us']['p50']:.0f} us alone, {beside['latency_us']['p50']:.0f} us beside; "
-               f"p99 {alone['latency_us']['p99']:.0f} and {beside['latency_us']['p99']:.0f} us")

@@ -313,6 +313,20 @@ def floods_over_tls(directory):
     judged(directory, sized(all_kinds, [kind for kind in all_kinds if kind in OVER_TLS]), Authority(directory / "ca"))
 
 
+@check("2,000 handshakes of TLS at once during appends: none fails, and a bystander is served")
+def handshakes(directory):
+    authority = Authority(directory / "ca")
+    over = ["-ca", authority.pem]
+    with Daemon(directory / "data", *files(*authority.issue(directory / "tls", "server"))) as daemon:
+        watch = Watch(daemon.ready(), *over)
+        told = nice("handshakes", "-count", 2000, *over, daemon.grpc)[0]
+        alone, during, failures, grown = watch.end()
+        expect("no handshake fails", told.get("done") == 2000 and not told.get("failures"), told)
+        expect("no append fails, and memory is flat", not failures and grown < FLAT, f"{failures[:1]}; {grown / MIB:.0f} MiB more")
+        # 2,000 keys are computed on the two processors that the bystander has, too.
+        expect("a bystander is served", 0 < during < max(2 * alone, 10 * CALM_US), f"p99 {alone:.0f} us alone, {during:.0f} us beside them")
+
+
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 

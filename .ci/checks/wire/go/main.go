@@ -9,6 +9,7 @@
 //	wire slow ADDR       a scan that is read slowly, through a small receive buffer
 //	wire stuck KIND ADDR a peer that stops midway, until standard input ends
 //	wire idle KIND ADDR  connections that send nothing, or not enough
+//	wire handshakes ADDR  connections that begin at once
 //	wire refusals ADDR TOKEN...  appends with tokens that are refused: times and answers
 //
 // With -ca FILE they speak TLS. Results are one line of JSON each.
@@ -49,6 +50,8 @@ func main() {
 		work = stuck(flags)
 	case "idle":
 		work = idle(flags)
+	case "handshakes":
+		work = handshakes(flags)
 	case "refusals":
 		work = refusals(flags)
 	default:

@@ -628,3 +628,44 @@ func resetOnce(address string, body []byte, until time.Time, keep bool, pause ti
 		}
 	}
 }
+
+type handshakesResult struct {
+	Done     int            `json:"done"`
+	Seconds  float64        `json:"seconds"`
+	Failures map[string]int `json:"failures"`
+}
+
+// handshakes opens connections at once; each waits for the settings of the server.
+func handshakes(flags *flag.FlagSet) func([]string) error {
+	count := flags.Int("count", 2000, "connections")
+	return func(arguments []string) error {
+		var failed failures
+		var done atomic.Int64
+		var group sync.WaitGroup
+		// All stay open until the last one is done.
+		connections := make([]*raw, *count)
+		began := time.Now()
+		for place := range *count {
+			group.Go(func() {
+				connection, err := open(arguments[0], 0)
+				if err == nil {
+					_, err = connection.in.ReadFrame()
+				}
+				if err != nil {
+					failed.add(err)
+					return
+				}
+				connections[place] = connection
+				done.Add(1)
+			})
+		}
+		group.Wait()
+		took := time.Since(began)
+		for _, connection := range connections {
+			if connection != nil {
+				connection.Close()
+			}
+		}
+		return told(handshakesResult{int(done.Load()), took.Seconds(), failed.counts})
+	}
+}
