@@ -24,10 +24,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tonic::Status;
 use wald_storage::{BoxFuture, Room};
 
+use crate::auth::TenantUsage;
 use crate::shortage::Shortage;
 use crate::status;
 pub(crate) use body::Counted;
@@ -276,23 +277,29 @@ impl Drop for Held {
     }
 }
 
-/// The room of one scan.
+/// The room of one scan, and its place among the reads of its tenant.
 pub(crate) struct ScanRoom {
     share: AnswerShare,
     held: Mutex<Option<Held>>,
+    /// `None`: its caller has no tenant.
+    tenant: Option<Arc<TenantUsage>>,
+    place: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl ScanRoom {
-    /// A scan of a client on that connection.
-    pub(crate) fn new(share: AnswerShare) -> Arc<Self> {
+    /// A scan of a client on that connection, which counts for a tenant if there is one.
+    pub(crate) fn new(share: AnswerShare, tenant: Option<Arc<TenantUsage>>) -> Arc<Self> {
         Arc::new(Self {
             share,
             held: Mutex::new(None),
+            tenant,
+            place: Mutex::new(None),
         })
     }
 
-    /// Returns the reserved room, for the message that was read.
+    /// Returns the reserved room, for the message that was read, and leaves its place to another read of the tenant.
     pub(crate) fn take(&self) -> Option<Held> {
+        drop(self.place.lock().take());
         self.held.lock().take()
     }
 }
@@ -300,6 +307,13 @@ impl ScanRoom {
 impl Room for ScanRoom {
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
+            // First: a scan that waits here holds no memory.
+            if let Some(tenant) = &self.tenant
+                && self.place.lock().is_none()
+            {
+                let place = tenant.read_place_in_turn().await;
+                *self.place.lock() = place;
+            }
             if self.held.lock().is_none() {
                 let limit = self.share.0.answers.limit_of_streams();
                 let held = self.share.hold(bytes.max(RECORD_BYTES), limit).await;
@@ -415,7 +429,7 @@ mod tests {
     #[tokio::test]
     async fn scan_reserves_once_until_its_message_is_taken() {
         let answers = AnswerBudget::new(64 << 20);
-        let room = ScanRoom::new(AnswerShare::new(&answers));
+        let room = ScanRoom::new(AnswerShare::new(&answers), None);
         room.reserve(KIB).await;
         room.reserve(KIB).await;
         assert_eq!(answers.bytes(), RECORD_BYTES);

@@ -19,7 +19,7 @@
 //! |---|---|
 //! | `file.rs` | reads and checks the text of `auth_file` |
 //! | `rules.rs` | its contents in force |
-//! | `limits.rs` | limits of a tenant |
+//! | `limits.rs`, `tenant.rs` | limits of a tenant, and its use of them |
 //! | `right.rs` | rights and scopes |
 //! | `token.rs`, `names.rs` | the two kinds of credentials |
 //! | `permitted.rs` | checks the logs that a request names |
@@ -38,6 +38,7 @@ mod permitted;
 mod right;
 mod rules;
 mod sessions;
+mod tenant;
 mod token;
 
 use std::borrow::Cow;
@@ -62,7 +63,7 @@ use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, Secrecy, digest, r
 use crate::status;
 pub(crate) use commands::{command, run};
 pub(crate) use engine::Engine;
-use file::CheckedFile;
+use file::{CheckedFile, Earlier};
 pub(crate) use lease::{HeldRight, Lease, leased};
 pub(crate) use limits::TenantLimits;
 pub(crate) use names::CertNames;
@@ -70,6 +71,7 @@ pub(crate) use permitted::Permitted;
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};
 use rules::{Principal, Rules, TokenFault};
 pub(crate) use sessions::{CookieSession, SESSION_LIFE, Sessions};
+pub(crate) use tenant::{Amount, ConnectionTenants, CountedUse, OverRate, TenantUsage};
 use token::PresentedToken;
 pub(crate) use token::TokenId;
 
@@ -517,27 +519,34 @@ impl Caller {
 pub(crate) struct AuthSource {
     path: PathBuf,
     rules: watch::Sender<Arc<Rules>>,
+    /// Most reads of one tenant that are at work at the same time.
+    read_places: usize,
 }
 
 /// Checks the contents.
-fn checked(path: &Path, contents: &[u8], generation: u64) -> Result<CheckedFile, Fault> {
+fn checked(path: &Path, contents: &[u8], earlier: &Earlier<'_>) -> Result<CheckedFile, Fault> {
     // A fault may repeat a name of the file, which an operator reads on a terminal.
     let fault = |why: String| Fault::new("auth_file", path, escaped(&why));
     let text = std::str::from_utf8(contents).map_err(|_| fault("it is not UTF-8".to_owned()))?;
-    file::check(text, generation).map_err(fault)
+    file::check(text, earlier).map_err(fault)
 }
 
 /// Checks the contents, and returns warnings.
 fn check(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fault> {
-    checked(path, contents, 0).map(|checked| checked.warnings)
+    let earlier = Earlier {
+        rules: &Rules::default(),
+        read_places: 1,
+    };
+    checked(path, contents, &earlier).map(|checked| checked.warnings)
 }
 
-/// The rules of these contents. Warnings go to the log.
-fn rules_of(path: &Path, contents: &[u8], generation: u64) -> Result<Arc<Rules>, Fault> {
-    let checked = checked(path, contents, generation)?;
+/// The rules of these contents, whose limits are in force. Warnings go to the log.
+fn rules_of(path: &Path, contents: &[u8], earlier: &Earlier<'_>) -> Result<Arc<Rules>, Fault> {
+    let checked = checked(path, contents, earlier)?;
     for warning in checked.warnings {
         tracing::warn!(path = %path.display(), "auth_file: {warning}");
     }
+    checked.rules.limit_tenants();
     Ok(Arc::new(checked.rules))
 }
 
@@ -558,8 +567,12 @@ impl ReloadedFiles for AuthSource {
     }
 
     fn put_in_force(&mut self, contents: &Vec<u8>, _: &Vec<u8>) -> Result<(), Fault> {
-        let generation = self.rules.borrow().generation + 1;
-        let rules = rules_of(&self.path, contents, generation)?;
+        let earlier = Arc::clone(&self.rules.borrow());
+        let earlier = Earlier {
+            rules: &earlier,
+            read_places: self.read_places,
+        };
+        let rules = rules_of(&self.path, contents, &earlier)?;
         self.rules.send_replace(rules);
         Ok(())
     }
@@ -579,13 +592,20 @@ pub(crate) fn start(
     let path = Path::new(&config.auth_file);
     let reloader = Reloader::start(&metrics.reloads, || {
         let contents = read(path)?;
+        let earlier = Earlier {
+            rules: &Rules::default(),
+            read_places: (config.reader_threads / 2).max(1),
+        };
         let source = AuthSource {
             path: path.to_owned(),
-            rules: watch::channel(rules_of(path, &contents, 0)?).0,
+            rules: watch::channel(rules_of(path, &contents, &earlier)?).0,
+            read_places: earlier.read_places,
         };
         Ok((source, contents))
     });
     let reloader = reloader.map_err(|fault| fault.to_string())?;
+    let rules = reloader.files.rules.subscribe();
+    metrics.watch_tenants(move || rules.borrow().usages());
     let authority = FileAuthority {
         rules: reloader.files.rules.subscribe(),
         clock: ExpiryClock::default(),

@@ -14,10 +14,11 @@ mod lag;
 mod observer;
 mod process;
 mod refusals;
+mod tenants;
 mod tls;
 mod totals;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -28,6 +29,7 @@ use prometheus::{
 use wald_proto::v1::Reason;
 use wald_storage::{AppendError, Durability, RecoveryReport, Statistics, Timestamp};
 
+use crate::auth::TenantUsage;
 use crate::logging;
 use crate::status;
 
@@ -40,6 +42,8 @@ pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
 pub(crate) use lag::{Lag, lags};
+use tenants::TenantMetrics;
+pub(crate) use tenants::{RateFigures, TenantFigures};
 pub(crate) use tls::{HandshakeResult, TlsMetrics};
 pub(crate) use totals::{Buckets, Totals, float};
 
@@ -185,6 +189,7 @@ pub(crate) struct Metrics {
     pub(crate) reloads: ReloadMetrics,
     admitted: IntGaugeVec,
     memory: OnceLock<MemoryParts>,
+    tenants: TenantMetrics,
     condition_failures: IntCounterVec,
     state: StateGauges,
     recovery_seconds: GaugeVec,
@@ -527,6 +532,7 @@ impl Metrics {
             reloads: ReloadMetrics::new(&make)?,
             admitted,
             memory: OnceLock::new(),
+            tenants: TenantMetrics::new(&make)?,
             condition_failures: make.counters(
                 "wald_condition_failures_total",
                 "Conditions of appends that did not hold, by reason.",
@@ -688,6 +694,14 @@ impl Metrics {
         self.recovery_epoch.set(signed(report.recovery_epoch.get()));
     }
 
+    /// Shows the tenants that the function gives from now on.
+    pub(crate) fn watch_tenants(
+        &self,
+        tenants: impl Fn() -> Vec<Arc<TenantUsage>> + Send + Sync + 'static,
+    ) {
+        self.tenants.watch(tenants);
+    }
+
     /// All metrics in the text format, with the engine's current state.
     ///
     /// # Errors
@@ -703,6 +717,7 @@ impl Metrics {
             let gauge = self.cursor_lag.with_label_values(&labels);
             gauge.set(signed(lag.records));
         }
+        self.tenants.show();
         let memory = self.memory.get().map(|memory| memory()).unwrap_or_default();
         for (part, bytes) in PARTS.into_iter().zip(memory) {
             let gauge = self.admitted.with_label_values(&[part]);

@@ -49,6 +49,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 
+use crate::auth::ConnectionTenants;
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::metrics::AcceptWaits;
@@ -424,6 +425,7 @@ async fn serve(
                             calls: Arc::clone(&calls),
                             peer: guard.peer(),
                             names: None,
+                            tenants: ConnectionTenants::default(),
                         };
                         let phase = phase.clone();
                         connections.spawn(async move {

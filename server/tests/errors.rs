@@ -1,9 +1,8 @@
 //! The error table of the contract, through gRPC: each situation that has a source comes out
 //! with its code, reason, facts, outcome, retry and details.
 //!
-//! Not here, because nothing in the server says them yet: NO_CREDENTIAL, BAD_CREDENTIAL,
-//! NOT_ALLOWED (there are no credentials), RATE and QUOTA of a tenant (there are no
-//! tenants). Elsewhere, because they take a fault or a moment: JOURNAL_FAILED, DISK_FULL and
+//! Elsewhere, because they take an `auth_file`: NO_CREDENTIAL, BAD_CREDENTIAL, NOT_ALLOWED, RATE, and
+//! QUOTA of a tenant, in `auth`. Elsewhere, because they take a fault or a moment: JOURNAL_FAILED, DISK_FULL and
 //! STARTING in `src/rpc/tests.rs`, BUSY and DEADLINE_EXCEEDED in `pressure.rs`, DRAINING in
 //! `session.rs` and `read.rs`.
 

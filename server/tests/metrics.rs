@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use support::{Daemon, append};
 use tokio::time::{Duration, sleep};
@@ -164,7 +165,13 @@ async fn page_of_metrics_matches_a_new_daemon() {
     let page = fs::read_to_string(path).unwrap();
     let (before, rest) = page.split_once(BEGIN).unwrap();
     let (shown, after) = rest.split_once(END).unwrap();
-    let daemon = Daemon::start(&[]);
+    // A tenant has metrics of its own.
+    let directory = tempfile::tempdir().unwrap();
+    let auth_file = directory.path().join("auth.toml");
+    fs::write(&auth_file, "[tenant.a]\nprefix = \"a/\"").unwrap();
+    fs::set_permissions(&auth_file, fs::Permissions::from_mode(0o600)).unwrap();
+    let auth_file = format!("--auth-file={}", auth_file.display());
+    let daemon = Daemon::start(&[&auth_file, "--metrics-open"]);
     let table = table(&daemon.http("/metrics").1);
     if std::env::var_os("WALD_WRITE").is_some() {
         fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();

@@ -6,7 +6,7 @@ use std::task::Waker;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::{Admission, Busy, Charge, Kind, Share};
+use super::{Admission, Busy, Charge, GroupShare, Kind, Share};
 
 /// Bytes that a stream has received and not answered, and the task that waits for room.
 #[derive(Clone)]
@@ -38,7 +38,11 @@ pub(crate) enum Entry {
 
 impl Window {
     /// An empty window of `session_window` bytes, charged to the budget of that kind.
-    pub(crate) fn new(admission: &Arc<Admission>, share: &Share, kind: Kind) -> Self {
+    pub(crate) fn new(
+        admission: &Arc<Admission>,
+        share: (&Share, Option<&Arc<GroupShare>>),
+        kind: Kind,
+    ) -> Self {
         Self(Arc::new(SharedWindow {
             limit: admission.session_window,
             used: Mutex::new(Charge::new(admission, share, kind)),

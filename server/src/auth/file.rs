@@ -11,7 +11,9 @@ use super::limits::TenantLimits;
 use super::names::DNS;
 use super::right::{LogRights, Right, Scope};
 use super::rules::{Grant, KnownToken, Principal, Rules, Tenant};
+use super::tenant::TenantUsage;
 use super::token::{self, SecretDigest, TokenId};
+use crate::admission::GroupShare;
 
 /// Maximum length of the name of a principal or a tenant, bytes.
 const NAME_BYTES: usize = 100;
@@ -123,11 +125,18 @@ pub(super) fn show_time(time: Timestamp) -> String {
         .map_or_else(|_| "an unknown time".to_owned(), |time| time.to_string())
 }
 
-/// Reads and checks the text of a file.
+/// The rules that a file replaces, and a bound of the server.
+pub(super) struct Earlier<'a> {
+    pub(super) rules: &'a Rules,
+    /// Most reads of one tenant that are at work at the same time.
+    pub(super) read_places: usize,
+}
+
+/// Reads and checks the text of a file. Tenants and principals keep their use of the earlier rules.
 ///
 /// # Errors
 /// A sentence with the place of the first fault.
-pub(super) fn check(text: &str, generation: u64) -> Result<CheckedFile, String> {
+pub(super) fn check(text: &str, earlier: &Earlier<'_>) -> Result<CheckedFile, String> {
     let file: AuthFile = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(0, |span| {
             text[..span.start.min(text.len())].matches('\n').count() + 1
@@ -137,17 +146,17 @@ pub(super) fn check(text: &str, generation: u64) -> Result<CheckedFile, String> 
             without_tokens(first_line(error.message()))
         )
     })?;
-    let tenants = tenants(&file.tenant)?;
     let mut checked = CheckedFile {
         rules: Rules {
-            generation,
+            generation: earlier.rules.generation + 1,
+            tenants: tenants(&file.tenant, earlier)?,
             ..Rules::default()
         },
         warnings: Vec::new(),
     };
     for (name, table) in &file.principal {
         check_name("principal", name)?;
-        let principal = Arc::new(checked.principal(name, table, &tenants)?);
+        let principal = Arc::new(checked.principal(name, table, earlier)?);
         checked.credentials(table, &principal)?;
     }
     Ok(checked)
@@ -184,7 +193,10 @@ fn check_name(kind: &str, name: &str) -> Result<(), String> {
 }
 
 /// The tenants by name. No tenant lies in another.
-fn tenants(tables: &BTreeMap<String, TenantTable>) -> Result<BTreeMap<&str, Arc<Tenant>>, String> {
+fn tenants(
+    tables: &BTreeMap<String, TenantTable>,
+    earlier: &Earlier<'_>,
+) -> Result<BTreeMap<String, Arc<Tenant>>, String> {
     let mut tenants = BTreeMap::new();
     for (name, table) in tables {
         check_name("tenant", name)?;
@@ -206,12 +218,17 @@ fn tenants(tables: &BTreeMap<String, TenantTable>) -> Result<BTreeMap<&str, Arc<
             ));
         }
         let limits = TenantLimits::parse(&table.limits);
+        let usage = (earlier.rules.tenants.get(name)).map_or_else(
+            || Arc::new(TenantUsage::new(name, earlier.read_places)),
+            |tenant| Arc::clone(&tenant.usage),
+        );
         let tenant = Tenant {
             name: name.clone(),
             prefix: table.prefix.clone(),
             limits: limits.map_err(|why| format!("tenant {name}: {why}"))?,
+            usage,
         };
-        tenants.insert(name.as_str(), Arc::new(tenant));
+        tenants.insert(name.clone(), Arc::new(tenant));
     }
     Ok(tenants)
 }
@@ -222,17 +239,30 @@ impl CheckedFile {
         &mut self,
         name: &str,
         table: &PrincipalTable,
-        tenants: &BTreeMap<&str, Arc<Tenant>>,
+        earlier: &Earlier<'_>,
     ) -> Result<Principal, String> {
         let tenant = match &table.tenant {
             None => None,
-            Some(tenant) => Some(tenants.get(tenant.as_str()).ok_or_else(|| {
+            Some(tenant) => Some(self.rules.tenants.get(tenant).ok_or_else(|| {
                 format!("principal {name}: there is no tenant {tenant:?}; add [tenant.{tenant}]")
             })?),
         };
+        let tenant = tenant.cloned();
+        let share = match &tenant {
+            Some(tenant) => Arc::clone(tenant.usage.share()),
+            None => {
+                let share = earlier.rules.shares.get(name).cloned();
+                let new = || Arc::new(GroupShare::new(format!("principal {name}")));
+                let share = share.unwrap_or_else(new);
+                let shares = &mut self.rules.shares;
+                shares.insert(name.to_owned(), Arc::clone(&share));
+                share
+            }
+        };
         let mut principal = Principal {
             name: name.to_owned(),
-            tenant: tenant.cloned(),
+            tenant,
+            share,
             is_proxy: table.proxy,
             grants: Vec::new(),
             server_rights: Vec::new(),

@@ -1,6 +1,6 @@
 //! The contents of an `auth_file` that passed its check: tenants, principals, their credentials and their rights.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use wald_storage::Timestamp;
@@ -8,15 +8,19 @@ use wald_storage::Timestamp;
 use super::limits::TenantLimits;
 use super::names::CertNames;
 use super::right::{LogRight, LogRights, Scope, ServerRight};
+use super::tenant::TenantUsage;
 use super::token::{PresentedToken, SecretDigest, TokenId};
+use crate::admission::GroupShare;
 
 /// A program or person with rights of its own.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Principal {
     /// Its name in the file.
     pub(crate) name: String,
     /// The tenant that it belongs to. The principals of a tenant share one value.
     pub(crate) tenant: Option<Arc<Tenant>>,
+    /// The share of its tenant in the memory of requests, or its own.
+    pub(super) share: Arc<GroupShare>,
     /// Whether it may pass on the tokens of other principals.
     pub(super) is_proxy: bool,
     /// Its rights on logs.
@@ -26,13 +30,15 @@ pub(crate) struct Principal {
 }
 
 /// Principals whose logs have a prefix of their own, and who share limits.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Tenant {
     /// Its name in the file.
     pub(crate) name: String,
     /// The beginning of the names of all its logs. Ends with a slash, and is no beginning of another tenant's prefix.
     pub(crate) prefix: String,
     pub(crate) limits: TenantLimits,
+    /// Stays when the file changes.
+    pub(crate) usage: Arc<TenantUsage>,
 }
 
 /// Rights on the logs of a scope.
@@ -69,6 +75,10 @@ pub(crate) struct Rules {
     pub(super) certificate_segments: HashMap<String, Arc<Principal>>,
     /// Rises with each change of the file.
     pub(super) generation: u64,
+    /// By name.
+    pub(super) tenants: BTreeMap<String, Arc<Tenant>>,
+    /// Shares of the principals without a tenant, by their names.
+    pub(super) shares: HashMap<String, Arc<GroupShare>>,
 }
 
 /// The reason why a token does not count.
@@ -81,6 +91,19 @@ pub(super) enum TokenFault {
 }
 
 impl Rules {
+    /// Puts the limits of the tenants in force.
+    pub(super) fn limit_tenants(&self) {
+        for tenant in self.tenants.values() {
+            tenant.usage.limit(&tenant.limits);
+        }
+    }
+
+    /// The use of each tenant, in the order of their names.
+    pub(super) fn usages(&self) -> Vec<Arc<TenantUsage>> {
+        let tenants = self.tenants.values();
+        tenants.map(|tenant| Arc::clone(&tenant.usage)).collect()
+    }
+
     /// The principal of a certificate: the first of its names that the file has, whole names before segments.
     pub(super) fn of_certificate(&self, names: &CertNames) -> Option<&Arc<Principal>> {
         let whole = names.iter().find_map(|name| self.certificates.get(name));

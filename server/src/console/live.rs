@@ -22,7 +22,7 @@ use super::history::{COLUMNS, Point};
 use super::records::{self, Cut, GapView, RecordOrGap, RecordsPage};
 use super::{Console, ConsoleError, server};
 use crate::auth::{
-    Caller, CookieSession, Engine, HeldRight, Lease, LogRight, Permitted, ServerRight,
+    Caller, CookieSession, Engine, HeldRight, Lease, LogRight, Permitted, ServerRight, TenantUsage,
 };
 use crate::convert;
 use crate::drain::draining;
@@ -163,6 +163,7 @@ fn samples(
 /// The new records of a log on their way to a page.
 struct LiveTail {
     engine: Engine,
+    tenant: Option<Arc<TenantUsage>>,
     target: Permitted<LogTarget>,
     /// Ends the records with the right to read them.
     lease: Option<Lease>,
@@ -195,6 +196,7 @@ impl LiveTail {
         let lost = (from > info.tail_lsn).then(|| GapView::lost(info.tail_lsn, from));
         Ok(Self {
             engine,
+            tenant: caller.tenant().cloned(),
             target,
             lease,
             next: from.min(info.tail_lsn),
@@ -231,12 +233,19 @@ impl LiveTail {
         }
         tokio::time::sleep_until(self.earliest).await;
         self.earliest = Instant::now() + PACE;
+        let tenant = self.tenant.as_deref();
+        // A page that is beyond the rate waits, and gets the newest records then.
+        let _place = match tenant {
+            Some(tenant) => tenant.read_place_in_turn().await,
+            None => None,
+        };
         let stat = self.engine.stat(&self.target, None, None).await;
         let tail = stat.map_err(|error| status::read(&error))?.info.tail_lsn;
         let newest = Lsn::new(tail.get().saturating_sub(MAX_RECORDS));
         let start = self.next.max(newest);
         let mut page = records::read(
             &self.engine,
+            tenant,
             &self.target,
             ScanStart::Lsn(start),
             None,

@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 use wald_proto::v1;
 use wald_storage::{
@@ -16,7 +17,7 @@ use wald_storage::{
 };
 
 use super::{Console, ConsoleError, Json};
-use crate::auth::{Caller, Engine, LogRight, Permitted};
+use crate::auth::{Amount, Caller, Engine, LogRight, Permitted, TenantUsage};
 use crate::convert;
 use crate::status::{self, Access};
 
@@ -224,12 +225,13 @@ impl Filling {
     }
 }
 
-/// Reads a page of at most `limit` records.
+/// Reads a page of at most `limit` records, which count for a tenant if there is one.
 ///
 /// # Errors
 /// As a scan of the log would give.
 pub(super) async fn read(
     engine: &Engine,
+    tenant: Option<&TenantUsage>,
     target: &Permitted<LogTarget>,
     start: ScanStart,
     until: Option<Lsn>,
@@ -264,6 +266,9 @@ pub(super) async fn read(
     while !filling.is_full() {
         let chunk = scan.next().await.map_err(|error| status::read(&error))?;
         let Some(chunk) = chunk else { break };
+        if let Some(tenant) = tenant {
+            tenant.delivered(Amount::of(&chunk.batches));
+        }
         ends = (
             chunk.tail_lsn.unwrap_or(ends.0),
             chunk.durable_lsn.unwrap_or(ends.1),
@@ -332,7 +337,9 @@ pub(super) async fn page(
     let stat = engine.stat(&target, None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
     let (start, until, limit) = query.range(&info);
-    let mut page = read(engine, &target, start, until, limit, Cut::LINE).await?;
+    let tenant = caller.tenant().map(Arc::as_ref);
+    let _place = place(tenant).await?;
+    let mut page = read(engine, tenant, &target, start, until, limit, Cut::LINE).await?;
     page.name_what_was_trimmed();
     Ok(Json(page))
 }
@@ -380,7 +387,9 @@ pub(super) async fn one(
     let name = target.get().name.clone();
     let lsn = Lsn::new(query.lsn);
     let start = ScanStart::Lsn(lsn);
-    let page = read(engine, &target, start, None, 1, Cut::WHOLE).await?;
+    let tenant = caller.tenant().map(Arc::as_ref);
+    let _place = place(tenant).await?;
+    let page = read(engine, tenant, &target, start, None, 1, Cut::WHOLE).await?;
     let tail = Lsn::new(page.tail_lsn);
     let item = page.items.into_iter().next();
     let beyond = || {
@@ -393,9 +402,21 @@ pub(super) async fn one(
     Ok(Json(item.ok_or_else(beyond)?))
 }
 
+/// A place among the reads of the tenant, if there is one.
+///
+/// # Errors
+/// RATE.
+async fn place(tenant: Option<&TenantUsage>) -> Result<Option<OwnedSemaphorePermit>, Status> {
+    let Some(tenant) = tenant else {
+        return Ok(None);
+    };
+    tenant.check_reads()?;
+    Ok(tenant.read_place().await)
+}
+
 impl Console {
     /// Waits until few enough read at the same time.
-    async fn turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    async fn turn(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(&self.reads).acquire_owned().await.ok()
     }

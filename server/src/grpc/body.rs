@@ -24,7 +24,7 @@ use tonic::Status;
 use wald_storage::AppendError;
 
 use super::prefix::{self, PREFIX_BYTES};
-use crate::admission::{Admission, Busy, Charge, Kind, Share, Window};
+use crate::admission::{Admission, Busy, Charge, GroupShare, Kind, Share, Window};
 use crate::drain::Phase;
 use crate::methods::{Class, Rpc};
 use crate::status::{self, Access};
@@ -68,7 +68,7 @@ pub(crate) enum RequestBody {
 }
 
 impl RequestBody {
-    /// The body of a call of that RPC, from a connection with that share.
+    /// The body of a call of that RPC, from a connection and a holder with these shares.
     ///
     /// # Errors
     /// BUSY if there is no room for the head of the request.
@@ -77,7 +77,7 @@ impl RequestBody {
         rpc: Rpc,
         head: &HeaderMap,
         admission: &Arc<Admission>,
-        share: &Share,
+        share: (&Share, Option<&Arc<GroupShare>>),
     ) -> Result<Self, Status> {
         let (kind, largest) = match rpc.class {
             Class::Echo => return Ok(Self::Unbounded(incoming)),
@@ -130,9 +130,13 @@ fn head_bytes(headers: &HeaderMap) -> u64 {
 fn busy(busy: Busy) -> Status {
     let Busy {
         kind,
+        holder,
         inflight,
         limit,
     } = busy;
+    if let Some(holder) = holder {
+        return status::share_busy(&holder, inflight, limit);
+    }
     match kind {
         Kind::Append => status::append(&AppendError::Busy { inflight, limit }),
         Kind::Health | Kind::Other => status::requests_busy(inflight, limit),

@@ -14,7 +14,7 @@ use wald_storage::{
 };
 
 use super::{Node, OpenStore, RpcResult, refuse_late};
-use crate::auth::{Caller, LogRight, Permitted};
+use crate::auth::{Amount, Caller, LogRight, Permitted};
 use crate::convert;
 use crate::status::{self, Access};
 use crate::trace;
@@ -30,6 +30,9 @@ pub(super) async fn append(
     refuse_late(request.extensions())?;
     let (batch, durability) = convert::append(request.into_inner())?;
     let batch = caller.allow(batch)?;
+    if let Some(tenant) = caller.tenant() {
+        tenant.append(amount(batch.get()))?;
+    }
     let submitted = Submitted::new(batch.get(), taken);
     let settled = together(store.engine.submit(None, batch, durability)).await;
     let (appended, acked) = submitted.settled(node, caller, settled)?;
@@ -50,6 +53,9 @@ pub(super) async fn append_batch(
     let limits = store.engine.profile().limits;
     let (batch, durability) = convert::append_batch(&request.into_inner(), &limits)?;
     let batch = caller.allow(batch)?;
+    if let Some(tenant) = caller.tenant() {
+        tenant.append(amount(batch.get()))?;
+    }
     let submitted = SubmittedBatch::new(batch.get(), taken);
     let settled = together(store.engine.submit(None, batch, durability)).await;
     if let Ok(appended) = &settled {
@@ -60,6 +66,15 @@ pub(super) async fn append_batch(
     };
     let response = submitted.ack(node, caller, settled, answer);
     response.map(Response::new)
+}
+
+/// The records of a batch, and the bytes of their data and headers.
+pub(super) fn amount(batch: &Batch) -> Amount {
+    let sum = |of: fn(&Records) -> u64| batch.logs.iter().map(|log| of(&log.records)).sum();
+    Amount {
+        bytes: sum(Records::bytes),
+        records: sum(Records::len),
+    }
 }
 
 /// A request that the engine has, with the numbers to count when it is answered.
@@ -73,12 +88,12 @@ struct Submitted {
 
 impl Submitted {
     fn new(batch: &Batch, taken: Instant) -> Self {
-        let sum = |of: fn(&Records) -> u64| batch.logs.iter().map(|log| of(&log.records)).sum();
+        let Amount { bytes, records } = amount(batch);
         Self {
             taken,
             requests: batch.requests(),
-            records: sum(Records::len),
-            bytes: sum(Records::bytes),
+            records,
+            bytes,
         }
     }
 

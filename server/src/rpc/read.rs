@@ -8,7 +8,7 @@ use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch, Selec
 
 use super::{Node, OpenStore, RpcResult};
 use crate::answers::AnswerShare;
-use crate::auth::{Caller, HeldRight, LogRight, Permitted};
+use crate::auth::{Amount, Caller, HeldRight, LogRight, Permitted, TenantUsage};
 use crate::convert;
 use crate::drain::draining;
 use crate::metrics::{Deadline, ReadOp};
@@ -26,13 +26,21 @@ pub(super) async fn read(
     let mut domain = caller.allow(domain)?;
     let until = wait_until(&request, wait);
     let share = request.extensions().get::<AnswerShare>();
+    let tenant = caller.tenant();
     let (page, held) = loop {
+        if let Some(tenant) = tenant {
+            tenant.check_reads()?;
+        }
         let held = match share {
             Some(share) => Some(share.hold_soon(domain.get().max_bytes.into()).await?),
             None => None,
         };
         caller.check_again(&domain)?;
-        let page = page(node, store, &domain).await?;
+        let page = match tenant {
+            // Boxed: callers without a tenant have smaller calls without it.
+            Some(tenant) => Box::pin(page_of_tenant(node, store, tenant, &domain)).await?,
+            None => page(node, store, &domain).await?,
+        };
         if !page.batches.is_empty() {
             break (page, held);
         }
@@ -88,6 +96,21 @@ async fn page(
     let page = together(store.engine.read(request)).await;
     node.metrics.read(ReadOp::Read, asked.elapsed());
     page.map_err(|error| status::read(&error))
+}
+
+/// A page that counts for a tenant.
+async fn page_of_tenant(
+    node: &Node,
+    store: &OpenStore,
+    tenant: &TenantUsage,
+    request: &Permitted<ReadRequest>,
+) -> Result<Page, Status> {
+    let _place = tenant.read_place().await;
+    // Reads that had a place before may have used up the rate.
+    tenant.check_reads()?;
+    let page = page(node, store, request).await?;
+    tenant.delivered(Amount::of(&page.batches));
+    Ok(page)
 }
 
 /// Waits behind an empty page. Answers whether another try is worth it: not when the

@@ -20,7 +20,7 @@ use wald_storage::{Clock, ReadError, Scan, ScanChunk, SystemClock, Timestamp};
 
 use super::{Answers, Node, OpenStore};
 use crate::answers::{AnswerShare, ScanRoom};
-use crate::auth::{Caller, HeldRight, Lease, LogRight, leased};
+use crate::auth::{Amount, Caller, CountedUse, HeldRight, Lease, LogRight, TenantUsage, leased};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::grpc::Framed;
@@ -36,7 +36,7 @@ pub(super) async fn scan(
 ) -> Result<Answers<Framed>, Status> {
     let (mut delivery, lease) = Delivery::begin(node, caller, request).await?;
     if let Some(share) = share {
-        let room = ScanRoom::new(share);
+        let room = ScanRoom::new(share, delivery.tenant.clone());
         delivery.scan.read_in(Arc::clone(&room) as _);
         delivery.room = Some(room);
     }
@@ -58,8 +58,10 @@ const MOST_PAUSE: Duration = Duration::from_millis(100);
 struct Delivery {
     node: Arc<Node>,
     scan: Box<dyn Scan>,
-    /// The memory of its messages.
+    /// The memory of its messages, and its place among the reads of its tenant.
     room: Option<Arc<ScanRoom>>,
+    tenant: Option<Arc<TenantUsage>>,
+    _follower: Option<CountedUse>,
     phase: watch::Receiver<Phase>,
     view: v1::RecordView,
     follow: bool,
@@ -90,6 +92,11 @@ impl Delivery {
         let follow = request.get().follow;
         let held = HeldRight::Logs(LogRight::Read, request.get().selector.clone());
         let lease = caller.lease(held);
+        let tenant = caller.tenant().cloned();
+        let follower = match &tenant {
+            Some(tenant) if follow => Some(tenant.follow()?),
+            _ => None,
+        };
         let scan = store
             .engine
             .scan(request)
@@ -100,6 +107,8 @@ impl Delivery {
             node: Arc::clone(node),
             scan,
             room: None,
+            tenant,
+            _follower: follower,
             view,
             follow,
             caught_up: false,
@@ -128,6 +137,9 @@ impl Delivery {
                 let arrival = chunk.batches.first().map(|batch| batch.arrival);
                 self.tell(asked, arrival, chunk.caught_up);
                 self.at_end = chunk.caught_up.then(Instant::now);
+                if let Some(tenant) = &self.tenant {
+                    tenant.delivered(Amount::of(&chunk.batches));
+                }
                 self.message(chunk)
             }
             // A following scan also ends because the engine drains, which the caller
@@ -135,7 +147,13 @@ impl Delivery {
             Next::Chunk(Ok(None)) if self.follow && self.leaving() => Err(status::draining()),
             Next::Chunk(Ok(None)) => return None,
             Next::Chunk(Err(error)) => Err(status::read(&error)),
-            Next::Silence => self.heartbeat(),
+            Next::Silence => {
+                // The client may take its time until it pulls again.
+                if let Some(room) = &self.room {
+                    drop(room.take());
+                }
+                self.heartbeat()
+            }
             Next::Draining => Err(status::draining()),
         };
         self.ended = message.is_err();

@@ -7,7 +7,8 @@
 //! client ◀── transport pulls ◀── acks, and at last why the session ended ◀──────┘
 //! ```
 //!
-//! Requests that have arrived together become one for the engine ([`join`]).
+//! Requests that have arrived together become one for the engine ([`join`]). A request beyond the rate of its tenant waits
+//! before it is gathered, and nothing is read meanwhile.
 //!
 //! One task drives it. It ends at the first failure: the engine's [`Session`] refuses the
 //! requests behind it, nothing more is submitted, and dropping the tickets cancels nothing. The
@@ -31,7 +32,7 @@ use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{AppendError, Appended, Batch, Limits, LogName, RecoveryEpoch, Session, Ticket};
 
-use super::append::SubmittedBatch;
+use super::append::{SubmittedBatch, amount};
 use super::{Answers, Node, refuse_late};
 use crate::admission::Passage;
 use crate::auth::{Caller, Engine, HeldRight, Lease};
@@ -89,6 +90,7 @@ pub(super) fn append_session(
         pending: VecDeque::new(),
         gathered: None,
         held: None,
+        throttled: None,
         end: None,
         _open: node.metrics.session_opened(),
     };
@@ -164,6 +166,8 @@ struct RunningSession {
     gathered: Option<TakenRequest>,
     /// Read before, and not submitted yet because the engine had no room.
     held: Option<HeldRequests>,
+    /// Read last, and not submitted yet because its tenant has used up its rate.
+    throttled: Option<ThrottledRequest>,
     /// Set when nothing more is read: how the session ends if all that is pending is acked.
     end: Option<Result<(), Status>>,
     _open: OpenSession,
@@ -173,6 +177,12 @@ struct RunningSession {
 struct HeldRequests {
     taken: TakenRequest,
     again: Pin<Box<tokio::time::Sleep>>,
+}
+
+/// A request that the rate of its tenant lets pass later.
+struct ThrottledRequest {
+    taken: TakenRequest,
+    passes: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
 }
 
 /// Requests that the engine has.
@@ -232,6 +242,7 @@ impl RunningSession {
         loop {
             if self.pending.is_empty()
                 && self.held.is_none()
+                && self.throttled.is_none()
                 && let Some(end) = self.end.take()
             {
                 return end;
@@ -280,7 +291,13 @@ impl RunningSession {
             return Poll::Ready(Step::Taken);
         }
         let mut taken = 0;
-        while taken < AT_ONCE && self.end.is_none() && self.held.is_none() {
+        if let Some(throttled) = &mut self.throttled {
+            ready!(throttled.passes.as_mut().poll(context));
+            received.restart_wait();
+            self.gather_throttled();
+            taken += 1;
+        }
+        while taken < AT_ONCE && self.reads() {
             match received.poll_message(context) {
                 Poll::Ready(request) => self.take(request.transpose()),
                 Poll::Pending => break,
@@ -318,7 +335,7 @@ impl RunningSession {
         match allowed {
             Ok((batch, durability)) => {
                 room.enlarge(answer_bytes(batch.get()));
-                self.gather(TakenRequest {
+                self.gather_in_rate(TakenRequest {
                     requests: JoinedRequests::of(request_id),
                     batch,
                     durability,
@@ -327,6 +344,30 @@ impl RunningSession {
                 });
             }
             Err(status) => self.end = Some(Err(status::in_session(&status, request_id))),
+        }
+    }
+
+    /// Whether more requests may be read.
+    fn reads(&self) -> bool {
+        self.end.is_none() && self.held.is_none() && self.throttled.is_none()
+    }
+
+    /// Gathers a request once the rate of its tenant lets it pass. Nothing is read meanwhile.
+    fn gather_in_rate(&mut self, taken: TakenRequest) {
+        let Some(tenant) = self.caller.tenant() else {
+            return self.gather(taken);
+        };
+        let amount = amount(taken.batch.get());
+        if tenant.append_at_once(amount) {
+            return self.gather(taken);
+        }
+        let passes = Box::pin(Arc::clone(tenant).append_in_turn(amount));
+        self.throttled = Some(ThrottledRequest { taken, passes });
+    }
+
+    fn gather_throttled(&mut self) {
+        if let Some(throttled) = self.throttled.take() {
+            self.gather(throttled.taken);
         }
     }
 
@@ -445,6 +486,7 @@ impl RunningSession {
         let first = self.first_unsubmitted();
         self.held = None;
         self.gathered = None;
+        self.throttled = None;
         self.end = Some(Err(match first {
             Some(request_id) => status::in_session(status, request_id),
             None => status.clone(),
@@ -454,7 +496,9 @@ impl RunningSession {
     /// The number of the first request that was read and that the engine does not have.
     fn first_unsubmitted(&self) -> Option<u64> {
         let held = self.held.as_ref().map(|held| &held.taken);
+        let throttled = self.throttled.as_ref().map(|throttled| &throttled.taken);
         held.or(self.gathered.as_ref())
+            .or(throttled)
             .map(|taken| taken.requests.first)
     }
 

@@ -33,7 +33,7 @@ use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, Trail};
-use crate::auth::{Authority, Caller, CertNames};
+use crate::auth::{Authority, Caller, CertNames, ConnectionTenants};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
@@ -171,6 +171,8 @@ pub(super) struct ConnectionCalls {
     pub(super) names: Option<Arc<CertNames>>,
     /// `None`: there is no audit log.
     pub(super) audited: Option<Arc<AuditedPeer>>,
+    /// The tenants whose calls it has had.
+    pub(super) tenants: ConnectionTenants,
 }
 
 impl ConnectionCalls {
@@ -201,6 +203,11 @@ impl ConnectionCalls {
                 Ok(caller) => caller,
                 Err(refusal) => return (CheckedCall::refused(refusal), None),
             };
+            if let Some(tenant) = caller.tenant()
+                && let Err(refusal) = self.tenants.count(tenant)
+            {
+                return (CheckedCall::refused(refusal), None);
+            }
             let must_refuse = rpc.recorded == Recorded::Change
                 && audit.as_ref().is_some_and(|audit| audit.refuses_changes());
             if must_refuse {
@@ -215,7 +222,8 @@ impl ConnectionCalls {
                 request.extensions_mut().insert(self.peer.answers.clone());
             }
             let (head, incoming) = request.into_parts();
-            let body = RequestBody::new(incoming, rpc, &head.headers, admission, &self.peer.share);
+            let shares = (&self.peer.share, caller.share());
+            let body = RequestBody::new(incoming, rpc, &head.headers, admission, shares);
             let body = match body {
                 Ok(body) => body,
                 Err(busy) => return (CheckedCall::refused(busy), recorded),

@@ -4,6 +4,7 @@
 
 mod commands;
 mod http;
+mod limits;
 mod matrix;
 mod principals;
 mod raw;

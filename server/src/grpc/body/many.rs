@@ -77,6 +77,14 @@ impl<S: Source> Messages<S> {
         (self.window).with_charge(|charge| Patience::new(&charge.admission().phase))
     }
 
+    /// Begins the time of the client again: the server has not asked for messages for a while.
+    pub(crate) fn restart_wait(&mut self) {
+        if let Some(wait) = &mut self.wait {
+            wait.hurry.begin();
+            wait.patience.moved();
+        }
+    }
+
     /// Receives all bytes that are there, and is woken by more. Bytes that stay in the HTTP/2 layer cost there as much
     /// for each frame as a large frame does.
     pub(crate) fn take_in(&mut self, context: &mut Context<'_>) {
@@ -207,7 +215,7 @@ mod tests {
     use crate::admission::{Admission, Kind, Share};
 
     fn session(frames: Frames, admission: &Arc<Admission>) -> Messages<Frames> {
-        let window = Window::new(admission, &Share::default(), Kind::Append);
+        let window = Window::new(admission, (&Share::default(), None), Kind::Append);
         Messages::new(
             frames,
             window,
@@ -344,7 +352,7 @@ mod tests {
     #[tokio::test]
     async fn message_waits_for_other_connections_to_leave_room() {
         let admission = admission(4096, 1 << 20);
-        let mut others = Charge::new(&admission, &Share::default(), Kind::Append);
+        let mut others = Charge::new(&admission, (&Share::default(), None), Kind::Append);
         others.grow(0, 4096).unwrap();
         let mut stream = session(Frames::of(&[b"x"], 100), &admission);
         let next = poll_fn(|context| polled(&mut stream, context));

@@ -222,7 +222,7 @@ mod tests {
     /// A call of at most `largest` bytes whose client sends these frames.
     fn call(data: &[&[u8]], largest: u64, admission: &Arc<Admission>) -> OneMessage<Frames> {
         let frames = Frames::new(data.iter().copied());
-        let charge = Charge::new(admission, &Share::default(), Kind::Append);
+        let charge = Charge::new(admission, (&Share::default(), None), Kind::Append);
         OneMessage::new(frames, charge, largest, Access::Write)
     }
 
@@ -299,7 +299,7 @@ mod tests {
     #[tokio::test]
     async fn call_without_room_is_busy_once_its_message_has_arrived() {
         let admission = admission(4096, 1 << 20);
-        let mut others = Charge::new(&admission, &Share::default(), Kind::Append);
+        let mut others = Charge::new(&admission, (&Share::default(), None), Kind::Append);
         others.grow(0, 4000).unwrap();
         let message = sent(&[7; 200]);
         let mut call = call(&[&message[..100], &message[100..]], 3000, &admission);
