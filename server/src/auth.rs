@@ -21,7 +21,10 @@
 //! | `rules.rs` | its contents in force |
 //! | `limits.rs`, `tenant.rs` | limits of a tenant, and its use of them |
 //! | `right.rs` | rights and scopes |
-//! | `token.rs`, `names.rs` | the two kinds of credentials |
+//! | `token.rs`, `names.rs`, `jwt.rs` | the three kinds of credentials |
+//! | `issuer.rs`, `jwks.rs` | issuers of JWTs, and their keys |
+//! | `key_files.rs`, `key_fetch.rs` | the sources of keys: files, and URLs |
+//! | `last.rs` | the caller of the last call of a connection |
 //! | `permitted.rs` | checks the logs that a request names |
 //! | `engine.rs` | the engine behind the check |
 //! | `sessions.rs` | logins at the console |
@@ -31,6 +34,12 @@
 mod commands;
 mod engine;
 mod file;
+mod issuer;
+mod jwks;
+mod jwt;
+mod key_fetch;
+mod key_files;
+mod last;
 mod lease;
 mod limits;
 mod names;
@@ -42,34 +51,42 @@ mod tenant;
 mod token;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue};
 use tokio::sync::watch;
 use tonic::Status;
 use wald_proto::v1::Reason;
 use wald_storage::{Clock as _, SystemClock, Timestamp};
 
-use crate::audit::{CallFacts, ShownCredential, Trail};
+use crate::audit::{AuditLog, CallFacts, ShownCredential, Trail};
 use crate::config::Config;
 use crate::methods::{self, Class, Need, Rpc};
 use crate::metrics::{AuthFailure, AuthMetrics, Metrics};
 use crate::offline::escaped;
-use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, Secrecy, digest, read_file};
+use crate::reload::{Fault, FileKind, Reload, ReloadedFiles, Reloader, Secrecy, digest, read_file};
 use crate::status;
 pub(crate) use commands::{command, run};
 pub(crate) use engine::Engine;
 use file::{CheckedFile, Earlier};
+use issuer::{KeySource, parse_keys, read_keys};
+use jwks::KeySet;
+pub(crate) use jwt::VerifiedJwt;
+use jwt::{PresentedJwt, SignatureFault};
+pub(crate) use key_fetch::{KeyFetcher, KeyRequests};
+use key_files::KeyFiles;
+pub(crate) use last::LastCaller;
 pub(crate) use lease::{HeldRight, Lease, leased};
 pub(crate) use limits::TenantLimits;
 pub(crate) use names::CertNames;
 pub(crate) use permitted::Permitted;
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};
-use rules::{Principal, Rules, TokenFault};
+use rules::{FileRules, Principal, Rules, TokenFault};
 pub(crate) use sessions::{CookieSession, SESSION_LIFE, Sessions};
 pub(crate) use tenant::{Amount, ConnectionTenants, CountedUse, OverRate, TenantUsage};
 use token::PresentedToken;
@@ -92,6 +109,7 @@ pub(crate) struct FileAuthority {
     rules: watch::Receiver<Arc<Rules>>,
     clock: ExpiryClock,
     metrics: AuthMetrics,
+    keys: Arc<KeyRequests>,
 }
 
 /// The system's clock, without its jumps back: a credential that has expired stays so.
@@ -108,33 +126,35 @@ impl ExpiryClock {
 /// The credentials of one call.
 #[derive(Clone)]
 struct SentCredentials {
-    token: Option<PresentedToken>,
+    token: Option<SentToken>,
     names: Option<Arc<CertNames>>,
+}
+
+/// A token that a caller sent.
+#[derive(Clone)]
+enum SentToken {
+    Wald(PresentedToken),
+    Jwt(Arc<VerifiedJwt>),
 }
 
 impl SentCredentials {
     /// The credential without its secret.
     fn shown(&self) -> ShownCredential {
         match (&self.token, &self.names) {
-            (Some(token), _) => ShownCredential::Token(token.id),
+            (Some(SentToken::Wald(token)), _) => ShownCredential::Token(token.id),
+            (Some(SentToken::Jwt(jwt)), _) => ShownCredential::Jwt(Arc::clone(jwt)),
             (None, Some(_)) => ShownCredential::Certificate,
             (None, None) => ShownCredential::None,
         }
     }
 }
 
-/// The credential that counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Credential {
-    Certificate,
-    Token(TokenId),
-}
-
 /// A principal that a call has shown to be its caller.
 pub(crate) struct Identity {
     authority: Arc<FileAuthority>,
     principal: Arc<Principal>,
-    credential: Credential,
+    /// The credential that counted.
+    credential: ShownCredential,
     expires: Option<Timestamp>,
     sent: SentCredentials,
     generation: u64,
@@ -145,21 +165,19 @@ impl Identity {
         &self.principal
     }
 
-    pub(crate) fn credential(&self) -> Credential {
-        self.credential
-    }
-
-    /// The id of its token.
-    pub(crate) fn token_id(&self) -> Option<&str> {
-        match &self.credential {
-            Credential::Certificate => None,
-            Credential::Token(id) => Some(id.as_str()),
-        }
+    pub(crate) fn credential(&self) -> &ShownCredential {
+        &self.credential
     }
 
     /// Time at which the credential expires.
     pub(crate) fn expires(&self) -> Option<Timestamp> {
         self.expires
+    }
+
+    /// Whether the credential has not expired, and the rules have not changed, since they were judged.
+    fn is_current(&self) -> bool {
+        let is_expired = (self.expires).is_some_and(|at| at <= self.authority.clock.now());
+        !is_expired && self.authority.rules.borrow().generation == self.generation
     }
 }
 
@@ -224,12 +242,36 @@ impl Authority {
         rpc: Rpc,
         trail: Trail,
     ) -> Result<Caller, Status> {
-        let sent = || {
-            let token = bearer(headers)?;
-            let names = names.cloned();
-            Ok(SentCredentials { token, names })
+        let find = |authority: &Arc<FileAuthority>| {
+            let value = authorization(headers).map_err(RefusedCredential::before_credential)?;
+            authority.find(value, names)
         };
-        self.judge(sent, rpc, trail)
+        self.judge(find, rpc, trail)
+    }
+
+    /// The caller of a call, as [`Authority::identify`] finds it. `last`: the caller of the call before on this
+    /// connection, whose names never change.
+    ///
+    /// # Errors
+    /// As [`Authority::identify`].
+    pub(crate) fn identify_next(
+        &self,
+        last: &mut LastCaller,
+        headers: &HeaderMap,
+        names: Option<&Arc<CertNames>>,
+        rpc: Rpc,
+        trail: Trail,
+    ) -> Result<Caller, Status> {
+        let find = |authority: &Arc<FileAuthority>| {
+            let value = authorization(headers).map_err(RefusedCredential::before_credential)?;
+            if let Some(identity) = last.find(value) {
+                return Ok(identity);
+            }
+            let identity = authority.find(value, names)?;
+            last.keep(value, &identity);
+            Ok(identity)
+        };
+        self.judge(find, rpc, trail)
     }
 
     /// The caller of a request from a browser: from its head, or else from its session.
@@ -249,7 +291,8 @@ impl Authority {
         {
             // The certificate of this connection counts, not that of the login.
             let names = names.cloned();
-            return self.judge(|| Ok(SentCredentials { names, ..sent }), rpc, trail);
+            let sent = SentCredentials { names, ..sent };
+            return self.judge(|authority| authority.identify(sent), rpc, trail);
         }
         self.identify(headers, names, rpc, trail)
     }
@@ -268,15 +311,16 @@ impl Authority {
         if let Self::Open = self {
             return Err(LoginRefusal::NotNeeded);
         }
-        let token = PresentedToken::parse(token.as_bytes()).ok_or(Unknown::Bad);
-        let sent = token.map(|token| SentCredentials {
-            token: Some(token),
-            names,
-        });
+        let find = |authority: &Arc<FileAuthority>| {
+            let token = authority.read_token(token.as_bytes());
+            let token = Some(token.map_err(RefusedCredential::before_credential)?);
+            authority.identify(SentCredentials { token, names })
+        };
         let rpc = methods::of_http(ServerRight::Console);
-        match self.judge(|| sent.clone(), rpc, trail) {
-            Ok(_) => {
-                let opened = sent.ok().and_then(|sent| sessions.open(sent));
+        match self.judge(find, rpc, trail) {
+            Ok(caller) => {
+                let sent = caller.identity.as_ref().map(|known| known.sent.clone());
+                let opened = sent.and_then(|sent| sessions.open(sent));
                 let failed = || LoginRefusal::Refused(Status::internal("no random numbers"));
                 opened.ok_or_else(failed)
             }
@@ -291,7 +335,7 @@ impl Authority {
 
     fn judge(
         &self,
-        sent: impl FnOnce() -> Result<SentCredentials, Unknown>,
+        find: impl FnOnce(&Arc<FileAuthority>) -> Result<Arc<Identity>, RefusedCredential>,
         rpc: Rpc,
         mut trail: Trail,
     ) -> Result<Caller, Status> {
@@ -306,11 +350,8 @@ impl Authority {
                 });
             }
         };
-        let refuse = |unknown, sent| authority.refuse(unknown, rpc, &trail, sent, None);
-        let sent = sent().map_err(|unknown| refuse(unknown, ShownCredential::None))?;
-        let shown = sent.shown();
-        let identity = authority.identify(sent);
-        let identity = Arc::new(identity.map_err(|unknown| refuse(unknown, shown))?);
+        let identity =
+            find(authority).map_err(|refused| authority.refuse(&refused, rpc, &trail, None))?;
         trail.begin(rpc, Some(&identity));
         let caller = Caller {
             identity: Some(identity),
@@ -324,73 +365,146 @@ impl Authority {
     }
 }
 
+/// A credential that does not count.
+struct RefusedCredential {
+    unknown: Unknown,
+    shown: ShownCredential,
+}
+
+impl RefusedCredential {
+    /// There is no credential, or none whose signature or form is right.
+    fn before_credential(unknown: Unknown) -> Self {
+        Self {
+            unknown,
+            shown: ShownCredential::None,
+        }
+    }
+}
+
 impl FileAuthority {
-    fn identify(self: &Arc<Self>, sent: SentCredentials) -> Result<Identity, Unknown> {
-        let rules = Arc::clone(&self.rules.borrow());
-        let of_certificate = (sent.names.as_deref()).and_then(|names| rules.of_certificate(names));
-        let (principal, credential, expires) = match &sent.token {
-            None => {
-                let principal = of_certificate.ok_or(Unknown::NoCredential)?;
-                (principal, Credential::Certificate, None)
-            }
-            Some(token) => {
-                let known =
-                    rules
-                        .of_token(token, self.clock.now())
-                        .map_err(|fault| match fault {
-                            TokenFault::Bad => Unknown::Bad,
-                            TokenFault::Expired(at) => Unknown::Expired(at),
-                        })?;
-                let principal = &known.principal;
-                // With a certificate the token is worth nothing to a thief who has another certificate.
-                let agrees = sent.names.is_none()
-                    || of_certificate
-                        .is_some_and(|other| other.is_proxy || Arc::ptr_eq(other, principal));
-                if !agrees {
-                    return Err(Unknown::Mismatch);
-                }
-                (principal, Credential::Token(token.id), Some(known.expires))
-            }
-        };
-        Ok(Identity {
-            authority: Arc::clone(self),
-            principal: Arc::clone(principal),
-            credential,
-            expires,
-            sent,
-            generation: rules.generation,
+    /// The caller with these credentials: the value of `authorization`, and the names in the certificate.
+    fn find(
+        self: &Arc<Self>,
+        authorization: Option<&HeaderValue>,
+        names: Option<&Arc<CertNames>>,
+    ) -> Result<Arc<Identity>, RefusedCredential> {
+        let token = authorization.map(|value| self.read_token(bearer(value)?));
+        let token = token
+            .transpose()
+            .map_err(RefusedCredential::before_credential)?;
+        self.identify(SentCredentials {
+            token,
+            names: names.cloned(),
         })
+    }
+
+    /// Reads a token. The signature of a JWT is checked here, and only here.
+    fn read_token(&self, text: &[u8]) -> Result<SentToken, Unknown> {
+        if text.starts_with(token::START.as_bytes()) {
+            let token = PresentedToken::parse(text).ok_or(Unknown::Bad)?;
+            return Ok(SentToken::Wald(token));
+        }
+        let rules = Arc::clone(&self.rules.borrow());
+        if rules.file.issuers.is_empty() {
+            return Err(Unknown::Bad);
+        }
+        let presented = PresentedJwt::parse(text).ok_or(Unknown::Bad)?;
+        match presented.verify(&rules) {
+            Ok(jwt) => Ok(SentToken::Jwt(Arc::new(jwt))),
+            Err(SignatureFault::Bad) => Err(Unknown::Bad),
+            Err(SignatureFault::UnknownKey) => {
+                self.keys.unknown_key();
+                Err(Unknown::Bad)
+            }
+        }
+    }
+
+    fn identify(
+        self: &Arc<Self>,
+        sent: SentCredentials,
+    ) -> Result<Arc<Identity>, RefusedCredential> {
+        let rules = Arc::clone(&self.rules.borrow());
+        let credential = sent.shown();
+        match self.principal_of(&sent, &rules) {
+            Ok((principal, expires)) => Ok(Arc::new(Identity {
+                authority: Arc::clone(self),
+                principal: Arc::clone(principal),
+                credential,
+                expires,
+                sent,
+                generation: rules.generation,
+            })),
+            Err(unknown) => Err(RefusedCredential {
+                unknown,
+                shown: credential,
+            }),
+        }
+    }
+
+    /// The principal of the credentials, and the time at which they expire.
+    fn principal_of<'r>(
+        &self,
+        sent: &SentCredentials,
+        rules: &'r Rules,
+    ) -> Result<(&'r Arc<Principal>, Option<Timestamp>), Unknown> {
+        let of_certificate =
+            (sent.names.as_deref()).and_then(|names| rules.file.of_certificate(names));
+        let now = self.clock.now();
+        let known = match &sent.token {
+            None => {
+                return of_certificate
+                    .map(|known| (known, None))
+                    .ok_or(Unknown::NoCredential);
+            }
+            Some(SentToken::Wald(token)) => {
+                let known = rules.file.of_token(token, now);
+                known.map(|known| (&known.principal, known.expires))
+            }
+            Some(SentToken::Jwt(jwt)) => jwt.judge(rules, now),
+        };
+        let (principal, expires) = known.map_err(|fault| match fault {
+            TokenFault::Bad => Unknown::Bad,
+            TokenFault::Expired(at) => Unknown::Expired(at),
+        })?;
+        // With a certificate the token is worth nothing to a thief who has another certificate.
+        let agrees = sent.names.is_none()
+            || of_certificate.is_some_and(|other| other.is_proxy || Arc::ptr_eq(other, principal));
+        match agrees {
+            true => Ok((principal, Some(expires))),
+            false => Err(Unknown::Mismatch),
+        }
     }
 
     /// The answer to a call whose credential does not count. `identity`: the caller for whom it counted before.
     fn refuse(
         &self,
-        unknown: Unknown,
+        refused: &RefusedCredential,
         rpc: Rpc,
         trail: &Trail,
-        sent: ShownCredential,
         identity: Option<&Identity>,
     ) -> Status {
+        let RefusedCredential { unknown, shown } = refused;
         self.metrics.failed(unknown.failure());
-        trail.unauthenticated(rpc, sent, unknown.reason(), identity);
+        trail.unauthenticated(rpc, shown, unknown.reason(), identity);
         unknown.status(rpc)
     }
 }
 
-/// The token of a call. `None`: it has none.
-fn bearer(headers: &HeaderMap) -> Result<Option<PresentedToken>, Unknown> {
+/// The value of `authorization`. `None`: there is none.
+fn authorization(headers: &HeaderMap) -> Result<Option<&HeaderValue>, Unknown> {
     let mut all = headers.get_all(AUTHORIZATION).iter();
-    let Some(value) = all.next() else {
-        return Ok(None);
-    };
-    if all.next().is_some() {
-        return Err(Unknown::Bad);
+    let value = all.next();
+    match all.next() {
+        None => Ok(value),
+        Some(_) => Err(Unknown::Bad),
     }
-    let value = value.as_bytes();
-    let scheme = value.split_first_chunk::<7>();
+}
+
+/// The token in a value of `authorization`.
+fn bearer(value: &HeaderValue) -> Result<&[u8], Unknown> {
+    let scheme = value.as_bytes().split_first_chunk::<7>();
     let token = scheme.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
-    let token = token.and_then(|(_, token)| PresentedToken::parse(token));
-    token.map(Some).ok_or(Unknown::Bad)
+    token.map(|(_, token)| token).ok_or(Unknown::Bad)
 }
 
 /// The caller of one call: its principal, and the rights that the method needs.
@@ -471,13 +585,10 @@ impl Caller {
         status::not_allowed(principal, right.name(), asked, self.rpc.access)
     }
 
-    /// Whether the credential has not expired, and the file has not changed, since they were judged.
     fn is_current(&self) -> bool {
-        self.identity.as_ref().is_none_or(|identity| {
-            let authority = &identity.authority;
-            let is_expired = (identity.expires).is_some_and(|at| at <= authority.clock.now());
-            !is_expired && authority.rules.borrow().generation == identity.generation
-        })
+        self.identity
+            .as_ref()
+            .is_none_or(|identity| identity.is_current())
     }
 
     /// The caller by the rules in force. The message of a request can come long after its head.
@@ -504,13 +615,10 @@ impl Caller {
         let authority = &identity.authority;
         match authority.identify(identity.sent.clone()) {
             Ok(identity) => {
-                self.identity = Some(Arc::new(identity));
+                self.identity = Some(identity);
                 Ok(())
             }
-            Err(unknown) => {
-                let sent = identity.sent.shown();
-                Err(authority.refuse(unknown, self.rpc, &self.trail, sent, Some(identity)))
-            }
+            Err(refused) => Err(authority.refuse(&refused, self.rpc, &self.trail, Some(identity))),
         }
     }
 }
@@ -523,7 +631,7 @@ pub(crate) struct AuthSource {
     read_places: usize,
 }
 
-/// Checks the contents.
+/// Checks the contents of the file alone.
 fn checked(path: &Path, contents: &[u8], earlier: &Earlier<'_>) -> Result<CheckedFile, Fault> {
     // A fault may repeat a name of the file, which an operator reads on a terminal.
     let fault = |why: String| Fault::new("auth_file", path, escaped(&why));
@@ -531,23 +639,53 @@ fn checked(path: &Path, contents: &[u8], earlier: &Earlier<'_>) -> Result<Checke
     file::check(text, earlier).map_err(fault)
 }
 
-/// Checks the contents, and returns warnings.
-fn check(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fault> {
+/// Checks the contents as a start would.
+fn checked_alone(path: &Path, contents: &[u8]) -> Result<CheckedFile, Fault> {
     let earlier = Earlier {
-        rules: &Rules::default(),
+        rules: &FileRules::default(),
         read_places: 1,
     };
-    checked(path, contents, &earlier).map(|checked| checked.warnings)
+    checked(path, contents, &earlier)
 }
 
-/// The rules of these contents, whose limits are in force. Warnings go to the log.
-fn rules_of(path: &Path, contents: &[u8], earlier: &Earlier<'_>) -> Result<Arc<Rules>, Fault> {
-    let checked = checked(path, contents, earlier)?;
-    for warning in checked.warnings {
-        tracing::warn!(path = %path.display(), "auth_file: {warning}");
+/// Checks the contents of the file alone: a command can also change a file whose keys are elsewhere.
+fn check(path: &Path, contents: &[u8]) -> Result<(), Fault> {
+    checked_alone(path, contents).map(|_| ())
+}
+
+/// Checks the contents and the files that they name, as a daemon does. Returns warnings.
+fn check_all(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fault> {
+    let checked = checked_alone(path, contents)?;
+    first_keys(&checked.rules, &BTreeMap::new())?;
+    Ok(checked.warnings)
+}
+
+/// Keys of issuers, by the claim `iss`.
+type IssuerKeys = BTreeMap<String, Arc<KeySet>>;
+
+/// Reads the files of issuers that have no keys in force yet. Later `jwks_file` and `jwks_url` alone change the keys: a
+/// fault of theirs must not keep the rest of `auth_file` from coming into force.
+fn first_keys(file: &FileRules, in_force: &IssuerKeys) -> Result<IssuerKeys, Fault> {
+    let mut first = IssuerKeys::new();
+    for (iss, issuer) in &file.issuers {
+        match &issuer.source {
+            _ if in_force.contains_key(iss) => {}
+            KeySource::File(path) => {
+                let parsed = parse_keys(path, &read_keys(path)?)?;
+                warn_of_left_out(&issuer.name, &parsed.left_out);
+                first.insert(iss.clone(), Arc::new(parsed.keys));
+            }
+            KeySource::Url(url) => key_fetch::https::check_files(url)?,
+        }
     }
-    checked.rules.limit_tenants();
-    Ok(Arc::new(checked.rules))
+    Ok(first)
+}
+
+/// Reports keys of an issuer that are not used.
+fn warn_of_left_out(issuer: &str, left_out: &[String]) {
+    for why in left_out {
+        tracing::warn!(issuer, "{}", escaped(why));
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Fault> {
@@ -562,19 +700,68 @@ impl ReloadedFiles for AuthSource {
         read(&self.path)
     }
 
-    fn digests(&self, contents: &Vec<u8>) -> Vec<(&'static str, String)> {
-        vec![("auth_file", digest(contents))]
+    fn digests(&self, contents: &Vec<u8>) -> Vec<(Cow<'static, str>, String)> {
+        vec![("auth_file".into(), digest(contents))]
     }
 
     fn put_in_force(&mut self, contents: &Vec<u8>, _: &Vec<u8>) -> Result<(), Fault> {
-        let earlier = Arc::clone(&self.rules.borrow());
+        let in_force = Arc::clone(&self.rules.borrow());
         let earlier = Earlier {
-            rules: &earlier,
+            rules: &in_force.file,
             read_places: self.read_places,
         };
-        let rules = rules_of(&self.path, contents, &earlier)?;
-        self.rules.send_replace(rules);
+        let CheckedFile { rules, warnings } = checked(&self.path, contents, &earlier)?;
+        let first = first_keys(&rules, &in_force.keys)?;
+        for warning in warnings {
+            tracing::warn!(path = %self.path.display(), "auth_file: {warning}");
+        }
+        rules.limit_tenants();
+        let file = Arc::new(rules);
+        self.rules.send_modify(|in_force| {
+            // A fetch may have changed them since then.
+            let keys = file.issuers.keys().filter_map(|iss| {
+                let keys = in_force.keys.get(iss).or_else(|| first.get(iss))?;
+                Some((iss.clone(), Arc::clone(keys)))
+            });
+            *in_force = Arc::new(Rules {
+                keys: keys.collect(),
+                generation: in_force.generation + 1,
+                file: Arc::clone(&file),
+            });
+        });
         Ok(())
+    }
+}
+
+/// Sources of the rules, which change while the daemon runs.
+pub(crate) struct AuthSources {
+    file: Reloader<AuthSource>,
+    key_files: Reloader<KeyFiles>,
+    key_urls: KeyFetcher,
+    key_requests: Arc<KeyRequests>,
+}
+
+impl AuthSources {
+    /// Records reloads from now on, and the files that are in force.
+    pub(crate) fn record(&mut self, audit: &Arc<AuditLog>) {
+        self.file.record(audit);
+        self.key_files.record(audit);
+        self.key_urls.record(audit);
+    }
+
+    /// Fetches keys from all URLs. Takes at most 5 s: without the keys the server starts, too.
+    pub(crate) async fn fetch_keys(&mut self) {
+        self.key_urls.fetch_due().await;
+    }
+
+    /// The files, the fetches, and the requests for a fetch.
+    pub(crate) fn into_parts(self) -> ([Box<dyn Reload>; 2], KeyFetcher, Arc<KeyRequests>) {
+        // New issuers come before the keys of all.
+        let files = [
+            Box::new(self.file) as Box<dyn Reload>,
+            Box::new(self.key_files),
+        ];
+        (files, self.key_urls, self.key_requests)
     }
 }
 
@@ -585,31 +772,38 @@ impl ReloadedFiles for AuthSource {
 pub(crate) fn start(
     config: &Config,
     metrics: &Metrics,
-) -> Result<(Authority, Option<Reloader<AuthSource>>), String> {
+) -> Result<(Authority, Option<AuthSources>), String> {
     if config.auth_file.is_empty() {
         return Ok((Authority::Open, None));
     }
     let path = Path::new(&config.auth_file);
-    let reloader = Reloader::start(&metrics.reloads, || {
+    let sentence = |fault: Fault| fault.to_string();
+    let file = Reloader::start(&metrics.reloads, || {
         let contents = read(path)?;
-        let earlier = Earlier {
-            rules: &Rules::default(),
+        let mut source = AuthSource {
+            path: path.to_owned(),
+            rules: watch::channel(Arc::new(Rules::default())).0,
             read_places: (config.reader_threads / 2).max(1),
         };
-        let source = AuthSource {
-            path: path.to_owned(),
-            rules: watch::channel(rules_of(path, &contents, &earlier)?).0,
-            read_places: earlier.read_places,
-        };
+        source.put_in_force(&contents, &Vec::new())?;
         Ok((source, contents))
     });
-    let reloader = reloader.map_err(|fault| fault.to_string())?;
-    let rules = reloader.files.rules.subscribe();
-    metrics.watch_tenants(move || rules.borrow().usages());
+    let file = file.map_err(sentence)?;
+    let rules = file.files.rules.clone();
+    let key_requests = Arc::new(KeyRequests::default());
+    let watched = rules.subscribe();
+    metrics.watch_tenants(move || watched.borrow().file.usages());
     let authority = FileAuthority {
-        rules: reloader.files.rules.subscribe(),
+        rules: rules.subscribe(),
         clock: ExpiryClock::default(),
         metrics: metrics.auth.clone(),
+        keys: Arc::clone(&key_requests),
     };
-    Ok((Authority::File(Arc::new(authority)), Some(reloader)))
+    let sources = AuthSources {
+        file,
+        key_files: KeyFiles::start(rules.clone(), &metrics.reloads).map_err(sentence)?,
+        key_urls: KeyFetcher::new(rules, Arc::clone(&key_requests), &metrics.reloads),
+        key_requests,
+    };
+    Ok((Authority::File(Arc::new(authority)), Some(sources)))
 }

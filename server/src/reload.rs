@@ -1,7 +1,8 @@
-//! Files that are read again while the daemon runs: the files of TLS, and `auth_file`. One thread reads them every 10 s
+//! Files that are read again while the daemon runs: the files of TLS, `auth_file`, and keys of issuers of JWTs. One thread reads them every 10 s
 //! and on SIGHUP. It compares contents, because Kubernetes changes the directory behind a link and keeps the times of
 //! the files. New contents are checked before they come into force; after a fault the earlier ones stay.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -114,13 +115,18 @@ pub(crate) trait ReloadedFiles: Send + 'static {
     /// With the first file that cannot be read.
     fn read(&self) -> Result<Self::Contents, Fault>;
 
+    /// Whether there are any.
+    fn has_files(_contents: &Self::Contents) -> bool {
+        true
+    }
+
     /// The setting of each file, and the digest of its contents ([`digest`]).
-    fn digests(&self, contents: &Self::Contents) -> Vec<(&'static str, String)>;
+    fn digests(&self, contents: &Self::Contents) -> Vec<(Cow<'static, str>, String)>;
 
     /// Checks the contents, and puts them in force instead of `earlier`.
     ///
     /// # Errors
-    /// With the first fault. Nothing has changed then.
+    /// With the first fault. The file with the fault has no effect then.
     fn put_in_force(
         &mut self,
         contents: &Self::Contents,
@@ -150,20 +156,30 @@ impl<F: ReloadedFiles> Reloader<F> {
         begin: impl FnMut() -> Result<(F, F::Contents), Fault>,
     ) -> Result<Self, Fault> {
         let (files, contents) = twice(begin)?;
-        metrics.reloaded(F::KIND, SystemTime::now());
-        Ok(Self {
+        let reloader = Self {
             files,
             contents,
             metrics: metrics.clone(),
             fault: None,
             audit: None,
-        })
+        };
+        reloader.measure();
+        Ok(reloader)
+    }
+
+    fn measure(&self) {
+        match F::has_files(&self.contents) {
+            true => self.metrics.reloaded(F::KIND, SystemTime::now()),
+            false => self.metrics.absent(F::KIND),
+        }
     }
 
     /// Records reloads from now on, and the files that are in force.
     pub(crate) fn record(&mut self, audit: &Arc<AuditLog>) {
         self.audit = Some(Arc::clone(audit));
-        self.record_reload(Ok(()));
+        if F::has_files(&self.contents) {
+            self.record_reload(Ok(()));
+        }
     }
 
     fn record_reload(&self, result: Result<(), &dyn fmt::Display>) {
@@ -173,7 +189,7 @@ impl<F: ReloadedFiles> Reloader<F> {
         // After a fault these are the files that stay in force.
         let digests = self.files.digests(&self.contents).into_iter();
         let digests: serde_json::Map<String, Value> = digests
-            .map(|(setting, digest)| (setting.to_owned(), digest.into()))
+            .map(|(setting, digest)| (setting.into_owned(), digest.into()))
             .collect();
         let details = json!({ "files": F::KIND.name(), "in_force": digests });
         audit.event("reload", details, result);
@@ -214,7 +230,7 @@ impl<F: ReloadedFiles> Reload for Reloader<F> {
                     tracing::info!("{}", F::KIND.in_force());
                 }
                 self.fault = None;
-                self.metrics.reloaded(F::KIND, SystemTime::now());
+                self.measure();
             }
             Err(fault) => {
                 self.metrics.failed(F::KIND);

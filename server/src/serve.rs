@@ -21,7 +21,7 @@ use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
 use crate::audit::AuditLog;
-use crate::auth::{self, AuthSource, Authority, Engine};
+use crate::auth::{self, AuthSources, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
@@ -123,7 +123,7 @@ struct Server {
     http: std::net::TcpListener,
     tls: Option<Reloader<TlsSource>>,
     authority: Authority,
-    auth_file: Option<Reloader<AuthSource>>,
+    auth: Option<AuthSources>,
     /// `None`: there is no audit log.
     audit: Option<Arc<AuditLog>>,
 }
@@ -145,7 +145,7 @@ impl Server {
         let metrics = Arc::new(metrics);
         let wrong = |why| Exit::new(Exit::CONFIG, why);
         let mut tls = tls::start(config, &metrics).map_err(wrong)?;
-        let (authority, mut auth_file) = auth::start(config, &metrics).map_err(wrong)?;
+        let (authority, mut auth) = auth::start(config, &metrics).map_err(wrong)?;
         host::check_owner(config, &config.data_dir)?;
         host::check_strangers(config, &config.data_dir)?;
         let existing = open::look(&config.data_dir, config.create_store)?;
@@ -170,8 +170,8 @@ impl Server {
             if let Some(tls) = &mut tls {
                 tls.record(audit);
             }
-            if let Some(auth_file) = &mut auth_file {
-                auth_file.record(audit);
+            if let Some(auth) = &mut auth {
+                auth.record(audit);
             }
         }
         let (phase, receiver) = watch::channel(Phase::Starting);
@@ -205,7 +205,7 @@ impl Server {
             http,
             tls,
             authority,
-            auth_file,
+            auth,
             audit,
         })
     }
@@ -227,7 +227,7 @@ impl Server {
             http,
             tls,
             authority,
-            auth_file,
+            mut auth,
             audit,
         } = self;
         let life = ServerLife { phase, health };
@@ -235,6 +235,10 @@ impl Server {
         life.health
             .set_service_status(LIVENESS, ServingStatus::Serving)
             .await;
+        if let Some(auth) = &mut auth {
+            // The store opens in the meantime. Without the keys, the first calls with JWTs would be refused for good.
+            auth.fetch_keys().await;
+        }
         let addresses = (listener.address(), http.local_addr().ok());
         let calls = Arc::new(Calls {
             counter: node.metrics.call_counter(bound(config.request_timeout)),
@@ -274,8 +278,13 @@ impl Server {
             })?;
 
         let tls = tls.map(|files| Box::new(files) as Box<dyn Reload>);
-        let auth_file = auth_file.map(|file| Box::new(file) as Box<dyn Reload>);
-        let files: Vec<_> = tls.into_iter().chain(auth_file).collect();
+        let mut files: Vec<_> = tls.into_iter().collect();
+        let key_requests = auth.map(|auth| {
+            let (auth_files, key_urls, key_requests) = auth.into_parts();
+            files.extend(auth_files);
+            tokio::spawn(key_urls.run());
+            key_requests
+        });
         let thread = (!files.is_empty()).then(|| ReloadThread::start(files));
         let thread = thread.transpose().map_err(|error| {
             let sentence = format!("cannot start the thread that reads files again: {error}");
@@ -285,6 +294,9 @@ impl Server {
             reload();
             if let Some(thread) = &thread {
                 thread.reload();
+            }
+            if let Some(keys) = &key_requests {
+                keys.at_once();
             }
             if let Some(audit) = &audit {
                 audit.reopen();

@@ -49,7 +49,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 
-use crate::auth::ConnectionTenants;
+use crate::auth::{ConnectionTenants, LastCaller};
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::metrics::AcceptWaits;
@@ -426,6 +426,7 @@ async fn serve(
                             peer: guard.peer(),
                             names: None,
                             tenants: ConnectionTenants::default(),
+                            last: LastCaller::default(),
                         };
                         let phase = phase.clone();
                         connections.spawn(async move {

@@ -91,6 +91,7 @@ fn credential(caller: &GetCallerResponse) -> String {
     match caller.credential() {
         CredentialKind::Certificate => "client certificate".to_owned(),
         CredentialKind::Token => format!("token {}", caller.token_id),
+        CredentialKind::Jwt => format!("JWT {}", caller.token_id),
         CredentialKind::Unspecified => "unknown to this walctl".to_owned(),
     }
 }
@@ -110,6 +111,7 @@ fn document(caller: &GetCallerResponse, context: Option<&str>) -> Value {
     let kind = match caller.credential() {
         CredentialKind::Certificate => Some("certificate"),
         CredentialKind::Token => Some("token"),
+        CredentialKind::Jwt => Some("jwt"),
         CredentialKind::Unspecified => None,
     };
     let grants = caller.grants.iter().map(|grant| {

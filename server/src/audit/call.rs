@@ -12,7 +12,7 @@ use tonic_types::StatusExt as _;
 use super::AuditLog;
 use super::facts::CallFacts;
 use super::line::{AuditLine, DENIED, FAILED, OK, UNAUTHENTICATED};
-use crate::auth::{Credential, Identity, Right, TokenId};
+use crate::auth::{Identity, Right, TokenId, VerifiedJwt};
 use crate::methods::{Recorded, Rpc};
 
 /// The header of W3C Trace Context.
@@ -44,20 +44,32 @@ impl RequestId {
 }
 
 /// The credential with which a call came, without its secret.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum ShownCredential {
     /// None, or one that is no token.
     None,
     Certificate,
     Token(TokenId),
+    /// Its signature is right.
+    Jwt(Arc<VerifiedJwt>),
 }
 
 impl ShownCredential {
-    fn kind(self) -> &'static str {
+    fn kind(&self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Certificate => "certificate",
             Self::Token(_) => "token",
+            Self::Jwt(_) => "jwt",
+        }
+    }
+
+    /// The public id of a token.
+    pub(crate) fn id(&self) -> Option<&str> {
+        match self {
+            Self::None | Self::Certificate => None,
+            Self::Token(id) => Some(id.as_str()),
+            Self::Jwt(jwt) => Some(jwt.id()),
         }
     }
 }
@@ -171,7 +183,7 @@ impl Trail {
     pub(crate) fn unauthenticated(
         &self,
         rpc: Rpc,
-        sent: ShownCredential,
+        sent: &ShownCredential,
         reason: &'static str,
         identity: Option<&Identity>,
     ) {
@@ -184,17 +196,13 @@ impl Trail {
         let principal = identity.map(|identity| identity.principal().name.as_str());
         peer.log
             .refused(peer.address, principal, UNAUTHENTICATED, |log| {
-                let token_id = match &sent {
-                    ShownCredential::Token(id) => Some(id.as_str()),
-                    ShownCredential::None | ShownCredential::Certificate => None,
-                };
                 log.write(AuditLine {
                     event: "call",
                     request_id: self.request_id.map(RequestId::shown),
                     peer: peer.shown(),
                     principal: Some(principal.unwrap_or_default()),
                     credential: Some(sent.kind()),
-                    token_id,
+                    token_id: sent.id(),
                     rpc: Some(rpc.name),
                     op: rpc.need.right().map(Right::name),
                     outcome: UNAUTHENTICATED,
@@ -213,14 +221,11 @@ impl AuditedPeer {
 
 /// The fields of a known caller.
 fn of_identity(identity: &Identity) -> AuditLine<'_> {
-    let (credential, token_id) = match identity.credential() {
-        Credential::Certificate => ("certificate", None),
-        Credential::Token(_) => ("token", identity.token_id()),
-    };
+    let credential = identity.credential();
     AuditLine {
         principal: Some(&identity.principal().name),
-        credential: Some(credential),
-        token_id,
+        credential: Some(credential.kind()),
+        token_id: credential.id(),
         ..AuditLine::default()
     }
 }

@@ -382,7 +382,7 @@ fn revoke(mut file: EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
 
 fn check(path: &Path) -> Result<(), Exit> {
     let contents = super::read(path).map_err(|fault| wrong(fault.to_string()))?;
-    let warnings = super::check(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
+    let warnings = super::check_all(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
     for warning in warnings {
         eprintln!("wald: warning: {warning}");
     }

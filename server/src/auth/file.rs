@@ -2,15 +2,19 @@
 //! credential: someone may have put a token where its digest belongs.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use wald_storage::{Clock as _, SystemClock, Timestamp};
 
+use super::issuer::{Issuer, IssuerTable};
 use super::limits::TenantLimits;
 use super::names::DNS;
 use super::right::{LogRights, Right, Scope};
-use super::rules::{Grant, KnownToken, Principal, Rules, Tenant};
+use super::rules::{FileRules, Grant, KnownToken, Principal, Tenant};
 use super::tenant::TenantUsage;
 use super::token::{self, SecretDigest, TokenId};
 use crate::admission::GroupShare;
@@ -19,6 +23,8 @@ use crate::admission::GroupShare;
 const NAME_BYTES: usize = 100;
 /// Maximum number of tokens of one principal that have not expired: the one in use, and the next.
 const LIVE_TOKENS: usize = 2;
+/// Maximum number of issuers of JWTs. The daemon keeps up to 1 MiB of keys for each.
+const MOST_ISSUERS: usize = 16;
 
 /// The file as it is written.
 #[derive(Deserialize)]
@@ -28,6 +34,8 @@ struct AuthFile {
     tenant: BTreeMap<String, TenantTable>,
     #[serde(default)]
     principal: BTreeMap<String, PrincipalTable>,
+    #[serde(default)]
+    jwt: BTreeMap<String, IssuerTable>,
 }
 
 #[derive(Deserialize)]
@@ -47,6 +55,8 @@ struct PrincipalTable {
     #[serde(default)]
     token: Vec<String>,
     #[serde(default)]
+    jwt: Subjects,
+    #[serde(default)]
     proxy: bool,
     #[serde(default)]
     allow: Vec<AllowTable>,
@@ -60,9 +70,48 @@ struct AllowTable {
     log: Option<String>,
 }
 
+/// Identities in JWTs: `{ issuer = "NAME", sub = "SUBJECT" }`, or several of them.
+#[derive(Default)]
+struct Subjects(Vec<SubjectTable>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubjectTable {
+    issuer: String,
+    sub: String,
+}
+
+impl<'de> Deserialize<'de> for Subjects {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+        // An untagged enum would name no field in its errors.
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = Subjects;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("{ issuer = NAME, sub = SUBJECT }, or a list of them")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Subjects, A::Error> {
+                let one = SubjectTable::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Subjects(vec![one]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Subjects, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = seq.next_element()? {
+                    all.push(one);
+                }
+                Ok(Subjects(all))
+            }
+        }
+        input.deserialize_any(OneOrSeveral)
+    }
+}
+
 /// A file that passed.
 pub(super) struct CheckedFile {
-    pub(super) rules: Rules,
+    pub(super) rules: FileRules,
     /// Sentences about lines that are allowed and most likely wrong.
     pub(super) warnings: Vec<String>,
 }
@@ -127,7 +176,7 @@ pub(super) fn show_time(time: Timestamp) -> String {
 
 /// The rules that a file replaces, and a bound of the server.
 pub(super) struct Earlier<'a> {
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a FileRules,
     /// Most reads of one tenant that are at work at the same time.
     pub(super) read_places: usize,
 }
@@ -147,17 +196,26 @@ pub(super) fn check(text: &str, earlier: &Earlier<'_>) -> Result<CheckedFile, St
         )
     })?;
     let mut checked = CheckedFile {
-        rules: Rules {
-            generation: earlier.rules.generation + 1,
+        rules: FileRules {
             tenants: tenants(&file.tenant, earlier)?,
-            ..Rules::default()
+            ..FileRules::default()
         },
         warnings: Vec::new(),
     };
+    checked.issuers(&file.jwt)?;
     for (name, table) in &file.principal {
         check_name("principal", name)?;
         let principal = Arc::new(checked.principal(name, table, earlier)?);
         checked.credentials(table, &principal)?;
+        checked.subjects(&table.jwt, &principal)?;
+    }
+    for issuer in checked.rules.issuers.values() {
+        if issuer.subjects.is_empty() {
+            checked.warnings.push(format!(
+                "jwt {}: no principal has a jwt of this issuer",
+                issuer.name
+            ));
+        }
     }
     Ok(checked)
 }
@@ -166,9 +224,17 @@ pub(super) fn check(text: &str, earlier: &Earlier<'_>) -> Result<CheckedFile, St
 fn without_tokens(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
-    while let Some(at) = rest.find(token::START) {
+    // A JWT begins with `{"` in base64url.
+    let begins = |rest: &str| {
+        [rest.find(token::START), rest.find("eyJ")]
+            .into_iter()
+            .flatten()
+            .min()
+    };
+    while let Some(at) = begins(rest) {
         let (before, from) = rest.split_at(at);
-        let is_digit = |character: char| character.is_ascii_alphanumeric() || character == '_';
+        let is_digit =
+            |character: char| character.is_ascii_alphanumeric() || "_-.".contains(character);
         let end = from.find(|character| !is_digit(character));
         shown += before;
         shown += "(a token)";
@@ -234,6 +300,54 @@ fn tenants(
 }
 
 impl CheckedFile {
+    /// Adds the issuers of JWTs.
+    fn issuers(&mut self, tables: &BTreeMap<String, IssuerTable>) -> Result<(), String> {
+        if tables.len() > MOST_ISSUERS {
+            return Err(format!(
+                "jwt: there are {} issuers, at most {MOST_ISSUERS} are allowed",
+                tables.len()
+            ));
+        }
+        for (name, table) in tables {
+            check_name("jwt", name)?;
+            let issuer = Issuer::new(name, table)?;
+            let replaced = self.rules.issuers.insert(issuer.issuer.clone(), issuer);
+            if let Some(other) = replaced {
+                return Err(format!(
+                    "jwt {name}: jwt {} has the issuer {:?}, too",
+                    other.name, other.issuer
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the identities of a principal in JWTs.
+    fn subjects(&mut self, table: &Subjects, principal: &Arc<Principal>) -> Result<(), String> {
+        for (number, subject) in (1..).zip(&table.0) {
+            let at = format!("principal {}: jwt {number}", principal.name);
+            let mut issuers = self.rules.issuers.values_mut();
+            let issuer = issuers.find(|issuer| issuer.name == subject.issuer);
+            let issuer = issuer.ok_or_else(|| {
+                format!(
+                    "{at}: there is no issuer {:?}; add [jwt.{}]",
+                    subject.issuer, subject.issuer
+                )
+            })?;
+            if subject.sub.is_empty() {
+                return Err(format!("{at}: sub is empty"));
+            }
+            let principal = Arc::clone(principal);
+            if let Some(other) = issuer.subjects.insert(subject.sub.clone(), principal) {
+                return Err(format!(
+                    "{at}: principal {} has the sub {:?} of this issuer already",
+                    other.name, subject.sub
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The principal of a table, without its credentials.
     fn principal(
         &mut self,
@@ -271,7 +385,7 @@ impl CheckedFile {
             let at = format!("principal {name}: entry {number} of allow");
             self.allow(&mut principal, allow, &at)?;
         }
-        if table.cert.is_empty() && table.token.is_empty() {
+        if table.cert.is_empty() && table.token.is_empty() && table.jwt.0.is_empty() {
             self.warnings.push(format!(
                 "principal {name} has no credential, so nobody can be it"
             ));

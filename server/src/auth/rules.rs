@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use wald_storage::Timestamp;
 
+use super::issuer::Issuer;
+use super::jwks::KeySet;
 use super::limits::TenantLimits;
 use super::names::CertNames;
 use super::right::{LogRight, LogRights, Scope, ServerRight};
@@ -65,20 +67,49 @@ pub(super) struct KnownToken {
     pub(super) principal: Arc<Principal>,
 }
 
+/// Everything that decides about callers.
+#[derive(Clone, Default)]
+pub(crate) struct Rules {
+    pub(super) file: Arc<FileRules>,
+    /// Keys of issuers of JWTs, by the claim `iss`. There are none as long as they were not fetched.
+    pub(super) keys: BTreeMap<String, Arc<KeySet>>,
+    /// Rises with each change.
+    pub(super) generation: u64,
+}
+
+impl Rules {
+    /// Replaces the keys of an issuer, which its claim `iss` names. Returns whether they have changed.
+    pub(super) fn set_keys(rules: &mut Arc<Self>, issuer: &str, keys: KeySet) -> bool {
+        // The file may have changed while they were read.
+        let is_known = rules.file.issuers.contains_key(issuer);
+        let is_same = match rules.keys.get(issuer) {
+            Some(earlier) => **earlier == keys,
+            None => keys == KeySet::default(),
+        };
+        if is_same || !is_known {
+            return false;
+        }
+        let changed = Arc::make_mut(rules);
+        changed.keys.insert(issuer.to_owned(), Arc::new(keys));
+        changed.generation += 1;
+        true
+    }
+}
+
 /// Everything that the file says.
 #[derive(Default)]
-pub(crate) struct Rules {
+pub(crate) struct FileRules {
     pub(super) tokens: HashMap<TokenId, KnownToken>,
     /// By whole names.
     pub(super) certificates: HashMap<String, Arc<Principal>>,
     /// By URIs up to their last segment, with the slash.
     pub(super) certificate_segments: HashMap<String, Arc<Principal>>,
-    /// Rises with each change of the file.
-    pub(super) generation: u64,
     /// By name.
     pub(super) tenants: BTreeMap<String, Arc<Tenant>>,
     /// Shares of the principals without a tenant, by their names.
     pub(super) shares: HashMap<String, Arc<GroupShare>>,
+    /// Issuers of JWTs, by the claim `iss`.
+    pub(super) issuers: HashMap<String, Issuer>,
 }
 
 /// The reason why a token does not count.
@@ -90,7 +121,18 @@ pub(super) enum TokenFault {
     Expired(Timestamp),
 }
 
-impl Rules {
+impl FileRules {
+    /// The contents of a good file.
+    #[cfg(test)]
+    pub(super) fn of(text: &str) -> Self {
+        let earlier = super::file::Earlier {
+            rules: &Self::default(),
+            read_places: 1,
+        };
+        let checked = super::file::check(text, &earlier);
+        checked.map(|checked| checked.rules).unwrap()
+    }
+
     /// Puts the limits of the tenants in force.
     pub(super) fn limit_tenants(&self) {
         for tenant in self.tenants.values() {

@@ -3,7 +3,8 @@
 use wald_proto::v1::{self, grant::Logs};
 
 use super::proto_timestamp;
-use crate::auth::{Credential, Identity, LogRight, Scope, TenantLimits};
+use crate::audit::ShownCredential;
+use crate::auth::{Identity, LogRight, Scope, TenantLimits};
 use crate::config::{ClientAuth, Config};
 
 /// The answer of GetCaller. `None`: there is no `auth_file`.
@@ -13,9 +14,12 @@ pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
     };
     let principal = identity.principal();
     let tenant = principal.tenant.as_deref();
-    let (kind, token_id) = match identity.credential() {
-        Credential::Certificate => (v1::CredentialKind::Certificate, String::new()),
-        Credential::Token(id) => (v1::CredentialKind::Token, id.to_string()),
+    let credential = identity.credential();
+    let kind = match credential {
+        ShownCredential::None => v1::CredentialKind::Unspecified,
+        ShownCredential::Certificate => v1::CredentialKind::Certificate,
+        ShownCredential::Token(_) => v1::CredentialKind::Token,
+        ShownCredential::Jwt(_) => v1::CredentialKind::Jwt,
     };
     let of_logs = principal.grants.iter().map(|grant| {
         let rights = LogRight::ALL.into_iter();
@@ -39,7 +43,7 @@ pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
         principal: principal.name.clone(),
         tenant: tenant.map_or_else(String::new, |tenant| tenant.name.clone()),
         credential: kind.into(),
-        token_id,
+        token_id: credential.id().unwrap_or_default().to_owned(),
         expire_time: identity.expires().map(proto_timestamp),
         grants: of_logs.chain(of_server).collect(),
         limits: tenant.map(|tenant| limits(&tenant.limits)),

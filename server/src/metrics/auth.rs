@@ -14,16 +14,22 @@ pub(crate) enum FileKind {
     Tls,
     /// `auth_file`.
     Auth,
+    /// Keys of issuers of JWTs in files.
+    JwksFile,
+    /// Keys of issuers of JWTs behind URLs.
+    JwksUrl,
 }
 
 impl FileKind {
-    const ALL: [Self; 2] = [Self::Tls, Self::Auth];
+    const ALL: [Self; 4] = [Self::Tls, Self::Auth, Self::JwksFile, Self::JwksUrl];
 
     /// The log of the daemon after files have changed.
     pub(crate) fn in_force(self) -> &'static str {
         match self {
             Self::Tls => "the changed files of TLS are in force",
             Self::Auth => "the changed auth_file is in force",
+            Self::JwksFile => "the changed files of jwks_file are in force",
+            Self::JwksUrl => "the fetched keys of jwks_url are in force",
         }
     }
 
@@ -32,6 +38,10 @@ impl FileKind {
         match self {
             Self::Tls => "the files of TLS cannot be used; the earlier ones stay in force",
             Self::Auth => "auth_file cannot be used; the earlier one stays in force",
+            Self::JwksFile => "a jwks_file cannot be used; its earlier keys stay in force",
+            Self::JwksUrl => {
+                "keys cannot be fetched; those fetched earlier stay in force for 24 hours"
+            }
         }
     }
 
@@ -40,6 +50,8 @@ impl FileKind {
         match self {
             Self::Tls => "tls",
             Self::Auth => "auth",
+            Self::JwksFile => "jwks_file",
+            Self::JwksUrl => "jwks_url",
         }
     }
 }
@@ -58,14 +70,14 @@ impl ReloadMetrics {
             last_success: make.gauges_by_kind(
                 "wald_reload_last_success_timestamp_seconds",
                 "Time in seconds since 1970 at which files were last read without a fault, by kind: tls (certificates, \
-                 keys, CA, CRL), auth (auth_file). 0: there are none. More than 1 hour ago: the files have a fault, \
-                 which the log names.",
+                 keys, CA, CRL), auth (auth_file), jwks_file and jwks_url (keys of issuers of JWTs; fetched keys count \
+                 from the start). 0: there are none. More than 1 hour ago: the files have a fault, which the log names.",
                 &kinds,
             )?,
             failures: make.counters(
                 "wald_reload_failures_total",
-                "Attempts to read files again that found a fault, by kind; the earlier files stay in force. Above 0, the \
-                 log names file and fault.",
+                "Attempts to read files again, or to fetch keys from jwks_url, that found a fault, by kind; the earlier \
+                 files stay in force. Above 0, the log names file and fault.",
                 "kind",
                 &kinds,
             )?,
@@ -76,6 +88,11 @@ impl ReloadMetrics {
     pub(crate) fn reloaded(&self, kind: FileKind, now: SystemTime) {
         let gauge = self.last_success.with_label_values(&[kind.name()]);
         gauge.set(seconds_since_1970(now));
+    }
+
+    /// Records that there are no files of this kind.
+    pub(crate) fn absent(&self, kind: FileKind) {
+        self.last_success.with_label_values(&[kind.name()]).set(0.0);
     }
 
     /// Counts an attempt that found a fault.

@@ -1,5 +1,6 @@
 //! The files of TLS: their settings, and their contents as bytes.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ pub(crate) struct Contents {
 
 impl Contents {
     /// The digest of each file that there is. The one of a key gives nothing away: a key has too many bits to guess.
-    pub(super) fn digests(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn digests(&self) -> Vec<(Cow<'static, str>, String)> {
         let files = [
             ("tls_cert", &self.certificate),
             ("tls_key", &self.key),
@@ -50,7 +51,7 @@ impl Contents {
         ];
         let present = files.into_iter().filter(|(_, bytes)| !bytes.is_empty());
         present
-            .map(|(setting, bytes)| (setting, digest(bytes)))
+            .map(|(setting, bytes)| (setting.into(), digest(bytes)))
             .collect()
     }
 

@@ -1,5 +1,6 @@
 //! The files of TLS as the thread `wald-reload` reads them again.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -28,7 +29,7 @@ impl ReloadedFiles for TlsSource {
         self.files.read()
     }
 
-    fn digests(&self, contents: &Contents) -> Vec<(&'static str, String)> {
+    fn digests(&self, contents: &Contents) -> Vec<(Cow<'static, str>, String)> {
         contents.digests()
     }
 

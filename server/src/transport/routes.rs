@@ -33,7 +33,7 @@ use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, Trail};
-use crate::auth::{Authority, Caller, CertNames, ConnectionTenants};
+use crate::auth::{Authority, Caller, CertNames, ConnectionTenants, LastCaller};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
@@ -169,6 +169,7 @@ pub(super) struct ConnectionCalls {
     pub(super) peer: Peer,
     /// The names in the certificate of the client, if it sent one.
     pub(super) names: Option<Arc<CertNames>>,
+    pub(super) last: LastCaller,
     /// `None`: there is no audit log.
     pub(super) audited: Option<Arc<AuditedPeer>>,
     /// The tenants whose calls it has had.
@@ -177,7 +178,8 @@ pub(super) struct ConnectionCalls {
 
 impl ConnectionCalls {
     /// The call that a request begins.
-    pub(super) fn call(&self, request: Request<Incoming>) -> CallFuture<CheckedCall> {
+    pub(super) fn call(&mut self, request: Request<Incoming>) -> CallFuture<CheckedCall> {
+        let last = &mut self.last;
         let Calls {
             counter,
             authority,
@@ -199,7 +201,8 @@ impl ConnectionCalls {
             };
             let names = self.names.as_ref();
             let trail = Trail::of(self.audited.as_ref(), request.headers());
-            let caller = match authority.identify(request.headers(), names, rpc, trail) {
+            let headers = request.headers();
+            let caller = match authority.identify_next(last, headers, names, rpc, trail) {
                 Ok(caller) => caller,
                 Err(refusal) => return (CheckedCall::refused(refusal), None),
             };

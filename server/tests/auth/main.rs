@@ -4,11 +4,14 @@
 
 mod commands;
 mod http;
+mod issuer;
+mod jwt;
 mod limits;
 mod matrix;
 mod principals;
 mod raw;
 mod rights;
+mod signer;
 mod streams;
 #[path = "../support/mod.rs"]
 mod support;

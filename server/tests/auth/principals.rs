@@ -80,13 +80,22 @@ impl AuthFile {
         std::fs::read_to_string(self.path()).unwrap()
     }
 
-    /// Replaces the file as a whole. Only its owner can read it.
+    /// Replaces the file as a whole.
     pub(crate) fn write(&self, text: &str) {
+        self.write_beside("auth.toml", text);
+    }
+
+    /// Replaces a file next to it as a whole. Only its owner can read it.
+    pub(crate) fn write_beside(&self, name: &str, text: &str) -> PathBuf {
         use std::os::unix::fs::PermissionsExt as _;
-        let new = self.directory.path().join("new");
+        let (new, path) = (
+            self.directory.path().join("new"),
+            self.directory.path().join(name),
+        );
         std::fs::write(&new, text).unwrap();
         std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600)).unwrap();
-        std::fs::rename(&new, self.path()).unwrap();
+        std::fs::rename(&new, &path).unwrap();
+        path
     }
 
     /// The argument that names the file.

@@ -147,7 +147,9 @@ impl SimState {
             return Ok(());
         }
         let kind = self.faults.kinds.iter().find(|(filter, _)| filter(call));
-        let mut failed = kind.map_or(Ok(()), |(_, error)| Err(io::Error::from_raw_os_error(*error)));
+        let mut failed = kind.map_or(Ok(()), |(_, error)| {
+            Err(io::Error::from_raw_os_error(*error))
+        });
         self.faults.calls.retain_mut(|(filter, nth, error)| {
             *nth -= u64::from(filter(call));
             if *nth == 0 {

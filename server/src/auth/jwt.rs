@@ -1,0 +1,229 @@
+//! JSON Web Tokens of other issuers, such as the service accounts of Kubernetes (RFC 7519, in the compact form of
+//! RFC 7515).
+//!
+//! ```text
+//! text ─▶ PresentedJwt ─its issuer, a key of the issuer─▶ VerifiedJwt ─rules in force─▶ principal
+//!         (parsed)        (the signature is right)          (judged again after each change)
+//! ```
+//!
+//! Rule: nothing in a token selects how the token is checked. `alg` must be one that `auth_file` lists for the issuer, a
+//! `kid` names a key of the issuer's set, and keys or links in the token are ignored. The text of a token is dropped
+//! after the check of its signature: a [`VerifiedJwt`] has only claims, and the key that signed them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Deserializer};
+use wald_storage::Timestamp;
+
+use super::jwks::{Algorithm, Key};
+use super::rules::{Principal, Rules, TokenFault};
+
+/// Maximum length of a token, bytes. A token of Kubernetes has about 1,000.
+const TOKEN_BYTES: usize = 8 << 10;
+/// Longest time between now and the expiry of a token, seconds. A stolen token counts no longer.
+const LONGEST_LIFE: i64 = 24 * 3600;
+/// Allowed difference between the clocks of issuer and server, seconds.
+const LEEWAY: i64 = 30;
+/// Maximum length of a `jti` that is shown, bytes.
+const SHOWN_JTI_BYTES: usize = 100;
+
+/// The head of a token. Everything else in it is ignored.
+#[derive(Deserialize)]
+struct JwtHeader {
+    alg: String,
+    kid: Option<String>,
+    typ: Option<String>,
+    /// Extensions that the receiver must know. Wald knows none.
+    #[serde(default, deserialize_with = "present")]
+    crit: bool,
+}
+
+/// The claims of a token that Wald knows.
+#[derive(Deserialize)]
+struct Claims {
+    iss: String,
+    sub: String,
+    aud: Audience,
+    exp: NumericDate,
+    nbf: Option<NumericDate>,
+    jti: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Audience {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Audience {
+    fn has(&self, audience: &str) -> bool {
+        match self {
+            Self::One(only) => only == audience,
+            Self::Several(all) => all.iter().any(|one| one == audience),
+        }
+    }
+}
+
+/// A time in whole seconds since 1970. Parts of a second are cut off.
+#[derive(Clone, Copy)]
+struct NumericDate(i64);
+
+impl<'de> Deserialize<'de> for NumericDate {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let seconds = f64::deserialize(input)?;
+        let seconds = Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)?;
+        // Times stay below the bound of a timestamp in microseconds.
+        let seconds = u32::try_from(seconds.as_secs()).map_err(serde::de::Error::custom)?;
+        Ok(Self(seconds.into()))
+    }
+}
+
+fn present<'de, D: Deserializer<'de>>(input: D) -> Result<bool, D::Error> {
+    IgnoredAny::deserialize(input).map(|_| true)
+}
+
+/// A token that a caller sent. Nobody has checked its signature.
+pub(super) struct PresentedJwt<'a> {
+    algorithm: Algorithm,
+    kid: Option<String>,
+    claims: Claims,
+    signed: &'a [u8],
+    signature: Vec<u8>,
+}
+
+/// The reason why a signature does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SignatureFault {
+    /// The issuer is known, and has no key of this name. It may have a new one.
+    UnknownKey,
+    /// The issuer is not known, or the signature is wrong.
+    Bad,
+}
+
+impl<'a> PresentedJwt<'a> {
+    /// `None` if the text is no token that Wald could accept.
+    pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
+        if text.len() > TOKEN_BYTES {
+            return None;
+        }
+        let last_dot = text.iter().rposition(|byte| *byte == b'.')?;
+        let (signed, signature) = (&text[..last_dot], &text[last_dot + 1..]);
+        let first_dot = signed.iter().position(|byte| *byte == b'.')?;
+        let header: JwtHeader = object(&signed[..first_dot])?;
+        let is_token = header.typ.as_deref().is_none_or(|typ| {
+            let typ = typ.to_ascii_lowercase();
+            matches!(
+                typ.strip_prefix("application/").unwrap_or(&typ),
+                "jwt" | "at+jwt"
+            )
+        });
+        if header.crit || !is_token {
+            return None;
+        }
+        Some(Self {
+            algorithm: Algorithm::parse(&header.alg)?,
+            kid: header.kid,
+            claims: object(&signed[first_dot + 1..])?,
+            signed,
+            signature: URL_SAFE_NO_PAD.decode(signature).ok()?,
+        })
+    }
+
+    /// Checks the signature.
+    ///
+    /// # Errors
+    /// The reason why it does not count.
+    pub(super) fn verify(self, rules: &Rules) -> Result<VerifiedJwt, SignatureFault> {
+        let issuer = rules.file.issuers.get(&self.claims.iss);
+        let issuer = issuer.filter(|issuer| issuer.algorithms.contains(&self.algorithm));
+        let issuer = issuer.ok_or(SignatureFault::Bad)?;
+        let keys = rules.keys.get(&issuer.issuer);
+        let key = keys.and_then(|keys| keys.find(self.kid.as_deref(), self.algorithm));
+        let key = key.ok_or(SignatureFault::UnknownKey)?;
+        if !key.verifies(self.algorithm, self.signed, &self.signature) {
+            return Err(SignatureFault::Bad);
+        }
+        let jti = self.claims.jti.as_deref().filter(|jti| is_showable(jti));
+        let id = match jti {
+            Some(jti) => format!("{}/{jti}", issuer.name),
+            None => issuer.name.clone(),
+        };
+        Ok(VerifiedJwt {
+            id,
+            algorithm: self.algorithm,
+            key: Arc::clone(key),
+            claims: self.claims,
+        })
+    }
+}
+
+/// Reads a part of a token: a JSON object in base64url.
+fn object<T: DeserializeOwned>(part: &[u8]) -> Option<T> {
+    let json = URL_SAFE_NO_PAD.decode(part).ok()?;
+    // A struct could also be read from an array.
+    let is_object = json.trim_ascii_start().starts_with(b"{");
+    is_object.then(|| serde_json::from_slice(&json).ok())?
+}
+
+/// Whether lines and answers may show the id that an issuer gave a token.
+fn is_showable(jti: &str) -> bool {
+    (1..=SHOWN_JTI_BYTES).contains(&jti.len()) && jti.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// A token whose signature is right.
+pub(crate) struct VerifiedJwt {
+    id: String,
+    algorithm: Algorithm,
+    key: Arc<Key>,
+    claims: Claims,
+}
+
+impl VerifiedJwt {
+    /// The name of its issuer in `auth_file`, and after a slash its `jti`, if it has one. It is no secret.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its principal by these rules, and the time at which it expires.
+    pub(super) fn judge<'r>(
+        &self,
+        rules: &'r Rules,
+        now: Timestamp,
+    ) -> Result<(&'r Arc<Principal>, Timestamp), TokenFault> {
+        let claims = &self.claims;
+        let issuer = rules.file.issuers.get(&claims.iss);
+        let issuer = issuer.filter(|issuer| {
+            let keys = rules.keys.get(&issuer.issuer);
+            issuer.algorithms.contains(&self.algorithm)
+                && keys.is_some_and(|keys| keys.contains(&self.key))
+                && claims.aud.has(&issuer.audience)
+        });
+        let issuer = issuer.ok_or(TokenFault::Bad)?;
+        let seconds = now.micros().div_euclid(1_000_000);
+        let has_begun = claims.nbf.is_none_or(|nbf| nbf.0 <= seconds + LEEWAY);
+        if !has_begun || claims.exp.0 > seconds + LONGEST_LIFE + LEEWAY {
+            return Err(TokenFault::Bad);
+        }
+        let principal = issuer.subjects.get(&claims.sub).ok_or(TokenFault::Bad)?;
+        let expires = Timestamp::from_micros(claims.exp.0 * 1_000_000);
+        match expires <= now {
+            true => Err(TokenFault::Expired(expires)),
+            false => Ok((principal, expires)),
+        }
+    }
+}
+
+impl fmt::Debug for VerifiedJwt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("VerifiedJwt").field(&self.id).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;
