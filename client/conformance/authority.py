@@ -23,13 +23,13 @@ class Authority:
         openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", self.key, "-out", self.pem, "-days", "400",
                 "-subj", f"/CN={name}")
 
-    def issue(self, where, name, days=30, begin=None, san="DNS:localhost,IP:127.0.0.1"):
+    def issue(self, where, name, days=30, begin=None, san="DNS:localhost,IP:127.0.0.1", newkey=("rsa:2048",)):
         """Writes NAME.pem and NAME.key, for localhost unless `san` has other names, into a directory. `begin`: the
-        first day, as YYMMDD."""
+        first day, as YYMMDD. `newkey`: the kind of key, as openssl has it."""
         where = Path(where)
         where.mkdir(parents=True, exist_ok=True)
         pem, key, request = where / f"{name}.pem", where / f"{name}.key", where / f"{name}.csr"
-        openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}",
+        openssl("req", "-new", "-newkey", *newkey, "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}",
                 "-addext", f"subjectAltName={san}")
         if begin is None:
             openssl("x509", "-req", "-in", request, "-CA", self.pem, "-CAkey", self.key, "-days", days,

@@ -83,6 +83,7 @@ pub(crate) fn router(
         sessions: Arc::default(),
         waiting: Arc::new(Semaphore::new(login::MOST_WAITING)),
         has_tls: config.http_tls,
+        port: http.map_or(0, |address| address.port()),
     };
     let api = Router::new()
         .route("/console/api/server", get(server::server))

@@ -64,6 +64,8 @@ pub(crate) struct Memory {
     pub(crate) lingers: AtomicBool,
     /// The token that calls must carry, and the reason of a refusal; none: any call is taken.
     pub(crate) door: Mutex<Option<(&'static str, &'static str)>>,
+    /// Text in front of the names of the caller.
+    pub(crate) caller_prefix: Mutex<String>,
     /// The tokens of the calls so far.
     pub(crate) tokens: Mutex<Vec<String>>,
     /// Cuts every connection through the proxy.
@@ -95,6 +97,7 @@ impl Memory {
             requests: Mutex::default(),
             gap: Mutex::default(),
             faults: Mutex::default(),
+            caller_prefix: Mutex::default(),
             backups: Mutex::default(),
             sessions: AtomicUsize::new(0),
             lingers: AtomicBool::new(false),
@@ -632,19 +635,21 @@ impl OpsService for Memory {
     }
 
     async fn get_caller(&self, _: Request<GetCallerRequest>) -> Answer<GetCallerResponse> {
+        let prefix = self.caller_prefix.lock().unwrap().clone();
+        let named = |name: &str| format!("{prefix}{name}");
         Ok(Response::new(GetCallerResponse {
-            principal: "writer".into(),
-            tenant: "payments".into(),
+            principal: named("writer"),
+            tenant: named("payments"),
             credential: CredentialKind::Token.into(),
-            token_id: "k7Qp2mXa".into(),
+            token_id: named("k7Qp2mXa"),
             expire_time: Some(prost_types::Timestamp {
                 seconds: 1_800_000_000,
                 nanos: 0,
             }),
             grants: vec![
                 Grant {
-                    rights: vec!["append".into(), "create".into()],
-                    logs: Some(grant::Logs::Prefix("payments/billing/".into())),
+                    rights: vec![named("append"), "create".into()],
+                    logs: Some(grant::Logs::Prefix(named("payments/billing/"))),
                 },
                 Grant {
                     rights: vec!["ops".into()],

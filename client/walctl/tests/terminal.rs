@@ -86,6 +86,32 @@ async fn terminal_gets_names_errors_headers_and_values_escaped() {
 }
 
 #[tokio::test]
+async fn terminal_gets_the_caller_and_the_contexts_escaped() {
+    let fixture = Fixture::new().await;
+    EVIL.clone_into(&mut fixture.memory.caller_prefix.lock().unwrap());
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("wald/config.toml");
+    let context = wald_connection::Context {
+        endpoint: EVIL.to_owned(),
+        token_file: Some(EVIL.into()),
+        tls_server_name: Some(EVIL.to_owned()),
+        ..Default::default()
+    };
+    wald_connection::add(&file, "evil", &context, false).unwrap();
+    for form in ["text", "json", "jsonl", "raw"] {
+        for command in ["whoami", "context list", "context show evil"] {
+            let arguments = format!("{command} --output {form}");
+            let variables = [("XDG_CONFIG_HOME", home.path())];
+            let (_, screen) = fixture
+                .on_terminal_with(&arguments, &variables, "", 120)
+                .await;
+            assert!(screen.len() > 10, "{arguments}: {screen:?}");
+            assert_eq!(odd(&screen), [], "{arguments}: {screen:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn pipe_gets_text_escaped_and_everything_else_as_it_is() {
     let fixture = with_evil_log().await;
     for arguments in ["scan --all", "logs", "scan --all --output text"] {

@@ -58,13 +58,14 @@ pub(super) async fn known_caller(
     next: Next,
 ) -> Response {
     let names = request.extensions().get::<Arc<CertNames>>();
-    let session = (&*logins.sessions, logins.cookie());
+    let cookie = logins.cookie();
+    let session = (&*logins.sessions, cookie.as_str());
     let rpc = methods::of_http(ServerRight::Console);
     let trail = Trail::of(request.extensions().get(), request.headers());
     let caller = (logins.authority).identify_person(request.headers(), names, session, rpc, trail);
     match caller {
         Ok(caller) => {
-            let session = CookieSession::of(&logins.sessions, request.headers(), logins.cookie());
+            let session = CookieSession::of(&logins.sessions, request.headers(), &cookie);
             if let Some(session) = session {
                 request.extensions_mut().insert(session);
             }

@@ -31,14 +31,16 @@ pub(crate) struct Logins {
     pub(crate) waiting: Arc<Semaphore>,
     /// Whether the port speaks TLS: only then browsers accept the name with the prefix `__Host-`.
     pub(crate) has_tls: bool,
+    /// Number of the port, 0 if it is not known. Browsers send a cookie to all ports of a host.
+    pub(crate) port: u16,
 }
 
 impl Logins {
-    /// Name of the cookie.
-    pub(crate) fn cookie(&self) -> &'static str {
+    /// Name of the cookie. In plaintext the daemons of a host have names of their own.
+    pub(crate) fn cookie(&self) -> String {
         match self.has_tls {
-            true => "__Host-wald",
-            false => "wald",
+            true => "__Host-wald".to_owned(),
+            false => format!("wald-{}", self.port),
         }
     }
 
@@ -116,7 +118,7 @@ pub(super) async fn log_in(
 
 /// `DELETE /console/api/session`
 pub(super) async fn log_out(State(logins): State<Logins>, headers: HeaderMap) -> Response {
-    logins.sessions.close(&headers, logins.cookie());
+    logins.sessions.close(&headers, &logins.cookie());
     let cookie = logins.set_cookie("", 0);
     (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response()
 }

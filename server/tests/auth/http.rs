@@ -101,8 +101,11 @@ fn login_gives_a_cookie_that_ends_with_logout_and_with_the_token() {
     assert_eq!(logs(""), 401);
     let (status, cookie) = log_in(&daemon, &token, JSON);
     assert_eq!(status, 204);
+    let address = daemon.start["http"].as_str().unwrap();
+    let port = address.rsplit(':').next().unwrap();
+    let name = format!("wald-{port}=");
     for part in [
-        "wald=",
+        name.as_str(),
         "; HttpOnly",
         "; SameSite=Strict",
         "; Path=/",
@@ -112,7 +115,7 @@ fn login_gives_a_cookie_that_ends_with_logout_and_with_the_token() {
     }
     assert!(!cookie.contains("wald1_"), "{cookie}");
     assert_eq!(logs(&with_cookie(&cookie)), 200);
-    assert_eq!(logs("Cookie: wald=0123\r\n"), 401);
+    assert_eq!(logs(&format!("Cookie: {name}0123\r\n")), 401);
     // The cookie is no key to anything else.
     assert_eq!(
         daemon

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -392,9 +393,10 @@ func bystander(flags *flag.FlagSet) func([]string) error {
 type refusalsResult struct {
 	// Median of each token's calls, in nanoseconds.
 	Medians []int64 `json:"medians_ns"`
-	// Distinct answers, as the bytes of google.rpc.Status.
-	Answers int `json:"answers"`
-	// Text of the first answer.
+	// Whether all tokens get the same answers, as the bytes of google.rpc.Status. Its map has no order, so one token
+	// can get several.
+	Same bool `json:"same"`
+	// Text of the last answer.
 	Text string `json:"text"`
 }
 
@@ -409,7 +411,10 @@ func refusals(flags *flag.FlagSet) func([]string) error {
 		defer connection.Close()
 		tokens := arguments[1:]
 		times := make([][]time.Duration, len(tokens))
-		answers := map[string]bool{}
+		answers := make([]map[string]bool, len(tokens))
+		for place := range answers {
+			answers[place] = map[string]bool{}
+		}
 		text := ""
 		for turn := range *calls {
 			for place := range tokens {
@@ -427,7 +432,7 @@ func refusals(flags *flag.FlagSet) func([]string) error {
 				if err != nil {
 					return err
 				}
-				answers[string(bytes)] = true
+				answers[token][string(bytes)] = true
 				text = said.Message()
 				times[token] = append(times[token], took)
 			}
@@ -437,6 +442,10 @@ func refusals(flags *flag.FlagSet) func([]string) error {
 			sort.Slice(some, func(i, j int) bool { return some[i] < some[j] })
 			medians = append(medians, some[len(some)/2].Nanoseconds())
 		}
-		return told(refusalsResult{medians, len(answers), text})
+		same := true
+		for _, some := range answers {
+			same = same && maps.Equal(some, answers[0])
+		}
+		return told(refusalsResult{medians, same, text})
 	}
 }

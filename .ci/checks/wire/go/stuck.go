@@ -630,42 +630,58 @@ func resetOnce(address string, body []byte, until time.Time, keep bool, pause ti
 }
 
 type handshakesResult struct {
-	Done     int            `json:"done"`
-	Seconds  float64        `json:"seconds"`
-	Failures map[string]int `json:"failures"`
+	Done    int     `json:"done"`
+	Seconds float64 `json:"seconds"`
+	// The first failure.
+	Failure string `json:"failure"`
 }
 
-// handshakes opens connections at once; each waits for the settings of the server.
+// handshakes opens connections at once; each makes a call and stays until the last one is done.
 func handshakes(flags *flag.FlagSet) func([]string) error {
 	count := flags.Int("count", 2000, "connections")
 	return func(arguments []string) error {
-		var failed failures
+		var failed atomic.Value
 		var done atomic.Int64
-		var group sync.WaitGroup
-		// All stay open until the last one is done.
-		connections := make([]*raw, *count)
+		var group, all sync.WaitGroup
+		all.Add(*count)
 		began := time.Now()
-		for place := range *count {
+		for range *count {
 			group.Go(func() {
-				connection, err := open(arguments[0], 0)
-				if err == nil {
-					_, err = connection.in.ReadFrame()
-				}
+				connection, err := served(arguments[0])
 				if err != nil {
-					failed.add(err)
-					return
+					failed.CompareAndSwap(nil, err.Error())
+				} else {
+					done.Add(1)
+					defer connection.Close()
 				}
-				connections[place] = connection
-				done.Add(1)
+				all.Done()
+				all.Wait()
 			})
 		}
 		group.Wait()
 		took := time.Since(began)
-		for _, connection := range connections {
-			if connection != nil {
-				connection.Close()
-			}
+		failure, _ := failed.Load().(string)
+		return told(handshakesResult{int(done.Load()), took.Seconds(), failure})
+	}
+}
+
+// served opens a connection and waits for the answer to its first call.
+func served(address string) (*raw, error) {
+	connection, err := open(address, 0)
+	if err != nil {
+		return nil, err
+	}
+	connection.call(health+"Check", prefix(0), true)
+	if err := connection.flush(); err != nil {
+		return nil, err
+	}
+	for {
+		frame, err := connection.in.ReadFrame()
+		if err != nil {
+			return nil, err
 		}
-		return told(handshakesResult{int(done.Load()), took.Seconds(), failed.counts})
+		if _, answered := frame.(*http2.HeadersFrame); answered {
+			return connection, nil
+		}
 	}
 }

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -88,9 +89,21 @@ impl Fixture {
         typed: &str,
         columns: u16,
     ) -> (i32, String) {
+        self.on_terminal_with(arguments, &[], typed, columns).await
+    }
+
+    /// [`on_terminal`](Self::on_terminal) with more variables.
+    pub(crate) async fn on_terminal_with(
+        &self,
+        arguments: &str,
+        variables: &[(&str, &Path)],
+        typed: &str,
+        columns: u16,
+    ) -> (i32, String) {
         let (terminal, line) = pty(columns);
         let mut child = self
             .command(arguments)
+            .envs(variables.iter().copied())
             .stdin(line.try_clone().unwrap())
             .stdout(line.try_clone().unwrap())
             .stderr(line)
