@@ -105,6 +105,7 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "api/followers:a_crowd,busy,others_unchanged",
     "api/sessions:fast",
     "api/pressure:greedy_beside_small",
+    "api/tenants",
     "ops/console",
     "ops/restart",
     "bench/million",

@@ -60,6 +60,9 @@ struct Args {
     /// How often an append is tried in all.
     #[arg(long, default_value_t = 5)]
     attempts: u32,
+    /// File with the token of the caller.
+    #[arg(long)]
+    token_file: Option<PathBuf>,
     /// Count appends that fail and go on; a writer ends when the server is gone.
     #[arg(long)]
     tolerate: bool,
@@ -132,7 +135,11 @@ async fn main() -> Result<()> {
 async fn connect(args: &Args) -> Result<Vec<Client>> {
     let mut clients = Vec::new();
     for _ in 0..args.connections.max(1) {
-        let client = Client::builder(args.endpoint.clone())
+        let mut builder = Client::builder(args.endpoint.clone());
+        if let Some(file) = &args.token_file {
+            builder = builder.token_file(file);
+        }
+        let client = builder
             // Longer than any disk that a check makes slow.
             .timeout(Duration::from_secs(120))
             .retry(RetryPolicy {

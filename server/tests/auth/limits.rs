@@ -5,7 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use h2::SendStream;
+use http::Request;
 use rustix::process::Signal;
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
@@ -444,6 +447,65 @@ async fn connection_beyond_the_limit_is_refused_until_another_closes() {
     let mut fourth = wal(&daemon, &a).await;
     let told = Told::of(&fourth.append(append("a/x", "1")).await.unwrap_err());
     assert_eq!((told.fact("used"), told.fact("limit")), ("2", "1"));
+}
+
+/// An append of the caller whose last bytes do not come, on a connection of its own.
+async fn unfinished(daemon: &Daemon, token: &str, bytes: usize) -> SendStream<bytes::Bytes> {
+    let socket = TcpStream::connect(("127.0.0.1", daemon.port()))
+        .await
+        .unwrap();
+    let (client, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::post(format!(
+        "http://127.0.0.1:{}/wald.v1.WalService/Append",
+        daemon.port()
+    ))
+    .header("content-type", "application/grpc")
+    .header("te", "trailers")
+    .header("authorization", format!("Bearer {token}"))
+    .body(())
+    .unwrap();
+    let (_answer, mut body) = client
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, false)
+        .unwrap();
+    let mut sent = vec![0];
+    sent.extend(u32::try_from(bytes + 100).unwrap().to_be_bytes());
+    sent.resize(5 + bytes, 7);
+    body.send_data(sent.into(), false).unwrap();
+    body
+}
+
+#[tokio::test]
+async fn tenant_with_its_bytes_in_flight_is_busy_and_its_session_waits() {
+    const BYTES: usize = 50_000;
+    let (_file, [a, a2, b], daemon) = started("inflight_bytes = \"96KiB\"");
+    let mut held = unfinished(&daemon, &a, BYTES).await;
+    let inflight = r#"wald_tenant_inflight_bytes{tenant="a"}"#;
+    until(&daemon, inflight, |bytes| bytes >= BYTES as f64).await;
+    let large = "x".repeat(BYTES);
+    let mut same = wal(&daemon, &a2).await;
+    let told = Told::of(&same.append(append("a/x", &large)).await.unwrap_err());
+    assert_eq!((told.reason.as_str(), told.fact("tenant")), ("BUSY", "a"));
+    assert_eq!(
+        (told.fact("limit_bytes"), told.fact("outcome")),
+        ("98304", "NOT_APPLIED")
+    );
+    // Others have room, and so has a small request of the tenant.
+    let mut other = wal(&daemon, &b).await;
+    other.append(append("b/x", &large)).await.unwrap();
+    same.append(append("a/x", "1")).await.unwrap();
+    let mut waiting = session(&daemon, &a2).await;
+    waiting.send(1, vec![part("a/x", &[&large])]).await;
+    same.append(append("a/x", "2")).await.unwrap();
+    let early = timeout(Duration::from_millis(300), waiting.answers.message()).await;
+    assert!(early.is_err(), "{early:?}");
+    held.send_reset(h2::Reason::CANCEL);
+    let ack = timeout(SOON, waiting.answers.message()).await.unwrap();
+    assert_eq!(ack.unwrap().unwrap().request_id, 1);
+    until(&daemon, inflight, |bytes| bytes == 0.0).await;
 }
 
 #[tokio::test]
