@@ -20,6 +20,7 @@
 //! | `file.rs` | reads and checks the text of `auth_file` |
 //! | `rules.rs` | its contents in force |
 //! | `limits.rs`, `tenant.rs` | limits of a tenant, and its use of them |
+//! | `quotas.rs` | those limits that the engine enforces |
 //! | `right.rs` | rights and scopes |
 //! | `token.rs`, `names.rs`, `jwt.rs` | the three kinds of credentials |
 //! | `issuer.rs`, `jwks.rs` | issuers of JWTs, and their keys |
@@ -44,6 +45,7 @@ mod lease;
 mod limits;
 mod names;
 mod permitted;
+mod quotas;
 mod right;
 mod rules;
 mod sessions;
@@ -85,6 +87,7 @@ pub(crate) use lease::{HeldRight, Lease, leased};
 pub(crate) use limits::TenantLimits;
 pub(crate) use names::CertNames;
 pub(crate) use permitted::Permitted;
+pub(crate) use quotas::{keep as keep_quotas, rows as quota_rows};
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};
 use rules::{FileRules, Principal, Rules, TokenFault};
 pub(crate) use sessions::{CookieSession, SESSION_LIFE, Sessions};

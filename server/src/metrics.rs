@@ -13,6 +13,7 @@ mod deadline;
 mod lag;
 mod observer;
 mod process;
+mod quotas;
 mod refusals;
 mod tenants;
 mod tls;
@@ -42,6 +43,7 @@ pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
 pub(crate) use lag::{Lag, lags};
+use quotas::QuotaGauges;
 use tenants::TenantMetrics;
 pub(crate) use tenants::{RateFigures, TenantFigures};
 pub(crate) use tls::{HandshakeResult, TlsMetrics};
@@ -394,6 +396,7 @@ struct StateGauges {
     segments: IntGaugeVec,
     disk_bytes: IntGaugeVec,
     clock_jumps: IntCounterVec,
+    quotas: QuotaGauges,
 }
 
 impl StateGauges {
@@ -421,11 +424,13 @@ impl StateGauges {
                 "direction",
                 &["ahead", "back"],
             )?,
+            quotas: QuotaGauges::new(make)?,
         })
     }
 
     fn set(&self, now: &Statistics) {
         self.single.show(now);
+        self.quotas.show(now);
         let active = now.journal_segments.min(1);
         for (gauges, label, number) in [
             (&self.store_limits, "max_logs", now.max_logs),

@@ -309,6 +309,10 @@ impl Server {
             () = signals.stop() => return Ok(()),
         };
         let engine = Arc::clone(&opened.engine);
+        let wrong = |error: wald_storage::QuotaError| Exit::new(Exit::CONFIG, error.to_string());
+        auth::keep_quotas(&authority, &engine)
+            .await
+            .map_err(wrong)?;
         node.metrics.recovered(&opened.report);
         let _ = node.store.set(OpenStore {
             engine: Engine::new(Arc::clone(&engine)),

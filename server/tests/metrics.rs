@@ -168,7 +168,8 @@ async fn page_of_metrics_matches_a_new_daemon() {
     // A tenant has metrics of its own.
     let directory = tempfile::tempdir().unwrap();
     let auth_file = directory.path().join("auth.toml");
-    fs::write(&auth_file, "[tenant.a]\nprefix = \"a/\"").unwrap();
+    let tenant = "[tenant.a]\nprefix = \"a/\"\nlimits = { logs = 1 }";
+    fs::write(&auth_file, tenant).unwrap();
     fs::set_permissions(&auth_file, fs::Permissions::from_mode(0o600)).unwrap();
     let auth_file = format!("--auth-file={}", auth_file.display());
     let daemon = Daemon::start(&[&auth_file, "--metrics-open"]);

@@ -42,7 +42,7 @@ def image(data):
     return {"id": found.get(1, 0), "name": found.get(2, b"").decode(), "next": found.get(3, 0),
             "first": found.get(4, 0), "newest_time": signed(found.get(5, 0)), "create_time": signed(found.get(6, 0)),
             "change_time": signed(found.get(7, 0)), "created_end": found.get(8, 0), "newest_end": found.get(9, 0),
-            "stored": found.get(10, 0), "deleted": bool(found.get(11)), "config": found.get(12, b""),
+            "stored": found.get(10, 0), "trimmed": found.get(24, 0), "deleted": bool(found.get(11)), "config": found.get(12, b""),
             "touched": found.get(13, 0), "created_in": found.get(14, 0), "chain": chain,
             "epoch": found.get(16, 0), "cursors": found["cursors"], "producers": found["producers"],
             "expired": found.get(19, 0), "missing": found["missing"], "first_epoch": found.get(22, 0), "gone": found["gone"],
@@ -72,7 +72,7 @@ def remembered(data, digest_bytes):
 def stood(log, with_chain, since=0):
     """How a log stands, in the words of `image`; of producers the changes since a position."""
     names = ["id", "name", "next", "first", "expired", "newest_time", "create_time", "change_time", "created_end", "newest_end",
-             "stored", "deleted", "config", "touched", "created_in", "epoch", "cursors", "first_epoch"]
+             "stored", "trimmed", "deleted", "config", "touched", "created_in", "epoch", "cursors", "first_epoch"]
     found = {name: getattr(log, name) for name in names}
     found["chain"] = log.chain if with_chain else []
     found["producers"] = {}
@@ -88,7 +88,7 @@ def differences(what, told, log, with_chain, is_sorted=False, since=0):
     held = stood(log, with_chain, since)
     if is_sorted:
         # A run tells the first lsn kept as of when it was made.
-        del held["first"], held["expired"]
+        del held["first"], held["expired"], held["trimmed"]
     return [f"{what}: log {log.id}: {key} is {told[key]!r}, the segments say {held[key]!r}"
             for key in held if told[key] != held[key]]
 

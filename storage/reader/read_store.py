@@ -72,7 +72,7 @@ def describe(log, store):
     held = records(log)
     return {"log": log.name, "log_id": log.id, "first_lsn": log.first, "expired": log.expired, "next_lsn": log.next,
             "writer_epoch": log.epoch, "config": config(log.config), "create_time_us": log.create_time,
-            "update_time_us": log.change_time, "stored_bytes": log.stored,
+            "update_time_us": log.change_time, "stored_bytes": log.stored - log.trimmed,
             "cursors": [{"name": name, "lsn": lsn, "time_us": time}
                         for name, (lsn, time) in sorted(log.cursors.items())],
             "producers": [{"id": text(name), "epoch": known.epoch, "next_sequence": known.next,

@@ -40,6 +40,8 @@ class Log:
     created_end: int = 0
     newest_end: int = 0
     stored: int = 0
+    # Stored bytes before the frame that holds the first record kept.
+    trimmed: int = 0
     deleted: bool = False
     config: bytes = b""
     touched: int = 0
@@ -59,9 +61,10 @@ class Log:
     # The first lsn that a run tells, as of when it was made: frames behind the run may tell a lower one.
     ahead: int = 0
 
-    def trim(self, first, by_retention):
-        """Records below `first` are forgotten."""
+    def trim(self, first, by_retention, trimmed=0):
+        """Records below `first` are forgotten. `trimmed` is the number of stored bytes before it."""
         if first > self.first:
+            self.trimmed = max(self.trimmed, trimmed)
             self.expired = self.expired + first - self.first if by_retention else 0
             self.first = first
 

@@ -441,7 +441,7 @@ class Store:
             self.delete(log)
         elif frame.kind == TRIM:
             log.prove(frame.first_lsn)
-            log.trim(frame.first_lsn, frame.count)
+            log.trim(frame.first_lsn, frame.count, message(frame.body).get(1, 0))
         elif frame.kind == FENCE:
             log.epoch = max(log.epoch, frame.first_lsn)
         elif frame.kind == CURSOR:
@@ -558,7 +558,7 @@ class Store:
         log.lose(log.next, image["next"])
         log.proven = max(log.proven, proven)
         for key in ("next", "first", "expired", "newest_time", "create_time", "change_time", "created_end", "newest_end", "stored",
-                    "deleted", "config", "created_in", "epoch", "cursors"):
+                    "trimmed", "deleted", "config", "created_in", "epoch", "cursors"):
             setattr(log, key, image[key])
         if image["deleted"]:
             log.producers, log.gone, log.first_epoch = {}, {}, 0

@@ -8,6 +8,7 @@ pub(crate) mod engine;
 pub(crate) mod error;
 pub(crate) mod finding;
 pub(crate) mod pace;
+pub(crate) mod quota;
 pub(crate) mod record;
 pub(crate) mod records;
 pub(crate) mod session;

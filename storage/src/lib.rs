@@ -38,6 +38,7 @@ pub use crate::api::error::{
 };
 pub use crate::api::finding::{Finding, FindingKind, Severity};
 pub use crate::api::pace::{Control, VerifyProgress};
+pub use crate::api::quota::{Quota, QuotaCounts, QuotaError, QuotaLimits, QuotaUse};
 pub use crate::api::record::{
     Batch, Compression, CursorCommit, Durability, Gap, GapReason, Guard, Header, LogCheck,
     LogConfig, LogConfigChange, LogInfo, LogRecords, NamedCursor, Producer, ProducerInfo, Record,

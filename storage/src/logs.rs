@@ -30,9 +30,11 @@ use crate::base::threads;
 use crate::base::wire;
 use crate::format::active::{Place, Places};
 use crate::format::chain::Chain;
+use crate::format::frame::HEADER_BYTES;
 use crate::logs::extras::{Extras, ExtrasImage, MissingRecords};
 use crate::logs::image::Image;
 use crate::logs::producers::Producers;
+use crate::logs::quotas::tenants::{QuotaId, TenantQuotas};
 use crate::logs::quotas::{Holdings, LogUsage};
 
 /// First record that a log keeps, and why the records below are gone.
@@ -43,6 +45,9 @@ pub(crate) struct FirstKept {
     /// Number of records directly below `first` that retention expired. Trims by clients removed everything
     /// below those.
     pub(crate) expired: u64,
+    /// Bytes of the frames before the one that holds `first`: the part of the log's bytes that no kept record needs.
+    /// Too few after a trim by a version that did not record them, and after damage: the next trim corrects that.
+    pub(crate) bytes: u64,
 }
 
 impl FirstKept {
@@ -57,20 +62,26 @@ impl FirstKept {
         Self {
             first,
             expired: first.since(self.trimmed().min(next)),
+            bytes: self.bytes,
         }
     }
 
-    /// The bounds after a trim that keeps `first` and everything above. A trim that is not above the current
-    /// `first` changes nothing.
-    fn trim(self, first: Lsn, by: TrimBy) -> Self {
+    /// The bounds after a trim that keeps `first` and everything above, with at least `bytes` before it. A trim that
+    /// is not above the current `first` changes nothing.
+    pub(crate) fn trim(self, first: Lsn, by: TrimBy, bytes: u64) -> Self {
         let more = first.since(self.first);
-        match by {
-            _ if more == 0 => self,
-            TrimBy::Somebody => Self { first, expired: 0 },
-            TrimBy::Retention => Self {
-                first,
-                expired: self.expired.saturating_add(more),
-            },
+        if more == 0 {
+            return self;
+        }
+        let expired = match by {
+            TrimBy::Somebody => 0,
+            TrimBy::Retention => self.expired.saturating_add(more),
+        };
+        let bytes = bytes.max(self.bytes);
+        Self {
+            first,
+            expired,
+            bytes,
         }
     }
 }
@@ -197,6 +208,7 @@ pub(crate) struct LogState {
     pub(crate) extras: Option<Box<Extras>>,
     pub(crate) create_time: Timestamp,
     pub(crate) update_time: Timestamp,
+    /// Bytes of all frames with records that the log ever had, also of trimmed ones.
     pub(crate) stored_bytes: u64,
     /// Records that are lost to damage, in order and not overlapping. Trimmed ones stay until
     /// the sorter has passed them, so that readers of the journal learn why they are gone.
@@ -204,6 +216,8 @@ pub(crate) struct LogState {
     /// Damage may have taken records at and beyond `next`.
     pub(crate) unproven: bool,
     pub(crate) deleted: bool,
+    /// The quota of the tenant that the log belongs to.
+    pub(crate) quota: Option<QuotaId>,
     /// No record expires by age before the expiry clock shows this, in seconds since the Unix epoch. 0: not
     /// looked up since the start, or since the settings changed.
     pub(crate) ages_at: u32,
@@ -235,6 +249,16 @@ pub(crate) struct SavedLog {
     update_time: Timestamp,
     touched_in: SegmentOrNone,
 }
+
+impl Buffered {
+    /// Size of the frame that will hold the records, in bytes, before compression.
+    fn frame_bytes(&self) -> u64 {
+        ((HEADER_BYTES + self.body.len()) as u64).next_multiple_of(8)
+    }
+}
+
+/// Frames that the committer visits to count the bytes before a trim.
+const NEAR_PLACES: usize = 4096;
 
 impl LogState {
     /// The state that [`LogState::roll_back`] needs.
@@ -317,15 +341,31 @@ impl LogState {
         self.trims.last().map_or(self.kept, |(_, kept)| *kept)
     }
 
-    /// A trim was committed in the frame that ends at `end`.
-    pub(crate) fn add_trim(&mut self, end: Position, first: Lsn, by: TrimBy) {
-        self.add_kept(end, self.coming_kept().trim(first, by));
-    }
-
     /// The log begins at `kept` once the frame that ends at `end` is on the device.
     pub(crate) fn add_kept(&mut self, end: Position, kept: FirstKept) {
+        let bytes = kept.bytes.max(self.coming_kept().bytes);
         self.last_end = end;
-        self.trims.push((end, kept));
+        self.trims.push((end, FirstKept { bytes, ..kept }));
+    }
+
+    /// Bytes that the kept records take: their whole frames, and the frame to come of records in memory only.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        let written = self.stored_bytes.saturating_sub(self.coming_kept().bytes);
+        self.buffered
+            .as_ref()
+            .map_or(written, |buffered| written + buffered.frame_bytes())
+    }
+
+    /// Bytes of the frames before the one that holds `lsn`, if at most [`NEAR_PLACES`] frames in memory follow.
+    pub(crate) fn bytes_before(&self, lsn: Lsn) -> Option<u64> {
+        let at = self.places.index_of(lsn);
+        let behind = self.places.from(at);
+        let known = at > 0 || behind.first().is_some_and(|place| place.first_lsn <= lsn);
+        if !known && lsn < self.journaled_next() || behind.len() > NEAR_PLACES {
+            return None;
+        }
+        let behind = behind.iter().map(|place| u64::from(place.frame_len));
+        Some(self.stored_bytes.saturating_sub(behind.sum()))
     }
 
     /// Applies trims that are on the device. Places stay until they are indexed: an index describes
@@ -540,6 +580,7 @@ impl LogState {
             damage: ThinVec::new(),
             unproven: false,
             deleted: image.deleted,
+            quota: None,
             ages_at: 0,
             touched_in: image.touched_in.into(),
             created_in: image.created_in.into(),
@@ -642,6 +683,7 @@ impl Log {
                 damage: ThinVec::new(),
                 unproven: false,
                 deleted: false,
+                quota: None,
                 ages_at: 0,
                 touched_in: SegmentOrNone::default(),
                 created_in: SegmentOrNone::default(),
@@ -676,7 +718,7 @@ impl Log {
                 .extras
                 .as_deref()
                 .map_or(0, |extras| *extras.writer_epoch.at(published)),
-            stored_bytes: state.stored_bytes,
+            stored_bytes: state.kept_bytes(),
             create_time: state.create_time,
             update_time: state.update_time,
             first_producer_epoch: state
@@ -696,6 +738,8 @@ pub(crate) struct Logs {
     load: Mutex<LogUsage>,
     /// Number of logs, by their number of producers. Only the committer changes it.
     crowds: Mutex<Crowds>,
+    /// Quotas of tenants, and their use. Only the committer changes them.
+    quotas: Mutex<TenantQuotas>,
 }
 
 /// Number of logs for each number of producers that a log has; logs without producers do not count.
@@ -862,6 +906,7 @@ impl Logs {
             tables: RwLock::new(tables),
             load: Mutex::new(load),
             crowds: Mutex::new(crowds),
+            quotas: Mutex::default(),
         }
     }
 
@@ -903,9 +948,12 @@ impl Logs {
         found
     }
 
-    /// A log has more than before.
-    pub(crate) fn add(&self, more: LogUsage) {
+    /// A log of this quota has more than before.
+    pub(crate) fn add(&self, quota: Option<QuotaId>, more: LogUsage) {
         self.load.lock().add(more);
+        if let Some(quota) = quota {
+            self.quotas.lock().add(quota, more.into());
+        }
     }
 
     /// A log had `before` producers, and has `after`.
@@ -913,9 +961,12 @@ impl Logs {
         self.crowds.lock().change(before, after);
     }
 
-    /// A log has less than before.
-    pub(crate) fn take(&self, less: LogUsage) {
+    /// A log of this quota has less than before.
+    pub(crate) fn take(&self, quota: Option<QuotaId>, less: LogUsage) {
         self.load.lock().take(less);
+        if let Some(quota) = quota {
+            self.quotas.lock().take(quota, less.into());
+        }
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<Arc<Log>> {
@@ -939,8 +990,12 @@ impl Logs {
 
     /// Removes a log whose creation was taken back.
     pub(crate) fn remove(&self, log: &Log) {
-        let load = LogUsage::of(log.state.read().extras.as_deref());
-        self.take(load);
+        let load = {
+            let mut state = log.state.write();
+            self.leave_quota(&mut state);
+            LogUsage::of(state.extras.as_deref())
+        };
+        self.take(None, load);
         self.change_producers(load.producers, 0);
         let mut tables = self.tables.write();
         tables.take_name(log);

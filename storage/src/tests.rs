@@ -40,6 +40,7 @@ mod stale;
 mod strangers;
 mod sync_modes;
 mod tails;
+mod tenants;
 mod trimming;
 mod unreadable;
 mod verifying;

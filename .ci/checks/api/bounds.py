@@ -10,7 +10,7 @@ FOREST = TARGET / "release" / "examples" / "forest"
 MIB = 1 << 20
 MOST_MIB = 512
 BOUND = sized(1_000_000, 100_000)
-ATTEMPTS = BOUND + BOUND // 5
+ATTEMPTS = 2 * BOUND
 
 
 def peak(daemon):

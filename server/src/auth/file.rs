@@ -21,6 +21,8 @@ use crate::admission::GroupShare;
 
 /// Maximum length of the name of a principal or a tenant, bytes.
 const NAME_BYTES: usize = 100;
+/// Maximum number of tenants.
+const MOST_TENANTS: usize = 10_000;
 /// Maximum number of tokens of one principal that have not expired: the one in use, and the next.
 const LIVE_TOKENS: usize = 2;
 /// Maximum number of issuers of JWTs. The daemon keeps up to 1 MiB of keys for each.
@@ -263,6 +265,12 @@ fn tenants(
     tables: &BTreeMap<String, TenantTable>,
     earlier: &Earlier<'_>,
 ) -> Result<BTreeMap<String, Arc<Tenant>>, String> {
+    if tables.len() > MOST_TENANTS {
+        return Err(format!(
+            "it has {} tenants, and at most {MOST_TENANTS} may be there",
+            tables.len()
+        ));
+    }
     let mut tenants = BTreeMap::new();
     for (name, table) in tables {
         check_name("tenant", name)?;

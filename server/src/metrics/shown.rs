@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use wald_storage::{Quota, QuotaCounts, QuotaLimits, QuotaUse, Statistics};
 
 use super::Metrics;
 use crate::auth::TenantUsage;
@@ -130,10 +131,26 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
 
 /// The metrics in /metrics: for each the names of its samples.
 fn exported() -> BTreeMap<String, Vec<String>> {
+    // A tenant has metrics of its own.
     let metrics = Metrics::new().unwrap();
     let tenant = std::sync::Arc::new(TenantUsage::new("a", 1));
     metrics.watch_tenants(move || vec![std::sync::Arc::clone(&tenant)]);
-    let text = String::from_utf8(metrics.encode(None, &[]).unwrap()).unwrap();
+    let quota = Quota {
+        tenant: "a".into(),
+        prefix: "a/".into(),
+        limits: QuotaLimits {
+            logs: Some(1),
+            ..QuotaLimits::default()
+        },
+    };
+    let now = Statistics {
+        quotas: vec![QuotaUse {
+            quota,
+            used: QuotaCounts::default(),
+        }],
+        ..Statistics::default()
+    };
+    let text = String::from_utf8(metrics.encode(Some(&now), &[]).unwrap()).unwrap();
     text.lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
         .map(|(name, kind)| {

@@ -117,12 +117,14 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             what,
             used,
             limit,
+            tenant,
         } => Failure::new(Code::ResourceExhausted, Reason::Quota, message)
             .fact("log", log)
             .fact("quota", what.name())
             .fact("setting", what.setting())
             .fact("used", used)
             .fact("limit", limit)
+            .fact_if("tenant", tenant.as_ref())
             .refused(Retry::Safe)
             .retry_after(RETRY_QUOTA),
         AppendError::InvisibleName {

@@ -85,6 +85,7 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
                 what: wald_storage::Bounded::ProducersOfLog,
                 used: 1,
                 limit: 1,
+                tenant: None,
             },
             (Code::ResourceExhausted, "QUOTA", safe()),
         ),

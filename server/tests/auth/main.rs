@@ -9,6 +9,7 @@ mod jwt;
 mod limits;
 mod matrix;
 mod principals;
+mod quotas;
 mod raw;
 mod rights;
 mod signer;

@@ -22,6 +22,7 @@ use crate::api::error::{
     AdminError, BackupError, CursorError, FenceError, ReadError, SyncError, TargetError, TrimError,
     VerifyError,
 };
+use crate::api::quota::{Quota, QuotaError, QuotaUse};
 use crate::api::record::{
     Batch, CursorCommit, Durability, Gap, LogConfig, LogConfigChange, LogInfo, NamedCursor,
     ProducerInfo, StoredBatch, Visibility,
@@ -486,6 +487,8 @@ pub struct Statistics {
     pub archive_failing: Option<String>,
     /// Scans that are waiting for data.
     pub followers: u64,
+    /// Quotas of tenants with their use, in the order of their prefixes.
+    pub quotas: Vec<QuotaUse>,
     /// Whether the journal has failed.
     pub journal_failed: bool,
 }
@@ -751,6 +754,14 @@ pub trait Operate: Send + Sync + 'static {
 
     /// Numbers for metrics.
     fn statistics(&self) -> Statistics;
+
+    /// Replaces the quotas of all tenants, and returns them with their present use. A request that would exceed one
+    /// is refused from then on. Existing logs, producers and cursors stay usable, and records stay, even above a
+    /// limit. A log belongs to the quota whose prefix its name begins with.
+    ///
+    /// # Errors
+    /// If one prefix begins with another, or there are too many. The quotas before stay in force.
+    fn set_quotas(&self, quotas: Vec<Quota>) -> BoxFuture<'_, Result<Vec<QuotaUse>, QuotaError>>;
 
     /// Sorted runs and segment files, oldest first, without their contents.
     fn segments(&self) -> Vec<SegmentInfo>;

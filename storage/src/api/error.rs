@@ -108,8 +108,8 @@ pub enum AppendError {
         /// The current epoch; 0 if there was none.
         current: u64,
     },
-    /// The log or the store has reached the limit of a setting. Nothing was written.
-    #[error("{}", quota(log, *what, *used, *limit))]
+    /// The log, the store or a tenant has reached a limit. Nothing was written.
+    #[error("{}", quota(log, tenant.as_deref(), *what, *used, *limit))]
     Quota {
         /// The log of the request; the first if there are several.
         log: LogName,
@@ -119,6 +119,8 @@ pub enum AppendError {
         used: u64,
         /// Their maximum number.
         limit: u64,
+        /// The tenant whose quota has no room. `None`: a setting of the server is the limit.
+        tenant: Option<Arc<str>>,
     },
     /// A new name has a character that people do not see; nothing was written.
     #[error(
@@ -271,22 +273,31 @@ pub enum Bounded {
     NameBytes,
     /// Bytes of all these names and of the names of deleted logs that the sorter has not forgotten yet.
     DeletedNameBytes,
+    /// Logs of a tenant.
+    TenantLogs,
+    /// Producers of all logs of a tenant.
+    TenantProducers,
+    /// Cursors of all logs of a tenant.
+    TenantCursors,
+    /// Stored bytes of all logs of a tenant.
+    TenantBytes,
 }
 
 impl Bounded {
     /// In words.
     pub fn name(self) -> &'static str {
         match self {
-            Self::ProducersOfLog | Self::Producers => "producers",
-            Self::CursorsOfLog | Self::Cursors => "cursors",
-            Self::Logs => "logs",
+            Self::ProducersOfLog | Self::Producers | Self::TenantProducers => "producers",
+            Self::CursorsOfLog | Self::Cursors | Self::TenantCursors => "cursors",
+            Self::Logs | Self::TenantLogs => "logs",
+            Self::TenantBytes => "stored bytes",
             Self::DeletedLogs => "logs and deleted logs",
             Self::NameBytes => "bytes of names",
             Self::DeletedNameBytes => "bytes of names and names of deleted logs",
         }
     }
 
-    /// The setting that sets the bound.
+    /// The setting that sets the bound; of a tenant, the key in its `limits`.
     pub fn setting(self) -> &'static str {
         match self {
             Self::ProducersOfLog => "max_producers_per_log",
@@ -295,19 +306,26 @@ impl Bounded {
             Self::Producers => "max_producers",
             Self::Cursors => "max_cursors",
             Self::NameBytes | Self::DeletedNameBytes => "max_name_bytes",
+            Self::TenantLogs => "logs",
+            Self::TenantProducers => "producers",
+            Self::TenantCursors => "cursors",
+            Self::TenantBytes => "stored_bytes",
         }
     }
 }
 
-fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
-    let whose = match what {
-        Bounded::ProducersOfLog | Bounded::CursorsOfLog => format!("log {log:?}"),
-        _ => "the store".to_owned(),
+fn quota(log: &LogName, tenant: Option<&str>, what: Bounded, used: u64, limit: u64) -> String {
+    let whose = match (what, tenant) {
+        (_, Some(tenant)) => format!("tenant {tenant:?}"),
+        (Bounded::ProducersOfLog | Bounded::CursorsOfLog, None) => format!("log {log:?}"),
+        (_, None) => "the store".to_owned(),
     };
     let remedy = match what {
         Bounded::ProducersOfLog => "use fewer producers",
-        Bounded::Producers => "use fewer producers, delete logs",
-        Bounded::CursorsOfLog | Bounded::Cursors => "delete cursors",
+        Bounded::Producers | Bounded::TenantProducers => "use fewer producers, delete logs",
+        Bounded::CursorsOfLog | Bounded::Cursors | Bounded::TenantCursors => "delete cursors",
+        Bounded::TenantLogs => "delete logs",
+        Bounded::TenantBytes => "trim or delete logs",
         Bounded::Logs => {
             "delete logs (many at once, while the daemon is stopped: `wald delete-logs`)"
         }
@@ -317,8 +335,16 @@ fn quota(log: &LogName, what: Bounded, used: u64, limit: u64) -> String {
         Bounded::NameBytes => "delete logs or cursors, use shorter names",
     };
     let (name, setting) = (what.name(), what.setting());
+    let raised = match tenant {
+        Some(_) => format!("{setting} in the limits of the tenant"),
+        None => setting.to_owned(),
+    };
+    let over = match what {
+        Bounded::TenantBytes => ", which the request would exceed",
+        _ => "",
+    };
     format!(
-        "{whose} has {used} {name} and may have at most {limit}; nothing was written; {remedy}, or raise {setting}"
+        "{whose} has {used} {name} and may have at most {limit}{over}; nothing was written; {remedy}, or raise {raised}"
     )
 }
 

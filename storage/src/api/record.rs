@@ -473,7 +473,8 @@ pub struct LogInfo {
     pub durable_lsn: Lsn,
     /// Raised by each fence; 0 until the first.
     pub writer_epoch: u64,
-    /// Bytes that the log's records take in segments, headers included.
+    /// Bytes of the whole frames that hold the kept records, as they were written. Records in memory only count as
+    /// the frame that they will get.
     pub stored_bytes: u64,
     /// When it was created.
     pub create_time: Timestamp,

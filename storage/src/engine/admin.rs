@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::Core;
 use crate::api::engine::{LogStat, LogTarget, SegmentContents, SegmentInfo, Statistics};
 use crate::api::error::{AdminError, ReadError, SyncError, TargetError, TrimError};
+use crate::api::quota::{Quota, QuotaError, QuotaUse};
 use crate::api::record::{
     Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility,
 };
@@ -137,12 +138,48 @@ impl Core {
         })
     }
 
-    pub(super) fn trim(&self, target: LogTarget, before: Lsn) -> Awaited<Result<Lsn, TrimError>> {
+    /// Trims a log. `bytes` is the result of [`Core::bytes_before`].
+    pub(super) fn trim(
+        &self,
+        target: LogTarget,
+        before: Lsn,
+        bytes: Option<u64>,
+    ) -> Awaited<Result<Lsn, TrimError>> {
         self.inbox.request(|answer| Operation::Trim {
             target,
             before,
+            bytes,
             answer,
         })
+    }
+
+    /// Whether the bytes before a record must be looked up before the committer trims there.
+    pub(super) fn is_far_trim(&self, target: &LogTarget, before: Lsn) -> bool {
+        let log = self.logs.by_name(target.name.as_str());
+        log.is_some_and(|log| {
+            let state = log.state.read();
+            // Records that are not written may still be taken back.
+            let written = state.tail(self.journal.written());
+            before > state.coming_first()
+                && before < written
+                && state.bytes_before(before).is_none()
+        })
+    }
+
+    /// Bytes of a log's frames before the one that holds `before`; `None` if they are not known.
+    pub(super) fn bytes_before(&self, target: &LogTarget, before: Lsn) -> Option<u64> {
+        let log = self.logs.by_name(target.name.as_str())?;
+        let found = self.retainer.stored_before(&log, before);
+        let found = found.inspect_err(|error| {
+            let log = log.name.as_str();
+            tracing::warn!(log, %error, "the bytes that a trim frees could not be looked up; they count until the next trim");
+        });
+        found.ok().flatten()
+    }
+
+    /// Replaces the quotas of all tenants. Waits for the committer.
+    pub(crate) fn set_quotas(&self, quotas: Vec<Quota>) -> Result<Vec<QuotaUse>, QuotaError> {
+        self.committer.lock().set_quotas(quotas)
     }
 
     pub(crate) fn list_logs(
@@ -241,6 +278,7 @@ impl Core {
             archive_failures: archive.map_or(0, |a| a.failures.load(Ordering::Relaxed)),
             archive_failing: archive.and_then(Archive::failing),
             followers: self.followers.load(Ordering::SeqCst),
+            quotas: self.logs.quotas(),
             journal_failed: self.journal.failure().is_some(),
         }
     }

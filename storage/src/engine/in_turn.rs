@@ -76,7 +76,9 @@ mod of_tests {
             target: LogTarget,
             before: Lsn,
         ) -> Awaited<Result<Lsn, TrimError>> {
-            self.trim(target, before)
+            let far = self.is_far_trim(&target, before);
+            let bytes = far.then(|| self.bytes_before(&target, before));
+            self.trim(target, before, bytes.flatten())
         }
 
         /// Queues a request of a session.

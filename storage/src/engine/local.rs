@@ -18,6 +18,7 @@ use crate::api::error::{
 };
 use crate::api::pace::Control;
 use crate::api::pace::Stop;
+use crate::api::quota::{Quota, QuotaError, QuotaUse};
 use crate::api::record::{
     Batch, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, NamedCursor,
     ProducerInfo, Visibility,
@@ -273,7 +274,12 @@ impl Administer for LocalEngine {
     }
 
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {
-        Box::pin(self.core.trim(log, before))
+        if !self.core.is_far_trim(&log, before) {
+            return Box::pin(self.core.trim(log, before, None));
+        }
+        let (core, target) = (Arc::clone(&self.core), log.clone());
+        let bytes = self.workers.run(move || core.bytes_before(&target, before));
+        Box::pin(async move { self.core.trim(log, before, bytes.await).await })
     }
 
     fn fence(
@@ -346,6 +352,11 @@ impl Operate for LocalEngine {
 
     fn statistics(&self) -> Statistics {
         self.core.statistics()
+    }
+
+    fn set_quotas(&self, quotas: Vec<Quota>) -> BoxFuture<'_, Result<Vec<QuotaUse>, QuotaError>> {
+        let core = Arc::clone(&self.core);
+        Box::pin(self.workers.run(move || core.set_quotas(quotas)))
     }
 
     fn segments(&self) -> Vec<SegmentInfo> {

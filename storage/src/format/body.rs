@@ -233,6 +233,33 @@ impl Marker {
     }
 }
 
+/// Body of a `Trim` frame. Frames of versions that did not write it have an empty body, which reads as 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TrimBody {
+    /// Bytes of the log's frames before the one that holds the first record kept, trimmed ones included.
+    pub(crate) bytes: u64,
+}
+
+impl TrimBody {
+    /// Maximum length of an encoded body, in bytes.
+    pub(crate) const MAX_LEN: usize = 11;
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        wire::put_uint(out, 1, self.bytes);
+    }
+
+    pub(crate) fn decode(input: &[u8]) -> Option<Self> {
+        let mut trim = Self::default();
+        collect(input, |number, value| {
+            if let (1, Value::Varint(bytes)) = (number, value) {
+                trim.bytes = bytes;
+            }
+        })?;
+        bounds::records(trim.bytes)?;
+        Some(trim)
+    }
+}
+
 /// Writes a time, if there is one. An absent field means that the time is unknown.
 fn put_time(out: &mut Vec<u8>, field: u32, time: Option<Timestamp>) {
     if let Some(time) = time {

@@ -18,7 +18,7 @@ use crate::disk::known_bad;
 use crate::disk::known_bad::Mistake;
 use crate::format::active::Place;
 use crate::format::body;
-use crate::format::body::{AcceptedLosses, Closing, Created, CursorBody};
+use crate::format::body::{AcceptedLosses, Closing, Created, CursorBody, TrimBody};
 use crate::format::compress;
 use crate::format::digest::Digest;
 use crate::format::frame::{DirectoryEntry, FrameHeader, FrameKind};
@@ -32,6 +32,14 @@ use crate::logs::{FirstKept, Log, LogState, Logs, Lost, TrimBy, without};
 
 /// Number of logs from which on a second thread is worthwhile.
 const MANY: usize = 20_000;
+
+/// A trim as its frame, or the directory behind it, describes it.
+struct AppliedTrim {
+    first: Lsn,
+    by: TrimBy,
+    /// Bytes of the log's frames before the one that holds `first`; 0 if they are not known.
+    bytes: u64,
+}
 
 /// A log that is being recovered. It is created in its final place, so that a million of them are in memory only once.
 struct Draft {
@@ -400,9 +408,14 @@ impl Drafts {
             | FrameKind::Pack
             | FrameKind::Order => {}
             FrameKind::Trim => {
-                let by = TrimBy::of(header.count);
+                let trim = AppliedTrim {
+                    first: header.first_lsn,
+                    by: TrimBy::of(header.count),
+                    // Without its body, the bytes before stay as they were until the next trim.
+                    bytes: body.and_then(TrimBody::decode).unwrap_or_default().bytes,
+                };
                 self.lose_before(hole, header.log_id, header.first_lsn);
-                self.apply_trim(segment, header.log_id, (header.first_lsn, by), header.end());
+                self.apply_trim(segment, header.log_id, trim, header.end());
             }
             FrameKind::Fence => {
                 self.apply_fence(segment, header.log_id, header.first_lsn.get(), header.end());
@@ -523,18 +536,12 @@ impl Drafts {
         ));
     }
 
-    fn apply_trim(
-        &mut self,
-        segment: SegmentId,
-        id: LogId,
-        (first, by): (Lsn, TrimBy),
-        end: Position,
-    ) {
+    fn apply_trim(&mut self, segment: SegmentId, id: LogId, trim: AppliedTrim, end: Position) {
         let state = self.touch(id, segment).state();
         state.last_end = state.last_end.max(end);
-        let end = state.last_end;
-        if first > state.coming_first() {
-            state.add_trim(end, first, by);
+        let (end, kept) = (state.last_end, state.coming_kept());
+        if trim.first > kept.first {
+            state.add_kept(end, kept.trim(trim.first, trim.by, trim.bytes));
         }
     }
 
@@ -625,9 +632,13 @@ impl Drafts {
             FrameKind::Deleted => self.apply_deleted(segment, id, position),
             FrameKind::Configured => self.lost_settings(id),
             FrameKind::Trim => {
-                let by = TrimBy::of(entry.count);
+                let trim = AppliedTrim {
+                    first: entry.first_lsn,
+                    by: TrimBy::of(entry.count),
+                    bytes: 0,
+                };
                 self.lose_before(position, id, entry.first_lsn);
-                self.apply_trim(segment, id, (entry.first_lsn, by), position);
+                self.apply_trim(segment, id, trim, position);
             }
             FrameKind::Fence => self.apply_fence(segment, id, entry.first_lsn.get(), position),
             FrameKind::Cursor => {
@@ -663,6 +674,7 @@ impl Drafts {
                 let kept = FirstKept {
                     first: closing.first_lsn,
                     expired: closing.expired,
+                    bytes: 0,
                 };
                 self.apply_kept(segment, closing.log_id, kept, position);
                 self.apply_fence(segment, closing.log_id, closing.writer_epoch, position);

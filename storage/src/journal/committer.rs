@@ -41,6 +41,7 @@ use crate::api::engine::{AppendTimes, Fenced, LogTarget};
 use crate::api::error::{
     AdminError, AppendError, CursorError, FenceError, FreeSpace, SyncError, TrimError,
 };
+use crate::api::quota::{Quota, QuotaError, QuotaUse};
 use crate::api::record::{
     Batch, CursorCommit, Durability, LogConfig, LogConfigChange, NamedCursor, SyncMode,
 };
@@ -56,6 +57,7 @@ use crate::journal::seal::SealSink;
 use crate::journal::{AnswerPromise, Journal, Waiter, WaitingAnswer};
 use crate::logs::conditions::{Allowed, Creation};
 use crate::logs::quotas::QuotaRequest as Adds;
+use crate::logs::quotas::tenants::Additions;
 use crate::logs::{Log, Logs};
 
 /// Size at which a group is written, in bytes.
@@ -88,6 +90,8 @@ pub(crate) enum Operation {
     Trim {
         target: LogTarget,
         before: Lsn,
+        /// Bytes of the log's frames before the one that holds `before`, if its caller looked that up.
+        bytes: Option<u64>,
         answer: AnswerPromise<Lsn, TrimError>,
     },
     /// Trims by retention. Each applies only if its conditions still hold.
@@ -472,9 +476,10 @@ impl<T: SegmentTail> Committer<T> {
             Operation::Trim {
                 target,
                 before,
+                bytes,
                 answer,
             } => {
-                let (need, result) = self.trim(&target, before);
+                let (need, result) = self.trim(&target, before, bytes);
                 (need, WaitingAnswer::Trim(answer, result))
             }
             Operation::Expire(expiries, answer) => {
@@ -543,19 +548,40 @@ impl<T: SegmentTail> Committer<T> {
             max_producers: self.settings.max_producers,
             max_cursors: self.settings.max_cursors,
             bounds: self.settings.bounds,
+            directory_bytes: self.tail.directory_before() as u64,
         }
     }
 
-    /// Why a request that adds this much is refused, with `log` as the first log; `None` if the store
-    /// has room for the request.
-    fn no_room(&self, adds: &Adds, log: &LogName) -> Option<AppendError> {
-        match adds.is_something() {
-            true => self
-                .settings
-                .bounds
-                .refuse(&self.logs.holdings(), adds, log),
-            false => None,
+    /// Why a request that adds this much is refused, with `log` as the first log; `None` if the store and
+    /// the tenants have room for the request.
+    fn no_room(
+        &self,
+        adds: &Adds,
+        of_tenants: &Additions<'_>,
+        log: &LogName,
+    ) -> Option<AppendError> {
+        let holdings = || self.logs.holdings();
+        let store = adds
+            .is_something()
+            .then(|| self.settings.bounds.refuse(&holdings(), adds, log));
+        store.flatten().or_else(|| self.logs.over_quota(of_tenants))
+    }
+
+    /// Why a new log is refused; `None` if the store and its tenant have room for it.
+    fn no_room_for_log(&self, name: &LogName) -> Option<AppendError> {
+        let mut of_tenant = Additions::default();
+        if let Some(quota) = self.logs.quota_of(name) {
+            of_tenant.of(quota, name).logs += 1;
         }
+        self.no_room(&Adds::log(name), &of_tenant, name)
+    }
+
+    /// Replaces the quotas of all tenants.
+    ///
+    /// # Errors
+    /// As [`Logs::set_quotas`].
+    pub(crate) fn set_quotas(&mut self, quotas: Vec<Quota>) -> Result<Vec<QuotaUse>, QuotaError> {
+        self.logs.set_quotas(quotas)
     }
 
     fn creation(&self) -> Creation {

@@ -7,9 +7,12 @@ use super::extras::Extras;
 use super::{Log, Logs};
 use crate::api::config::Bounds;
 use crate::api::error::{AppendError, Bounded, FailedCheck, FailedCondition, InvalidBatch};
+use crate::api::quota::QuotaCounts;
 use crate::api::record::{Batch, CursorCommit, Guard, LogRecords};
 use crate::base::ids::{LogName, Lsn, Position};
+use crate::format::frame::{HEADER_BYTES, producer_len};
 use crate::logs::quotas::QuotaRequest;
+use crate::logs::quotas::tenants::{Additions, QuotaId};
 
 /// Result of checking a batch. `reveals`: the answer reveals state that is only as safe as this position.
 pub(crate) enum CheckedBatch {
@@ -42,6 +45,8 @@ pub(crate) struct Allowed {
     pub(crate) max_cursors: u64,
     /// Bounds on all logs together.
     pub(crate) bounds: Bounds,
+    /// Bytes that the next frame takes for the directory of the group before.
+    pub(crate) directory_bytes: u64,
 }
 
 /// Role in the batch of a log with a guard.
@@ -65,8 +70,10 @@ pub(crate) fn check(
     let mut failed = Vec::new();
     let mut refused = None;
     let mut wanted = QuotaRequest::default();
+    let mut of_tenants = Additions::default();
+    let mut first = true;
     for (records, target) in batch.logs.iter().zip(targets) {
-        check_guard(
+        let mut quota = check_guard(
             &records.log,
             target.as_deref(),
             (&records.guard, GuardRole::Written),
@@ -76,7 +83,16 @@ pub(crate) fn check(
         if refused.is_none() {
             refused = refuse(records, target.as_deref(), allowed, batch.joined > 0);
         }
-        add(records, target.as_deref(), &mut wanted);
+        if target.is_none() {
+            quota = logs.quota_of(&records.log);
+        }
+        let mut adds = quota.map(|quota| of_tenants.of(quota, &records.log));
+        if let Some(adds) = &mut adds {
+            let directory = if first { allowed.directory_bytes } else { 0 };
+            adds.stored_bytes += most_frame_bytes(records) as u64 + directory;
+        }
+        first = false;
+        add(records, target.as_deref(), &mut wanted, adds);
     }
     for other in &batch.checks {
         let log = logs.by_name(other.log.as_str());
@@ -96,7 +112,7 @@ pub(crate) fn check(
             reveals = reveals.max(log.state.read().last_end);
         }
         let made = made.entry(&commit.log).or_default();
-        let made = (made, &mut wanted);
+        let made = (made, &mut wanted, &mut of_tenants);
         let error = check_cursor(log.as_deref(), commit, allowed, made, &mut failed);
         refused = refused.or(error);
     }
@@ -112,6 +128,7 @@ pub(crate) fn check(
     {
         refused = allowed.bounds.refuse(&logs.holdings(), &wanted, log);
     }
+    let refused = refused.or_else(|| logs.over_quota(&of_tenants));
     match refused {
         Some(error) => CheckedBatch::Refused { error, reveals },
         None => CheckedBatch::Passed { reveals },
@@ -124,10 +141,18 @@ fn named_first(batch: &Batch) -> Option<&LogName> {
     written.or_else(|| batch.cursors.first().map(|commit| &commit.log))
 }
 
-/// Counts the additions of one log's part of a batch to the totals of the store.
-fn add(records: &LogRecords, log: Option<&Log>, wanted: &mut QuotaRequest) {
+/// Counts the additions of one log's part of a batch to the totals of the store, and to its quota.
+fn add(
+    records: &LogRecords,
+    log: Option<&Log>,
+    wanted: &mut QuotaRequest,
+    mut of_tenant: Option<&mut QuotaCounts>,
+) {
     if log.is_none() {
         wanted.add_log(&records.log);
+        if let Some(adds) = &mut of_tenant {
+            adds.logs += 1;
+        }
     }
     let Some(producer) = &records.producer else {
         return;
@@ -139,20 +164,32 @@ fn add(records: &LogRecords, log: Option<&Log>, wanted: &mut QuotaRequest) {
     });
     if !known {
         wanted.add_producer(&producer.id);
+        if let Some(adds) = of_tenant {
+            adds.producers += 1;
+        }
     }
 }
 
+/// Maximum number of bytes that the frame with the records of one log takes, without a directory.
+pub(crate) fn most_frame_bytes(records: &LogRecords) -> usize {
+    let body = usize::try_from(records.records.stored_bytes()).unwrap_or(usize::MAX);
+    HEADER_BYTES
+        .saturating_add(body.checked_next_multiple_of(8).unwrap_or(usize::MAX))
+        .saturating_add(records.producer.as_ref().map_or(0, producer_len))
+}
+
+/// Checks the conditions of a batch on one log. Returns the quota of the log.
 fn check_guard(
     name: &LogName,
     log: Option<&Log>,
     (guard, part): (&Guard, GuardRole),
     reveals: &mut Position,
     failed: &mut Vec<FailedCondition>,
-) {
-    let (tail, epoch) = log.map_or((Lsn::ZERO, 0), |log| {
+) -> Option<QuotaId> {
+    let (tail, epoch, quota) = log.map_or((Lsn::ZERO, 0, None), |log| {
         let state = log.state.read();
         *reveals = (*reveals).max(state.last_end);
-        (state.next, state.writer_epoch())
+        (state.next, state.writer_epoch(), state.quota)
     });
     let mut fail = |check| {
         failed.push(FailedCondition {
@@ -189,6 +226,7 @@ fn check_guard(
             actual: tail,
         });
     }
+    quota
 }
 
 /// The error with which the state of a log refuses a request, apart from conditions.
@@ -226,6 +264,7 @@ fn refuse(
             what: Bounded::ProducersOfLog,
             used: extras.producers.len(),
             limit,
+            tenant: None,
         });
     }
     let limit = u64::from(state.config.max_record_bytes?);
@@ -245,13 +284,14 @@ fn refuse(
     }))
 }
 
-/// Checks the conditions of a cursor commit, and counts a new cursor in `made` and `wanted`. Before, `made` is
-/// the number of cursors that the request already creates in the log, and `wanted` its additions to the store.
-pub(crate) fn check_cursor(
+/// Checks the conditions of a cursor commit, and counts a new cursor in `made`, `wanted` and `of_tenants`. Before,
+/// `made` is the number of cursors that the request already creates in the log, `wanted` its additions to the store,
+/// and `of_tenants` its additions to quotas.
+pub(crate) fn check_cursor<'a>(
     log: Option<&Log>,
-    commit: &CursorCommit,
+    commit: &'a CursorCommit,
     allowed: &Allowed,
-    (made, wanted): (&mut u64, &mut QuotaRequest),
+    (made, wanted, of_tenants): (&mut u64, &mut QuotaRequest, &mut Additions<'a>),
     failed: &mut Vec<FailedCondition>,
 ) -> Option<AppendError> {
     let mut fail = |check| {
@@ -298,10 +338,14 @@ pub(crate) fn check_cursor(
     let there = extras.map_or(0, Extras::cursor_count) + *made;
     *made += 1;
     wanted.add_cursor(&commit.cursor);
+    if let Some(quota) = state.quota {
+        of_tenants.of(quota, &commit.log).cursors += 1;
+    }
     (there >= limit).then(|| AppendError::Quota {
         log: commit.log.clone(),
         what: Bounded::CursorsOfLog,
         used: there,
         limit,
+        tenant: None,
     })
 }

@@ -94,6 +94,7 @@ impl Image {
             extras.encode(out);
         }
         wire::put_uint(out, 19, self.kept.expired);
+        wire::put_uint(out, 24, self.kept.bytes);
         for lost in &self.lost {
             part.clear();
             lost.put(&mut part);
@@ -144,6 +145,7 @@ impl Image {
                 (14, Value::Varint(id)) => image.created_in = segment(id)?,
                 (15, Value::Bytes(roots)) => image.chain = chain(roots)?,
                 (19, Value::Varint(records)) => image.kept.expired = bounds::records(records)?,
+                (24, Value::Varint(bytes)) => image.kept.bytes = bounds::records(bytes)?,
                 (LOST, Value::Bytes(lost)) => image.lost.push(Lost::decode(lost)?),
                 (field, value) => extras.take(field, value)?,
             }
@@ -276,6 +278,7 @@ mod tests {
             kept: FirstKept {
                 first: Lsn::new(3),
                 expired: 2,
+                bytes: 50,
             },
             last_time: Timestamp::from_micros(i64::MIN),
             created_end: Position::new(1),

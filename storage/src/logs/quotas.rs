@@ -8,6 +8,8 @@
 //! The same step refuses new names with characters that people do not see: two logs would look
 //! alike, or a name would read backwards. Existing names stay usable.
 
+pub(crate) mod tenants;
+
 use wald_text::shown::{is_invisible, is_odd_blank};
 
 use super::extras::Extras;
@@ -102,6 +104,7 @@ impl Bounds {
                 what,
                 used,
                 limit,
+                tenant: None,
             })
     }
 }

@@ -396,7 +396,7 @@ fn one_epoch_stands_for_too_many_forgotten_producers() {
     }
     f.core
         .logs
-        .add(crate::logs::quotas::LogUsage::gone(MAX_GONE));
+        .add(None, crate::logs::quotas::LogUsage::gone(MAX_GONE));
     f.forget_now("p").unwrap();
     assert_eq!(f.core.logs.holdings().gone, 0);
     for _ in 0..2 {

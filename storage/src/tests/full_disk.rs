@@ -562,6 +562,7 @@ fn trims_by_retention_go_on_and_leave_some_of_the_reserve_to_people() {
         let expiry = Expiry {
             log: Arc::clone(&log),
             before: Lsn::new(before),
+            bytes: None,
             config: Arc::clone(&log.state.read().config),
             respect_cursors: false,
         };

@@ -28,7 +28,7 @@ impl Fixture {
         }
     }
 
-    fn configure(&self, log: &str, config: LogConfig) {
+    pub(super) fn configure(&self, log: &str, config: LogConfig) {
         let name = LogName::new(log).unwrap();
         let awaited = self.core.configure_in_turn(name, config);
         self.core.turn();

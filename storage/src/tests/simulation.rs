@@ -20,6 +20,7 @@ pub(super) use self::points::Histogram;
 use self::points::{Phase, STRETCHES};
 use self::requests::Asked;
 use super::*;
+use crate::api::quota::{Quota, QuotaLimits};
 use crate::base::ids::{LogId, Position};
 
 /// Faults besides power cuts and kills.
@@ -202,6 +203,8 @@ impl Run {
         self.disk.forget_faults();
         self.found_by(core, report);
         self.distrusted = false;
+        core.set_quotas(quotas()).unwrap();
+        assert_counted(core);
     }
 
     /// Compares the state after a start with the ledger.
@@ -284,6 +287,7 @@ impl Run {
         for asked in asked {
             self.settle(asked);
         }
+        assert_counted(core);
         match self.random.random_range(0..20) {
             0 => self.idle(core),
             2..5 => self.sort(core),
@@ -407,6 +411,21 @@ pub(super) fn assert_no_leftovers(disk: &SimDisk, core: &Core) {
             "index/{name} is of what is sorted"
         );
     }
+}
+
+/// Quotas of some of the logs, without limits.
+fn quotas() -> Vec<Quota> {
+    let quota = |prefix: &str| Quota {
+        tenant: prefix.into(),
+        prefix: prefix.into(),
+        limits: QuotaLimits::default(),
+    };
+    ["a", "c/", "manual"].map(quota).into()
+}
+
+/// Checks that the use of all quotas equals a recount.
+fn assert_counted(core: &Core) {
+    assert_eq!(core.logs.quotas(), core.logs.recount_quotas(), "the use");
 }
 
 /// All logs that a start serves.

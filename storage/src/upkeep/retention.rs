@@ -531,9 +531,13 @@ impl Retainer {
             }
         };
         let before = before.min(limit);
-        Ok((before > first).then(|| Expiry {
+        if before <= first {
+            return Ok(None);
+        }
+        Ok(Some(Expiry {
             log: Arc::clone(log),
             before,
+            bytes: self.stored_before(log, before)?,
             config,
             // Beyond the bytes that cursors may hold, cursors do not count.
             respect_cursors: retention.respect_cursors && before <= free,
@@ -630,7 +634,7 @@ impl Retainer {
             pass.came_to.trims += 1;
             pass.came_to.records += ends.before.since(first);
             let stored = |lsn| self.stored_before(&ends.log, lsn).ok().flatten();
-            if let (Some(from), Some(to)) = (stored(first), stored(ends.before)) {
+            if let (Some(from), Some(to)) = (stored(first), ends.bytes) {
                 pass.came_to.bytes += to.saturating_sub(from);
             }
         }
@@ -681,6 +685,8 @@ impl Retainer {
 pub(crate) struct Ends {
     pub(crate) log: Arc<Log>,
     pub(crate) before: Lsn,
+    /// Bytes of the log's frames before the one that holds `before`, if they are known.
+    bytes: Option<u64>,
 }
 
 impl Ends {
@@ -688,6 +694,7 @@ impl Ends {
         Self {
             log: Arc::clone(&expiry.log),
             before: expiry.before,
+            bytes: expiry.bytes,
         }
     }
 }

@@ -9,10 +9,10 @@ use wald_storage::{
     AdminError, Administer, Append, AppendError, AppendTimes, Appended, Backup, BackupError, Batch,
     BoxFuture, Clock as _, CursorCommit, CursorError, Durability, DurabilityTruth, EngineKind,
     FenceError, Fenced, LogAppended, LogConfig, LogConfigChange, LogId, LogInfo, LogName, LogStat,
-    LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position, ProducerInfo, ReadError, ReadLogs,
-    ReadRequest, ReadStart, RecoveryTimes, Scan, ScanRequest, SegmentInfo, Session, Statistics,
-    StoredBatch, SyncError, SyncTarget, Ticket, TrimError, Until, Verification, VerifyError,
-    Visibility, Watch, Watched,
+    LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position, ProducerInfo, Quota, QuotaError,
+    QuotaUse, ReadError, ReadLogs, ReadRequest, ReadStart, RecoveryTimes, Scan, ScanRequest,
+    SegmentInfo, Session, Statistics, StoredBatch, SyncError, SyncTarget, Ticket, TrimError, Until,
+    Verification, VerifyError, Visibility, Watch, Watched,
 };
 
 use super::*;
@@ -225,6 +225,10 @@ impl Operate for MemoryEngine {
 
     fn statistics(&self) -> Statistics {
         Statistics::default()
+    }
+
+    fn set_quotas(&self, _: Vec<Quota>) -> BoxFuture<'_, Result<Vec<QuotaUse>, QuotaError>> {
+        unimplemented!()
     }
 
     fn segments(&self) -> Vec<SegmentInfo> {

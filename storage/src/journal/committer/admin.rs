@@ -8,11 +8,14 @@ use crate::api::engine::LogTarget;
 use crate::api::error::{AdminError, AppendError, TargetError, TrimError};
 use crate::api::record::{LogConfig, LogConfigChange};
 use crate::base::ids::{LogId, LogName, Lsn, Position};
-use crate::format::body::{Created, MAX_CONFIG_LEN};
+use crate::format::body::{Created, MAX_CONFIG_LEN, TrimBody};
 use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::pool::Use;
-use crate::logs::quotas::{LogUsage, QuotaRequest as Adds};
-use crate::logs::{Log, TrimBy};
+use crate::logs::quotas::LogUsage;
+use crate::logs::{Log, Logs, TrimBy};
+
+/// Maximum size of the frame of a trim, in bytes.
+pub(super) const TRIM_BYTES: usize = HEADER_BYTES + TrimBody::MAX_LEN.next_multiple_of(8);
 
 /// Maximum number of logs deleted with one flush.
 const MOST_DELETIONS: usize = 256;
@@ -40,7 +43,7 @@ impl<T: SegmentTail> Committer<T> {
         if let Err(error) = self.secure(frames, directory, Use::Growth) {
             return refused(error);
         }
-        if let Some(error) = self.no_room(&Adds::log(&name), &name) {
+        if let Some(error) = self.no_room_for_log(&name) {
             return refused(error);
         }
         self.finish_open();
@@ -163,11 +166,12 @@ impl<T: SegmentTail> Committer<T> {
             if gone {
                 {
                     let mut state = log.state.write();
+                    self.logs.leave_quota(&mut state);
                     state.deleted = true;
                     state.last_end = pending.need.unwrap_or(state.last_end);
                     state.stored_bytes = 0;
                     let load = LogUsage::of(state.extras.as_deref());
-                    self.logs.take(load);
+                    self.logs.take(None, load);
                     self.logs.change_producers(load.producers, 0);
                     state.extras = None;
                 }
@@ -178,7 +182,14 @@ impl<T: SegmentTail> Committer<T> {
         }
     }
 
-    pub(super) fn trim(&mut self, target: &LogTarget, before: Lsn) -> Placed<Lsn, TrimError> {
+    /// Trims a log. `bytes` is the number of bytes before the trim, where the committer must not count them
+    /// itself.
+    pub(super) fn trim(
+        &mut self,
+        target: &LogTarget,
+        before: Lsn,
+        bytes: Option<u64>,
+    ) -> Placed<Lsn, TrimError> {
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
             return (Some(Position::ZERO), Err(target.not_found().into()));
         };
@@ -196,7 +207,7 @@ impl<T: SegmentTail> Committer<T> {
             other => other,
         };
         let directory = DirectoryBuilder::entry_len(None);
-        let room = room.and_then(|()| self.secure(HEADER_BYTES, directory, Use::Reserve));
+        let room = room.and_then(|()| self.secure(TRIM_BYTES, directory, Use::Reserve));
         if let Err(error) = room {
             return refused(error);
         }
@@ -216,21 +227,39 @@ impl<T: SegmentTail> Committer<T> {
         if before <= first {
             return (Some(last_end), Ok(first));
         }
-        let frame = self.push_frame(
-            FrameFields::act(FrameKind::Trim, before),
-            log.id,
-            None,
-            |_| {},
-        );
+        self.push_trim(&log, (before, TrimBy::Somebody), bytes);
+        (None, Ok(before))
+    }
+
+    /// Writes the frame of a trim, for which there is room.
+    pub(super) fn push_trim(
+        &mut self,
+        log: &Arc<Log>,
+        (before, by): (Lsn, TrimBy),
+        bytes: Option<u64>,
+    ) {
+        let kept = {
+            let state = log.state.read();
+            let bytes = state.bytes_before(before).or(bytes).unwrap_or(0);
+            let bytes = bytes.min(state.stored_bytes);
+            state.coming_kept().trim(before, by, bytes)
+        };
+        let about = FrameFields {
+            count: by.number(),
+            ..FrameFields::act(FrameKind::Trim, before)
+        };
+        let body = TrimBody { bytes: kept.bytes };
+        let frame = self.push_frame(about, log.id, None, |out| body.put(out));
         let start = self.tail.start();
         {
             let mut state = log.state.write();
-            self.group.undo.note(start, &log, &state);
-            state.add_trim(frame.end, before, TrimBy::Somebody);
+            self.group.undo.note(start, log, &state);
+            let before = Logs::bytes_now(&state);
+            state.add_kept(frame.end, kept);
+            self.logs.count_bytes(before, &state);
         }
-        self.touch(&log);
-        self.journal.trimming(frame.end, Arc::clone(&log));
-        (None, Ok(before))
+        self.touch(log);
+        self.journal.trimming(frame.end, Arc::clone(log));
     }
 
     pub(super) fn push_created(
@@ -253,6 +282,7 @@ impl<T: SegmentTail> Committer<T> {
         let log = Arc::new(Log::new(id, name.clone(), config, time, frame.end));
         log.state.write().created_in = self.tail.segment().life.id.into();
         self.group.undo.note_created(&log);
+        self.logs.join_quota(&log);
         self.touch(&log);
         self.logs.insert(Arc::clone(&log));
         // Noted after the change: a pass that begins before the change is not the last one.

@@ -16,10 +16,10 @@ use crate::base::ids::{Lsn, Position};
 use crate::format::active::Place;
 use crate::format::body::{Created, CursorBody};
 use crate::format::digest::Digest;
-use crate::format::frame::{CONTINUES, DirectoryBuilder, FrameKind, HEADER_BYTES, producer_len};
+use crate::format::frame::{CONTINUES, DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::Placement;
-use crate::logs::Log;
-use crate::logs::conditions::{CheckedBatch, check};
+use crate::logs::conditions::{CheckedBatch, check, most_frame_bytes};
+use crate::logs::{Log, Logs};
 
 /// Maximum number of bytes that the records of one log take in the body of a frame.
 pub(super) fn stored_bytes(records: &LogRecords) -> usize {
@@ -107,9 +107,7 @@ impl<T: SegmentTail> Committer<T> {
         let mut frames = 0;
         let mut directory = 0;
         for (records, target) in batch.logs.iter().zip(targets) {
-            let body = stored_bytes(records);
-            frames += HEADER_BYTES + body.next_multiple_of(8);
-            frames += records.producer.as_ref().map_or(0, producer_len);
+            frames += most_frame_bytes(records);
             directory += DirectoryBuilder::entry_len(None);
             if target.is_none() {
                 let name = records.log.as_str();
@@ -191,7 +189,7 @@ impl<T: SegmentTail> Committer<T> {
         let start_of_group = self.tail.start();
         let mut state = log.state.write();
         self.group.undo.note(start_of_group, log, &state);
-        let first_lsn = state.next;
+        let (first_lsn, bytes) = (state.next, Logs::bytes_now(&state));
         let arrival = self.arrival;
         let first_time = self
             .tail
@@ -205,6 +203,7 @@ impl<T: SegmentTail> Committer<T> {
             frame_len: self.frame_len(frame),
         };
         state.set_newest(place, before.is_some());
+        self.logs.count_bytes(bytes, &state);
         self.group.records += u64::from(count);
         LogAppended {
             log_id: log.id,

@@ -14,6 +14,7 @@ use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::conditions::check_cursor;
 use crate::logs::extras::Mark;
+use crate::logs::quotas::tenants::Additions;
 use crate::logs::quotas::{LogUsage, QuotaRequest as Adds};
 
 impl<T: SegmentTail> Committer<T> {
@@ -36,15 +37,15 @@ impl<T: SegmentTail> Committer<T> {
         self.finish_open();
         let reveals = log.state.read().last_end;
         let mut failed = Vec::new();
-        let mut adds = Adds::default();
+        let (mut adds, mut of_tenants) = (Adds::default(), Additions::default());
         let refused = check_cursor(
             Some(&log),
             commit,
             &self.allowed(),
-            (&mut 0, &mut adds),
+            (&mut 0, &mut adds, &mut of_tenants),
             &mut failed,
         );
-        let refused = refused.or_else(|| self.no_room(&adds, &commit.log));
+        let refused = refused.or_else(|| self.no_room(&adds, &of_tenants, &commit.log));
         if !failed.is_empty() {
             let error = AppendError::ConditionsFailed(failed);
             return (Some(reveals), Err(error.into()));
@@ -124,12 +125,12 @@ impl<T: SegmentTail> Committer<T> {
             let mut state = log.state.write();
             self.group.undo.note(start, &log, &state);
             state.last_end = frame.end;
-            let durable = self.journal.durable();
+            let (durable, quota) = (self.journal.durable(), state.quota);
             let extras = state.extras.get_or_insert_default();
             let was_there = extras.move_cursor(frame.end, cursor, mark, durable);
             match (was_there, mark) {
-                (false, Some(_)) => self.logs.add(LogUsage::cursor(cursor)),
-                (true, None) => self.logs.take(LogUsage::cursor(cursor)),
+                (false, Some(_)) => self.logs.add(quota, LogUsage::cursor(cursor)),
+                (true, None) => self.logs.take(quota, LogUsage::cursor(cursor)),
                 (true, Some(_)) | (false, None) => {}
             }
         }

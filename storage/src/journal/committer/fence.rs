@@ -18,7 +18,6 @@ use crate::format::frame::{CONTINUES, DirectoryBuilder, FrameKind, HEADER_BYTES}
 use crate::journal::pool::Use;
 use crate::logs::Log;
 use crate::logs::conditions::Creation;
-use crate::logs::quotas::QuotaRequest as Adds;
 
 impl<T: SegmentTail> Committer<T> {
     pub(super) fn fence(
@@ -113,7 +112,7 @@ impl<T: SegmentTail> Committer<T> {
                 let directory =
                     DirectoryBuilder::entry_len(Some(name)) + DirectoryBuilder::entry_len(None);
                 let room = self.secure(created + HEADER_BYTES, directory, Use::Growth);
-                let full = |()| self.no_room(&Adds::log(&log), &log).map_or(Ok(()), Err);
+                let full = |()| self.no_room_for_log(&log).map_or(Ok(()), Err);
                 match room.and_then(full) {
                     Ok(()) => {
                         self.finish_open();

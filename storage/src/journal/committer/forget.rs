@@ -131,22 +131,23 @@ impl<T: SegmentTail> Committer<T> {
         let about = FrameFields::act(FrameKind::Forgotten, next);
         let frame = self.push_frame(about, log.id, None, |out| forgotten.put(out));
         let start = self.tail.start();
-        let before = {
+        let (before, quota) = {
             let mut state = log.state.write();
             self.group.undo.note(start, log, &state);
             state.last_end = frame.end;
+            let quota = state.quota;
             let extras = state.extras.get_or_insert_default();
             let producers = extras.change_producers(frame.start);
-            self.logs.take(LogUsage::gone(producers.gone()));
+            self.logs.take(None, LogUsage::gone(producers.gone()));
             let there = producers.len();
             let before = producers.forget(&forgotten, frame.start);
-            self.logs.add(LogUsage::gone(producers.gone()));
+            self.logs.add(None, LogUsage::gone(producers.gone()));
             self.logs.change_producers(there, producers.len());
-            before
+            (before, quota)
         };
         before
             .ids()
-            .for_each(|id| self.logs.take(LogUsage::producer(id)));
+            .for_each(|id| self.logs.take(quota, LogUsage::producer(id)));
         self.group.undo.note_forgotten(log, before);
         self.touch(log);
         Ok(())

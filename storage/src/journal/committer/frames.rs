@@ -10,7 +10,7 @@ use crate::api::record::{Compression, Producer};
 use crate::base::ids::{LogId, Position};
 use crate::format::digest::Digest;
 use crate::format::frame::{FrameHead, FrameKind};
-use crate::logs::Log;
+use crate::logs::{Log, Logs};
 
 impl<T: SegmentTail> Committer<T> {
     /// Begins a frame, which may name the producer of its batch.
@@ -27,7 +27,10 @@ impl<T: SegmentTail> Committer<T> {
         self.end_frame(frame, about, (log.id, None), compression);
         if self.tail.len() < before {
             let frame_len = self.frame_len(frame);
-            log.state.write().resize_newest(frame_len);
+            let mut state = log.state.write();
+            let bytes = Logs::bytes_now(&state);
+            state.resize_newest(frame_len);
+            self.logs.count_bytes(bytes, &state);
         }
         self.entered.records += u64::from(about.count);
         self.touch(log);

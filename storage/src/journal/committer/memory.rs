@@ -20,7 +20,7 @@ use crate::format::active::Place;
 use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::{Journal, Placement};
 use crate::logs::conditions::{CheckedBatch, check};
-use crate::logs::{Buffered, Log, LogState};
+use crate::logs::{Buffered, Log, LogState, Logs};
 
 impl<T: SegmentTail> Committer<T> {
     /// Takes a plain append to a log of sync mode `manual` into memory, if the append asks for nothing
@@ -73,7 +73,9 @@ impl<T: SegmentTail> Committer<T> {
         {
             return Some((Some(reveals), Err(error)));
         }
+        let bytes = Logs::bytes_now(&log.state.read());
         let append = self.memory.add(&log, &records.records, self.arrival);
+        self.logs.count_bytes(bytes, &log.state.read());
         log.watch().wake_at(Visibility::Accepted);
         let placement = Placement {
             appends: smallvec![append],
@@ -103,6 +105,7 @@ impl<T: SegmentTail> Committer<T> {
         let about = {
             let mut state = log.state.write();
             self.group.undo.note(start_of_group, log, &state);
+            let bytes = Logs::bytes_now(&state);
             let Some(buffered) = self.memory.take(log, &mut state) else {
                 return Ok(());
             };
@@ -114,6 +117,7 @@ impl<T: SegmentTail> Committer<T> {
                 frame_len: self.frame_len(frame),
             };
             state.set_newest(place, false);
+            self.logs.count_bytes(bytes, &state);
             let about = FrameFields {
                 kind: FrameKind::Batch,
                 flags: 0,
@@ -133,9 +137,11 @@ impl<T: SegmentTail> Committer<T> {
     /// its deletion.
     pub(super) fn discard_buffered(&mut self, log: &Arc<Log>) {
         let mut state = log.state.write();
+        let bytes = Logs::bytes_now(&state);
         let Some(buffered) = self.memory.take(log, &mut state) else {
             return;
         };
+        self.logs.count_bytes(bytes, &state);
         // Readers no longer count these records: if the deletion is taken back, a checkpoint would
         // otherwise list records that were never written.
         state.next = buffered.first_lsn;

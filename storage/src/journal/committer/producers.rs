@@ -137,14 +137,16 @@ impl<T: SegmentTail> Committer<T> {
             position,
         };
         let window = self.settings.producer_window;
-        let (before, there) = {
+        let (before, there, quota) = {
             let mut state = log.state.write();
+            let quota = state.quota;
             let extras = state.extras.get_or_insert_default();
             let producers = extras.change_producers(position);
-            (producers.remember(producer, batch, window), producers.len())
+            let before = producers.remember(producer, batch, window);
+            (before, producers.len(), quota)
         };
         if let Some(id) = before.added() {
-            self.logs.add(LogUsage::producer(id));
+            self.logs.add(quota, LogUsage::producer(id));
             self.logs.change_producers(there - 1, there);
         }
         self.group.undo.note_remembered(log, before);

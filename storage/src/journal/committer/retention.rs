@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::admin::TRIM_BYTES;
 use super::tail::SegmentTail;
 use super::{Committer, FrameFields, NO_LOG, Placed, refused};
 use crate::api::error::{AppendError, SyncError};
@@ -17,6 +18,8 @@ use crate::logs::{Log, TrimBy};
 pub(crate) struct Expiry {
     pub(crate) log: Arc<Log>,
     pub(crate) before: Lsn,
+    /// Bytes of the log's frames before the one that holds `before`, if they are known.
+    pub(crate) bytes: Option<u64>,
     /// The settings that contain the bound.
     pub(crate) config: Arc<LogConfig>,
     /// Whether records at or beyond the log's lowest cursor must stay.
@@ -27,7 +30,7 @@ impl<T: SegmentTail> Committer<T> {
     /// Places all of these trims, or none if there is no room.
     pub(super) fn expire(&mut self, expiries: &[Expiry]) -> Placed<Vec<Option<Lsn>>, AppendError> {
         self.finish_open();
-        let frames = expiries.len() * HEADER_BYTES;
+        let frames = expiries.len() * TRIM_BYTES;
         let directory = expiries.len() * DirectoryBuilder::entry_len(None);
         if let Err(error) = self.secure(frames, directory, Use::Expiry) {
             return refused(error);
@@ -52,19 +55,7 @@ impl<T: SegmentTail> Committer<T> {
             let first = state.coming_first();
             (stands && *before > first).then_some(first)?
         };
-        let about = FrameFields {
-            count: TrimBy::Retention.number(),
-            ..FrameFields::act(FrameKind::Trim, *before)
-        };
-        let frame = self.push_frame(about, log.id, None, |_| {});
-        let start = self.tail.start();
-        {
-            let mut state = log.state.write();
-            self.group.undo.note(start, log, &state);
-            state.add_trim(frame.end, *before, TrimBy::Retention);
-        }
-        self.touch(log);
-        self.journal.trimming(frame.end, Arc::clone(log));
+        self.push_trim(log, (*before, TrimBy::Retention), expiry.bytes);
         Some(first)
     }
 

@@ -57,6 +57,9 @@ pub(crate) trait SegmentTail {
     /// Bytes that the directory of the group takes so far.
     fn directory_len(&self) -> usize;
 
+    /// Bytes that the next frame takes for the directory of the group before. 0 unless the frame begins a group.
+    fn directory_before(&self) -> usize;
+
     /// Header checksum of the last finished frame.
     fn chain(&self) -> u32;
 
@@ -231,6 +234,13 @@ impl SegmentTail for FileTail {
 
     fn directory_len(&self) -> usize {
         self.directory.extension_len()
+    }
+
+    fn directory_before(&self) -> usize {
+        match self.buffer.is_empty() {
+            true => self.previous.extension_len(),
+            false => 0,
+        }
     }
 
     fn chain(&self) -> u32 {

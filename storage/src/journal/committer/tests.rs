@@ -83,6 +83,10 @@ impl SegmentTail for MemoryTail {
         self.frames.len() * 8
     }
 
+    fn directory_before(&self) -> usize {
+        0
+    }
+
     fn chain(&self) -> u32 {
         0
     }

@@ -16,7 +16,7 @@ use super::tail::SegmentTail;
 use crate::base::ids::Position;
 use crate::logs::producers::{BeforeForgotten, ProducerUndo as ProducerBefore};
 use crate::logs::quotas::LogUsage;
-use crate::logs::{Buffered, Log, LogState, SavedLog};
+use crate::logs::{Buffered, Log, LogState, Logs, SavedLog};
 
 /// Changes of the current group, and the state before them.
 #[derive(Default)]
@@ -120,6 +120,7 @@ impl<T: SegmentTail> Committer<T> {
         self.journal.forget_trims(start);
         for (log, change) in undo.producers.into_iter().rev() {
             let mut state = log.state.write();
+            let quota = state.quota;
             let Some(extras) = &mut state.extras else {
                 continue;
             };
@@ -127,34 +128,37 @@ impl<T: SegmentTail> Committer<T> {
             match change {
                 Change::Remembered(before) => {
                     if let Some(id) = before.added() {
-                        self.logs.take(LogUsage::producer(id));
+                        self.logs.take(quota, LogUsage::producer(id));
                     }
                     extras.producers.take_back(before);
                 }
                 Change::Forgotten(before) => {
                     before
                         .ids()
-                        .for_each(|id| self.logs.add(LogUsage::producer(id)));
+                        .for_each(|id| self.logs.add(quota, LogUsage::producer(id)));
                     extras.producers.take_back_forgotten(before);
                 }
             }
-            self.logs.take(LogUsage::gone(gone));
-            self.logs.add(LogUsage::gone(extras.producers.gone()));
+            self.logs.take(None, LogUsage::gone(gone));
+            self.logs.add(None, LogUsage::gone(extras.producers.gone()));
             self.logs.change_producers(there, extras.producers.len());
         }
         // First, so that no concurrent reader takes the records for written.
         for (log, buffered) in undo.taken {
-            self.memory.put_back(log, buffered);
+            let bytes = Logs::bytes_now(&log.state.read());
+            self.memory.put_back(Arc::clone(&log), buffered);
+            self.logs.count_bytes(bytes, &log.state.read());
         }
         for (log, standing) in undo.logs {
             let mut state = log.state.write();
-            let before = state.cursor_load();
+            let (before, bytes) = (state.cursor_load(), Logs::bytes_now(&state));
             state.roll_back(start, standing);
-            let after = state.cursor_load();
+            self.logs.count_bytes(bytes, &state);
+            let (after, quota) = (state.cursor_load(), state.quota);
             drop(state);
             if before != after {
-                self.logs.take(before);
-                self.logs.add(after);
+                self.logs.take(quota, before);
+                self.logs.add(quota, after);
             }
         }
         // A log may have its old bounds back.

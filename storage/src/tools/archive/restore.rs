@@ -311,6 +311,7 @@ impl Restoring {
             // If a trim ends within a batch, the rest of the batch is kept.
             let begins = first.max(trimmed.min(piece.next_lsn()));
             self.kept = Some(FirstKept {
+                bytes: 0,
                 first: begins,
                 expired: begins.since(trimmed.min(begins)),
             });

@@ -161,7 +161,7 @@ impl Retainer {
 
     /// Bytes of all frames that the log ever had before the frame that holds `lsn`; `None` where that is not
     /// known any more.
-    pub(super) fn stored_before(&self, log: &Log, lsn: Lsn) -> io::Result<Option<u64>> {
+    pub(crate) fn stored_before(&self, log: &Log, lsn: Lsn) -> io::Result<Option<u64>> {
         let (mut sum, mut from) = (0, lsn);
         let chain = loop {
             let state = log.state.read();

@@ -283,6 +283,7 @@ impl Build<'_> {
             true => FirstKept {
                 first: image.next,
                 expired: 0,
+                bytes: image.kept.bytes,
             },
             false => kept.up_to(image.next),
         };

@@ -11,7 +11,7 @@ use crate::api::pace::Stop;
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{LogId, Lsn, Position};
 use crate::format::body;
-use crate::format::body::{Created, CursorBody, Link, Seal};
+use crate::format::body::{Created, CursorBody, Link, Seal, TrimBody};
 use crate::format::compress;
 use crate::format::frame;
 use crate::format::frame::{Directory, FrameHeader, FrameKind};
@@ -381,7 +381,8 @@ impl<'a> SegmentCheck<'a> {
             FrameKind::Forgotten => Forgotten::decode(body).is_some(),
             FrameKind::Link => Link::decode(body).is_some(),
             FrameKind::Seal => Seal::decode(body).is_some(),
-            FrameKind::Deleted | FrameKind::Trim | FrameKind::Fence | FrameKind::Marker => true,
+            FrameKind::Trim => TrimBody::decode(body).is_some(),
+            FrameKind::Deleted | FrameKind::Fence | FrameKind::Marker => true,
             // These kinds have no place in the journal.
             FrameKind::Run | FrameKind::Images | FrameKind::Pack | FrameKind::Order => false,
         });
