@@ -20,7 +20,7 @@
 mod body;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -284,6 +284,8 @@ pub(crate) struct ScanRoom {
     /// `None`: its caller has no tenant.
     tenant: Option<Arc<TenantUsage>>,
     place: Mutex<Option<OwnedSemaphorePermit>>,
+    /// Whether it waits for its place, or for the rate of its tenant.
+    waits: AtomicBool,
 }
 
 impl ScanRoom {
@@ -294,12 +296,19 @@ impl ScanRoom {
             held: Mutex::new(None),
             tenant,
             place: Mutex::new(None),
+            waits: AtomicBool::new(false),
         })
+    }
+
+    /// Whether it waits for its turn or for the rate of its tenant.
+    pub(crate) fn waits_for_rate(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
     }
 
     /// Returns the reserved room, for the message that was read, and leaves its place to another read of the tenant.
     pub(crate) fn take(&self) -> Option<Held> {
         drop(self.place.lock().take());
+        self.waits.store(false, Ordering::Relaxed);
         self.held.lock().take()
     }
 }
@@ -311,7 +320,9 @@ impl Room for ScanRoom {
             if let Some(tenant) = &self.tenant
                 && self.place.lock().is_none()
             {
+                self.waits.store(true, Ordering::Relaxed);
                 let place = tenant.read_place_in_turn().await;
+                self.waits.store(false, Ordering::Relaxed);
                 *self.place.lock() = place;
             }
             if self.held.lock().is_none() {

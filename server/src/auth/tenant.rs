@@ -536,6 +536,16 @@ mod tests {
         assert!(usage.check_reads().is_ok());
     }
 
+    #[tokio::test]
+    async fn reads_beyond_the_places_of_a_tenant_wait_for_one() {
+        let usage = usage(TenantLimits::default());
+        let (first, _second) = (usage.read_place().await, usage.read_place_in_turn().await);
+        let mut third = Box::pin(async { drop(usage.read_place().await) });
+        assert!(waits(&mut third));
+        drop(first);
+        third.await;
+    }
+
     #[test]
     fn count_beyond_the_limit_is_refused_until_one_goes_away() {
         let usage = usage(TenantLimits {

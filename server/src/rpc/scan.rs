@@ -54,6 +54,9 @@ const PAUSE_EACH: Duration = Duration::from_micros(50);
 /// Most of it, however many follow.
 const MOST_PAUSE: Duration = Duration::from_millis(100);
 
+/// Time between two looks whether a scan waits for its rate while the server drains.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// A scan on its way to a client.
 struct Delivery {
     node: Arc<Node>,
@@ -128,7 +131,7 @@ impl Delivery {
         let asked = now + rest;
         let next = tokio::select! {
             biased;
-            () = draining(&mut self.phase), if self.follow => Next::Draining,
+            () = drained(&mut self.phase, self.follow, self.room.as_deref()) => Next::Draining,
             next = next(self.scan.as_mut(), rest) => next,
             () = tokio::time::sleep(self.node.heartbeat_interval) => Next::Silence,
         };
@@ -207,6 +210,15 @@ impl Delivery {
             recovery_epoch: store.epoch.get(),
             ..v1::ScanResponse::default()
         }))
+    }
+}
+
+/// Resolves when the server drains and the scan would hold up its stop: it follows, or it waits for the rate of its
+/// tenant.
+async fn drained(phase: &mut watch::Receiver<Phase>, follows: bool, room: Option<&ScanRoom>) {
+    draining(phase).await;
+    while !follows && !room.is_some_and(ScanRoom::waits_for_rate) {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -371,6 +371,26 @@ async fn read_is_refused_until_earlier_ones_are_paid_off_and_a_scan_waits() {
 }
 
 #[tokio::test]
+async fn scan_that_waits_for_its_rate_does_not_hold_up_the_stop() {
+    let (_file, [a, ..], daemon) = started("read_bytes_per_second = 1");
+    let mut client = wal(&daemon, &a).await;
+    client
+        .append(append("a/x", &"x".repeat(1000)))
+        .await
+        .unwrap();
+    client.read(read("a/x")).await.unwrap();
+    let mut stream = client.scan(scan("a/x", false)).await.unwrap().into_inner();
+    let waits = r#"wald_tenant_rate_waits_total{kind="read",tenant="a"}"#;
+    let end = tokio::spawn(async move { stream.message().await });
+    until(&daemon, waits, |number| number > 0.0).await;
+    daemon.signal(Signal::TERM);
+    let end = timeout(SOON, end).await.unwrap().unwrap();
+    assert_eq!(Told::of(&end.unwrap_err()).reason, "DRAINING");
+    drop(client);
+    assert!(timeout(SOON, daemon.ended()).await.unwrap().success());
+}
+
+#[tokio::test]
 async fn follower_beyond_the_limit_is_refused_until_another_ends() {
     let (_file, [a, a2, b], daemon) = started("followers = 2");
     let mut client = wal(&daemon, &a).await;
