@@ -235,6 +235,8 @@ def refused():
         (["auth.existingSecret=auth"], "tokens would cross the network in plaintext"),
         (["networkPolicy.enabled=false"], "every program that reaches the port could read and append everything"),
         ([*TLS, "networkPolicy.enabled=false"], "every client that reaches the port could read and append everything"),
+        (["auth.kubernetes.enabled=true"], "auth.kubernetes has no effect without auth.existingSecret"),
+        ([*TLS, "auth.existingSecret=auth", "auth.kubernetes.enabled=true"], "keeps the daemon from the API server"),
         (["metricsOpen=true"], "metricsOpen has no effect without auth.existingSecret"),
         ([*TLS, "auth.existingSecret=auth", "serviceMonitor.enabled=true"], "set serviceMonitor.authorization"),
         ([*TLS, "auth.existingSecret=auth", "config.echo=true"], "config.echo"),

@@ -14,7 +14,7 @@ use super::Identity;
 pub(crate) struct LastCaller(Option<KnownCaller>);
 
 struct KnownCaller {
-    /// The value of `authorization`, at most as long as a head may be. `None`: there was none, and the certificate counted.
+    /// The value of `authorization`, at most 8 KiB: a longer one is no token. `None`: there was none, and the certificate counted.
     value: Option<Box<[u8]>>,
     identity: Arc<Identity>,
 }

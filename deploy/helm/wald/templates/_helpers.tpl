@@ -214,6 +214,14 @@ grpc:
 {{- end -}}
 {{- fail "networkPolicy.enabled is false, and there is neither TLS nor auth: every program that reaches the port could read and append everything; set up tls and auth, or set insecure=true if something else protects the port" -}}
 {{- end -}}
+{{- if .Values.auth.kubernetes.enabled -}}
+{{- if not .Values.auth.existingSecret -}}
+{{- fail "auth.kubernetes has no effect without auth.existingSecret: auth.toml names the issuer" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.egress) -}}
+{{- fail "auth.kubernetes: the NetworkPolicy keeps the daemon from the API server; permit the connection in networkPolicy.egress" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.metricsOpen (not $auth) -}}
 {{- fail "metricsOpen has no effect without auth.existingSecret: /metrics needs no token then" -}}
 {{- end -}}
