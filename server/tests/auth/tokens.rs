@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use prost::Message as _;
 use tonic::Code;
 use wald_proto::v1;
 
@@ -106,6 +107,39 @@ async fn each_malformed_credential_is_refused_and_the_connection_goes_on() {
         call(&channel, path, Some(&good), message()).await.unwrap();
     }
     assert_eq!(daemon.start["logs"], 0);
+}
+
+/// A connection remembers its last caller.
+#[tokio::test]
+async fn callers_of_one_connection_are_told_apart() {
+    let file = AuthFile::new(COMPANY);
+    let tokens = ["root", "reader", "writer"].map(|name| (name, file.token(name)));
+    let daemon = file.start(&[]);
+    let channel = daemon.channel().await;
+    let path = wald_proto::Method::GetCaller.path();
+    let caller = async |authorization: Option<String>| {
+        let answer = call(&channel, path, authorization.as_deref(), Vec::new()).await;
+        answer.map(|messages| {
+            v1::GetCallerResponse::decode(&*messages[0])
+                .unwrap()
+                .principal
+        })
+    };
+    for _ in 0..2 {
+        for (name, token) in &tokens {
+            for _ in 0..2 {
+                let known = caller(Some(format!("Bearer {token}"))).await;
+                assert_eq!(known.unwrap(), *name);
+            }
+            // Neither the absence of a token nor a part of it is the caller before.
+            let none = caller(None).await.unwrap_err();
+            assert_eq!(Told::of(&none).reason, "NO_CREDENTIAL");
+            for bad in [&token[..56], "", &format!("{token}0")] {
+                let refused = caller(Some(format!("Bearer {bad}"))).await.unwrap_err();
+                assert_eq!(Told::of(&refused).reason, "BAD_CREDENTIAL");
+            }
+        }
+    }
 }
 
 #[tokio::test]
