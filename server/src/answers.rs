@@ -283,7 +283,8 @@ pub(crate) struct ScanRoom {
     held: Mutex<Option<Held>>,
     /// `None`: its caller has no tenant.
     tenant: Option<Arc<TenantUsage>>,
-    place: Mutex<Option<OwnedSemaphorePermit>>,
+    /// Shared with the thread that reads.
+    place: Mutex<Option<Arc<OwnedSemaphorePermit>>>,
     /// Whether it waits for its place, or for the rate of its tenant.
     waits: AtomicBool,
 }
@@ -323,7 +324,7 @@ impl Room for ScanRoom {
                 self.waits.store(true, Ordering::Relaxed);
                 let place = tenant.read_place_in_turn().await;
                 self.waits.store(false, Ordering::Relaxed);
-                *self.place.lock() = place;
+                *self.place.lock() = place.map(Arc::new);
             }
             if self.held.lock().is_none() {
                 let limit = self.share.0.answers.limit_of_streams();
@@ -335,6 +336,11 @@ impl Room for ScanRoom {
 
     fn give_back(&self) {
         drop(self.take());
+    }
+
+    fn at_work(&self) -> Option<Arc<dyn Send + Sync>> {
+        let place = self.place.lock().clone();
+        place.map(|place| place as _)
     }
 }
 
@@ -435,6 +441,22 @@ mod tests {
         });
         assert!(reserved.is_ok());
         assert_eq!(began.elapsed(), PATIENCE + LOOK_AGAIN / 2);
+    }
+
+    #[tokio::test]
+    async fn thread_that_reads_keeps_the_place_of_its_scan() {
+        let answers = AnswerBudget::new(64 << 20);
+        let tenant = Arc::new(TenantUsage::new("a", 1));
+        let room = ScanRoom::new(AnswerShare::new(&answers), Some(Arc::clone(&tenant)));
+        room.reserve(KIB).await;
+        let at_work = room.at_work();
+        // The scan sends a heartbeat, or goes away.
+        drop(room.take());
+        let mut other = Box::pin(tenant.read_place_if_paid());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(other.as_mut().poll(&mut context).is_pending());
+        drop(at_work);
+        assert!(other.await.unwrap().is_some());
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use crate::methods::Need;
 use crate::status;
 
 /// A request whose caller has the rights that it needs. Only [`Caller`] makes one.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Permitted<T>(T);
 
 impl<T> Permitted<T> {

@@ -7,8 +7,8 @@
 //! | `followers`, `connections` | a call fails with QUOTA |
 //! | `inflight_bytes` | [`crate::admission`] |
 //!
-//! Rule: only the first in the queue of a tenant waits by time. The others wait for their turn, so that a thousand
-//! sessions cost one timer.
+//! Rule: a session or a scan that waits for its rate holds nothing that others wait for. A session has reserved its turn
+//! ([`AppendTurn`]), and a scan takes a place only after the wait.
 
 mod gcra;
 
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use wald_storage::StoredBatch;
 
@@ -28,19 +28,16 @@ use crate::metrics::{RateFigures, TenantFigures};
 use crate::status;
 use gcra::{Gcra, RateClock};
 
-/// Longest sleep before the limits are looked at again: a reload may have changed them.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
 /// The use of one tenant.
 #[derive(Debug)]
 pub(crate) struct TenantUsage {
     name: String,
     /// The limits in force.
     limits: RwLock<TenantLimits>,
+    /// Wakes those who wait for a rate: the limits have changed.
+    changed: Notify,
     appends: RateUsage,
     reads: RateUsage,
-    /// Held by the session that waits for the rate of appends.
-    append_turn: tokio::sync::Mutex<()>,
     /// Places for reads at work.
     read_places: Arc<Semaphore>,
     followers: AtomicU64,
@@ -72,7 +69,18 @@ pub(crate) struct Amount {
     pub(crate) records: u64,
 }
 
+/// Bytes that a change without records counts: a frame of the journal without records.
+const CHANGE_BYTES: u64 = 64;
+
 impl Amount {
+    /// Changes without records, such as commits of cursors. Each costs the journal a frame, like a small record.
+    pub(crate) fn of_changes(number: u64) -> Self {
+        Self {
+            bytes: CHANGE_BYTES * number,
+            records: number,
+        }
+    }
+
     /// The records of a page or a chunk, and the bytes of their stored form.
     pub(crate) fn of(batches: &[StoredBatch]) -> Self {
         Self {
@@ -207,6 +215,11 @@ impl Drop for CountedUse {
 pub(crate) struct ConnectionTenants(Mutex<Vec<CountedUse>>);
 
 impl ConnectionTenants {
+    /// Whether it counts for none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     /// Counts the connection for a tenant, if it is not counted yet.
     ///
     /// # Errors
@@ -229,9 +242,9 @@ impl TenantUsage {
         Self {
             name: name.to_owned(),
             limits: RwLock::default(),
+            changed: Notify::new(),
             appends: RateUsage::default(),
             reads: RateUsage::default(),
-            append_turn: tokio::sync::Mutex::default(),
             read_places: Arc::new(Semaphore::new(read_places)),
             followers: AtomicU64::new(0),
             connections: AtomicU64::new(0),
@@ -251,6 +264,8 @@ impl TenantUsage {
         }
         self.share.limit(limits.inflight_bytes);
         *in_force = limits.clone();
+        drop(in_force);
+        self.changed.notify_waiters();
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -299,34 +314,40 @@ impl TenantUsage {
         })
     }
 
-    /// Takes an append of a session out of its rates, unless it has to wait.
-    pub(crate) fn append_at_once(&self, amount: Amount) -> bool {
-        // Behind those that wait already.
-        let turn = self.append_turn.try_lock();
-        turn.is_ok() && self.appends.take(&self.append_rates(), amount).is_ok()
-    }
-
-    /// Waits until the rates let an append of a session pass, and takes it out of them. Sessions wait in the order in
-    /// which they came.
-    pub(crate) async fn append_in_turn(self: Arc<Self>, amount: Amount) {
-        self.appends.sums.waits.fetch_add(1, Ordering::Relaxed);
-        let _turn = self.append_turn.lock().await;
-        while let Err(over) = self.appends.take(&self.append_rates(), amount) {
-            tokio::time::sleep(over.wait.min(LOOK_AGAIN)).await;
+    /// Takes an append of a session out of its rates. Returns its turn if it has to wait.
+    pub(crate) fn append_in_turn(self: &Arc<Self>, amount: Amount) -> Option<AppendTurn> {
+        let turn = AppendTurn::reserve(self, amount);
+        if turn.wait(RateClock::now()).is_none() {
+            turn.pass();
+            return None;
         }
+        self.appends.sums.waits.fetch_add(1, Ordering::Relaxed);
+        Some(turn)
     }
 
     /// A place for a read at work. Reads wait in the order in which they came.
-    pub(crate) async fn read_place(&self) -> Option<OwnedSemaphorePermit> {
+    async fn read_place(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(&self.read_places).acquire_owned().await.ok()
+    }
+
+    /// A place for a read at work, if earlier reads are paid off.
+    ///
+    /// # Errors
+    /// RATE with the exact wait.
+    pub(crate) async fn read_place_if_paid(&self) -> Result<Option<OwnedSemaphorePermit>, Status> {
+        self.check_reads()?;
+        let place = self.read_place().await;
+        // Reads that had a place before may have used up the rate.
+        self.check_reads()?;
+        Ok(place)
     }
 
     /// Checks that earlier reads are paid off.
     ///
     /// # Errors
     /// RATE with the exact wait.
-    pub(crate) fn check_reads(&self) -> Result<(), Status> {
+    fn check_reads(&self) -> Result<(), Status> {
         match self.reads.look(&self.read_rates(), RateClock::now()) {
             None => Ok(()),
             Some(over) => {
@@ -336,17 +357,23 @@ impl TenantUsage {
         }
     }
 
-    /// A place for a read at work, once earlier reads are paid off.
+    /// A place for a read at work, once earlier reads are paid off. The wait for them holds no place.
     pub(crate) async fn read_place_in_turn(&self) -> Option<OwnedSemaphorePermit> {
-        let place = self.read_place().await;
         let mut waits = false;
-        while let Some(over) = self.reads.look(&self.read_rates(), RateClock::now()) {
+        loop {
+            let place = self.read_place().await;
+            // Made before the check, so that a change in between wakes it.
+            let changed = self.changed.notified();
+            // Reads that had a place before may have used up the rate.
+            let Some(over) = self.reads.look(&self.read_rates(), RateClock::now()) else {
+                return place;
+            };
+            drop(place);
             if !std::mem::replace(&mut waits, true) {
                 self.reads.sums.waits.fetch_add(1, Ordering::Relaxed);
             }
-            tokio::time::sleep(over.wait.min(LOOK_AGAIN)).await;
+            let _ = tokio::time::timeout(over.wait, changed).await;
         }
-        place
     }
 
     /// Takes records that were read out of the rates of reads. Later reads wait until they are paid off.
@@ -354,7 +381,7 @@ impl TenantUsage {
         self.reads.take_more(&self.read_rates(), amount);
     }
 
-    /// Counts a scan that follows.
+    /// Counts a scan that follows, or a read that waits for records.
     ///
     /// # Errors
     /// QUOTA.
@@ -378,16 +405,96 @@ impl TenantUsage {
         limit: Option<u64>,
         count: fn(&Self) -> &AtomicU64,
     ) -> Result<CountedUse, Status> {
-        let used = count(self).fetch_add(1, Ordering::Relaxed);
-        let counted = CountedUse {
-            usage: Arc::clone(self),
-            count,
+        let limit = limit.unwrap_or(u64::MAX);
+        let more = |used| (used < limit).then_some(used + 1);
+        match count(self).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(CountedUse {
+                usage: Arc::clone(self),
+                count,
+            }),
+            Err(used) => Err(status::over_count(&self.name, setting, used, limit)),
+        }
+    }
+}
+
+/// The reserved turn of an append of a session. Dropped before it has come, it gives its amount back.
+#[derive(Debug)]
+pub(crate) struct AppendTurn {
+    usage: Arc<TenantUsage>,
+    amount: Amount,
+    /// The rates at which the times count.
+    rates: RatePair,
+    /// Times up to which those before it use up the rates.
+    bytes_until: u64,
+    records_until: u64,
+    passed: bool,
+}
+
+impl AppendTurn {
+    fn reserve(usage: &Arc<TenantUsage>, amount: Amount) -> Self {
+        let (rates, now) = (usage.append_rates(), RateClock::now());
+        let reserve = |gcra: &Gcra, amount, rate: Option<u64>| {
+            rate.map_or(0, |rate| gcra.reserve(now, amount, rate))
         };
-        match limit {
-            Some(limit) if used >= limit => {
-                Err(status::over_count(&self.name, setting, used, limit))
-            }
-            _ => Ok(counted),
+        Self {
+            bytes_until: reserve(&usage.appends.bytes, amount.bytes, rates.bytes.1),
+            records_until: reserve(&usage.appends.records, amount.records, rates.records.1),
+            usage: Arc::clone(usage),
+            amount,
+            rates,
+            passed: false,
+        }
+    }
+
+    /// The wait until it comes. `None`: it has come.
+    fn wait(&self, now: RateClock) -> Option<Duration> {
+        gcra::wait(now, self.bytes_until.max(self.records_until))
+    }
+
+    /// Counts at the rates in force.
+    fn follow_rates(&mut self, now: RateClock) {
+        let to = self.usage.append_rates();
+        let at_rate = |until, from: Option<u64>, to: Option<u64>| match from == to {
+            true => until,
+            false => gcra::at_rate(now, until, from, to),
+        };
+        let from = std::mem::replace(&mut self.rates, to);
+        self.bytes_until = at_rate(self.bytes_until, from.bytes.1, to.bytes.1);
+        self.records_until = at_rate(self.records_until, from.records.1, to.records.1);
+    }
+
+    /// Waits until it comes, and takes its amount out of the rates.
+    pub(crate) async fn come(mut self) {
+        let usage = Arc::clone(&self.usage);
+        loop {
+            // Made before the check, so that a change in between wakes it.
+            let changed = usage.changed.notified();
+            let now = RateClock::now();
+            self.follow_rates(now);
+            let Some(wait) = self.wait(now) else { break };
+            let _ = tokio::time::timeout(wait, changed).await;
+        }
+        self.pass();
+    }
+
+    fn pass(mut self) {
+        self.passed = true;
+        let rates = self.usage.append_rates();
+        self.usage.appends.take_more(&rates, self.amount);
+    }
+}
+
+impl Drop for AppendTurn {
+    fn drop(&mut self) {
+        if self.passed {
+            return;
+        }
+        let (rates, appends) = (self.usage.append_rates(), &self.usage.appends);
+        if let (_, Some(rate)) = rates.bytes {
+            appends.bytes.cancel(self.amount.bytes, rate);
+        }
+        if let (_, Some(rate)) = rates.records {
+            appends.records.cancel(self.amount.records, rate);
         }
     }
 }
@@ -426,6 +533,11 @@ mod tests {
 
     fn records(records: u64) -> Amount {
         Amount { bytes: 0, records }
+    }
+
+    /// Uses up the burst of appends.
+    fn use_up(usage: &TenantUsage) {
+        while usage.append(records(1)).is_ok() {}
     }
 
     #[test]
@@ -475,21 +587,18 @@ mod tests {
             appends_per_second: Some(100),
             ..TenantLimits::default()
         });
-        while usage.append_at_once(records(1)) {}
+        use_up(&usage);
         let (sent, mut passed) = tokio::sync::mpsc::unbounded_channel();
         let begin = std::time::Instant::now();
         for number in 0..20 {
             let (usage, sent) = (Arc::clone(&usage), sent.clone());
-            let mut session = Box::pin(usage.append_in_turn(records(1)));
-            // Takes its place in the queue now.
-            assert!(waits(&mut session));
+            let turn = usage.append_in_turn(records(1)).unwrap();
             tokio::spawn(async move {
-                session.await;
+                turn.come().await;
                 sent.send(number).unwrap();
             });
         }
         drop(sent);
-        assert!(!usage.append_at_once(records(1)), "others wait");
         for number in 0..20 {
             assert_eq!(passed.recv().await, Some(number));
         }
@@ -497,19 +606,106 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn session_that_goes_away_leaves_its_turn_to_the_next() {
+    async fn session_that_goes_away_gives_its_turn_to_the_next() {
         let usage = usage(TenantLimits {
             appends_per_second: Some(1),
             ..TenantLimits::default()
         });
-        while usage.append_at_once(records(1)) {}
-        let mut first = Box::pin(Arc::clone(&usage).append_in_turn(records(1)));
-        assert!(waits(&mut first));
-        drop(first);
-        // The new rate lets it pass.
-        let second = tokio::spawn(Arc::clone(&usage).append_in_turn(records(1)));
+        use_up(&usage);
+        let wait = |turn: &AppendTurn| turn.wait(RateClock::now()).unwrap();
+        let gone = usage.append_in_turn(records(1000)).unwrap();
+        let behind = usage.append_in_turn(records(1)).unwrap();
+        assert!(wait(&behind) > Duration::from_secs(990));
+        drop((gone, behind));
+        let next = usage.append_in_turn(records(1)).unwrap();
+        assert!(wait(&next) <= Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn session_that_is_not_polled_holds_up_no_other() {
+        let usage = usage(TenantLimits {
+            appends_per_second: Some(1000),
+            ..TenantLimits::default()
+        });
+        use_up(&usage);
+        let mut stuck = Box::pin(usage.append_in_turn(records(10)).unwrap().come());
+        assert!(waits(&mut stuck));
+        let other = usage.append_in_turn(records(10)).unwrap().come();
+        tokio::time::timeout(Duration::from_secs(20), other)
+            .await
+            .unwrap();
+        stuck.await;
+    }
+
+    #[tokio::test]
+    async fn changed_rate_wakes_sessions_that_wait() {
+        let slow = TenantLimits {
+            appends_per_second: Some(1),
+            ..TenantLimits::default()
+        };
+        let fast = TenantLimits {
+            appends_per_second: Some(1_000_000),
+            ..TenantLimits::default()
+        };
+        for limits in [fast, TenantLimits::default()] {
+            let usage = usage(slow.clone());
+            use_up(&usage);
+            assert!(usage.append_in_turn(records(10_000)).is_some());
+            let _before = usage.append_in_turn(records(10_000)).unwrap();
+            let mut turn = Box::pin(usage.append_in_turn(records(1)).unwrap().come());
+            assert!(waits(&mut turn));
+            usage.limit(&limits);
+            tokio::time::timeout(Duration::from_secs(20), turn)
+                .await
+                .unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn session_passes_though_a_caller_takes_all_that_is_left() {
+        let usage = usage(TenantLimits {
+            appends_per_second: Some(100),
+            ..TenantLimits::default()
+        });
+        use_up(&usage);
+        let turn = usage.append_in_turn(records(5)).unwrap();
+        let begin = std::time::Instant::now();
+        let greedy = async {
+            let mut passed = 0;
+            while begin.elapsed() < Duration::from_millis(500) {
+                passed += usize::from(usage.append(records(1)).is_ok());
+                tokio::task::yield_now().await;
+            }
+            passed
+        };
+        let session = async {
+            turn.come().await;
+            begin.elapsed()
+        };
+        let (passed, waited) = tokio::join!(greedy, session);
+        assert!(waited < Duration::from_millis(200), "{waited:?}");
+        assert!(passed > 0, "it keeps out no caller");
+    }
+
+    #[tokio::test]
+    async fn scan_that_waits_for_its_rate_holds_no_place() {
+        let usage = usage(TenantLimits {
+            read_bytes_per_second: Some(1),
+            ..TenantLimits::default()
+        });
+        usage.delivered(Amount {
+            bytes: 1000,
+            records: 1,
+        });
+        let mut scans: Vec<_> = (0..3)
+            .map(|_| Box::pin(async { drop(usage.read_place_in_turn().await) }))
+            .collect();
+        assert!(scans.iter_mut().all(waits));
+        assert_eq!(usage.read_places.available_permits(), 2);
         usage.limit(&TenantLimits::default());
-        second.await.unwrap();
+        for scan in scans {
+            scan.await;
+        }
     }
 
     #[test]

@@ -330,6 +330,9 @@ pub(super) async fn page(
     Extension(caller): Extension<Caller>,
     Query(query): Query<PageQuery>,
 ) -> Result<Json<RecordsPage>, ConsoleError> {
+    let tenant = caller.tenant().map(Arc::as_ref);
+    // First: a page that waits here takes no turn from other pages.
+    let _place = place(tenant).await?;
     let _turn = console.turn().await;
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
@@ -337,8 +340,6 @@ pub(super) async fn page(
     let stat = engine.stat(&target, None, None).await;
     let info = stat.map_err(|error| status::read(&error))?.info;
     let (start, until, limit) = query.range(&info);
-    let tenant = caller.tenant().map(Arc::as_ref);
-    let _place = place(tenant).await?;
     let mut page = read(engine, tenant, &target, start, until, limit, Cut::LINE).await?;
     page.name_what_was_trimmed();
     Ok(Json(page))
@@ -380,6 +381,9 @@ pub(super) async fn one(
     Extension(caller): Extension<Caller>,
     Query(query): Query<OneQuery>,
 ) -> Result<Json<RecordOrGap>, ConsoleError> {
+    let tenant = caller.tenant().map(Arc::as_ref);
+    // First: a page that waits here takes no turn from other pages.
+    let _place = place(tenant).await?;
     let _turn = console.turn().await;
     let engine = &console.node.store(Access::Read)?.engine;
     let target = convert::target(&query.log, None, Access::Read)?;
@@ -387,8 +391,6 @@ pub(super) async fn one(
     let name = target.get().name.clone();
     let lsn = Lsn::new(query.lsn);
     let start = ScanStart::Lsn(lsn);
-    let tenant = caller.tenant().map(Arc::as_ref);
-    let _place = place(tenant).await?;
     let page = read(engine, tenant, &target, start, None, 1, Cut::WHOLE).await?;
     let tail = Lsn::new(page.tail_lsn);
     let item = page.items.into_iter().next();
@@ -407,11 +409,10 @@ pub(super) async fn one(
 /// # Errors
 /// RATE.
 async fn place(tenant: Option<&TenantUsage>) -> Result<Option<OwnedSemaphorePermit>, Status> {
-    let Some(tenant) = tenant else {
-        return Ok(None);
-    };
-    tenant.check_reads()?;
-    Ok(tenant.read_place().await)
+    match tenant {
+        Some(tenant) => tenant.read_place_if_paid().await,
+        None => Ok(None),
+    }
 }
 
 impl Console {

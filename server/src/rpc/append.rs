@@ -31,7 +31,7 @@ pub(super) async fn append(
     let (batch, durability) = convert::append(request.into_inner())?;
     let batch = caller.allow(batch)?;
     if let Some(tenant) = caller.tenant() {
-        tenant.append(amount(batch.get()))?;
+        tenant.append(charge(batch.get()))?;
     }
     let submitted = Submitted::new(batch.get(), taken);
     let settled = together(store.engine.submit(None, batch, durability)).await;
@@ -54,7 +54,7 @@ pub(super) async fn append_batch(
     let (batch, durability) = convert::append_batch(&request.into_inner(), &limits)?;
     let batch = caller.allow(batch)?;
     if let Some(tenant) = caller.tenant() {
-        tenant.append(amount(batch.get()))?;
+        tenant.append(charge(batch.get()))?;
     }
     let submitted = SubmittedBatch::new(batch.get(), taken);
     let settled = together(store.engine.submit(None, batch, durability)).await;
@@ -68,8 +68,23 @@ pub(super) async fn append_batch(
     response.map(Response::new)
 }
 
+/// The part of a batch that the rates of its tenant count: its records and cursors, or one change if it has neither.
+pub(super) fn charge(batch: &Batch) -> Amount {
+    let Amount { bytes, records } = amount(batch);
+    let cursors = batch.cursors.len() as u64;
+    let changes = Amount::of_changes(if records == 0 {
+        cursors.max(1)
+    } else {
+        cursors
+    });
+    Amount {
+        bytes: bytes + changes.bytes,
+        records: records + changes.records,
+    }
+}
+
 /// The records of a batch, and the bytes of their data and headers.
-pub(super) fn amount(batch: &Batch) -> Amount {
+fn amount(batch: &Batch) -> Amount {
     let sum = |of: fn(&Records) -> u64| batch.logs.iter().map(|log| of(&log.records)).sum();
     Amount {
         bytes: sum(Records::bytes),

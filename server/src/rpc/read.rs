@@ -1,13 +1,15 @@
 //! Read and GetTail.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch, Selector};
 
 use super::{Node, OpenStore, RpcResult};
-use crate::answers::AnswerShare;
+use crate::answers::{AnswerShare, Held};
 use crate::auth::{Amount, Caller, HeldRight, LogRight, Permitted, TenantUsage};
 use crate::convert;
 use crate::drain::draining;
@@ -17,7 +19,7 @@ use crate::wakes::together;
 
 /// The answer. It carries the room that is reserved for it ([`AnswerShare`]).
 pub(super) async fn read(
-    node: &Node,
+    node: &Arc<Node>,
     caller: &Caller,
     request: Request<v1::ReadRequest>,
 ) -> RpcResult<v1::ReadResponse> {
@@ -28,18 +30,22 @@ pub(super) async fn read(
     let share = request.extensions().get::<AnswerShare>();
     let tenant = caller.tenant();
     let (page, held) = loop {
-        if let Some(tenant) = tenant {
-            tenant.check_reads()?;
-        }
+        // First: a read that waits here holds no memory.
+        let counted = match tenant {
+            // Boxed: callers without a tenant have smaller calls without it.
+            Some(tenant) => Some((tenant, Box::pin(tenant.read_place_if_paid()).await?)),
+            None => None,
+        };
         let held = match share {
             Some(share) => Some(share.hold_soon(domain.get().max_bytes.into()).await?),
             None => None,
         };
         caller.check_again(&domain)?;
-        let page = match tenant {
-            // Boxed: callers without a tenant have smaller calls without it.
-            Some(tenant) => Box::pin(page_of_tenant(node, store, tenant, &domain)).await?,
-            None => page(node, store, &domain).await?,
+        let (page, held) = match counted {
+            Some((tenant, place)) => {
+                Box::pin(page_of_tenant(node, tenant, place, held, &domain)).await?
+            }
+            None => (page(node, store, &domain).await?, held),
         };
         if !page.batches.is_empty() {
             break (page, held);
@@ -98,19 +104,24 @@ async fn page(
     page.map_err(|error| status::read(&error))
 }
 
-/// A page that counts for a tenant.
+/// A page that counts for a tenant, and its memory. The engine finishes a read whose client has gone away, so the read
+/// keeps its place and is charged then, too.
 async fn page_of_tenant(
-    node: &Node,
-    store: &OpenStore,
-    tenant: &TenantUsage,
+    node: &Arc<Node>,
+    tenant: &Arc<TenantUsage>,
+    place: Option<OwnedSemaphorePermit>,
+    held: Option<Held>,
     request: &Permitted<ReadRequest>,
-) -> Result<Page, Status> {
-    let _place = tenant.read_place().await;
-    // Reads that had a place before may have used up the rate.
-    tenant.check_reads()?;
-    let page = page(node, store, request).await?;
-    tenant.delivered(Amount::of(&page.batches));
-    Ok(page)
+) -> Result<(Page, Option<Held>), Status> {
+    let (node, tenant, request) = (Arc::clone(node), Arc::clone(tenant), request.clone());
+    let read = tokio::spawn(async move {
+        let page = page(&node, node.store(Access::Read)?, &request).await?;
+        tenant.delivered(Amount::of(&page.batches));
+        drop(place);
+        Ok((page, held))
+    });
+    // Only a panic ends the task without a result.
+    (read.await).unwrap_or_else(|_| Err(Status::internal("the read was broken off")))
 }
 
 /// Waits behind an empty page. Answers whether another try is worth it: not when the
@@ -136,6 +147,10 @@ async fn wait_for_more(
             request.start_at(ReadStart::Lsn(page.next_lsn));
         }
     }
+    let _follower = match caller.tenant() {
+        Some(tenant) => Some(tenant.follow()?),
+        None => None,
+    };
     let mut phase = node.phase.clone();
     let selector = Selector::Log(request.get().log.clone());
     let mut lease = caller.lease(HeldRight::Logs(LogRight::Read, selector));

@@ -32,7 +32,7 @@ use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{AppendError, Appended, Batch, Limits, LogName, RecoveryEpoch, Session, Ticket};
 
-use super::append::{SubmittedBatch, amount};
+use super::append::{SubmittedBatch, charge};
 use super::{Answers, Node, refuse_late};
 use crate::admission::Passage;
 use crate::auth::{Caller, Engine, HeldRight, Lease};
@@ -357,12 +357,14 @@ impl RunningSession {
         let Some(tenant) = self.caller.tenant() else {
             return self.gather(taken);
         };
-        let amount = amount(taken.batch.get());
-        if tenant.append_at_once(amount) {
-            return self.gather(taken);
+        let amount = charge(taken.batch.get());
+        match tenant.append_in_turn(amount) {
+            None => self.gather(taken),
+            Some(turn) => {
+                let passes = Box::pin(turn.come());
+                self.throttled = Some(ThrottledRequest { taken, passes });
+            }
         }
-        let passes = Box::pin(Arc::clone(tenant).append_in_turn(amount));
-        self.throttled = Some(ThrottledRequest { taken, passes });
     }
 
     fn gather_throttled(&mut self) {

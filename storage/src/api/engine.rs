@@ -272,6 +272,9 @@ pub trait Room: Send + Sync {
 
     /// The scan has found nothing to read, and waits.
     fn give_back(&self);
+
+    /// A value that a thread keeps while it reads for the scan, also when the scan has gone away meanwhile.
+    fn at_work(&self) -> Option<Arc<dyn Send + Sync>>;
 }
 
 /// A scan in progress. Holds no file and no memory of records between steps.

@@ -45,6 +45,11 @@ impl<T> Promise<T> {
         (Self(Arc::clone(&cell)), Awaited(cell))
     }
 
+    /// Whether a waiter is there.
+    pub(crate) fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// Answers. The promise is dropped right after, which wakes the waiter.
     pub(crate) fn keep(self, value: T) {
         self.0.lock().value = Some(value);

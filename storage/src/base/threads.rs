@@ -166,6 +166,22 @@ impl Workers {
         &self,
         task: impl FnOnce() -> T + Send + 'static,
     ) -> Awaited<T> {
+        self.submit(task, false)
+    }
+
+    /// Like [`Workers::run`], but drops the task if its caller has gone away before a thread is free.
+    pub(crate) fn run_if_awaited<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> T + Send + 'static,
+    ) -> Awaited<T> {
+        self.submit(task, true)
+    }
+
+    fn submit<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> T + Send + 'static,
+        if_awaited: bool,
+    ) -> Awaited<T> {
         let (promise, awaited) = Promise::new();
         let mut queue = self.queue.lock();
         if queue.stopped || !self.started.load(Ordering::SeqCst) {
@@ -173,9 +189,11 @@ impl Workers {
             promise.keep(task());
             return awaited;
         }
-        queue
-            .tasks
-            .push_back(Box::new(move || promise.keep(task())));
+        queue.tasks.push_back(Box::new(move || {
+            if !if_awaited || promise.is_awaited() {
+                promise.keep(task());
+            }
+        }));
         drop(queue);
         self.changed.notify_one();
         awaited
@@ -185,5 +203,35 @@ impl Workers {
     pub(crate) fn stop(&self) {
         self.queue.lock().stopped = true;
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::metrics::NoObserver;
+
+    #[test]
+    fn task_without_a_caller_is_dropped_before_it_runs() {
+        let workers = Arc::new(Workers::default());
+        // No thread works yet.
+        workers.started.store(true, Ordering::SeqCst);
+        let (ran, runs) = std::sync::mpsc::channel();
+        let task = |number| {
+            let ran = ran.clone();
+            move || ran.send(number).unwrap()
+        };
+        drop(workers.run_if_awaited(task(1)));
+        drop(workers.run(task(2)));
+        let awaited = workers.run_if_awaited(task(3));
+        drop(ran);
+        let observer: Arc<dyn Observer> = Arc::new(NoObserver);
+        let threads = workers.start(1, &observer).unwrap();
+        workers.stop();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(runs.iter().collect::<Vec<_>>(), [2, 3]);
+        drop(awaited);
     }
 }

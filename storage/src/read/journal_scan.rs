@@ -119,7 +119,11 @@ impl JournalScan {
                 batches: Vec::new(),
                 gaps: Vec::new(),
             };
-            let look = move |reach| work.clone().run(reach);
+            let at_work = self.common.at_work();
+            let look = move |reach| {
+                let _at_work = &at_work;
+                work.clone().run(reach)
+            };
             let looked = near_or_far(&self.common.workers, Reach::Memory, look);
             let (work, caught_up) = looked.await?;
             // No wait follows, so a chunk that is taken is also returned.

@@ -440,7 +440,11 @@ impl LogScan {
                 records: self.common.remaining,
                 bytes: self.common.chunk_bytes,
             };
-            let read = move |reach| work.run(reach);
+            let at_work = self.common.at_work();
+            let read = move |reach| {
+                let _at_work = &at_work;
+                work.run(reach)
+            };
             let found = near_or_far(&self.common.workers, Reach::Memory, read).await?;
             // No wait follows, so a chunk that is taken is also returned.
             if let Some(chunk) = self.accept(&log, found)? {

@@ -121,14 +121,16 @@ impl From<io::Error> for ReadError {
 }
 
 /// Reads on the calling thread if nothing lies beyond `near`, which saves two wake-ups of threads. Otherwise reads on
-/// a reader thread.
+/// a reader thread, unless the caller goes away before one is free.
 pub(crate) async fn near_or_far<T: Send + 'static>(
     workers: &Workers,
     near: Reach,
     read: impl Fn(Reach) -> Result<T, ReadError> + Send + 'static,
 ) -> Result<T, ReadError> {
     match read(near) {
-        Err(ReadError::Io(error)) if is_far(&error) => workers.run(move || read(Reach::Disk)).await,
+        Err(ReadError::Io(error)) if is_far(&error) => {
+            workers.run_if_awaited(move || read(Reach::Disk)).await
+        }
         done => done,
     }
 }

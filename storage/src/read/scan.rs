@@ -55,6 +55,11 @@ impl Common {
         }
     }
 
+    /// A value for the thread that reads a chunk to keep meanwhile.
+    pub(super) fn at_work(&self) -> Option<Arc<dyn Send + Sync>> {
+        self.room.as_ref()?.at_work()
+    }
+
     pub(super) fn followers(&self) -> usize {
         self.follower.as_ref().map_or(0, WatchFollower::count)
     }

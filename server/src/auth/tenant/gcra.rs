@@ -11,6 +11,10 @@
 //! its size, and later requests wait until it is paid off. If it needed room for all of its amount, smaller requests
 //! could keep it out for ever. In any window of time *t*, the requests before the last one have at most
 //! *rate* × (*t* + 1 s) together.
+//!
+//! A request that can wait reserves its turn behind all that have passed or reserved before. The turn does not move when
+//! others take more, so nobody can keep it out. Its amount is taken when it has come, so requests that cannot wait pass in
+//! between. The bound grows by one of these, and by each reserved request that uses its turn late.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +43,8 @@ impl RateClock {
 pub(super) struct Gcra {
     /// Time up to which the rate is used up, nanoseconds as in [`RateClock`].
     used_until: AtomicU64,
+    /// Time up to which the reserved turns use it up, too.
+    reserved_until: AtomicU64,
 }
 
 /// The time that an amount takes, rounded up, so that the rate is never exceeded.
@@ -57,44 +63,85 @@ impl Gcra {
         let taken = (self.used_until).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |until| {
             (until < now.0 + BURST).then(|| until.max(now.0) + cost)
         });
-        taken.map(drop).map_err(|until| until_passes(now, until))
+        match taken {
+            Ok(_) => {
+                change(&self.reserved_until, |until| later(now, until, cost));
+                Ok(())
+            }
+            Err(until) => Err(until_passes(now, until)),
+        }
+    }
+
+    /// Reserves a turn. Returns the time up to which those before it use up the rate. [`Gcra::take_more`] ends it when
+    /// it has come, and [`Gcra::cancel`] before.
+    pub(super) fn reserve(&self, now: RateClock, amount: u64, rate: u64) -> u64 {
+        let cost = cost(amount, rate);
+        let used = self.used_until.load(Ordering::Relaxed).max(now.0);
+        let before = change(&self.reserved_until, |until| {
+            later(now, until.max(used), cost)
+        });
+        before.max(used)
+    }
+
+    /// Gives back a reserved turn.
+    pub(super) fn cancel(&self, amount: u64, rate: u64) {
+        let cost = cost(amount, rate);
+        change(&self.reserved_until, |until| until.saturating_sub(cost));
     }
 
     /// The wait until a request would pass. `None`: it would pass now.
     pub(super) fn wait(&self, now: RateClock) -> Option<Duration> {
-        let until = self.used_until.load(Ordering::Relaxed);
-        (until >= now.0 + BURST).then(|| until_passes(now, until))
+        wait(now, self.used_until.load(Ordering::Relaxed))
     }
 
     /// Takes an amount, whatever is left.
     pub(super) fn take_more(&self, now: RateClock, amount: u64, rate: u64) {
         let cost = cost(amount, rate);
-        self.change(|until| until.max(now.0).saturating_add(cost).min(now.0 + MOST_DEBT));
+        change(&self.used_until, |until| later(now, until, cost));
     }
 
     /// Gives back an amount that was taken.
     pub(super) fn give_back(&self, amount: u64, rate: u64) {
         let cost = cost(amount, rate);
-        self.change(|until| until.saturating_sub(cost));
+        for until in [&self.used_until, &self.reserved_until] {
+            change(until, |until| until.saturating_sub(cost));
+        }
     }
 
     /// Lets the amounts that are not paid off cost as if they had been taken at another rate. `None`: no limit.
     pub(super) fn change_rate(&self, now: RateClock, from: Option<u64>, to: Option<u64>) {
-        self.change(|until| match (from, to) {
-            (Some(from), Some(to)) => {
-                let debt = u128::from(until.saturating_sub(now.0)) * u128::from(from);
-                let debt = u64::try_from(debt / u128::from(to.max(1))).unwrap_or(MOST_DEBT);
-                now.0 + debt.min(MOST_DEBT)
-            }
-            _ => 0,
-        });
+        for until in [&self.used_until, &self.reserved_until] {
+            change(until, |until| at_rate(now, until, from, to));
+        }
     }
+}
 
-    fn change(&self, next: impl Fn(u64) -> u64) {
-        let next = |until| Some(next(until));
-        // Never fails: the closure always gives a value.
-        let _ = (self.used_until).fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-    }
+/// Changes a time. Returns the time before.
+fn change(until: &AtomicU64, next: impl Fn(u64) -> u64) -> u64 {
+    let next = |until| Some(next(until));
+    // Never fails: the closure always gives a value.
+    let changed = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    changed.unwrap_or_else(|until| until)
+}
+
+/// The time up to which the rate is used up after another request.
+fn later(now: RateClock, until: u64, cost: u64) -> u64 {
+    (until.max(now.0).saturating_add(cost)).min(now.0 + MOST_DEBT)
+}
+
+/// The time up to which a rate is used up, as if its amounts had been taken at another rate. `None`: no limit.
+pub(super) fn at_rate(now: RateClock, until: u64, from: Option<u64>, to: Option<u64>) -> u64 {
+    let (Some(from), Some(to)) = (from, to) else {
+        return 0;
+    };
+    let debt = u128::from(until.saturating_sub(now.0)) * u128::from(from);
+    let debt = u64::try_from(debt / u128::from(to.max(1))).unwrap_or(MOST_DEBT);
+    now.0 + debt.min(MOST_DEBT)
+}
+
+/// The wait of a request behind those that use up the rate up to then. `None`: it passes now.
+pub(super) fn wait(now: RateClock, until: u64) -> Option<Duration> {
+    (until >= now.0 + BURST).then(|| until_passes(now, until))
 }
 
 fn until_passes(now: RateClock, until: u64) -> Duration {
