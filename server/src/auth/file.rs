@@ -282,15 +282,6 @@ fn tenants(
                 format!("{}-other", table.prefix)
             ));
         }
-        let other = tables
-            .iter()
-            .find(|(other, inner)| *other != name && inner.prefix.starts_with(&table.prefix));
-        if let Some((other, inner)) = other {
-            return Err(format!(
-                "tenant {other}: its prefix {:?} lies in the prefix {:?} of tenant {name}",
-                inner.prefix, table.prefix
-            ));
-        }
         let limits = TenantLimits::parse(&table.limits);
         let usage = (earlier.rules.tenants.get(name)).map_or_else(
             || Arc::new(TenantUsage::new(name, earlier.read_places)),
@@ -303,6 +294,19 @@ fn tenants(
             usage,
         };
         tenants.insert(name.clone(), Arc::new(tenant));
+    }
+    // In order of their prefixes, a prefix comes right before the first one that lies in it.
+    let mut ordered: Vec<_> = tables.iter().collect();
+    ordered.sort_by_key(|(name, table)| (&table.prefix, *name));
+    for pair in ordered.windows(2) {
+        if let [(name, outer), (other, inner)] = pair
+            && inner.prefix.starts_with(&outer.prefix)
+        {
+            return Err(format!(
+                "tenant {other}: its prefix {:?} lies in the prefix {:?} of tenant {name}",
+                inner.prefix, outer.prefix
+            ));
+        }
     }
     Ok(tenants)
 }
