@@ -80,6 +80,13 @@ pub(crate) struct Rpc {
     pub(crate) recorded: Recorded,
 }
 
+impl Rpc {
+    /// Whether it changes logs and brings no records. A tenant's rates of appends count it ([`crate::auth::Amount`]).
+    pub(crate) fn is_small_change(self) -> bool {
+        self.class == Class::Other && self.access == Access::Write
+    }
+}
+
 const fn write(class: Class, need: Need) -> Rpc {
     row(class, Access::Write, need)
 }

@@ -23,7 +23,7 @@ use batch::append_failure;
 pub(crate) use batch::{append, condition_reason};
 pub(crate) use failure::Access;
 use failure::{Failure, Retry};
-pub(crate) use tenant::{over_count, over_rate, share_busy};
+pub(crate) use tenant::{over_count, over_rate, share_busy, tenant_changed};
 
 /// Characters of an unknown method that its refusal repeats.
 const MAX_SHOWN_PATH: usize = 200;

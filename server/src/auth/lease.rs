@@ -15,6 +15,7 @@ use super::permitted::NamesLogs as _;
 use super::right::{LogRight, ServerRight};
 use super::rules::Rules;
 use super::{Caller, Identity};
+use crate::status;
 
 /// Longest wait before the time of an expiry is looked at again: the system's clock can jump.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
@@ -84,12 +85,18 @@ impl Lease {
     }
 
     fn judge(&mut self) -> Result<(), Status> {
+        let before = self.caller.tenant().cloned();
         self.caller.renew()?;
         self.expiry = (self.caller.identity.as_deref()).and_then(until_expiry);
         match &self.held {
             HeldRight::Principal => Ok(()),
             HeldRight::Logs(right, selector) => {
-                selector.clone().check(&self.caller, *right).map(|_| ())
+                selector.clone().check(&self.caller, *right)?;
+                // The stream counts for the tenant with which it began.
+                match self.caller.tenant().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
+                    true => Ok(()),
+                    false => Err(status::tenant_changed()),
+                }
             }
             HeldRight::Server(right) => self.caller.check_server(*right),
         }

@@ -35,6 +35,18 @@ pub(crate) fn over_rate(tenant: &str, over: &OverRate) -> Status {
     .status()
 }
 
+/// The caller of a stream has another tenant since the rules changed.
+pub(crate) fn tenant_changed() -> Status {
+    Failure::new(
+        Code::ResourceExhausted,
+        Reason::Busy,
+        "the caller has another tenant since auth_file changed; begin the stream again",
+    )
+    .refused(Retry::Safe)
+    .retry_after(RETRY_SOON)
+    .status()
+}
+
 /// The tenant has as many followers or connections as it may have.
 pub(crate) fn over_count(tenant: &str, setting: &'static str, used: u64, limit: u64) -> Status {
     Failure::new(

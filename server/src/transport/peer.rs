@@ -291,7 +291,7 @@ impl Peer {
     }
 
     /// Asks the client to close the connection when its calls have ended.
-    fn ask_to_leave(&self) {
+    pub(super) fn ask_to_leave(&self) {
         self.state.asked_to_leave.store(true, Ordering::Release);
         self.state.connection.wake();
     }

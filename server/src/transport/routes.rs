@@ -33,7 +33,7 @@ use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, Trail};
-use crate::auth::{Authority, Caller, CertNames, ConnectionTenants, LastCaller};
+use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, LastCaller};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
@@ -208,6 +208,16 @@ impl ConnectionCalls {
             };
             if let Some(tenant) = caller.tenant()
                 && let Err(refusal) = self.tenants.count(tenant)
+            {
+                // It takes a slot of max_connections. That of a proxy may have callers of other tenants.
+                if self.tenants.is_empty() {
+                    self.peer.ask_to_leave();
+                }
+                return (CheckedCall::refused(refusal), None);
+            }
+            if rpc.is_small_change()
+                && let Some(tenant) = caller.tenant()
+                && let Err(refusal) = tenant.append(Amount::of_changes(1))
             {
                 return (CheckedCall::refused(refusal), None);
             }

@@ -16,7 +16,7 @@ use wald_proto::v1;
 use wald_proto::v1::scan_request::Selector;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
-use crate::principals::{AuthFile, WithToken, session, wal};
+use crate::principals::{AuthFile, WithToken, cursors, session, wal};
 use crate::support::{Daemon, SessionClient, Told, append, part, records, until};
 
 /// Records of one append.
@@ -33,7 +33,7 @@ fn seconds() -> Duration {
 
 /// A file with the tenants a, which has these limits, and b, which has none.
 fn tenants(limits: &str) -> String {
-    let all = r#"["append", "create", "read"]"#;
+    let all = r#"["append", "create", "read", "cursor", "trim", "fence", "configure", "delete"]"#;
     format!(
         "[tenant.a]\nprefix = \"a/\"\nlimits = {{ {limits} }}\n[tenant.b]\nprefix = \"b/\"\n\
          [principal.a]\ntenant = \"a\"\nallow = [{{ do = {all}, logs = \"a/\" }}]\n\
@@ -159,6 +159,51 @@ async fn use_up_and_fail(client: &mut WalServiceClient<WithToken>) -> Status {
         if let Err(status) = client.append_batch(batch("a/burst", 20, 10)).await {
             return status;
         }
+    }
+}
+
+#[tokio::test]
+async fn changes_without_records_count_for_the_rate_of_appends() {
+    let (_file, [a, _, b], daemon) = started("appends_per_second = 1");
+    let mut client = wal(&daemon, &a).await;
+    client.append(append("a/x", "1")).await.unwrap();
+    let mut positions = cursors(&daemon, &a).await;
+    let refused = loop {
+        if let Err(status) = positions.commit_cursor(commit("a/x")).await {
+            break status;
+        }
+    };
+    wait_of(&refused, "appends_per_second", 1);
+    let trim = v1::TrimRequest {
+        log: "a/x".to_owned(),
+        ..v1::TrimRequest::default()
+    };
+    let refused = client.trim(trim).await.unwrap_err();
+    wait_of(&refused, "appends_per_second", 1);
+    // A batch with a cursor alone.
+    let committing = v1::AppendBatchRequest {
+        cursors: commit("a/x").commit.into_iter().collect(),
+        ..v1::AppendBatchRequest::default()
+    };
+    let refused = client.append_batch(committing).await.unwrap_err();
+    wait_of(&refused, "appends_per_second", 1);
+    let bytes = r#"wald_tenant_bytes_total{kind="append",tenant="a"}"#;
+    assert!(daemon.metric(bytes) >= 65.0);
+    wal(&daemon, &b)
+        .await
+        .append(append("b/x", "1"))
+        .await
+        .unwrap();
+}
+
+fn commit(log: &str) -> v1::CommitCursorRequest {
+    v1::CommitCursorRequest {
+        commit: Some(v1::CursorCommit {
+            log: log.to_owned(),
+            cursor: "c".to_owned(),
+            lsn: 1,
+            ..v1::CursorCommit::default()
+        }),
     }
 }
 
@@ -469,13 +514,101 @@ async fn connection_beyond_the_limit_is_refused_until_another_closes() {
     assert_eq!((told.fact("used"), told.fact("limit")), ("2", "1"));
 }
 
-/// An append of the caller whose last bytes do not come, on a connection of its own.
-async fn unfinished(daemon: &Daemon, token: &str, bytes: usize) -> SendStream<bytes::Bytes> {
+#[tokio::test]
+async fn connection_beyond_the_limit_is_closed() {
+    let (_file, [a, ..], daemon) = started("connections = 1");
+    let mut first = wal(&daemon, &a).await;
+    first.append(append("a/x", "1")).await.unwrap();
+    let (_body, second) = begun(&daemon, &a).await;
+    timeout(SOON, second).await.unwrap().unwrap().unwrap();
+    first.append(append("a/x", "1")).await.unwrap();
+}
+
+#[tokio::test]
+async fn follower_whose_caller_gets_another_tenant_begins_again() {
+    let (file, [a, ..], daemon) = started("followers = 2");
+    let mut client = wal(&daemon, &a).await;
+    client.append(append("a/x", "1")).await.unwrap();
+    let mut follower = client.scan(scan("a/x", true)).await.unwrap().into_inner();
+    follower.message().await.unwrap().unwrap();
+    let text = file.text().replace("[tenant.a]", "[tenant.c]");
+    file.put_in_force(&daemon, &text.replace("tenant = \"a\"", "tenant = \"c\""));
+    let end = async {
+        loop {
+            if let Err(status) = follower.message().await.map(Option::unwrap) {
+                return Told::of(&status);
+            }
+        }
+    };
+    let told = timeout(SOON, end).await.unwrap();
+    assert_eq!((told.reason.as_str(), told.fact("retry")), ("BUSY", "SAFE"));
+    let _again = client.scan(scan("a/x", true)).await.unwrap();
+    until(&daemon, r#"wald_tenant_followers{tenant="c"}"#, |number| {
+        number == 1.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn read_that_waits_for_records_counts_as_a_follower() {
+    let (_file, [a, a2, _], daemon) = started("followers = 1");
+    let mut client = wal(&daemon, &a).await;
+    client.append(append("a/x", "1")).await.unwrap();
+    let waiting = v1::ReadRequest {
+        start: Some(v1::read_request::Start::Lsn(1)),
+        wait: Some(prost_types::Duration {
+            seconds: 60,
+            nanos: 0,
+        }),
+        ..read("a/x")
+    };
+    let mut same = wal(&daemon, &a2).await;
+    let first = tokio::spawn({
+        let waiting = waiting.clone();
+        async move { client.read(waiting).await }
+    });
+    let followers = r#"wald_tenant_followers{tenant="a"}"#;
+    until(&daemon, followers, |number| number == 1.0).await;
+    let told = Told::of(&same.read(waiting).await.unwrap_err());
+    assert_eq!(
+        (told.reason.as_str(), told.fact("setting")),
+        ("QUOTA", "followers")
+    );
+    same.append(append("a/x", "2")).await.unwrap();
+    let page = first.await.unwrap().unwrap().into_inner();
+    assert_eq!(page.batch.unwrap().records.len(), 1);
+    assert_eq!(daemon.metric(followers), 0.0);
+}
+
+#[tokio::test]
+async fn session_that_takes_no_acks_holds_up_no_other() {
+    let (_file, [a, a2, _], daemon) = started(&format!("appends_per_second = {RATE}"));
+    use_up(&mut wal(&daemon, &a).await).await;
+    let stuck = session(&daemon, &a).await;
+    let sending = pump(&stuck, "a/stuck", 1);
+    let mut other = session(&daemon, &a2).await;
+    let begin = Instant::now();
+    for request_id in 1.. {
+        other.send(request_id, vec![part("a/x", &["1"])]).await;
+        let ack = timeout(SOON, other.answers.message()).await;
+        ack.expect("it has its turn").unwrap().unwrap();
+        if begin.elapsed() >= 3 * seconds() {
+            break;
+        }
+    }
+    sending.abort();
+    drop(stuck);
+}
+
+type Closed = tokio::task::JoinHandle<Result<(), h2::Error>>;
+
+/// An append of the caller without its message, on a connection of its own.
+async fn begun(daemon: &Daemon, token: &str) -> (SendStream<bytes::Bytes>, Closed) {
     let socket = TcpStream::connect(("127.0.0.1", daemon.port()))
         .await
         .unwrap();
     let (client, connection) = h2::client::handshake(socket).await.unwrap();
-    tokio::spawn(connection);
+    let closed = tokio::spawn(connection);
     let request = Request::post(format!(
         "http://127.0.0.1:{}/wald.v1.WalService/Append",
         daemon.port()
@@ -485,12 +618,18 @@ async fn unfinished(daemon: &Daemon, token: &str, bytes: usize) -> SendStream<by
     .header("authorization", format!("Bearer {token}"))
     .body(())
     .unwrap();
-    let (_answer, mut body) = client
+    let (_answer, body) = client
         .ready()
         .await
         .unwrap()
         .send_request(request, false)
         .unwrap();
+    (body, closed)
+}
+
+/// An append of the caller whose last bytes do not come, on a connection of its own.
+async fn unfinished(daemon: &Daemon, token: &str, bytes: usize) -> SendStream<bytes::Bytes> {
+    let (mut body, _) = begun(daemon, token).await;
     let mut sent = vec![0];
     sent.extend(u32::try_from(bytes + 100).unwrap().to_be_bytes());
     sent.resize(5 + bytes, 7);

@@ -8,6 +8,7 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
+use wald_proto::v1::cursor_service_client::CursorServiceClient;
 use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
@@ -167,6 +168,10 @@ pub(crate) async fn session(daemon: &Daemon, token: &str) -> SessionClient {
 
 pub(crate) async fn logs(daemon: &Daemon, token: &str) -> LogServiceClient<WithToken> {
     LogServiceClient::with_interceptor(daemon.channel().await, Bearer::new(token))
+}
+
+pub(crate) async fn cursors(daemon: &Daemon, token: &str) -> CursorServiceClient<WithToken> {
+    CursorServiceClient::with_interceptor(daemon.channel().await, Bearer::new(token))
 }
 
 pub(crate) async fn ops(daemon: &Daemon, token: &str) -> OpsServiceClient<WithToken> {
