@@ -10,7 +10,7 @@ use crate::api::quota::{Quota, QuotaError, QuotaUse};
 use crate::api::record::{
     Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility,
 };
-use crate::base::ids::{LogName, Lsn, Name, Position, RecoveryEpoch};
+use crate::base::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::base::promise::Awaited;
 use crate::format::frame;
 use crate::index::SealedIndex;
@@ -143,7 +143,7 @@ impl Core {
         &self,
         target: LogTarget,
         before: Lsn,
-        bytes: Option<u64>,
+        bytes: Option<(LogId, u64)>,
     ) -> Awaited<Result<Lsn, TrimError>> {
         self.inbox.request(|answer| Operation::Trim {
             target,
@@ -166,15 +166,12 @@ impl Core {
         })
     }
 
-    /// Bytes of a log's frames before the one that holds `before`; `None` if they are not known.
-    pub(super) fn bytes_before(&self, target: &LogTarget, before: Lsn) -> Option<u64> {
+    /// The log of that name, and the bytes of its frames before the one that holds `before`; `None` if they are not
+    /// known.
+    pub(super) fn bytes_before(&self, target: &LogTarget, before: Lsn) -> Option<(LogId, u64)> {
         let log = self.logs.by_name(target.name.as_str())?;
-        let found = self.retainer.stored_before(&log, before);
-        let found = found.inspect_err(|error| {
-            let log = log.name.as_str();
-            tracing::warn!(log, %error, "the bytes that a trim frees could not be looked up; they count until the next trim");
-        });
-        found.ok().flatten()
+        let bytes = self.retainer.known_before(&log, before)?;
+        Some((log.id, bytes))
     }
 
     /// Replaces the quotas of all tenants. Waits for the committer.

@@ -90,8 +90,9 @@ pub(crate) enum Operation {
     Trim {
         target: LogTarget,
         before: Lsn,
-        /// Bytes of the log's frames before the one that holds `before`, if its caller looked that up.
-        bytes: Option<u64>,
+        /// Bytes of the frames before the one that holds `before`, and their log, if the caller looked that up. The name
+        /// may be that of a later log now.
+        bytes: Option<(LogId, u64)>,
         answer: AnswerPromise<Lsn, TrimError>,
     },
     /// Trims by retention. Each applies only if its conditions still hold.

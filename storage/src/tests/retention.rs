@@ -932,6 +932,24 @@ fn on_a_full_disk_retention_goes_on() {
 }
 
 #[test]
+fn indexes_that_cannot_be_read_do_not_end_retention_by_records() {
+    let fixture = Fixture::new();
+    fixture.retain("a", Some(by_records(100)));
+    fixture.fill("a", 200, 2000);
+    let fixture = fixture.restart_cleanly();
+    let reads: crate::disk::Filter =
+        |call| call.kind == crate::disk::CallKind::Read && call.path.starts_with("index/");
+    fixture.disk.fail_all(reads, 24);
+    let before = fixture
+        .core
+        .retainer
+        .stored_before(&fixture.core.logs.by_name("a").unwrap(), Lsn::new(100));
+    assert!(before.is_err(), "{before:?}");
+    fixture.pass();
+    assert_eq!(fixture.first("a"), 100);
+}
+
+#[test]
 fn records_that_waited_in_memory_keep_their_age_when_written() {
     let fixture = Fixture::new();
     let config = LogConfig {

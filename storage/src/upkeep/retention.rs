@@ -537,7 +537,8 @@ impl Retainer {
         Ok(Some(Expiry {
             log: Arc::clone(log),
             before,
-            bytes: self.stored_before(log, before)?,
+            // A border by number or age needs no lookup: an index that cannot be read does not end retention.
+            bytes: self.known_before(log, before),
             config,
             // Beyond the bytes that cursors may hold, cursors do not count.
             respect_cursors: retention.respect_cursors && before <= free,

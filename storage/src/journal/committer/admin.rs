@@ -188,7 +188,7 @@ impl<T: SegmentTail> Committer<T> {
         &mut self,
         target: &LogTarget,
         before: Lsn,
-        bytes: Option<u64>,
+        bytes: Option<(LogId, u64)>,
     ) -> Placed<Lsn, TrimError> {
         let Some(log) = self.logs.by_name(target.name.as_str()) else {
             return (Some(Position::ZERO), Err(target.not_found().into()));
@@ -227,6 +227,8 @@ impl<T: SegmentTail> Committer<T> {
         if before <= first {
             return (Some(last_end), Ok(first));
         }
+        let bytes = bytes.filter(|(of, _)| *of == log.id);
+        let bytes = bytes.map(|(_, bytes)| bytes);
         self.push_trim(&log, (before, TrimBy::Somebody), bytes);
         (None, Ok(before))
     }

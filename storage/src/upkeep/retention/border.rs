@@ -159,6 +159,15 @@ impl Retainer {
         }
     }
 
+    /// [`Self::stored_before`] for a trim, which does not need the number.
+    pub(crate) fn known_before(&self, log: &Log, lsn: Lsn) -> Option<u64> {
+        let found = self.stored_before(log, lsn).inspect_err(|error| {
+            let log = log.name.as_str();
+            tracing::warn!(log, %error, "the bytes that a trim frees could not be looked up; they count until the next trim");
+        });
+        found.ok().flatten()
+    }
+
     /// Bytes of all frames that the log ever had before the frame that holds `lsn`; `None` where that is not
     /// known any more.
     pub(crate) fn stored_before(&self, log: &Log, lsn: Lsn) -> io::Result<Option<u64>> {
