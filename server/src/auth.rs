@@ -202,6 +202,8 @@ enum Unknown {
     /// The token is right, and the certificate beside it is not of its principal.
     Mismatch,
     Expired(Timestamp),
+    /// No keys of the issuer are in force. The credential may be right.
+    NoKeys,
 }
 
 impl Unknown {
@@ -210,6 +212,7 @@ impl Unknown {
             Self::NoCredential => AuthFailure::NoCredential,
             Self::Bad | Self::Mismatch => AuthFailure::Bad,
             Self::Expired(_) => AuthFailure::Expired,
+            Self::NoKeys => AuthFailure::NoKeys,
         }
     }
 
@@ -219,6 +222,7 @@ impl Unknown {
             Self::NoCredential => Reason::NoCredential.as_str(),
             Self::Bad | Self::Mismatch => Reason::BadCredential.as_str(),
             Self::Expired(_) => Reason::CredentialExpired.as_str(),
+            Self::NoKeys => Reason::Starting.as_str(),
         }
     }
 
@@ -228,6 +232,7 @@ impl Unknown {
             Self::Bad => status::bad_credential(rpc.access),
             Self::Mismatch => status::credentials_differ(rpc.access),
             Self::Expired(at) => status::credential_expired(&file::show_time(at), rpc.access),
+            Self::NoKeys => status::no_keys(rpc.access),
         }
     }
 }
@@ -412,11 +417,16 @@ impl FileAuthority {
             return Err(Unknown::Bad);
         }
         let presented = PresentedJwt::parse(text).ok_or(Unknown::Bad)?;
+        let is_fetched = presented.has_fetched_keys(&rules);
         match presented.verify(&rules) {
             Ok(jwt) => Ok(SentToken::Jwt(Arc::new(jwt))),
             Err(SignatureFault::Bad) => Err(Unknown::Bad),
+            Err(SignatureFault::NoKeys) => Err(Unknown::NoKeys),
             Err(SignatureFault::UnknownKey) => {
-                self.keys.unknown_key();
+                // A file is read every 10 s, whatever callers send.
+                if is_fetched {
+                    self.keys.unknown_key();
+                }
                 Err(Unknown::Bad)
             }
         }
@@ -468,6 +478,7 @@ impl FileAuthority {
         let (principal, expires) = known.map_err(|fault| match fault {
             TokenFault::Bad => Unknown::Bad,
             TokenFault::Expired(at) => Unknown::Expired(at),
+            TokenFault::NoKeys => Unknown::NoKeys,
         })?;
         // With a certificate the token is worth nothing to a thief who has another certificate.
         let agrees = sent.names.is_none()
@@ -659,20 +670,20 @@ fn check(path: &Path, contents: &[u8]) -> Result<(), Fault> {
 /// Checks the contents and the files that they name, as a daemon does. Returns warnings.
 fn check_all(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fault> {
     let checked = checked_alone(path, contents)?;
-    first_keys(&checked.rules, &BTreeMap::new())?;
+    first_keys(&checked.rules, &Rules::default())?;
     Ok(checked.warnings)
 }
 
 /// Keys of issuers, by the claim `iss`.
 type IssuerKeys = BTreeMap<String, Arc<KeySet>>;
 
-/// Reads the files of issuers that have no keys in force yet. Later `jwks_file` and `jwks_url` alone change the keys: a
-/// fault of theirs must not keep the rest of `auth_file` from coming into force.
-fn first_keys(file: &FileRules, in_force: &IssuerKeys) -> Result<IssuerKeys, Fault> {
+/// Reads the files of issuers that have no keys of their source in force yet. Later `jwks_file` and `jwks_url` alone
+/// change the keys: a fault of theirs must not keep the rest of `auth_file` from coming into force.
+fn first_keys(file: &FileRules, in_force: &Rules) -> Result<IssuerKeys, Fault> {
     let mut first = IssuerKeys::new();
     for (iss, issuer) in &file.issuers {
         match &issuer.source {
-            _ if in_force.contains_key(iss) => {}
+            source if in_force.keys_from(iss, source).is_some() => {}
             KeySource::File(path) => {
                 let parsed = parse_keys(path, &read_keys(path)?)?;
                 warn_of_left_out(&issuer.name, &parsed.left_out);
@@ -714,16 +725,17 @@ impl ReloadedFiles for AuthSource {
             read_places: self.read_places,
         };
         let CheckedFile { rules, warnings } = checked(&self.path, contents, &earlier)?;
-        let first = first_keys(&rules, &in_force.keys)?;
+        let first = first_keys(&rules, &in_force)?;
         for warning in warnings {
             tracing::warn!(path = %self.path.display(), "auth_file: {warning}");
         }
         rules.limit_tenants();
         let file = Arc::new(rules);
         self.rules.send_modify(|in_force| {
-            // A fetch may have changed them since then.
-            let keys = file.issuers.keys().filter_map(|iss| {
-                let keys = in_force.keys.get(iss).or_else(|| first.get(iss))?;
+            // A fetch may have changed them since then. Keys of an earlier source end here.
+            let keys = file.issuers.iter().filter_map(|(iss, issuer)| {
+                let kept = in_force.keys_from(iss, &issuer.source);
+                let keys = kept.or_else(|| first.get(iss))?;
                 Some((iss.clone(), Arc::clone(keys)))
             });
             *in_force = Arc::new(Rules {

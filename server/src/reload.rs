@@ -50,9 +50,10 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Whether every user of the machine may read a file.
+/// Access of every user of the machine to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Secrecy {
+    /// Every user may read it, and not change it: keys and certificates decide whom the daemon trusts.
     Public,
     Secret,
 }
@@ -60,7 +61,8 @@ pub(crate) enum Secrecy {
 /// Reads a file. The path may go through links: Kubernetes replaces files by changing a link to their directory.
 ///
 /// # Errors
-/// If it cannot be read, has more than `most` bytes, or is secret and every user may read it.
+/// If it cannot be read, has more than `most` bytes, every user may change it, or it is secret and every user may read
+/// it.
 pub(crate) fn read_file(
     setting: &'static str,
     path: &Path,
@@ -81,6 +83,13 @@ pub(crate) fn read_file(
     if secrecy == Secrecy::Secret && mode & 0o007 != 0 {
         return Err(fault(&format!(
             "every user of this machine can use it (mode {mode:04o}); run: chmod o-rwx {}",
+            path.display()
+        )));
+    }
+    // The group may: in Kubernetes it is that of the pod.
+    if mode & 0o002 != 0 {
+        return Err(fault(&format!(
+            "every user of this machine can change it (mode {mode:04o}); run: chmod o-w {}",
             path.display()
         )));
     }
@@ -268,5 +277,30 @@ impl ReloadThread {
     pub(crate) fn reload(&self) {
         // The thread ends only after this value.
         let _ = self.0.send(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn public_file_that_every_user_can_change_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |mode: u32| {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(file.path(), permissions).unwrap();
+            read_file("jwks_file", file.path(), 10, Secrecy::Public)
+        };
+        for mode in [0o444, 0o644, 0o664] {
+            assert!(read(mode).is_ok(), "{mode:o}");
+        }
+        for mode in [0o646, 0o666] {
+            let fault = read(mode).unwrap_err().to_string();
+            assert!(
+                fault.contains("every user of this machine can change it"),
+                "{fault}"
+            );
+        }
     }
 }

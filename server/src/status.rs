@@ -537,6 +537,18 @@ pub(crate) fn credential_expired(at: &str, access: Access) -> Status {
     .status()
 }
 
+/// No keys of the issuer of the token are in force: the server waits for them, as at its start.
+pub(crate) fn no_keys(access: Access) -> Status {
+    Failure::new(
+        Code::Unavailable,
+        Reason::Starting,
+        "the server has no keys of the token's issuer yet; its log names the fault",
+    )
+    .refused_if_write(access, Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
 /// A principal lacks a right. `asked`: the field of the request, and the value in it.
 pub(crate) fn not_allowed(
     principal: &str,

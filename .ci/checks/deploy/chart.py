@@ -189,6 +189,11 @@ def pods():
         paths = [m for spec in specs for c in [*spec.get("initContainers", []), *spec["containers"]] for m in c.get("volumeMounts", [])]
         expect(f"{values.name}: its {len(secrets)} volumes of Secrets have mode 0440, and no mount is a single file",
                all(s["defaultMode"] == 0o440 for s in secrets) and not any("subPath" in m for m in paths))
+        # Every pod without an account would share rights of the default one.
+        accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
+        senders = [o["spec"] for o in objects if o["kind"] == "Pod" and "serviceAccountToken" in json.dumps(o["spec"])]
+        expect(f"{values.name}: {len(senders)} pods that send a token have an account of the chart",
+               all(spec.get("serviceAccountName") in accounts for spec in senders))
     for harm in [{"runAsUser": 0}, {"runAsNonRoot": False}, {"seccompProfile": {"type": "Unconfined"}}]:
         harmed = {**specs[0], "securityContext": {**specs[0]["securityContext"], **harm}}
         expect(f"a pod with {harm} is not restricted", unrestricted(harmed))

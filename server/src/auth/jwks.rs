@@ -4,12 +4,14 @@
 //! other algorithms, RSA below 2,048 bits. A set without a usable key, or with one `kid` twice, is refused.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::signature::{self, EcdsaVerificationAlgorithm, RsaParameters};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::Deserialize;
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// Maximum size of a key set, bytes.
 pub(super) const KEY_SET_BYTES: u64 = 1 << 20;
@@ -139,7 +141,36 @@ pub(super) struct ParsedKeys {
 
 #[derive(Deserialize)]
 struct KeySetText {
+    /// At most one key more than a set may have.
+    #[serde(deserialize_with = "first_keys")]
     keys: Vec<KeyText>,
+}
+
+/// Reads a list of keys without memory for more than a set may have: a key of two bytes of text takes 250.
+fn first_keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<KeyText>, D::Error> {
+    struct FirstKeys;
+
+    impl<'de> Visitor<'de> for FirstKeys {
+        type Value = Vec<KeyText>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of keys")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut keys = Vec::new();
+            while keys.len() <= MOST_KEYS {
+                match list.next_element()? {
+                    Some(key) => keys.push(key),
+                    None => return Ok(keys),
+                }
+            }
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+            Ok(keys)
+        }
+    }
+
+    input.deserialize_seq(FirstKeys)
 }
 
 /// A key as its issuer writes it. Each field may be absent, because a key of another kind has other fields.
@@ -171,10 +202,7 @@ impl KeySet {
             )
         })?;
         if text.keys.len() > MOST_KEYS {
-            return Err(format!(
-                "the key set has {} keys, more than {MOST_KEYS}",
-                text.keys.len()
-            ));
+            return Err(format!("the key set has more than {MOST_KEYS} keys"));
         }
         let mut kids = HashSet::new();
         let twice = text.keys.iter().filter_map(|key| key.kid.as_deref());
@@ -200,6 +228,11 @@ impl KeySet {
             (true, Some(first)) => Err(format!("the key set has no usable key: {first}")),
             (true, None) => Err("the key set is empty".to_owned()),
         }
+    }
+
+    /// Whether there is no key.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The key for a token: the one that its `kid` names. Without `kid`, the only key for the algorithm.
@@ -307,4 +340,18 @@ fn number(name: &str, text: Option<&str>) -> Result<Vec<u8>, String> {
     let first = bytes.iter().position(|byte| *byte != 0);
     let first = first.ok_or_else(|| format!("{name} is 0"))?;
     Ok(bytes[first..].to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_of_very_many_keys_takes_no_memory_for_them() {
+        let json = format!("{{\"keys\":[{}{{}}]}}", "{},".repeat(340_000));
+        let text: KeySetText = serde_json::from_str(&json).unwrap();
+        assert_eq!(text.keys.len(), MOST_KEYS + 1);
+        let fault = KeySet::parse(json.as_bytes()).unwrap_err();
+        assert_eq!(fault, "the key set has more than 100 keys");
+    }
 }

@@ -20,6 +20,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use wald_storage::Timestamp;
 
+use super::issuer::KeySource;
 use super::jwks::{Algorithm, Key};
 use super::rules::{Principal, Rules, TokenFault};
 
@@ -102,6 +103,8 @@ pub(super) struct PresentedJwt<'a> {
 pub(super) enum SignatureFault {
     /// The issuer is known, and has no key of this name. It may have a new one.
     UnknownKey,
+    /// The issuer is known, and none of its keys are in force.
+    NoKeys,
     /// The issuer is not known, or the signature is wrong.
     Bad,
 }
@@ -135,6 +138,12 @@ impl<'a> PresentedJwt<'a> {
         })
     }
 
+    /// Whether the keys of its issuer come from a URL.
+    pub(super) fn has_fetched_keys(&self, rules: &Rules) -> bool {
+        let issuer = rules.file.issuers.get(&self.claims.iss);
+        issuer.is_some_and(|issuer| matches!(issuer.source, KeySource::Url(_)))
+    }
+
     /// Checks the signature.
     ///
     /// # Errors
@@ -144,7 +153,9 @@ impl<'a> PresentedJwt<'a> {
         let issuer = issuer.filter(|issuer| issuer.algorithms.contains(&self.algorithm));
         let issuer = issuer.ok_or(SignatureFault::Bad)?;
         let keys = rules.keys.get(&issuer.issuer);
-        let key = keys.and_then(|keys| keys.find(self.kid.as_deref(), self.algorithm));
+        let keys = keys.filter(|keys| !keys.is_empty());
+        let keys = keys.ok_or(SignatureFault::NoKeys)?;
+        let key = keys.find(self.kid.as_deref(), self.algorithm);
         let key = key.ok_or(SignatureFault::UnknownKey)?;
         if !key.verifies(self.algorithm, self.signed, &self.signature) {
             return Err(SignatureFault::Bad);
@@ -199,12 +210,14 @@ impl VerifiedJwt {
         let claims = &self.claims;
         let issuer = rules.file.issuers.get(&claims.iss);
         let issuer = issuer.filter(|issuer| {
-            let keys = rules.keys.get(&issuer.issuer);
-            issuer.algorithms.contains(&self.algorithm)
-                && keys.is_some_and(|keys| keys.contains(&self.key))
-                && claims.aud.has(&issuer.audience)
+            issuer.algorithms.contains(&self.algorithm) && claims.aud.has(&issuer.audience)
         });
         let issuer = issuer.ok_or(TokenFault::Bad)?;
+        match rules.keys.get(&issuer.issuer) {
+            Some(keys) if keys.contains(&self.key) => {}
+            Some(keys) if !keys.is_empty() => return Err(TokenFault::Bad),
+            _ => return Err(TokenFault::NoKeys),
+        }
         let seconds = now.micros().div_euclid(1_000_000);
         let has_begun = claims.nbf.is_none_or(|nbf| nbf.0 <= seconds + LEEWAY);
         if !has_begun || claims.exp.0 > seconds + LONGEST_LIFE + LEEWAY {

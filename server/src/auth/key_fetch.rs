@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Rule: a request never waits for a fetch. Issuers publish a key before they sign with it, so the fetch every 5 minutes
-//! has it in time. Callers cannot make the server fetch more often than once a minute, whatever tokens they send.
+//! has it in time. Callers cannot make the server fetch more often than once a minute, whatever tokens they send. They
+//! wake the task at most once between two fetches.
 
 pub(super) mod https;
 
@@ -43,12 +44,16 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct KeyRequests {
     notify: Notify,
     at_once: AtomicBool,
+    /// Whether the task knows of an unknown key since the last fetch.
+    unknown_key: AtomicBool,
 }
 
 impl KeyRequests {
     /// A token names a key that its issuer does not have. The number of such tokens does not matter.
     pub(super) fn unknown_key(&self) {
-        self.notify.notify_one();
+        if !self.unknown_key.swap(true, Ordering::Relaxed) {
+            self.notify.notify_one();
+        }
     }
 
     /// Fetches from all issuers now.
@@ -170,6 +175,7 @@ impl KeyFetcher {
             .iter_mut()
             .filter(|(_, state)| state.due(now) <= now);
         let fetches = due.map(|(name, state)| {
+            self.requests.unknown_key.store(false, Ordering::Relaxed);
             state.begin(now);
             let (name, source) = (name.clone(), state.source.clone());
             async move { (name, https::get(&source).await) }
@@ -218,13 +224,14 @@ impl KeyFetcher {
             return;
         };
         let audit = self.audit.as_ref();
+        let source = KeySource::Url(state.source.clone());
         let parsed = fetched.and_then(|bytes| Ok((digest(&bytes), KeySet::parse(&bytes)?)));
         let now = Instant::now();
         match parsed {
             Ok((digest, ParsedKeys { keys, left_out })) => {
                 state.kept_until = now + KEPT;
                 let had_fault = state.fault.take().is_some();
-                let set = |rules: &mut _| Rules::set_keys(rules, &state.issuer, keys);
+                let set = |rules: &mut _| Rules::set_keys(rules, &state.issuer, &source, keys);
                 let changed = self.rules.send_if_modified(set);
                 if changed {
                     super::warn_of_left_out(name, &left_out);
@@ -245,7 +252,9 @@ impl KeyFetcher {
                     tracing::error!(issuer = name, %fault, "{}", FileKind::JwksUrl.unusable());
                     record_fetch(audit, name, None, Err(&fault));
                 }
-                let none = |rules: &mut _| Rules::set_keys(rules, &state.issuer, KeySet::default());
+                let none = |rules: &mut _| {
+                    Rules::set_keys(rules, &state.issuer, &source, KeySet::default())
+                };
                 if is_over && self.rules.send_if_modified(none) {
                     tracing::error!(
                         issuer = name,

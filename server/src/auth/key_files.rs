@@ -84,7 +84,8 @@ impl ReloadedFiles for KeyFiles {
             match bytes.and_then(|bytes| parse_keys(&file.path, bytes)) {
                 Ok(parsed) => {
                     let keys = parsed.keys;
-                    let set = |rules: &mut _| Rules::set_keys(rules, &file.issuer, keys);
+                    let source = KeySource::File(file.path.clone());
+                    let set = |rules: &mut _| Rules::set_keys(rules, &file.issuer, &source, keys);
                     if self.0.send_if_modified(set) {
                         super::warn_of_left_out(name, &parsed.left_out);
                     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use wald_storage::Timestamp;
 
-use super::issuer::Issuer;
+use super::issuer::{Issuer, KeySource};
 use super::jwks::KeySet;
 use super::limits::TenantLimits;
 use super::names::CertNames;
@@ -78,10 +78,23 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Replaces the keys of an issuer, which its claim `iss` names. Returns whether they have changed.
-    pub(super) fn set_keys(rules: &mut Arc<Self>, issuer: &str, keys: KeySet) -> bool {
-        // The file may have changed while they were read.
-        let is_known = rules.file.issuers.contains_key(issuer);
+    /// The keys of an issuer, if they are from this source.
+    pub(super) fn keys_from(&self, issuer: &str, source: &KeySource) -> Option<&Arc<KeySet>> {
+        let keys = self.keys.get(issuer)?;
+        (self.file.issuers.get(issuer)?.source == *source).then_some(keys)
+    }
+
+    /// Replaces the keys of an issuer, which its claim `iss` names, by the keys of the source. Returns whether they
+    /// have changed.
+    pub(super) fn set_keys(
+        rules: &mut Arc<Self>,
+        issuer: &str,
+        source: &KeySource,
+        keys: KeySet,
+    ) -> bool {
+        // The file may have changed while they were read: keys of an earlier source must not come back.
+        let known = rules.file.issuers.get(issuer);
+        let is_known = known.is_some_and(|issuer| issuer.source == *source);
         let is_same = match rules.keys.get(issuer) {
             Some(earlier) => **earlier == keys,
             None => keys == KeySet::default(),
@@ -119,6 +132,8 @@ pub(super) enum TokenFault {
     Bad,
     /// It was right until then.
     Expired(Timestamp),
+    /// No keys of its issuer are in force.
+    NoKeys,
 }
 
 impl FileRules {

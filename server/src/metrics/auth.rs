@@ -107,16 +107,18 @@ pub(crate) enum AuthFailure {
     NoCredential,
     Bad,
     Expired,
+    NoKeys,
 }
 
 impl AuthFailure {
-    const ALL: [Self; 3] = [Self::NoCredential, Self::Bad, Self::Expired];
+    const ALL: [Self; 4] = [Self::NoCredential, Self::Bad, Self::Expired, Self::NoKeys];
 
     fn label(self) -> &'static str {
         match self {
             Self::NoCredential => "none",
             Self::Bad => "bad",
             Self::Expired => "expired",
+            Self::NoKeys => "no_keys",
         }
     }
 }
@@ -135,7 +137,7 @@ impl AuthMetrics {
             failures: make.counters(
                 "wald_auth_failures_total",
                 "Calls and streams refused because of their credential, by reason: none; bad: unknown, wrong or revoked; \
-                 expired. If bad rises, a client has an old token, or someone guesses.",
+                 expired; no_keys: no keys of the issuer of a JWT are in force. If bad rises, a client has an old token, or someone guesses.",
                 "reason",
                 &AuthFailure::ALL.map(AuthFailure::label),
             )?,

@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use tonic::Code;
 
 use crate::jwt::{AuditFile, accepts, claims, company, reason, until_accepted};
 use crate::principals::{AuthFile, wal};
@@ -218,7 +219,7 @@ async fn issuer_that_fails_in_any_way_keeps_its_known_keys() {
 }
 
 #[tokio::test]
-async fn start_without_the_issuer_serves_others_and_refuses_its_tokens() {
+async fn start_without_the_issuer_serves_others_and_its_clients_wait() {
     let signer = Signer::new("key", "RS256");
     let server = IssuerServer::start(&[&signer]);
     let file = server.file("");
@@ -232,14 +233,50 @@ async fn start_without_the_issuer_serves_others_and_refuses_its_tokens() {
         .append(append("a", "x"))
         .await
         .unwrap();
+    // Its clients wait.
+    let refused = wal(&daemon, &signer.token(&claims()))
+        .await
+        .append(append("a", "x"))
+        .await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    let told = Told::of(&refused);
     assert_eq!(
-        reason(&daemon, &signer.token(&claims())).await,
-        "BAD_CREDENTIAL"
+        (told.reason.as_str(), told.fact("retry")),
+        ("STARTING", "SAFE")
     );
     // The file is read again for each fetch.
     file.write_beside("ca.pem", &server.ca);
     daemon.signal(Signal::HUP);
     until_accepted(&daemon, &signer.token(&claims())).await;
+}
+
+#[tokio::test]
+async fn keys_of_a_source_end_with_it() {
+    let signer = Signer::new("key", "RS256");
+    let server = IssuerServer::start(&[&signer]);
+    let file = server.file("");
+    let daemon = file.start(&[]);
+    let token = signer.token(&claims());
+    let mut client = wal(&daemon, &token).await;
+    client
+        .append(append("payments/billing/a", "x"))
+        .await
+        .unwrap();
+    // Nobody answers there.
+    let port = format!("localhost:{}/", server.address.port());
+    let changed = file.text().replace(&port, "localhost:1/");
+    file.put_in_force(&daemon, &changed);
+    assert_eq!(reason(&daemon, &token).await, "STARTING");
+    // The connection that remembers its caller, too.
+    let refused = client.append(append("payments/billing/a", "x")).await;
+    assert_eq!(Told::of(&refused.unwrap_err()).reason, "STARTING");
+    let other = Signer::new("key", "RS256");
+    let path = file.write_beside("jwks.json", &key_set(&[&other]));
+    file.write(&company(&format!("jwks_file = \"{}\"", path.display())));
+    daemon.signal(Signal::HUP);
+    until_accepted(&daemon, &other.token(&claims())).await;
+    assert_eq!(reason(&daemon, &token).await, "BAD_CREDENTIAL");
 }
 
 #[tokio::test]

@@ -1,3 +1,5 @@
+use futures_util::FutureExt as _;
+
 use super::*;
 use crate::auth::rules::FileRules;
 
@@ -44,14 +46,18 @@ fn operator_does_not_wait() {
 
 const ISSUER: &str = "https://issuer";
 
+/// An `auth_file` with an issuer.
+fn file(source: &str) -> Arc<FileRules> {
+    let text = format!(
+        "[jwt.k8s]\nissuer = \"{ISSUER}\"\naudience = \"wald\"\nalgorithms = [\"ES256\"]\n{source}\n"
+    );
+    Arc::new(FileRules::of(&text))
+}
+
 /// A fetcher whose issuer has a key.
 fn fetcher(now: Instant) -> KeyFetcher {
-    let text = format!(
-        "[jwt.k8s]\nissuer = \"{ISSUER}\"\naudience = \"wald\"\nalgorithms = [\"ES256\"]\njwks_url = \
-         \"https://issuer/keys\"\n"
-    );
     let rules = Arc::new(Rules {
-        file: Arc::new(FileRules::of(&text)),
+        file: file("jwks_url = \"https://localhost:1/keys\""),
         ..Rules::default()
     });
     let metrics = crate::metrics::Metrics::new().unwrap();
@@ -97,4 +103,35 @@ fn keys_that_did_not_change_are_no_change_of_the_rules() {
     let generation = fetcher.rules.borrow().generation;
     fetcher.fetched("k8s", Ok(Bytes::from_static(KEYS)));
     assert_eq!(fetcher.rules.borrow().generation, generation);
+}
+
+#[test]
+fn keys_of_an_earlier_source_do_not_come_back() {
+    for source in ["jwks_file = \"keys\"", "jwks_url = \"https://other/keys\""] {
+        let mut fetcher = fetcher(Instant::now());
+        // The source changes while a fetch is under way.
+        fetcher.rules.send_modify(|rules| {
+            *rules = Arc::new(Rules {
+                file: file(source),
+                ..Rules::default()
+            });
+        });
+        fetcher.fetched("k8s", Ok(Bytes::from_static(KEYS)));
+        assert!(fetcher.rules.borrow().keys.is_empty(), "{source}");
+    }
+}
+
+#[tokio::test]
+async fn unknown_keys_wake_the_task_once_between_two_fetches() {
+    let mut fetcher = fetcher(Instant::now());
+    let requests = Arc::clone(&fetcher.requests);
+    let wakes = || {
+        requests.unknown_key();
+        requests.notify.notified().now_or_never().is_some()
+    };
+    assert!(wakes());
+    assert!(!wakes());
+    // Nobody answers at that port.
+    fetcher.fetch_due().await;
+    assert!(wakes());
 }
