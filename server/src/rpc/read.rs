@@ -192,3 +192,38 @@ pub(super) async fn get_tail(
     let tail = convert::tail_response(&stat, store.epoch);
     Ok(Response::new(tail))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use super::super::tests::Fixture;
+    use super::*;
+
+    #[tokio::test]
+    async fn read_without_its_client_keeps_its_place_and_is_charged() {
+        let mut fixture = Fixture::beating(Duration::from_secs(15)).await;
+        fixture.append("a").await.unwrap();
+        let tenant = Arc::new(TenantUsage::new("a", 1));
+        let place = tenant.read_place_if_paid().await.unwrap();
+        let (request, ..) = convert::read(&v1::ReadRequest {
+            log: "a".to_owned(),
+            ..v1::ReadRequest::default()
+        })
+        .unwrap();
+        let request = Caller::anyone().allow(request).unwrap();
+        let mut read = Box::pin(page_of_tenant(
+            &fixture.node,
+            &tenant,
+            place,
+            None,
+            &request,
+        ));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(read.as_mut().poll(&mut context).is_pending());
+        drop(read);
+        let next = tenant.read_place_if_paid().await;
+        assert!(next.unwrap().is_some());
+        assert_eq!(tenant.figures().reads.records, 1);
+    }
+}
