@@ -58,7 +58,7 @@ def beyond_the_rate(directory, seconds=SECONDS):
             expect(f"{of} the other tenant is never refused", not beside["errors"] and not alone["errors"], beside["errors"])
             kept = beside["acks"] / beside["seconds"] / (alone["acks"] / alone["seconds"])
             expect(f"{of} the other tenant has at least 0.9 of its throughput", kept >= 0.9, f"{kept:.3f}")
-            most = 2 * alone["p99_us"] if seconds >= 30 else 4 * alone["p99_us"] + 20_000
+            most = 2 * alone["p99_us"] if seconds >= 30 else 4 * alone["p99_us"] + 60_000
             expect(f"{of} its p99 is below {'twice' if seconds >= 30 else 'four times'} its p99 alone", beside["p99_us"] < most,
                    f"{beside['p99_us'] / 1000:.1f} ms, alone {alone['p99_us'] / 1000:.1f} ms")
         refusals = daemon.metric('wald_tenant_rate_refusals_total{kind="append",tenant="greedy"}')
