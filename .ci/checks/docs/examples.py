@@ -37,6 +37,10 @@ ELSEWHERE = [
     ("client/walctl/README.md", "$ ", "docs/readme"),
     ("client/conformance/README.md", "-- RUNNER...", "clients/conformance"),
     ("storage/reader/README.md", "$ pip install", "disk/reader"),
+    ("client/README.md", "walctl context add", "rust/tests (client/walctl/tests/contexts.rs)"),
+    ("docs/src/security.md", "[jwt.k8s]", "rust/tests (server/tests/auth/jwt.rs)"),
+    ("docs/src/security.md", "serviceAccountToken", "deploy/chart, which renders the same volume"),
+    ("deploy/helm/wald/README.md", "[jwt.k8s]", "rust/tests (server/tests/auth/jwt.rs)"),
 ]
 # Commands that are not run, and the reason. The rest of their block is.
 SKIPPED = {
