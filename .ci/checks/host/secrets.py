@@ -45,7 +45,8 @@ def hidden(directory):
 
         good, bad = {"WALD_TOKEN_FILE": str(directory / "token")}, {"WALD_TOKEN_FILE": str(directory / "revoked")}
         codes = [walctl("append", "log", "-", **good), walctl("read", "log", **good), walctl("status", "--output", "json", **good),
-                 walctl("whoami", **good), walctl("append", "log", "-", **bad), walctl("append", "log", "-", WALD_TOKEN=token[:-1] + ("y" if token[-1] == "x" else "x")),
+                 walctl("whoami", **good), walctl("append", "log", "-", **bad),
+                 walctl("append", "log", "-", WALD_TOKEN=token[:-1] + ("y" if token[-1] == "x" else "x")),
                  walctl("read", "log", "--tls-cert", client_pem, "--tls-key", client_key)]
         expect("good credentials are served and bad ones refused", codes == [0, 0, 0, 0, 6, 6, 0], codes)
 
