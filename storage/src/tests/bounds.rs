@@ -25,12 +25,12 @@ fn with(config: StorageConfig) -> Fixture {
     Fixture::with(SimDisk::new(), config)
 }
 
-fn names(logs: &[&str]) -> Batch {
+pub(super) fn names(logs: &[&str]) -> Batch {
     let records: &[&[u8]] = &[b"x"];
     batch(&logs.iter().map(|log| (*log, records)).collect::<Vec<_>>())
 }
 
-fn by(log: &str, id: &str, epoch: u64, sequence: u64) -> Batch {
+pub(super) fn by(log: &str, id: &str, epoch: u64, sequence: u64) -> Batch {
     let mut batch = names(&[log]);
     batch.logs[0].producer = Some(Producer {
         id: Name::new(id).unwrap(),
@@ -40,7 +40,7 @@ fn by(log: &str, id: &str, epoch: u64, sequence: u64) -> Batch {
     batch
 }
 
-fn cursor(log: &str, cursor: &str) -> CursorCommit {
+pub(super) fn cursor(log: &str, cursor: &str) -> CursorCommit {
     CursorCommit {
         log: LogName::new(log).unwrap(),
         cursor: Name::new(cursor).unwrap(),

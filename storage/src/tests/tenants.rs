@@ -3,10 +3,11 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::bounds::{by, cursor, names};
 use super::*;
 use crate::api::error::{AdminError, Bounded, CursorError, FenceError};
 use crate::api::quota::{Quota, QuotaCounts, QuotaLimits, QuotaUse};
-use crate::api::record::{Compression, CursorCommit, Producer, SyncMode};
+use crate::api::record::{Compression, CursorCommit, SyncMode};
 use crate::api::ticket::block_on;
 use crate::base::ids::Name;
 use crate::journal::committer::{AdminChange, CursorChange};
@@ -35,31 +36,6 @@ fn bytes(most: u64) -> QuotaLimits {
     QuotaLimits {
         stored_bytes: Some(most),
         ..QuotaLimits::default()
-    }
-}
-
-fn names(logs: &[&str]) -> Batch {
-    let records: &[&[u8]] = &[b"x"];
-    batch(&logs.iter().map(|log| (*log, records)).collect::<Vec<_>>())
-}
-
-fn by(log: &str, id: &str, sequence: u64) -> Batch {
-    let mut batch = names(&[log]);
-    batch.logs[0].producer = Some(Producer {
-        id: Name::new(id).unwrap(),
-        epoch: 0,
-        sequence,
-    });
-    batch
-}
-
-fn cursor(log: &str, cursor: &str) -> CursorCommit {
-    CursorCommit {
-        log: LogName::new(log).unwrap(),
-        cursor: Name::new(cursor).unwrap(),
-        lsn: Lsn::ZERO,
-        expected_lsn: None,
-        log_id: None,
     }
 }
 
@@ -145,7 +121,7 @@ fn every_way_to_a_log_ends_at_the_quota_of_its_tenant() {
     let full = told("a", Bounded::TenantLogs, 2, 2);
     for cleanly in [true, false] {
         assert_eq!(f.over(names(&["a/3"])), full);
-        assert_eq!(f.over(by("a/3", "p", 0)), full);
+        assert_eq!(f.over(by("a/3", "p", 0, 0)), full);
         let fenced = f.core.fence(target("a/3"), None);
         f.core.turn();
         match block_on(fenced) {
@@ -181,15 +157,15 @@ fn producers_and_cursors_end_at_the_quota_of_their_tenant() {
     };
     let mut f = Fixture::new();
     f.set(both(limits));
-    f.append_batch(by("a/1", "p", 0)).unwrap();
-    f.append_batch(by("a/2", "p", 0)).unwrap();
+    f.append_batch(by("a/1", "p", 0, 0)).unwrap();
+    f.append_batch(by("a/2", "p", 0, 0)).unwrap();
     f.cursor_to(cursor("a/1", "x")).unwrap();
     f.cursor_to(cursor("a/2", "x")).unwrap();
     let producers = told("a", Bounded::TenantProducers, 2, 2);
     let cursors = told("a", Bounded::TenantCursors, 2, 2);
     for _ in 0..2 {
-        assert_eq!(f.over(by("a/1", "q", 0)), producers);
-        assert_eq!(f.over(by("a/3", "q", 0)), producers);
+        assert_eq!(f.over(by("a/1", "q", 0, 0)), producers);
+        assert_eq!(f.over(by("a/3", "q", 0, 0)), producers);
         let mut batch = names(&["b/1"]);
         batch.cursors = vec![cursor("a/1", "y")];
         assert_eq!(f.over(batch), cursors);
@@ -201,16 +177,16 @@ fn producers_and_cursors_end_at_the_quota_of_their_tenant() {
         f.set(both(limits));
     }
     // Known producers and cursors go on.
-    f.append_batch(by("a/1", "p", 1)).unwrap();
+    f.append_batch(by("a/1", "p", 0, 1)).unwrap();
     f.cursor_to(cursor("a/1", "x")).unwrap();
-    f.append_batch(by("b/1", "q", 0)).unwrap();
+    f.append_batch(by("b/1", "q", 0, 0)).unwrap();
     let producer = Name::new("p").unwrap();
     let forgotten = AdminChange::ForgetProducer {
         target: target("a/1"),
         producer,
     };
     f.admin(forgotten).unwrap();
-    f.append_batch(by("a/2", "q", 0)).unwrap();
+    f.append_batch(by("a/2", "q", 0, 0)).unwrap();
     f.gone("a/2");
     let used = f.used("a/");
     assert_eq!((used.producers, used.cursors), (0, 1));
@@ -440,7 +416,7 @@ fn random_tenants(seed: u64) -> u64 {
             45..60 => {
                 let id = ["p", "q", "r"][random.random_range(0..3)];
                 // Sequences that do not fit are refused, too.
-                let result = f.append_batch(by(log, id, random.random_range(0..2)));
+                let result = f.append_batch(by(log, id, 0, random.random_range(0..2)));
                 refused |= matches!(result, Err(AppendError::Quota { .. }));
             }
             60..70 => {
