@@ -17,7 +17,8 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | `file.rs` | reads and checks the text of `auth_file` |
+//! | `source.rs` | reads `auth_file` and the files that it names, and puts them in force |
+//! | `file.rs` | checks the text of `auth_file` |
 //! | `rules.rs` | its contents in force |
 //! | `limits.rs`, `tenant.rs` | limits of a tenant, and its use of them |
 //! | `quotas.rs` | those limits that the engine enforces |
@@ -26,12 +27,14 @@
 //! | `issuer.rs`, `jwks.rs` | issuers of JWTs, and their keys |
 //! | `key_files.rs`, `key_fetch.rs` | the sources of keys: files, and URLs |
 //! | `last.rs` | the caller of the last call of a connection |
+//! | `caller.rs` | the caller of one call |
 //! | `permitted.rs` | checks the logs that a request names |
 //! | `engine.rs` | the engine behind the check |
 //! | `sessions.rs` | logins at the console |
 //! | `lease.rs` | ends streams whose right has ended |
 //! | `commands.rs` | `wald token` |
 
+mod caller;
 mod commands;
 mod engine;
 mod file;
@@ -49,13 +52,11 @@ mod quotas;
 mod right;
 mod rules;
 mod sessions;
+mod source;
 mod tenant;
 mod token;
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -66,22 +67,16 @@ use tonic::Status;
 use wald_proto::v1::Reason;
 use wald_storage::{Clock as _, SystemClock, Timestamp};
 
-use crate::audit::{AuditLog, CallFacts, ShownCredential, Trail};
-use crate::config::Config;
-use crate::methods::{self, Class, Need, Rpc};
-use crate::metrics::{AuthFailure, AuthMetrics, Metrics};
-use crate::offline::escaped;
-use crate::reload::{Fault, FileKind, Reload, ReloadedFiles, Reloader, Secrecy, digest, read_file};
+use crate::audit::{ShownCredential, Trail};
+use crate::methods::{self, Need, Rpc};
+use crate::metrics::{AuthFailure, AuthMetrics};
 use crate::status;
+pub(crate) use caller::Caller;
 pub(crate) use commands::{command, run};
 pub(crate) use engine::Engine;
-use file::{CheckedFile, Earlier};
-use issuer::{KeySource, parse_keys, read_keys};
-use jwks::KeySet;
 pub(crate) use jwt::VerifiedJwt;
 use jwt::{PresentedJwt, SignatureFault};
-pub(crate) use key_fetch::{KeyFetcher, KeyRequests};
-use key_files::KeyFiles;
+pub(crate) use key_fetch::KeyRequests;
 pub(crate) use last::LastCaller;
 pub(crate) use lease::{HeldRight, Lease, leased};
 pub(crate) use limits::TenantLimits;
@@ -89,14 +84,12 @@ pub(crate) use names::CertNames;
 pub(crate) use permitted::Permitted;
 pub(crate) use quotas::{keep as keep_quotas, rows as quota_rows};
 pub(crate) use right::{LogRight, Right, Scope, ServerRight};
-use rules::{FileRules, Principal, Rules, TokenFault};
+use rules::{Principal, Rules, TokenFault};
 pub(crate) use sessions::{CookieSession, SESSION_LIFE, Sessions};
+pub(crate) use source::{AuthSources, start};
 pub(crate) use tenant::{Amount, ConnectionTenants, CountedUse, OverRate, TenantUsage};
 use token::PresentedToken;
 pub(crate) use token::TokenId;
-
-/// Maximum size of `auth_file`, bytes.
-const FILE_BYTES: u64 = 4 << 20;
 
 /// Knows the callers.
 #[derive(Clone)]
@@ -519,306 +512,4 @@ fn bearer(value: &HeaderValue) -> Result<&[u8], Unknown> {
     let scheme = value.as_bytes().split_first_chunk::<7>();
     let token = scheme.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
     token.map(|(_, token)| token).ok_or(Unknown::Bad)
-}
-
-/// The caller of one call: its principal, and the rights that the method needs.
-#[derive(Clone)]
-pub(crate) struct Caller {
-    /// `None`: without `auth_file`, or the method needs nothing.
-    identity: Option<Arc<Identity>>,
-    rpc: Rpc,
-    trail: Trail,
-}
-
-impl Caller {
-    /// A caller without an `auth_file`.
-    #[cfg(test)]
-    pub(crate) fn anyone() -> Self {
-        Self {
-            identity: None,
-            rpc: crate::methods::of(wald_proto::Method::Scan),
-            trail: Trail::default(),
-        }
-    }
-
-    /// Its principal and credential. `None` without `auth_file`.
-    pub(crate) fn identity(&self) -> Option<&Identity> {
-        self.identity.as_deref()
-    }
-
-    /// The trail of the call, for the audit log.
-    pub(crate) fn trail(&self) -> &Trail {
-        &self.trail
-    }
-
-    /// Whether the call is a session of appends.
-    pub(crate) fn is_session(&self) -> bool {
-        self.rpc.class == Class::AppendSession
-    }
-
-    /// Adds facts to the line of the call in the audit log, if it gets one.
-    pub(crate) fn note(&self, add: impl FnOnce(&mut CallFacts)) {
-        self.trail.note(add);
-    }
-
-    /// Whether it has a right to operate the server.
-    pub(crate) fn may_operate(&self, right: ServerRight) -> bool {
-        (self.identity.as_ref())
-            .is_none_or(|identity| identity.principal.server_rights.contains(&right))
-    }
-
-    /// Whether it has a right on the log of this name.
-    pub(crate) fn may(&self, right: LogRight, log: &str) -> bool {
-        self.identity.as_ref().is_none_or(|identity| {
-            let mut scopes = identity.principal.scopes(right);
-            scopes.any(|scope| scope.covers(log))
-        })
-    }
-
-    /// Checks a right to operate the server.
-    ///
-    /// # Errors
-    /// NOT_ALLOWED.
-    pub(crate) fn check_server(&self, right: ServerRight) -> Result<(), Status> {
-        match self.may_operate(right) {
-            true => Ok(()),
-            false => Err(self.denied(right.into(), None)),
-        }
-    }
-
-    /// The answer to a request for which the caller lacks a right. `asked`: the field of the request, and its value.
-    pub(crate) fn denied(&self, right: Right, asked: Option<(&str, &str)>) -> Status {
-        let principal = match &self.identity {
-            Some(identity) => {
-                identity.authority.metrics.denied(right);
-                self.trail.denied(identity, self.rpc, right, asked);
-                identity.principal.name.as_str()
-            }
-            None => "nobody",
-        };
-        status::not_allowed(principal, right.name(), asked, self.rpc.access)
-    }
-
-    fn is_current(&self) -> bool {
-        self.identity
-            .as_ref()
-            .is_none_or(|identity| identity.is_current())
-    }
-
-    /// The caller by the rules in force. The message of a request can come long after its head.
-    ///
-    /// # Errors
-    /// UNAUTHENTICATED if the credential does not count any more.
-    pub(crate) fn current(&self) -> Result<Cow<'_, Self>, Status> {
-        if self.is_current() {
-            return Ok(Cow::Borrowed(self));
-        }
-        let mut renewed = self.clone();
-        renewed.renew()?;
-        Ok(Cow::Owned(renewed))
-    }
-
-    /// Judges the credential again if it has expired, or the file has changed.
-    ///
-    /// # Errors
-    /// UNAUTHENTICATED if it does not count any more.
-    pub(crate) fn renew(&mut self) -> Result<(), Status> {
-        let Some(identity) = self.identity.as_ref().filter(|_| !self.is_current()) else {
-            return Ok(());
-        };
-        let authority = &identity.authority;
-        match authority.identify(identity.sent.clone()) {
-            Ok(identity) => {
-                self.identity = Some(identity);
-                Ok(())
-            }
-            Err(refused) => Err(authority.refuse(&refused, self.rpc, &self.trail, Some(identity))),
-        }
-    }
-}
-
-/// The file, and the rules made of it.
-pub(crate) struct AuthSource {
-    path: PathBuf,
-    rules: watch::Sender<Arc<Rules>>,
-    /// Most reads of one tenant that are at work at the same time.
-    read_places: usize,
-}
-
-/// Checks the contents of the file alone.
-fn checked(path: &Path, contents: &[u8], earlier: &Earlier<'_>) -> Result<CheckedFile, Fault> {
-    // A fault may repeat a name of the file, which an operator reads on a terminal.
-    let fault = |why: String| Fault::new("auth_file", path, escaped(&why));
-    let text = std::str::from_utf8(contents).map_err(|_| fault("it is not UTF-8".to_owned()))?;
-    file::check(text, earlier).map_err(fault)
-}
-
-/// Checks the contents as a start would.
-fn checked_alone(path: &Path, contents: &[u8]) -> Result<CheckedFile, Fault> {
-    let earlier = Earlier {
-        rules: &FileRules::default(),
-        read_places: 1,
-    };
-    checked(path, contents, &earlier)
-}
-
-/// Checks the contents of the file alone: a command can also change a file whose keys are elsewhere.
-fn check(path: &Path, contents: &[u8]) -> Result<(), Fault> {
-    checked_alone(path, contents).map(|_| ())
-}
-
-/// Checks the contents and the files that they name, as a daemon does. Returns warnings.
-fn check_all(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fault> {
-    let checked = checked_alone(path, contents)?;
-    first_keys(&checked.rules, &Rules::default())?;
-    Ok(checked.warnings)
-}
-
-/// Keys of issuers, by the claim `iss`.
-type IssuerKeys = BTreeMap<String, Arc<KeySet>>;
-
-/// Reads the files of issuers that have no keys of their source in force yet. Later `jwks_file` and `jwks_url` alone
-/// change the keys: a fault of theirs must not keep the rest of `auth_file` from coming into force.
-fn first_keys(file: &FileRules, in_force: &Rules) -> Result<IssuerKeys, Fault> {
-    let mut first = IssuerKeys::new();
-    for (iss, issuer) in &file.issuers {
-        match &issuer.source {
-            source if in_force.keys_from(iss, source).is_some() => {}
-            KeySource::File(path) => {
-                let parsed = parse_keys(path, &read_keys(path)?)?;
-                warn_of_left_out(&issuer.name, &parsed.left_out);
-                first.insert(iss.clone(), Arc::new(parsed.keys));
-            }
-            KeySource::Url(url) => key_fetch::https::check_files(url)?,
-        }
-    }
-    Ok(first)
-}
-
-/// Reports keys of an issuer that are not used.
-fn warn_of_left_out(issuer: &str, left_out: &[String]) {
-    for why in left_out {
-        tracing::warn!(issuer, "{}", escaped(why));
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Fault> {
-    read_file("auth_file", path, FILE_BYTES, Secrecy::Secret)
-}
-
-impl ReloadedFiles for AuthSource {
-    const KIND: FileKind = FileKind::Auth;
-    type Contents = Vec<u8>;
-
-    fn read(&self) -> Result<Vec<u8>, Fault> {
-        read(&self.path)
-    }
-
-    fn digests(&self, contents: &Vec<u8>) -> Vec<(Cow<'static, str>, String)> {
-        vec![("auth_file".into(), digest(contents))]
-    }
-
-    fn put_in_force(&mut self, contents: &Vec<u8>, _: &Vec<u8>) -> Result<(), Fault> {
-        let in_force = Arc::clone(&self.rules.borrow());
-        let earlier = Earlier {
-            rules: &in_force.file,
-            read_places: self.read_places,
-        };
-        let CheckedFile { rules, warnings } = checked(&self.path, contents, &earlier)?;
-        let first = first_keys(&rules, &in_force)?;
-        for warning in warnings {
-            tracing::warn!(path = %self.path.display(), "auth_file: {warning}");
-        }
-        rules.limit_tenants();
-        let file = Arc::new(rules);
-        self.rules.send_modify(|in_force| {
-            // A fetch may have changed them since then. Keys of an earlier source end here.
-            let keys = file.issuers.iter().filter_map(|(iss, issuer)| {
-                let kept = in_force.keys_from(iss, &issuer.source);
-                let keys = kept.or_else(|| first.get(iss))?;
-                Some((iss.clone(), Arc::clone(keys)))
-            });
-            *in_force = Arc::new(Rules {
-                keys: keys.collect(),
-                generation: in_force.generation + 1,
-                file: Arc::clone(&file),
-            });
-        });
-        Ok(())
-    }
-}
-
-/// Sources of the rules, which change while the daemon runs.
-pub(crate) struct AuthSources {
-    file: Reloader<AuthSource>,
-    key_files: Reloader<KeyFiles>,
-    key_urls: KeyFetcher,
-    key_requests: Arc<KeyRequests>,
-}
-
-impl AuthSources {
-    /// Records reloads from now on, and the files that are in force.
-    pub(crate) fn record(&mut self, audit: &Arc<AuditLog>) {
-        self.file.record(audit);
-        self.key_files.record(audit);
-        self.key_urls.record(audit);
-    }
-
-    /// Fetches keys from all URLs. Takes at most 5 s: without the keys the server starts, too.
-    pub(crate) async fn fetch_keys(&mut self) {
-        self.key_urls.fetch_due().await;
-    }
-
-    /// The files, the fetches, and the requests for a fetch.
-    pub(crate) fn into_parts(self) -> ([Box<dyn Reload>; 2], KeyFetcher, Arc<KeyRequests>) {
-        // New issuers come before the keys of all.
-        let files = [
-            Box::new(self.file) as Box<dyn Reload>,
-            Box::new(self.key_files),
-        ];
-        (files, self.key_urls, self.key_requests)
-    }
-}
-
-/// Reads and checks `auth_file`. Without that setting every caller may do everything.
-///
-/// # Errors
-/// A sentence with the file and the fault.
-pub(crate) fn start(
-    config: &Config,
-    metrics: &Metrics,
-) -> Result<(Authority, Option<AuthSources>), String> {
-    if config.auth_file.is_empty() {
-        return Ok((Authority::Open, None));
-    }
-    let path = Path::new(&config.auth_file);
-    let sentence = |fault: Fault| fault.to_string();
-    let file = Reloader::start(&metrics.reloads, || {
-        let contents = read(path)?;
-        let mut source = AuthSource {
-            path: path.to_owned(),
-            rules: watch::channel(Arc::new(Rules::default())).0,
-            read_places: (config.reader_threads / 2).max(1),
-        };
-        source.put_in_force(&contents, &Vec::new())?;
-        Ok((source, contents))
-    });
-    let file = file.map_err(sentence)?;
-    let rules = file.files.rules.clone();
-    let key_requests = Arc::new(KeyRequests::default());
-    let watched = rules.subscribe();
-    metrics.watch_tenants(move || watched.borrow().file.usages());
-    let authority = FileAuthority {
-        rules: rules.subscribe(),
-        clock: ExpiryClock::default(),
-        metrics: metrics.auth.clone(),
-        keys: Arc::clone(&key_requests),
-    };
-    let sources = AuthSources {
-        file,
-        key_files: KeyFiles::start(rules.clone(), &metrics.reloads).map_err(sentence)?,
-        key_urls: KeyFetcher::new(rules, Arc::clone(&key_requests), &metrics.reloads),
-        key_requests,
-    };
-    Ok((Authority::File(Arc::new(authority)), Some(sources)))
 }

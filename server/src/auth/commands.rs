@@ -14,6 +14,7 @@ use wald_storage::{Clock as _, SystemClock, Timestamp};
 use wald_text::units;
 
 use super::file::{TokenEntry, show_time};
+use super::source;
 use super::token::{NewToken, TokenId};
 use crate::config::Config;
 use crate::serve::Exit;
@@ -151,8 +152,8 @@ impl EditedFile {
         let parent = parent(&real);
         let lock = fs::File::open(parent).map_err(|error| failed(parent, &error))?;
         lock.lock().map_err(|error| failed(parent, &error))?;
-        let contents = super::read(path).map_err(|fault| wrong(fault.to_string()))?;
-        super::check(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
+        let contents = source::read(path).map_err(|fault| wrong(fault.to_string()))?;
+        source::check(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
         let text = String::from_utf8_lossy(&contents);
         let document = text.parse::<DocumentMut>().map_err(|error| {
             let why = error.message().lines().next().unwrap_or_default();
@@ -203,7 +204,7 @@ impl EditedFile {
     /// Replaces the file by the changed one, after a check of it. The daemon sees the old file or the new one.
     fn write(&self) -> Result<(), Exit> {
         let text = self.document.to_string();
-        super::check(&self.path, text.as_bytes()).map_err(|fault| wrong(fault.to_string()))?;
+        source::check(&self.path, text.as_bytes()).map_err(|fault| wrong(fault.to_string()))?;
         let about = fs::metadata(&self.path).map_err(|error| failed(&self.path, &error))?;
         replace(&self.path, text.as_bytes(), &about).map_err(|error| failed(&self.path, &error))
     }
@@ -381,8 +382,8 @@ fn revoke(mut file: EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn check(path: &Path) -> Result<(), Exit> {
-    let contents = super::read(path).map_err(|fault| wrong(fault.to_string()))?;
-    let warnings = super::check_all(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
+    let contents = source::read(path).map_err(|fault| wrong(fault.to_string()))?;
+    let warnings = source::check_all(path, &contents).map_err(|fault| wrong(fault.to_string()))?;
     for warning in warnings {
         eprintln!("wald: warning: {warning}");
     }

@@ -27,6 +27,7 @@ use tokio::time::{Instant, sleep_until};
 use super::issuer::{KeySource, KeyUrl};
 use super::jwks::{KeySet, ParsedKeys};
 use super::rules::Rules;
+use super::source;
 use crate::audit::AuditLog;
 use crate::metrics::ReloadMetrics;
 use crate::offline::escaped;
@@ -234,7 +235,7 @@ impl KeyFetcher {
                 let set = |rules: &mut _| Rules::set_keys(rules, &state.issuer, &source, keys);
                 let changed = self.rules.send_if_modified(set);
                 if changed {
-                    super::warn_of_left_out(name, &left_out);
+                    source::warn_of_left_out(name, &left_out);
                 }
                 if changed || had_fault {
                     tracing::info!(issuer = name, "{}", FileKind::JwksUrl.in_force());

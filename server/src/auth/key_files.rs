@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use super::issuer::{KeySource, parse_keys, read_keys};
 use super::rules::Rules;
+use super::source;
 use crate::metrics::ReloadMetrics;
 use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader, digest};
 
@@ -87,7 +88,7 @@ impl ReloadedFiles for KeyFiles {
                     let source = KeySource::File(file.path.clone());
                     let set = |rules: &mut _| Rules::set_keys(rules, &file.issuer, &source, keys);
                     if self.0.send_if_modified(set) {
-                        super::warn_of_left_out(name, &parsed.left_out);
+                        source::warn_of_left_out(name, &parsed.left_out);
                     }
                 }
                 Err(fault) => result = result.and(Err(fault)),

@@ -1,4 +1,4 @@
-//! What a tenant has in use, and the limits that hold for it. The principals of a tenant share one [`TenantUsage`]. It
+//! The use of a tenant, and the limits that hold for it. The principals of a tenant share one [`TenantUsage`]. It
 //! stays when `auth_file` changes, and takes over the new limits.
 //!
 //! | limit | beyond it |

@@ -72,7 +72,7 @@ pub(crate) struct Effective {
     pub(crate) entries: Vec<SettingInForce>,
 }
 
-/// Names of the settings that are not what they were at the start, and need another start. The log filter needs none.
+/// Names of settings that have changed since the start, and need another start. The log filter needs none.
 pub(crate) fn changed(started: &[SettingInForce], now: &[SettingInForce]) -> String {
     let pairs = started.iter().zip(now);
     let differs = |pair: &(&SettingInForce, &SettingInForce)| pair.0.value != pair.1.value;

@@ -280,18 +280,23 @@ async fn session_beyond_the_rate_slows_down_and_does_not_fail() {
     sending.abort();
 }
 
+/// A session whose second request waits for its rate, and the task that sends the requests.
+async fn waiting_session(
+    daemon: &Daemon,
+    token: &str,
+) -> (SessionClient, tokio::task::JoinHandle<()>) {
+    let mut session = session(daemon, token).await;
+    let sending = pump(&session, "a/x", 1000);
+    session.answers.message().await.unwrap().unwrap();
+    let waits = r#"wald_tenant_rate_waits_total{kind="append",tenant="a"}"#;
+    until(daemon, waits, |number| number > 0.0).await;
+    (session, sending)
+}
+
 #[tokio::test]
 async fn session_that_waits_for_its_rate_ends_with_its_token() {
     let (file, [a, ..], daemon) = started("appends_per_second = 1");
-    let mut slow = session(&daemon, &a).await;
-    let sending = pump(&slow, "a/x", 1000);
-    slow.answers.message().await.unwrap().unwrap();
-    until(
-        &daemon,
-        r#"wald_tenant_rate_waits_total{kind="append",tenant="a"}"#,
-        |waits| waits > 0.0,
-    )
-    .await;
+    let (mut slow, sending) = waiting_session(&daemon, &a).await;
     assert!(file.command(&["revoke", &a[6..14]]).status.success());
     daemon.signal(Signal::HUP);
     let (acked, end) = timeout(SOON, slow.rest()).await.unwrap();
@@ -308,15 +313,7 @@ async fn session_that_waits_for_its_rate_ends_with_its_token() {
 #[tokio::test]
 async fn session_that_waits_for_its_rate_does_not_hold_up_the_stop() {
     let (_file, [a, ..], daemon) = started("appends_per_second = 1");
-    let mut slow = session(&daemon, &a).await;
-    let sending = pump(&slow, "a/x", 1000);
-    slow.answers.message().await.unwrap().unwrap();
-    until(
-        &daemon,
-        r#"wald_tenant_rate_waits_total{kind="append",tenant="a"}"#,
-        |waits| waits > 0.0,
-    )
-    .await;
+    let (mut slow, sending) = waiting_session(&daemon, &a).await;
     daemon.signal(Signal::TERM);
     let (_, end) = timeout(SOON, slow.rest()).await.unwrap();
     assert_eq!(Told::of(&end.unwrap_err()).reason, "DRAINING");
