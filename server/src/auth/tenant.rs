@@ -372,6 +372,7 @@ impl TenantUsage {
             if !std::mem::replace(&mut waits, true) {
                 self.reads.sums.waits.fetch_add(1, Ordering::Relaxed);
             }
+            // Either way it looks again.
             let _ = tokio::time::timeout(over.wait, changed).await;
         }
     }
@@ -472,6 +473,7 @@ impl AppendTurn {
             let now = RateClock::now();
             self.follow_rates(now);
             let Some(wait) = self.wait(now) else { break };
+            // Either way it looks again.
             let _ = tokio::time::timeout(wait, changed).await;
         }
         self.pass();
