@@ -220,6 +220,9 @@ func beside(service wald.WalServiceClient) (*neighbours, error) {
 	return found, nil
 }
 
+// Maximum time until a session that lives gets its next ack. A machine may stand still for seconds.
+const patience = 20 * time.Second
+
 type besideResult struct {
 	Calls    int            `json:"calls"`
 	Seconds  float64        `json:"seconds"`
@@ -235,7 +238,9 @@ type besideResult struct {
 
 func (n *neighbours) result(calls int, took time.Duration, failed *failures) besideResult {
 	acks, followed := n.acks.Load(), n.followed.Load()
-	time.Sleep(500 * time.Millisecond)
+	for until := time.Now().Add(patience); time.Now().Before(until) && n.acks.Load() == acks && n.session.Load() == nil; {
+		time.Sleep(20 * time.Millisecond)
+	}
 	return besideResult{
 		Calls: calls, Seconds: took.Seconds(), Failures: failed.counts,
 		Acks: acks, AcksAfter: n.acks.Load() - acks, FollowedAfter: n.followed.Load() - followed,

@@ -162,6 +162,9 @@ public final class Clients {
         return (System.nanoTime() - began) / 1e9;
     }
 
+    /** Maximum time until a session that lives gets its next ack. A machine may stand still for seconds. */
+    private static final long PATIENCE_MS = 20_000;
+
     /** A follower and a session that share a connection with other calls. */
     private final class Neighbours {
         private final AtomicLong acks = new AtomicLong();
@@ -190,7 +193,9 @@ public final class Clients {
         void tell(long calls, long began) throws InterruptedException {
             double seconds = since(began);
             long before = acks.get();
-            MILLISECONDS.sleep(500);
+            for (long waited = 0; waited < PATIENCE_MS && acks.get() == before && session.get() == null; waited += 20) {
+                MILLISECONDS.sleep(20);
+            }
             System.out.printf(
                 "{\"calls\": %d, \"seconds\": %.3f, \"failures\": %s, \"acks\": %d, \"acks_after\": %d, \"session\": %s, \"follower\": %s}%n",
                 calls, seconds, failures(), before, acks.get() - before, quoted(session), quoted(follower));

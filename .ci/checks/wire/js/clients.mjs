@@ -65,6 +65,9 @@ const append = (service, log, size, options = {}) =>
     service.Append({ log, record: record(size) }, new grpc.Metadata(), options, (error, answer) => (error ? reject(error) : resolve(answer))),
   );
 
+/** Maximum time until a session that lives gets its next ack, ms. A machine may stand still for seconds. */
+const PATIENCE = 20_000;
+
 /** A follower and a session that share a connection with other calls. */
 class Neighbours {
   acks = 0;
@@ -89,7 +92,7 @@ class Neighbours {
   async result(calls, began, failed) {
     const acks = this.acks;
     const seconds = (performance.now() - began) / 1000;
-    await pause(500);
+    for (let waited = 0; waited < PATIENCE && this.acks === acks && !this.session; waited += 20) await pause(20);
     const { session, follower } = this;
     return { calls, seconds, failures: failed.counts, acks, acks_after: this.acks - acks, session, follower };
   }
