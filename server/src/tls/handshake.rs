@@ -182,7 +182,7 @@ impl TlsAcceptor {
             Err(error) => {
                 return Err(HandshakeFailure {
                     why: error.into(),
-                    socket: hello.take_io().map(|counted| counted.socket),
+                    socket: hello.take_io().map(CountedSocket::into_socket),
                 });
             }
         };
@@ -192,7 +192,7 @@ impl TlsAcceptor {
         });
         // HTTP/1.1 has no need of ALPN, and many of its clients do not send it. HTTP/2 requires it (RFC 9113, 3.2).
         if !offered.unwrap_or(self.port == TlsPort::Http) {
-            let socket = begun.io.socket;
+            let socket = begun.io.into_socket();
             let _ = socket.try_write(&NO_APPLICATION_PROTOCOL);
             return Err(HandshakeFailure {
                 why: Why::NoProtocol,
@@ -217,7 +217,7 @@ impl TlsAcceptor {
                 Poll::Ready(Err((error, counted))) => {
                     return Err(HandshakeFailure {
                         why: error.into(),
-                        socket: Some(counted.socket),
+                        socket: Some(counted.into_socket()),
                     });
                 }
                 Poll::Pending => woken().await,
