@@ -98,7 +98,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("api/people", ()),
 ]]
 ALONE = [Step(name, "alone", BINARIES) for name in (
-    "wire/wire:stops,standing,crowds,floods,floods_over_tls,handshakes,refusals",
+    "wire/wire:stops,standing,crowds,over_tls,floods,floods_over_tls,handshakes,refusals",
     "durability/modes:trickle",
     "wire/http_port",
     "wire/tls:stopped",

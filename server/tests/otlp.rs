@@ -78,6 +78,7 @@ fn traced<T>(message: T, sampled: bool) -> tonic::Request<T> {
     let parent = format!("00-{}-{}-{flags}", hex(&TRACE), hex(&CALLER));
     let metadata = request.metadata_mut();
     metadata.insert("traceparent", parent.parse().unwrap());
+    metadata.insert("authorization", "Bearer wald1_secret".parse().unwrap());
     request
 }
 

@@ -7,11 +7,13 @@ import resource
 import socket
 import ssl
 
-from common import *
+from certificates import *
 
 HEAD, IDLE = 2, 3
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+# The settings of a client for each address that speaks TLS.
+SECURED = {}
 
 
 def connect(address, receive=None, timeout=10):
@@ -22,7 +24,7 @@ def connect(address, receive=None, timeout=10):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
     sock.settimeout(timeout)
     sock.connect((host, int(port)))
-    return sock
+    return SECURED[address].wrap_socket(sock, server_hostname="localhost") if address in SECURED else sock
 
 
 def rest(sock):
@@ -31,7 +33,7 @@ def rest(sock):
     try:
         while data := sock.recv(1 << 16):
             found.append(data)
-    except ConnectionResetError:
+    except (ConnectionResetError, ssl.SSLEOFError):
         pass
     return b"".join(found)
 
@@ -50,7 +52,7 @@ def said(daemon, request, **options):
     with connect(daemon.http, **options) as sock:
         try:
             sock.sendall(request)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
             pass  # answered before all was sent
         answer = rest(sock)
     status = answer.split(b" ", 2)[1:2]
@@ -448,3 +450,18 @@ def hostile(directory):
         expect("slow heads end within 15 s by default", took["heads"][0] is not None, f"{took['heads'][1]:.1f} s")
         expect("an answer that no client reads ends", 25 < gone.get("answers", 0) < 45, f"{gone.get('answers', 0):.0f} s")
         expect("an event stream that no client reads ends", "stream" in gone, f"{gone.get('stream', 0):.0f} s")
+
+
+@check("Over TLS: slow and huge heads, silent sockets, event streams")
+def hostile_over_tls(directory):
+    authority = Authority(f"{directory}/ca")
+    times = ["--http-head-timeout", f"{HEAD}s", "--http-idle-timeout", f"{IDLE}s"]
+    with Secured(authority, f"{directory}/data", "--http-tls", *times) as daemon:
+        SECURED.update({daemon.http: authority.context("http/1.1"), daemon.grpc: authority.context("h2")})
+        rss = daemon.anonymous()
+        heads(daemon)
+        silent(daemon)
+        streams(daemon)
+        grown = (daemon.anonymous() - rss) >> 20
+        expect("memory rises by less than 64 MiB", grown < 64, f"{grown} MiB")
+        expect("the daemon lives", daemon.process.poll() is None)

@@ -61,6 +61,24 @@ def nice(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines()] or [{"error": done.stderr.decode()[-300:]}]
 
 
+class Door:
+    """The way to a daemon: in plaintext, or over TLS if there is a CA."""
+
+    def __init__(self, authority=None):
+        self.authority = authority
+        # Flags of the programs, and words for the results.
+        self.flags, self.words = (["-ca", authority.pem], " over TLS") if authority else ([], "")
+
+    def daemon(self, *arguments):
+        return Secured(self.authority, *arguments) if self.authority else Daemon(*arguments)
+
+    def held(self, what, *arguments):
+        return Held(what, *self.flags, *arguments)
+
+
+PLAIN = Door()
+
+
 class Held:
     """A peer that the program holds until released."""
 
@@ -131,96 +149,105 @@ def slow(directory):
 
 
 @check("A stop next to one stuck peer of each kind")
-def stops(directory):
+def stops(directory, door=PLAIN):
     (kinds,) = wire("stuck", "-list")
 
     def stopped(kind):
-        with Daemon(directory / f"stop-{kind}") as daemon, Held("stuck", kind, daemon.grpc) as peer:
+        with door.daemon(directory / f"stop-{kind}") as daemon, door.held("stuck", kind, daemon.grpc) as peer:
             began = time.monotonic()
             code = daemon.stop()
             return kind, peer.ready, code, time.monotonic() - began
 
     with ThreadPoolExecutor(6) as pool:
         for kind, ready, code, took in pool.map(stopped, kinds):
-            expect(f"a stop with `{kind}` takes less than 4 s", ready and code == 0 and took < 4, f"{took:.1f} s")
+            expect(f"a stop with `{kind}` takes less than 4 s{door.words}", ready and code == 0 and took < 4, f"{took:.1f} s")
 
 
 @check("Connections and messages that stop midway fill nothing")
-def standing(directory):
+def standing(directory, door=PLAIN):
     short = ["--handshake-timeout", "1s", "--max-connections", "20"]
     for kind in ("silent", "half-preface", "preface"):
-        with Daemon(directory / f"idle-{kind}", *short) as daemon:
-            with Held("idle", "-count", 20, "-seconds", "8s", kind, daemon.grpc) as peers:
+        with door.daemon(directory / f"idle-{kind}", *short) as daemon:
+            with door.held("idle", "-count", 20, "-seconds", "8s", kind, daemon.grpc) as peers:
                 began = time.monotonic()
                 done = daemon.walctl("--timeout", "5s", "health")
                 took = time.monotonic() - began
                 told = json.loads(peers.process.stdout.readline() or "{}")
-            expect(f"20 connections of `{kind}` keep nobody out of 20 places", done.returncode == 0 and took < 3,
+            expect(f"20 connections of `{kind}` keep nobody out of 20 places{door.words}", done.returncode == 0 and took < 3,
                    f"{took:.1f} s")
-            expect(f"connections of `{kind}` are closed", told.get("closed") == 20 and told.get("last_s", 99) < 5, told)
-    with Daemon(directory / "announced") as daemon:
-        with Held("idle", "-count", 14, "-announce", 4_000_000, "-seconds", "20s", "announce", daemon.grpc):
+            expect(f"connections of `{kind}` are closed{door.words}", told.get("closed") == 20 and told.get("last_s", 99) < 5, told)
+    with door.daemon(directory / "announced") as daemon:
+        with door.held("idle", "-count", 14, "-announce", 4_000_000, "-seconds", "20s", "announce", daemon.grpc):
             appends = [daemon.walctl("--timeout", "3s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
             held = daemon.metric('wald_admitted_bytes{part="appends"}')
         # A call that waits for its message is charged 10 KiB and its header.
-        expect("14 announced messages of 4 MB hold no more than their calls", appends == [0] * 10 and held < 200_000, f"{held:.0f} bytes")
+        expect(f"14 announced messages of 4 MB hold no more than their calls{door.words}", appends == [0] * 10 and held < 200_000, f"{held:.0f} bytes")
     for path in ("/wald.v1.WalService/Read", "/wald.v1.WalService/GetTail", "/wald.v1.LogService/ListLogs",
                  "/grpc.health.v1.Health/Check"):
-        with Daemon(directory / ("bodies" + path.replace("/", "-"))) as daemon:
+        with door.daemon(directory / ("bodies" + path.replace("/", "-"))) as daemon:
             before = daemon.anonymous()
-            told = wire("idle", "-count", 200, "-announce", 8_000_000, "-bytes", 4_000_000, "-seconds", "3s",
+            told = wire("idle", *door.flags, "-count", 200, "-announce", 8_000_000, "-bytes", 4_000_000, "-seconds", "3s",
                         "-path", path, "bodies", daemon.grpc)
             grown = daemon.anonymous() - before
-            expect(f"200 messages of {path} that never end take less than 64 MiB", grown < FLAT,
+            expect(f"200 messages of {path} that never end take less than 64 MiB{door.words}", grown < FLAT,
                    f"{grown / MIB:.0f} MiB; {told[-1]}")
 
 
 @check("Many connections that each hold little of a shared resource")
-def crowds(directory):
-    with Daemon(directory / "halves") as daemon:
-        with Held("idle", "-count", 900, "-seconds", "12s", "halves", daemon.grpc) as peers:
+def crowds(directory, door=PLAIN):
+    with door.daemon(directory / "halves") as daemon:
+        with door.held("idle", "-count", 900, "-seconds", "12s", "halves", daemon.grpc) as peers:
             done = [daemon.walctl("--timeout", "4s", "append", "a", "-", input=b"x\n").returncode for _ in range(10)]
-        expect("900 messages without their last byte keep no append out", peers.ready and done == [0] * 10, done)
-    with Daemon(directory / "others") as daemon:
+        expect(f"900 messages without their last byte keep no append out{door.words}", peers.ready and done == [0] * 10, done)
+    with door.daemon(directory / "others") as daemon:
         daemon.walctl("append", "a", "-", input=b"x\n", check=True)
         path = "/wald.v1.WalService/GetTail"
-        with Held("idle", "-count", 400, "-seconds", "12s", "-path", path, "halves", daemon.grpc) as peers:
+        with door.held("idle", "-count", 400, "-seconds", "12s", "-path", path, "halves", daemon.grpc) as peers:
             done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(10)]
-        expect("nor do 400 of another call keep a health check out", peers.ready and done == [0] * 10, done)
-    with Daemon(directory / "calls", "--max-calls", "100") as daemon:
+        expect(f"nor do 400 of another call keep a health check out{door.words}", peers.ready and done == [0] * 10, done)
+    with door.daemon(directory / "calls", "--max-calls", "100") as daemon:
         session = ["-path", "/wald.v1.WalService/AppendSession", "half-open", daemon.grpc]
-        with Held("idle", "-count", 2, "-seconds", "12s", *session) as peers:
+        with door.held("idle", "-count", 2, "-seconds", "12s", *session) as peers:
             done = daemon.walctl("--timeout", "4s", "append", "a", "-", input=b"x\n").returncode
             # The peers have sent their calls; the daemon may not have read all of them yet.
             refused = 'wald_rejected_total{operation="write",reason="BUSY"}'
             wait_until(lambda: daemon.metric(refused) > 400, 10)
             calls = daemon.metric(refused)
-        expect("beyond max_calls calls are refused, and other clients are served", peers.ready and done == 0 and calls > 400, calls)
-        with Held("idle", "-count", 64, "-seconds", "12s", *session) as peers:
+        expect(f"beyond max_calls calls are refused, and other clients are served{door.words}", peers.ready and done == 0 and calls > 400, calls)
+        with door.held("idle", "-count", 64, "-seconds", "12s", *session) as peers:
             done = [daemon.walctl("--timeout", "4s", "health").returncode for _ in range(5)]
-        expect("without a free call a health check is still answered", peers.ready and done == [0] * 5, done)
+        expect(f"without a free call a health check is still answered{door.words}", peers.ready and done == [0] * 5, done)
     append, tail = "/wald.v1.WalService/Append", "/wald.v1.WalService/GetTail"
     for kind, count, path in ("heads", 20, append), ("half-open", 100, append), ("half-open", 100, tail), ("reflections", 20, ""):
-        with Daemon(directory / f"{kind}{len(path)}") as daemon:
+        with door.daemon(directory / f"{kind}{len(path)}") as daemon:
             before = daemon.anonymous()
-            with Held("idle", "-count", count, "-seconds", "3s", "-path", path, kind, daemon.grpc) as peers:
+            with door.held("idle", "-count", count, "-seconds", "3s", "-path", path, kind, daemon.grpc) as peers:
                 end, grown = time.monotonic() + 2, 0
                 while time.monotonic() < end:
                     grown = max(grown, daemon.anonymous() - before)
                     time.sleep(0.02)
                 done = daemon.walctl("--timeout", "5s", "append", "a", "-", input=b"x\n")
-            expect(f"{count} connections with 256 `{kind}` {path} each take less than 64 MiB",
+            expect(f"{count} connections with 256 `{kind}` {path} each take less than 64 MiB{door.words}",
                    peers.ready and grown < FLAT and done.returncode == 0, f"{grown / MIB:.0f} MiB")
             rest = wait_until(lambda: not any(daemon.metric(f'wald_admitted_bytes{{part="{part}"}}')
                                               for part in ("appends", "requests", "answers", "queued")), 15)
-            expect("and then nothing stays charged", rest)
-    with Daemon(directory / "slow-scans") as daemon:
+            expect(f"and then nothing stays charged{door.words}", rest)
+    with door.daemon(directory / "slow-scans") as daemon:
         daemon.walctl("append", "big", "-", input=(b"x" * 1_000_000 + b"\n") * 12, check=True)
         daemon.walctl("append", "small", "-", input=b"x\n", check=True)
-        with Held("idle", "-count", 100, "-seconds", "20s", "slow-scans", daemon.grpc) as peers:
+        with door.held("idle", "-count", 100, "-seconds", "20s", "slow-scans", daemon.grpc) as peers:
             wait_until(lambda: daemon.metric('wald_admitted_bytes{part="answers"}') > 40 * MIB, 10)
             codes = [daemon.call("wald.v1.WalService/Read", {"log": "small"})[0] for _ in range(50)]
-        expect("100 scans at 80 KB/s make no read BUSY", peers.ready and codes == [0] * 50, codes)
+        expect(f"100 scans at 80 KB/s make no read BUSY{door.words}", peers.ready and codes == [0] * 50, codes)
+
+
+@check("The same over TLS: stuck peers at a stop, messages that stop midway, crowds")
+def over_tls(directory):
+    door = Door(Authority(directory / "ca"))
+    for attack in sized((stops, standing, crowds), (standing,)):
+        place = directory / attack.__name__
+        place.mkdir()
+        attack(place, door)
 
 
 class Watch:
@@ -267,20 +294,13 @@ OVER_TLS = ("reset-append", "continuation", "empty-data", "hpack-bomb", "setting
 CALM_US = 5_000
 
 
-def flooded(directory, kind, authority=None):
-    """One flood: results of daemon, attacker and bystander, and whether the bystander was served as before. All of them
-    speak TLS if there is a CA."""
-    over, arguments, options = [], [], []
-    if authority is not None:
-        over, options = ["-ca", authority.pem], ["--tls-ca", authority.pem]
-        arguments = files(*authority.issue(Path(f"{directory}-tls"), "server"))
-    with Daemon(directory, *arguments) as daemon:
-        if authority is not None:
-            daemon.endpoint = f"https://{daemon.grpc}"
-        watch = Watch(daemon, *over)
-        (told,) = nice("flood", "-seconds", "1500ms", *over, kind, daemon.grpc)
+def flooded(directory, kind, door):
+    """One flood: results of daemon, attacker and bystander, and whether the bystander was served as before."""
+    with door.daemon(directory) as daemon:
+        watch = Watch(daemon, *door.flags)
+        (told,) = nice("flood", "-seconds", "1500ms", *door.flags, kind, daemon.grpc)
         alone, during, failures, grown = watch.end()
-        done = daemon.walctl("--timeout", "5s", *options, "append", "after", "-", input=b"x\n")
+        done = daemon.walctl("--timeout", "5s", "append", "after", "-", input=b"x\n")
         lines = len("".join(daemon.lines))
         holds = done.returncode == 0 and daemon.process.poll() is None and grown < FLAT and lines < 20_000
         saw = f"{told.get('frames')} frames, {grown / MIB:.0f} MiB more, {lines} bytes of log; {str(told.get('ended'))[:80]}"
@@ -288,15 +308,15 @@ def flooded(directory, kind, authority=None):
         return holds, saw, calm, f"p99 {alone:.0f} us alone, {during:.0f} us beside it; {failures[:1]}"
 
 
-def judged(directory, kinds, authority=None):
+def judged(directory, kinds, door=PLAIN):
     """States for each flood that the daemon and a bystander are well."""
     for kind in kinds:
         # Other load on the machine only makes the bystander slower: the best of three counts.
         for attempt in range(3):
-            holds, saw, calm, times = flooded(directory / f"flood-{kind}-{attempt}", kind, authority)
+            holds, saw, calm, times = flooded(directory / f"flood-{kind}-{attempt}", kind, door)
             if not holds or calm:
                 break
-        what = f"flood `{kind}`{' over TLS' if authority else ''}"
+        what = f"flood `{kind}`{door.words}"
         expect(f"{what}: the daemon serves, is flat and writes little", holds, saw)
         expect(f"{what}: a bystander is served as before", calm, times)
 
@@ -310,21 +330,18 @@ def floods(directory):
 @check("Floods over TLS: resets, CONTINUATION, empty DATA, HPACK, SETTINGS, PING")
 def floods_over_tls(directory):
     (all_kinds,) = wire("flood", "-list")
-    judged(directory, sized(all_kinds, [kind for kind in all_kinds if kind in OVER_TLS]), Authority(directory / "ca"))
+    judged(directory, sized(all_kinds, [kind for kind in all_kinds if kind in OVER_TLS]), Door(Authority(directory / "ca")))
 
 
 @check("2,000 handshakes of TLS at once (1,000 in the default run) next to appends: none fails")
 def handshakes(directory):
-    authority = Authority(directory / "ca")
-    over = ["-ca", authority.pem]
-    # Cheap for the clients, which share the processors with the daemon: they must not be the ones who wait.
-    pair = authority.issue(directory / "tls", "server", newkey=("ec", "-pkeyopt", "ec_paramgen_curve:P-256"))
+    door = Door(Authority(directory / "ca"))
     count = sized(2000, 1000)
     # Clients that other load delays for a second give way to others, as they should: the best of three counts.
     for attempt in range(3):
-        with Daemon(directory / f"data-{attempt}", *files(*pair)) as daemon:
-            watch = Watch(daemon.ready(), *over)
-            (told,) = wire("handshakes", "-count", count, *over, daemon.grpc)
+        with door.daemon(directory / f"data-{attempt}") as daemon:
+            watch = Watch(daemon.ready(), *door.flags)
+            (told,) = wire("handshakes", "-count", count, *door.flags, daemon.grpc)
             alone, during, failures, grown = watch.end()
         if told.get("done") == count and not failures:
             break
