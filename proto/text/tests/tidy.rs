@@ -54,6 +54,7 @@ const FOLDERS: &[Folder] = &[
     folder("server/src", 30, 0),
     folder("server/tests", 30, 0),
     folder("storage", 30, 0),
+    folder("storage/bucket", 30, 0),
     folder("storage/src", 30, 0),
     folder("storage/tests", 30, 0),
 ];

@@ -1,0 +1,221 @@
+//! The client of each kind of store. Timeouts and retries are here and nowhere else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
+
+use crate::error::{BucketError, BucketErrorKind};
+use crate::settings::{BucketSettings, Credentials, read_credentials};
+use crate::url::{BucketUrl, Scheme};
+
+/// Maximum time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time for one request, with its body. A part of 8 MiB needs 140 KiB/s.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of retries of a request, after 5xx, 429, a failed connection, or a timeout of a request that may
+/// be repeated. The pauses grow from 0.1 to 5 s: 12 s at most together.
+const RETRIES: usize = 6;
+/// No retry begins later than this after the first attempt.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Makes the client. Sends nothing.
+///
+/// # Errors
+/// If the settings cannot be used.
+pub(crate) fn open(
+    url: &BucketUrl,
+    settings: &BucketSettings,
+) -> Result<Arc<dyn ObjectStore>, BucketError> {
+    let refused = |what: String| BucketError::new(BucketErrorKind::Settings, url, what);
+    // The process has one provider of TLS. If a caller has installed it, this call changes nothing.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let credentials = settings.credentials_file.as_deref().map(read_credentials);
+    let credentials = credentials.transpose().map_err(refused)?;
+    let failed = |error: object_store::Error| refused(error.to_string());
+    let options = with_roots(ClientOptions::new())
+        .with_allow_http(settings.insecure)
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_timeout(REQUEST_TIMEOUT);
+    let retries = RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(5),
+            base: 2.0,
+        },
+        max_retries: RETRIES,
+        retry_timeout: RETRY_TIMEOUT,
+    };
+    match url.scheme {
+        Scheme::S3 => {
+            let mut builder = AmazonS3Builder::from_env();
+            if let Some(file) = credentials {
+                for (name, value) in pairs(file, url)? {
+                    let key: AmazonS3ConfigKey = name.parse().map_err(|_| unknown(url, &name))?;
+                    builder = builder.with_config(key, value);
+                }
+            }
+            if let Some(region) = &settings.region {
+                builder = builder.with_region(region);
+            }
+            if let Some(endpoint) = &settings.endpoint {
+                // The variable for S3 alone would win over an endpoint of another name.
+                builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
+            }
+            let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint]
+                .iter()
+                .find_map(|key| builder.get_config_value(key));
+            check_endpoint(url, endpoint.as_deref(), settings)?;
+            let builder = builder
+                .with_client_options(options)
+                .with_retry(retries)
+                .with_bucket_name(&url.bucket);
+            Ok(Arc::new(builder.build().map_err(failed)?))
+        }
+        Scheme::Gs => {
+            let mut builder = GoogleCloudStorageBuilder::from_env();
+            match credentials {
+                Some(Credentials::ServiceAccount(key)) => {
+                    builder = builder.with_service_account_key(key);
+                }
+                Some(file) => {
+                    for (name, value) in pairs(file, url)? {
+                        let key: GoogleConfigKey = name.parse().map_err(|_| unknown(url, &name))?;
+                        builder = builder.with_config(key, value);
+                    }
+                }
+                None => {}
+            }
+            if let Some(endpoint) = &settings.endpoint {
+                builder = builder.with_base_url(endpoint);
+            }
+            let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+            check_endpoint(url, endpoint.as_deref(), settings)?;
+            let builder = builder
+                .with_client_options(options)
+                .with_retry(retries)
+                .with_bucket_name(&url.bucket);
+            Ok(Arc::new(builder.build().map_err(failed)?))
+        }
+        Scheme::Az => {
+            let mut builder = MicrosoftAzureBuilder::from_env();
+            if let Some(file) = credentials {
+                for (name, value) in pairs(file, url)? {
+                    let key: AzureConfigKey = name.parse().map_err(|_| unknown(url, &name))?;
+                    builder = builder.with_config(key, value);
+                }
+            }
+            if let Some(endpoint) = &settings.endpoint {
+                builder = builder.with_endpoint(endpoint.clone());
+            }
+            let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+            check_endpoint(url, endpoint.as_deref(), settings)?;
+            let builder = builder
+                .with_client_options(options)
+                .with_retry(retries)
+                .with_container_name(&url.bucket);
+            Ok(Arc::new(builder.build().map_err(failed)?))
+        }
+    }
+}
+
+/// Adds Mozilla's root certificates if this machine has none. The image has no files but the programs.
+fn with_roots(options: ClientOptions) -> ClientOptions {
+    if !rustls_native_certs::load_native_certs().certs.is_empty() {
+        return options;
+    }
+    let roots = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
+    let roots = roots.filter_map(|root| Certificate::from_der(root).ok());
+    roots.fold(options, ClientOptions::with_root_certificate)
+}
+
+fn pairs(file: Credentials, url: &BucketUrl) -> Result<Vec<(String, String)>, BucketError> {
+    match file {
+        Credentials::Pairs(pairs) => Ok(pairs),
+        Credentials::ServiceAccount(_) => Err(BucketError::new(
+            BucketErrorKind::Settings,
+            url,
+            "the file of credentials is JSON, which is for gs:// only; expected lines NAME = VALUE",
+        )),
+    }
+}
+
+fn unknown(url: &BucketUrl, name: &str) -> BucketError {
+    let what = format!(
+        "the file of credentials has the name {name:?}, which this kind of store does not know"
+    );
+    BucketError::new(BucketErrorKind::Settings, url, what)
+}
+
+/// Refuses plaintext without consent: requests carry records.
+fn check_endpoint(
+    url: &BucketUrl,
+    endpoint: Option<&str>,
+    settings: &BucketSettings,
+) -> Result<(), BucketError> {
+    let refused = |what: String| Err(BucketError::new(BucketErrorKind::Settings, url, what));
+    match endpoint {
+        None => Ok(()),
+        // Messages show the endpoint.
+        Some(endpoint) if endpoint.contains('@') => refused(
+            "the endpoint has a name or a password before its host; use a file of credentials"
+                .to_owned(),
+        ),
+        Some(endpoint) if endpoint.starts_with("https://") => Ok(()),
+        Some(endpoint) if !endpoint.starts_with("http://") => refused(format!(
+            "the endpoint {endpoint:?} is no URL that begins with https://"
+        )),
+        Some(_) if settings.insecure => Ok(()),
+        Some(endpoint) => refused(format!(
+            "the endpoint {endpoint} has no TLS, so that others can read the records on their way; use https://, \
+             or give your consent with bucket_insecure (--bucket-insecure)"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(url: &str, settings: &BucketSettings) -> Result<(), BucketError> {
+        open(&url.parse().unwrap(), settings).map(drop)
+    }
+
+    #[test]
+    fn plaintext_needs_consent() {
+        let mut settings = BucketSettings {
+            endpoint: Some("http://127.0.0.1:7070".to_owned()),
+            ..BucketSettings::default()
+        };
+        let refused = opened("s3://wald/x", &settings).unwrap_err();
+        assert_eq!(refused.kind(), BucketErrorKind::Settings);
+        assert!(refused.to_string().contains("bucket_insecure"), "{refused}");
+        settings.insecure = true;
+        opened("s3://wald/x", &settings).unwrap();
+        settings.endpoint = Some("ftp://127.0.0.1".to_owned());
+        assert!(opened("s3://wald/x", &settings).is_err());
+        settings.endpoint = Some("https://me:hunter2@127.0.0.1".to_owned());
+        let refused = opened("s3://wald/x", &settings).unwrap_err().to_string();
+        assert!(!refused.contains("hunter2"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_of_another_provider_is_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("credentials");
+        std::fs::write(&path, "azure_storage_account_key = secret").unwrap();
+        let owner = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, owner).unwrap();
+        let settings = BucketSettings {
+            credentials_file: Some(path.clone()),
+            ..BucketSettings::default()
+        };
+        let refused = opened("s3://wald", &settings).unwrap_err().to_string();
+        assert!(refused.contains("\"azure_storage_account_key\"") && !refused.contains("= secret"));
+        std::fs::write(&path, "{}").unwrap();
+        assert!(opened("s3://wald", &settings).is_err());
+    }
+}

@@ -1,0 +1,227 @@
+//! A store in memory that fails on request: 503, answers lost after success, slow answers, no space.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, UploadPart,
+};
+
+use crate::bucket::Bucket;
+use crate::observe::Tally;
+
+/// A fault of one write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoreFault {
+    /// 503 after all retries; nothing was written.
+    Unavailable,
+    /// No space; nothing was written.
+    OutOfSpace,
+    /// The write happened, and its answer is lost.
+    AnswerLost,
+    /// 409: the store did not decide.
+    Conflict,
+    /// The answer takes an hour.
+    Slow,
+}
+
+/// The faults of the next writes, in order. Writes after them succeed.
+#[derive(Debug, Default)]
+pub(crate) struct StoreFaults {
+    pub(crate) puts: Mutex<VecDeque<Option<StoreFault>>>,
+    /// Whether conditions are ignored, as some servers do.
+    pub(crate) ignores_conditions: bool,
+    /// Whether each removal takes an hour.
+    pub(crate) slow_removals: bool,
+    /// Largest number of uploads of parts at the same time.
+    pub(crate) parts: Mutex<(usize, usize)>,
+}
+
+impl StoreFaults {
+    pub(crate) fn next_puts(&self, faults: impl IntoIterator<Item = StoreFault>) {
+        self.puts
+            .lock()
+            .unwrap()
+            .extend(faults.into_iter().map(Some));
+    }
+
+    /// Lets the next writes succeed.
+    pub(crate) fn good_puts(&self, count: usize) {
+        self.puts
+            .lock()
+            .unwrap()
+            .extend(std::iter::repeat_n(None, count));
+    }
+
+    fn part_begins(&self) {
+        let mut running = self.parts.lock().unwrap();
+        running.0 += 1;
+        running.1 = running.1.max(running.0);
+    }
+
+    fn next(&self) -> Option<StoreFault> {
+        self.puts.lock().unwrap().pop_front().flatten()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Faulty {
+    pub(crate) inner: Arc<InMemory>,
+    pub(crate) faults: Arc<StoreFaults>,
+}
+
+/// A bucket over a store in memory, its faults, and the tally of its requests.
+pub(crate) fn faulty() -> (Bucket, Arc<StoreFaults>, Arc<Tally>) {
+    faulty_with(StoreFaults::default())
+}
+
+pub(crate) fn faulty_with(faults: StoreFaults) -> (Bucket, Arc<StoreFaults>, Arc<Tally>) {
+    let faults = Arc::new(faults);
+    let tally = Arc::new(Tally::default());
+    let store = Faulty {
+        inner: Arc::new(InMemory::new()),
+        faults: Arc::clone(&faults),
+    };
+    let url = "s3://memory/pre/fix".parse().unwrap();
+    let bucket = Bucket::over(Arc::new(store), &url, Arc::clone(&tally) as _);
+    (bucket, faults, tally)
+}
+
+fn generic(what: &'static str) -> Error {
+    Error::Generic {
+        store: "memory",
+        source: what.into(),
+    }
+}
+
+/// Runs a write with a fault.
+async fn with<T>(
+    fault: Option<StoreFault>,
+    write: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    match fault {
+        None => write.await,
+        Some(StoreFault::Unavailable) => Err(generic("503 Service Unavailable: SlowDown")),
+        Some(StoreFault::OutOfSpace) => Err(generic("507 Insufficient Storage")),
+        Some(StoreFault::Conflict) => Err(Error::AlreadyExists {
+            path: "x".to_owned(),
+            source: "409 ConditionalRequestConflict".into(),
+        }),
+        Some(StoreFault::AnswerLost) => {
+            write.await?;
+            Err(generic("connection reset"))
+        }
+        Some(StoreFault::Slow) => {
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            write.await
+        }
+    }
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("faulty")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Faulty {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        mut opts: PutOptions,
+    ) -> Result<PutResult, Error> {
+        if self.faults.ignores_conditions {
+            opts.mode = object_store::PutMode::Overwrite;
+        }
+        with(
+            self.faults.next(),
+            self.inner.put_opts(location, payload, opts),
+        )
+        .await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>, Error> {
+        let inner = with(
+            self.faults.next(),
+            self.inner.put_multipart_opts(location, opts),
+        )
+        .await?;
+        let faults = Arc::clone(&self.faults);
+        Ok(Box::new(FaultyUpload { inner, faults }))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult, Error> {
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path, Error>>,
+    ) -> BoxStream<'static, Result<Path, Error>> {
+        let removed = self.inner.delete_stream(locations);
+        match self.faults.slow_removals {
+            true => removed
+                .then(|removed| async {
+                    tokio::time::sleep(Duration::from_secs(3600)).await;
+                    removed
+                })
+                .boxed(),
+            false => removed,
+        }
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta, Error>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult, Error> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<(), Error> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultyUpload {
+    inner: Box<dyn MultipartUpload>,
+    faults: Arc<StoreFaults>,
+}
+
+#[async_trait]
+impl MultipartUpload for FaultyUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let (fault, faults) = (self.faults.next(), Arc::clone(&self.faults));
+        let part = self.inner.put_part(data);
+        Box::pin(async move {
+            faults.part_begins();
+            tokio::task::yield_now().await;
+            let done = with(fault, part).await;
+            faults.parts.lock().unwrap().0 -= 1;
+            done
+        })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult, Error> {
+        with(self.faults.next(), self.inner.complete()).await
+    }
+
+    async fn abort(&mut self) -> Result<(), Error> {
+        self.inner.abort().await
+    }
+}

@@ -1,0 +1,49 @@
+//! Object stores for Wald: backups use this crate, and so will the replica of a store.
+//!
+//! ```text
+//! BucketUrl ─▶ Bucket ──▶ Observed (count, seconds, bytes) ──▶ S3, GCS, Azure
+//!               ├ probe     which buckets are refused
+//!               ├ record    small JSON objects, changed by conditional writes
+//!               ├ hold      the one writer of a prefix: a record with a lease
+//!               └ upload    files named by their digest, in bounded pieces
+//! ```
+//!
+//! Without the feature `object` the crate only recognises URLs, so that a program can refuse them in one sentence.
+
+mod url;
+
+#[cfg(feature = "object")]
+mod bucket;
+#[cfg(feature = "object")]
+mod client;
+#[cfg(feature = "object")]
+mod error;
+#[cfg(test)]
+#[cfg(feature = "object")]
+mod faults;
+#[cfg(feature = "object")]
+mod hold;
+#[cfg(feature = "object")]
+mod observe;
+#[cfg(feature = "object")]
+mod probe;
+#[cfg(feature = "object")]
+mod record;
+#[cfg(feature = "object")]
+mod settings;
+#[cfg(feature = "object")]
+mod upload;
+
+pub use url::{BadUrl, BucketUrl, NOT_BUILT, Scheme, is_url};
+
+#[cfg(feature = "object")]
+pub use {
+    bucket::{Bucket, BucketEntry, Put, Tag, WriteCondition},
+    error::{BucketError, BucketErrorKind},
+    hold::{Hold, Taken},
+    observe::{BucketRequest, Direction, Op, RequestObserver, Tally},
+    probe::{NEW_ENDPOINT_ROUNDS, ProbeError, ROUNDS, probe},
+    record::{BucketRecord, LARGEST_RECORD},
+    settings::BucketSettings,
+    upload::{PART_BYTES, SLOTS, Upload, Uploads},
+};
