@@ -1,6 +1,8 @@
-//! `wald restore`, and `wald verify` on a directory of backups: checks the backups that `walctl
-//! backup` wrote, and makes a store of one.
+//! `wald restore`, and `wald verify` on a directory or bucket of backups: checks the backups that
+//! `walctl backup` wrote, and makes a store of one.
 
+#[cfg(feature = "object")]
+mod bucket;
 mod restore;
 mod verify;
 
@@ -16,8 +18,9 @@ use wald_storage::{
     Timestamp, records_in_words,
 };
 
+use crate::config::Config;
 use crate::convert;
-use crate::offline::{DATA_LOSS, FAILED, IN_USE, written};
+use crate::offline::{DATA_LOSS, FAILED, IN_USE, escaped, written};
 use crate::serve::Exit;
 
 pub(crate) use restore::{command as restore_command, restore};
@@ -46,10 +49,62 @@ impl StoredBackup {
     }
 }
 
-/// Whether a directory holds backups, and not a store. A store that backups were written into
-/// stays a store.
-pub(crate) fn is_directory_of_backups(directory: &Path) -> bool {
-    !is_store(directory) && directory.join(MANIFESTS).is_dir()
+/// Whether a place holds backups, and not a store: a URL, or a directory. A store that backups
+/// were written into stays a store.
+pub(crate) fn is_place_of_backups(place: &Path) -> bool {
+    url(place).is_some() || (!is_store(place) && place.join(MANIFESTS).is_dir())
+}
+
+fn url(place: &Path) -> Option<&str> {
+    place.to_str().filter(|place| wald_bucket::is_url(place))
+}
+
+/// The place of backups, opened to read it.
+pub(crate) struct BackupShelf {
+    content: Arc<dyn Disk>,
+}
+
+impl BackupShelf {
+    pub(crate) fn open(place: &Path, config: &Config) -> Result<Self, Exit> {
+        let content = match url(place) {
+            #[cfg(feature = "object")]
+            Some(url) => bucket::open(url, config)?,
+            #[cfg(not(feature = "object"))]
+            Some(url) => {
+                let _ = config;
+                return Err(Exit::new(
+                    USAGE,
+                    format!("{url}: {}", wald_bucket::NOT_BUILT),
+                ));
+            }
+            None => open_directory(place)?,
+        };
+        Ok(Self { content })
+    }
+
+    /// A path or a URL, for messages.
+    fn location(&self) -> String {
+        self.content.location()
+    }
+}
+
+fn open_directory(directory: &Path) -> Result<Arc<dyn Disk>, Exit> {
+    if !is_place_of_backups(directory) {
+        let manifests = directory.join(MANIFESTS);
+        let what = match (is_store(directory), manifests.metadata()) {
+            (true, Ok(found)) if found.is_dir() => {
+                "is a store; move its backups/ and files/ to a directory of their own"
+            }
+            (_, Err(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                let text = format!("cannot read {}: {error}", manifests.display());
+                return Err(Exit::new(FAILED, text));
+            }
+            _ => "is no directory of backups",
+        };
+        return Err(Exit::new(FAILED, format!("{} {what}", directory.display())));
+    }
+    let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
+    Ok(content)
 }
 
 fn is_store(directory: &Path) -> bool {
@@ -60,7 +115,7 @@ pub(crate) fn backup_argument() -> Arg {
     Arg::new("backup")
         .long("backup")
         .value_name("ID")
-        .help("Backup in the directory; `walctl backup list` names them")
+        .help("Backup in the directory or bucket; `walctl backup list` names them")
         .default_value("latest")
 }
 
@@ -83,25 +138,12 @@ pub(crate) fn wants_json(matches: &ArgMatches) -> bool {
 }
 
 /// Reads the manifest of one backup: that with the id, or the latest that can be read.
-fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
-    let manifests = directory.join(MANIFESTS);
-    if !is_directory_of_backups(directory) {
-        let what = match (is_store(directory), manifests.metadata()) {
-            (true, Ok(found)) if found.is_dir() => {
-                "is a store; move its backups/ and files/ to a directory of their own"
-            }
-            (_, Err(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                let text = format!("cannot read {}: {error}", manifests.display());
-                return Err(Exit::new(FAILED, text));
-            }
-            _ => "is no directory of backups",
-        };
-        return Err(Exit::new(FAILED, format!("{} {what}", directory.display())));
-    }
-    let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
-    let names = content
-        .list(MANIFESTS)
-        .map_err(|error| Exit::new(FAILED, format!("{}: {error}", manifests.display())))?;
+fn choose(shelf: &BackupShelf, id: &str) -> Result<StoredBackup, Exit> {
+    let content = &shelf.content;
+    let names = content.list(MANIFESTS).map_err(|error| {
+        let text = format!("{}/{MANIFESTS}: {error}", shelf.location());
+        Exit::new(FAILED, text)
+    })?;
     let mut kept = Vec::new();
     let mut passed_over = None;
     for name in names {
@@ -111,12 +153,12 @@ fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
         if id != "latest" && id != found {
             continue;
         }
-        match read(&*content, &format!("{MANIFESTS}/{name}"), found) {
+        match read(&**content, &format!("{MANIFESTS}/{name}"), found) {
             Ok(found) => kept.push(found),
             Err(bad) if id == "latest" => {
                 eprintln!(
                     "wald: warning: {}; it is passed over: remove it if that backup is not needed",
-                    bad.message
+                    escaped(&bad.message)
                 );
                 passed_over = Some(bad);
             }
@@ -135,7 +177,7 @@ fn choose(directory: &Path, id: &str) -> Result<StoredBackup, Exit> {
         };
         let text = format!(
             "{} has {what}; `walctl backup list` shows its backups",
-            directory.display()
+            shelf.location()
         );
         Exit::new(NOT_FOUND, text)
     })
@@ -164,11 +206,11 @@ fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, Exit> 
 }
 
 fn view(
-    directory: &Path,
+    shelf: &BackupShelf,
     kept: &StoredBackup,
     at: Option<Position>,
 ) -> Result<Arc<BackupView>, Exit> {
-    let content = RealDisk::open_read_only(directory).map_err(|error| open_failed(&error))?;
+    let content = Arc::clone(&shelf.content);
     let view = BackupView::open(content, &kept.manifest, at).map_err(|error| failed(&error))?;
     Ok(Arc::new(view))
 }

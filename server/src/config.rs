@@ -232,6 +232,17 @@ wald_storage::engine_settings! { settings
         /// drops them (empty = none). `wald archive` lists and restores them. The directory must
         /// exist. Records that a client trims or deletes are never kept.
         archive_dir: String = "";
+        /// Base URL of the object store for `wald verify` and `wald restore` with s3://, gs:// or az://
+        /// (empty = AWS_ENDPOINT_URL and the like, or the provider's own).
+        bucket_endpoint: String = "";
+        /// Region of the bucket (empty = AWS_REGION, or us-east-1). Only s3:// has regions.
+        bucket_region: String = "";
+        /// File with the credentials of the bucket: lines NAME = VALUE with the names of the
+        /// environment, or the JSON key of a Google service account (empty = the environment, or the
+        /// identity of this machine or pod).
+        bucket_credentials_file: String = "";
+        /// Whether records may cross the network to the bucket without TLS.
+        bucket_insecure: bool = "false";
         /// Number of event loops that serve gRPC (0 = one for every core). Each is a thread with
         /// its own share of the connections.
         worker_threads: usize = "0";
@@ -409,6 +420,7 @@ impl Config {
                 format!("it must have another port than listen, which is {grpc}"),
             ));
         }
+        self.check_bucket()?;
         self.check_traces()?;
         if self.http_max_connections < LEAST_HTTP_CONNECTIONS {
             return Err(Wrong::new(
@@ -643,6 +655,23 @@ impl Config {
             }
             false => "plaintext on an address that other machines can reach",
         })
+    }
+
+    fn check_bucket(&self) -> Result<(), Wrong> {
+        let endpoint = &self.bucket_endpoint;
+        match endpoint.is_empty() || endpoint.starts_with("https://") {
+            true => Ok(()),
+            false if !endpoint.starts_with("http://") => Err(Wrong::new(
+                "bucket_endpoint",
+                "expected a URL that begins with https://",
+            )),
+            false if self.bucket_insecure => Ok(()),
+            false => Err(Wrong::new(
+                "bucket_endpoint",
+                "records would cross the network in plaintext; use https://, or give your consent \
+                 with --bucket-insecure",
+            )),
+        }
     }
 
     fn check_traces(&self) -> Result<(), Wrong> {

@@ -110,7 +110,8 @@ fn archived(source: &ConfigSource, matches: &ArgMatches) -> Result<(), u8> {
 /// Reports on stderr why a command other than `serve` failed.
 fn failed(exit: &Exit) -> u8 {
     for line in exit.message.lines() {
-        eprintln!("wald: {line}");
+        // It may have words of a peer, such as the store of a bucket.
+        eprintln!("wald: {}", offline::escaped(line));
     }
     exit.code
 }

@@ -122,7 +122,7 @@ fn run_one(
         "delete-logs" => delete::run(directory, matches, &config.storage()),
         "reset-clock" => clock::run(directory, matches, &config.storage()),
         "dump" => dump::run(directory, matches),
-        _ => verify::run(directory, matches),
+        _ => verify::run(directory, matches, config),
     }
 }
 

@@ -317,3 +317,19 @@ async fn latest_backup_is_the_furthest_and_an_unreadable_one_is_skipped() {
         "{code:?} {out}"
     );
 }
+
+#[cfg(not(feature = "object"))]
+#[test]
+fn a_url_is_refused_in_a_sentence_by_a_build_without_buckets() {
+    let scratch = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["verify", "s3://bucket/orders"][..],
+        &["restore", "gs://bucket/orders"],
+        &["restore", "--drill", "az://container"],
+    ] {
+        let ended = output(wald().args(arguments).arg("--data-dir").arg(scratch.path()));
+        assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert!(said.contains("--features object"), "{said}");
+    }
+}

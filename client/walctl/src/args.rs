@@ -15,7 +15,7 @@ use crate::parse::{self, Moment, ScanBegin};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found or nothing there, 4 unavailable, \
-5 data loss, 6 denied, 130 interrupted.";
+5 data loss, 6 denied, 78 unusable settings of a bucket or unsuitable bucket, 130 interrupted.";
 
 /// Append to the logs of a Wald server, and read them back.
 #[derive(Debug, Parser)]
@@ -85,7 +85,7 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Ask whether the server is ready; exits with 4 if not.
     Health(HealthArgs),
-    /// Save the store to a directory of backups, or look after that directory.
+    /// Save the store to a directory of backups or to a bucket, or look after the backups there.
     Backup(BackupArgs),
     /// Print the completions for a shell, to be put where it looks for them.
     Completion {
@@ -503,7 +503,8 @@ pub(crate) struct HealthArgs {
 
 const BACKUP_HELP: &str = "\
 DIR holds any number of backups of one store. They share their common files, and only new files \
-are sent. `wald verify DIR` checks a backup, `wald restore DIR` makes a store of it. A damaged \
+are sent. `wald verify DIR` checks a backup, `wald restore DIR` makes a store of it. DIR may be a \
+bucket; walctl first tests that it has atomic conditional writes (exit code 78 if not). A damaged \
 store is saved with its damage, which is named on stderr; the exit code is then 5, and --keep \
 removes nothing.";
 
@@ -513,7 +514,8 @@ removes nothing.";
 pub(crate) struct BackupArgs {
     #[command(subcommand)]
     pub(crate) command: Option<BackupCommand>,
-    /// The directory; it is made if it is not there.
+    /// The directory, which is made if it is not there, or a bucket: s3://BUCKET/PREFIX,
+    /// gs://BUCKET/PREFIX or az://CONTAINER/PREFIX
     #[arg(required = true)]
     pub(crate) dir: Option<PathBuf>,
     /// Number of backups to keep, this one included; older ones are removed afterwards
@@ -528,18 +530,65 @@ pub(crate) struct BackupArgs {
         value_parser = wald_text::units::size
     )]
     pub(crate) max_bytes_per_second: u64,
+    #[command(flatten)]
+    pub(crate) bucket: BucketArgs,
+}
+
+// A doc comment here would replace the description of the command in its help.
+#[derive(Debug, ClapArgs)]
+#[cfg_attr(
+    not(feature = "object"),
+    allow(
+        dead_code,
+        reason = "a build without buckets refuses the URL, not the options"
+    )
+)]
+pub(crate) struct BucketArgs {
+    /// Base URL of the object store [default: AWS_ENDPOINT_URL and the like, or the provider's]
+    #[arg(long, global = true, env = "WALD_BUCKET_ENDPOINT", value_name = "URL")]
+    pub(crate) bucket_endpoint: Option<String>,
+    /// Region of the bucket, for S3 [default: AWS_REGION, or us-east-1]
+    #[arg(long, global = true, env = "WALD_BUCKET_REGION", value_name = "NAME")]
+    pub(crate) bucket_region: Option<String>,
+    /// File with the credentials of the bucket [default: the environment's, or the identity of
+    /// this machine or pod]
+    #[arg(
+        long,
+        global = true,
+        env = "WALD_BUCKET_CREDENTIALS_FILE",
+        value_name = "FILE"
+    )]
+    pub(crate) bucket_credentials_file: Option<PathBuf>,
+    /// Let records cross the network to the bucket without TLS
+    #[arg(long, global = true, env = "WALD_BUCKET_INSECURE")]
+    pub(crate) bucket_insecure: bool,
+}
+
+#[cfg(feature = "object")]
+impl BucketArgs {
+    /// The settings of the client. An empty value counts as none.
+    pub(crate) fn settings(&self) -> wald_bucket::BucketSettings {
+        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+        let file = self.bucket_credentials_file.clone();
+        wald_bucket::BucketSettings {
+            endpoint: given(&self.bucket_endpoint),
+            region: given(&self.bucket_region),
+            credentials_file: file.filter(|path| !path.as_os_str().is_empty()),
+            insecure: self.bucket_insecure,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BackupCommand {
-    /// List the backups of a directory, the oldest first.
+    /// List the backups of a directory or a bucket, the oldest first.
     List {
-        /// The directory.
+        /// The directory or the URL.
         dir: PathBuf,
     },
     /// Remove all but the newest backups, and the data that only the others use
     Prune {
-        /// The directory.
+        /// The directory or the URL.
         dir: PathBuf,
         /// Number of backups to keep
         #[arg(long, value_name = "N", value_parser = parse::one_or_more)]

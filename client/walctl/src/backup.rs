@@ -1,5 +1,9 @@
-//! `walctl backup`: the store of a server, saved to a directory of backups.
+//! `walctl backup`: the store of a server, saved to a directory of backups or to a bucket.
 
+#[cfg(feature = "object")]
+mod bucket;
+mod directory;
+mod place;
 mod private;
 mod shelf;
 
@@ -7,23 +11,24 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use serde_json::json;
 use wald_client::Client;
 use wald_client::proto::{BackupManifest, Finding, backup_response::Part};
 
-use self::shelf::{FoundBackups, KeptBackup, Receiving, Shelf, hex};
-use crate::args::{BackupArgs, BackupCommand};
+use self::shelf::{FoundBackups, KeptBackup, Shelf, hex};
+use crate::args::{BackupArgs, BackupCommand, BucketArgs};
 use crate::exit::{Damaged, ExitKind, Usage};
 use crate::output::{Out, Output, rfc3339, say};
 use crate::parse;
 use crate::table::Table;
 
 pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Result<ExitKind> {
+    let bucket = &args.bucket;
     match (args.command, args.dir) {
-        (Some(BackupCommand::List { dir }), _) => list(&dir, output),
-        (Some(BackupCommand::Prune { dir, keep }), _) => prune(&dir, keep, output),
+        (Some(BackupCommand::List { dir }), _) => list(&dir, bucket, output).await,
+        (Some(BackupCommand::Prune { dir, keep }), _) => prune(&dir, bucket, keep, output).await,
         (None, Some(dir)) => {
             if let Some(meant) = misspelt(&dir) {
                 return Err(Usage(format!(
@@ -35,9 +40,15 @@ pub(crate) async fn run(client: &Client, args: BackupArgs, output: Output) -> Re
             }
             parse::warn_of_slow(args.max_bytes_per_second);
             let asked = (args.keep, args.max_bytes_per_second);
-            backup(client, &dir, asked, output).await
+            let mut shelf = Shelf::open(&dir, bucket).await?;
+            let done = backup(client, &mut shelf, asked, output).await;
+            // A failure of the backup counts more than one of the release.
+            let closed = shelf.close().await;
+            done.and_then(|exit| closed.map(|()| exit))
         }
-        (None, None) => Err(Usage("the directory is missing: walctl backup DIR".to_owned()).into()),
+        (None, None) => {
+            Err(Usage("the directory or bucket is missing: walctl backup DIR".to_owned()).into())
+        }
     }
 }
 
@@ -67,18 +78,20 @@ struct TakenBackup {
     removed: Vec<String>,
     /// Older ones were to be removed, and were not.
     spared: bool,
+    /// Requests to the bucket.
+    bucket: Option<serde_json::Value>,
 }
 
 async fn backup(
     client: &Client,
-    dir: &Path,
+    shelf: &mut Shelf,
     (keep, max_bytes_per_second): (Option<u64>, u64),
     output: Output,
 ) -> Result<ExitKind> {
     let began = Instant::now();
-    let shelf = Shelf::open(dir)?;
     let stores: HashSet<String> = shelf
-        .kept()?
+        .kept()
+        .await?
         .warn()
         .kept
         .into_iter()
@@ -87,7 +100,7 @@ async fn backup(
     let bar = ProgressBar::no_length().with_style(style("{spinner} {msg}  {elapsed}"));
     bar.set_message("the server reads its files");
     bar.enable_steady_tick(Duration::from_millis(200));
-    let mut parts = client.backup(shelf.known()?, max_bytes_per_second).await?;
+    let mut parts = client.backup(shelf.known(), max_bytes_per_second).await?;
     let Some(Part::Manifest(manifest)) = parts.next().await? else {
         bail!("the server sends no manifest");
     };
@@ -98,11 +111,11 @@ async fn backup(
     if let Some(other) = stores.iter().find(|store| **store != manifest.store_id) {
         bail!(
             "{} has backups of store {other}, not of {}; use a directory for each store",
-            dir.display(),
+            shelf.name(),
             manifest.store_id
         );
     }
-    let mut intake = ContentIntake::new(&shelf, &manifest)?;
+    let mut intake = ContentIntake::new(shelf, &manifest).await?;
     bar.set_style(style(
         "{wide_bar} {percent:>3}%  {bytes} of {total_bytes}  {binary_bytes_per_sec}  {eta} left",
     ));
@@ -112,16 +125,16 @@ async fn backup(
         let Part::Chunk(chunk) = part else {
             bail!("the server sends a second manifest");
         };
-        intake.take(chunk.file, chunk.offset, &chunk.data)?;
+        intake.take(chunk.file, chunk.offset, &chunk.data).await?;
         bar.set_position(intake.received);
     }
-    intake.end()?;
+    intake.end().await?;
     let (sent_files, sent_bytes) = (intake.files, intake.received);
-    let kept = shelf.keep(manifest)?;
+    let kept = shelf.keep(manifest).await?;
     // Backups that are whole do not go for one that is not.
     let is_whole = kept.manifest.findings.is_empty();
     let (removed, _) = match keep {
-        Some(keep) if is_whole => shelf.prune(keep, Some(&kept.id))?,
+        Some(keep) if is_whole => shelf.prune(keep, Some(&kept.id)).await?,
         _ => (Vec::new(), 0),
     };
     bar.finish_and_clear();
@@ -132,34 +145,35 @@ async fn backup(
         took: began.elapsed(),
         removed,
         spared: keep.is_some() && !is_whole,
+        bucket: shelf.requests(),
     };
     tell(&taken, output)
 }
 
 /// Content on its way in, in the order of the manifest.
 struct ContentIntake<'a> {
-    shelf: &'a Shelf,
+    shelf: &'a mut Shelf,
     manifest: &'a BackupManifest,
-    /// Index of the current file, and the part of it that is there.
+    /// Index of the current file, and whether a part of it may be there.
     at: usize,
-    file: Option<Receiving>,
+    receives: bool,
     files: u64,
     received: u64,
     expected: u64,
 }
 
 impl<'a> ContentIntake<'a> {
-    fn new(shelf: &'a Shelf, manifest: &'a BackupManifest) -> Result<Self> {
+    async fn new(shelf: &'a mut Shelf, manifest: &'a BackupManifest) -> Result<Self> {
         let mut expected = 0;
         for file in &manifest.files {
             if !file.known {
                 expected = u64::saturating_add(expected, file.file_bytes);
                 continue;
             }
-            let found = shelf.content_bytes(&file.digest)?;
+            let found = shelf.content_bytes(&file.digest);
             if found != Some(file.file_bytes) {
                 if found.is_some() {
-                    shelf.forget(&file.digest)?;
+                    shelf.forget(&file.digest).await?;
                 }
                 bail!(
                     "the content {} of {} was cut off or removed; it is not counted on any more, run \
@@ -173,47 +187,47 @@ impl<'a> ContentIntake<'a> {
             shelf,
             manifest,
             at: 0,
-            file: None,
+            receives: false,
             files: 0,
             received: 0,
             expected,
         })
     }
 
-    fn take(&mut self, file: u32, offset: u64, data: &[u8]) -> Result<()> {
+    async fn take(&mut self, file: u32, offset: u64, data: &[u8]) -> Result<()> {
         let file = usize::try_from(file).unwrap_or(usize::MAX);
-        self.go_to(file)?;
-        let receiving = self
-            .file
-            .as_mut()
-            .context("the server sends content that its manifest does not have, or that is here")?;
-        receiving.take(offset, data)?;
+        self.go_to(file).await?;
+        if !self.receives {
+            bail!("the server sends content that its manifest does not have, or that is here");
+        }
+        self.shelf.take(offset, data).await?;
         self.received += data.len() as u64;
         Ok(())
     }
 
     /// Ends the files before, and begins this one.
-    fn go_to(&mut self, file: usize) -> Result<()> {
+    async fn go_to(&mut self, file: usize) -> Result<()> {
         loop {
             let here = self.manifest.files.get(self.at).filter(|f| !f.known);
             if let Some(here) = here
-                && self.file.is_none()
+                && !self.receives
             {
-                self.file = Some(self.shelf.receive(&here.digest, here.file_bytes)?);
+                self.shelf.begin(&here.digest, here.file_bytes).await?;
+                self.receives = true;
                 self.files += 1;
             }
             if self.at >= file.min(self.manifest.files.len()) {
                 return Ok(());
             }
-            if let Some(done) = self.file.take() {
-                done.end()?;
+            if std::mem::take(&mut self.receives) {
+                self.shelf.end().await?;
             }
             self.at += 1;
         }
     }
 
-    fn end(&mut self) -> Result<()> {
-        self.go_to(self.manifest.files.len())
+    async fn end(&mut self) -> Result<()> {
+        self.go_to(self.manifest.files.len()).await
     }
 }
 
@@ -227,6 +241,9 @@ fn tell(taken: &TakenBackup, output: Output) -> Result<ExitKind> {
             value["sent_bytes"] = taken.sent_bytes.into();
             value["seconds"] = taken.took.as_secs_f64().into();
             value["removed"] = json!(taken.removed);
+            if let Some(bucket) = &taken.bucket {
+                value["bucket"] = bucket.clone();
+            }
             out.json(&value)?;
         }
         Output::Text | Output::Raw | Output::Delimited => {
@@ -281,8 +298,9 @@ fn as_json(kept: &KeptBackup) -> serde_json::Value {
     })
 }
 
-fn list(dir: &Path, output: Output) -> Result<ExitKind> {
-    let FoundBackups { kept: all, bad } = Shelf::look(dir)?.kept()?.warn();
+async fn list(dir: &Path, bucket: &BucketArgs, output: Output) -> Result<ExitKind> {
+    let shelf = Shelf::look(dir, bucket).await?;
+    let FoundBackups { kept: all, bad } = shelf.kept().await?.warn();
     if let Some(bad) = bad.into_iter().next().filter(|_| all.is_empty()) {
         return Err(Damaged(bad).into());
     }
@@ -328,12 +346,15 @@ fn table(all: &[KeptBackup]) -> String {
     table.text()
 }
 
-fn prune(dir: &Path, keep: u64, output: Output) -> Result<ExitKind> {
+async fn prune(dir: &Path, bucket: &BucketArgs, keep: u64, output: Output) -> Result<ExitKind> {
     // To look first: pruning makes no directory.
-    drop(Shelf::look(dir)?);
-    let shelf = Shelf::open(dir)?;
-    drop(shelf.kept()?.warn());
-    let (removed, freed) = shelf.prune(keep, None)?;
+    drop(Shelf::look(dir, bucket).await?);
+    let shelf = Shelf::open(dir, bucket).await?;
+    drop(shelf.kept().await?.warn());
+    let pruned = shelf.prune(keep, None).await;
+    let closed = shelf.close().await;
+    let (removed, freed) = pruned?;
+    closed?;
     let mut out = Out::new(output);
     match output {
         Output::Json | Output::Jsonl => {

@@ -22,6 +22,9 @@ pub(crate) enum ExitKind {
     DataLoss = 5,
     /// The server does not know the caller, or does not allow the call.
     Denied = 6,
+    /// The settings cannot be used, or the object store lacks what Wald needs: EX_CONFIG.
+    #[cfg(feature = "object")]
+    Config = 78,
     /// 128 + SIGINT.
     Interrupted = 130,
 }
@@ -107,6 +110,10 @@ fn exit_of(error: &anyhow::Error) -> ExitKind {
     if find::<Damaged>(error).is_some() {
         return ExitKind::DataLoss;
     }
+    #[cfg(feature = "object")]
+    if let Some(exit) = of_a_bucket(error) {
+        return exit;
+    }
     if find::<io::Error>(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return ExitKind::Ok;
     }
@@ -129,6 +136,23 @@ fn exit_of(error: &anyhow::Error) -> ExitKind {
         Some(Code::Unauthenticated | Code::PermissionDenied) => ExitKind::Denied,
         _ => ExitKind::Failed,
     }
+}
+
+#[cfg(feature = "object")]
+fn of_a_bucket(error: &anyhow::Error) -> Option<ExitKind> {
+    use wald_bucket::{BucketError, BucketErrorKind, ProbeError};
+    let store = match find::<ProbeError>(error) {
+        Some(ProbeError::Refused { .. }) => return Some(ExitKind::Config),
+        Some(ProbeError::Store(error)) => Some(error),
+        None => find::<BucketError>(error),
+    };
+    store.map(|error| match error.kind() {
+        BucketErrorKind::Settings => ExitKind::Config,
+        BucketErrorKind::NotFound => ExitKind::NotFound,
+        BucketErrorKind::Denied => ExitKind::Denied,
+        BucketErrorKind::Unavailable => ExitKind::Unavailable,
+        BucketErrorKind::Damaged => ExitKind::DataLoss,
+    })
 }
 
 /// The next step, unless the server's message is enough.

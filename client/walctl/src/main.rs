@@ -90,6 +90,7 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
     if let Some(remark) = settings.remark() {
         say(&remark);
     }
+    let local = matches!(&args.command, Command::Backup(backup) if backup.command.is_some());
     // These commands need their answer at once; for the others --timeout is the bound.
     let asks = matches!(args.command, Command::Health(_) | Command::Status(_));
     let mut builder = settings.builder()?.retry(RetryPolicy {
@@ -101,7 +102,8 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
         builder = builder.timeout(timeout).connect_timeout(timeout);
     }
     let client = builder.connect_lazy()?;
-    if !asks {
+    // A list of backups calls no server.
+    if !asks && !local {
         tokio::spawn(report_refusal(client.clone()));
     }
     // An append says how far it came, so it minds interruptions itself.

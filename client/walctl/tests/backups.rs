@@ -182,3 +182,15 @@ async fn the_data_directory_of_a_store_is_none_for_backups() {
         assert_eq!(std::fs::read_dir(&store).unwrap().count(), 1, "as it was");
     }
 }
+
+#[cfg(not(feature = "object"))]
+#[tokio::test]
+async fn a_url_is_refused_in_a_sentence_by_a_build_without_buckets() {
+    let fixture = Fixture::new().await;
+    let url = Path::new("s3://bucket/orders");
+    for before in [&[][..], &["list"], &["prune", "--keep", "1"]] {
+        let refused = fixture.walctl(before, url, &[]).await;
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert!(said(&refused).contains("--features object"), "{refused:?}");
+    }
+}

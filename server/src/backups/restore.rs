@@ -12,8 +12,8 @@ use wald_storage::{
 };
 
 use super::{
-    DATA_LOSS, FAILED, StoredBackup, backup_argument, bar, choose, failed, json_argument,
-    open_failed, print, tell_damage, view, wants_json,
+    BackupShelf, DATA_LOSS, FAILED, StoredBackup, backup_argument, bar, choose, failed,
+    json_argument, open_failed, print, tell_damage, view, wants_json,
 };
 use crate::config::Config;
 use crate::host;
@@ -40,9 +40,9 @@ pub(crate) fn command() -> Command {
         )
         .arg(
             Arg::new("backups")
-                .value_name("BACKUP_DIR")
+                .value_name("BACKUPS")
                 .required(true)
-                .help("The directory that `walctl backup` writes to")
+                .help("The directory or bucket (s3://, gs://, az://) that `walctl backup` writes to")
                 .value_parser(value_parser!(PathBuf)),
         )
         .arg(backup_argument())
@@ -75,15 +75,16 @@ pub(crate) fn command() -> Command {
 /// Restores. Returns the exit code.
 pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
     let storage = config.storage();
-    let directory = matches
+    let place = matches
         .get_one::<PathBuf>("backups")
-        .ok_or_else(|| Exit::new(super::USAGE, "name the directory of backups"))?;
+        .ok_or_else(|| Exit::new(super::USAGE, "name the directory or bucket of backups"))?;
     let id = matches.get_one::<String>("backup");
-    let kept = choose(directory, id.map_or("latest", String::as_str))?;
+    let shelf = BackupShelf::open(place, config)?;
+    let kept = choose(&shelf, id.map_or("latest", String::as_str))?;
     let at = matches.get_one::<u64>("at-position");
     let at = at.map(|at| Position::new(*at));
     let work = RestoreWork {
-        directory,
+        shelf: &shelf,
         kept: &kept,
         at,
         storage,
@@ -111,7 +112,7 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
 
 /// A restore or drill to do.
 struct RestoreWork<'a> {
-    directory: &'a Path,
+    shelf: &'a BackupShelf,
     kept: &'a StoredBackup,
     at: Option<Position>,
     storage: StorageConfig,
@@ -130,7 +131,7 @@ fn covers(whole: &Gap, part: &Gap) -> bool {
 
 impl RestoreWork<'_> {
     fn restore(&self, target: &Path) -> Result<Restored, Exit> {
-        let view = view(self.directory, self.kept, self.at)?;
+        let view = view(self.shelf, self.kept, self.at)?;
         let disk: Arc<dyn Disk> = RealDisk::open(target).map_err(|error| open_failed(&error))?;
         let bar = bar(view.bytes());
         bar.set_message("restoring");

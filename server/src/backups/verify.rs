@@ -1,4 +1,4 @@
-//! `wald verify DIR` on a directory of backups: checks all content against its digest, then
+//! `wald verify` on a directory or bucket of backups: checks all content against its digest, then
 //! runs the checks of a start. Nothing is restored.
 
 use std::path::Path;
@@ -7,14 +7,16 @@ use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 use wald_storage::StorageConfig;
 
-use super::{DATA_LOSS, bar, choose, failed, print, tell_damage, view};
+use super::{BackupShelf, DATA_LOSS, bar, choose, failed, print, tell_damage, view};
+use crate::config::Config;
 use crate::offline::escaped;
 use crate::serve::Exit;
 
 /// Verifies one backup. Returns the exit code: 5 if anything in it is bad.
-pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit> {
-    let kept = choose(directory, id)?;
-    let view = view(directory, &kept, None)?;
+pub(crate) fn verify(place: &Path, config: &Config, id: &str, json: bool) -> Result<u8, Exit> {
+    let shelf = BackupShelf::open(place, config)?;
+    let kept = choose(&shelf, id)?;
+    let view = view(&shelf, &kept, None)?;
     let bar = bar(view.bytes());
     bar.set_message("verifying");
     let check = view.verify(&StorageConfig::default(), &mut |bytes| bar.inc(bytes));
@@ -28,7 +30,7 @@ pub(crate) fn verify(directory: &Path, id: &str, json: bool) -> Result<u8, Exit>
         eprintln!(
             "wald: while the store is there, delete each files/... named above from {}: the next \
              backup sends it again; as long as it is there, every backup counts on it",
-            directory.display()
+            shelf.location()
         );
     }
     let report = check.report.as_ref();

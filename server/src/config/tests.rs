@@ -409,6 +409,16 @@ fn settings_that_contradict_each_other_are_refused() {
             "archive_dir is",
             "outside of data_dir",
         ),
+        (
+            "bucket_endpoint = \"http://objects:7070\"",
+            "bucket_endpoint is",
+            "--bucket-insecure",
+        ),
+        (
+            "bucket_endpoint = \"objects:7070\"",
+            "bucket_endpoint is",
+            "https://",
+        ),
         ("log_filter = \"warning\"", "log_filter is", "no level"),
         ("log_filter = \"info,wald=infoo\"", "log_filter is", ""),
     ] {

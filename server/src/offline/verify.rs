@@ -11,7 +11,7 @@ use wald_storage::{Control, Finding, FindingKind, OfflineReport, Severity};
 
 use super::{DATA_LOSS, OfflineOutput, failed, few, open, output_of, written};
 use crate::backups;
-use crate::config::{SettingValue as _, Size};
+use crate::config::{Config, SettingValue as _, Size};
 use crate::serve::Exit;
 
 pub(super) fn command() -> Command {
@@ -20,8 +20,8 @@ pub(super) fn command() -> Command {
         .long_about(
             "Checks an offline data directory: life blocks, frames, chains, atomic units, \
              directories, seals, indexes, checkpoints, and missing or foreign files. Changes \
-             nothing. For a running daemon use `walctl verify`. In a directory of `walctl backup` \
-             the command checks one backup, without restoring it.\n\n\
+             nothing. For a running daemon use `walctl verify`. In a directory or bucket of \
+             `walctl backup` the command checks one backup, without restoring it.\n\n\
              Exit codes: 0 all is well, 1 it could not be checked, 2 usage, 4 a daemon has the \
              directory, 5 something is damaged or lost.",
         )
@@ -38,11 +38,11 @@ pub(super) fn command() -> Command {
         )
 }
 
-pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
-    if backups::is_directory_of_backups(directory) {
+pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Result<u8, Exit> {
+    if backups::is_place_of_backups(directory) {
         let id = matches.get_one::<String>("backup");
         let json = output_of(matches) != OfflineOutput::Text;
-        return backups::verify(directory, id.map_or("latest", String::as_str), json);
+        return backups::verify(directory, config, id.map_or("latest", String::as_str), json);
     }
     let offline = open(
         directory,

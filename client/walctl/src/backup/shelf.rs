@@ -1,26 +1,18 @@
-//! A directory of backups: content by its digest, one manifest for each backup.
-//!
-//! A file gets its name only when it is whole and flushed, so a killed backup leaves no file
-//! that looks whole. A later backup need not receive whole files again.
+//! A shelf of backups: content by its digest, one manifest for each backup. It lies in a directory or in a bucket.
 
-use std::collections::HashSet;
-use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read, Write};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use bytes::Bytes;
 use wald_client::proto::BackupManifest;
-use wald_proto::backup::{
-    self, DIGEST_BYTES, FILES, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE,
-};
-use xxhash_rust::xxh3::Xxh3;
+use wald_proto::backup::{self, DIGEST_BYTES, MANIFEST_SUFFIX};
 
-use super::private;
+use super::directory::BackupDirectory;
+use super::place::BackupPlace;
+use crate::args::BucketArgs;
+use crate::exit::Usage;
 use crate::output::say;
-
-/// Ending of a file's name until the file is whole.
-const NEW: &str = ".new";
 
 /// A backup that is there.
 pub(crate) struct KeptBackup {
@@ -72,168 +64,154 @@ impl FoundBackups {
     }
 }
 
-/// The directory.
+/// A shelf, with its content when it was opened.
 pub(crate) struct Shelf {
-    dir: PathBuf,
-    /// Held while something is written or removed.
-    _lock: Option<File>,
+    place: Box<dyn BackupPlace>,
+    content: BTreeMap<Bytes, u64>,
+    /// The file that arrives: its expected and its received bytes.
+    receiving: (u64, u64),
+    #[cfg(feature = "object")]
+    tally: std::sync::Arc<wald_bucket::Tally>,
 }
 
 impl Shelf {
     /// Opens it to look at it.
-    pub(crate) fn look(dir: &Path) -> Result<Self> {
-        let manifests = dir.join(MANIFESTS);
-        match fs::metadata(&manifests) {
-            Ok(found) if found.is_dir() => {}
-            Err(error)
-                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                return Err(error).with_context(|| format!("cannot read {}", manifests.display()));
+    pub(crate) async fn look(place: &Path, bucket: &BucketArgs) -> Result<Self> {
+        Self::new(place, bucket, false).await
+    }
+
+    /// Opens it for changes, and creates it if it does not exist.
+    pub(crate) async fn open(place: &Path, bucket: &BucketArgs) -> Result<Self> {
+        Self::new(place, bucket, true).await
+    }
+
+    async fn new(place: &Path, bucket: &BucketArgs, writes: bool) -> Result<Self> {
+        #[cfg(feature = "object")]
+        let tally = std::sync::Arc::default();
+        let url = place.to_str().filter(|place| wald_bucket::is_url(place));
+        let place: Box<dyn BackupPlace> = match url {
+            #[cfg(feature = "object")]
+            Some(url) => {
+                use super::bucket::InBucket;
+                let url = url
+                    .parse()
+                    .map_err(|bad: wald_bucket::BadUrl| Usage(bad.to_string()))?;
+                let settings = bucket.settings();
+                match writes {
+                    true => Box::new(InBucket::open(&url, &settings, &tally).await?),
+                    false => Box::new(InBucket::look(&url, &settings, &tally)?),
+                }
             }
-            _ => bail!("{} is no directory of backups", dir.display()),
-        }
-        for part in [FILES, MANIFESTS] {
-            private::check_part(&dir.join(part))?;
-        }
+            #[cfg(not(feature = "object"))]
+            Some(url) => {
+                let _ = bucket;
+                return Err(Usage(format!("{url}: {}", wald_bucket::NOT_BUILT)).into());
+            }
+            None if writes => Box::new(BackupDirectory::open(place)?),
+            None => Box::new(BackupDirectory::look(place)?),
+        };
+        // A list needs no content.
+        let content = match writes {
+            true => place.content().await?,
+            false => BTreeMap::new(),
+        };
         Ok(Self {
-            dir: dir.to_owned(),
-            _lock: None,
+            place,
+            content,
+            receiving: (0, 0),
+            #[cfg(feature = "object")]
+            tally,
         })
     }
 
-    /// Opens it for changes, and creates it if it does not exist. Removes files that a killed
-    /// backup left half written.
-    pub(crate) fn open(dir: &Path) -> Result<Self> {
-        if let Some(name) = OF_A_STORE.iter().find(|name| dir.join(name).exists()) {
-            bail!(
-                "{} is a store's data directory, it has {name}; name a directory for backups only",
-                dir.display()
-            );
-        }
-        let fail = || match dir.try_exists() {
-            Ok(false) => format!("cannot make {}", dir.display()),
-            _ => format!("cannot write to {}", dir.display()),
-        };
-        let is_new = !dir.join(MANIFESTS).is_dir();
-        for part in [FILES, MANIFESTS] {
-            private::make_part(&dir.join(part)).with_context(fail)?;
-        }
-        let lock = private::open_lock(&dir.join("LOCK")).with_context(fail)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                bail!(
-                    "another walctl writes to {}; wait for its end",
-                    dir.display()
-                )
-            }
-            Err(TryLockError::Error(error)) => return Err(error).with_context(fail),
-        }
-        if is_new {
-            flush_directory(dir)?;
-            if let Some(parent) = dir.canonicalize().with_context(fail)?.parent() {
-                flush_directory(parent)?;
-            }
-        }
-        let shelf = Self {
-            dir: dir.to_owned(),
-            _lock: Some(lock),
-        };
-        for part in [FILES, MANIFESTS] {
-            for name in shelf.names(part)?.iter().filter(|name| name.ends_with(NEW)) {
-                shelf.remove(part, name)?;
-            }
-        }
-        Ok(shelf)
+    /// Text for messages: a path or a URL.
+    pub(crate) fn name(&self) -> String {
+        self.place.name()
     }
 
-    fn path(&self, part: &str, name: &str) -> PathBuf {
-        self.dir.join(part).join(name)
-    }
-
-    fn names(&self, part: &str) -> Result<Vec<String>> {
-        let dir = self.dir.join(part);
-        let fail = || format!("cannot list {}", dir.display());
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&dir).with_context(fail)? {
-            // A file with another name is none of ours.
-            if let Ok(name) = entry.with_context(fail)?.file_name().into_string() {
-                names.push(name);
-            }
+    /// Requests and bytes of this run to a bucket; `None` without a bucket.
+    pub(crate) fn requests(&self) -> Option<serde_json::Value> {
+        #[cfg(feature = "object")]
+        {
+            use wald_bucket::Direction;
+            let all = self.tally.requests();
+            let by_name = all.iter().map(|(op, result, count)| {
+                serde_json::json!({"op": op.name(), "result": result, "count": count})
+            });
+            (!all.is_empty()).then(|| {
+                serde_json::json!({
+                    "requests": by_name.collect::<Vec<_>>(),
+                    "sent_bytes": self.tally.bytes(Direction::Sent),
+                    "received_bytes": self.tally.bytes(Direction::Received),
+                })
+            })
         }
-        names.sort_unstable();
-        Ok(names)
-    }
-
-    fn remove(&self, part: &str, name: &str) -> Result<()> {
-        let path = self.path(part, name);
-        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+        #[cfg(not(feature = "object"))]
+        None
     }
 
     /// Digests of the content that is there.
-    pub(crate) fn known(&self) -> Result<Vec<Bytes>> {
-        let names = self.names(FILES)?;
-        Ok(names.iter().filter_map(|name| digest_of(name)).collect())
+    pub(crate) fn known(&self) -> Vec<Bytes> {
+        self.content.keys().cloned().collect()
     }
 
     /// Bytes of the content with a digest, if it is there.
-    pub(crate) fn content_bytes(&self, digest: &[u8]) -> Result<Option<u64>> {
-        let path = self.path(FILES, &hex(digest));
-        private::size(&path).with_context(|| format!("cannot read {}", path.display()))
+    pub(crate) fn content_bytes(&self, digest: &Bytes) -> Option<u64> {
+        self.content.get(digest).copied()
     }
 
     /// Content that is known to be bad is not counted on again.
-    pub(crate) fn forget(&self, digest: &[u8]) -> Result<()> {
-        self.remove(FILES, &hex(digest))
+    pub(crate) async fn forget(&self, digest: &Bytes) -> Result<()> {
+        self.place
+            .remove_content(std::slice::from_ref(digest))
+            .await
     }
 
     /// Begins a file.
-    pub(crate) fn receive(&self, digest: &[u8], bytes: u64) -> Result<Receiving> {
-        let path = self.path(FILES, &format!("{}{NEW}", hex(digest)));
-        let file =
-            private::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Receiving {
-            place: self.path(FILES, &hex(digest)),
-            path,
-            file,
-            digest: digest.to_vec(),
-            bytes,
-            received: 0,
-            running: Xxh3::new(),
-        })
+    pub(crate) async fn begin(&mut self, digest: &Bytes, bytes: u64) -> Result<()> {
+        self.receiving = (bytes, 0);
+        self.place.begin(digest.clone(), bytes).await
+    }
+
+    /// Takes the next piece of the file.
+    pub(crate) async fn take(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let (bytes, received) = self.receiving;
+        if offset != received || data.len() as u64 > bytes - received {
+            bail!("the server sends content that its manifest does not have");
+        }
+        self.receiving.1 += data.len() as u64;
+        self.place.write(data).await
+    }
+
+    /// All of the file is there.
+    pub(crate) async fn end(&mut self) -> Result<()> {
+        self.place.end().await
     }
 
     /// All content of the manifest is there: from now on it is a backup.
-    pub(crate) fn keep(&self, manifest: BackupManifest) -> Result<KeptBackup> {
-        flush_directory(&self.dir.join(FILES))?;
+    pub(crate) async fn keep(&mut self, manifest: BackupManifest) -> Result<KeptBackup> {
+        self.place.settle().await?;
         let kept = KeptBackup {
             id: String::new(),
             manifest,
         };
         let position = kept.manifest.position.unwrap_or(0);
         let id = format!("{}-{position}", compact_time(kept.create_time()));
-        let path = self.path(MANIFESTS, &format!("{id}{MANIFEST_SUFFIX}"));
-        let new = self.path(MANIFESTS, &format!("{id}{NEW}"));
-        let write = || {
-            let mut file = private::create(&new)?;
-            file.write_all(&backup::encode(&kept.manifest))?;
-            file.sync_all()?;
-            fs::rename(&new, &path)
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))?;
-        flush_directory(&self.dir.join(MANIFESTS))?;
+        let encoded = backup::encode(&kept.manifest);
+        self.place
+            .create_manifest(&format!("{id}{MANIFEST_SUFFIX}"), encoded)
+            .await?;
         Ok(KeptBackup { id, ..kept })
     }
 
     /// The backups there are.
-    pub(crate) fn kept(&self) -> Result<FoundBackups> {
+    pub(crate) async fn kept(&self) -> Result<FoundBackups> {
         let (mut kept, mut bad) = (Vec::new(), Vec::new());
-        for name in self.names(MANIFESTS)? {
+        for name in self.place.manifests().await? {
             let Some(id) = name.strip_suffix(MANIFEST_SUFFIX) else {
                 continue;
             };
-            let path = self.path(MANIFESTS, &name);
-            let read = read(&path).map_err(|error| error.to_string());
+            let read = self.place.read_manifest(&name).await?;
             let manifest =
                 read.and_then(|bytes| backup::decode(&bytes).map_err(|bad| bad.to_string()));
             match manifest {
@@ -244,7 +222,7 @@ impl Shelf {
                 Err(what) => bad.push(format!(
                     "{}: {what}; it is passed over, and no content is removed as long as it is \
                      there: remove it if that backup is not needed",
-                    path.display()
+                    self.place.manifest_name(&name)
                 )),
             }
         }
@@ -255,8 +233,8 @@ impl Shelf {
     /// Removes all but the newest backups, but never the one that was just taken. Then removes
     /// the content that no remaining backup has, unless a manifest cannot be read, which may
     /// name it. Returns the removed backups, and the number of removed bytes.
-    pub(crate) fn prune(&self, keep: u64, taken: Option<&str>) -> Result<(Vec<String>, u64)> {
-        let FoundBackups { kept, bad } = self.kept()?;
+    pub(crate) async fn prune(&self, keep: u64, taken: Option<&str>) -> Result<(Vec<String>, u64)> {
+        let FoundBackups { kept, bad } = self.kept().await?;
         let keep = usize::try_from(keep).unwrap_or(usize::MAX);
         let mut excess = kept.len().saturating_sub(keep);
         let (removed, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|kept| {
@@ -264,86 +242,32 @@ impl Shelf {
             excess -= usize::from(goes);
             goes
         });
-        for kept in &removed {
-            self.remove(MANIFESTS, &format!("{}{MANIFEST_SUFFIX}", kept.id))?;
-        }
-        // No manifest may come back that names the files that are removed next.
-        flush_directory(&self.dir.join(MANIFESTS))?;
-        let used: HashSet<String> = kept
+        let names = removed
             .iter()
-            .flat_map(|kept| kept.manifest.files.iter().map(|file| hex(&file.digest)))
+            .map(|kept| format!("{}{MANIFEST_SUFFIX}", kept.id));
+        // No manifest may come back that names the files that are removed next.
+        self.place
+            .remove_manifests(&names.collect::<Vec<_>>())
+            .await?;
+        let used: HashSet<&Bytes> = kept
+            .iter()
+            .flat_map(|kept| kept.manifest.files.iter().map(|file| &file.digest))
             .collect();
         let mut freed = 0;
-        let names = match bad.is_empty() {
-            true => self.names(FILES)?,
-            false => Vec::new(),
-        };
-        for name in names {
-            if let Some(digest) = digest_of(&name).filter(|_| !used.contains(&name)) {
-                freed += self.content_bytes(&digest)?.unwrap_or(0);
-                self.remove(FILES, &name)?;
-            }
+        if bad.is_empty() {
+            let mut unused = self.place.content().await?;
+            unused.retain(|digest, _| !used.contains(digest));
+            freed = unused.values().sum();
+            let unused: Vec<Bytes> = unused.into_keys().collect();
+            self.place.remove_content(&unused).await?;
         }
-        flush_directory(&self.dir.join(FILES))?;
         Ok((removed.into_iter().map(|kept| kept.id).collect(), freed))
     }
-}
 
-/// A file that is being received.
-pub(crate) struct Receiving {
-    place: PathBuf,
-    path: PathBuf,
-    file: File,
-    digest: Vec<u8>,
-    bytes: u64,
-    received: u64,
-    running: Xxh3,
-}
-
-impl Receiving {
-    /// Takes the next piece.
-    pub(crate) fn take(&mut self, offset: u64, data: &[u8]) -> Result<()> {
-        if offset != self.received || data.len() as u64 > self.bytes - self.received {
-            bail!("the server sends content that its manifest does not have");
-        }
-        self.running.update(data);
-        self.received += data.len() as u64;
-        self.file
-            .write_all(data)
-            .with_context(|| format!("cannot write {}", self.path.display()))
+    /// Lets the next writer in.
+    pub(crate) async fn close(self) -> Result<()> {
+        self.place.close().await
     }
-
-    /// All of it is there: it gets its name.
-    pub(crate) fn end(self) -> Result<()> {
-        let same = self.running.digest128().to_be_bytes() == self.digest.as_slice();
-        if self.received != self.bytes || !same {
-            bail!("the received bytes do not match the manifest; try again");
-        }
-        self.file
-            .sync_all()
-            .and_then(|()| fs::rename(&self.path, &self.place))
-            .with_context(|| format!("cannot write {}", self.place.display()))
-    }
-}
-
-/// Reads a manifest.
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let file = private::open_to_read(path)?;
-    let bytes = file.metadata()?.len();
-    if bytes > LARGEST_MANIFEST {
-        return Err(std::io::Error::other(format!(
-            "{bytes} bytes are no manifest"
-        )));
-    }
-    let mut manifest = Vec::new();
-    file.take(LARGEST_MANIFEST).read_to_end(&mut manifest)?;
-    Ok(manifest)
-}
-
-fn flush_directory(dir: &Path) -> Result<()> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .with_context(|| format!("cannot flush {}", dir.display()))
 }
 
 /// The name of content with a digest.
@@ -351,7 +275,8 @@ pub(crate) fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn digest_of(name: &str) -> Option<Bytes> {
+/// The digest that a name of content stands for.
+pub(crate) fn digest_of(name: &str) -> Option<Bytes> {
     let lower = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     if name.len() != 2 * DIGEST_BYTES || !name.chars().all(lower) {
         return None;

@@ -1,0 +1,294 @@
+//! Backups in a directory.
+//!
+//! A file gets its name only when it is whole and flushed, so a killed backup leaves no file
+//! that looks whole. A later backup need not receive whole files again.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use wald_proto::backup::{FILES, LARGEST_MANIFEST, MANIFESTS, OF_A_STORE};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::place::{BackupPlace, Doing, NO_MATCH};
+use super::private;
+use super::shelf::{digest_of, hex};
+
+/// Ending of a file's name until the file is whole.
+const NEW: &str = ".new";
+
+/// The directory.
+pub(crate) struct BackupDirectory {
+    dir: PathBuf,
+    /// Held while something is written or removed.
+    _lock: Option<File>,
+    receiving: Option<Receiving>,
+}
+
+/// A file that is being received.
+struct Receiving {
+    place: PathBuf,
+    path: PathBuf,
+    file: File,
+    digest: Bytes,
+    bytes: u64,
+    received: u64,
+    running: Xxh3,
+}
+
+impl BackupDirectory {
+    /// Opens it to look at it.
+    pub(crate) fn look(dir: &Path) -> Result<Self> {
+        let manifests = dir.join(MANIFESTS);
+        match fs::metadata(&manifests) {
+            Ok(found) if found.is_dir() => {}
+            Err(error)
+                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Err(error).with_context(|| format!("cannot read {}", manifests.display()));
+            }
+            _ => bail!("{} is no directory of backups", dir.display()),
+        }
+        for part in [FILES, MANIFESTS] {
+            private::check_part(&dir.join(part))?;
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            _lock: None,
+            receiving: None,
+        })
+    }
+
+    /// Opens it for changes, and creates it if it does not exist. Removes files that a killed
+    /// backup left half written.
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
+        if let Some(name) = OF_A_STORE.iter().find(|name| dir.join(name).exists()) {
+            bail!(
+                "{} is a store's data directory, it has {name}; name a directory for backups only",
+                dir.display()
+            );
+        }
+        let fail = || match dir.try_exists() {
+            Ok(false) => format!("cannot make {}", dir.display()),
+            _ => format!("cannot write to {}", dir.display()),
+        };
+        let is_new = !dir.join(MANIFESTS).is_dir();
+        for part in [FILES, MANIFESTS] {
+            private::make_part(&dir.join(part)).with_context(fail)?;
+        }
+        let lock = private::open_lock(&dir.join("LOCK")).with_context(fail)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                bail!(
+                    "another walctl writes to {}; wait for its end",
+                    dir.display()
+                )
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(fail),
+        }
+        if is_new {
+            flush_directory(dir)?;
+            if let Some(parent) = dir.canonicalize().with_context(fail)?.parent() {
+                flush_directory(parent)?;
+            }
+        }
+        let directory = Self {
+            dir: dir.to_owned(),
+            _lock: Some(lock),
+            receiving: None,
+        };
+        for part in [FILES, MANIFESTS] {
+            let names = directory.names(part)?;
+            for name in names.iter().filter(|name| name.ends_with(NEW)) {
+                directory.remove(part, name)?;
+            }
+        }
+        Ok(directory)
+    }
+
+    fn path(&self, part: &str, name: &str) -> PathBuf {
+        self.dir.join(part).join(name)
+    }
+
+    fn names(&self, part: &str) -> Result<Vec<String>> {
+        let dir = self.dir.join(part);
+        let fail = || format!("cannot list {}", dir.display());
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&dir).with_context(fail)? {
+            // A file with another name is none of ours.
+            if let Ok(name) = entry.with_context(fail)?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn remove(&self, part: &str, name: &str) -> Result<()> {
+        let path = self.path(part, name);
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    fn flush(&self, part: &str) -> Result<()> {
+        flush_directory(&self.dir.join(part))
+    }
+
+    fn read_content(&self) -> Result<BTreeMap<Bytes, u64>> {
+        let mut content = BTreeMap::new();
+        for name in self.names(FILES)? {
+            let Some(digest) = digest_of(&name) else {
+                continue;
+            };
+            let path = self.path(FILES, &name);
+            let bytes = private::size(&path);
+            if let Some(bytes) = bytes.with_context(|| format!("cannot read {}", path.display()))? {
+                content.insert(digest, bytes);
+            }
+        }
+        Ok(content)
+    }
+
+    fn receive(&self, digest: Bytes, bytes: u64) -> Result<Receiving> {
+        let path = self.path(FILES, &format!("{}{NEW}", hex(&digest)));
+        let file =
+            private::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Receiving {
+            place: self.path(FILES, &hex(&digest)),
+            path,
+            file,
+            digest,
+            bytes,
+            received: 0,
+            running: Xxh3::new(),
+        })
+    }
+
+    fn write_manifest(&self, name: &str, manifest: &[u8]) -> Result<()> {
+        let path = self.path(MANIFESTS, name);
+        let new = self.path(MANIFESTS, &format!("{name}{NEW}"));
+        let write = || {
+            let mut file = private::create(&new)?;
+            file.write_all(manifest)?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))?;
+        self.flush(MANIFESTS)
+    }
+}
+
+impl Receiving {
+    fn write(&mut self, data: &[u8]) -> Result<()> {
+        self.running.update(data);
+        self.received += data.len() as u64;
+        self.file
+            .write_all(data)
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// All of it is there: it gets its name.
+    fn end(self) -> Result<()> {
+        let same = self.running.digest128().to_be_bytes() == *self.digest;
+        if self.received != self.bytes || !same {
+            bail!(NO_MATCH);
+        }
+        self.file
+            .sync_all()
+            .and_then(|()| fs::rename(&self.path, &self.place))
+            .with_context(|| format!("cannot write {}", self.place.display()))
+    }
+}
+
+impl BackupPlace for BackupDirectory {
+    fn name(&self) -> String {
+        self.dir.display().to_string()
+    }
+
+    fn manifest_name(&self, file: &str) -> String {
+        self.path(MANIFESTS, file).display().to_string()
+    }
+
+    fn content(&self) -> Doing<'_, BTreeMap<Bytes, u64>> {
+        Box::pin(async { self.read_content() })
+    }
+
+    fn manifests(&self) -> Doing<'_, Vec<String>> {
+        Box::pin(async { self.names(MANIFESTS) })
+    }
+
+    fn read_manifest<'a>(&'a self, file: &'a str) -> Doing<'a, Result<Vec<u8>, String>> {
+        let read = read(&self.path(MANIFESTS, file)).map_err(|error| error.to_string());
+        Box::pin(async { Ok(read) })
+    }
+
+    fn begin(&mut self, digest: Bytes, bytes: u64) -> Doing<'_, ()> {
+        Box::pin(async move {
+            self.receiving = Some(self.receive(digest, bytes)?);
+            Ok(())
+        })
+    }
+
+    fn write<'a>(&'a mut self, data: &'a [u8]) -> Doing<'a, ()> {
+        let receiving = self.receiving.as_mut();
+        Box::pin(async { receiving.map_or(Ok(()), |file| file.write(data)) })
+    }
+
+    fn end(&mut self) -> Doing<'_, ()> {
+        let receiving = self.receiving.take();
+        Box::pin(async { receiving.map_or(Ok(()), Receiving::end) })
+    }
+
+    fn settle(&mut self) -> Doing<'_, ()> {
+        Box::pin(async { self.flush(FILES) })
+    }
+
+    fn create_manifest<'a>(&'a mut self, file: &'a str, manifest: Vec<u8>) -> Doing<'a, ()> {
+        Box::pin(async move { self.write_manifest(file, &manifest) })
+    }
+
+    fn remove_manifests<'a>(&'a self, files: &'a [String]) -> Doing<'a, ()> {
+        Box::pin(async {
+            files
+                .iter()
+                .try_for_each(|file| self.remove(MANIFESTS, file))?;
+            self.flush(MANIFESTS)
+        })
+    }
+
+    fn remove_content<'a>(&'a self, digests: &'a [Bytes]) -> Doing<'a, ()> {
+        Box::pin(async {
+            digests
+                .iter()
+                .try_for_each(|digest| self.remove(FILES, &hex(digest)))?;
+            self.flush(FILES)
+        })
+    }
+
+    fn close(self: Box<Self>) -> Doing<'static, ()> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// Reads a manifest.
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = private::open_to_read(path)?;
+    let bytes = file.metadata()?.len();
+    if bytes > LARGEST_MANIFEST {
+        return Err(std::io::Error::other(format!(
+            "{bytes} bytes are no manifest"
+        )));
+    }
+    let mut manifest = Vec::new();
+    file.take(LARGEST_MANIFEST).read_to_end(&mut manifest)?;
+    Ok(manifest)
+}
+
+fn flush_directory(dir: &Path) -> Result<()> {
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .with_context(|| format!("cannot flush {}", dir.display()))
+}
