@@ -23,6 +23,7 @@ Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 
 TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
 STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
+STORES = "setup/tools:stores"
 TESTS = "rust/tests"
 # Steps that most others need.
 BINARIES = (TOOLS, RELEASE, TESTS)
@@ -38,6 +39,8 @@ FIRST = [
 COMPUTE = [
     Step(CLUSTER, "compute", (TOOLS,)),
     Step(MDBOOK, "compute", (TOOLS,)),
+    Step(STORES, "compute", (TOOLS,)),
+    Step("disk/bucket:units", "compute", BINARIES, ("debug",)),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
     Step("durability/known_bad", "compute", BINARIES, ("debug",)),
@@ -120,6 +123,10 @@ LAST = [
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
+    Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, "disk/bucket:units"), ("debug",)),
+    Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units"), ("debug",)),
+    Step("disk/bucket:others", "wait", (*BINARIES, STORES, "disk/bucket:units"), ("debug",)),
+    Step("disk/bucket:refused", "wait", (*BINARIES, STORES, "disk/bucket:units"), ("debug",)),
     Step("docs/testing", "wait", ()),
 ]
 PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
@@ -128,14 +135,16 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 # - a Kubernetes API from source (20 minutes of processor time) and the installation of the chart in it. deploy/chart
 #   renders and judges each manifest in every run.
 # - the static binaries, and the image and the exporter of traces that only they have. They are the same code with
-#   another C library and two more features; clippy compiles the features in every run.
+#   another C library and three more features; clippy compiles the features in every run.
 # - the engine under a scheduler of its own, which needs another build of the engine; the fuzz targets' builds; the book,
 #   whose program is built from source.
+# - servers of object stores from source (five minutes of processor time). disk/bucket has a server of its own in every run.
 # - engines with a deliberate mistake: they test the tests, and need eight minutes. A change of the engine's tests should run
 #   them by name.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
-            "rust/lint:fuzz_targets", MDBOOK, "docs/book", "bench/million", "bench/bounded", "bench/clustered"]
+            STORES, "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
+            "bench/million", "bench/bounded", "bench/clustered"]
 DEFAULT = [step for step in PLAN if step.name not in WITH_ALL]
 # Checks that only run by name, because they take long or need a quiet machine.
 BY_HAND = ["bench/benchmarks", "bench/servers", "bench/soak", "bench/tls", "disk/fuzz"]

@@ -22,7 +22,8 @@ SCHEMA = CHART / "values.schema.json"
 WRITE = "--write" in sys.argv
 # The chart sets these itself: addresses, a directory, and the settings that must agree with Secrets and probes.
 OURS = {"listen", "http_listen", "insecure_listen", "insecure_tokens", "data_dir", "tls_cert", "tls_key", "tls_client_auth",
-        "tls_client_ca", "tls_client_crl", "http_tls", "auth_file", "metrics_open"}
+        "tls_client_ca", "tls_client_crl", "http_tls", "bucket_endpoint", "bucket_region", "bucket_credentials_file", "bucket_insecure",
+        "auth_file", "metrics_open"}
 # Kinds of volumes that the Pod Security Standard `restricted` permits.
 VOLUMES_ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -182,10 +183,11 @@ def unrestricted(pod):
 def pods():
     for values in VALUES:
         objects = of_values(values)
-        specs = [only(objects, "StatefulSet")["spec"]["template"]["spec"], *(o["spec"] for o in objects if o["kind"] == "Pod")]
+        specs = [only(objects, "StatefulSet")["spec"]["template"]["spec"], *(o["spec"] for o in objects if o["kind"] == "Pod"),
+                 *(o["spec"]["jobTemplate"]["spec"]["template"]["spec"] for o in objects if o["kind"] == "CronJob")]
         broken = list(itertools.chain(*map(unrestricted, specs)))
         expect(f"{values.name}: {len(specs)} pods are restricted", not broken, ", ".join(broken))
-        secrets = [v["secret"] for spec in specs for v in spec["volumes"] if "secret" in v]
+        secrets = [v["secret"] for spec in specs for v in spec.get("volumes", []) if "secret" in v]
         paths = [m for spec in specs for c in [*spec.get("initContainers", []), *spec["containers"]] for m in c.get("volumeMounts", [])]
         expect(f"{values.name}: its {len(secrets)} volumes of Secrets have mode 0440, and no mount is a single file",
                all(s["defaultMode"] == 0o440 for s in secrets) and not any("subPath" in m for m in paths))
@@ -210,6 +212,7 @@ def stores():
 
 # Values that turn TLS on.
 TLS = ["tls.enabled=true", "tls.existingSecret=cert"]
+BACKUP = ["backup.enabled=true", "backup.url=s3://wald/orders"]
 
 
 @check("Impossible values are refused with a sentence")
@@ -247,6 +250,13 @@ def refused():
         ([*TLS, "auth.existingSecret=auth", "config.echo=true"], "config.echo"),
         ([*TLS, "auth.existingSecret=auth", "config.console=on"], "config.console is on"),
         (["tls.certManager.duration=90d"], "does not match pattern"),
+        (["backup.enabled=true"], "set backup.url"),
+        ([*BACKUP[:1], "backup.url=/backups"], "does not match pattern"),
+        ([*BACKUP, "backup.endpoint=http://objects"], "backup.endpoint has no TLS"),
+        ([*BACKUP, *TLS, "auth.existingSecret=auth"], "set backup.tokenSecret"),
+        ([*BACKUP, *TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false"], "set backup.certSecret"),
+        ([*BACKUP, "backup.certSecret=cert"], "backup.certSecret has no effect"),
+        ([*BACKUP, "backup.keep=0"], "minimum"),
     ]:
         text = said(done := helm("template", "wald", CHART, *itertools.chain(*(["--set", a] for a in arguments))))
         expect(f"{', '.join(arguments)} is refused", done.returncode != 0 and sentence in text,
@@ -303,6 +313,19 @@ def labels(peer):
     """The pods of the namespace that a peer of a NetworkPolicy admits: {} for all, "test" for helm's test. None: others."""
     selector = peer.get("podSelector")
     return selector and selector["matchLabels"].get("app.kubernetes.io/component") or selector
+
+
+@check("walctl accepts the command line of the backup job, and the policy lets its pod in")
+def backup_jobs():
+    objects = of_values(CHART / "ci" / "backup-values.yaml")
+    container = only(objects, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
+    # The binaries without the feature `object` refuse the URL, after all arguments and variables were read.
+    # There are no such files here.
+    variables = {name: value for name, value in environment(container).items() if not name.startswith(("WALD_T", "WALD_ENDPOINT"))}
+    done = run(WALCTL, *container["args"], env=clean_environment(**variables))
+    expect("walctl reads every argument", done.returncode == 2 and "object stores" in done.stderr.decode(), said(done))
+    policy = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
+    expect("its pod reaches gRPC", "backup" in map(labels, policy["from"]), policy)
 
 
 @check("The grace period of the pod covers the drain of the daemon")

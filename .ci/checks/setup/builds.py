@@ -15,8 +15,8 @@ def release():
 @check("The static binaries, as deploy/Dockerfile builds them")
 def static():
     counted("cargo", "build", "--release", "--locked", "--target", f"{os.uname().machine}-unknown-linux-musl",
-            "-p", "wald-server", "-p", "walctl", "--bins", "--features", "wald-server/otlp,wald-server/zstd",
-            cwd=ROOT)
+            "-p", "wald-server", "-p", "walctl", "--bins", "--features",
+            "wald-server/otlp,wald-server/zstd,wald-server/object,walctl/object", cwd=ROOT)
 
 
 @check("The runners of the clients for Go, Python and TypeScript; the tests' build has Rust's")

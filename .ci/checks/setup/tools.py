@@ -13,6 +13,11 @@ def mdbook():
     counted(ROOT / ".ci/lib/tools", "mdbook", cwd=ROOT)
 
 
+@check("Servers of object stores, for disk/bucket")
+def stores():
+    counted(ROOT / ".ci/lib/tools", "stores", cwd=ROOT)
+
+
 @check("A Kubernetes API and kwok from Go modules, for deploy/install")
 def cluster():
     counted(ROOT / ".ci/lib/cluster/build", cwd=ROOT)

@@ -172,6 +172,7 @@ grpc:
 {{- end -}}
 {{- include "wald.checkTLS" . -}}
 {{- include "wald.checkAuth" . -}}
+{{- include "wald.checkBackup" . -}}
 {{- end }}
 
 {{/* TLS that is set up halfway is refused: someone may count on it. */}}
@@ -236,6 +237,29 @@ grpc:
 {{- fail "config.console is on: tokens and logins would cross the network in plaintext; set http.tls, or insecure=true" -}}
 {{- else if not (or $auth (include "wald.insecureListen" .)) -}}
 {{- fail "config.console is on: everyone who reaches the HTTP port could read every record; set http.tls and auth.existingSecret, or insecure=true" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A backup that cannot run is refused: someone may count on it. */}}
+{{- define "wald.checkBackup" -}}
+{{- with .Values.backup -}}
+{{- if .enabled -}}
+{{- if not .url -}}
+{{- fail "backup.enabled: set backup.url, such as s3://BUCKET/PREFIX" -}}
+{{- end -}}
+{{- if and (hasPrefix "http://" .endpoint) (not .insecure) -}}
+{{- fail "backup.endpoint has no TLS: others could read the records on their way; use https://, or set backup.insecure=true" -}}
+{{- end -}}
+{{- if and (eq $.Values.tls.clientAuth "require") (not .certSecret) -}}
+{{- fail "backup.enabled with tls.clientAuth \"require\": set backup.certSecret" -}}
+{{- end -}}
+{{- if and $.Values.auth.existingSecret (not .tokenSecret) (not .certSecret) -}}
+{{- fail "backup.enabled with auth.existingSecret: set backup.tokenSecret, the Secret of a token with the right backup, or backup.certSecret" -}}
+{{- end -}}
+{{- if and .certSecret (not $.Values.tls.enabled) -}}
+{{- fail "backup.certSecret has no effect without tls.enabled: set tls.enabled=true" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
