@@ -352,7 +352,7 @@ def documented(directory, store, data):
     expect("the commands of docs/src/restore.md run", done.returncode == 0, (done.stdout + done.stderr).decode()[-1500:])
 
 
-@check("The tests of the crate, and those of backups by programs with the feature")
+@check("The tests of the crate, and the tests of backups by programs with the feature")
 def units():
     counted(*TESTED, cwd=ROOT)
     if not os.environ.get("CI_LIGHT"):
