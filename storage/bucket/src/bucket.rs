@@ -349,7 +349,7 @@ fn tag_of(found: &GetResult) -> Tag {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faults::{StoreFault, faulty};
+    use crate::faults::{StoreFault, StoreFaults, faulty, faulty_with};
     use crate::observe::Direction;
 
     #[tokio::test]
@@ -415,6 +415,20 @@ mod tests {
         assert!(bucket.read("f", 4).await.is_err());
         assert_eq!(tally.bytes(Direction::Sent), 25);
         assert_eq!(tally.bytes(Direction::Received), 2);
+    }
+
+    #[tokio::test]
+    async fn an_answer_longer_than_announced_is_damage() {
+        let (bucket, _, _) = faulty_with(StoreFaults {
+            longer_answers: true,
+            ..StoreFaults::default()
+        });
+        bucket.put("x", "12345".into()).await.unwrap();
+        let whole = bucket.read("x", 100).await.unwrap_err();
+        let part = bucket.read_range("x", 1..3).await.unwrap_err();
+        for refused in [whole, part] {
+            assert_eq!(refused.kind(), BucketErrorKind::Damaged, "{refused}");
+        }
     }
 
     async fn create(bucket: &Bucket, path: &str, text: &'static str) -> Result<Put, BucketError> {

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, UploadPart,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, UploadPart,
 };
 
 use crate::bucket::Bucket;
@@ -39,6 +39,8 @@ pub(crate) struct StoreFaults {
     pub(crate) puts: Mutex<VecDeque<Option<StoreFault>>>,
     /// Whether conditions are ignored, as some servers do.
     pub(crate) ignores_conditions: bool,
+    /// Whether each answer has a byte more than it announces.
+    pub(crate) longer_answers: bool,
     /// Whether each removal takes an hour.
     pub(crate) slow_removals: bool,
     /// Largest number of uploads of parts at the same time.
@@ -165,7 +167,20 @@ impl ObjectStore for Faulty {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult, Error> {
-        self.inner.get_opts(location, options).await
+        let found = self.inner.get_opts(location, options).await?;
+        if !self.faults.longer_answers {
+            return Ok(found);
+        }
+        let (meta, range) = (found.meta.clone(), found.range.clone());
+        let (attributes, extensions) = (found.attributes.clone(), found.extensions.clone());
+        let more = stream::once(async { Ok("x".into()) });
+        Ok(GetResult {
+            payload: GetResultPayload::Stream(found.into_stream().chain(more).boxed()),
+            meta,
+            range,
+            attributes,
+            extensions,
+        })
     }
 
     fn delete_stream(
