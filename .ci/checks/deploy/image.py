@@ -21,7 +21,7 @@ def built(directory):
         expect(f"{name} is static", "static" in kind and "interpreter" not in kind, kind.split(",")[3].strip())
         shutil.copy(STATIC / name, binaries)
     for name, *arguments in ("wald", "verify"), ("walctl", "backup", "list"):
-        done = run(STATIC / name, *arguments, "s3://bucket/x", env=clean_environment(WALD_BUCKET_ENDPOINT="http://127.0.0.1"))
+        done = run(STATIC / name, *arguments, "s3://bucket/x", env=clean_environment(AWS_ENDPOINT_URL="http://127.0.0.1"))
         expect(f"{name} knows buckets, and refuses one without TLS", done.returncode == 78, said(done).strip())
     store = ["buildah", "--root", directory / "store", "--runroot", directory / "run", "--storage-driver", "vfs"]
     done = run(*store, "build", "--isolation", "chroot", "--build-context", f"binaries={binaries}",
