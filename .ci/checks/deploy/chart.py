@@ -213,6 +213,8 @@ def stores():
 # Values that turn TLS on.
 TLS = ["tls.enabled=true", "tls.existingSecret=cert"]
 BACKUP = ["backup.enabled=true", "backup.url=s3://wald/orders"]
+# Values that give the scraper a token.
+SCRAPER = ["serviceMonitor.enabled=true", "serviceMonitor.authorization.credentials.name=scraper", "serviceMonitor.authorization.credentials.key=token"]
 
 
 @check("Impossible values are refused with a sentence")
@@ -246,7 +248,9 @@ def refused():
         (["auth.kubernetes.enabled=true"], "auth.kubernetes has no effect without auth.existingSecret"),
         ([*TLS, "auth.existingSecret=auth", "auth.kubernetes.enabled=true"], "keeps the daemon from the API server"),
         (["metricsOpen=true"], "metricsOpen has no effect without auth.existingSecret"),
-        ([*TLS, "auth.existingSecret=auth", "serviceMonitor.enabled=true"], "set serviceMonitor.authorization"),
+        ([*TLS, "auth.existingSecret=auth", "serviceMonitor.enabled=true"], "set http.tls=true and serviceMonitor.authorization"),
+        ([*TLS, "auth.existingSecret=auth", *SCRAPER], "with each scrape"),
+        ([*TLS, "auth.existingSecret=auth", *SCRAPER, "metricsOpen=true"], "with each scrape"),
         ([*TLS, "auth.existingSecret=auth", "config.echo=true"], "config.echo"),
         ([*TLS, "auth.existingSecret=auth", "config.console=on"], "config.console is on"),
         (["tls.certManager.duration=90d"], "does not match pattern"),
@@ -272,6 +276,8 @@ def consents(directory):
         ([*TLS, auth], set()),
         ([*TLS, auth, "networkPolicy.enabled=false", "insecure=true"], {"TOKENS"}),
         ([*TLS, auth, "http.tls=true", "insecure=true"], set()),
+        ([*TLS, auth, "http.tls=true", *SCRAPER], set()),
+        ([*TLS, auth, "insecure=true", *SCRAPER], {"TOKENS"}),
         ([*TLS, auth, "http.tls=true", "config.console=on"], set()),
         ([*TLS, auth, "insecure=true", "config.console=on"], {"TOKENS"}),
         ([*TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false", "insecure=true", "config.console=on"], {"LISTEN"}),
@@ -326,6 +332,43 @@ def backup_jobs():
     expect("walctl reads every argument", done.returncode == 2 and "object stores" in done.stderr.decode(), said(done))
     policy = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
     expect("its pod reaches gRPC", "backup" in map(labels, policy["from"]), policy)
+
+
+@check("A certificate of cert-manager has every name of the Services and of the pod")
+def names(directory):
+    objects = of_values(CHART / "ci" / "cert-manager-values.yaml")
+    authority = Authority(directory)
+    wanted = only(objects, "Certificate")["spec"]["dnsNames"]
+    pair = authority.issue(directory / "issued", "wald", san=",".join(f"DNS:{name}" for name in wanted))
+    services = [o["metadata"]["name"] for o in objects if o["kind"] == "Service"]
+    hosts = [*services, f"wald-0.{only(objects, 'StatefulSet')['spec']['serviceName']}"]
+    with Daemon(directory / "data", *files(*pair)) as daemon:
+        for name in [host + domain for host in hosts for domain in ("", ".default", ".default.svc", ".default.svc.cluster.local")]:
+            done = health(daemon, authority, name)
+            expect(f"a client that connects to {name} verifies the certificate", done.returncode == 0, said(done) if done.returncode else "")
+        done = health(daemon, authority, "wald.other.svc")
+        expect("a client that connects to wald.other.svc refuses it", done.returncode != 0 and "wald.default.svc" in said(done), said(done))
+
+
+def health(daemon, authority, name):
+    """The answer to a client that knows the daemon by this name."""
+    return run(WALCTL, "health", env=clean_environment(WALD_ENDPOINT=f"https://{daemon.grpc}", WALD_TLS_CA=str(authority.pem), WALD_TLS_SERVER_NAME=name))
+
+
+@check("The notes of an installation say which credentials belong together, and each example of the README is accepted")
+def texts(directory):
+    tls = CHART / "ci" / "tls-values.yaml"
+    for mode, sentence in [("off", None), ("optional", "sends a certificate and a token"), ("require", "each principal that sends a token needs both")]:
+        without = ["--set", "tls.clientCASecret=,tls.clientCRLKey="] if mode == "off" else []
+        notes = said(helm("install", "wald", CHART, "--dry-run=client", "--values", tls, "--set-string", f"tls.clientAuth={mode}", *without))
+        notes = notes.partition("\nNOTES:\n")[2]
+        expect(f"the notes with tls.clientAuth {mode}", notes and (sentence in notes if sentence else "tls.clientAuth" not in notes), "" if notes else "no notes")
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", (CHART / "README.md").read_text(), re.M | re.S)
+    values = [block for block in blocks if "apiVersion:" not in block]
+    for number, block in enumerate(values):
+        (directory / "values.yaml").write_text(block)
+        done = helm("template", "wald", CHART, "--values", directory / "values.yaml")
+        expect(f"the chart takes the README's example {number + 1} of {len(values)}", done.returncode == 0, said(done) if done.returncode else "")
 
 
 @check("The grace period of the pod covers the drain of the daemon")

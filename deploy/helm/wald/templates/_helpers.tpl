@@ -32,16 +32,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{/* Names of the Services, and of the pod as a wildcard, in JSON. */}}
+{{/* Every name of the Services and of the pod inside the cluster, in JSON. Wildcards need three labels, so the short name of the pod is whole. */}}
 {{- define "wald.names" -}}
 {{- $name := include "wald.fullname" . }}
-{{- $inside := printf "%s.svc" .Release.Namespace }}
-{{- list
-  (printf "%s.%s" $name .Release.Namespace)
-  (printf "%s.%s" $name $inside)
-  (printf "%s.%s.cluster.local" $name $inside)
-  (printf "*.%s-headless.%s" $name $inside)
-  (printf "*.%s-headless.%s.cluster.local" $name $inside) | toJson }}
+{{- $headless := printf "%s-headless" $name }}
+{{- $names := list $name $headless (printf "%s-0.%s" $name $headless) }}
+{{- range $host := list $name $headless (printf "*.%s" $headless) }}
+{{- range $domain := list "" ".svc" ".svc.cluster.local" }}
+{{- $names = append $names (printf "%s.%s%s" $host $.Release.Namespace $domain) }}
+{{- end }}
+{{- end }}
+{{- toJson $names }}
 {{- end }}
 
 {{/* The Secret with the server's certificate. */}}
@@ -109,8 +110,14 @@ metrics_open = true
 {{- end }}
 {{- end }}
 {{- if not (hasKey .Values.config "console_hosts") }}
-# Names of the Services and of the pod, for scrapers that do not come by an address.
-console_hosts = {{ include "wald.names" . | fromJsonArray | join ", " | replace "*." "." | toJson }}
+# Names of the Services and of the pod, for scrapers that do not come by an address. /metrics knows names without a dot by itself.
+{{- $hosts := list }}
+{{- range include "wald.names" . | fromJsonArray }}
+{{- if contains "." . }}
+{{- $hosts = append $hosts (trimPrefix "*" .) }}
+{{- end }}
+{{- end }}
+console_hosts = {{ join ", " $hosts | toJson }}
 {{- end }}
 {{- end }}
 
@@ -227,7 +234,10 @@ grpc:
 {{- fail "metricsOpen has no effect without auth.existingSecret: /metrics needs no token then" -}}
 {{- end -}}
 {{- if and $auth .Values.serviceMonitor.enabled (not .Values.metricsOpen) (not .Values.serviceMonitor.authorization) -}}
-{{- fail "serviceMonitor.enabled with auth.existingSecret: set serviceMonitor.authorization, which names the Secret of a token with the right metrics, or metricsOpen=true" -}}
+{{- fail "serviceMonitor.enabled with auth.existingSecret: set http.tls=true and serviceMonitor.authorization, which names the Secret of a token with the right metrics, or metricsOpen=true" -}}
+{{- end -}}
+{{- if and $auth .Values.serviceMonitor.enabled .Values.serviceMonitor.authorization (not .Values.http.tls) (not .Values.insecure) -}}
+{{- fail "serviceMonitor.authorization without http.tls: the token would cross the network in plaintext with each scrape; set http.tls=true, or metricsOpen=true instead of the token, or insecure=true" -}}
 {{- end -}}
 {{- if and $auth .Values.config.echo -}}
 {{- fail "config.echo: the echo service asks for no credential; it cannot be served with auth.existingSecret" -}}
