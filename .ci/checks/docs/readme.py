@@ -33,6 +33,9 @@ VOLATILE = [
     (r"in \d+ seconds?", "in T"),
     # Ids of tokens.
     (r"\b\w{8}(  orders  )|(token )\w{8}( of principal)", r"\1\2K\3"),
+    # Lines of the audit log.
+    (r'"peer":"127\.0\.0\.1:\d+"', '"peer":"P"'),
+    (r'"token_id":"\w{8}"', '"token_id":"K"'),
 ]
 
 
