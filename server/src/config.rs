@@ -121,7 +121,10 @@ macro_rules! settings {
         impl Config {
             /// The engine's share of the settings.
             pub(crate) fn storage(&self) -> StorageConfig {
-                StorageConfig { $( $engine: self.$engine.into(), )+ }
+                StorageConfig {
+                    $( $engine: self.$engine.into(), )+
+                    replica: None,
+                }
             }
         }
     };
@@ -456,7 +459,7 @@ impl Config {
     pub(crate) fn can_be_lost(&self) -> Option<String> {
         let interval = self.sync_interval.show();
         match self.sync_mode {
-            SyncMode::Strict => None,
+            SyncMode::Strict | SyncMode::Replicated => None,
             SyncMode::Batch => Some(format!(
                 "a power cut can take single appends of the last {interval} and one flush; \
                  batches are flushed before their ack"

@@ -188,6 +188,7 @@ pub(crate) fn visibility(number: i32) -> Result<Option<Visibility>, Status> {
         Ok(v1::Visibility::Durable) => Ok(Some(Visibility::Durable)),
         Ok(v1::Visibility::Written) => Ok(Some(Visibility::Written)),
         Ok(v1::Visibility::Accepted) => Ok(Some(Visibility::Accepted)),
+        Ok(v1::Visibility::Replicated) => Ok(Some(Visibility::Replicated)),
         Err(_) => Err(status::not_supported_value(
             "visibility",
             number,
@@ -207,6 +208,7 @@ pub(crate) fn sync_target(number: i32) -> Result<SyncTarget, Status> {
     match v1::SyncTarget::try_from(number) {
         Ok(v1::SyncTarget::Unspecified | v1::SyncTarget::Device) => Ok(SyncTarget::Device),
         Ok(v1::SyncTarget::Os) => Ok(SyncTarget::Os),
+        Ok(v1::SyncTarget::Replicated) => Ok(SyncTarget::Replica),
         Err(_) => Err(status::not_supported_value("target", number, Access::Write)),
     }
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
+use wald_proto::v1;
 use wald_proto::v1::Reason;
 use wald_storage::{
     AdminError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName,
@@ -63,6 +64,9 @@ pub(crate) fn read(error: &ReadError) -> Status {
         }
         ReadError::JournalFailed(_) => {
             Failure::new(Code::Unavailable, Reason::JournalFailed, message).retry_after(RETRY_LATER)
+        }
+        ReadError::NotSupported(_) => {
+            unsupported("visibility", v1::Visibility::Replicated.as_str_name())
         }
         ReadError::Refused(error) => append_failure(error).of_read(message),
         ReadError::Io(_) => {

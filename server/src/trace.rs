@@ -44,6 +44,7 @@ pub(crate) fn call(path: &str, headers: &HeaderMap) -> Span {
         wald.encode_us = Empty,
         wald.write_us = Empty,
         wald.flush_us = Empty,
+        wald.replicate_us = Empty,
     );
     #[cfg(feature = "otlp")]
     otlp::adopt(&span, headers);
@@ -64,6 +65,9 @@ pub(crate) fn phases(times: &AppendTimes) {
     span.record("wald.encode_us", micros(times.encode));
     span.record("wald.write_us", micros(times.write));
     span.record("wald.flush_us", micros(times.flush));
+    if !times.replicate.is_zero() {
+        span.record("wald.replicate_us", micros(times.replicate));
+    }
 }
 
 /// Writes down how the call ended.

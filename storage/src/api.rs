@@ -11,6 +11,7 @@ pub(crate) mod pace;
 pub(crate) mod quota;
 pub(crate) mod record;
 pub(crate) mod records;
+pub(crate) mod replica;
 pub(crate) mod session;
 pub(crate) mod ticket;
 pub(crate) mod verification;

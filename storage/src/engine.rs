@@ -13,6 +13,7 @@ mod guard;
 mod in_turn;
 pub(crate) mod local;
 pub(crate) mod repair;
+mod replica;
 pub(crate) mod submit;
 
 use std::ops::Deref;
@@ -227,6 +228,11 @@ impl Core {
                 return Ticket::refused(error);
             }
         };
+        if let Some(error) = (self.journal.replication())
+            .and_then(|replication| replication.is_behind(self.journal.durable()))
+        {
+            return Ticket::turned_away(error, Box::new(batch));
+        }
         let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;
         let limit = self.limits.max_inflight_bytes;
         // A request larger than the whole budget passes when it is alone.
@@ -277,13 +283,20 @@ impl Core {
 
     /// Checks a request. Returns its cost to the budget of requests in flight, in bytes.
     fn cost(&self, batch: &Batch, level: Durability) -> Result<u64, AppendError> {
-        match level {
-            Durability::Accepted | Durability::Written | Durability::Durable => {}
-            Durability::Replicated => return Err(AppendError::NotSupported(level)),
-        }
         let now = self.journal.clock.now();
         let cost = submit::validate(batch, &self.limits, now, self.max_future_micros())?;
-        self.journal.refusal().map_or(Ok(cost), Err)
+        let refusal = self.journal.refusal();
+        let refusal = refusal.or_else(|| self.refuses_level(level));
+        refusal.map_or(Ok(cost), Err)
+    }
+
+    /// Why requests of this level are refused, if they are.
+    pub(crate) fn refuses_level(&self, level: Durability) -> Option<AppendError> {
+        match self.journal.replication() {
+            None if level < Durability::Replicated => None,
+            None => Some(AppendError::NotSupported(level)),
+            Some(replication) => replication.unreachable(level),
+        }
     }
 
     /// Commits the queue, then writes the clean seal.
@@ -314,10 +327,8 @@ impl Core {
 
     /// Level of an append that names none: the strongest level that the sync modes of its logs ask for.
     fn level(&self, batch: &Batch) -> Durability {
-        if !batch.cursors.is_empty() {
-            // A cursor records finished work, so it must be as safe as a cursor committed alone.
-            return Durability::Durable;
-        }
+        // A cursor records finished work, so it must be as safe as a cursor committed alone.
+        let least = (!batch.cursors.is_empty()).then_some(Durability::Durable);
         let named = batch
             .logs
             .iter()
@@ -326,6 +337,7 @@ impl Core {
         named
             .map(|name| self.mode(self.logs.by_name(name.as_str()).as_deref()))
             .map(|mode| mode.durability(batch.single))
+            .chain(least)
             .max()
             .unwrap_or(Durability::Durable)
     }

@@ -15,6 +15,7 @@ pub(crate) mod inbox;
 pub(crate) mod pool;
 pub(crate) mod prefixes;
 pub(crate) mod recent;
+pub(crate) mod replication;
 pub(crate) mod run;
 pub(crate) mod seal;
 pub(crate) mod segment;
@@ -32,10 +33,12 @@ use std::time::{Duration, Instant};
 use self::expiry::{ClockTimes, Clocks, Jumps};
 use self::prefixes::Prefixes;
 use self::recent::Recent;
+use self::replication::Replication;
 use self::waiting::Waiting;
 pub(crate) use self::waiting::{AnswerPromise, Placement, Waiter, WaitingAnswer};
 use crate::api::error::AppendError;
 use crate::api::record::{Durability, Visibility};
+use crate::api::replica::ReplicaBounds;
 use crate::api::watch::{Watch, Watched};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::clock::Clock;
@@ -78,6 +81,8 @@ pub(crate) struct Journal {
     /// Held while flushing, so that only one thread flushes. The next thread sees a failure.
     flush_role: Mutex<()>,
     waiting: Mutex<Waiting>,
+    /// The third published position, if there is a replica.
+    replication: Option<Replication>,
     /// Bytes of appends between submit and answer.
     pub(crate) inflight: AtomicU64,
     /// Bytes of records in memory only.
@@ -126,6 +131,9 @@ impl Journal {
         if let Some(error) = self.failure() {
             return Some(AppendError::JournalFailed(error));
         }
+        if let Some(refusal) = self.replication.as_ref().and_then(Replication::moved) {
+            return Some(refusal);
+        }
         self.stopping.is_draining().then_some(AppendError::Draining)
     }
 
@@ -139,6 +147,7 @@ impl Journal {
         current: Arc<Segment>,
         end: Position,
         clocks: Clocks,
+        replica: Option<ReplicaBounds>,
     ) -> Self {
         Self {
             clocks: Mutex::new(clocks),
@@ -157,6 +166,7 @@ impl Journal {
             failure: OnceLock::new(),
             flush_role: Mutex::new(()),
             waiting: Mutex::default(),
+            replication: replica.map(Replication::new),
             inflight: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
             prefixes: Arc::new(Prefixes::new(end)),
@@ -237,6 +247,7 @@ impl Journal {
     /// Readers of this visibility may see everything below.
     pub(crate) fn published(&self, visibility: Visibility) -> Position {
         match visibility {
+            Visibility::Replicated => self.settled(),
             // Bytes beyond may be missing after a restart.
             _ if self.failure.get().is_some() => self.durable(),
             Visibility::Durable => self.durable(),
@@ -266,11 +277,16 @@ impl Journal {
         // the segments.
         self.recent.clear();
         let (waiters, groups) = self.waiting.lock().take_all();
-        for waiter in waiters {
+        let shipping = self.replication.as_ref().map(Replication::take_all);
+        let (shipped, durable) = shipping.unwrap_or_default();
+        for waiter in waiters.into_iter().chain(shipped) {
             self.answer_failed(waiter);
         }
-        for log in groups.into_iter().flat_map(|(_, logs)| logs) {
+        for log in groups.into_iter().chain(durable).flat_map(|(_, logs)| logs) {
             log.watch().wake();
+        }
+        if let Some(replication) = &self.replication {
+            replication.shipper().watch().wake();
         }
         self.watch.wake();
         self.stopping.watch.wake();
@@ -394,7 +410,7 @@ impl Journal {
         let durable = self.durable();
         let (waiters, groups) = {
             let mut waiting = self.waiting.lock();
-            waiting.apply_trims(durable);
+            waiting.apply_trims(self.settled());
             waiting.take_below(durable)
         };
         let now = self.clock.monotonic();
@@ -407,17 +423,29 @@ impl Journal {
                 self.observer.phase(AppendPhase::Flush, time, requests);
             }
         };
-        for waiter in waiters {
-            answered += waiter.requests as usize;
+        let mut unshipped = Vec::new();
+        for mut waiter in waiters {
             if alike.0 != Some(waiter.since) {
                 told(std::mem::replace(&mut alike, (Some(waiter.since), 0)));
             }
             alike.1 += waiter.requests;
-            self.answer(waiter, Durability::Durable);
+            let ships = waiter.level == Durability::Replicated && self.replication.is_some();
+            if ships && !known_bad::makes(Mistake::AckBeforeReplica) {
+                waiter.times.flush = now.saturating_duration_since(waiter.since);
+                waiter.since = now;
+                unshipped.push(waiter);
+                continue;
+            }
+            answered += waiter.requests as usize;
+            let reached = waiter.level.max(Durability::Durable);
+            self.answer(waiter, reached);
         }
         told(alike);
         for (_, logs) in &groups {
             self.wake_at(Visibility::Durable, logs);
+        }
+        if let Some(replication) = &self.replication {
+            self.await_replica(replication, unshipped, groups);
         }
         answered
     }
@@ -429,6 +457,7 @@ impl Journal {
             .write()
             .insert(segment.base, Arc::clone(&segment));
         *self.current.write() = segment;
+        self.count_unreleased();
     }
 
     /// The segment that is being written.

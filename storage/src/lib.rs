@@ -45,6 +45,10 @@ pub use crate::api::record::{
     Retention, RetentionBounds, RetentionChange, StoredBatch, SyncMode, Visibility,
 };
 pub use crate::api::records::Records;
+pub use crate::api::replica::{
+    JournalPart, MAX_REPLICA_LAG, MOST_UNRELEASED, Replica, ReplicaBounds, ReplicaProgress,
+    Unreplicated,
+};
 pub use crate::api::ticket::{TicketAnswer, block_on};
 pub use crate::api::verification::{Reports, Verification};
 pub use crate::api::watch::{Until, Watch, WatchFollower, Watched};
@@ -69,7 +73,9 @@ pub use crate::tools::archive::list::{
 };
 pub use crate::tools::archive::restore::restore as restore_archive;
 pub use crate::tools::archive::restore::{ArchiveRestored, SkippedLog};
-pub use crate::tools::backup::{BackupCheck, BackupView, Restored, content_path};
+pub use crate::tools::backup::{
+    BackupCheck, BackupView, Continuation, ReplicaContent, Restored, content_path,
+};
 pub use crate::tools::dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,
     DumpedRecord, DumpedRow, DumpedRun, DumpedSegment, Enough,

@@ -320,7 +320,7 @@ impl LogState {
         }
     }
 
-    /// The first record kept, when everything below `durable` is on the device. A trim that a power cut could
+    /// The first record kept, for a reader that sees everything below `durable`, which is on the device. A trim that a power cut could
     /// take back is not shown.
     pub(crate) fn first(&self, durable: Position) -> Lsn {
         self.kept(durable).first
@@ -703,17 +703,19 @@ impl Log {
     }
 
     /// The log for administration: tail and writer epoch as visible to a reader that sees everything below
-    /// `published`.
+    /// `published`. The caller adds what is replicated.
     pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position, published: Position) -> LogInfo {
         let state = self.state.read();
+        let seen = published.min(durable);
         LogInfo {
             name: self.name.clone(),
             log_id: self.id,
             config: Arc::clone(&state.config),
-            first_lsn: state.kept(durable).first,
-            expired: state.kept(durable).expired,
+            first_lsn: state.kept(seen).first,
+            expired: state.kept(seen).expired,
             tail_lsn,
             durable_lsn: state.tail(durable),
+            replicated_lsn: None,
             writer_epoch: state
                 .extras
                 .as_deref()
@@ -1168,7 +1170,7 @@ pub(crate) fn tail_at(log: &Log, visibility: Visibility, published: Position) ->
     let state = log.state.read();
     match visibility {
         Visibility::Accepted => state.accepted_tail(published),
-        Visibility::Written | Visibility::Durable => state.tail(published),
+        Visibility::Written | Visibility::Durable | Visibility::Replicated => state.tail(published),
     }
 }
 

@@ -468,11 +468,12 @@ pub(crate) fn page(
     request: &ReadRequest,
     reach: Reach,
 ) -> Result<Page, ReadError> {
-    let visibility = store.visibility(request.visibility, Some(&request.log.name));
+    let visibility = store.visibility(request.visibility, Some(&request.log.name))?;
     let log = store.resolve(&request.log, visibility)?;
     let tail = store.tail(&log, visibility);
-    let first = log.state.read().first(store.journal.durable());
-    let start = start_lsn(store, &log, request.start, tail, reach)?;
+    let seen = store.journal.trims_seen(visibility);
+    let first = log.state.read().first(seen);
+    let start = start_lsn(store, &log, request.start, (first, tail), reach)?;
     if start < first {
         return Err(ReadError::Trimmed {
             log: log.name.clone(),
@@ -517,19 +518,19 @@ pub(crate) fn page(
         // A reader must not stop before it gets the gap of a tail that cannot be proven.
         tail_lsn: tail.advance(u64::from(unproven)),
         durable_lsn: log.state.read().tail(store.journal.durable()),
+        replicated_lsn: store.replicated_lsn(&log),
         first_lsn: first,
     })
 }
 
-/// The lsn at which a read of a log begins.
+/// The lsn at which a read of a log with these bounds begins.
 fn start_lsn(
     store: &Store,
     log: &Arc<Log>,
     start: ReadStart,
-    tail: Lsn,
+    (first, tail): (Lsn, Lsn),
     reach: Reach,
 ) -> Result<Lsn, ReadError> {
-    let first = log.state.read().first(store.journal.durable());
     match start {
         ReadStart::First => Ok(first),
         ReadStart::Lsn(asked) if asked > tail => Err(ReadError::BeyondTail {

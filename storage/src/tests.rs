@@ -23,11 +23,13 @@ mod histories;
 mod indexes;
 #[cfg(feature = "shuttle")]
 mod interleavings;
+mod lost_machines;
 mod month;
 mod panics;
 mod power_cut;
 mod random_damage;
 mod repair;
+mod replica;
 mod retention;
 mod retries;
 mod scanning;

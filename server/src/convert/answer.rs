@@ -35,6 +35,7 @@ pub(crate) fn append_response(appended: &Appended, epoch: RecoveryEpoch) -> v1::
         position: appended.position.map(Position::get),
         recovery_epoch: epoch.get(),
         log_id: log.map_or(0, |log| log.log_id.get()),
+        replicated_lsn: appended.replicated_lsns.first().map(|lsn| lsn.get()),
     }
 }
 
@@ -48,7 +49,8 @@ pub(crate) fn append_batch_response(
         .iter()
         .zip(&appended.appends)
         .zip(&appended.durable_lsns)
-        .map(|((name, log), durable)| v1::LogAppend {
+        .enumerate()
+        .map(|(index, ((name, log), durable))| v1::LogAppend {
             log: name.as_str().to_owned(),
             first_lsn: Some(log.first_lsn.get()),
             next_lsn: Some(log.next_lsn.get()),
@@ -56,6 +58,7 @@ pub(crate) fn append_batch_response(
             durable_lsn: Some(durable.get()),
             deduplicated: log.deduplicated,
             log_id: log.log_id.get(),
+            replicated_lsn: appended.replicated_lsns.get(index).map(|lsn| lsn.get()),
         })
         .collect();
     v1::AppendBatchResponse {
@@ -101,6 +104,7 @@ pub(crate) fn read_response(
         durable_lsn: Some(page.durable_lsn.get()),
         first_lsn: Some(page.first_lsn.get()),
         recovery_epoch: epoch.get(),
+        replicated_lsn: page.replicated_lsn.map(Lsn::get),
     })
 }
 
@@ -132,6 +136,7 @@ pub(crate) fn scan_response(
         tail_lsn: chunk.tail_lsn.map(Lsn::get),
         durable_lsn: chunk.durable_lsn.map(Lsn::get),
         recovery_epoch: epoch.get(),
+        replicated_lsn: chunk.replicated_lsn.map(Lsn::get),
     };
     message.push(rest.encode_to_vec());
     Ok(message)
@@ -256,6 +261,7 @@ pub(crate) fn tail_response(stat: &LogStat, epoch: RecoveryEpoch) -> v1::GetTail
         recovery_epoch: epoch.get(),
         log_id: stat.info.log_id.get(),
         survived_position: stat.survived_position.map(Position::get),
+        replicated_lsn: stat.info.replicated_lsn.map(Lsn::get),
     }
 }
 
@@ -303,6 +309,7 @@ pub(crate) fn log(info: &LogInfo) -> v1::Log {
         create_time: Some(proto_timestamp(info.create_time)),
         update_time: Some(proto_timestamp(info.update_time)),
         first_producer_epoch: info.first_producer_epoch,
+        replicated_lsn: info.replicated_lsn.map(Lsn::get),
     }
 }
 

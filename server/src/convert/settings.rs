@@ -136,6 +136,7 @@ fn sync_mode(number: i32) -> Result<Option<SyncMode>, Status> {
         Ok(v1::SyncMode::Interval) => Ok(Some(SyncMode::Interval)),
         Ok(v1::SyncMode::Async) => Ok(Some(SyncMode::Async)),
         Ok(v1::SyncMode::Manual) => Ok(Some(SyncMode::Manual)),
+        Ok(v1::SyncMode::Replicated) => Ok(Some(SyncMode::Replicated)),
         Err(_) => Err(status::not_supported_value(
             "config.sync_mode",
             number,
@@ -233,5 +234,6 @@ pub(crate) fn proto_sync_mode(mode: SyncMode) -> v1::SyncMode {
         SyncMode::Interval => v1::SyncMode::Interval,
         SyncMode::Async => v1::SyncMode::Async,
         SyncMode::Manual => v1::SyncMode::Manual,
+        SyncMode::Replicated => v1::SyncMode::Replicated,
     }
 }

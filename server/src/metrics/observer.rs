@@ -14,6 +14,7 @@ pub(super) struct EngineMetrics {
     encode: Histogram,
     write: Histogram,
     flush_phase: Histogram,
+    phases: HistogramVec,
     reply: Histogram,
     flush: Histogram,
     group_requests: Histogram,
@@ -38,7 +39,7 @@ impl EngineMetrics {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
         let phases = make.histograms(
             "wald_append_phase_seconds",
-            "Time of appends in seconds, by phase: queue, encode, write, flush, and reply (from the engine's answer to the finished response).",
+            "Time of appends in seconds, by phase: queue, encode, write, flush, replicate (from the flush until the replica has it), and reply (from the engine's answer to the finished response).",
             &["phase"],
             phase_buckets(),
         )?;
@@ -54,6 +55,7 @@ impl EngineMetrics {
             write: phases.with_label_values(&["write"]),
             flush_phase: phases.with_label_values(&["flush"]),
             reply: phases.with_label_values(&["reply"]),
+            phases,
             flush: make.histogram(
                 "wald_flush_duration_seconds",
                 "Duration of one flush of the journal in seconds. A p99 above 0.1 is a slow disk.",
@@ -149,11 +151,17 @@ pub(super) fn observe_each(histogram: &Histogram, time: Duration, count: u32) {
 
 impl Observer for Metrics {
     fn phase(&self, phase: AppendPhase, time: Duration, requests: u32) {
+        let replicate;
         let histogram = match phase {
             AppendPhase::Queue => &self.engine.queue,
             AppendPhase::Encode => &self.engine.encode,
             AppendPhase::Write => &self.engine.write,
             AppendPhase::Flush => &self.engine.flush_phase,
+            // Only an engine with a replica gets this series.
+            AppendPhase::Replicate => {
+                replicate = self.engine.phases.with_label_values(&["replicate"]);
+                &replicate
+            }
         };
         observe_each(histogram, time, requests);
     }

@@ -179,6 +179,30 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
                 .refused(Retry::Safe)
                 .retry_after(RETRY_SOON)
         }
+        AppendError::ReplicaBehind {
+            behind,
+            limit,
+            segments,
+        } => Failure::new(Code::ResourceExhausted, Reason::Busy, message)
+            .fact("resource", "replica lag")
+            .fact("waiting_bytes", behind)
+            .fact("limit_bytes", limit)
+            .fact("segments", segments)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_SOON),
+        AppendError::BucketDown => Failure::new(Code::Unavailable, Reason::BucketDown, message)
+            .refused(Retry::Safe)
+            .retry_after(RETRY_LATER),
+        AppendError::Moved { owner, term } => {
+            Failure::new(Code::Unavailable, Reason::Moved, message)
+                .fact("owner", owner)
+                .fact("term", term)
+                .refused(Retry::Safe)
+                .retry_after(RETRY_SOON)
+        }
+        AppendError::ReplicationUnknown => {
+            Failure::new(Code::Internal, Reason::ReplicationUnknown, message).unknown()
+        }
         AppendError::DiskFull(_) => {
             Failure::new(Code::ResourceExhausted, Reason::DiskFull, message)
                 .refused(Retry::Safe)

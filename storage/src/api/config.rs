@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::api::error::InvalidBatch;
 use crate::api::record::{Retention, SyncMode};
+use crate::api::replica::{MAX_REPLICA_LAG, ReplicaBounds};
 
 /// Minimum space for sorting, in segments.
 const LEAST_STEP: u64 = 4;
@@ -188,11 +189,13 @@ macro_rules! storage_config {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct StorageConfig {
             $( $(#[doc = $doc])+ pub $name: $type, )+
+            /// Bounds of the replica; `None`: there is none. The caller ships the journal.
+            pub replica: Option<ReplicaBounds>,
         }
 
         impl Default for StorageConfig {
             fn default() -> Self {
-                Self { $( $name: $default, )+ }
+                Self { $( $name: $default, )+ replica: None }
             }
         }
 
@@ -222,6 +225,9 @@ pub enum ConfigError {
     /// Frames are aligned to 8 bytes, and so are segments.
     #[error("segment_bytes is {0}; it must be a multiple of 4096")]
     SegmentUnaligned(u64),
+    /// The positions of the next owner must pass every position that was not replicated.
+    #[error("replica_max_lag is {0}; the most is 1073741824 (1 GiB)")]
+    ReplicaLag(u64),
     /// A setting that must not be zero is zero.
     #[error("{0} must be more than 0")]
     Zero(&'static str),
@@ -241,6 +247,12 @@ impl StorageConfig {
         }
         if !self.segment_bytes.is_multiple_of(4096) {
             return Err(ConfigError::SegmentUnaligned(self.segment_bytes));
+        }
+        if let Some(bounds) = self
+            .replica
+            .filter(|bounds| bounds.max_lag > MAX_REPLICA_LAG)
+        {
+            return Err(ConfigError::ReplicaLag(bounds.max_lag));
         }
         self.refused()
             .map_or(Ok(()), |name| Err(ConfigError::Zero(name)))

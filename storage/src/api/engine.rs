@@ -85,6 +85,8 @@ pub struct Appended {
     pub appends: OneOrMore<LogAppended>,
     /// For each of them, the lsn below which the log is on the device.
     pub durable_lsns: OneOrMore<Lsn>,
+    /// For each of them, the lsn below which the log is on another machine. Empty without a replica.
+    pub replicated_lsns: OneOrMore<Lsn>,
     /// The level reached when this was answered.
     pub durability: Durability,
     /// The batch's place in the journal; `None` for a batch of checks only.
@@ -115,6 +117,8 @@ pub struct AppendTimes {
     pub write: Duration,
     /// From the write until the end of the flush that the append waited for; zero if it waited for none.
     pub flush: Duration,
+    /// From the end of that flush until the replica had the append; zero if it did not wait for the replica.
+    pub replicate: Duration,
 }
 
 /// Extent of a [`Append::sync`].
@@ -124,6 +128,8 @@ pub enum SyncTarget {
     Os,
     /// Flushed to the device.
     Device,
+    /// Also stored on another machine.
+    Replica,
 }
 
 /// A log by name, and by identity if the caller knows it.
@@ -197,6 +203,8 @@ pub struct Page {
     pub tail_lsn: Lsn,
     /// All records below this are on the device.
     pub durable_lsn: Lsn,
+    /// All records below this are on another machine. `None` without a replica.
+    pub replicated_lsn: Option<Lsn>,
     /// The first record kept.
     pub first_lsn: Lsn,
 }
@@ -263,6 +271,8 @@ pub struct ScanChunk {
     pub tail_lsn: Option<Lsn>,
     /// All records below this are on the device (one log only).
     pub durable_lsn: Option<Lsn>,
+    /// All records below this are on another machine (one log only). `None` without a replica.
+    pub replicated_lsn: Option<Lsn>,
 }
 
 /// Memory that a scan reads into. The caller of the scan grants it.

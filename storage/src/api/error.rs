@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::config::ConfigError;
-use crate::api::record::Durability;
+use crate::api::record::{Durability, Visibility};
 use crate::base::ids::{LogId, LogName, Lsn, Name, Position, Timestamp, records_in_words};
 
 /// Why an append was not acknowledged.
@@ -150,8 +150,10 @@ pub enum AppendError {
         /// The lsn asked for.
         asked: Lsn,
     },
-    /// The engine cannot reach this durability; nothing was written.
-    #[error("this engine does not support the durability {0:?}; nothing was written")]
+    /// The engine cannot reach this durability, because it has no replica; nothing was written.
+    #[error(
+        "this server has no replica, so it cannot reach the durability {0:?}; nothing was written; ask for DURABLE"
+    )]
     NotSupported(Durability),
     /// An earlier batch of the session was refused; nothing was written.
     #[error("an earlier batch of the session was refused; nothing after it is applied")]
@@ -175,6 +177,38 @@ pub enum AppendError {
         /// Maximum bytes in flight.
         limit: u64,
     },
+    /// The replica is too far behind; nothing was written. Retry with backoff.
+    #[error(
+        "the replica is {behind} bytes and {segments} finished segments behind; at most {limit} bytes (replica_max_lag) and {most} segments are allowed; retry with backoff",
+        most = crate::api::replica::MOST_UNRELEASED
+    )]
+    ReplicaBehind {
+        /// Durable bytes that are not replicated.
+        behind: u64,
+        /// Their maximum.
+        limit: u64,
+        /// Finished segments that the replica has no file of.
+        segments: u64,
+    },
+    /// The replica cannot be reached; nothing was written.
+    #[error(
+        "the bucket of the replica cannot be reached, so nothing can be REPLICATED; nothing was written; retry later"
+    )]
+    BucketDown,
+    /// Another node owns the store; nothing was written.
+    #[error("node {owner:?} owns this store since term {term}; nothing was written; ask that node")]
+    Moved {
+        /// The node that owns the store, as clients reach it.
+        owner: String,
+        /// The term of that node.
+        term: u64,
+    },
+    /// The replica was lost while the request was in flight. The request is durable on this machine, and may or may not
+    /// be on another.
+    #[error(
+        "the replica was lost while this request was in flight: the request may or may not survive the loss of this machine; repeat it only with the same producer or condition"
+    )]
+    ReplicationUnknown,
     /// No segment could be prepared; nothing was written. Appends resume automatically when space is free
     /// again.
     #[error("no space for another segment in the data directory{0}")]
@@ -636,6 +670,11 @@ pub enum ReadError {
     /// The start or bound does not fit the selection.
     #[error("{0}")]
     InvalidScan(&'static str),
+    /// The engine has no replica, so no record is visible at this level.
+    #[error(
+        "this server has no replica, so no record has the visibility {0:?}; ask for VISIBILITY_DURABLE"
+    )]
+    NotSupported(Visibility),
     /// The answer depends on changes that cannot be made durable now.
     #[error("the changes that the answer rests on cannot be made durable now: {0}")]
     Refused(#[source] AppendError),

@@ -246,7 +246,7 @@ pub enum Durability {
     Written,
     /// Flushed to the device.
     Durable,
-    /// Also stored on another machine. The local engine refuses this level.
+    /// Also stored on another machine. An engine without a replica refuses this level.
     Replicated,
 }
 
@@ -259,11 +259,22 @@ pub enum Visibility {
     Written,
     /// Only records on the device.
     Durable,
+    /// Only records that are also on another machine.
+    Replicated,
+}
+
+impl Visibility {
+    /// Whether a reader of this visibility sees records that a restart may take back.
+    pub(crate) fn sees_unflushed(self) -> bool {
+        matches!(self, Self::Accepted | Self::Written)
+    }
 }
 
 /// Event after which an append that names no durability is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SyncMode {
+    /// The copy on another machine. The loss of this machine takes back nothing acknowledged. Only with a replica.
+    Replicated,
     /// A flush. A power cut takes back nothing acknowledged.
     Strict,
     /// A flush for batches, a write for single appends. Single appends are flushed with the next batch of any
@@ -282,6 +293,7 @@ impl SyncMode {
     /// Durability after which an append is answered.
     pub fn durability(self, single: bool) -> Durability {
         match self {
+            Self::Replicated => Durability::Replicated,
             Self::Strict => Durability::Durable,
             Self::Batch if !single => Durability::Durable,
             Self::Batch | Self::Interval | Self::Async => Durability::Written,
@@ -292,6 +304,7 @@ impl SyncMode {
     /// Visibility of a reader that names none: everything that plain appends were acknowledged for.
     pub fn visibility(self) -> Visibility {
         match self {
+            Self::Replicated => Visibility::Replicated,
             Self::Strict => Visibility::Durable,
             Self::Batch | Self::Interval | Self::Async => Visibility::Written,
             Self::Manual => Visibility::Accepted,
@@ -300,7 +313,7 @@ impl SyncMode {
 
     /// Whether written records are flushed within the sync interval automatically.
     pub fn flushes_by_itself(self) -> bool {
-        matches!(self, Self::Strict | Self::Batch | Self::Interval)
+        !matches!(self, Self::Async | Self::Manual)
     }
 }
 
@@ -471,6 +484,8 @@ pub struct LogInfo {
     pub tail_lsn: Lsn,
     /// All records below this are on the device.
     pub durable_lsn: Lsn,
+    /// All records below this are on another machine. `None` without a replica.
+    pub replicated_lsn: Option<Lsn>,
     /// Raised by each fence; 0 until the first.
     pub writer_epoch: u64,
     /// Bytes of the whole frames that hold the kept records, as they were written. Records in memory only count as

@@ -23,6 +23,8 @@ pub struct Watch {
 #[derive(Default)]
 struct WatchWaiters {
     next: u64,
+    /// Wakers of the waiters that see only records on another machine.
+    replicated: BTreeMap<u64, Waker>,
     /// Wakers of the waiters that see only records on the device.
     durable: BTreeMap<u64, Waker>,
     /// Wakers of the waiters that see more.
@@ -33,13 +35,14 @@ impl WatchWaiters {
     /// Wakers of the waiters that see publications at a level.
     fn of(&mut self, visibility: Visibility) -> &mut BTreeMap<u64, Waker> {
         match visibility {
+            Visibility::Replicated => &mut self.replicated,
             Visibility::Durable => &mut self.durable,
             Visibility::Written | Visibility::Accepted => &mut self.written,
         }
     }
 
     fn len(&self) -> usize {
-        self.durable.len() + self.written.len()
+        self.replicated.len() + self.durable.len() + self.written.len()
     }
 }
 
@@ -49,6 +52,7 @@ impl Watch {
         self.wake_those(|waiting| {
             let mut wakers = std::mem::take(&mut waiting.durable);
             wakers.append(&mut waiting.written);
+            wakers.append(&mut waiting.replicated);
             wakers
         });
     }
@@ -219,6 +223,7 @@ mod tests {
     fn only_waiters_that_see_a_publication_are_woken() {
         let thing = Arc::new(Thing::default());
         let levels = [
+            Visibility::Replicated,
             Visibility::Durable,
             Visibility::Written,
             Visibility::Accepted,
@@ -244,16 +249,18 @@ mod tests {
         };
         poll(&mut waiting);
         thing.0.wake_at(Visibility::Written);
-        assert_eq!(counts(&waiting), [0, 1, 1]);
+        assert_eq!(counts(&waiting), [0, 0, 1, 1]);
         thing.0.wake_at(Visibility::Written);
-        assert_eq!(counts(&waiting), [0, 1, 1], "woken once for each wait");
+        assert_eq!(counts(&waiting), [0, 0, 1, 1], "woken once for each wait");
         thing.0.wake_at(Visibility::Durable);
-        assert_eq!(counts(&waiting), [1, 1, 1]);
+        assert_eq!(counts(&waiting), [0, 1, 1, 1]);
+        thing.0.wake_at(Visibility::Replicated);
+        assert_eq!(counts(&waiting), [1, 1, 1, 1]);
         poll(&mut waiting);
         thing.0.wake();
-        assert_eq!(counts(&waiting), [2, 2, 2]);
+        assert_eq!(counts(&waiting), [2, 2, 2, 2]);
         poll(&mut waiting);
-        assert_eq!(thing.0.count.load(Ordering::SeqCst), 3);
+        assert_eq!(thing.0.count.load(Ordering::SeqCst), 4);
         drop(waiting);
         assert_eq!(thing.0.count.load(Ordering::SeqCst), 0);
     }

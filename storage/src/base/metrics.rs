@@ -14,6 +14,8 @@ pub enum AppendPhase {
     Write,
     /// From the write until the flush that covers it returned.
     Flush,
+    /// From that flush until the replica had the request.
+    Replicate,
 }
 
 /// Activity during which a checksum did not match.

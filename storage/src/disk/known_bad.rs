@@ -26,6 +26,12 @@ pub(crate) enum Mistake {
     TruncateOnAnyError,
     /// Requests that wait for a flush are answered when the flush begins.
     AckBeforeFlush,
+    /// Requests that wait for the replica are answered when they are durable.
+    AckBeforeReplica,
+    /// The replica gets bytes that are only written.
+    ShipFromWritten,
+    /// The replica misses a group, when several groups are shipped at once.
+    SkipRow,
     /// A checkpoint forgets the producers.
     ProducersNotInCheckpoint,
     /// Only the last good frame decides up to where the journal was proven durable.
@@ -66,7 +72,7 @@ mod chosen {
     use crate::disk::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 
     /// Each mistake, by its name in `WALD_KNOWN_BAD`.
-    const NAMES: [(&str, Mistake); 16] = [
+    const NAMES: [(&str, Mistake); 19] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
         ("no_directory_flush", Mistake::NoDirectoryFlush),
@@ -74,6 +80,9 @@ mod chosen {
         ("no_chain", Mistake::NoChain),
         ("truncate_on_any_error", Mistake::TruncateOnAnyError),
         ("ack_before_flush", Mistake::AckBeforeFlush),
+        ("ack_before_replica", Mistake::AckBeforeReplica),
+        ("ship_from_written", Mistake::ShipFromWritten),
+        ("skip_row", Mistake::SkipRow),
         (
             "producers_not_in_checkpoint",
             Mistake::ProducersNotInCheckpoint,

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use super::Core;
 use crate::api::engine::{LogStat, LogTarget, SegmentContents, SegmentInfo, Statistics};
-use crate::api::error::{AdminError, ReadError, SyncError, TargetError, TrimError};
+use crate::api::error::{AdminError, AppendError, ReadError, SyncError, TargetError, TrimError};
 use crate::api::quota::{Quota, QuotaError, QuotaUse};
 use crate::api::record::{
-    Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, Visibility,
+    Durability, LogConfig, LogConfigChange, LogInfo, ProducerInfo, SyncMode, Visibility,
 };
 use crate::base::ids::{LogId, LogName, Lsn, Name, Position, RecoveryEpoch};
 use crate::base::promise::Awaited;
@@ -16,6 +16,7 @@ use crate::format::frame;
 use crate::index::SealedIndex;
 use crate::journal::committer::{AdminChange, Operation};
 use crate::journal::segment::Segment;
+use crate::logs::Log;
 use crate::logs::extras::Extras;
 use crate::upkeep::archive::Archive;
 
@@ -45,6 +46,7 @@ impl Core {
         name: LogName,
         config: LogConfig,
     ) -> Result<LogInfo, AdminError> {
+        self.check_mode(config.sync_mode)?;
         self.inbox
             .administer(AdminChange::Create {
                 name: name.clone(),
@@ -59,6 +61,7 @@ impl Core {
         name: LogName,
         change: LogConfigChange,
     ) -> Result<LogInfo, AdminError> {
+        self.check_mode(change.sync_mode.flatten())?;
         self.inbox
             .administer(AdminChange::Configure {
                 name: name.clone(),
@@ -66,6 +69,16 @@ impl Core {
             })
             .await?;
         self.info(name)
+    }
+
+    /// Refuses a sync mode whose appends would all be refused.
+    fn check_mode(&self, mode: Option<SyncMode>) -> Result<(), AppendError> {
+        match (mode, self.journal.replication()) {
+            (Some(SyncMode::Replicated), None) => {
+                Err(AppendError::NotSupported(Durability::Replicated))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn forget_producer(
@@ -77,7 +90,7 @@ impl Core {
             .administer(AdminChange::ForgetProducer { target, producer })
     }
 
-    /// Lists producers, and makes the listed state durable first.
+    /// Lists producers, and first makes the listed state as safe as the appends of the log.
     pub(crate) async fn list_producers(
         &self,
         target: LogTarget,
@@ -91,9 +104,14 @@ impl Core {
             let page = |extras: &Extras| extras.producers.page(after.as_deref(), limit);
             (extras.map(page).unwrap_or_default(), state.last_end)
         };
-        if last_end > self.journal.durable() {
+        let safety = self.safety_of(Some(&log));
+        let safe = match safety {
+            Durability::Replicated => self.journal.settled(),
+            _ => self.journal.durable(),
+        };
+        if last_end > safe {
             self.inbox
-                .barrier(Durability::Durable)
+                .barrier(safety)
                 .await
                 .map_err(|error| match error {
                     SyncError::JournalFailed(error) => ReadError::JournalFailed(error),
@@ -109,9 +127,17 @@ impl Core {
         match self.logs.by_name(name.as_str()) {
             Some(log) => {
                 let tail = log.state.read().tail(durable);
-                Ok(log.info(tail, durable, durable))
+                Ok(self.info_of(&log, tail, durable))
             }
             None => Err(TargetError::NotFound { log: name }.into()),
+        }
+    }
+
+    /// A log with this tail, for a reader that sees everything below `published`.
+    fn info_of(&self, log: &Log, tail: Lsn, published: Position) -> LogInfo {
+        LogInfo {
+            replicated_lsn: self.replicated_lsn(log),
+            ..log.info(tail, self.journal.durable(), published)
         }
     }
 
@@ -121,17 +147,17 @@ impl Core {
         visibility: Option<Visibility>,
         of_epoch: Option<RecoveryEpoch>,
     ) -> Result<LogStat, ReadError> {
-        let visibility = self.visibility(visibility, Some(&target.name));
+        let visibility = self.visibility(visibility, Some(&target.name))?;
         let log = self.resolve(target, visibility)?;
-        if visibility != Visibility::Durable
+        if visibility.sees_unflushed()
             && let Some(error) = self.journal.failure()
         {
             return Err(ReadError::JournalFailed(error));
         }
         Ok(LogStat {
-            info: log.info(
+            info: self.info_of(
+                &log,
                 self.tail(&log, visibility),
-                self.journal.durable(),
                 self.journal.published(visibility),
             ),
             survived_position: of_epoch.and_then(|epoch| self.survived(epoch)),
@@ -193,7 +219,7 @@ impl Core {
             .iter()
             .map(|log| {
                 let tail = log.state.read().tail(durable);
-                log.info(tail, durable, durable)
+                self.info_of(log, tail, durable)
             })
             .collect()
     }

@@ -3,10 +3,11 @@
 use super::Core;
 use crate::api::engine::{Fenced, LogTarget};
 use crate::api::error::{CursorError, FenceError};
-use crate::api::record::{CursorCommit, NamedCursor, Visibility};
-use crate::base::ids::{LogId, Name};
+use crate::api::record::{CursorCommit, Durability, NamedCursor, SyncMode, Visibility};
+use crate::base::ids::{LogId, Name, Position};
 use crate::base::promise::Awaited;
 use crate::journal::committer::{CursorChange, Operation};
+use crate::logs::Log;
 use crate::logs::extras::{Extras, Mark};
 use crate::logs::versions::Versions;
 
@@ -45,13 +46,28 @@ impl Core {
             .map(drop)
     }
 
-    /// Asks the committer; answered when the change is on the device.
+    /// Asks the committer; answered when the change is on the device, and as safe as the appends of the log.
     pub(crate) fn move_cursor(
         &self,
         change: CursorChange,
     ) -> Awaited<Result<Option<NamedCursor>, CursorError>> {
+        let name = match &change {
+            CursorChange::Commit(commit) => &commit.log,
+            CursorChange::Delete { target, .. } => &target.name,
+        };
+        let log = self.logs.by_name(name.as_str());
         self.inbox
-            .request(|answer| Operation::Cursor(change, answer))
+            .request_at(self.safety_of(log.as_deref()), |answer| {
+                Operation::Cursor(change, answer)
+            })
+    }
+
+    /// DURABLE, or REPLICATED if that is the level of the log's appends.
+    pub(super) fn safety_of(&self, log: Option<&Log>) -> Durability {
+        match self.mode(log) {
+            SyncMode::Replicated => self.journal.safest(),
+            _ => Durability::Durable,
+        }
     }
 
     pub(crate) fn cursor(
@@ -65,7 +81,7 @@ impl Core {
         };
         self.look_at_cursors(target, |id, extras| {
             let versions = extras.cursors.get(cursor)?;
-            self.durable_cursor(id, cursor, versions)
+            Self::safe_cursor(id, cursor, versions)
         })?
         .ok_or_else(missing)
     }
@@ -84,34 +100,37 @@ impl Core {
             let later = extras
                 .cursors
                 .range::<str, _>((from, std::ops::Bound::Unbounded));
-            let there =
-                later.filter_map(|(name, versions)| self.durable_cursor(id, name, versions));
+            let there = later.filter_map(|(name, versions)| Self::safe_cursor(id, name, versions));
             Some(there.take(limit).collect())
         })?;
         Ok(found.unwrap_or_default())
     }
 
-    /// Passes the extras of a log, which hold its cursors, to `look`, if there are any.
+    /// Passes the extras of a log, which hold its cursors, to `look`, if there are any. Also passes the position up to
+    /// which moves show: those that are as safe as the appends of the log.
     fn look_at_cursors<T>(
         &self,
         target: &LogTarget,
-        look: impl FnOnce(LogId, &Extras) -> Option<T>,
+        look: impl FnOnce((LogId, Position), &Extras) -> Option<T>,
     ) -> Result<Option<T>, CursorError> {
         let log = self.resolve(target, Visibility::Durable)?;
+        let safe = match self.safety_of(Some(&log)) {
+            Durability::Replicated => self.journal.settled(),
+            _ => self.journal.durable(),
+        };
         let state = log.state.read();
         Ok(state
             .extras
             .as_deref()
-            .and_then(|extras| look(log.id, extras)))
+            .and_then(|extras| look((log.id, safe), extras)))
     }
 
-    fn durable_cursor(
-        &self,
-        log_id: LogId,
+    fn safe_cursor(
+        (log_id, safe): (LogId, Position),
         name: &Name,
         versions: &Versions<Option<Mark>>,
     ) -> Option<NamedCursor> {
-        let mark = (*versions.at(self.journal.durable()))?;
+        let mark = (*versions.at(safe))?;
         Some(NamedCursor {
             name: name.clone(),
             log_id,

@@ -23,6 +23,7 @@ use crate::api::record::{
     Batch, CursorCommit, Durability, LogConfig, LogConfigChange, LogInfo, NamedCursor,
     ProducerInfo, Visibility,
 };
+use crate::api::replica::Unreplicated;
 use crate::api::session::Session;
 use crate::api::ticket::Ticket;
 use crate::api::verification::{Reports, Verification};
@@ -44,7 +45,7 @@ use crate::tools::backup;
 /// The local engine: one journal in one directory.
 pub struct LocalEngine {
     pub(crate) core: Arc<Core>,
-    workers: Arc<Workers>,
+    pub(super) workers: Arc<Workers>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Ended before the threads that it waits for.
     retention: Mutex<Option<JoinHandle<()>>>,
@@ -161,6 +162,8 @@ impl Drop for LocalEngine {
         for handle in self.threads.lock().drain(..) {
             let _ = handle.join();
         }
+        // Requests that wait for the replica wait in vain.
+        self.core.journal.stop_replication(Unreplicated::BucketDown);
     }
 }
 
@@ -193,10 +196,15 @@ impl Append for LocalEngine {
             let log = log.clone();
             return Box::pin(async move { Err(SyncError::LogNotFound { log }) });
         }
-        Box::pin(self.core.inbox.barrier(match target {
+        let level = match target {
             SyncTarget::Os => Durability::Written,
             SyncTarget::Device => Durability::Durable,
-        }))
+            SyncTarget::Replica => Durability::Replicated,
+        };
+        match self.core.refuses_level(level) {
+            Some(error) => Box::pin(async move { Err(error.into()) }),
+            None => Box::pin(self.core.inbox.barrier(level)),
+        }
     }
 }
 
@@ -215,10 +223,11 @@ impl ReadLogs for LocalEngine {
         lsn: Lsn,
         visibility: Option<Visibility>,
     ) -> BoxFuture<'_, Result<(), ReadError>> {
-        let visibility = self.core.visibility(visibility, Some(&target.name));
-        let log = match self.core.resolve(&target, visibility) {
-            Ok(log) => log,
-            Err(error) => return Box::pin(async move { Err(error.into()) }),
+        let seen = self.core.visibility(visibility, Some(&target.name));
+        let found = seen.and_then(|seen| Ok((self.core.resolve(&target, seen)?, seen)));
+        let (log, visibility) = match found {
+            Ok(found) => found,
+            Err(error) => return Box::pin(async move { Err(error) }),
         };
         let core = Arc::clone(&self.core);
         let stopping: Arc<dyn crate::api::watch::Watched> = Arc::clone(&core.journal.stopping) as _;

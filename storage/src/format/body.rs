@@ -85,12 +85,13 @@ fn number_of(mode: SyncMode) -> u64 {
         SyncMode::Interval => 3,
         SyncMode::Async => 4,
         SyncMode::Manual => 5,
+        SyncMode::Replicated => 6,
     }
 }
 
 fn sync_mode(number: u64) -> Option<SyncMode> {
-    use SyncMode::{Async, Batch, Interval, Manual, Strict};
-    [Strict, Batch, Interval, Async, Manual]
+    use SyncMode::{Async, Batch, Interval, Manual, Replicated, Strict};
+    [Strict, Batch, Interval, Async, Manual, Replicated]
         .into_iter()
         .find(|mode| number_of(*mode) == number)
 }

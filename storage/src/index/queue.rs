@@ -73,6 +73,9 @@ impl IndexProgress {
 #[derive(Default)]
 pub(crate) struct SegmentQueue {
     pub(crate) waiting: VecDeque<Sealed>,
+    /// With a replica: only segments that end at or below have an index. Until then memory lists their frames, which
+    /// shows readers of replicated records where these end.
+    pub(crate) replicated: Option<Position>,
     /// Whether a thread works on the queue.
     pub(crate) running: bool,
     /// The failure of the last index or checkpoint.
@@ -84,6 +87,20 @@ pub(crate) struct SegmentQueue {
 }
 
 impl SegmentQueue {
+    /// Number of segments at the front that may get an index now.
+    fn ready(&self) -> usize {
+        let ready = |sealed: &Sealed| self.replicated.is_none_or(|to| sealed.end <= to);
+        self.waiting.partition_point(ready)
+    }
+
+    /// Takes the next segment that may get an index now.
+    pub(crate) fn take(&mut self) -> Option<Sealed> {
+        match self.ready() {
+            0 => None,
+            _ => self.waiting.pop_front(),
+        }
+    }
+
     /// Maximum rest of the thread while no segment waits. `None`: until a segment waits.
     fn rest(&self) -> Option<Duration> {
         let after_damage = AFTER_DAMAGE.max(self.checkpoint_took * AFTER_DAMAGE_SHARE);
@@ -132,8 +149,13 @@ pub(crate) struct Newest {
 }
 
 impl IndexQueue {
-    pub(crate) fn new(progress: IndexProgress) -> Self {
+    pub(crate) fn new(progress: IndexProgress, has_replica: bool) -> Self {
+        let queue = SegmentQueue {
+            replicated: has_replica.then_some(Position::ZERO),
+            ..SegmentQueue::default()
+        };
         Self {
+            queue: Mutex::new(queue),
             progress: Mutex::new(progress),
             ..Self::default()
         }
@@ -158,7 +180,7 @@ impl IndexQueue {
     /// Waits for a segment, the next attempt, or the write after damage. `false`: stop.
     pub(crate) fn wait(&self) -> bool {
         let mut queue = self.queue.lock();
-        while queue.waiting.is_empty() && !queue.stopped {
+        while queue.ready() == 0 && !queue.stopped {
             match queue.rest() {
                 None => self.changed.wait(&mut queue),
                 Some(pause) if self.changed.wait_for(&mut queue, pause).timed_out() => break,
@@ -174,6 +196,12 @@ impl IndexQueue {
         if !std::mem::replace(&mut queue.has_damage, true) {
             self.changed.notify_all();
         }
+    }
+
+    /// Segments that end at or below `end` are replicated, and may get an index.
+    pub(crate) fn replicated(&self, end: Position) {
+        self.queue.lock().replicated = Some(end);
+        self.changed.notify_all();
     }
 
     pub(crate) fn stop(&self) {
@@ -201,7 +229,7 @@ impl SealSink for IndexQueue {
         while queue.running
             && queue.stuck.is_none()
             && !queue.stopped
-            && queue.waiting.len() > MOST_WAITING
+            && queue.ready() > MOST_WAITING
         {
             self.changed.wait(&mut queue);
         }

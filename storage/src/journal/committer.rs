@@ -414,6 +414,7 @@ impl<T: SegmentTail> Committer<T> {
         if self.closed || self.journal.failure().is_some() {
             let waiter = Waiter {
                 need: Position::ZERO,
+                level,
                 reply: operation.refused(AppendError::Draining),
                 cost,
                 requests,

@@ -87,21 +87,32 @@ impl Inbox {
         awaited
     }
 
-    /// Asks the committer; answered when the change is on the device.
+    /// Asks the committer, as [`Inbox::request`].
     pub(crate) fn administer(&self, change: AdminChange) -> Awaited<Result<(), AdminError>> {
         self.request(|answer| Operation::Admin(change, answer))
     }
 
     /// Queues the operation that is made with a promise of its answer, unless the journal refuses all changes. The
-    /// answer comes when the change is on the device.
+    /// answer comes when the change is on the device, and in the replica if there is one.
     pub(crate) fn request<T, E: From<AppendError>>(
         &self,
         operation: impl FnOnce(AnswerPromise<T, E>) -> Operation,
     ) -> Awaited<Result<T, E>> {
+        self.request_at(self.journal.safest(), operation)
+    }
+
+    /// As [`Inbox::request`], answered at `level`.
+    pub(crate) fn request_at<T, E: From<AppendError>>(
+        &self,
+        level: Durability,
+        operation: impl FnOnce(AnswerPromise<T, E>) -> Operation,
+    ) -> Awaited<Result<T, E>> {
         let (promise, awaited) = Promise::new();
-        match self.journal.refusal() {
+        let replication = self.journal.replication();
+        let unreachable = replication.and_then(|replication| replication.unreachable(level));
+        match self.journal.refusal().or(unreachable) {
             Some(error) => promise.keep(Err(error.into())),
-            None => self.push(operation(promise), Durability::Durable),
+            None => self.push(operation(promise), level),
         }
         awaited
     }

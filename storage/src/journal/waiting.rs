@@ -63,7 +63,7 @@ impl WaitingAnswer {
         }
     }
 
-    fn is_refusal(&self) -> bool {
+    pub(super) fn is_refusal(&self) -> bool {
         match self {
             Self::Append(_, result) => result.is_err(),
             Self::Admin(_, result) => result.is_err(),
@@ -80,6 +80,8 @@ impl WaitingAnswer {
 pub(crate) struct Waiter {
     /// Everything below must have reached the level before the answer.
     pub(crate) need: Position,
+    /// The level that was asked for.
+    pub(crate) level: Durability,
     pub(crate) reply: WaitingAnswer,
     /// Bytes that the answer returns to the budget.
     pub(crate) cost: u64,
@@ -91,7 +93,7 @@ pub(crate) struct Waiter {
 }
 
 /// A written and not yet flushed group: its end, and the logs whose readers must wake.
-type UnflushedGroup = (Position, Vec<Arc<Log>>);
+pub(super) type UnflushedGroup = (Position, Vec<Arc<Log>>);
 
 /// Unflushed groups that are kept apart. Further groups share one entry, which lists each log about
 /// once: its size follows the number of logs, and not the number of groups in a segment.
@@ -208,12 +210,12 @@ impl Waiting {
         self.trims.retain(|(end, _)| *end <= position);
     }
 
-    /// Applies the trims that are on the device.
-    pub(super) fn apply_trims(&mut self, durable: Position) {
+    /// Applies the trims that are on the device, and in the replica if there is one.
+    pub(super) fn apply_trims(&mut self, settled: Position) {
         self.trims.retain(|(end, log)| {
-            let through = *end <= durable;
+            let through = *end <= settled;
             if through {
-                log.state.write().apply_trims(durable);
+                log.state.write().apply_trims(settled);
             }
             !through
         });
@@ -254,6 +256,14 @@ impl Journal {
                 let durable = self.durable();
                 let logs = placement.logs.iter();
                 let durable_lsns = logs.map(|log| log.state.read().tail(durable)).collect();
+                let replicated_lsns = match self.replication() {
+                    None => OneOrMore::new(),
+                    Some(replication) => {
+                        let replicated = replication.replicated();
+                        let logs = placement.logs.iter();
+                        logs.map(|log| log.state.read().tail(replicated)).collect()
+                    }
+                };
                 let mut times = waiter.times;
                 if reached == Durability::Durable {
                     times.flush = self.clock.monotonic().duration_since(waiter.since);
@@ -261,6 +271,7 @@ impl Journal {
                 ticket.settle(Ok(Appended {
                     appends: placement.appends,
                     durable_lsns,
+                    replicated_lsns,
                     durability: reached,
                     position: placement.position,
                     times,

@@ -108,6 +108,7 @@ impl JournalScan {
             (self.at, self.skip) = self.jump(published);
             let work = JournalReadStep {
                 published,
+                visibility: self.common.visibility,
                 store: Arc::clone(&store),
                 looked: 0,
                 prefix: Arc::clone(&self.prefix),
@@ -174,6 +175,7 @@ impl JournalScan {
             cursor: self.encode_cursor(),
             tail_lsn: None,
             durable_lsn: None,
+            replicated_lsn: None,
         })
     }
 

@@ -66,6 +66,7 @@ struct LogReadResult {
     step: ReadStep,
     tail: Lsn,
     durable: Lsn,
+    replicated: Option<Lsn>,
     published: Position,
     lost: Option<(Lsn, Lsn)>,
     /// The lsn from which records are gone, and the records that the log keeps.
@@ -96,12 +97,16 @@ impl LogReadStep {
             (
                 state.deleted,
                 state.unproven,
-                state.kept(store.journal.durable()),
+                state.kept(store.journal.trims_seen(self.visibility)),
             )
         };
         let durable = log.state.read().tail(store.journal.durable());
+        let replicated = store.replicated_lsn(log);
         let (from, lost) = match self.at {
-            LogScanPlace::Start(start) => (start_lsn(store, log, start, tail, reach)?, None),
+            LogScanPlace::Start(start) => {
+                let bounds = (kept.first, tail);
+                (start_lsn(store, log, start, bounds, reach)?, None)
+            }
             LogScanPlace::Before { .. } => (Lsn::ZERO, None),
             LogScanPlace::Next { next, .. } => (next, None),
             // Index files show which records survived.
@@ -138,6 +143,7 @@ impl LogReadStep {
             step,
             tail,
             durable,
+            replicated,
             published,
             lost,
             gone,
@@ -335,7 +341,8 @@ impl LogScan {
         let store = &self.common.store;
         let position = store.journal.published(self.common.visibility);
         let tail = tail_at(&log, self.common.visibility, position);
-        let first = log.state.read().first(store.journal.durable());
+        let seen = store.journal.trims_seen(self.common.visibility);
+        let first = log.state.read().first(seen);
         self.at = LogScanPlace::Next {
             log_id: log.id,
             next: Lsn::new(tail.get().saturating_sub(back)).max(first),
@@ -371,7 +378,7 @@ impl LogScan {
             LogScanPlace::Before { .. } => {
                 // A log that is created with a sync mode of its own has its own visibility.
                 let name = Some(&self.target.name);
-                self.common.visibility = store.visibility(self.common.asked, name);
+                self.common.visibility = store.visibility(self.common.asked, name)?;
                 self.target.log_id
             }
         };
@@ -406,6 +413,7 @@ impl LogScan {
             cursor: self.encode_cursor(),
             tail_lsn: None,
             durable_lsn: None,
+            replicated_lsn: None,
         })
     }
 
@@ -466,6 +474,7 @@ impl LogScan {
             step,
             tail,
             durable,
+            replicated,
             published,
             lost,
             gone,
@@ -543,6 +552,7 @@ impl LogScan {
             cursor: self.encode_cursor(),
             tail_lsn: Some(tail),
             durable_lsn: Some(durable),
+            replicated_lsn: replicated,
         }))
     }
 
@@ -597,7 +607,8 @@ impl LogScan {
                 return Some(Ok(false));
             }
             // A log with a visibility of its own wakes other waiters than these.
-            let other = store.visibility(asked, Some(&target.name)) != visibility;
+            let now = store.visibility(asked, Some(&target.name));
+            let other = now.is_ok_and(|now| now != visibility);
             if other || store.resolve(&target, visibility).is_ok() {
                 return Some(Ok(true));
             }

@@ -38,7 +38,7 @@ impl Common {
     /// Whether the journal has failed under a reader of records that are not durable. Records beyond the durable lsn
     /// are then unknown, so the visible end is not the end.
     pub(super) fn in_doubt(&self) -> bool {
-        self.visibility != Visibility::Durable && self.store.journal.failure().is_some()
+        self.visibility.sees_unflushed() && self.store.journal.failure().is_some()
     }
 
     /// Waits for the memory of a chunk.
@@ -100,7 +100,7 @@ pub(crate) fn begin(
         store: Arc::clone(store),
         workers: Arc::clone(workers),
         asked: request.visibility,
-        visibility: store.visibility(request.visibility, name),
+        visibility: store.visibility(request.visibility, name)?,
         follow: request.follow,
         remaining: if request.max_records == 0 {
             u64::MAX

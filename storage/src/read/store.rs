@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::api::config::StorageConfig;
 use crate::api::engine::LogTarget;
-use crate::api::error::TargetError;
+use crate::api::error::{ReadError, TargetError};
 use crate::api::record::{SyncMode, Visibility};
 use crate::base::ids::SegmentId;
 use crate::base::ids::{LogId, LogName, Lsn, Position, RecoveryEpoch};
@@ -64,20 +64,38 @@ impl Store {
     }
 
     /// Visibility for a reader that names none: the visibility that matches a plain append of this log.
+    ///
+    /// # Errors
+    /// If a reader asks for replicated records, and there is no replica.
     pub(crate) fn visibility(
         &self,
         asked: Option<Visibility>,
         name: Option<&LogName>,
-    ) -> Visibility {
-        asked.unwrap_or_else(|| {
+    ) -> Result<Visibility, ReadError> {
+        let by_mode = || {
             let log = name.and_then(|name| self.logs.by_name(name.as_str()));
             self.mode(log.as_deref()).visibility()
-        })
+        };
+        match (asked, self.journal.replication().is_some()) {
+            (Some(asked @ Visibility::Replicated), false) => Err(ReadError::NotSupported(asked)),
+            (asked, true) => Ok(asked.unwrap_or_else(by_mode)),
+            (Some(asked), false) => Ok(asked),
+            (None, false) => Ok(match by_mode() {
+                Visibility::Replicated => Visibility::Durable,
+                visibility => visibility,
+            }),
+        }
     }
 
     /// The tail of a log for a reader of this visibility.
     pub(crate) fn tail(&self, log: &Log, visibility: Visibility) -> Lsn {
         tail_at(log, visibility, self.journal.published(visibility))
+    }
+
+    /// The lsn below which a log is replicated; `None` without a replica.
+    pub(crate) fn replicated_lsn(&self, log: &Log) -> Option<Lsn> {
+        let replication = self.journal.replication()?;
+        Some(log.state.read().tail(replication.replicated()))
     }
 
     /// The log, if it exists for a reader of this visibility.
@@ -114,7 +132,7 @@ impl Store {
     /// Forgets damage between these positions whose records are all trimmed or deleted, and harmless damage
     /// of no log. A sorted run has replaced the files there.
     pub(crate) fn forget_damage(&self, from: Position, to: Position) {
-        let durable = self.journal.durable();
+        let settled = self.journal.settled();
         let within = |position: Position| from <= position && position < to;
         let hit = self.damages.between(from, to).into_iter();
         let hit = hit.filter_map(|damage| Some((damage.log.as_ref()?.id, damage.log?)));
@@ -125,7 +143,7 @@ impl Store {
             let mut state = log.state.write();
             let kept = match state.deleted {
                 true => Lsn::new(u64::MAX),
-                false => state.first(durable),
+                false => state.first(settled),
             };
             state.forget_damage(|lost| within(lost.position) && lost.to <= kept);
             kept_from.insert(id, kept);

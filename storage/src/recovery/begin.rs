@@ -133,6 +133,7 @@ impl Recovered {
             Arc::clone(&segment),
             base,
             clocks,
+            config.replica,
         ));
         if jumps.last != 0 {
             journal.log_jump(jumps.last, started);
@@ -164,7 +165,7 @@ impl Recovered {
             arrival,
             expiry: shows,
         });
-        let indexing = Arc::new(IndexQueue::new(self.progress));
+        let indexing = Arc::new(IndexQueue::new(self.progress, config.replica.is_some()));
         let mut committer = Committer::new(
             Arc::clone(&journal),
             Arc::clone(&logs),

@@ -54,11 +54,15 @@ fn poll<T>(future: &mut Pin<Box<impl Future<Output = T> + ?Sized>>) -> Option<T>
 }
 
 fn begin(fixture: &Fixture, known: HashSet<u128>) -> Result<Box<dyn Backup>, BackupError> {
+    begin_of(&fixture.core, known)
+}
+
+fn begin_of(core: &Arc<Core>, known: HashSet<u128>) -> Result<Box<dyn Backup>, BackupError> {
     let workers = Arc::default();
     let mut beginning = Box::pin(backup::begin(
-        &fixture.core.store,
-        &fixture.core.inbox,
-        &fixture.core.indexer,
+        &core.store,
+        &core.inbox,
+        &core.indexer,
         &workers,
         known,
     ));
@@ -66,7 +70,7 @@ fn begin(fixture: &Fixture, known: HashSet<u128>) -> Result<Box<dyn Backup>, Bac
         if let Some(begun) = poll(&mut beginning) {
             return begun;
         }
-        fixture.core.turn();
+        core.turn();
     }
     panic!("a backup begins within a few turns");
 }
@@ -100,9 +104,18 @@ impl Shelf {
     pub(super) fn save(
         &self,
         fixture: &Fixture,
+        between: impl FnMut(),
+    ) -> Result<(Arc<BackupManifest>, u64), BackupError> {
+        self.save_of(&fixture.core, between)
+    }
+
+    /// As [`Shelf::save`].
+    pub(super) fn save_of(
+        &self,
+        core: &Arc<Core>,
         mut between: impl FnMut(),
     ) -> Result<(Arc<BackupManifest>, u64), BackupError> {
-        let mut backup = begin(fixture, self.known())?;
+        let mut backup = begin_of(core, self.known())?;
         let mut manifest: Option<Arc<BackupManifest>> = None;
         let mut sent = 0;
         let mut content: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
@@ -132,7 +145,7 @@ impl Shelf {
         Ok((manifest, sent))
     }
 
-    fn view(
+    pub(super) fn view(
         &self,
         manifest: &BackupManifest,
         at: Option<Position>,

@@ -7,20 +7,24 @@ use super::simulation::{Counts, Faults, Run, Verdict};
 
 const LIVES: u32 = 8;
 
-fn setting(name: &str) -> Option<u64> {
+pub(super) fn setting(name: &str) -> Option<u64> {
     std::env::var(name)
         .ok()
         .and_then(|value| value.parse().ok())
 }
 
 /// Runs one seed after the other until `done`. Prints how to repeat a seed that failed.
-fn simulate(test: &str, faults: Faults, mut done: impl FnMut(&Counts) -> bool) -> Counts {
+pub(super) fn simulate(
+    test: &str,
+    begin: impl Fn(u64) -> Run,
+    mut done: impl FnMut(&Counts) -> bool,
+) -> Counts {
     let mut all = Counts::default();
     let only = setting("WALD_SEED");
     let mut seed = only.unwrap_or(0);
     let mut failed = Vec::new();
     loop {
-        let mut run = Run::new(seed, faults);
+        let mut run = begin(seed);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.run(LIVES)));
         all.add(&run.counts);
         if outcome.is_err() {
@@ -42,7 +46,8 @@ fn simulate(test: &str, faults: Faults, mut done: impl FnMut(&Counts) -> bool) -
 fn nothing_durable_is_lost_and_nothing_is_half_there_after_any_power_cut() {
     let cuts = setting("WALD_CUTS").unwrap_or(2_000);
     let mut told = 0;
-    let all = simulate("power_cut", Faults::default(), |all| {
+    let begin = |seed| Run::new(seed, Faults::default());
+    let all = simulate("power_cut", begin, |all| {
         let now = all.cuts.cuts();
         if now >= told + 50_000 {
             told = now;
@@ -77,7 +82,8 @@ fn failing_calls_and_flushes_take_nothing_durable_with_them() {
         failing_flushes: 40,
     };
     let ends = setting("WALD_FAILS").unwrap_or(500);
-    let all = simulate("failing", faults, |all| all.kills + all.cuts.cuts() >= ends);
+    let begin = |seed| Run::new(seed, faults);
+    let all = simulate("failing", begin, |all| all.kills + all.cuts.cuts() >= ends);
     assert!(ends < 500 || all.failures > 0);
 }
 

@@ -5,6 +5,7 @@
 
 mod ledger;
 mod lies;
+mod machine;
 mod points;
 mod requests;
 mod script;
@@ -15,7 +16,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 pub(super) use self::ledger::Verdict;
-use self::ledger::{Effect, Ledger, LogState, Logs, Unit};
+use self::ledger::{Effect, Ledger, LogState, Logs, Loss, Unit};
+use self::machine::Bucket;
 pub(super) use self::points::Histogram;
 use self::points::{Phase, STRETCHES};
 use self::requests::Asked;
@@ -48,6 +50,11 @@ pub(super) struct Counts {
     pub(super) sorted: u64,
     pub(super) verdict: Verdict,
     pub(super) cuts: Histogram,
+    pub(super) machines: u64,
+    pub(super) parts: u64,
+    pub(super) uploads: u64,
+    pub(super) named_lost: u64,
+    pub(super) shown: u64,
 }
 
 impl Counts {
@@ -66,6 +73,11 @@ impl Counts {
         self.sorted += other.sorted;
         self.verdict.add(&other.verdict);
         self.cuts.add(&other.cuts);
+        self.machines += other.machines;
+        self.parts += other.parts;
+        self.uploads += other.uploads;
+        self.named_lost += other.named_lost;
+        self.shown += other.shown;
     }
 }
 
@@ -86,6 +98,11 @@ impl std::fmt::Display for Counts {
             self.maybe,
             self.repeats,
             self.expired
+        )?;
+        writeln!(
+            f,
+            "{} lost machines, {} parts shipped, {} uploads; {} acks named as lost; {} reads of replicated records",
+            self.machines, self.parts, self.uploads, self.named_lost, self.shown
         )?;
         write!(f, "{:?}", self.verdict)
     }
@@ -113,6 +130,14 @@ pub(super) struct Run {
     without_space_until: u64,
     /// Whether the cache may hold data that the device does not have.
     distrusted: bool,
+    /// The replica, if there is one.
+    bucket: Option<Bucket>,
+    /// Whether the machine was lost since the last start.
+    lost_machine: bool,
+    /// End of the journal in the replica, if the last process was lost with its machine.
+    lost_at: Option<Position>,
+    /// Appends since the last start: position, log, its id, lsns.
+    acks: Vec<(Position, &'static str, u64, std::ops::Range<u64>)>,
     pub(super) counts: Counts,
 }
 
@@ -159,6 +184,10 @@ impl Run {
             bulky: false,
             without_space_until: 0,
             distrusted: false,
+            bucket: None,
+            lost_machine: false,
+            lost_at: None,
+            acks: Vec::new(),
             counts: Counts::default(),
         }
     }
@@ -183,6 +212,16 @@ impl Run {
             }
             match open(&self.disk, &self.config, &self.clock) {
                 Ok((core, report)) => {
+                    if !self.ship_the_start(&core) {
+                        drop(core);
+                        self.lose_machine();
+                        continue;
+                    }
+                    if self.bucket.is_some() && self.disk.is_crashed() {
+                        drop(core);
+                        self.cut(Phase::Start);
+                        continue;
+                    }
                     // A cut planned for a later call of the start comes while the engine serves.
                     self.started(&core, &report);
                     return core;
@@ -205,6 +244,9 @@ impl Run {
         self.distrusted = false;
         core.set_quotas(quotas()).unwrap();
         assert_counted(core);
+        self.lost_machine = false;
+        self.lost_at = None;
+        self.acks.clear();
     }
 
     /// Compares the state after a start with the ledger.
@@ -212,19 +254,26 @@ impl Run {
         assert_eq!(report.findings, Vec::<String>::new());
         assert_eq!(report.damage, [], "a power cut damages nothing");
         let epoch = report.recovery_epoch.get();
-        assert!(epoch > self.epoch || (report.clean && epoch == self.epoch));
-        self.epoch = epoch;
+        let before = std::mem::replace(&mut self.epoch, epoch);
+        assert!(epoch > before || (report.clean && epoch == before));
         assert_no_leftovers(&self.disk, core);
         let found = found(core);
-        let verdict = found.and_then(|found| self.ledger.judge(&found, self.power_was_cut()));
+        if let Ok(found) = &found {
+            self.check_named_losses(core, found, before);
+        }
+        let verdict = found.and_then(|found| self.ledger.judge(&found, self.loss()));
         if let Err((verdict, words)) = verdict {
             self.counts.verdict.add(&verdict);
             panic!("{verdict:?}: {words}");
         }
     }
 
-    fn power_was_cut(&self) -> bool {
-        self.distrusted
+    fn loss(&self) -> Loss {
+        match (self.lost_machine, self.distrusted) {
+            (true, _) => Loss::Machine,
+            (false, true) => Loss::Power,
+            (false, false) => Loss::Process,
+        }
     }
 
     fn cut(&mut self, phase: Phase) {
@@ -284,6 +333,7 @@ impl Run {
             asked.push(self.ask(core));
         }
         core.turn();
+        self.ship(core);
         for asked in asked {
             self.settle(asked);
         }
@@ -365,6 +415,10 @@ impl Run {
             }
         }
         drop(core);
+        if self.loses_machine() {
+            self.lost_at = self.bucket.as_ref().map(Bucket::end);
+            return self.lose_machine();
+        }
         if self.disk.is_crashed() || (38..85).contains(&manner) {
             self.cut(phase);
         } else {
@@ -380,6 +434,7 @@ impl Run {
             effects: vec![Effect::Force],
             written: true,
             durable: true,
+            replicated: false,
         });
     }
 }

@@ -20,10 +20,12 @@
 //! [`UNREAD`]: crate::disk::held_files::UNREAD
 
 mod frames;
+mod replica;
 mod restore;
 mod take;
 mod view;
 
+pub use self::replica::{Continuation, ReplicaContent};
 pub use self::restore::Restored;
 pub(crate) use self::restore::{
     begin as begin_restore, finish as finish_restore, flush_names, refuse_if_used, write,

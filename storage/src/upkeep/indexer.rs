@@ -111,7 +111,7 @@ impl Indexer {
         loop {
             let sealed = {
                 let mut queue = self.store.indexing.queue.lock();
-                let sealed = queue.waiting.pop_front();
+                let sealed = queue.take();
                 self.store.indexing.changed.notify_all();
                 sealed
             };
@@ -126,7 +126,8 @@ impl Indexer {
                 Wanted::ForBackup => share.max(1),
                 Wanted::AtRest | Wanted::AtEnd => 1,
             };
-            let ends = wanted == Wanted::AtEnd;
+            let all = self.store.indexing.queue.lock().waiting.is_empty();
+            let ends = wanted == Wanted::AtEnd && all;
             let due = ends || progress.since_checkpoint >= least;
             if due && !self.store.is_in_doubt() {
                 self.write_checkpoint(ends, &mut progress)?;

@@ -351,7 +351,11 @@ impl Retainer {
 
     /// Hands in a portion.
     pub(crate) fn forget_idle(&self, portion: Vec<Idle>) -> Awaited<Result<(), AdminError>> {
-        self.inbox.administer(AdminChange::ForgetIdle(portion))
+        let change = AdminChange::ForgetIdle(portion);
+        // Nobody waits for the replica: the change is repeated after a loss.
+        (self.inbox).request_at(Durability::Durable, |answer| {
+            Operation::Admin(change, answer)
+        })
     }
 
     /// The next pass looks at all producers again.
@@ -612,8 +616,9 @@ impl Retainer {
 
     /// Hands in a portion.
     pub(crate) fn expire(&self, portion: Vec<Expiry>) -> Expiring {
-        self.inbox
-            .request(|answer| Operation::Expire(portion, answer))
+        (self.inbox).request_at(Durability::Durable, |answer| {
+            Operation::Expire(portion, answer)
+        })
     }
 
     /// Counts the result of a portion.

@@ -128,6 +128,7 @@ fn config(info: &LogInfo) -> Value {
             SyncMode::Interval => "interval",
             SyncMode::Async => "async",
             SyncMode::Manual => "manual",
+            SyncMode::Replicated => "replicated",
         };
         told.insert("sync_mode".to_owned(), mode.into());
     }

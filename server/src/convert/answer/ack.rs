@@ -22,6 +22,7 @@ const TIMESTAMP: u8 = 4;
 const DURABLE_LSN: u8 = 5;
 const DEDUPLICATED: u8 = 6;
 const LOG_ID: u8 = 7;
+const REPLICATED_LSN: u8 = 8;
 
 /// The ack of one request on a session.
 pub(crate) struct SessionAck<'a> {
@@ -30,9 +31,18 @@ pub(crate) struct SessionAck<'a> {
     pub(crate) names: &'a [LogName],
     pub(crate) appends: &'a [LogAppended],
     pub(crate) durable_lsns: &'a [Lsn],
+    /// As many, or none without a replica.
+    pub(crate) replicated_lsns: &'a [Lsn],
     pub(crate) durability: Durability,
     pub(crate) position: Option<Position>,
     pub(crate) epoch: RecoveryEpoch,
+}
+
+/// The lsns below which a log is safe.
+#[derive(Clone, Copy)]
+struct SafeLsns {
+    durable: Lsn,
+    replicated: Option<Lsn>,
 }
 
 impl<'a> SessionAck<'a> {
@@ -48,15 +58,22 @@ impl<'a> SessionAck<'a> {
             names,
             appends: &appended.appends,
             durable_lsns: &appended.durable_lsns,
+            replicated_lsns: &appended.replicated_lsns,
             durability: appended.durability,
             position: appended.position,
             epoch,
         }
     }
 
-    fn logs(&self) -> impl Iterator<Item = (&LogName, &LogAppended, Lsn)> {
+    fn logs(&self) -> impl Iterator<Item = (&LogName, &LogAppended, SafeLsns)> {
         let logs = self.names.iter().zip(self.appends).zip(self.durable_lsns);
-        logs.map(|((name, log), durable)| (name, log, *durable))
+        logs.enumerate().map(|(index, ((name, log), durable))| {
+            let safe = SafeLsns {
+                durable: *durable,
+                replicated: self.replicated_lsns.get(index).copied(),
+            };
+            (name, log, safe)
+        })
     }
 
     fn durability(&self) -> u64 {
@@ -68,7 +85,7 @@ impl<'a> SessionAck<'a> {
     /// Encoded length of the `AppendBatchResponse` in it.
     fn ack_len(&self) -> usize {
         self.logs()
-            .map(|(name, log, durable)| delimited_len(log_append_len(name, log, durable)))
+            .map(|(name, log, safe)| delimited_len(log_append_len(name, log, safe)))
             .sum::<usize>()
             + uint_len(self.durability())
             + self.position.map_or(0, |at| number_len(at.get()))
@@ -84,8 +101,8 @@ impl Encode for SessionAck<'_> {
     fn put(&self, out: &mut impl BufMut) {
         put_uint(REQUEST_ID, self.request_id, out);
         put_length(ACK, self.ack_len(), out);
-        for (name, log, durable) in self.logs() {
-            put_length(APPENDS, log_append_len(name, log, durable), out);
+        for (name, log, safe) in self.logs() {
+            put_length(APPENDS, log_append_len(name, log, safe), out);
             put_length(LOG, name.as_str().len(), out);
             out.put_slice(name.as_str().as_bytes());
             put_number(FIRST_LSN, log.first_lsn.get(), out);
@@ -94,9 +111,12 @@ impl Encode for SessionAck<'_> {
                 put_key(TIMESTAMP, WireType::SixtyFourBit, out);
                 out.put_i64_le(log.arrival.micros());
             }
-            put_number(DURABLE_LSN, durable.get(), out);
+            put_number(DURABLE_LSN, safe.durable.get(), out);
             put_uint(DEDUPLICATED, log.deduplicated.into(), out);
             put_uint(LOG_ID, log.log_id.get(), out);
+            if let Some(replicated) = safe.replicated {
+                put_number(REPLICATED_LSN, replicated.get(), out);
+            }
         }
         put_uint(DURABILITY, self.durability(), out);
         if let Some(position) = self.position {
@@ -106,12 +126,13 @@ impl Encode for SessionAck<'_> {
     }
 }
 
-fn log_append_len(name: &LogName, log: &LogAppended, durable: Lsn) -> usize {
+fn log_append_len(name: &LogName, log: &LogAppended, safe: SafeLsns) -> usize {
     delimited_len(name.as_str().len())
         + number_len(log.first_lsn.get())
         + number_len(log.next_lsn.get())
         + if log.arrival.micros() == 0 { 0 } else { 9 }
-        + number_len(durable.get())
+        + number_len(safe.durable.get())
+        + safe.replicated.map_or(0, |lsn| number_len(lsn.get()))
         + uint_len(log.deduplicated.into())
         + uint_len(log.log_id.get())
 }

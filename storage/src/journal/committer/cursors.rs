@@ -125,7 +125,7 @@ impl<T: SegmentTail> Committer<T> {
             let mut state = log.state.write();
             self.group.undo.note(start, &log, &state);
             state.last_end = frame.end;
-            let (durable, quota) = (self.journal.durable(), state.quota);
+            let (durable, quota) = (self.journal.settled(), state.quota);
             let extras = state.extras.get_or_insert_default();
             let was_there = extras.move_cursor(frame.end, cursor, mark, durable);
             match (was_there, mark) {

@@ -139,7 +139,7 @@ impl<T: SegmentTail> Committer<T> {
         let tail_lsn = {
             let mut state = log.state.write();
             self.group.undo.note(start, log, &state);
-            state.add_fence(frame.end, epoch, self.journal.durable());
+            state.add_fence(frame.end, epoch, self.journal.settled());
             state.next
         };
         self.touch(log);

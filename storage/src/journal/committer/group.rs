@@ -100,6 +100,8 @@ impl Group {
     /// Answers requests whose position is reached, or leaves them to the flush.
     pub(super) fn answer(&mut self, journal: &Journal) {
         let (written, durable) = (journal.written(), journal.durable());
+        let settled = journal.settled();
+        let mut durable_only = Vec::new();
         let now = journal.clock.monotonic();
         let failed = journal.failure().is_some();
         let write = std::mem::take(&mut self.write_took);
@@ -125,6 +127,7 @@ impl Group {
             };
             let waiter = Waiter {
                 need,
+                level,
                 reply,
                 cost,
                 requests,
@@ -134,12 +137,15 @@ impl Group {
                     encode,
                     write,
                     flush: Duration::ZERO,
+                    replicate: Duration::ZERO,
                 },
             };
             if failed {
                 journal.answer_failed(waiter);
+            } else if need <= durable && (level < Durability::Replicated || need <= settled) {
+                journal.answer(waiter, level.max(Durability::Durable));
             } else if need <= durable {
-                journal.answer(waiter, Durability::Durable);
+                durable_only.push(waiter);
             } else if buffered {
                 journal.answer(waiter, Durability::Accepted);
             } else if level < Durability::Durable {
@@ -149,6 +155,9 @@ impl Group {
             }
         }
         journal.await_flush(handed);
+        if let Some(replication) = journal.replication().filter(|_| !durable_only.is_empty()) {
+            journal.await_replica(replication, durable_only, Vec::new());
+        }
     }
 }
 

@@ -241,6 +241,7 @@ impl Fixture {
             Arc::clone(&first),
             first.base,
             Clocks::new(now, now, at),
+            None,
         ));
         let config = StorageConfig::default();
         let settings = CommitterSettings {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::api::codec;
 use crate::api::error::ReadError;
-use crate::api::record::{Gap, GapReason, StoredBatch};
+use crate::api::record::{Gap, GapReason, StoredBatch, Visibility};
 use crate::base::ids::{Lsn, Position, Timestamp};
 use crate::format::active::Place;
 use crate::format::address::Hole;
@@ -46,6 +46,7 @@ pub(super) struct JournalReadStep {
     pub(super) skip: u64,
     pub(super) not_before: Option<Timestamp>,
     pub(super) published: Position,
+    pub(super) visibility: Visibility,
     pub(super) remaining: u64,
     pub(super) bytes: usize,
     /// Bytes of the journal read so far.
@@ -261,7 +262,8 @@ impl JournalReadStep {
     /// Whether a log was deleted, and which of its records trims and retention kept.
     fn fate_of(&self, log: &Log) -> (bool, FirstKept) {
         let state = log.state.read();
-        (state.deleted, state.kept(self.store.journal.durable()))
+        let seen = self.store.journal.trims_seen(self.visibility);
+        (state.deleted, state.kept(seen))
     }
 
     fn selects(&self, log: &Log) -> bool {

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::record::{LogConfig, LogConfigChange};
+use crate::api::record::{Durability, LogConfig, LogConfigChange};
 
 /// Effect of one unit on one log.
 #[derive(Debug, Clone)]
@@ -59,6 +59,28 @@ pub(crate) struct Unit {
     pub(crate) written: bool,
     /// Promised to survive a power cut.
     pub(crate) durable: bool,
+    /// Promised to survive the loss of the machine.
+    pub(crate) replicated: bool,
+}
+
+impl Unit {
+    /// A unit that was promised to be as safe as `level`; `None`: nothing was promised.
+    pub(crate) fn promised(effects: Vec<Effect>, level: Option<Durability>) -> Self {
+        Self {
+            effects,
+            written: level >= Some(Durability::Written),
+            durable: level >= Some(Durability::Durable),
+            replicated: level >= Some(Durability::Replicated),
+        }
+    }
+}
+
+/// What took the process before a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    Process,
+    Power,
+    Machine,
 }
 
 /// State of one log. Records are their digests.
@@ -252,6 +274,14 @@ impl Ledger {
         }
     }
 
+    /// Promises all units to survive the loss of the machine.
+    pub(crate) fn all_replicated(&mut self) {
+        self.all_durable();
+        for unit in &mut self.units {
+            unit.replicated = true;
+        }
+    }
+
     /// Marks all written units as durable. Units that are only accepted may not be.
     pub(crate) fn all_written_durable(&mut self) {
         for unit in &mut self.units {
@@ -261,10 +291,10 @@ impl Ledger {
         }
     }
 
-    /// Marks a log as durable up to `tail`, which a client was shown.
-    pub(crate) fn revealed(&mut self, log: &str, tail: u64) {
+    /// Marks a log as safe up to `tail`, which a client that asked for `level` was shown.
+    pub(crate) fn revealed(&mut self, log: &str, tail: u64, level: Durability) {
         for unit in &mut self.units {
-            unit.durable |= unit.effects.iter().any(|effect| match effect {
+            let shown = unit.effects.iter().any(|effect| match effect {
                 Effect::Append {
                     log: this,
                     first,
@@ -274,22 +304,28 @@ impl Ledger {
                 } => *this == log && !buffered && first + records.len() as u64 <= tail,
                 _ => false,
             });
+            unit.durable |= shown;
+            unit.replicated |= shown && level == Durability::Replicated;
         }
     }
 
     /// Number of units that must have survived.
-    fn least(&self, power_cut: bool) -> usize {
-        let must = |unit: &Unit| unit.durable || (unit.written && !power_cut);
+    fn least(&self, loss: Loss) -> usize {
+        let must = |unit: &Unit| match loss {
+            Loss::Process => unit.durable || unit.written,
+            Loss::Power => unit.durable,
+            Loss::Machine => unit.replicated,
+        };
         self.units.iter().rposition(must).map_or(0, |last| last + 1)
     }
 
-    /// Compares with the logs that a start found, and goes on from these. After a `power_cut`, unflushed
-    /// units may be lost.
+    /// Compares with the logs that a start found, and goes on from these. After a power cut,
+    /// unflushed units may be lost; after the loss of the machine, units that were not replicated.
     ///
     /// # Errors
     /// The mistakes, also in words.
-    pub(crate) fn judge(&mut self, found: &Logs, power_cut: bool) -> Result<(), (Verdict, String)> {
-        let least = self.least(power_cut);
+    pub(crate) fn judge(&mut self, found: &Logs, loss: Loss) -> Result<(), (Verdict, String)> {
+        let least = self.least(loss);
         let mut logs = self.base.clone();
         let is = |logs: &Logs, log: &str| match (logs.get(log), found.get(log)) {
             (Some(expected), Some(found)) => expected.is(found),

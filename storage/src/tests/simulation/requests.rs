@@ -31,7 +31,7 @@ pub(crate) enum Asked {
     Trim(Awaited<Result<Lsn, TrimError>>, &'static str, u64),
     Fence(Awaited<Result<Fenced, FenceError>>, &'static str),
     Cursor(Awaited<Result<Option<NamedCursor>, CursorError>>, Effect),
-    Sync(Awaited<Result<Position, SyncError>>),
+    Sync(Awaited<Result<Position, SyncError>>, Durability),
     Expire(Box<Expiring>),
     /// Record of the expiry clock's time, which changes no log.
     Told(Awaited<Result<Position, SyncError>>),
@@ -65,7 +65,7 @@ fn poll<T>(awaited: &mut Awaited<T>) -> T {
 /// Whether a failed request may have had an effect. An unexpected error is a fault of the engine.
 fn came(error: &AppendError) -> Came {
     match error {
-        AppendError::Unknown(_) => Came::Maybe,
+        AppendError::Unknown(_) | AppendError::ReplicationUnknown => Came::Maybe,
         AppendError::ConditionsFailed(_)
         | AppendError::ProducerGap { .. }
         | AppendError::ProducerFenced { .. }
@@ -74,6 +74,8 @@ fn came(error: &AppendError) -> Came {
         | AppendError::EpochJump { .. }
         | AppendError::CursorBeyondTail { .. }
         | AppendError::LogNotFound { .. }
+        | AppendError::BucketDown
+        | AppendError::ReplicaBehind { .. }
         | AppendError::DiskFull(_)
         | AppendError::JournalFailed(_)
         | AppendError::Invalid(_) => Came::Refused,
@@ -162,7 +164,10 @@ impl Run {
                 let lsn = (!self.chance(20)).then_some(lsn);
                 self.cursor(core, log, cursor, lsn)
             }
-            26..29 => Asked::Sync(core.sync_in_turn(Durability::Durable)),
+            26..29 => {
+                let level = self.strong();
+                Asked::Sync(core.sync_in_turn(level), level)
+            }
             29..32 => self.repeat(core),
             32..38 => match self.retain(core) {
                 Some(asked) => asked,
@@ -232,6 +237,7 @@ impl Run {
         let modes = [None, Some(SyncMode::Async), Some(SyncMode::Batch)];
         let sync_mode = match log {
             "manual" => Some(SyncMode::Manual),
+            _ if self.bucket.is_some() && self.chance(25) => Some(SyncMode::Replicated),
             _ => modes[self.random.random_range(0..3)],
         };
         let retention = retention(&mut self.random).map(Box::new);
@@ -301,11 +307,9 @@ impl Run {
             }
             if expected {
                 self.counts.expired += 1;
-                self.ledger.add(Unit {
-                    effects: vec![Effect::Expire(log, before)],
-                    written: acknowledged,
-                    durable: acknowledged,
-                });
+                let level = acknowledged.then_some(Durability::Durable);
+                let effects = vec![Effect::Expire(log, before)];
+                self.ledger.add(Unit::promised(effects, level));
             }
         }
     }
@@ -360,7 +364,7 @@ impl Run {
         let level = match self.random.random_range(0..6) {
             0 | 1 => Some(Durability::Written),
             2 => None,
-            _ => Some(Durability::Durable),
+            _ => Some(self.strong()),
         };
         let by_producer = self.chance(25);
         let mut parts = Vec::new();
@@ -422,7 +426,16 @@ impl Run {
             true => self.sent.remove(index),
             false => self.sent[index].clone(),
         };
-        self.enqueue(core, batch, (parts, cursors), Some(Durability::Durable))
+        let level = self.strong();
+        self.enqueue(core, batch, (parts, cursors), Some(level))
+    }
+
+    /// DURABLE, or sometimes REPLICATED if there is a replica.
+    fn strong(&mut self) -> Durability {
+        match self.bucket.is_some() && self.chance(50) {
+            true => Durability::Replicated,
+            false => Durability::Durable,
+        }
     }
 
     /// Builds records for some logs: log, number of records, and their size.
@@ -486,6 +499,11 @@ impl Run {
     /// Enters the outcome of a request into the ledger.
     pub(crate) fn settle(&mut self, asked: Asked) {
         self.counts.requests += 1;
+        // Fences, trims and administration are as safe as the engine makes anything.
+        let safest = match self.bucket {
+            Some(_) => Durability::Replicated,
+            None => Durability::Durable,
+        };
         let (came, effects, level) = match asked {
             Asked::Expire(expiring) => return self.expired(*expiring),
             Asked::Told(mut awaited) => {
@@ -507,7 +525,7 @@ impl Run {
                     Err(AdminError::Append(error)) => came(&error),
                     Err(_) => Came::Refused,
                 };
-                (came, vec![effect], Durability::Durable)
+                (came, vec![effect], safest)
             }
             Asked::Trim(mut awaited, log, before) => {
                 let first = self.ledger.live.get(log).map_or(0, |state| state.first);
@@ -517,13 +535,13 @@ impl Run {
                     Ok(_) => Came::Done,
                     Err(TrimError::Append(error)) => came(&error),
                     Err(TrimError::BeyondTail { tail, .. }) => {
-                        self.ledger.revealed(log, tail.get());
+                        self.ledger.revealed(log, tail.get(), safest);
                         Came::Refused
                     }
                     Err(_) => Came::Refused,
                 };
                 let effects = vec![Effect::Trim(log, before)];
-                (came, effects, Durability::Durable)
+                (came, effects, safest)
             }
             Asked::Fence(mut awaited, log) => {
                 let live = self.ledger.live.get(log).map_or(0, |state| state.epoch);
@@ -538,7 +556,7 @@ impl Run {
                     Err(error) => panic!("{error}"),
                 };
                 let effects = vec![Effect::Fence(log, live + 1)];
-                (came, effects, Durability::Durable)
+                (came, effects, safest)
             }
             Asked::Cursor(mut awaited, effect) => {
                 let came = match poll(&mut awaited) {
@@ -548,16 +566,19 @@ impl Run {
                 };
                 (came, vec![effect], Durability::Durable)
             }
-            Asked::Sync(mut awaited) => {
+            Asked::Sync(mut awaited, level) => {
                 let came = match poll(&mut awaited) {
                     Ok(_) => {
-                        self.ledger.all_durable();
+                        match level {
+                            Durability::Replicated => self.ledger.all_replicated(),
+                            _ => self.ledger.all_durable(),
+                        }
                         Came::Done
                     }
                     Err(SyncError::Refused(AppendError::DiskFull(_))) => Came::Refused,
                     Err(_) => Came::Maybe,
                 };
-                (came, vec![Effect::Force], Durability::Durable)
+                (came, vec![Effect::Force], level)
             }
         };
         let acknowledged = match came {
@@ -581,11 +602,8 @@ impl Run {
                 }
             }
         }
-        self.ledger.add(Unit {
-            effects,
-            written: acknowledged && level >= Durability::Written,
-            durable: acknowledged && level == Durability::Durable,
-        });
+        let promised = acknowledged.then_some(level);
+        self.ledger.add(Unit::promised(effects, promised));
     }
 
     /// Outcome of an append; `None` if it is in the ledger already, or never will be.
@@ -608,11 +626,12 @@ impl Run {
         };
         // A request for less than DURABLE is refused before the flush.
         if let Err(AppendError::ConditionsFailed(failed)) = &answer
-            && asked == Durability::Durable
+            && asked >= Durability::Durable
         {
             for failed in failed {
                 if let FailedCheck::PositionMismatch { actual, .. } = failed.check {
-                    self.ledger.revealed(failed.log.as_str(), actual.get());
+                    self.ledger
+                        .revealed(failed.log.as_str(), actual.get(), asked);
                 }
             }
         }
@@ -625,8 +644,8 @@ impl Run {
                 self.counts.repeats += 1;
                 for ((log, records, _), append) in parts.iter().zip(&appended.appends) {
                     self.is_there(log, records, append.first_lsn.get());
-                    if level == Durability::Durable {
-                        self.ledger.revealed(log, append.next_lsn.get());
+                    if level >= Durability::Durable {
+                        self.ledger.revealed(log, append.next_lsn.get(), level);
                     }
                 }
                 return None;
@@ -640,6 +659,11 @@ impl Run {
             }
             for ((log, records, producer), append) in parts.into_iter().zip(&appended.appends) {
                 self.is_new(log, append.log_id);
+                if let Some(position) = appended.position {
+                    let id = append.log_id.get();
+                    let (first, next) = (append.first_lsn.get(), append.next_lsn.get());
+                    self.acks.push((position, log, id, first..next));
+                }
                 effects.push(Effect::Append {
                     log,
                     id: Some(append.log_id.get()),

@@ -65,7 +65,7 @@ impl BackupView {
     }
 
     /// Copies one file and flushes it. Returns the number of bytes written.
-    fn copy(
+    pub(super) fn copy(
         &self,
         path: &str,
         shown: &ViewFile,

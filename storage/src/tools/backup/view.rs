@@ -17,7 +17,7 @@ use crate::api::error::RestoreError;
 use crate::base::bounds;
 use crate::base::bounds::LARGEST_SEGMENT;
 use crate::base::bounds::LIFE_BYTES;
-use crate::base::ids::{Position, SegmentId};
+use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::directory::{BEGUN, FORMAT, LastBegun};
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
 use crate::format::frame;
@@ -63,6 +63,8 @@ pub struct BackupView {
     pub(super) files: BTreeMap<String, ViewFile>,
     /// The position at which the view ends.
     pub(super) position: Position,
+    /// The newest segment.
+    last: SegmentId,
 }
 
 /// Result of a verification.
@@ -104,6 +106,7 @@ impl BackupView {
             content,
             files: BTreeMap::new(),
             position: manifest.position,
+            last: SegmentId::FIRST,
         };
         check_numbers(manifest)?;
         let mut digests = HashSet::new();
@@ -139,6 +142,7 @@ impl BackupView {
         let Some(last) = pieces.last() else {
             return Err(RestoreError::Manifest("it has no segment".to_owned()));
         };
+        view.last = last.id;
         // A short last segment would look like one with lost bytes.
         if let Some((life, _)) = last.begun
             && let Some(shown) = view.files.get_mut(&last.path)
@@ -148,15 +152,15 @@ impl BackupView {
         // Files that the backup lacked at its end are missing after a restore, too.
         let lost = manifest.damage.iter().filter_map(|damage| damage.segment);
         let lost = lost.max().filter(|_| at.is_none());
-        let (epochs, positions) = leap(&*view.content)
-            .map_err(RestoreError::io("drawing where a restored store goes on"))?;
-        let begun = LastBegun {
-            // The first start adds one epoch.
-            epoch: manifest.recovery_epoch.plus(epochs - 1),
-            segment: lost.map_or(last.id, |lost| lost.max(last.id)),
-            base: manifest.position.advance(positions),
-        };
-        let text = Bytes::from(begun.encode());
+        let segment = lost.map_or(last.id, |lost| lost.max(last.id));
+        let text = leap_beyond(
+            &*view.content,
+            manifest.recovery_epoch,
+            segment,
+            manifest.position,
+        )
+        .map_err(RestoreError::io("drawing where a restored store goes on"))?;
+        let text = Bytes::from(text);
         let shown = ViewFile {
             file: None,
             bytes: text.len() as u64,
@@ -171,6 +175,16 @@ impl BackupView {
     /// requested position.
     pub fn position(&self) -> Position {
         self.position
+    }
+
+    /// The newest segment.
+    pub(super) fn last_segment(&self) -> SegmentId {
+        self.last
+    }
+
+    /// The content of a file that the view makes.
+    pub(super) fn made(&self, path: &str) -> Option<Bytes> {
+        self.files.get(path).map(|shown| shown.made.clone())
     }
 
     /// Bytes of the content of all its files.
@@ -384,6 +398,24 @@ impl BackupView {
         last_whole_unit((life, base), &*content, end, at)
             .map_err(RestoreError::io(format!("reading {}", file.path)))
     }
+}
+
+/// A BEGUN with which a restored store goes on far beyond the store that was saved: `epoch`, its newest segment, and the
+/// end of its journal.
+pub(super) fn leap_beyond(
+    disk: &dyn Disk,
+    epoch: RecoveryEpoch,
+    segment: SegmentId,
+    position: Position,
+) -> io::Result<String> {
+    let (epochs, positions) = leap(disk)?;
+    let begun = LastBegun {
+        // The first start adds one epoch.
+        epoch: epoch.plus(epochs - 1),
+        segment,
+        base: position.advance(positions),
+    };
+    Ok(begun.encode())
 }
 
 /// Numbers of epochs and positions that a restored store skips: at least the minimum, less than twice the

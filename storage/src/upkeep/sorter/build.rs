@@ -742,7 +742,7 @@ pub(super) fn fate(sorter: &Sorter, log: Option<&Log>) -> (bool, FirstKept) {
         return (true, FirstKept::default());
     };
     let state = log.state.read();
-    (state.deleted, state.kept(sorter.journal.durable()))
+    (state.deleted, state.kept(sorter.journal.settled()))
 }
 
 /// The first of these places, as far as one read for all of them is efficient.

@@ -225,8 +225,15 @@ impl Sorter {
             .range(..current)
             .map(|(_, segment)| Arc::clone(segment))
             .collect();
-        // The newest is left: a backup ends with a segment.
-        let newest = sealed.pop();
+        // The newest is left: a backup ends with a segment. So are those that the replica has no file of.
+        let mut newest = sealed.pop();
+        let released = |segment: &Arc<Segment>| {
+            let end = *segment.end.read();
+            end.is_some_and(|end| self.journal.is_released(end))
+        };
+        if let Some(first) = sealed.iter().position(|segment| !released(segment)) {
+            newest = sealed.drain(first..).next();
+        }
         (sealed, newest)
     }
 
@@ -301,7 +308,7 @@ impl Sorter {
         }
         let room = self.room_without_growth(self.room_for_run(short));
         let standing = CheckBasis {
-            durable: self.journal.durable(),
+            settled: self.journal.settled(),
             covered,
             room: room / self.config.segment_bytes,
         };
@@ -533,7 +540,7 @@ impl Sorter {
             log.is_none_or(|log| {
                 let state = log.state.read();
                 let is_name = from == to;
-                !state.deleted && (is_name || *to > state.first(self.journal.durable()))
+                !state.deleted && (is_name || *to > state.first(self.journal.settled()))
             })
         };
         AcceptedLosses {

@@ -98,7 +98,7 @@ pub(crate) struct Sorter {
 /// Facts that must change before another check of segments can find more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CheckBasis {
-    pub(super) durable: Position,
+    pub(super) settled: Position,
     pub(super) covered: Option<SegmentId>,
     pub(super) room: u64,
 }
@@ -237,11 +237,11 @@ impl Sorter {
             turns.busy_at = Some(now());
             turns.news = true;
         }
-        let durable = self.journal.durable();
+        let settled = self.journal.settled();
         // On a full disk the room for a run changes, too.
         let short = self.pool.is_short();
         let due = turns.is_due(now(), sorted, short);
-        let looks = due && (short || turns.seen != Some(durable));
+        let looks = due && (short || turns.seen != Some(settled));
         let (mut made, mut spent) = (false, 0);
         // Runs get as much work as the segments did, not one run: there may be many runs to rewrite.
         while looks && spent < 2 * self.sorter_part() {
@@ -253,7 +253,7 @@ impl Sorter {
             if !more {
                 let ended = now();
                 turns.looked = Some((ended, ended.duration_since(began)));
-                turns.seen = (load == Activity::AtRest).then_some(durable);
+                turns.seen = (load == Activity::AtRest).then_some(settled);
                 break;
             }
             turns.looked = None;

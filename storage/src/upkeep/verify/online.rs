@@ -176,7 +176,7 @@ impl Verifier {
             .at(position, position);
             if let Some(log) = &damage.log {
                 let state = log.state.read();
-                let from = damage.from.max(state.first(self.journal.durable()));
+                let from = damage.from.max(state.first(self.journal.settled()));
                 let is_named = |(id, (first, end)): &(LogId, (Lsn, Lsn))| {
                     *id == log.id && *first <= from && damage.to <= *end
                 };
@@ -434,7 +434,7 @@ impl Verifier {
     ) -> Option<Finding> {
         let (deleted, first) = {
             let state = log.state.read();
-            (state.deleted, state.first(self.journal.durable()))
+            (state.deleted, state.first(self.journal.settled()))
         };
         let kept = from.max(first);
         if deleted || kept >= to {
@@ -516,7 +516,7 @@ impl Verifier {
         let mut known = Vec::new();
         if fault.is_unreadable() && fault.from < fault.to {
             for (log, place) in self.places_within(segment, fault.from, fault.to)? {
-                let first = log.state.read().first(self.journal.durable());
+                let first = log.state.read().first(self.journal.settled());
                 let kept = (place.first_lsn.max(first), place.next_lsn());
                 if log.state.read().deleted || kept.0 >= kept.1 {
                     continue;
@@ -537,7 +537,7 @@ impl Verifier {
             let Some(log) = damage.log.filter(|_| !damage.accepted) else {
                 continue;
             };
-            let first = log.state.read().first(self.journal.durable());
+            let first = log.state.read().first(self.journal.settled());
             let kept = (damage.from.max(first), damage.to);
             if !log.state.read().deleted && kept.0 < kept.1 {
                 let entry = hit.entry(log.id.get()).or_insert_with(|| (log, Vec::new()));

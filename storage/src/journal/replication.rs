@@ -1,0 +1,354 @@
+//! The third published position, and the requests that wait for it.
+//!
+//! ```text
+//!  flush ──▶ durable ──▶ shipper ──▶ publish_replicated ──▶ answers REPLICATED
+//!     └── requests for REPLICATED move here when their flush is done
+//! ```
+//!
+//! Without a replica a journal has no [`Replication`], and its requests pass one branch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::Journal;
+use super::segment::Segment;
+use super::waiting::{UnflushedGroup, Waiter};
+use crate::api::error::AppendError;
+use crate::api::record::{Durability, Visibility};
+use crate::api::replica::{MOST_UNRELEASED, ReplicaBounds, ReplicaProgress, Unreplicated};
+use crate::api::watch::{Watch, Watched};
+use crate::base::ids::Position;
+use crate::base::metrics::AppendPhase;
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicU64, Ordering};
+
+/// Groups whose readers wait for the replica, kept apart. Beyond this all share one entry, which names each log once.
+const MOST_GROUPS: usize = 256;
+
+/// State of a journal that is shipped to a replica.
+pub(crate) struct Replication {
+    bounds: ReplicaBounds,
+    /// Everything below is replicated.
+    replicated: AtomicU64,
+    /// The replica has files of all segments that end at or below.
+    released: AtomicU64,
+    /// Number of sealed segments beyond `released`.
+    unreleased: AtomicU64,
+    state: Mutex<ReplicationState>,
+    /// The shipper waits here.
+    shipper: Arc<ShipperWatch>,
+}
+
+#[derive(Default)]
+struct ReplicationState {
+    /// Requests whose position is durable and not replicated.
+    waiters: Vec<Waiter>,
+    /// Durable groups that are not replicated: end, and logs whose readers must wake.
+    groups: VecDeque<UnflushedGroup>,
+    stopped: Option<Unreplicated>,
+}
+
+/// Wakes the shipper.
+#[derive(Default)]
+pub(crate) struct ShipperWatch(Watch);
+
+impl Watched for ShipperWatch {
+    fn watch(&self) -> &Watch {
+        &self.0
+    }
+}
+
+impl From<Unreplicated> for AppendError {
+    fn from(reason: Unreplicated) -> Self {
+        match reason {
+            Unreplicated::BucketDown => Self::BucketDown,
+            Unreplicated::Moved { owner, term } => Self::Moved { owner, term },
+        }
+    }
+}
+
+impl Replication {
+    pub(super) fn new(bounds: ReplicaBounds) -> Self {
+        Self {
+            bounds,
+            replicated: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+            unreleased: AtomicU64::new(0),
+            state: Mutex::default(),
+            shipper: Arc::default(),
+        }
+    }
+
+    /// Everything below is replicated.
+    pub(crate) fn replicated(&self) -> Position {
+        Position::new(self.replicated.load(Ordering::SeqCst))
+    }
+
+    /// The replica has files of all segments that end at or below.
+    pub(crate) fn released(&self) -> Position {
+        Position::new(self.released.load(Ordering::SeqCst))
+    }
+
+    /// The refusal of every change, if another node owns the store.
+    pub(super) fn moved(&self) -> Option<AppendError> {
+        let state = self.state.lock();
+        let moved = |reason: &&Unreplicated| matches!(reason, Unreplicated::Moved { .. });
+        state
+            .stopped
+            .as_ref()
+            .filter(moved)
+            .cloned()
+            .map(Into::into)
+    }
+
+    /// The watch of the shipper.
+    pub(crate) fn shipper(&self) -> &Arc<ShipperWatch> {
+        &self.shipper
+    }
+
+    /// The refusal of an append because the replica is too far behind, if it is. Everything below `durable` is on the
+    /// device.
+    pub(crate) fn is_behind(&self, durable: Position) -> Option<AppendError> {
+        let behind = durable.since(self.replicated().min(durable));
+        let segments = self.unreleased.load(Ordering::SeqCst);
+        let too_far = behind > self.bounds.max_lag || segments > MOST_UNRELEASED;
+        too_far.then_some(AppendError::ReplicaBehind {
+            behind,
+            limit: self.bounds.max_lag,
+            segments,
+        })
+    }
+
+    /// Why nothing of this level can be done while the replica is in this state, if that is so.
+    pub(crate) fn unreachable(&self, level: Durability) -> Option<AppendError> {
+        match self.state.lock().stopped.clone()? {
+            Unreplicated::BucketDown if level < Durability::Replicated => None,
+            reason => Some(reason.into()),
+        }
+    }
+
+    /// Requests and groups that wait for the replica.
+    pub(super) fn take_all(&self) -> (Vec<Waiter>, VecDeque<UnflushedGroup>) {
+        let mut state = self.state.lock();
+        (
+            std::mem::take(&mut state.waiters),
+            std::mem::take(&mut state.groups),
+        )
+    }
+}
+
+impl ReplicationState {
+    /// Adds durable groups, whose readers wake when the replica has them.
+    fn add_groups(&mut self, groups: Vec<UnflushedGroup>) {
+        self.groups.extend(groups);
+        if self.groups.len() <= MOST_GROUPS {
+            return;
+        }
+        // Readers of an earlier group wake a little later: everything durable is shipped soon.
+        let end = self.groups.back().map_or(Position::ZERO, |last| last.0);
+        let mut logs: Vec<_> = self.groups.drain(..).flat_map(|(_, logs)| logs).collect();
+        logs.sort_unstable_by_key(|log| log.id);
+        logs.dedup_by_key(|log| log.id);
+        self.groups.push_back((end, logs));
+    }
+}
+
+impl Journal {
+    /// The replication, if the journal has a replica.
+    pub(crate) fn replication(&self) -> Option<&Replication> {
+        self.replication.as_ref()
+    }
+
+    /// Everything below is as safe as this journal makes it: replicated, or durable without a replica. No reader
+    /// compares with a lower position, and no loss of the machine takes it back.
+    pub(crate) fn settled(&self) -> Position {
+        match &self.replication {
+            None => self.durable(),
+            Some(replication) => replication.replicated(),
+        }
+    }
+
+    /// Level of a fence, a trim, and of administration.
+    pub(crate) fn safest(&self) -> Durability {
+        match &self.replication {
+            None => Durability::Durable,
+            Some(_) => Durability::Replicated,
+        }
+    }
+
+    /// Everything below this is on the device and visible to readers of this visibility, so trims there show.
+    pub(crate) fn trims_seen(&self, visibility: Visibility) -> Position {
+        self.published(visibility).min(self.durable())
+    }
+
+    /// Keeps requests whose position is durable until it is replicated, and groups until their readers can be woken.
+    pub(super) fn await_replica(
+        &self,
+        replication: &Replication,
+        waiters: Vec<Waiter>,
+        groups: Vec<UnflushedGroup>,
+    ) {
+        let (ready, readers) = {
+            let mut state = replication.state.lock();
+            state.waiters.extend(waiters);
+            state.add_groups(groups);
+            // The replica may have been faster than this thread.
+            self.take_replicated(replication, &mut state)
+        };
+        self.settle_replicated(replication, ready, &readers);
+        // The shipper has new durable bytes, or a request that waits.
+        replication.shipper.0.wake();
+    }
+
+    /// Publishes that everything below `end` is replicated, and answers the requests that waited for it.
+    pub(crate) fn publish_replicated(&self, end: Position) {
+        let Some(replication) = &self.replication else {
+            return;
+        };
+        assert!(
+            end <= self.durable(),
+            "only durable bytes are replicated: {end} is beyond {}",
+            self.durable()
+        );
+        let before = replication
+            .replicated
+            .fetch_max(end.get(), Ordering::SeqCst);
+        if before >= end.get() {
+            return;
+        }
+        self.waiting.lock().apply_trims(end);
+        let (ready, readers) = {
+            let mut state = replication.state.lock();
+            self.take_replicated(replication, &mut state)
+        };
+        self.settle_replicated(replication, ready, &readers);
+    }
+
+    /// Takes requests and groups that the replica has now. Takes all requests if nothing is replicated any more.
+    fn take_replicated(
+        &self,
+        replication: &Replication,
+        state: &mut ReplicationState,
+    ) -> (Vec<Waiter>, Vec<UnflushedGroup>) {
+        let replicated = replication.replicated();
+        let all = state.stopped.is_some() || self.failure().is_some();
+        let ready = state
+            .waiters
+            .extract_if(.., |waiter| all || waiter.need <= replicated)
+            .collect();
+        let count = state.groups.partition_point(|(end, _)| *end <= replicated);
+        (ready, state.groups.drain(..count).collect())
+    }
+
+    fn settle_replicated(
+        &self,
+        replication: &Replication,
+        ready: Vec<Waiter>,
+        readers: &[UnflushedGroup],
+    ) {
+        let now = self.clock.monotonic();
+        for mut waiter in ready {
+            if waiter.need > replication.replicated() {
+                self.answer_unreplicated(replication, waiter);
+                continue;
+            }
+            let took = now.saturating_duration_since(waiter.since);
+            waiter.times.replicate = took;
+            self.observer
+                .phase(AppendPhase::Replicate, took, waiter.requests);
+            self.answer(waiter, Durability::Replicated);
+        }
+        for (_, logs) in readers {
+            self.wake_at(Visibility::Replicated, logs);
+        }
+    }
+
+    /// Answers a request that the replica will not confirm. A refusal did nothing. Anything else is durable here, and
+    /// may or may not survive the loss of this machine.
+    fn answer_unreplicated(&self, replication: &Replication, mut waiter: Waiter) {
+        if self.failure().is_some() {
+            return self.answer_failed(waiter);
+        }
+        let stopped = replication.state.lock().stopped.clone();
+        let stopped = stopped.unwrap_or(Unreplicated::BucketDown);
+        waiter.reply.refuse(match waiter.reply.is_refusal() {
+            true => stopped.into(),
+            false => AppendError::ReplicationUnknown,
+        });
+        self.answer(waiter, Durability::Durable);
+    }
+
+    /// Ends replication, for now or for good. Every request that waits is answered.
+    pub(crate) fn stop_replication(&self, reason: Unreplicated) {
+        let Some(replication) = &self.replication else {
+            return;
+        };
+        let (ready, readers) = {
+            let mut state = replication.state.lock();
+            // A store that moved does not come back to this process.
+            if !matches!(state.stopped, Some(Unreplicated::Moved { .. })) {
+                state.stopped = Some(reason);
+            }
+            self.take_replicated(replication, &mut state)
+        };
+        self.settle_replicated(replication, ready, &readers);
+    }
+
+    /// The bucket is reachable again.
+    pub(crate) fn resume_replication(&self) {
+        let Some(replication) = &self.replication else {
+            return;
+        };
+        let mut state = replication.state.lock();
+        state
+            .stopped
+            .take_if(|reason| *reason == Unreplicated::BucketDown);
+    }
+
+    /// Notes that the replica has files of all segments that end at or below `end`.
+    pub(crate) fn release(&self, end: Position) {
+        if let Some(replication) = &self.replication {
+            replication.released.fetch_max(end.get(), Ordering::SeqCst);
+            self.count_unreleased();
+        }
+    }
+
+    /// Whether a sealed segment may be sorted and recycled.
+    pub(crate) fn is_released(&self, end: Position) -> bool {
+        self.replication
+            .as_ref()
+            .is_none_or(|replication| end <= replication.released())
+    }
+
+    /// Counts the sealed segments that wait for their release.
+    pub(super) fn count_unreleased(&self) {
+        let Some(replication) = &self.replication else {
+            return;
+        };
+        let current = self.current().base;
+        let segments = self.segments.read();
+        let released = replication.released();
+        let sealed = segments.values().rev().filter(|s| s.base != current);
+        let unreleased =
+            |segment: &&Arc<Segment>| segment.end.read().is_none_or(|end| end > released);
+        let waiting = sealed.take_while(unreleased);
+        replication
+            .unreleased
+            .store(waiting.count() as u64, Ordering::SeqCst);
+    }
+
+    /// The state of the replica, if there is one.
+    pub(crate) fn replica_progress(&self) -> ReplicaProgress {
+        let Some(replication) = &self.replication else {
+            return ReplicaProgress::default();
+        };
+        let waiting = replication.state.lock().waiters.len();
+        ReplicaProgress {
+            replicated: replication.replicated(),
+            durable: self.durable(),
+            released: replication.released(),
+            waiting,
+            unreleased: replication.unreleased.load(Ordering::SeqCst),
+        }
+    }
+}

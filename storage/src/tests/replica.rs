@@ -1,0 +1,487 @@
+//! The third published position: what waits for it, who sees what, and the parts of the journal that are shipped.
+
+use super::*;
+use crate::api::error::RestoreError;
+use crate::api::record::{GapReason, SyncMode};
+use crate::api::replica::{JournalPart, MOST_UNRELEASED, ReplicaBounds, Unreplicated};
+use crate::base::bounds::LIFE_BYTES;
+use crate::base::ids::Position;
+use crate::base::promise::Awaited;
+use crate::disk::Disk;
+use crate::format::life::journal_path;
+use crate::tools::backup::{Continuation, ReplicaContent};
+
+const MAX_LAG: u64 = 1 << 20;
+
+fn config() -> StorageConfig {
+    StorageConfig {
+        replica: Some(ReplicaBounds { max_lag: MAX_LAG }),
+        ..small_config()
+    }
+}
+
+/// Everything durable behind `from`, in parts of at most `most` bytes.
+fn parts(core: &Core, mut from: Position, most: usize) -> Vec<JournalPart> {
+    let mut parts = Vec::new();
+    while let Some(part) = core.read_part(from, most, Reach::Disk).unwrap() {
+        from = part.end;
+        parts.push(part);
+    }
+    parts
+}
+
+impl Fixture {
+    /// An engine with a replica that has everything so far.
+    fn replicated() -> Self {
+        let fixture = Self::with(SimDisk::new(), config());
+        fixture.ship();
+        fixture
+    }
+
+    /// Everything durable is replicated.
+    fn ship(&self) {
+        self.core.publish_replicated(self.core.journal.durable());
+    }
+
+    /// An append at this level, after one turn.
+    fn append_as(&self, log: &str, level: Durability) -> Ticket {
+        let ticket = self.core.enqueue(batch(&[(log, &[b"data"])]), level);
+        self.core.turn();
+        ticket
+    }
+}
+
+fn poll<T>(awaited: &mut Awaited<T>) -> Option<T> {
+    let mut context = Context::from_waker(Waker::noop());
+    match Future::poll(Pin::new(awaited), &mut context) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn an_ack_names_its_level_and_waits_for_it_alone() {
+    let f = Fixture::replicated();
+    let mut replicated = f.append_as("a", Durability::Replicated);
+    let mut durable = f.append_as("a", Durability::Durable);
+    assert!(settled(&mut replicated).is_none());
+    let answer = settled(&mut durable).unwrap().unwrap();
+    assert_eq!(answer.durability, Durability::Durable);
+    assert_eq!(answer.durable_lsns[..], [Lsn::new(2)]);
+    assert_eq!(answer.replicated_lsns[..], [Lsn::ZERO]);
+    let first_part = parts(&f.core, f.core.journal.settled(), 1).remove(0);
+    f.core.publish_replicated(first_part.end);
+    let answer = settled(&mut replicated).unwrap().unwrap();
+    assert_eq!(answer.durability, Durability::Replicated);
+    assert_eq!(answer.replicated_lsns[..], [Lsn::new(1)]);
+    assert_eq!(f.core.journal.replica_progress().waiting, 0);
+}
+
+#[test]
+fn requests_wait_by_the_mode_of_their_log_and_administration_always() {
+    let f = Fixture::replicated();
+    let config = LogConfig {
+        sync_mode: Some(SyncMode::Replicated),
+        ..LogConfig::default()
+    };
+    let mut created = f.core.create_in_turn(LogName::new("r").unwrap(), config);
+    f.core.turn();
+    let mut append = f.core.enqueue_by_mode(None, batch(&[("r", &[b"1"])]));
+    let mut plain = f.core.enqueue_by_mode(None, batch(&[("s", &[b"1"])]));
+    let mut fenced = f.core.fence(target("s"), None);
+    let mut trimmed = f.core.trim_in_turn(target("s"), Lsn::new(1));
+    let mut sync = f.core.sync_in_turn(Durability::Replicated);
+    let mut to_device = f.core.sync_in_turn(Durability::Durable);
+    f.core.turn();
+    assert!(settled(&mut plain).is_some() && poll(&mut to_device).is_some());
+    assert!(settled(&mut append).is_none() && poll(&mut created).is_none());
+    assert!(poll(&mut fenced).is_none() && poll(&mut trimmed).is_none());
+    assert!(poll(&mut sync).is_none());
+    f.ship();
+    poll(&mut created).unwrap().unwrap();
+    poll(&mut fenced).unwrap().unwrap();
+    poll(&mut trimmed).unwrap().unwrap();
+    poll(&mut sync).unwrap().unwrap();
+    settled(&mut append).unwrap().unwrap();
+}
+
+#[test]
+fn refusals_and_repeats_wait_until_the_state_that_they_reveal_is_replicated() {
+    let f = Fixture::replicated();
+    f.append("a", b"0").unwrap();
+    let conditional = |level| {
+        let mut batch = batch(&[("a", &[b"1"])]);
+        batch.logs[0].guard.expected_lsn = Some(Lsn::new(7));
+        let ticket = f.core.enqueue(batch, level);
+        f.core.turn();
+        ticket
+    };
+    let mut at_once = conditional(Durability::Durable);
+    let mut later = conditional(Durability::Replicated);
+    assert!(settled(&mut at_once).is_some() && settled(&mut later).is_none());
+    let mut repeat = batch(&[("p", &[b"1"])]);
+    repeat.logs[0].producer = Some(crate::api::record::Producer {
+        id: crate::base::ids::Name::new("p").unwrap(),
+        epoch: 0,
+        sequence: 0,
+    });
+    f.append_batch(repeat.clone()).unwrap();
+    let mut repeated = f.core.enqueue(repeat, Durability::Replicated);
+    f.core.turn();
+    assert!(settled(&mut repeated).is_none());
+    f.ship();
+    let refusal = settled(&mut later).unwrap();
+    assert!(matches!(refusal, Err(AppendError::ConditionsFailed(_))));
+    assert!(settled(&mut repeated).unwrap().unwrap().appends[0].deduplicated);
+}
+
+#[test]
+fn readers_of_replicated_records_see_them_when_they_are_replicated() {
+    let f = Fixture::replicated();
+    f.append("a", b"1").unwrap();
+    f.ship();
+    f.append("a", b"2").unwrap();
+    let shown = |visibility| contents(&f.core, "a", visibility).unwrap().len();
+    assert_eq!(shown(Visibility::Replicated), 1);
+    assert_eq!(shown(Visibility::Durable), 2);
+    for selector in [one("a"), Selector::Prefix("a".to_owned())] {
+        let request = ScanRequest {
+            selector,
+            start: ScanStart::First,
+            until_lsn: None,
+            max_records: 0,
+            follow: true,
+            visibility: Some(Visibility::Replicated),
+            chunk_bytes: 64 << 10,
+        };
+        let mut scan = f.begin(request).unwrap();
+        let records = |chunk: &ScanChunk| chunk.batches.iter().map(|b| b.count).sum::<u32>();
+        let before = shown(Visibility::Replicated);
+        let chunk = next_chunk(&mut scan).unwrap().unwrap().unwrap();
+        assert_eq!(records(&chunk), u32::try_from(before).unwrap());
+        // The follower waits, and only the replica wakes it.
+        let mut waits = scan.next();
+        let count = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+        f.append("a", b"more").unwrap();
+        assert_eq!(count.0.load(std::sync::atomic::Ordering::SeqCst), 0);
+        f.ship();
+        assert_eq!(count.0.load(std::sync::atomic::Ordering::SeqCst), 1);
+        assert!(waits.as_mut().poll(&mut context).is_ready());
+    }
+}
+
+#[derive(Default)]
+struct Woken(std::sync::atomic::AtomicU32);
+
+impl std::task::Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_trim_that_is_not_replicated_hides_nothing_from_readers_of_replicated_records() {
+    let f = Fixture::replicated();
+    f.append_batch(batch(&[("a", &[b"1", b"2", b"3"])]))
+        .unwrap();
+    f.ship();
+    let mut trimmed = f.core.trim_in_turn(target("a"), Lsn::new(2));
+    f.core.turn();
+    let first = |visibility| {
+        let mut request = read_request("a", ReadStart::First);
+        request.visibility = Some(visibility);
+        read::page(&f.core.store, &request, Reach::Disk)
+            .unwrap()
+            .first_lsn
+    };
+    assert_eq!(first(Visibility::Durable), Lsn::new(2));
+    assert_eq!(first(Visibility::Replicated), Lsn::ZERO);
+    f.ship();
+    assert_eq!(first(Visibility::Replicated), Lsn::new(2));
+    poll(&mut trimmed).unwrap().unwrap();
+}
+
+#[test]
+fn without_a_replica_nothing_is_replicated() {
+    let f = Fixture::new();
+    let mut ticket = f.append_as("a", Durability::Replicated);
+    let refused = AppendError::NotSupported(Durability::Replicated).to_string();
+    let answer = settled(&mut ticket).unwrap().unwrap_err();
+    assert_eq!(answer.to_string(), refused);
+    f.append("a", b"1").unwrap();
+    assert!(f.append("a", b"2").unwrap().replicated_lsns.is_empty());
+    let asked = contents(&f.core, "a", Visibility::Replicated);
+    assert!(matches!(asked, Err(ReadError::NotSupported(_))));
+    // A log of that mode comes from a time with a replica.
+    let config = LogConfig {
+        sync_mode: Some(SyncMode::Replicated),
+        ..LogConfig::default()
+    };
+    let name = LogName::new("a").unwrap();
+    drop(f.core.configure_in_turn(name, config));
+    f.core.turn();
+    let page = f.read("a", 0).unwrap();
+    assert_eq!((page.tail_lsn, page.replicated_lsn), (Lsn::new(2), None));
+    let mut by_mode = f.core.enqueue_by_mode(None, batch(&[("a", &[b"3"])]));
+    let answer = settled(&mut by_mode).unwrap().unwrap_err();
+    assert_eq!(answer.to_string(), refused);
+}
+
+#[test]
+fn appends_are_refused_while_the_replica_is_too_far_behind() {
+    let f = Fixture::replicated();
+    let large = vec![7; 20_000];
+    let mut refused = None;
+    for n in 0..200 {
+        match f.append("a", &large) {
+            Ok(_) => f.core.journal.release(f.core.journal.durable()),
+            Err(error) => {
+                refused = Some((n, error));
+                break;
+            }
+        }
+    }
+    let (appended, error) = refused.expect("the lag has a bound");
+    assert!(matches!(error, AppendError::ReplicaBehind { behind, .. } if behind > MAX_LAG));
+    // Positions also count the unused ends of segments.
+    assert!((30..60).contains(&appended), "{appended}");
+    f.ship();
+    // Now segments wait for their files.
+    let mut refused = None;
+    for _ in 0..200 {
+        match f.append("a", &large) {
+            Ok(_) => f.ship(),
+            Err(error) => {
+                refused = Some(error);
+                break;
+            }
+        }
+    }
+    let is_bound = |segments| segments == MOST_UNRELEASED + 1;
+    let error = refused.expect("segments wait for their files");
+    assert!(matches!(error, AppendError::ReplicaBehind { segments, .. } if is_bound(segments)));
+    f.core.journal.release(f.core.journal.durable());
+    f.append("a", b"again").unwrap();
+}
+
+#[test]
+fn a_lost_replica_answers_with_an_unknown_outcome_and_refuses_what_comes_after() {
+    let f = Fixture::replicated();
+    f.append("a", b"0").unwrap();
+    let mut in_flight = f.append_as("a", Durability::Replicated);
+    let mut refusal = batch(&[("a", &[b"1"])]);
+    refusal.logs[0].guard.expected_lsn = Some(Lsn::new(9));
+    let mut refusal = f.core.enqueue(refusal, Durability::Replicated);
+    let mut fence = f.core.fence(target("f"), None);
+    f.core.turn();
+    f.core.journal.stop_replication(Unreplicated::BucketDown);
+    let unknown = |answer| matches!(answer, Some(Err(AppendError::ReplicationUnknown)));
+    assert!(unknown(settled(&mut in_flight)));
+    let answer = settled(&mut refusal).unwrap();
+    assert!(
+        matches!(answer, Err(AppendError::BucketDown)),
+        "it did nothing"
+    );
+    assert!(poll(&mut fence).unwrap().is_err());
+    let mut later = f.append_as("a", Durability::Replicated);
+    assert!(matches!(
+        settled(&mut later),
+        Some(Err(AppendError::BucketDown))
+    ));
+    f.append("a", b"DURABLE goes on").unwrap();
+    assert!(poll(&mut f.core.fence(target("f"), None)).unwrap().is_err());
+    f.core.journal.resume_replication();
+    let mut after = f.append_as("a", Durability::Replicated);
+    f.ship();
+    settled(&mut after).unwrap().unwrap();
+    let moved = Unreplicated::Moved {
+        owner: "other:1".to_owned(),
+        term: 2,
+    };
+    f.core.journal.stop_replication(moved);
+    f.core.journal.resume_replication();
+    let answer = f.append("a", b"another node owns the store").unwrap_err();
+    assert!(matches!(answer, AppendError::Moved { term: 2, .. }));
+}
+
+#[test]
+fn parts_are_the_bytes_of_the_segments_in_whole_groups() {
+    let f = Fixture::replicated();
+    for n in 0..200usize {
+        let data = vec![u8::try_from(n).unwrap(); n * 40];
+        f.append(["a", "b"][n % 2], &data).unwrap();
+        f.ship();
+        f.core.journal.release(f.core.journal.durable());
+    }
+    let groups = parts(&f.core, Position::ZERO, 1);
+    f.core.journal.recent.clear();
+    let from_file = parts(&f.core, Position::ZERO, 1);
+    assert!(groups == from_file, "one group in each part");
+    let all = parts(&f.core, Position::ZERO, 1 << 20);
+    let large = parts(&f.core, Position::ZERO, 5_000);
+    assert!(groups.len() > 200 && all.len() > 3 && large.len() > all.len());
+    for parts in [&groups, &large, &all] {
+        let mut at = None;
+        for part in parts {
+            let segment = f.core.journal.segment_at(part.position).unwrap();
+            let file = f.disk.contents(&journal_path(part.segment)).unwrap();
+            let offset = usize::try_from(segment.offset(part.position)).unwrap();
+            assert_eq!(part.bytes, file[offset..offset + part.bytes.len()]);
+            assert!(at == Some(part.position) || part.position == segment.base);
+            let begins = groups.iter().any(|group| group.position == part.position);
+            let ends = groups.iter().any(|group| group.end == part.end);
+            assert!(begins && ends, "whole groups");
+            assert!(
+                part.bytes.len() <= 5_000 + 8_192 + usize::try_from(LIFE_BYTES).unwrap()
+                    || parts.len() == all.len()
+            );
+            at = Some(part.end);
+        }
+        assert_eq!(at, Some(f.core.journal.durable()));
+    }
+}
+
+#[test]
+fn segments_that_no_file_of_the_replica_holds_are_not_sorted() {
+    let config = StorageConfig {
+        sorter_step_bytes: 1,
+        ..config()
+    };
+    let f = Fixture::with(SimDisk::new(), config);
+    f.ship();
+    let data = vec![1; 20_000];
+    for _ in 0..20 {
+        f.append("a", &data).unwrap();
+        f.ship();
+    }
+    f.core.turn();
+    while f.core.sort_in_turn().unwrap() {}
+    assert!(f.core.journal.runs().is_empty());
+    let third = f
+        .core
+        .journal
+        .segments
+        .read()
+        .values()
+        .nth(3)
+        .cloned()
+        .unwrap();
+    f.core.journal.release(third.end.read().unwrap());
+    while f.core.sort_in_turn().unwrap() {}
+    let sorted = f.core.journal.sorted_end();
+    assert!(
+        sorted > Position::ZERO && sorted <= third.limit(),
+        "{sorted}"
+    );
+    let gone = f
+        .core
+        .read_part(Position::ZERO, 1, Reach::Disk)
+        .unwrap_err();
+    assert_eq!(gone.kind(), std::io::ErrorKind::NotFound);
+}
+
+#[test]
+fn a_segment_has_no_index_before_it_is_replicated() {
+    let f = Fixture::replicated();
+    let data = vec![1; 20_000];
+    for _ in 0..6 {
+        f.append("a", &data).unwrap();
+    }
+    // The records lie in finished segments, and are still told apart.
+    assert_eq!(contents(&f.core, "a", Visibility::Replicated).ok(), None);
+    let first = f.core.journal.segment_at(Position::ZERO).unwrap();
+    assert!(!first.is_indexed());
+    f.ship();
+    f.core.turn();
+    assert!(first.is_indexed());
+    assert_eq!(
+        contents(&f.core, "a", Visibility::Replicated)
+            .unwrap()
+            .len(),
+        6
+    );
+}
+
+fn restored(
+    f: &Fixture,
+    parts: &[JournalPart],
+    continuation: Continuation,
+) -> Result<SimDisk, RestoreError> {
+    let disk = SimDisk::new();
+    let content = ReplicaContent {
+        store_id: f.core.store_id,
+        files: None,
+        parts: &mut parts.iter().cloned().map(Ok),
+    };
+    let target: Arc<dyn Disk> = Arc::new(disk.clone());
+    content.restore(&target, &f.config, continuation, &mut |_| {})?;
+    Ok(disk)
+}
+
+#[test]
+fn the_next_owner_names_what_was_lost_and_readers_beyond_get_a_gap() {
+    let f = Fixture::replicated();
+    f.append("a", b"kept").unwrap();
+    let shipped = parts(&f.core, Position::ZERO, 1 << 20);
+    let kept = f.core.journal.durable();
+    let lost = f.append_batch(batch(&[("a", &[b"x", b"y"])])).unwrap();
+    let mut scan = f.scan(one("a"), ScanStart::First, false);
+    while next_chunk(&mut scan).unwrap().unwrap().is_some() {}
+    let cursor = scan.cursor();
+    let before = f.core.journal.recovery_epoch;
+
+    let disk = restored(&f, &shipped, Continuation::Store).unwrap();
+    let next = Fixture::with(disk, config());
+    assert!(!next.report.clean);
+    assert_eq!(next.report.recovery_epoch, before.next());
+    assert_eq!(next.core.survived(before), Some(kept));
+    assert!(lost.position.unwrap() >= kept);
+    next.ship();
+    assert_eq!(next.contents("a"), [b"kept"]);
+    let again = next.append("a", b"new").unwrap();
+    assert_eq!(
+        again.appends[0].first_lsn,
+        Lsn::new(1),
+        "lsns of lost records"
+    );
+    assert!(again.position.unwrap() > lost.position.unwrap().advance(1 << 31));
+    let mut resumed = next.scan(one("a"), ScanStart::Cursor(cursor), false);
+    let chunk = next_chunk(&mut resumed).unwrap().unwrap().unwrap();
+    let gap = &chunk.gaps[0];
+    assert_eq!(gap.reason, GapReason::Lost);
+    assert_eq!((gap.from, gap.to), (Some(Lsn::new(1)), Some(Lsn::new(3))));
+}
+
+#[test]
+fn a_copy_of_a_replica_stays_apart_from_the_store() {
+    let f = Fixture::replicated();
+    f.append("a", b"1").unwrap();
+    let shipped = parts(&f.core, Position::ZERO, 100);
+    let disk = restored(&f, &shipped, Continuation::Copy).unwrap();
+    let copy = Fixture::on(disk);
+    assert_eq!(copy.contents("a"), [b"1"]);
+    assert!(copy.report.recovery_epoch.get() > f.core.journal.recovery_epoch.get() + 1000);
+    let position = copy.append("a", b"2").unwrap().position.unwrap();
+    assert!(position.get() > 1 << 50);
+}
+
+#[test]
+fn a_replica_with_a_missing_part_is_refused() {
+    let f = Fixture::replicated();
+    let data = vec![3; 9_000];
+    for _ in 0..16 {
+        f.append("a", &data).unwrap();
+    }
+    let whole = parts(&f.core, Position::ZERO, 1);
+    restored(&f, &whole, Continuation::Store).unwrap();
+    for missing in 0..whole.len() - 1 {
+        let mut parts = whole.clone();
+        parts.remove(missing);
+        let refused = restored(&f, &parts, Continuation::Store);
+        let found = matches!(refused, Err(RestoreError::Damaged { .. }));
+        assert!(found, "part {missing} is missing");
+    }
+}
