@@ -661,7 +661,7 @@ values!(
         Written,
         /// Flushed to the device.
         Durable,
-        /// On more than one machine. Not built yet: refused.
+        /// Also in the bucket of the replica: survives the loss of the machine.
         Replicated,
     }
 );

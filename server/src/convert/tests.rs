@@ -64,6 +64,7 @@ fn page(batches: Vec<StoredBatch>) -> Page {
         next_lsn,
         tail_lsn: next_lsn,
         durable_lsn: next_lsn,
+        replicated_lsn: None,
         first_lsn: Lsn::ZERO,
     }
 }
@@ -472,18 +473,21 @@ fn acks_tell_the_stored_time_of_a_record_and_the_arrival_of_a_batch() {
         }]
         .into(),
         durable_lsns: [Lsn::ZERO].into(),
+        replicated_lsns: [Lsn::new(3)].into(),
         durability: Durability::Accepted,
         position: None,
         times: wald_storage::AppendTimes::default(),
     };
     let single = append_response(&appended, RecoveryEpoch::FIRST);
     assert_eq!((single.timestamp_us, single.position), (500, None));
+    assert_eq!(single.replicated_lsn, Some(3));
     assert_eq!(single.durability(), v1::Durability::Accepted);
     assert!(single.deduplicated);
     let names = [LogName::new("a").unwrap()];
     let batch = append_batch_response(&names, &appended, RecoveryEpoch::FIRST);
     assert_eq!(batch.appends[0].timestamp_us, 400);
     assert!(batch.appends[0].deduplicated);
+    assert_eq!(batch.appends[0].replicated_lsn, Some(3));
 }
 
 #[test]
@@ -570,6 +574,7 @@ fn scanned(batches: Vec<StoredBatch>, view: v1::RecordView) -> Result<v1::ScanRe
         cursor: Bytes::from_static(b"here"),
         tail_lsn: Some(Lsn::new(9)),
         durable_lsn: Some(Lsn::ZERO),
+        replicated_lsn: None,
     };
     let message = scan_response(chunk, view, RecoveryEpoch::FIRST)?;
     let mut bytes = Vec::new();
@@ -753,6 +758,7 @@ fn log_shows_lsn_zero_and_its_settings() {
         expired: 0,
         tail_lsn: Lsn::ZERO,
         durable_lsn: Lsn::ZERO,
+        replicated_lsn: Some(Lsn::ZERO),
         writer_epoch: 3,
         stored_bytes: 0,
         create_time: Timestamp::from_micros(-1),
@@ -762,6 +768,7 @@ fn log_shows_lsn_zero_and_its_settings() {
     let shown = log(&info);
     assert_eq!(shown.first_producer_epoch, 7);
     assert_eq!((shown.first_lsn, shown.writer_epoch), (Some(0), Some(3)));
+    assert_eq!(shown.replicated_lsn, Some(0));
     assert_eq!(shown.config.unwrap().max_record_bytes, 9);
     let created = shown.create_time.unwrap();
     assert_eq!((created.seconds, created.nanos), (-1, 999_999_000));
@@ -902,6 +909,10 @@ fn an_ack_of_a_session_is_what_prost_would_make_of_it() {
         let appended = Appended {
             appends: std::iter::repeat_n(log, logs).collect(),
             durable_lsns: std::iter::repeat_n(Lsn::new(lsn), logs).collect(),
+            // As with a replica, and without one.
+            replicated_lsns: std::iter::repeat_n(Lsn::new(lsn), logs)
+                .filter(|_| deduplicated)
+                .collect(),
             durability: Durability::Written,
             position,
             times: AppendTimes::default(),

@@ -132,6 +132,33 @@ fn append_errors_have_code_reason_outcome_and_retry_of_the_table() {
             (Code::ResourceExhausted, "BUSY", safe()),
         ),
         (
+            AppendError::ReplicaBehind {
+                behind: 2,
+                limit: 1,
+                segments: 3,
+            },
+            (Code::ResourceExhausted, "BUSY", safe()),
+        ),
+        (
+            AppendError::BucketDown,
+            (Code::Unavailable, "BUCKET_DOWN", safe()),
+        ),
+        (
+            AppendError::Moved {
+                owner: "other:7070".to_owned(),
+                term: 2,
+            },
+            (Code::Unavailable, "MOVED", safe()),
+        ),
+        (
+            AppendError::ReplicationUnknown,
+            (
+                Code::Internal,
+                "REPLICATION_UNKNOWN",
+                effect("UNKNOWN", "SAFE_WITH_CONDITION"),
+            ),
+        ),
+        (
             AppendError::NoDescriptors,
             (Code::ResourceExhausted, "BUSY", safe()),
         ),

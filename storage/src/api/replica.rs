@@ -83,7 +83,7 @@ pub trait Replica: Send + Sync + 'static {
     fn progress(&self) -> ReplicaProgress;
 
     /// Resolves when bytes beyond `durable` became durable, or when a request that waits for the replicated position has
-    /// arrived and `waiting` is false. Also resolves when the engine has ended.
+    /// arrived and `waiting` is false. Also resolves when the journal has failed or another node owns the store.
     fn changed(&self, durable: Position, waiting: bool) -> BoxFuture<'_, ()>;
 
     /// Durable bytes from `from` on: whole groups of one segment, at most `most` bytes. A larger group comes alone.

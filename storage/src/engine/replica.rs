@@ -198,7 +198,8 @@ impl Replica for LocalEngine {
         Box::pin(Until::new(watched, Visibility::Durable, move || {
             let progress = journal.replica_progress();
             let is_new = progress.durable > durable || (!waiting && progress.waiting > 0);
-            (is_new || journal.failure().is_some()).then_some(())
+            let ended = journal.failure().is_some() || journal.has_moved();
+            (is_new || ended).then_some(())
         }))
     }
 

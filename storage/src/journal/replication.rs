@@ -292,6 +292,13 @@ impl Journal {
             self.take_replicated(replication, &mut state)
         };
         self.settle_replicated(replication, ready, &readers);
+        replication.shipper.0.wake();
+    }
+
+    /// Whether another node owns the store.
+    pub(crate) fn has_moved(&self) -> bool {
+        let moved = self.replication.as_ref().and_then(Replication::moved);
+        moved.is_some()
     }
 
     /// The bucket is reachable again.

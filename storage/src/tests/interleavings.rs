@@ -1,11 +1,11 @@
 //! The whole engine with its threads, under a scheduler that chooses the next thread at each step:
-//! submitters, followers, a drain, and a flush that fails.
+//! submitters, followers, a shipper, a drain, and a flush that fails.
 //!
 //! `WALD_SCHEDULES` sets the number of schedules, `WALD_SEED` repeats one. Two of three are drawn at random;
 //! the rest by PCT (Burckhardt et al., ASPLOS 2010), which finds faults that take few switches at the right
 //! places. In three of four no timer rings, so that a missing wake-up is a deadlock and not a delay.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use shuttle::rand::Rng;
@@ -16,6 +16,8 @@ use super::*;
 use crate::api::engine::{Append as _, Operate as _, ReadLogs as _, SyncTarget};
 use crate::api::error::SyncError;
 use crate::api::record::SyncMode;
+use crate::api::replica::{Replica as _, ReplicaBounds, Unreplicated};
+use crate::base::ids::Position;
 use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::{block_on, scheduled};
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
@@ -44,6 +46,8 @@ struct Seen {
     written: HashMap<u64, (String, u64)>,
     /// By file: the beginning of the last flush that returned.
     flushed: HashMap<String, u64>,
+    /// Records that the replica has.
+    shipped: HashSet<u64>,
 }
 
 impl Seen {
@@ -197,14 +201,8 @@ impl DiskFile for WatchedFile {
         {
             let mut seen = self.on.seen.lock();
             let at = seen.tick();
-            // Records lie anywhere in the written bytes.
-            for from in memchr(bytes, MARK[0]) {
-                if let Some(data) = bytes[from..].get(..16)
-                    && data.starts_with(MARK)
-                {
-                    let place = (self.path.clone(), at);
-                    seen.written.insert(record_of(data), place);
-                }
+            for record in records_in(bytes) {
+                seen.written.insert(record, (self.path.clone(), at));
             }
         }
         self.on.give_way(8);
@@ -231,6 +229,14 @@ impl DiskFile for WatchedFile {
     }
 }
 
+/// Records lie anywhere in written bytes.
+fn records_in(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    memchr(bytes, MARK[0]).filter_map(|from| {
+        let data = bytes[from..].get(..16)?;
+        data.starts_with(MARK).then(|| record_of(data))
+    })
+}
+
 fn memchr(bytes: &[u8], wanted: u8) -> impl Iterator<Item = usize> + '_ {
     let found = move |(at, byte): (usize, &u8)| (*byte == wanted).then_some(at);
     bytes.iter().enumerate().filter_map(found)
@@ -243,6 +249,7 @@ struct Run {
     /// Records acked as durable.
     acked: Mutex<Vec<u64>>,
     fails: bool,
+    replicates: bool,
 }
 
 const LOGS: [&str; 2] = ["a", "b"];
@@ -288,7 +295,7 @@ impl Run {
             Ok(appended) => {
                 assert!(!failed_before, "an ack after the journal failed");
                 assert!(appended.durability >= level);
-                if appended.durability == Durability::Durable {
+                if appended.durability >= Durability::Durable {
                     self.acked.lock().push(record);
                 }
             }
@@ -312,6 +319,7 @@ impl Run {
             // records that wait for the next flush.
             let level = match random.gen_bool(0.5) {
                 true => Durability::Written,
+                false if self.replicates && random.gen_bool(0.5) => Durability::Replicated,
                 false => Durability::Durable,
             };
             let (answer, failed) = self.submit(record, level);
@@ -330,6 +338,31 @@ impl Run {
         for (answer, level, failed) in open {
             self.check(answer, level, failed);
             self.look(&mut before);
+        }
+    }
+
+    /// Ships what is durable by now, in small parts.
+    fn ship(&self, from: &mut Position) {
+        while let Some(part) = block_on(self.engine.read(*from, 300)).unwrap() {
+            self.disk.give_way(8);
+            let records = records_in(&part.bytes);
+            self.disk.seen.lock().shipped.extend(records);
+            self.disk.give_way(8);
+            *from = part.end;
+            self.engine.publish(part.end);
+        }
+    }
+
+    /// Ships until the engine ends or fails.
+    fn ship_all(&self, mut from: Position) {
+        let journal = &self.engine.core.journal;
+        loop {
+            let before = self.engine.progress();
+            self.ship(&mut from);
+            if journal.failure().is_some() || journal.refusal().is_some_and(is_moved) {
+                return;
+            }
+            block_on(self.engine.changed(before.durable, before.waiting > 0));
         }
     }
 
@@ -356,6 +389,7 @@ impl Run {
                         for record in payloads(batch).iter().skip(1) {
                             let record = record_of(record);
                             match visibility {
+                                Visibility::Replicated => assert!(seen.shipped.contains(&record)),
                                 Visibility::Durable => assert!(seen.is_durable(record)),
                                 _ => assert!(seen.is_written(record)),
                             }
@@ -373,6 +407,10 @@ impl Run {
             }
         }
     }
+}
+
+fn is_moved(refusal: AppendError) -> bool {
+    matches!(refusal, AppendError::Moved { .. })
 }
 
 /// A reader that waits at the tail, and the lsn where it ends.
@@ -433,14 +471,15 @@ struct Judge {
     inner: Waker,
     seen: Arc<Mutex<Seen>>,
     record: u64,
-    /// Whether the record was written, and flushed, at the last wake-up.
-    was: Mutex<Option<(bool, bool)>>,
+    /// Whether the record was written, flushed and shipped at the last wake-up.
+    was: Mutex<Option<(bool, bool, bool)>>,
 }
 
 impl Judge {
-    fn state(&self) -> (bool, bool) {
-        let seen = self.seen.lock();
-        (seen.is_written(self.record), seen.is_durable(self.record))
+    fn state(&self) -> (bool, bool, bool) {
+        let (seen, record) = (self.seen.lock(), self.record);
+        let shipped = seen.shipped.contains(&record);
+        (seen.is_written(record), seen.is_durable(record), shipped)
     }
 }
 
@@ -470,17 +509,22 @@ impl Future for AtAnswer {
         let polled = Pin::new(&mut this.ticket).poll(&mut Context::from_waker(&waker));
         if let Poll::Ready(Ok(appended)) = &polled {
             let was = before.and_then(|before| *before.was.lock());
-            let (written, durable) = was.unwrap_or_else(|| judge.state());
+            let (written, durable, shipped) = was.unwrap_or_else(|| judge.state());
             let record = this.record;
             assert!(written, "record {record} acked before its write");
-            let claims = appended.durability == Durability::Durable;
+            let claims = appended.durability >= Durability::Durable;
             assert!(durable || !claims, "record {record} acked before its flush");
+            let claims = appended.durability == Durability::Replicated;
+            assert!(
+                shipped || !claims,
+                "record {record} acked before it was shipped"
+            );
         }
         polled
     }
 }
 
-fn config_of(timed: bool) -> StorageConfig {
+fn config_of(timed: bool, replicates: bool) -> StorageConfig {
     let never = Duration::from_secs(365 * 24 * 3600);
     let delay = |millis| match timed {
         true => Duration::from_millis(millis),
@@ -492,6 +536,7 @@ fn config_of(timed: bool) -> StorageConfig {
         marker_delay: delay(50),
         reserve_segments: 1,
         reader_threads: 1,
+        replica: replicates.then_some(ReplicaBounds { max_lag: 1 << 20 }),
         ..small_config()
     }
 }
@@ -504,33 +549,44 @@ fn schedule(beginning: Instant) {
     let timed = random.gen_range(0..4) == 0;
     let fails = random.gen_range(0..4) == 0;
     let early_drain = random.gen_range(0..4) == 0;
+    let replicates = random.gen_bool(0.5);
     let disk = WatchedDisk::new();
     let clock = Arc::new(ScheduledClock(beginning));
     let (on, at) = (Arc::new(disk.clone()), Arc::clone(&clock) as Arc<dyn Clock>);
-    let opened = LocalEngine::open(on, config_of(timed), at, Arc::new(NoObserver));
+    let opened = LocalEngine::open(on, config_of(timed, replicates), at, Arc::new(NoObserver));
     let (engine, _) = opened.unwrap();
     for log in LOGS {
         let made = engine.submit(None, batch(&[(log, &[b"first"])]), None);
         block_on(made).unwrap();
-    }
-    if fails {
-        disk.disk.fail_sync(random.gen_range(1..4));
     }
     let run = Arc::new(Run {
         engine,
         disk: disk.clone(),
         acked: Mutex::default(),
         fails,
+        replicates,
     });
+    let shipping = replicates.then(|| {
+        let mut from = Position::ZERO;
+        run.ship(&mut from);
+        let run = Arc::clone(&run);
+        shuttle::thread::spawn(move || run.ship_all(from))
+    });
+    if fails {
+        disk.disk.fail_sync(random.gen_range(1..4));
+    }
     let follower = |log, visibility| Follower {
         log,
         visibility,
         state: Mutex::default(),
     };
-    let followers = [
+    let mut followers = vec![
         Arc::new(follower("a", Visibility::Durable)),
         Arc::new(follower("b", Visibility::Written)),
     ];
+    if replicates {
+        followers.push(Arc::new(follower("a", Visibility::Replicated)));
+    }
     let following: Vec<_> = followers
         .iter()
         .map(|follower| {
@@ -581,6 +637,13 @@ fn schedule(beginning: Instant) {
             .for_each(|thread| thread.join().unwrap());
         is_safe(block_on(run.engine.drain()));
     }
+    if let Some(shipping) = shipping {
+        run.engine.stop(Unreplicated::Moved {
+            owner: String::new(),
+            term: 2,
+        });
+        shipping.join().unwrap();
+    }
     let acked = std::mem::take(&mut *run.acked.lock());
     // Every answered request has given its bytes back.
     assert_eq!(run.engine.core.journal.inflight.load(Ordering::SeqCst), 0);
@@ -592,7 +655,13 @@ fn schedule(beginning: Instant) {
     let disk = disk.disk.copy_with_unflushed();
     disk.crash(0);
     let at = Arc::clone(&clock) as Arc<dyn Clock>;
-    let (core, _) = Core::open(Arc::new(disk), config_of(false), at, Arc::new(NoObserver)).unwrap();
+    let (core, _) = Core::open(
+        Arc::new(disk),
+        config_of(false, false),
+        at,
+        Arc::new(NoObserver),
+    )
+    .unwrap();
     let mut found = Vec::new();
     for log in LOGS {
         found.extend(contents(&core, log, Visibility::Durable).unwrap());

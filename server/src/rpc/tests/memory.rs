@@ -77,6 +77,7 @@ impl Append for MemoryEngine {
         answer.settle(Ok(Appended {
             appends: [append].into_iter().collect(),
             durable_lsns: [next_lsn].into_iter().collect(),
+            replicated_lsns: [next_lsn].into_iter().collect(),
             durability: Durability::Replicated,
             position: Some(Position::new(first_lsn.get())),
             times: AppendTimes::default(),
@@ -113,6 +114,7 @@ impl ReadLogs for MemoryEngine {
             next_lsn: tail,
             tail_lsn: tail,
             durable_lsn: tail,
+            replicated_lsn: Some(tail),
             first_lsn: Lsn::ZERO,
         };
         Box::pin(std::future::ready(Ok(page)))
