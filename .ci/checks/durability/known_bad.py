@@ -16,11 +16,11 @@ from clients import runner
 MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt", "no_chain", "truncate_on_any_error",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
             "unreadable_ends_read", "leftovers_stay", "sorted_indexes_stay", "producers_never_expire",
-            "damage_stops_checkpoints", "unproven_forgotten"]
+            "damage_stops_checkpoints", "unproven_forgotten", "ack_before_replica", "ship_from_written", "skip_row"]
 # Modules of the other layers of the engine's own tests.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair"]
-SPACE, MONTH = ["space"], ["month"]
+SPACE, MONTH, REPLICA = ["space"], ["month"], ["replica", "lost_machines"]
 # Many times the duration of any layer, and longer than any internal wait.
 PATIENCE = 240
 WORKERS = 2
@@ -56,6 +56,7 @@ def layers(directory, every):
         "damage": modules(engine, DAMAGE, WALD_FUZZ="100"),
         "space": modules(engine, SPACE),
         "month": modules(engine, MONTH, WALD_MONTH="4"),
+        "replica": modules(engine, REPLICA, WALD_MACHINES="200"),
     }
     if not every:
         return found
@@ -66,7 +67,8 @@ def layers(directory, every):
     own = {"WALD_BINARY": str(daemon)}
     # Built once, before several layers use it at the same time.
     python, _ = runner("python")
-    skipped = [word for name in SIMULATED + HISTORIES + DAMAGE + SPACE + MONTH for word in ("--skip", f"tests::{name}::")]
+    skipped = [word for name in SIMULATED + HISTORIES + DAMAGE + SPACE + MONTH + REPLICA
+               for word in ("--skip", f"tests::{name}::")]
     return found | {
         "schedules": modules(threads, ["interleavings"], WALD_SCHEDULES="300"),
         "engine": ([engine, *skipped], {}),
