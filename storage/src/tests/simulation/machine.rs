@@ -148,7 +148,11 @@ impl Run {
         if self.bucket.is_none() {
             return;
         }
+        // Often nothing is shipped that no request waits for.
         let mut after: u32 = self.random.random_range(0..20);
+        if self.of_100(50) {
+            after = 0;
+        }
         loop {
             let waiting = core.journal.replica_progress().waiting;
             if waiting == 0 && (after == 0 || core.journal.failure().is_some()) {
