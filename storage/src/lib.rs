@@ -74,7 +74,7 @@ pub use crate::tools::archive::list::{
 pub use crate::tools::archive::restore::restore as restore_archive;
 pub use crate::tools::archive::restore::{ArchiveRestored, SkippedLog};
 pub use crate::tools::backup::{
-    BackupCheck, BackupView, Continuation, ReplicaContent, Restored, content_path,
+    BackupCheck, BackupView, ReplicaContent, Restored, RestoredAs, content_path,
 };
 pub use crate::tools::dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,

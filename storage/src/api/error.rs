@@ -185,7 +185,7 @@ pub enum AppendError {
     ReplicaBehind {
         /// Durable bytes that are not replicated.
         behind: u64,
-        /// Their maximum.
+        /// Maximum bytes of them.
         limit: u64,
         /// Finished segments that the replica has no file of.
         segments: u64,
@@ -200,7 +200,7 @@ pub enum AppendError {
     Moved {
         /// The node that owns the store, as clients reach it.
         owner: String,
-        /// The term of that node.
+        /// Number of its term, which rises with each owner.
         term: u64,
     },
     /// The replica was lost while the request was in flight. The request is durable on this machine, and may or may not

@@ -57,7 +57,7 @@ pub enum Unreplicated {
     Moved {
         /// The node that owns the store, as clients reach it.
         owner: String,
-        /// The term of that node.
+        /// Number of its term, which rises with each owner.
         term: u64,
     },
 }

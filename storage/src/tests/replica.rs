@@ -9,7 +9,7 @@ use crate::base::ids::Position;
 use crate::base::promise::Awaited;
 use crate::disk::Disk;
 use crate::format::life::journal_path;
-use crate::tools::backup::{Continuation, ReplicaContent};
+use crate::tools::backup::{ReplicaContent, RestoredAs};
 
 const MAX_LAG: u64 = 1 << 20;
 
@@ -106,7 +106,7 @@ fn requests_wait_by_the_mode_of_their_log_and_administration_always() {
 }
 
 #[test]
-fn refusals_and_repeats_wait_until_the_state_that_they_reveal_is_replicated() {
+fn refusals_and_repeats_wait_for_the_state_that_they_reveal() {
     let f = Fixture::replicated();
     f.append("a", b"0").unwrap();
     let conditional = |level| {
@@ -183,7 +183,7 @@ impl std::task::Wake for Woken {
 }
 
 #[test]
-fn a_trim_that_is_not_replicated_hides_nothing_from_readers_of_replicated_records() {
+fn readers_of_replicated_records_see_no_trim_before_its_time() {
     let f = Fixture::replicated();
     f.append_batch(batch(&[("a", &[b"1", b"2", b"3"])]))
         .unwrap();
@@ -268,7 +268,7 @@ fn appends_are_refused_while_the_replica_is_too_far_behind() {
 }
 
 #[test]
-fn a_lost_replica_answers_with_an_unknown_outcome_and_refuses_what_comes_after() {
+fn a_lost_replica_leaves_an_unknown_outcome_and_refuses_the_rest() {
     let f = Fixture::replicated();
     f.append("a", b"0").unwrap();
     let mut in_flight = f.append_as("a", Durability::Replicated);
@@ -390,7 +390,7 @@ fn a_segment_has_no_index_before_it_is_replicated() {
     for _ in 0..6 {
         f.append("a", &data).unwrap();
     }
-    // The records lie in finished segments, and are still told apart.
+    // The records lie in finished segments, and memory still lists them.
     assert_eq!(contents(&f.core, "a", Visibility::Replicated).ok(), None);
     let first = f.core.journal.segment_at(Position::ZERO).unwrap();
     assert!(!first.is_indexed());
@@ -408,7 +408,7 @@ fn a_segment_has_no_index_before_it_is_replicated() {
 fn restored(
     f: &Fixture,
     parts: &[JournalPart],
-    continuation: Continuation,
+    restored_as: RestoredAs,
 ) -> Result<SimDisk, RestoreError> {
     let disk = SimDisk::new();
     let content = ReplicaContent {
@@ -417,7 +417,7 @@ fn restored(
         parts: &mut parts.iter().cloned().map(Ok),
     };
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
-    content.restore(&target, &f.config, continuation, &mut |_| {})?;
+    content.restore(&target, &f.config, restored_as, &mut |_| {})?;
     Ok(disk)
 }
 
@@ -433,7 +433,7 @@ fn the_next_owner_names_what_was_lost_and_readers_beyond_get_a_gap() {
     let cursor = scan.cursor();
     let before = f.core.journal.recovery_epoch;
 
-    let disk = restored(&f, &shipped, Continuation::Store).unwrap();
+    let disk = restored(&f, &shipped, RestoredAs::Store).unwrap();
     let next = Fixture::with(disk, config());
     assert!(!next.report.clean);
     assert_eq!(next.report.recovery_epoch, before.next());
@@ -460,7 +460,7 @@ fn a_copy_of_a_replica_stays_apart_from_the_store() {
     let f = Fixture::replicated();
     f.append("a", b"1").unwrap();
     let shipped = parts(&f.core, Position::ZERO, 100);
-    let disk = restored(&f, &shipped, Continuation::Copy).unwrap();
+    let disk = restored(&f, &shipped, RestoredAs::Copy).unwrap();
     let copy = Fixture::on(disk);
     assert_eq!(copy.contents("a"), [b"1"]);
     assert!(copy.report.recovery_epoch.get() > f.core.journal.recovery_epoch.get() + 1000);
@@ -476,11 +476,11 @@ fn a_replica_with_a_missing_part_is_refused() {
         f.append("a", &data).unwrap();
     }
     let whole = parts(&f.core, Position::ZERO, 1);
-    restored(&f, &whole, Continuation::Store).unwrap();
+    restored(&f, &whole, RestoredAs::Store).unwrap();
     for missing in 0..whole.len() - 1 {
         let mut parts = whole.clone();
         parts.remove(missing);
-        let refused = restored(&f, &parts, Continuation::Store);
+        let refused = restored(&f, &parts, RestoredAs::Store);
         let found = matches!(refused, Err(RestoreError::Damaged { .. }));
         assert!(found, "part {missing} is missing");
     }

@@ -25,7 +25,7 @@ mod restore;
 mod take;
 mod view;
 
-pub use self::replica::{Continuation, ReplicaContent};
+pub use self::replica::{ReplicaContent, RestoredAs};
 pub use self::restore::Restored;
 pub(crate) use self::restore::{
     begin as begin_restore, finish as finish_restore, flush_names, refuse_if_used, write,

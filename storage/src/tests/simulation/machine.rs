@@ -11,7 +11,7 @@ use crate::api::replica::{JournalPart, MOST_UNRELEASED, ReplicaBounds, Unreplica
 use crate::base::ids::RecoveryEpoch;
 use crate::disk::Disk;
 use crate::tests::backups::Shelf;
-use crate::tools::backup::{Continuation, ReplicaContent};
+use crate::tools::backup::{ReplicaContent, RestoredAs};
 
 /// A bucket in memory, and its shipper.
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl Bucket {
         &self,
         disk: &SimDisk,
         config: &StorageConfig,
-        continuation: Continuation,
+        restored_as: RestoredAs,
     ) -> Result<Position, RestoreError> {
         let manifest = self.manifest.as_ref();
         let files = manifest.map(|manifest| self.files.view(manifest, None).unwrap());
@@ -55,7 +55,7 @@ impl Bucket {
             parts: &mut self.rows.values().cloned().map(Ok),
         };
         let target: Arc<dyn Disk> = Arc::new(disk.clone());
-        let restored = content.restore(&target, config, continuation, &mut |_| {})?;
+        let restored = content.restore(&target, config, restored_as, &mut |_| {})?;
         let report = &restored.report;
         assert_eq!(report.damage, [], "a replica has no damage: {report:?}");
         Ok(restored.position)
@@ -265,7 +265,7 @@ impl Run {
         let end = bucket.end();
         self.disk = SimDisk::seeded(self.random.random());
         if end > Position::ZERO {
-            let restored = bucket.restore(&self.disk, &self.config, Continuation::Store);
+            let restored = bucket.restore(&self.disk, &self.config, RestoredAs::Store);
             assert_eq!(restored.unwrap(), end, "the end of the rows");
         }
         bucket.shipped = end;

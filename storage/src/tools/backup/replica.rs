@@ -32,7 +32,7 @@ const BEYOND: u64 = LARGEST_SEGMENT + MAX_REPLICA_LAG;
 
 /// What a restored store is to the store that was replicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Continuation {
+pub enum RestoredAs {
     /// A copy, beside the store: it skips many epochs and positions, so that both stay apart.
     Copy,
     /// The store itself: its last owner is fenced and writes no more.
@@ -50,7 +50,7 @@ pub struct ReplicaContent<'a> {
 }
 
 /// The segment that parts are written to.
-struct OpenSegment {
+struct PartWriter {
     life: Life,
     base: Position,
     file: Arc<dyn DiskFile>,
@@ -84,7 +84,7 @@ impl ReplicaContent<'_> {
         mut self,
         target: &Arc<dyn Disk>,
         config: &StorageConfig,
-        continuation: Continuation,
+        restored_as: RestoredAs,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
         refuse_if_used(&**target)?;
@@ -107,14 +107,14 @@ impl ReplicaContent<'_> {
         }
         let epoch = self.write_parts(&**target, &mut end, &mut done)?;
         flush_names(&**target, &DIRECTORIES)?;
-        let begun = match (continuation, self.files, end) {
-            (Continuation::Copy, Some(files), _) => files.made(BEGUN),
-            (Continuation::Copy, None, Some(end)) => {
+        let begun = match (restored_as, self.files, end) {
+            (RestoredAs::Copy, Some(files), _) => files.made(BEGUN),
+            (RestoredAs::Copy, None, Some(end)) => {
                 let text = leap_beyond(&**target, epoch, end.segment, end.position)
                     .map_err(failed("drawing where the copy goes on", &**target))?;
                 Some(text.into())
             }
-            (Continuation::Store, _, Some(end)) => {
+            (RestoredAs::Store, _, Some(end)) => {
                 let begun = LastBegun {
                     epoch,
                     segment: end.segment,
@@ -122,7 +122,7 @@ impl ReplicaContent<'_> {
                 };
                 Some(begun.encode().into())
             }
-            (_, None, None) | (Continuation::Store, Some(_), None) => None,
+            (_, None, None) | (RestoredAs::Store, Some(_), None) => None,
         };
         if let Some(text) = begun {
             super::write(&**target, BEGUN, &text).map_err(failed("writing BEGUN", &**target))?;
@@ -156,7 +156,7 @@ impl ReplicaContent<'_> {
         end: &mut Option<JournalEnd>,
         done: &mut Done,
     ) -> Result<RecoveryEpoch, RestoreError> {
-        let mut open: Option<OpenSegment> = None;
+        let mut open: Option<PartWriter> = None;
         let mut epoch = RecoveryEpoch::FIRST;
         let mut seen = HashSet::new();
         for part in &mut *self.parts {
@@ -181,7 +181,7 @@ impl ReplicaContent<'_> {
                     return Err(hole(part.segment, "its parts are not in order"));
                 }
                 let before = end.filter(|_| !replaces);
-                let begun = OpenSegment::begin(target, &part, self.store_id, before)?;
+                let begun = PartWriter::begin(target, &part, self.store_id, before)?;
                 epoch = epoch.max(begun.epoch);
                 open = Some(begun);
             }
@@ -203,7 +203,7 @@ impl ReplicaContent<'_> {
     }
 }
 
-impl OpenSegment {
+impl PartWriter {
     /// Begins a segment with its first part. Its link must name `before`, the end of the journal so far.
     fn begin(
         target: &dyn Disk,
