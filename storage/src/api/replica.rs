@@ -1,7 +1,7 @@
 //! The interface between an engine and a replica: a copy of the journal on another machine.
 //!
 //! ```text
-//!  flush ─▶ durable ─▶ read(from) ─▶ the shipper stores the bytes ─▶ publish(end) ─▶ answers REPLICATED
+//!  flush ─▶ durable ─▶ read_part(from) ─▶ the shipper stores the bytes ─▶ publish(end) ─▶ answers REPLICATED
 //!                                    the shipper stores the files ─▶ release(end) ─▶ segments may be sorted
 //! ```
 //!
@@ -91,7 +91,11 @@ pub trait Replica: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the bytes cannot be read, or if no segment has them any more.
-    fn read(&self, from: Position, most: usize) -> BoxFuture<'_, io::Result<Option<JournalPart>>>;
+    fn read_part(
+        &self,
+        from: Position,
+        most: usize,
+    ) -> BoxFuture<'_, io::Result<Option<JournalPart>>>;
 
     /// Notes that everything below `end` is replicated, and answers the requests that waited for it. `end` is the end of
     /// a part. A position that does not go up changes nothing.

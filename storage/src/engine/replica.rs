@@ -20,7 +20,7 @@ use crate::journal::segment::Segment;
 use crate::read::{Reach, near_or_far};
 
 impl Core {
-    /// As [`Replica::read`].
+    /// As [`Replica::read_part`].
     pub(crate) fn read_part(
         &self,
         from: Position,
@@ -203,7 +203,11 @@ impl Replica for LocalEngine {
         }))
     }
 
-    fn read(&self, from: Position, most: usize) -> BoxFuture<'_, io::Result<Option<JournalPart>>> {
+    fn read_part(
+        &self,
+        from: Position,
+        most: usize,
+    ) -> BoxFuture<'_, io::Result<Option<JournalPart>>> {
         let core = Arc::clone(&self.core);
         Box::pin(async move {
             let read = move |reach| Ok(core.read_part(from, most, reach)?);

@@ -343,7 +343,7 @@ impl Run {
 
     /// Ships what is durable by now, in small parts.
     fn ship(&self, from: &mut Position) {
-        while let Some(part) = block_on(self.engine.read(*from, 300)).unwrap() {
+        while let Some(part) = block_on(self.engine.read_part(*from, 300)).unwrap() {
             self.disk.give_way(8);
             let records = records_in(&part.bytes);
             self.disk.seen.lock().shipped.extend(records);
