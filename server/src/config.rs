@@ -388,6 +388,8 @@ impl Config {
             ConfigError::SegmentUnaligned(_) => {
                 Wrong::new("segment_bytes", "it must be a multiple of 4096")
             }
+            ConfigError::NoReplica => Wrong::new("sync_mode", "replicated needs a replica"),
+            ConfigError::ReplicaLag(_) => Wrong::new("replica_max_lag", "the most is 1GiB"),
         })?;
         self.check_sizes()?;
         self.check_tls()?;

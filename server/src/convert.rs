@@ -31,9 +31,8 @@ use crate::status::{self, Access};
 pub(crate) use answer::rfc3339;
 pub(crate) use answer::{
     MAX_RESPONSE_BYTES, ServerLimits, SessionAck, append_batch_response, append_response, cursor,
-    damage_summary, decode, fence_response, log, log_producer, proto_durability, proto_duration,
-    proto_timestamp, read_response, scan_response, segments, server_limits, tail_response, uuid,
-    verify_response,
+    damage_summary, decode, fence_response, log, log_producer, proto_duration, proto_timestamp,
+    read_response, scan_response, segments, server_limits, tail_response, uuid, verify_response,
 };
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use caller::{caller, protection};

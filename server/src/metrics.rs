@@ -646,6 +646,10 @@ impl Metrics {
             AppendError::Quota { .. }
             | AppendError::TailUnproven { .. }
             | AppendError::Busy { .. }
+            | AppendError::ReplicaBehind { .. }
+            | AppendError::BucketDown
+            | AppendError::Moved { .. }
+            | AppendError::ReplicationUnknown
             | AppendError::NoDescriptors
             | AppendError::DiskFull(_)
             | AppendError::Draining

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
-use wald_proto::v1;
 use wald_proto::v1::Reason;
 use wald_storage::{
-    AdminError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName,
+    AdminError, AppendError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName,
     MAX_LOG_NAME_BYTES, ReadError, SyncError, TargetError, TrimError, VerifyError,
 };
 
@@ -65,9 +64,7 @@ pub(crate) fn read(error: &ReadError) -> Status {
         ReadError::JournalFailed(_) => {
             Failure::new(Code::Unavailable, Reason::JournalFailed, message).retry_after(RETRY_LATER)
         }
-        ReadError::NotSupported(_) => {
-            unsupported("visibility", v1::Visibility::Replicated.as_str_name())
-        }
+        ReadError::NotSupported(_) => no_replica("visibility"),
         ReadError::Refused(error) => append_failure(error).of_read(message),
         ReadError::Io(_) => {
             Failure::new(Code::Unavailable, Reason::ReadFailed, message).retry_after(RETRY_SOON)
@@ -146,6 +143,10 @@ pub(crate) fn admin(error: &AdminError) -> Status {
                 .fact("log", log)
                 .fact("producer", producer)
                 .refused(Retry::Never)
+        }
+        // Only the settings of a log name a level.
+        AdminError::Append(AppendError::NotSupported(_)) => {
+            no_replica("config.sync_mode").refused(Retry::Never)
         }
         AdminError::Append(error) => append_failure(error),
     }
@@ -369,6 +370,9 @@ pub(crate) fn sync(error: &SyncError) -> Status {
                 .fact("log", log)
                 .refused(Retry::Never)
         }
+        SyncError::Refused(AppendError::NotSupported(_)) => {
+            no_replica("target").refused(Retry::Never)
+        }
         SyncError::Refused(error) => append_failure(error).with_message(message),
         SyncError::JournalFailed(_) => {
             Failure::new(Code::Internal, Reason::JournalFailed, message).unknown()
@@ -476,6 +480,16 @@ fn unsupported(field: &str, value: impl std::fmt::Display) -> Failure {
         Code::Unimplemented,
         Reason::NotSupported,
         format!("{field}: {value} is not supported by this server"),
+    )
+    .fact("field", field)
+}
+
+/// A field that asks for REPLICATED. The server has no replica.
+fn no_replica(field: &str) -> Failure {
+    Failure::new(
+        Code::Unimplemented,
+        Reason::NotSupported,
+        format!("{field}: this server has no replica, so it refuses REPLICATED; its safest level is DURABLE"),
     )
     .fact("field", field)
 }

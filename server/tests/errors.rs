@@ -656,6 +656,33 @@ async fn what_is_not_built_is_named_and_never_ignored() {
     };
     let status = clients.wal.append(replicated).await.unwrap_err();
     expect("level", &status, unbuilt, NEVER, &[("field", "durability")]);
+    assert_eq!(
+        status.message(),
+        "durability: this server has no replica, so it refuses REPLICATED; its safest level is DURABLE"
+    );
+    let to_replica = v1::SyncRequest {
+        target: v1::SyncTarget::Replicated.into(),
+        ..v1::SyncRequest::default()
+    };
+    let status = clients.wal.sync(to_replica).await.unwrap_err();
+    expect("target", &status, unbuilt, NEVER, &[("field", "target")]);
+    let of_mode = v1::CreateLogRequest {
+        log: "a".to_owned(),
+        config: Some(v1::LogConfig {
+            sync_mode: v1::SyncMode::Replicated.into(),
+            ..v1::LogConfig::default()
+        }),
+    };
+    let status = clients.logs.create_log(of_mode).await.unwrap_err();
+    let mode = [("field", "config.sync_mode")];
+    expect("mode", &status, unbuilt, NEVER, &mode);
+    let visible = v1::ReadRequest {
+        visibility: v1::Visibility::Replicated.into(),
+        ..read_at("a", 0)
+    };
+    let status = clients.wal.read(visible).await.unwrap_err();
+    let visibility = [("field", "visibility")];
+    expect("visibility", &status, unbuilt, None, &visibility);
     let missing = clients.wal.read(read_at("a", 0)).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
 }

@@ -19,7 +19,7 @@ from derived import check_checkpoint, check_index
 from layout import Bad, bytes_digest, message
 from store import Store
 
-SYNC_MODES = [None, "strict", "batch", "interval", "async", "manual"]
+SYNC_MODES = [None, "strict", "batch", "interval", "async", "manual", "replicated"]
 COMPRESSIONS = [None, "none", "lz4", "zstd"]
 
 

@@ -320,8 +320,8 @@ impl LogState {
         }
     }
 
-    /// The first record kept, for a reader that sees everything below `durable`, which is on the device. A trim that a power cut could
-    /// take back is not shown.
+    /// The first record kept, for a reader that sees everything below `durable`. All of that is on the device, so no
+    /// power cut takes back a trim that shows.
     pub(crate) fn first(&self, durable: Position) -> Lsn {
         self.kept(durable).first
     }

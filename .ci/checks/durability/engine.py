@@ -18,10 +18,10 @@ def damage():
     tested("storage", "wald_storage", "--nocapture", "tests::damage::", "every_flipped", WALD_DAMAGE="all")
 
 
-@check("Simulated power cuts, all faults combined, and months of logs that come and go")
+@check("Simulated power cuts, lost machines, all faults combined, and months of logs that come and go")
 def power():
-    tested("storage", "wald_storage", "--nocapture", "power_cut", "tests::combined::", "tests::month::",
-           WALD_CUTS=sized("10000", "4000"), WALD_COMBINED=sized("1000", "300"), WALD_MONTH=sized("40", "12"))
+    tested("storage", "wald_storage", "--nocapture", "power_cut", "tests::lost_machines::", "tests::combined::", "tests::month::",
+           WALD_CUTS=sized("10000", "4000"), WALD_MACHINES=sized("2000", "800"), WALD_COMBINED=sized("1000", "300"), WALD_MONTH=sized("40", "12"))
 
 
 @check("Memory of the sorter stays within its bound")

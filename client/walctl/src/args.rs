@@ -661,7 +661,7 @@ values!(
         Written,
         /// Flushed to the device.
         Durable,
-        /// Also in the bucket of the replica: survives the loss of the machine.
+        /// Also on another machine. Not built yet: refused.
         Replicated,
     }
 );

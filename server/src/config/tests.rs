@@ -156,7 +156,13 @@ fn every_sync_mode_reaches_the_engine_and_weak_ones_describe_the_loss() {
             );
         }
     }
-    assert!(problems(&file("sync_mode = \"sometimes\""))[0].contains("strict, batch"));
+    let refused = &problems(&file("sync_mode = \"sometimes\""))[0];
+    assert!(refused.contains("strict, batch") && !refused.contains("replicated"));
+    let refused = &problems(&file("sync_mode = \"replicated\""))[0];
+    assert!(
+        refused.contains("sync_mode") && refused.contains("no replica"),
+        "{refused}"
+    );
     assert!(problems(&file("sync_interval = \"0s\""))[0].contains("sync_interval"));
 }
 

@@ -240,19 +240,26 @@ pub(crate) enum ConsoleMode {
     Off,
 }
 
-/// Words for the variants of a type, the engine's types included.
+/// Words for the variants of a type, the engine's types included. A variant that is not built has a word, to show it, and
+/// a reason why no setting may have it.
 macro_rules! choice {
-    ($type:ident { $( $variant:ident = $text:literal ),+ }) => {
+    ($type:ident { $( $variant:ident = $text:literal ),+ }
+        $( unbuilt $later:ident = $word:literal: $why:literal )?) => {
         impl SettingValue for $type {
             fn parse(text: &str) -> Result<Self, String> {
                 match text {
                     $( $text => Ok(Self::$variant), )+
+                    $( $word => Err($why.to_owned()), )?
                     _ => Err(format!("expected {}", [$($text),+].join(", "))),
                 }
             }
 
             fn show(&self) -> String {
-                match self { $( Self::$variant => $text, )+ }.to_owned()
+                match self {
+                    $( Self::$variant => $text, )+
+                    $( Self::$later => $word, )?
+                }
+                .to_owned()
             }
         }
     };
@@ -264,7 +271,7 @@ choice!(SyncMode {
     Interval = "interval",
     Async = "async",
     Manual = "manual"
-});
+} unbuilt Replicated = "replicated": "this version has no replica; the safest mode is strict");
 choice!(OnDamage { Quarantine = "quarantine", Refuse = "refuse" });
 choice!(ReadStrategy { Pread = "pread", Mmap = "mmap" });
 choice!(FlushFailurePolicy { Exit = "exit", ReadOnly = "read_only" });

@@ -13,7 +13,7 @@ use super::Maker;
 use crate::status::Access;
 
 /// Reasons for which the server refuses a call whatever the call asks for.
-const REASONS: [Reason; 9] = [
+const REASONS: [Reason; 11] = [
     Reason::Busy,
     Reason::Quota,
     Reason::DiskFull,
@@ -23,6 +23,8 @@ const REASONS: [Reason; 9] = [
     Reason::Quarantined,
     Reason::ReadFailed,
     Reason::AuditFailed,
+    Reason::Moved,
+    Reason::BucketDown,
 ];
 
 /// Counters of the refused calls of one operation, in the order of [`REASONS`].

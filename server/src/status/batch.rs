@@ -13,8 +13,8 @@ use wald_storage::{
 use wald_text::units::shown_span;
 
 use super::failure::{Failure, Retry};
-use super::{RETRY_LATER, RETRY_SOON, unsupported};
-use crate::convert::{proto_durability, rfc3339};
+use super::{RETRY_LATER, RETRY_SOON, no_replica};
+use crate::convert::rfc3339;
 
 /// Retry delay after a quota, which passes only if a client or operator makes room.
 const RETRY_QUOTA: Duration = Duration::from_secs(10);
@@ -157,10 +157,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             .fact("tail_lsn", tail)
             .fact("lsn", asked)
             .refused(Retry::Never),
-        AppendError::NotSupported(level) => {
-            let name = proto_durability(*level).as_str_name();
-            unsupported("durability", name).refused(Retry::Never)
-        }
+        AppendError::NotSupported(_) => no_replica("durability").refused(Retry::Never),
         // Only requests behind the one that ended the session get this. The stream ends with
         // that request's own failure.
         AppendError::SessionEnded => {

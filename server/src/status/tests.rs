@@ -513,6 +513,11 @@ fn read_errors_have_code_and_reason_of_the_table_and_no_outcome() {
             "JOURNAL_FAILED",
         ),
         (ReadError::Io(eio()), Code::Unavailable, "READ_FAILED"),
+        (
+            ReadError::NotSupported(wald_storage::Visibility::Replicated),
+            Code::Unimplemented,
+            "NOT_SUPPORTED",
+        ),
     ] {
         let got = seen(&read(&error));
         assert_eq!((got.code, got.reason.as_str()), (code, reason));

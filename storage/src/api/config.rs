@@ -225,6 +225,9 @@ pub enum ConfigError {
     /// Frames are aligned to 8 bytes, and so are segments.
     #[error("segment_bytes is {0}; it must be a multiple of 4096")]
     SegmentUnaligned(u64),
+    /// Appends of this mode wait for a replica.
+    #[error("sync_mode is replicated, which needs a replica; there is none")]
+    NoReplica,
     /// The positions of the next owner must pass every position that was not replicated.
     #[error("replica_max_lag is {0}; the most is 1073741824 (1 GiB)")]
     ReplicaLag(u64),
@@ -248,11 +251,12 @@ impl StorageConfig {
         if !self.segment_bytes.is_multiple_of(4096) {
             return Err(ConfigError::SegmentUnaligned(self.segment_bytes));
         }
-        if let Some(bounds) = self
-            .replica
-            .filter(|bounds| bounds.max_lag > MAX_REPLICA_LAG)
-        {
-            return Err(ConfigError::ReplicaLag(bounds.max_lag));
+        match self.replica {
+            None if self.sync_mode == SyncMode::Replicated => return Err(ConfigError::NoReplica),
+            Some(ReplicaBounds { max_lag }) if max_lag > MAX_REPLICA_LAG => {
+                return Err(ConfigError::ReplicaLag(max_lag));
+            }
+            None | Some(_) => {}
         }
         self.refused()
             .map_or(Ok(()), |name| Err(ConfigError::Zero(name)))

@@ -200,7 +200,9 @@ impl IndexQueue {
 
     /// Segments that end at or below `end` are replicated, and may get an index.
     pub(crate) fn replicated(&self, end: Position) {
-        self.queue.lock().replicated = Some(end);
+        if let Some(replicated) = &mut self.queue.lock().replicated {
+            *replicated = end.max(*replicated);
+        }
         self.changed.notify_all();
     }
 

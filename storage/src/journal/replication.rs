@@ -321,10 +321,12 @@ impl Journal {
     }
 
     /// Whether a sealed segment may be sorted and recycled.
-    pub(crate) fn is_released(&self, end: Position) -> bool {
-        self.replication
-            .as_ref()
-            .is_none_or(|replication| end <= replication.released())
+    pub(crate) fn is_released(&self, segment: &Segment) -> bool {
+        let has_file = |replication: &Replication| {
+            let end = *segment.end.read();
+            end.is_some_and(|end| end <= replication.released())
+        };
+        self.replication.as_ref().is_none_or(has_file)
     }
 
     /// Counts the sealed segments that wait for their release.

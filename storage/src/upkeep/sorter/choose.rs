@@ -227,11 +227,10 @@ impl Sorter {
             .collect();
         // The newest is left: a backup ends with a segment. So are those that the replica has no file of.
         let mut newest = sealed.pop();
-        let released = |segment: &Arc<Segment>| {
-            let end = *segment.end.read();
-            end.is_some_and(|end| self.journal.is_released(end))
-        };
-        if let Some(first) = sealed.iter().position(|segment| !released(segment)) {
+        let held = sealed
+            .iter()
+            .position(|segment| !self.journal.is_released(segment));
+        if let Some(first) = held {
             newest = sealed.drain(first..).next();
         }
         (sealed, newest)
