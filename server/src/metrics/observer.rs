@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{Error, Histogram, IntCounter, IntCounterVec};
+use prometheus::{Error, Histogram, HistogramVec, IntCounter, IntCounterVec};
 use wald_storage::{AppendPhase, ChecksumSite, Observer, RetentionPass, Worker};
 
 use super::totals::{Buckets, Totals, float};

@@ -54,6 +54,7 @@ pub(crate) fn promised<'a>(
         SyncMode::Interval | SyncMode::Async => Durability::Written,
         SyncMode::Manual => Durability::Accepted,
         SyncMode::Unspecified | SyncMode::Strict | SyncMode::Batch => Durability::Durable,
+        SyncMode::Replicated => Durability::Replicated,
     };
     logs.map(promise).max().unwrap()
 }
