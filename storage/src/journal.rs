@@ -147,7 +147,6 @@ impl Journal {
         current: Arc<Segment>,
         end: Position,
         clocks: Clocks,
-        replica: Option<ReplicaBounds>,
     ) -> Self {
         Self {
             clocks: Mutex::new(clocks),
@@ -166,13 +165,19 @@ impl Journal {
             failure: OnceLock::new(),
             flush_role: Mutex::new(()),
             waiting: Mutex::default(),
-            replication: replica.map(Replication::new),
+            replication: None,
             inflight: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
             prefixes: Arc::new(Prefixes::new(end)),
             watch: Watch::default(),
             stopping: Arc::default(),
         }
+    }
+
+    /// The journal with a replica, if there is one.
+    pub(crate) fn with_replica(mut self, bounds: Option<ReplicaBounds>) -> Self {
+        self.replication = bounds.map(Replication::new);
+        self
     }
 
     /// Number of times that a log got its own retention since the start.

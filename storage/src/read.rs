@@ -511,6 +511,7 @@ pub(crate) fn page(
     if start == tail && unproven {
         return Err(quarantined(&log, start, None));
     }
+    let replicated_lsn = store.replicated_lsn(&log);
     Ok(Page {
         log_id: log.id,
         next_lsn: found.next,
@@ -518,7 +519,7 @@ pub(crate) fn page(
         // A reader must not stop before it gets the gap of a tail that cannot be proven.
         tail_lsn: tail.advance(u64::from(unproven)),
         durable_lsn: log.state.read().tail(store.journal.durable()),
-        replicated_lsn: store.replicated_lsn(&log),
+        replicated_lsn,
         first_lsn: first,
     })
 }

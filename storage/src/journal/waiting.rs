@@ -253,9 +253,6 @@ impl Journal {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
         match waiter.reply {
             WaitingAnswer::Append(ticket, Ok(placement)) => {
-                let durable = self.durable();
-                let logs = placement.logs.iter();
-                let durable_lsns = logs.map(|log| log.state.read().tail(durable)).collect();
                 let replicated_lsns = match self.replication() {
                     None => OneOrMore::new(),
                     Some(replication) => {
@@ -264,6 +261,9 @@ impl Journal {
                         logs.map(|log| log.state.read().tail(replicated)).collect()
                     }
                 };
+                let durable = self.durable();
+                let logs = placement.logs.iter();
+                let durable_lsns = logs.map(|log| log.state.read().tail(durable)).collect();
                 let mut times = waiter.times;
                 if reached == Durability::Durable {
                     times.flush = self.clock.monotonic().duration_since(waiter.since);

@@ -100,8 +100,8 @@ impl LogReadStep {
                 state.kept(store.journal.trims_seen(self.visibility)),
             )
         };
-        let durable = log.state.read().tail(store.journal.durable());
         let replicated = store.replicated_lsn(log);
+        let durable = log.state.read().tail(store.journal.durable());
         let (from, lost) = match self.at {
             LogScanPlace::Start(start) => {
                 let bounds = (kept.first, tail);

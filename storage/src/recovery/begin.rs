@@ -125,7 +125,7 @@ impl Recovered {
         let (base, segment_id) = (segment.base, segment.life.id);
         let clocks = Clocks::new(shows, now, clock.monotonic());
         let jumps = clocks.jumps();
-        let journal = Arc::new(Journal::new(
+        let journal = Journal::new(
             clock,
             observer,
             self.epoch,
@@ -133,8 +133,8 @@ impl Recovered {
             Arc::clone(&segment),
             base,
             clocks,
-            config.replica,
-        ));
+        );
+        let journal = Arc::new(journal.with_replica(config.replica));
         if jumps.last != 0 {
             journal.log_jump(jumps.last, started);
         }

@@ -241,7 +241,6 @@ impl Fixture {
             Arc::clone(&first),
             first.base,
             Clocks::new(now, now, at),
-            None,
         ));
         let config = StorageConfig::default();
         let settings = CommitterSettings {
