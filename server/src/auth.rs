@@ -75,7 +75,7 @@ pub(crate) use caller::Caller;
 pub(crate) use commands::{command, run};
 pub(crate) use engine::Engine;
 pub(crate) use jwt::VerifiedJwt;
-use jwt::{PresentedJwt, SignatureFault};
+use jwt::{PresentedJwt, SignatureFault, Why};
 pub(crate) use key_fetch::KeyRequests;
 pub(crate) use last::LastCaller;
 pub(crate) use lease::{HeldRight, Lease, leased};
@@ -191,6 +191,8 @@ pub(crate) enum LoginRefusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unknown {
     NoCredential,
+    /// There is a certificate and no token, and no principal has a name of it.
+    Stranger,
     Bad,
     /// The token is right, and the certificate beside it is not of its principal.
     Mismatch,
@@ -202,7 +204,7 @@ enum Unknown {
 impl Unknown {
     fn failure(self) -> AuthFailure {
         match self {
-            Self::NoCredential => AuthFailure::NoCredential,
+            Self::NoCredential | Self::Stranger => AuthFailure::NoCredential,
             Self::Bad | Self::Mismatch => AuthFailure::Bad,
             Self::Expired(_) => AuthFailure::Expired,
             Self::NoKeys => AuthFailure::NoKeys,
@@ -212,16 +214,18 @@ impl Unknown {
     /// The reason as clients get it.
     fn reason(self) -> &'static str {
         match self {
-            Self::NoCredential => Reason::NoCredential.as_str(),
+            Self::NoCredential | Self::Stranger => Reason::NoCredential.as_str(),
             Self::Bad | Self::Mismatch => Reason::BadCredential.as_str(),
             Self::Expired(_) => Reason::CredentialExpired.as_str(),
             Self::NoKeys => Reason::Starting.as_str(),
         }
     }
 
-    fn status(self, rpc: Rpc) -> Status {
+    /// The answer. `why` is sent only if it tells the client what it has sent itself.
+    fn status(self, rpc: Rpc, why: Option<&str>) -> Status {
         match self {
             Self::NoCredential => status::no_credential(rpc.access),
+            Self::Stranger => status::unknown_certificate(why.unwrap_or_default(), rpc.access),
             Self::Bad => status::bad_credential(rpc.access),
             Self::Mismatch => status::credentials_differ(rpc.access),
             Self::Expired(at) => status::credential_expired(&file::show_time(at), rpc.access),
@@ -244,7 +248,7 @@ impl Authority {
         trail: Trail,
     ) -> Result<Caller, Status> {
         let find = |authority: &Arc<FileAuthority>| {
-            let value = authorization(headers).map_err(RefusedCredential::before_credential)?;
+            let value = authorization(headers)?;
             authority.find(value, names)
         };
         self.judge(find, rpc, trail)
@@ -264,7 +268,7 @@ impl Authority {
         trail: Trail,
     ) -> Result<Caller, Status> {
         let find = |authority: &Arc<FileAuthority>| {
-            let value = authorization(headers).map_err(RefusedCredential::before_credential)?;
+            let value = authorization(headers)?;
             if let Some(identity) = last.find(value) {
                 return Ok(identity);
             }
@@ -313,8 +317,7 @@ impl Authority {
             return Err(LoginRefusal::NotNeeded);
         }
         let find = |authority: &Arc<FileAuthority>| {
-            let token = authority.read_token(token.as_bytes());
-            let token = Some(token.map_err(RefusedCredential::before_credential)?);
+            let token = Some(authority.read_token(token.as_bytes())?);
             authority.identify(SentCredentials { token, names })
         };
         let rpc = methods::of_http(ServerRight::Console);
@@ -370,15 +373,22 @@ impl Authority {
 struct RefusedCredential {
     unknown: Unknown,
     shown: ShownCredential,
+    /// For the audit log. A stranger must not learn what is wrong with a token.
+    why: Option<Why>,
 }
 
 impl RefusedCredential {
-    /// There is no credential, or none whose signature or form is right.
-    fn before_credential(unknown: Unknown) -> Self {
+    /// A credential whose form or signature is wrong.
+    fn unverified(unknown: Unknown, why: impl Into<Why>) -> Self {
         Self {
             unknown,
-            shown: ShownCredential::None,
+            shown: ShownCredential::Unverified,
+            why: Some(why.into()),
         }
+    }
+
+    fn malformed(why: &'static str) -> Self {
+        Self::unverified(Unknown::Bad, why)
     }
 }
 
@@ -390,9 +400,7 @@ impl FileAuthority {
         names: Option<&Arc<CertNames>>,
     ) -> Result<Arc<Identity>, RefusedCredential> {
         let token = authorization.map(|value| self.read_token(bearer(value)?));
-        let token = token
-            .transpose()
-            .map_err(RefusedCredential::before_credential)?;
+        let token = token.transpose()?;
         self.identify(SentCredentials {
             token,
             names: names.cloned(),
@@ -400,29 +408,34 @@ impl FileAuthority {
     }
 
     /// Reads a token. The signature of a JWT is checked here, and only here.
-    fn read_token(&self, text: &[u8]) -> Result<SentToken, Unknown> {
+    fn read_token(&self, text: &[u8]) -> Result<SentToken, RefusedCredential> {
         if text.starts_with(token::START.as_bytes()) {
-            let token = PresentedToken::parse(text).ok_or(Unknown::Bad)?;
+            let token = PresentedToken::parse(text);
+            let token = token
+                .ok_or_else(|| RefusedCredential::malformed("the token is cut off or mistyped"))?;
             return Ok(SentToken::Wald(token));
         }
         let rules = Arc::clone(&self.rules.borrow());
         if rules.file.issuers.is_empty() {
-            return Err(Unknown::Bad);
+            let why = "the token is not of Wald, and auth_file has no [jwt.NAME]";
+            return Err(RefusedCredential::malformed(why));
         }
-        let presented = PresentedJwt::parse(text).ok_or(Unknown::Bad)?;
+        let presented = PresentedJwt::parse(text)
+            .map_err(|why| RefusedCredential::unverified(Unknown::Bad, why))?;
         let is_fetched = presented.has_fetched_keys(&rules);
-        match presented.verify(&rules) {
-            Ok(jwt) => Ok(SentToken::Jwt(Arc::new(jwt))),
-            Err(SignatureFault::Bad) => Err(Unknown::Bad),
-            Err(SignatureFault::NoKeys) => Err(Unknown::NoKeys),
-            Err(SignatureFault::UnknownKey) => {
-                // A file is read every 10 s, whatever callers send.
-                if is_fetched {
-                    self.keys.unknown_key();
-                }
-                Err(Unknown::Bad)
-            }
+        let (fault, why) = match presented.verify(&rules) {
+            Ok(jwt) => return Ok(SentToken::Jwt(Arc::new(jwt))),
+            Err(refused) => refused,
+        };
+        // A file is read every 10 s, whatever callers send.
+        if fault == SignatureFault::UnknownKey && is_fetched {
+            self.keys.unknown_key();
         }
+        let unknown = match fault {
+            SignatureFault::NoKeys => Unknown::NoKeys,
+            SignatureFault::Bad | SignatureFault::UnknownKey => Unknown::Bad,
+        };
+        Err(RefusedCredential::unverified(unknown, why))
     }
 
     fn identify(
@@ -440,9 +453,10 @@ impl FileAuthority {
                 sent,
                 generation: rules.generation,
             })),
-            Err(unknown) => Err(RefusedCredential {
+            Err((unknown, why)) => Err(RefusedCredential {
                 unknown,
                 shown: credential,
+                why,
             }),
         }
     }
@@ -452,33 +466,44 @@ impl FileAuthority {
         &self,
         sent: &SentCredentials,
         rules: &'r Rules,
-    ) -> Result<(&'r Arc<Principal>, Option<Timestamp>), Unknown> {
+    ) -> Result<(&'r Arc<Principal>, Option<Timestamp>), (Unknown, Option<Why>)> {
         let of_certificate =
             (sent.names.as_deref()).and_then(|names| rules.file.of_certificate(names));
         let now = self.clock.now();
         let known = match &sent.token {
             None => {
+                let unknown = || match &sent.names {
+                    Some(names) => (Unknown::Stranger, Some(names.to_string().into())),
+                    None => (Unknown::NoCredential, None),
+                };
                 return of_certificate
                     .map(|known| (known, None))
-                    .ok_or(Unknown::NoCredential);
+                    .ok_or_else(unknown);
             }
             Some(SentToken::Wald(token)) => {
                 let known = rules.file.of_token(token, now);
-                known.map(|known| (&known.principal, known.expires))
+                known
+                    .map(|known| (&known.principal, known.expires))
+                    .map_err(|fault| (fault, None))
             }
-            Some(SentToken::Jwt(jwt)) => jwt.judge(rules, now),
+            Some(SentToken::Jwt(jwt)) => jwt
+                .judge(rules, now)
+                .map_err(|(fault, why)| (fault, Some(why))),
         };
-        let (principal, expires) = known.map_err(|fault| match fault {
-            TokenFault::Bad => Unknown::Bad,
-            TokenFault::Expired(at) => Unknown::Expired(at),
-            TokenFault::NoKeys => Unknown::NoKeys,
+        let (principal, expires) = known.map_err(|(fault, why)| match fault {
+            TokenFault::Bad => (Unknown::Bad, why),
+            TokenFault::Expired(at) => (Unknown::Expired(at), why),
+            TokenFault::NoKeys => (Unknown::NoKeys, why),
         })?;
         // With a certificate the token is worth nothing to a thief who has another certificate.
         let agrees = sent.names.is_none()
             || of_certificate.is_some_and(|other| other.is_proxy || Arc::ptr_eq(other, principal));
         match agrees {
             true => Ok((principal, Some(expires))),
-            false => Err(Unknown::Mismatch),
+            false => {
+                let names = sent.names.as_deref().map(|names| names.to_string().into());
+                Err((Unknown::Mismatch, names))
+            }
         }
     }
 
@@ -490,26 +515,33 @@ impl FileAuthority {
         trail: &Trail,
         identity: Option<&Identity>,
     ) -> Status {
-        let RefusedCredential { unknown, shown } = refused;
+        let RefusedCredential {
+            unknown,
+            shown,
+            why,
+        } = refused;
         self.metrics.failed(unknown.failure());
-        trail.unauthenticated(rpc, shown, unknown.reason(), identity);
-        unknown.status(rpc)
+        trail.unauthenticated(rpc, shown, (unknown.reason(), why.as_deref()), identity);
+        unknown.status(rpc, why.as_deref())
     }
 }
 
 /// The value of `authorization`. `None`: there is none.
-fn authorization(headers: &HeaderMap) -> Result<Option<&HeaderValue>, Unknown> {
+fn authorization(headers: &HeaderMap) -> Result<Option<&HeaderValue>, RefusedCredential> {
     let mut all = headers.get_all(AUTHORIZATION).iter();
     let value = all.next();
     match all.next() {
         None => Ok(value),
-        Some(_) => Err(Unknown::Bad),
+        Some(_) => Err(RefusedCredential::malformed(
+            "the call has several values of authorization",
+        )),
     }
 }
 
 /// The token in a value of `authorization`.
-fn bearer(value: &HeaderValue) -> Result<&[u8], Unknown> {
+fn bearer(value: &HeaderValue) -> Result<&[u8], RefusedCredential> {
     let scheme = value.as_bytes().split_first_chunk::<7>();
     let token = scheme.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
-    token.map(|(_, token)| token).ok_or(Unknown::Bad)
+    let token = token.map(|(_, token)| token);
+    token.ok_or_else(|| RefusedCredential::malformed("authorization is not `Bearer TOKEN`"))
 }

@@ -518,12 +518,24 @@ pub(crate) fn no_credential(access: Access) -> Status {
     .status()
 }
 
+/// The call has a client certificate and no token, and no principal has a name of the certificate. `names`: a sentence
+/// with them.
+pub(crate) fn unknown_certificate(names: &str, access: Access) -> Status {
+    let message = format!(
+        "this server requires a credential: {names}, and auth_file lists none of them as `cert` of a principal"
+    );
+    Failure::new(Code::Unauthenticated, Reason::NoCredential, message)
+        .refused_if_write(access, Retry::Never)
+        .status()
+}
+
 /// The credential is unknown, wrong or revoked. One text for all three tells a stranger nothing.
 pub(crate) fn bad_credential(access: Access) -> Status {
     Failure::new(
         Code::Unauthenticated,
         Reason::BadCredential,
-        "the credential is not valid; `wald token list` shows the ids of the valid tokens",
+        "the credential is not valid; `wald token list` shows the ids of the valid tokens, and the audit log says what \
+         is wrong with a JWT",
     )
     .refused_if_write(access, Retry::Never)
     .status()

@@ -11,7 +11,7 @@ use tonic_types::StatusExt as _;
 
 use super::AuditLog;
 use super::facts::CallFacts;
-use super::line::{AuditLine, DENIED, FAILED, OK, UNAUTHENTICATED};
+use super::line::{AuditLine, DENIED, FAILED, OK, UNAUTHENTICATED, shortened};
 use crate::auth::{Identity, Right, TokenId, VerifiedJwt};
 use crate::methods::{Recorded, Rpc};
 
@@ -46,8 +46,9 @@ impl RequestId {
 /// The credential with which a call came, without its secret.
 #[derive(Debug, Clone)]
 pub(crate) enum ShownCredential {
-    /// None, or one that is no token.
     None,
+    /// One whose form or signature is wrong: it says nothing about the caller.
+    Unverified,
     Certificate,
     Token(TokenId),
     /// Its signature is right.
@@ -58,6 +59,7 @@ impl ShownCredential {
     fn kind(&self) -> &'static str {
         match self {
             Self::None => "none",
+            Self::Unverified => "unverified",
             Self::Certificate => "certificate",
             Self::Token(_) => "token",
             Self::Jwt(_) => "jwt",
@@ -67,7 +69,7 @@ impl ShownCredential {
     /// The public id of a token.
     pub(crate) fn id(&self) -> Option<&str> {
         match self {
-            Self::None | Self::Certificate => None,
+            Self::None | Self::Unverified | Self::Certificate => None,
             Self::Token(id) => Some(id.as_str()),
             Self::Jwt(jwt) => Some(jwt.id()),
         }
@@ -179,12 +181,12 @@ impl Trail {
             });
     }
 
-    /// Records that a credential does not count. `identity`: the principal for which it counted before.
+    /// Records that a credential does not count, with the reason for clients and the words for operators. `identity`: the principal for which it counted before.
     pub(crate) fn unauthenticated(
         &self,
         rpc: Rpc,
         sent: &ShownCredential,
-        reason: &'static str,
+        (reason, why): (&'static str, Option<&str>),
         identity: Option<&Identity>,
     ) {
         if let Some(call) = &self.call {
@@ -207,6 +209,7 @@ impl Trail {
                     op: rpc.need.right().map(Right::name),
                     outcome: UNAUTHENTICATED,
                     reason: Some(reason.to_owned()),
+                    why: why.map(shortened),
                     ..AuditLine::default()
                 });
             });

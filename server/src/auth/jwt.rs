@@ -10,6 +10,7 @@
 //! `kid` names a key of the issuer's set, and keys or links in the token are ignored. The text of a token is dropped
 //! after the check of its signature: a [`VerifiedJwt`] has only claims, and the key that signed them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use wald_storage::Timestamp;
 
+use super::file::show_time;
 use super::issuer::KeySource;
 use super::jwks::{Algorithm, Key};
 use super::rules::{Principal, Rules, TokenFault};
@@ -32,6 +34,12 @@ const LONGEST_LIFE: i64 = 24 * 3600;
 const LEEWAY: i64 = 30;
 /// Maximum length of a `jti` that is shown, bytes.
 const SHOWN_JTI_BYTES: usize = 100;
+
+/// The words of a text that is no JWT at all.
+const NO_JWT: &str = "the text is no JWT: three parts in base64url with dots between them";
+
+/// The reason why a credential does not count, for operators alone: it can name what `auth_file` has.
+pub(super) type Why = Cow<'static, str>;
 
 /// The head of a token. Everything else in it is ignored.
 #[derive(Deserialize)]
@@ -71,6 +79,15 @@ impl Audience {
     }
 }
 
+impl fmt::Display for Audience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(only) => write!(f, "{only:?}"),
+            Self::Several(all) => write!(f, "{all:?}"),
+        }
+    }
+}
+
 /// A time in whole seconds since 1970. Parts of a second are cut off.
 #[derive(Clone, Copy)]
 struct NumericDate(i64);
@@ -82,6 +99,16 @@ impl<'de> Deserialize<'de> for NumericDate {
         // Times stay below the bound of a timestamp in microseconds.
         let seconds = u32::try_from(seconds.as_secs()).map_err(serde::de::Error::custom)?;
         Ok(Self(seconds.into()))
+    }
+}
+
+impl NumericDate {
+    fn time(self) -> Timestamp {
+        Timestamp::from_micros(self.0 * 1_000_000)
+    }
+
+    fn shown(self) -> String {
+        show_time(self.time())
     }
 }
 
@@ -110,15 +137,18 @@ pub(super) enum SignatureFault {
 }
 
 impl<'a> PresentedJwt<'a> {
-    /// `None` if the text is no token that Wald could accept.
-    pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
+    /// Reads a token.
+    ///
+    /// # Errors
+    /// The reason why Wald could not accept it, for operators.
+    pub(super) fn parse(text: &'a [u8]) -> Result<Self, Why> {
         if text.len() > TOKEN_BYTES {
-            return None;
+            return Err("the token has more than 8 KiB".into());
         }
-        let last_dot = text.iter().rposition(|byte| *byte == b'.')?;
+        let last_dot = text.iter().rposition(|byte| *byte == b'.').ok_or(NO_JWT)?;
         let (signed, signature) = (&text[..last_dot], &text[last_dot + 1..]);
-        let first_dot = signed.iter().position(|byte| *byte == b'.')?;
-        let header: JwtHeader = object(&signed[..first_dot])?;
+        let first_dot = signed.iter().position(|byte| *byte == b'.').ok_or(NO_JWT)?;
+        let header: JwtHeader = object(&signed[..first_dot]).ok_or(NO_JWT)?;
         let is_token = header.typ.as_deref().is_none_or(|typ| {
             let typ = typ.to_ascii_lowercase();
             matches!(
@@ -126,15 +156,24 @@ impl<'a> PresentedJwt<'a> {
                 "jwt" | "at+jwt"
             )
         });
-        if header.crit || !is_token {
-            return None;
+        if header.crit {
+            return Err(
+                "the head of the JWT has `crit`, an extension that Wald does not know".into(),
+            );
         }
-        Some(Self {
-            algorithm: Algorithm::parse(&header.alg)?,
+        if !is_token {
+            return Err("`typ` of the JWT is neither JWT nor at+jwt".into());
+        }
+        let claims = object(&signed[first_dot + 1..]).ok_or(
+            "the claims of the JWT cannot be read: it needs iss, sub and aud as texts and exp as a number",
+        )?;
+        Ok(Self {
+            algorithm: Algorithm::parse(&header.alg)
+                .ok_or_else(|| format!("Wald accepts no JWT with alg {:?}", header.alg))?,
             kid: header.kid,
-            claims: object(&signed[first_dot + 1..])?,
+            claims,
             signed,
-            signature: URL_SAFE_NO_PAD.decode(signature).ok()?,
+            signature: URL_SAFE_NO_PAD.decode(signature).map_err(|_| NO_JWT)?,
         })
     }
 
@@ -147,18 +186,41 @@ impl<'a> PresentedJwt<'a> {
     /// Checks the signature.
     ///
     /// # Errors
-    /// The reason why it does not count.
-    pub(super) fn verify(self, rules: &Rules) -> Result<VerifiedJwt, SignatureFault> {
-        let issuer = rules.file.issuers.get(&self.claims.iss);
-        let issuer = issuer.filter(|issuer| issuer.algorithms.contains(&self.algorithm));
-        let issuer = issuer.ok_or(SignatureFault::Bad)?;
+    /// The reason why it does not count, also in words for operators.
+    pub(super) fn verify(self, rules: &Rules) -> Result<VerifiedJwt, (SignatureFault, Why)> {
+        let bad = |why: String| (SignatureFault::Bad, why.into());
+        let iss = &self.claims.iss;
+        let issuer = rules.file.issuers.get(iss);
+        let issuer = issuer.ok_or_else(|| bad(format!("no [jwt.NAME] has the issuer {iss:?}")))?;
+        let name = &issuer.name;
+        if !issuer.algorithms.contains(&self.algorithm) {
+            let why = format!(
+                "algorithms of [jwt.{name}] lack the {} of the JWT",
+                self.algorithm.name()
+            );
+            return Err(bad(why));
+        }
         let keys = rules.keys.get(&issuer.issuer);
         let keys = keys.filter(|keys| !keys.is_empty());
-        let keys = keys.ok_or(SignatureFault::NoKeys)?;
+        let keys = keys.ok_or_else(|| {
+            let why = format!("no keys of [jwt.{name}] are in force");
+            (SignatureFault::NoKeys, why.into())
+        })?;
         let key = keys.find(self.kid.as_deref(), self.algorithm);
-        let key = key.ok_or(SignatureFault::UnknownKey)?;
+        let key = key.ok_or_else(|| {
+            let algorithm = self.algorithm.name();
+            let why = match &self.kid {
+                Some(kid) => format!("[jwt.{name}] has no key for {algorithm} with kid {kid:?}"),
+                None => {
+                    format!("the JWT has no kid, and [jwt.{name}] has no only key for {algorithm}")
+                }
+            };
+            (SignatureFault::UnknownKey, why.into())
+        })?;
         if !key.verifies(self.algorithm, self.signed, &self.signature) {
-            return Err(SignatureFault::Bad);
+            return Err(bad(format!(
+                "the signature is not of the key of [jwt.{name}]"
+            )));
         }
         let jti = self.claims.jti.as_deref().filter(|jti| is_showable(jti));
         let id = match jti {
@@ -202,31 +264,62 @@ impl VerifiedJwt {
     }
 
     /// Its principal by these rules, and the time at which it expires.
+    ///
+    /// # Errors
+    /// The reason why it does not count, also in words for operators.
     pub(super) fn judge<'r>(
         &self,
         rules: &'r Rules,
         now: Timestamp,
-    ) -> Result<(&'r Arc<Principal>, Timestamp), TokenFault> {
+    ) -> Result<(&'r Arc<Principal>, Timestamp), (TokenFault, Why)> {
         let claims = &self.claims;
+        let bad = |why: String| Err((TokenFault::Bad, why.into()));
         let issuer = rules.file.issuers.get(&claims.iss);
-        let issuer = issuer.filter(|issuer| {
-            issuer.algorithms.contains(&self.algorithm) && claims.aud.has(&issuer.audience)
-        });
-        let issuer = issuer.ok_or(TokenFault::Bad)?;
+        let issuer = issuer.filter(|issuer| issuer.algorithms.contains(&self.algorithm));
+        let Some(issuer) = issuer else {
+            return bad("auth_file no longer accepts the JWTs of this issuer".to_owned());
+        };
+        let name = &issuer.name;
+        if !claims.aud.has(&issuer.audience) {
+            let (has, wanted) = (&claims.aud, &issuer.audience);
+            return bad(format!(
+                "aud of the JWT is {has}; [jwt.{name}] wants {wanted:?}"
+            ));
+        }
         match rules.keys.get(&issuer.issuer) {
             Some(keys) if keys.contains(&self.key) => {}
-            Some(keys) if !keys.is_empty() => return Err(TokenFault::Bad),
-            _ => return Err(TokenFault::NoKeys),
+            Some(keys) if !keys.is_empty() => {
+                return bad(format!(
+                    "the key of the JWT is no longer one of [jwt.{name}]"
+                ));
+            }
+            _ => {
+                let why = format!("no keys of [jwt.{name}] are in force");
+                return Err((TokenFault::NoKeys, why.into()));
+            }
         }
         let seconds = now.micros().div_euclid(1_000_000);
-        let has_begun = claims.nbf.is_none_or(|nbf| nbf.0 <= seconds + LEEWAY);
-        if !has_begun || claims.exp.0 > seconds + LONGEST_LIFE + LEEWAY {
-            return Err(TokenFault::Bad);
+        if let Some(nbf) = claims.nbf.filter(|nbf| nbf.0 > seconds + LEEWAY) {
+            return bad(format!("the JWT is not valid before {}", nbf.shown()));
         }
-        let principal = issuer.subjects.get(&claims.sub).ok_or(TokenFault::Bad)?;
-        let expires = Timestamp::from_micros(claims.exp.0 * 1_000_000);
+        if claims.exp.0 > seconds + LONGEST_LIFE + LEEWAY {
+            let exp = claims.exp.shown();
+            return bad(format!(
+                "the JWT expires at {exp}, more than 24 hours from now"
+            ));
+        }
+        let Some(principal) = issuer.subjects.get(&claims.sub) else {
+            let sub = &claims.sub;
+            return bad(format!(
+                "no principal has jwt with issuer {name:?} and sub {sub:?}"
+            ));
+        };
+        let expires = claims.exp.time();
         match expires <= now {
-            true => Err(TokenFault::Expired(expires)),
+            true => {
+                let why = format!("the JWT expired at {}", claims.exp.shown());
+                Err((TokenFault::Expired(expires), why.into()))
+            }
             false => Ok((principal, expires)),
         }
     }

@@ -1,5 +1,7 @@
 //! The names in the certificate of a client.
 
+use std::fmt;
+
 use rustls::pki_types::CertificateDer;
 use x509_cert::Certificate;
 use x509_cert::der::Decode as _;
@@ -41,5 +43,18 @@ impl CertNames {
     /// The names as `auth_file` spells them.
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
+    }
+}
+
+impl fmt::Display for CertNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [] => f.write_str("the client certificate has no URI and no DNS name"),
+            names => write!(
+                f,
+                "the client certificate has the names {}",
+                names.join(", ")
+            ),
+        }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) fn caller(identity: Option<&Identity>) -> v1::GetCallerResponse {
     let tenant = principal.tenant.as_deref();
     let credential = identity.credential();
     let kind = match credential {
-        ShownCredential::None => v1::CredentialKind::Unspecified,
+        ShownCredential::None | ShownCredential::Unverified => v1::CredentialKind::Unspecified,
         ShownCredential::Certificate => v1::CredentialKind::Certificate,
         ShownCredential::Token(_) => v1::CredentialKind::Token,
         ShownCredential::Jwt(_) => v1::CredentialKind::Jwt,

@@ -27,12 +27,16 @@ pub(super) struct CheckedFiles {
     pub(super) server_expires: SystemTime,
     /// Time at which the first CA certificate for clients expires.
     pub(super) client_ca_expires: Option<SystemTime>,
+    /// A sentence for each CA certificate for clients that has expired.
+    pub(super) expired: Vec<String>,
 }
 
 /// The roots for clients.
 struct Roots {
     store: Arc<RootCertStore>,
     expires: SystemTime,
+    /// A sentence for each that has expired.
+    expired: Vec<String>,
 }
 
 impl TlsFiles {
@@ -73,7 +77,8 @@ impl TlsFiles {
                 generation,
             },
             server_expires,
-            client_ca_expires: roots.map(|roots| roots.expires),
+            client_ca_expires: roots.as_ref().map(|roots| roots.expires),
+            expired: roots.map(|roots| roots.expired).unwrap_or_default(),
         })
     }
 
@@ -210,15 +215,22 @@ fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
 fn roots(pem: &[u8], now: SystemTime) -> Result<Roots, String> {
     let mut store = RootCertStore::empty();
     let mut first: Option<SystemTime> = None;
-    for root in certificates(pem)? {
-        let expires = facts(&root)?.expires;
-        if expires > now {
-            first = Some(first.map_or(expires, |first| first.min(expires)));
-            (store.add(root))
-                .map_err(|error| format!("a CA certificate cannot be used: {error}"))?;
+    let mut expired = Vec::new();
+    for (number, root) in (1..).zip(certificates(pem)?) {
+        let facts = facts(&root)?;
+        if facts.expires <= now {
+            expired.push(format!(
+                "certificate {number} of the file ({}) expired at {}; clients with certificates of this CA are refused",
+                facts.subject,
+                shown(facts.expires)
+            ));
+            continue;
         }
+        first = Some(first.map_or(facts.expires, |first| first.min(facts.expires)));
+        (store.add(root)).map_err(|error| format!("a CA certificate cannot be used: {error}"))?;
     }
     Ok(Roots {
+        expired,
         expires: first.ok_or("every CA certificate of the file has expired; renew it")?,
         store: Arc::new(store),
     })

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use rustls::HandshakeKind;
 use rustls::server::Acceptor;
+use rustls::{CertificateError, HandshakeKind};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::LazyConfigAcceptor;
@@ -69,6 +69,10 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoProtocol => f.write_str("the client offers no protocol of this port by ALPN"),
+            // The words of Wald's own rules.
+            Self::ClientCertificate(rustls::Error::InvalidCertificate(
+                CertificateError::Other(rule),
+            )) => rule.0.fmt(f),
             Self::ClientCertificate(error) | Self::Tls(error) => error.fmt(f),
             Self::Socket(error) => error.fmt(f),
         }
@@ -160,9 +164,9 @@ impl TlsAcceptor {
         attempt.result = failure.why.result();
         drop(attempt);
         log(&failure.why, client);
-        if let (Why::ClientCertificate(why), Some(audit)) = (&failure.why, &self.audit) {
-            let has_certificate = !matches!(why, rustls::Error::NoCertificatesPresented);
-            audit.refused_handshake(client, has_certificate, why);
+        if let (Why::ClientCertificate(error), Some(audit)) = (&failure.why, &self.audit) {
+            let has_certificate = !matches!(error, rustls::Error::NoCertificatesPresented);
+            audit.refused_handshake(client, has_certificate, &failure.why);
         }
         if let Some(socket) = failure.socket {
             // A client that resets its socket has read the alert, or never will.

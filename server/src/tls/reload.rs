@@ -48,6 +48,9 @@ impl ReloadedFiles for TlsSource {
 
 fn report(metrics: &TlsMetrics, checked: &CheckedFiles) {
     metrics.expire(checked.server_expires, checked.client_ca_expires);
+    for why in &checked.expired {
+        tracing::warn!("tls_client_ca: {why}");
+    }
 }
 
 /// Reads and checks the files. `None` without the setting `tls_cert`.

@@ -24,6 +24,24 @@ enum Refusal {
     Claims(TokenFault),
 }
 
+/// The words that the audit log has for a refused token.
+fn why(rules: &Rules, token: &str) -> String {
+    let presented = match PresentedJwt::parse(token.as_bytes()) {
+        Ok(presented) => presented,
+        Err(why) => return why.into_owned(),
+    };
+    let verified = match presented.verify(rules) {
+        Ok(verified) => verified,
+        Err((_, why)) => return why.into_owned(),
+    };
+    let judged = verified.judge(rules, Timestamp::from_micros(NOW * 1_000_000));
+    judged
+        .map_err(|(_, why)| why)
+        .err()
+        .expect("refused")
+        .into_owned()
+}
+
 fn rules(keys: &str, algorithms: &str) -> Rules {
     let text = format!(
         "[jwt.k8s]\nissuer = \"{ISSUER}\"\naudience = \"wald\"\njwks_file = \"keys\"\nalgorithms = {algorithms}\n\
@@ -47,10 +65,12 @@ fn good() -> Value {
 
 /// The principal of a token.
 fn judge(rules: &Rules, token: &str) -> Result<String, Refusal> {
-    let presented = PresentedJwt::parse(token.as_bytes()).ok_or(Refusal::Form)?;
-    let verified = presented.verify(rules).map_err(Refusal::Signature)?;
+    let presented = PresentedJwt::parse(token.as_bytes()).map_err(|_| Refusal::Form)?;
+    let verified = presented
+        .verify(rules)
+        .map_err(|(fault, _)| Refusal::Signature(fault))?;
     let judged = verified.judge(rules, Timestamp::from_micros(NOW * 1_000_000));
-    let (principal, expires) = judged.map_err(Refusal::Claims)?;
+    let (principal, expires) = judged.map_err(|(fault, _)| Refusal::Claims(fault))?;
     assert!(expires.micros() > NOW * 1_000_000);
     Ok(principal.name.clone())
 }
@@ -304,18 +324,16 @@ fn token_whose_key_was_withdrawn_does_not_count_any_more() {
     let presented = PresentedJwt::parse(token.as_bytes()).unwrap();
     let verified = presented.verify(&rules).unwrap();
     let now = Timestamp::from_micros(NOW * 1_000_000);
+    let fault = |rules: &Rules| verified.judge(rules, now).err().map(|(fault, _)| fault);
     // The same key in another set, with others.
     let next = Signer::new("next", "RS256");
     let with_key = known(&key_set(&[&next, &rsa]));
     assert!(verified.judge(&with_key, now).is_ok());
     let without = known(&key_set(&[&next, &ec]));
-    assert_eq!(verified.judge(&without, now).err(), Some(TokenFault::Bad));
+    assert_eq!(fault(&without), Some(TokenFault::Bad));
     let reused = Signer::new("rsa", "RS256");
     let of_another = known(&key_set(&[&reused]));
-    assert_eq!(
-        verified.judge(&of_another, now).err(),
-        Some(TokenFault::Bad)
-    );
+    assert_eq!(fault(&of_another), Some(TokenFault::Bad));
 }
 
 #[test]
@@ -339,10 +357,10 @@ fn random_bytes_and_changed_tokens_never_count_and_never_panic() {
     for _ in 0..2_000 {
         let mut bytes = vec![0; random.random_range(0..200)];
         random.fill(&mut bytes[..]);
-        assert!(PresentedJwt::parse(&bytes).is_none());
+        assert!(PresentedJwt::parse(&bytes).is_err());
         // Dots at random places, and JSON that is not the expected one.
         let parts: Vec<String> = bytes.chunks(40).map(encoded).collect();
-        assert!(PresentedJwt::parse(parts.join(".").as_bytes()).is_none());
+        assert!(PresentedJwt::parse(parts.join(".").as_bytes()).is_err());
     }
     for token in [rsa.token(&good()), ec.token(&good())] {
         for _ in 0..500 {
@@ -353,7 +371,7 @@ fn random_bytes_and_changed_tokens_never_count_and_never_panic() {
                 1 => changed.truncate(at),
                 _ => changed.insert(at, random.random()),
             }
-            let Some(presented) = PresentedJwt::parse(&changed) else {
+            let Ok(presented) = PresentedJwt::parse(&changed) else {
                 continue;
             };
             assert!(
@@ -363,4 +381,49 @@ fn random_bytes_and_changed_tokens_never_count_and_never_panic() {
             );
         }
     }
+}
+
+#[test]
+fn operators_are_told_what_is_wrong_with_a_token() {
+    let (rsa, _, rules) = issuer();
+    for (changes, words) in [
+        (
+            json!({ "aud": "api" }),
+            r#"aud of the JWT is "api"; [jwt.k8s] wants "wald""#,
+        ),
+        (
+            json!({ "aud": ["a", "b"] }),
+            r#"aud of the JWT is ["a", "b"]"#,
+        ),
+        (
+            json!({ "iss": "https://x" }),
+            r#"no [jwt.NAME] has the issuer "https://x""#,
+        ),
+        (
+            json!({ "sub": "reader" }),
+            r#"no principal has jwt with issuer "k8s" and sub "reader""#,
+        ),
+        (
+            json!({ "exp": NOW + 90_000 }),
+            "more than 24 hours from now",
+        ),
+        (json!({ "exp": NOW - 1 }), "the JWT expired at 2026-"),
+        (json!({ "exp": null }), "exp as a number"),
+        (
+            json!({ "nbf": NOW + 60 }),
+            "the JWT is not valid before 2026-",
+        ),
+    ] {
+        let told = why(&rules, &rsa.token(&with(&good(), &changes)));
+        assert!(told.contains(words), "{changes}: {told}");
+    }
+    let stranger = Signer::new("other", "RS256");
+    let told = why(&rules, &stranger.token(&good()));
+    assert_eq!(told, r#"[jwt.k8s] has no key for RS256 with kid "other""#);
+    let forged = Signer::new("rsa", "RS256").token(&good());
+    assert_eq!(
+        why(&rules, &forged),
+        "the signature is not of the key of [jwt.k8s]"
+    );
+    assert_eq!(why(&rules, "hello"), NO_JWT);
 }
