@@ -626,7 +626,7 @@ mod tests {
     #[tokio::test]
     async fn session_that_is_not_polled_holds_up_no_other() {
         let usage = usage(TenantLimits {
-            appends_per_second: Some(1000),
+            appends_per_second: Some(20),
             ..TenantLimits::default()
         });
         use_up(&usage);
