@@ -15,6 +15,7 @@ mod limit;
 mod writer;
 
 use std::io;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::config;
@@ -32,6 +33,8 @@ const FLUSH: Duration = Duration::from_secs(2);
 /// The running log.
 pub(crate) struct LogFilter {
     filter: reload::Handle<EnvFilter, Registry>,
+    /// The text of the filter in force.
+    text: Mutex<String>,
 }
 
 /// Starts the log of the process and the sender of traces. The filter applies to the log alone.
@@ -68,7 +71,10 @@ pub(crate) fn start(
         .start_writing(io::stderr())
         .map_err(|error| format!("cannot start a thread: {error}"))?;
     std::panic::set_hook(Box::new(log_panic));
-    Ok(LogFilter { filter: handle })
+    Ok(LogFilter {
+        filter: handle,
+        text: Mutex::new(filter.to_owned()),
+    })
 }
 
 /// Puts a line that is no event on stderr, after all lines before it.
@@ -125,12 +131,19 @@ fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
 }
 
 impl LogFilter {
-    /// Changes the filter of the log from now on.
+    /// Changes the filter of the log from now on. Nothing happens if it is in force.
     pub(crate) fn set_filter(&self, filter: &str) {
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        if *text == filter {
+            return;
+        }
         let changed = config::log_filter(filter)
             .and_then(|new| self.filter.reload(new).map_err(|error| error.to_string()));
         match changed {
-            Ok(()) => tracing::info!(filter, "log filter changed"),
+            Ok(()) => {
+                filter.clone_into(&mut text);
+                tracing::info!(filter, "log filter changed");
+            }
             Err(error) => tracing::error!(filter, error, "log filter unchanged"),
         }
     }

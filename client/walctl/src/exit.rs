@@ -198,7 +198,8 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
                 "`walctl log get` shows the --log-id of the log".to_owned()
             }
             Reason::BeyondTail => "`walctl log get` shows the next lsn".to_owned(),
-            Reason::Quota => {
+            // The message of a tenant's limit has the remedy.
+            Reason::Quota if error.fact("tenant").is_none() => {
                 "delete something, or raise the setting that the message names".to_owned()
             }
             Reason::Trimmed => return read_on("first_lsn"),
@@ -208,9 +209,9 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
                  client certificate"
                     .to_owned()
             }
-            Reason::CredentialExpired => "renew the token or the certificate".to_owned(),
             Reason::DiskFull => "make space on the server's disk, then go on".to_owned(),
-            Reason::Rate | Reason::Starting => "try again in a moment".to_owned(),
+            Reason::Rate => "try again then, or wait for it with a longer --timeout".to_owned(),
+            Reason::Starting => "try again in a moment".to_owned(),
             Reason::JournalFailed if error.outcome() == Outcome::Unknown => {
                 "it may or may not be appended; read the tail once the server is back".to_owned()
             }

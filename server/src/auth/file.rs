@@ -462,6 +462,13 @@ impl CheckedFile {
                         format!("{prefix}-other")
                     ));
                 }
+                if let Scope::Exact(name) = &scope
+                    && name.ends_with('/')
+                {
+                    self.warnings.push(format!(
+                        "{at}: log = {name:?} is one log whose name ends with a slash; logs = {name:?} is all below it"
+                    ));
+                }
                 principal.grants.push(Grant { rights, scope });
             }
             None => {}
