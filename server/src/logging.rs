@@ -46,8 +46,8 @@ pub(crate) fn start(
     filter: &str,
     traces: Option<Box<dyn Layer<Registry> + Send + Sync>>,
 ) -> Result<LogFilter, String> {
-    let filter = config::log_filter(filter)?;
-    let (filter, handle) = reload::Layer::new(filter);
+    let text = Mutex::new(filter.to_owned());
+    let (filter, handle) = reload::Layer::new(config::log_filter(filter)?);
     let lines = if json {
         let lines = fmt::layer()
             .json()
@@ -73,7 +73,7 @@ pub(crate) fn start(
     std::panic::set_hook(Box::new(log_panic));
     Ok(LogFilter {
         filter: handle,
-        text: Mutex::new(filter.to_owned()),
+        text,
     })
 }
 
