@@ -75,7 +75,7 @@ pub(crate) use caller::Caller;
 pub(crate) use commands::{command, run};
 pub(crate) use engine::Engine;
 pub(crate) use jwt::VerifiedJwt;
-use jwt::{PresentedJwt, SignatureFault, Why};
+use jwt::{CredentialFault, PresentedJwt, SignatureFault};
 pub(crate) use key_fetch::KeyRequests;
 pub(crate) use last::LastCaller;
 pub(crate) use lease::{HeldRight, Lease, leased};
@@ -374,12 +374,12 @@ struct RefusedCredential {
     unknown: Unknown,
     shown: ShownCredential,
     /// For the audit log. A stranger must not learn what is wrong with a token.
-    why: Option<Why>,
+    why: Option<CredentialFault>,
 }
 
 impl RefusedCredential {
     /// A credential whose form or signature is wrong.
-    fn unverified(unknown: Unknown, why: impl Into<Why>) -> Self {
+    fn unverified(unknown: Unknown, why: impl Into<CredentialFault>) -> Self {
         Self {
             unknown,
             shown: ShownCredential::Unverified,
@@ -466,7 +466,7 @@ impl FileAuthority {
         &self,
         sent: &SentCredentials,
         rules: &'r Rules,
-    ) -> Result<(&'r Arc<Principal>, Option<Timestamp>), (Unknown, Option<Why>)> {
+    ) -> Result<(&'r Arc<Principal>, Option<Timestamp>), (Unknown, Option<CredentialFault>)> {
         let of_certificate =
             (sent.names.as_deref()).and_then(|names| rules.file.of_certificate(names));
         let now = self.clock.now();

@@ -39,7 +39,7 @@ const SHOWN_JTI_BYTES: usize = 100;
 const NO_JWT: &str = "the text is no JWT: three parts in base64url with dots between them";
 
 /// The reason why a credential does not count, for operators alone: it can name what `auth_file` has.
-pub(super) type Why = Cow<'static, str>;
+pub(super) type CredentialFault = Cow<'static, str>;
 
 /// The head of a token. Everything else in it is ignored.
 #[derive(Deserialize)]
@@ -141,7 +141,7 @@ impl<'a> PresentedJwt<'a> {
     ///
     /// # Errors
     /// The reason why Wald could not accept it, for operators.
-    pub(super) fn parse(text: &'a [u8]) -> Result<Self, Why> {
+    pub(super) fn parse(text: &'a [u8]) -> Result<Self, CredentialFault> {
         if text.len() > TOKEN_BYTES {
             return Err("the token has more than 8 KiB".into());
         }
@@ -187,7 +187,10 @@ impl<'a> PresentedJwt<'a> {
     ///
     /// # Errors
     /// The reason why it does not count, also in words for operators.
-    pub(super) fn verify(self, rules: &Rules) -> Result<VerifiedJwt, (SignatureFault, Why)> {
+    pub(super) fn verify(
+        self,
+        rules: &Rules,
+    ) -> Result<VerifiedJwt, (SignatureFault, CredentialFault)> {
         let bad = |why: String| (SignatureFault::Bad, why.into());
         let iss = &self.claims.iss;
         let issuer = rules.file.issuers.get(iss);
@@ -271,7 +274,7 @@ impl VerifiedJwt {
         &self,
         rules: &'r Rules,
         now: Timestamp,
-    ) -> Result<(&'r Arc<Principal>, Timestamp), (TokenFault, Why)> {
+    ) -> Result<(&'r Arc<Principal>, Timestamp), (TokenFault, CredentialFault)> {
         let claims = &self.claims;
         let bad = |why: String| Err((TokenFault::Bad, why.into()));
         let issuer = rules.file.issuers.get(&claims.iss);

@@ -45,6 +45,13 @@ pub(crate) fn ca(name: &str) -> Ca {
     Ca::self_signed(ca_params(name), KeyPair::generate().unwrap()).unwrap()
 }
 
+/// A root whose time is over.
+pub(crate) fn expired_ca(name: &str) -> Ca {
+    let mut params = ca_params(name);
+    params.not_after = date_time_ymd(2021, 1, 1);
+    Ca::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
 /// A CA below another one.
 pub(crate) fn intermediate(name: &str, issuer: &Ca) -> Ca {
     Ca::signed_by(ca_params(name), KeyPair::generate().unwrap(), issuer).unwrap()

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use crate::certificates::{Files, ca, crl, server_until, set_mode};
+use rustix::process::Signal;
+
+use crate::certificates::{Files, ca, crl, expired_ca, server_until, set_mode};
+use crate::start;
 use crate::support::{output, wald};
 
 /// The fault of a file: its name, the change, and words of the sentence.
@@ -114,4 +117,15 @@ fn fault_of_a_file_ends_the_start_with_its_path() {
         assert_eq!(lines, 1, "{text}");
         assert!(!data.path().join("store").exists(), "{words}");
     }
+}
+
+#[test]
+fn expired_ca_beside_a_good_one_is_a_warning() {
+    let files = Files::new();
+    let both = format!("{}{}", files.ca.pem(), expired_ca("Old CA").pem());
+    let daemon = start(&files.arguments_with_clients("require"));
+    files.write("ca.pem", &both);
+    daemon.signal(Signal::HUP);
+    let line = daemon.wait_for_log("certificate 2 of the file (CN=Old CA) expired at 2021-01-01");
+    assert!(line.contains("WARN"), "{line}");
 }
