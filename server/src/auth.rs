@@ -369,6 +369,9 @@ impl Authority {
     }
 }
 
+/// A principal, and the time at which its credential expires.
+type Judged<'r> = (&'r Arc<Principal>, Option<Timestamp>);
+
 /// A credential that does not count.
 struct RefusedCredential {
     unknown: Unknown,
@@ -466,7 +469,7 @@ impl FileAuthority {
         &self,
         sent: &SentCredentials,
         rules: &'r Rules,
-    ) -> Result<(&'r Arc<Principal>, Option<Timestamp>), (Unknown, Option<CredentialFault>)> {
+    ) -> Result<Judged<'r>, (Unknown, Option<CredentialFault>)> {
         let of_certificate =
             (sent.names.as_deref()).and_then(|names| rules.file.of_certificate(names));
         let now = self.clock.now();
