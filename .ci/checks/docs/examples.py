@@ -41,6 +41,8 @@ ELSEWHERE = [
     ("client/README.md", "walctl context add", "rust/tests (client/walctl/tests/contexts.rs)"),
     ("docs/src/security.md", "[jwt.k8s]", "rust/tests (server/tests/auth/jwt.rs)"),
     ("docs/src/security.md", "serviceAccountToken", "deploy/chart, which renders the same volume"),
+    ("deploy/helm/wald/README.md", "[tenant.shop]", "rust/tests (server/tests/auth/limits.rs)"),
+    ("deploy/helm/wald/README.md", "kind: Certificate", "nothing: it needs cert-manager (server/tests/tls/principals.rs has such a certificate)"),
     ("deploy/helm/wald/README.md", "[jwt.k8s]", "rust/tests (server/tests/auth/jwt.rs)"),
 ]
 # Commands that are not run, and the reason. The rest of their block is.
@@ -51,6 +53,7 @@ SKIPPED = {
     r"cargo build --release --target ": "setup/builds does it",
     r"(sudo|journalctl|systemctl) ": "needs systemd as process 1; deploy/chart checks the unit",
     r"helm test ": "needs a cluster; deploy/install does it",
+    r"wald token check ": "docs/readme does it",
     r"(helm upgrade|kubectl) ": "needs a cluster; deploy/install upgrades with a larger size",
 }
 
@@ -397,14 +400,16 @@ def shells():
         shell(f"{line} {how} --quiet --force --root {WORK / 'installed'}", said=line, but=how, timeout=1800, **more)
         succeeds(f"the installed {name} runs", WORK / "installed/bin" / name, "--version", prints=f"{name} ")
     # SKIPPED says why none of these is run.
-    for containing in ("helm upgrade", "kubectl apply"):
-        list(lines_of(take_one("deploy/helm/wald/README.md", "sh", containing)))
+    for containing in ("helm upgrade", "kubectl"):
+        for block in take("deploy/helm/wald/README.md", "sh", containing):
+            list(lines_of(block))
     for block in [*take("README.md", "sh", "helm"), *take("deploy/helm/wald/README.md", "sh", "helm install")]:
         for line in lines_of(block):
             helm_line(line)
     values = WORK / "values.yaml"
-    values.write_text(take_one("deploy/helm/wald/README.md", "yaml"))
-    helm_line("helm install wald deploy/helm/wald", values)
+    for containing in ("segment_bytes", "audit_log", "networkPolicy"):
+        values.write_text(take_one("deploy/helm/wald/README.md", "yaml", containing))
+        helm_line("helm install wald deploy/helm/wald", values)
     for block in take("deploy/README.md", "sh"):
         for line in lines_of(block):
             # The lines that are not skipped: commands for an installed daemon.

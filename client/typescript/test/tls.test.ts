@@ -137,7 +137,7 @@ test("calls in the second after a failure do not spoil later ones", async () => 
   copyFileSync(other.ca, trusted);
   await served(await Fake.start(authority.server(authority.issue("server"))), { tlsCa: trusted }, async (client) => {
     for (let call = 0; call < 3; call++) {
-      await assert.rejects(client.append("log", "x", { timeoutMs: 100 }), { tlsFailure: "UNKNOWN_CA" });
+      await assert.rejects(client.append("log", "x", { timeoutMs: 300 }), { tlsFailure: "UNKNOWN_CA" });
     }
     copyFileSync(tlsCa, trusted);
     await client.append("log", "y");

@@ -55,7 +55,7 @@ async fn refusal_of_a_caller_exits_with_6_and_names_the_next_step() {
     for (reason, words) in [
         ("NO_CREDENTIAL", "--token-file or WALD_TOKEN_FILE"),
         ("BAD_CREDENTIAL", "--token-file or WALD_TOKEN_FILE"),
-        ("CREDENTIAL_EXPIRED", "renew"),
+        ("CREDENTIAL_EXPIRED", "refused by the server in memory"),
     ] {
         *fixture.memory.door.lock().unwrap() = Some(("k7Qp2mXa", reason));
         let (code, said) = ran(&fixture, "logs", &[("WALD_TOKEN", "zzWrongzz")]).await;
