@@ -221,7 +221,7 @@ impl Unknown {
         }
     }
 
-    /// The answer. `why` is sent only if it tells the client what it has sent itself.
+    /// The answer. It contains `why` only if that names nothing but the client's own certificate.
     fn status(self, rpc: Rpc, why: Option<&str>) -> Status {
         match self {
             Self::NoCredential => status::no_credential(rpc.access),
@@ -376,7 +376,7 @@ type Judged<'r> = (&'r Arc<Principal>, Option<Timestamp>);
 struct RefusedCredential {
     unknown: Unknown,
     shown: ShownCredential,
-    /// For the audit log. A stranger must not learn what is wrong with a token.
+    /// For the audit log. A stranger must not learn the fault of a token.
     why: Option<CredentialFault>,
 }
 

@@ -534,8 +534,8 @@ pub(crate) fn bad_credential(access: Access) -> Status {
     Failure::new(
         Code::Unauthenticated,
         Reason::BadCredential,
-        "the credential is not valid; `wald token list` shows the ids of the valid tokens, and the audit log says what \
-         is wrong with a JWT",
+        "the credential is not valid; `wald token list` shows the ids of the valid tokens, and the audit log names \
+         the fault of a JWT",
     )
     .refused_if_write(access, Retry::Never)
     .status()

@@ -703,7 +703,7 @@ impl Log {
     }
 
     /// The log for administration: tail and writer epoch as visible to a reader that sees everything below
-    /// `published`. The caller adds what is replicated.
+    /// `published`. The caller adds the replicated lsn.
     pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position, published: Position) -> LogInfo {
         let state = self.state.read();
         let seen = published.min(durable);

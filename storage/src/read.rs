@@ -26,7 +26,7 @@ use bytes::Bytes;
 pub(crate) use self::frames::FrameFault;
 use self::frames::{Bad, Frame, read_frames};
 pub(crate) use self::open_segments::OpenSegments;
-pub(crate) use self::reach::{Reach, is_retired, near_or_far};
+pub(crate) use self::reach::{Reach, far, is_retired, near_or_far};
 use self::times::lsn_at;
 use crate::api::codec;
 use crate::api::engine::{Page, ReadRequest, ReadStart};

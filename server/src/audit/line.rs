@@ -44,7 +44,7 @@ pub(super) struct AuditLine<'a> {
     pub(super) outcome: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
-    /// What is wrong with a credential, in words.
+    /// The fault of a credential, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) why: Option<String>,
 }

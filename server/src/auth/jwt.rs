@@ -38,7 +38,7 @@ const SHOWN_JTI_BYTES: usize = 100;
 /// The words of a text that is no JWT at all.
 const NO_JWT: &str = "the text is no JWT: three parts in base64url with dots between them";
 
-/// The reason why a credential does not count, for operators alone: it can name what `auth_file` has.
+/// The reason why a credential does not count. It is for operators alone, because it can show parts of `auth_file`.
 pub(super) type CredentialFault = Cow<'static, str>;
 
 /// The head of a token. Everything else in it is ignored.

@@ -1,5 +1,6 @@
 //! The client of each kind of store. Timeouts and retries are here and nowhere else.
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,11 +53,8 @@ pub(crate) fn open(
     match url.scheme {
         Scheme::S3 => {
             let mut builder = AmazonS3Builder::from_env();
-            if let Some(file) = credentials {
-                for (name, value) in pairs(file, url)? {
-                    let key: AmazonS3ConfigKey = name.parse().map_err(|_| unknown(url, &name))?;
-                    builder = builder.with_config(key, value);
-                }
+            for (key, value) in pairs::<AmazonS3ConfigKey>(credentials, url)? {
+                builder = builder.with_config(key, value);
             }
             if let Some(region) = &settings.region {
                 builder = builder.with_region(region);
@@ -77,17 +75,12 @@ pub(crate) fn open(
         }
         Scheme::Gs => {
             let mut builder = GoogleCloudStorageBuilder::from_env();
-            match credentials {
-                Some(Credentials::ServiceAccount(key)) => {
-                    builder = builder.with_service_account_key(key);
+            if let Some(Credentials::ServiceAccount(key)) = credentials {
+                builder = builder.with_service_account_key(key);
+            } else {
+                for (key, value) in pairs::<GoogleConfigKey>(credentials, url)? {
+                    builder = builder.with_config(key, value);
                 }
-                Some(file) => {
-                    for (name, value) in pairs(file, url)? {
-                        let key: GoogleConfigKey = name.parse().map_err(|_| unknown(url, &name))?;
-                        builder = builder.with_config(key, value);
-                    }
-                }
-                None => {}
             }
             if let Some(endpoint) = &settings.endpoint {
                 builder = builder.with_base_url(endpoint);
@@ -102,11 +95,8 @@ pub(crate) fn open(
         }
         Scheme::Az => {
             let mut builder = MicrosoftAzureBuilder::from_env();
-            if let Some(file) = credentials {
-                for (name, value) in pairs(file, url)? {
-                    let key: AzureConfigKey = name.parse().map_err(|_| unknown(url, &name))?;
-                    builder = builder.with_config(key, value);
-                }
+            for (key, value) in pairs::<AzureConfigKey>(credentials, url)? {
+                builder = builder.with_config(key, value);
             }
             if let Some(endpoint) = &settings.endpoint {
                 builder = builder.with_endpoint(endpoint.clone());
@@ -132,22 +122,27 @@ fn with_roots(options: ClientOptions) -> ClientOptions {
     roots.fold(options, ClientOptions::with_root_certificate)
 }
 
-fn pairs(file: Credentials, url: &BucketUrl) -> Result<Vec<(String, String)>, BucketError> {
-    match file {
-        Credentials::Pairs(pairs) => Ok(pairs),
-        Credentials::ServiceAccount(_) => Err(BucketError::new(
-            BucketErrorKind::Settings,
-            url,
-            "the file of credentials is JSON, which is for gs:// only; expected lines NAME = VALUE",
-        )),
-    }
-}
-
-fn unknown(url: &BucketUrl, name: &str) -> BucketError {
-    let what = format!(
-        "the file of credentials has the name {name:?}, which this kind of store does not know"
-    );
-    BucketError::new(BucketErrorKind::Settings, url, what)
+/// The settings of a file of credentials; none without a file.
+fn pairs<K: FromStr>(
+    file: Option<Credentials>,
+    url: &BucketUrl,
+) -> Result<Vec<(K, String)>, BucketError> {
+    let refused = |what: String| BucketError::new(BucketErrorKind::Settings, url, what);
+    let pairs = match file {
+        None => return Ok(Vec::new()),
+        Some(Credentials::Pairs(pairs)) => pairs,
+        Some(Credentials::ServiceAccount(_)) => {
+            let what = "the file of credentials is JSON, which is for gs:// only; expected lines NAME = VALUE";
+            return Err(refused(what.to_owned()));
+        }
+    };
+    let keyed = pairs.into_iter().map(|(name, value)| match name.parse() {
+        Ok(key) => Ok((key, value)),
+        Err(_) => Err(refused(format!(
+            "the file of credentials has the name {name:?}, which this kind of store does not know"
+        ))),
+    });
+    keyed.collect()
 }
 
 /// Refuses plaintext without consent: requests carry records.

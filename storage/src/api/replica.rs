@@ -21,7 +21,7 @@ use bytes::Bytes;
 use crate::api::engine::BoxFuture;
 use crate::base::ids::{Position, SegmentId};
 
-/// Bounds of what a replica may be behind. Beyond them, appends get BUSY.
+/// Maximum distance of a replica behind its journal. Beyond it, appends get BUSY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaBounds {
     /// Maximum bytes that are durable and not replicated. At most [`MAX_REPLICA_LAG`].

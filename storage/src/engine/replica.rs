@@ -17,7 +17,7 @@ use crate::disk::known_bad;
 use crate::disk::known_bad::Mistake;
 use crate::format::frame;
 use crate::journal::segment::Segment;
-use crate::read::{Reach, near_or_far};
+use crate::read::{Reach, far, near_or_far};
 
 impl Core {
     /// As [`Replica::read_part`].
@@ -133,7 +133,7 @@ impl Core {
         reach: Reach,
     ) -> io::Result<Bytes> {
         if reach != Reach::Disk {
-            return Err(io::ErrorKind::WouldBlock.into());
+            return Err(far());
         }
         let bytes = self.open_segments.read(segment, from, length)?;
         match bytes.len() as u64 == length {

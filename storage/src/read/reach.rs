@@ -96,7 +96,7 @@ impl Store {
 }
 
 /// The error of a read that would have to go further than it may. Regular files never return it.
-pub(super) fn far() -> io::Error {
+pub(crate) fn far() -> io::Error {
     io::ErrorKind::WouldBlock.into()
 }
 

@@ -341,7 +341,7 @@ impl Run {
         }
     }
 
-    /// Ships what is durable by now, in small parts.
+    /// Ships all durable bytes, in small parts.
     fn ship(&self, from: &mut Position) {
         while let Some(part) = block_on(self.engine.read_part(*from, 300)).unwrap() {
             self.disk.give_way(8);

@@ -1,4 +1,4 @@
-//! Machines that are lost with their disks, at random points of random work. A bucket keeps what was shipped.
+//! Machines that are lost with their disks, at random points of random work. A bucket keeps the shipped parts.
 //!
 //! `WALD_MACHINES` sets the number of lost machines, `WALD_SEED` runs one seed only.
 

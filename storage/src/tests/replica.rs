@@ -1,4 +1,5 @@
-//! The third published position: what waits for it, who sees what, and the parts of the journal that are shipped.
+//! The third published position: the requests that wait for it, the readers that it limits, and the shipped parts of the
+//! journal.
 
 use super::*;
 use crate::api::error::RestoreError;

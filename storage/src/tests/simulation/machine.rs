@@ -1,4 +1,4 @@
-//! The machine is lost with its disk: a bucket in memory keeps what was shipped.
+//! The machine is lost with its disk: a bucket in memory keeps the shipped parts.
 //!
 //! The bucket takes its time, loses answers and is down at times. The machine goes at any point: inside a call to its
 //! disk, before and after each step of the shipper. A new machine then continues from the bucket.
@@ -124,7 +124,7 @@ impl Run {
         step
     }
 
-    /// Ships what the engine had before it serves. Returns whether the machine is still there.
+    /// Ships the durable bytes of a start, before the engine serves. Returns whether the machine is still there.
     pub(super) fn ship_the_start(&mut self, core: &Arc<Core>) -> bool {
         loop {
             match self.ship_part(core, 3) {
@@ -233,7 +233,7 @@ impl Run {
         }
     }
 
-    /// What a reader of replicated records sees must survive the machine.
+    /// Records that a reader of replicated records has seen must survive the machine.
     fn read_replicated(&mut self, core: &Arc<Core>) {
         let log = requests::LOGS[self.random.random_range(0..requests::LOGS.len())];
         let mut request = read_request(log, ReadStart::First);

@@ -26,11 +26,11 @@ use crate::format::frame;
 use crate::format::frame::FrameKind;
 use crate::format::life::{Life, journal_path};
 
-/// Positions that the next owner skips at least. The last owner may have given them out, and nobody knows for what. The
+/// Positions that the next owner skips at least. The last owner may have assigned them to lost records. The
 /// segment that it had begun then is not missed.
 const BEYOND: u64 = LARGEST_SEGMENT + MAX_REPLICA_LAG;
 
-/// What a restored store is to the store that was replicated.
+/// Relation of a restored store to the replicated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestoredAs {
     /// A copy, beside the store: it skips many epochs and positions, so that both stay apart.
@@ -58,7 +58,7 @@ struct PartWriter {
     epoch: RecoveryEpoch,
 }
 
-/// What was written so far.
+/// Files and bytes written so far.
 #[derive(Default)]
 struct Done {
     position: Position,
