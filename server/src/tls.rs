@@ -42,9 +42,9 @@ pub(crate) use stream::ConnStream;
 /// First byte of a connection that begins with a handshake of TLS.
 pub(crate) const HANDSHAKE_RECORD: u8 = 22;
 
-/// Maximum memory of TLS for one connection, bytes: its keys, [`stream::READ_BYTES`], a record that arrives, its data
-/// until HTTP reads them, and [`stream::UNSENT_BYTES`].
-pub(crate) const CONNECTION_BYTES: u64 = 128 << 10;
+/// Maximum memory of TLS for one connection, bytes: its keys, a record that arrives, its data until HTTP reads them,
+/// and [`stream::UNSENT_BYTES`].
+pub(crate) const CONNECTION_BYTES: u64 = 112 << 10;
 
 /// Time that a connection has to end after a new CA or CRL refused the certificate of its client. With the verification
 /// of all open connections it is below 1 second.

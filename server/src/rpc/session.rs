@@ -297,14 +297,11 @@ impl RunningSession {
             self.gather_throttled();
             taken += 1;
         }
-        let mut arrived = None;
         while taken < AT_ONCE && self.reads() {
-            let Poll::Ready(request) = received.poll_message(context) else {
-                break;
-            };
-            // One look at the clock and at the rules serves all that arrived together.
-            let (at, known) = arrived.get_or_insert_with(|| (Instant::now(), self.caller.renew()));
-            self.take(request.transpose(), *at, known.clone());
+            match received.poll_message(context) {
+                Poll::Ready(request) => self.take(request.transpose()),
+                Poll::Pending => break,
+            }
             taken += 1;
         }
         self.submit_gathered();
@@ -314,13 +311,8 @@ impl RunningSession {
         }
     }
 
-    /// Takes in the request that was read at this time; `known`: whether the caller's credential counts.
-    fn take(
-        &mut self,
-        request: Result<Option<Admitted>, Status>,
-        at: Instant,
-        known: Result<(), Status>,
-    ) {
+    /// Takes in the request that was read.
+    fn take(&mut self, request: Result<Option<Admitted>, Status>) {
         let (message, mut room) = match request {
             Ok(Some(request)) => request,
             Ok(None) => return self.end = Some(Ok(())),
@@ -331,11 +323,12 @@ impl RunningSession {
             Ok(request) => request,
             Err(status) => return self.end = Some(Err(status)),
         };
+        let at = Instant::now();
         if self.deadline.is_some_and(|deadline| at >= deadline) {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
-        let allowed = known.and_then(|()| {
+        let allowed = self.caller.renew().and_then(|()| {
             let (batch, durability) = convert::append_batch(&request, &self.limits)?;
             Ok((self.caller.allow(batch)?, durability))
         });

@@ -186,7 +186,7 @@ impl TlsAcceptor {
             Err(error) => {
                 return Err(HandshakeFailure {
                     why: error.into(),
-                    socket: hello.take_io().map(CountedSocket::into_socket),
+                    socket: hello.take_io().map(|counted| counted.socket),
                 });
             }
         };
@@ -196,7 +196,7 @@ impl TlsAcceptor {
         });
         // HTTP/1.1 has no need of ALPN, and many of its clients do not send it. HTTP/2 requires it (RFC 9113, 3.2).
         if !offered.unwrap_or(self.port == TlsPort::Http) {
-            let socket = begun.io.into_socket();
+            let socket = begun.io.socket;
             let _ = socket.try_write(&NO_APPLICATION_PROTOCOL);
             return Err(HandshakeFailure {
                 why: Why::NoProtocol,
@@ -221,7 +221,7 @@ impl TlsAcceptor {
                 Poll::Ready(Err((error, counted))) => {
                     return Err(HandshakeFailure {
                         why: error.into(),
-                        socket: Some(counted.into_socket()),
+                        socket: Some(counted.socket),
                     });
                 }
                 Poll::Pending => woken().await,

@@ -4,15 +4,13 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-/// Maximum bytes of data that are encrypted and wait for the socket: four records, which one call writes.
+/// Maximum bytes of data that are encrypted and wait for the socket: four records, which one call writes. More would
+/// hide from the server for how long a client takes nothing.
 pub(super) const UNSENT_BYTES: usize = 64 << 10;
-
-/// Maximum bytes of one read from the socket. rustls alone reads 4 KiB at a time.
-pub(super) const READ_BYTES: usize = 16 << 10;
 
 /// A connection of either port, after the handshake of TLS if there is one.
 pub(crate) enum ConnStream {
@@ -43,7 +41,7 @@ impl ConnStream {
     pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(socket) => socket,
-            Self::Tls(stream) => stream.get_ref().0.socket.get_ref(),
+            Self::Tls(stream) => &stream.get_ref().0.socket,
         }
     }
 
@@ -51,7 +49,7 @@ impl ConnStream {
     pub(crate) fn socket_mut(&mut self) -> &mut TcpStream {
         match self {
             Self::Plain(socket) => socket,
-            Self::Tls(stream) => stream.get_mut().0.socket.get_mut(),
+            Self::Tls(stream) => &mut stream.get_mut().0.socket,
         }
     }
 }
@@ -64,7 +62,7 @@ impl Drop for ConnStream {
             let (counted, session) = stream.get_mut();
             session.send_close_notify();
             while session.wants_write() {
-                match session.write_tls(&mut TryWrite(counted.socket.get_ref())) {
+                match session.write_tls(&mut TryWrite(&counted.socket)) {
                     Ok(1..) => {}
                     Ok(0) | Err(_) => break,
                 }
@@ -148,20 +146,16 @@ impl AsyncWrite for ConnStream {
 
 /// A socket that counts the bytes that it gave.
 pub(crate) struct CountedSocket {
-    socket: BufReader<TcpStream>,
+    pub(super) socket: TcpStream,
     received: u64,
 }
 
 impl CountedSocket {
     pub(super) fn new(socket: TcpStream) -> Self {
         Self {
-            socket: BufReader::with_capacity(READ_BYTES, socket),
+            socket,
             received: 0,
         }
-    }
-
-    pub(super) fn into_socket(self) -> TcpStream {
-        self.socket.into_inner()
     }
 }
 
