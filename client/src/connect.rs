@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -23,9 +23,6 @@ use crate::tls::{TlsProblem, TlsSettings};
 
 /// Minimum time between two connections after a TLS failure, over all calls of a client.
 pub(crate) const TLS_PAUSE: Duration = Duration::from_secs(1);
-
-/// Maximum bytes of one read from the socket inside TLS. rustls alone reads 4 KiB at a time.
-const TLS_READ_BYTES: usize = 64 << 10;
 
 /// First byte of a TLS record with an alert. The first frame of an HTTP/2 server begins with 0.
 const ALERT: u8 = 21;
@@ -137,14 +134,14 @@ impl Service<Uri> for ServerConnector {
 async fn secured(
     socket: TcpStream,
     tls: Arc<TlsSettings>,
-) -> Result<TlsStream<BufReader<TcpStream>>, TlsProblem> {
+) -> Result<TlsStream<TcpStream>, TlsProblem> {
     let name = tls.name().clone();
     let files = Arc::clone(&tls);
     let config = tokio::task::spawn_blocking(move || files.current())
         .await
         .map_err(|error| TlsProblem::new(crate::TlsFailure::Settings, error.to_string()))?;
     let stream = TlsConnector::from(config)
-        .connect(name, BufReader::with_capacity(TLS_READ_BYTES, socket))
+        .connect(name, socket)
         .await
         .map_err(|error| TlsProblem::of_handshake(&error, tls.name()))?;
     match stream.get_ref().1.alpn_protocol() {
@@ -155,7 +152,7 @@ async fn secured(
 
 enum ServerSocket {
     Plain(TcpStream),
-    Tls(Box<TlsStream<BufReader<TcpStream>>>),
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// The bytes of a connection.
