@@ -6,7 +6,8 @@ The runner starts each `Step` as one process: a file, or some checks of a file. 
 - compute: only computes. One at a time, all through the run, with the processor time that others leave; two at a time
   when nothing else is left.
 - wait: mostly waits, and judges no time that a busy machine changes. Several run next to each other.
-- alone: judges times, or the speed of this machine. After the waiting steps, with computing steps only.
+- alone: judges times, or the speed of this machine. After the waiting steps, with computing steps only. If it fails, it
+  runs once more at the end, with nothing beside it.
 
 Steps start in the order of the list, those that take longest first. `after` names steps that must have ended.
 Steps with one of their `locks` in common never run at the same time:
