@@ -10,7 +10,7 @@ from common import *
 
 # The million is the default bound, and a hundred more are made.
 ROOM = ["--max-logs", 1_100_000]
-FOREST = TARGET / "release" / "examples" / "forest"
+FOREST = TARGET / "release" / "forest"
 MIB = 1 << 20
 # 2 on a quiet machine; some machines take twice as long for everything.
 MOST_SECONDS = 4
@@ -20,7 +20,7 @@ STARTS = 3
 
 
 def forest(daemon, verb, **options):
-    """Runs client/examples/forest.rs; returns its output."""
+    """Runs client/bench/src/bin/forest.rs; returns its output."""
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
     return json.loads(run(FOREST, verb, daemon.endpoint, *flags, check=True).stdout)
 

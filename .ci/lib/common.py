@@ -25,7 +25,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 WALD = Path(os.environ.get("WALD_BINARY") or TARGET / "release" / "wald")
 WALCTL = TARGET / "release" / "walctl"
 WALBENCH = TARGET / "release" / "walbench"
-LOAD = TARGET / "release" / "examples" / "load"
+LOAD = TARGET / "release" / "load"
 # Examples of the client whose speed does not matter, as `cargo test --workspace` builds them.
 EXAMPLES = TARGET / "debug" / "examples"
 # On the same file system as the build, not on a tmpfs, where a flush costs nothing.
@@ -171,7 +171,7 @@ class Daemon:
         return done.returncode, answer, (done.stdout + done.stderr).decode()
 
     def load(self, **options):
-        """Starts client/examples/load.rs on it."""
+        """Starts client/bench/src/bin/load.rs on it."""
         return Load(self, **options)
 
     def metrics(self):
@@ -233,7 +233,7 @@ def wait_until(holds, seconds=60):
 
 
 class Load:
-    """client/examples/load.rs at work; options are its flags. A context that ends it."""
+    """client/bench/src/bin/load.rs at work; options are its flags. A context that ends it."""
 
     def __init__(self, daemon, **options):
         command = [LOAD, daemon.endpoint]

@@ -33,7 +33,7 @@ def disturb(served, dice, seconds):
     return done
 
 
-seconds = int(sys.argv[1]) if len(sys.argv) > 1 else sized(75, 42)
+seconds = int(sys.argv[1]) if len(sys.argv) > 1 else sized(75, 30)
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1_000_000)
 print(f"seed {seed}: .ci/run clients/chaos -- {seconds} {seed}", flush=True)
 

@@ -32,7 +32,7 @@ from story import *
 # Scrubbing reads at any time, and not in the order of the story.
 ARGUMENTS = ["--segment-bytes", "64KiB", "--sync-interval", "20ms", "--worker-threads", "2", "--scrub-bytes-per-second", "0"]
 # Minimum number of runs in the sample.
-RUNS = sized(600, 300)
+RUNS = sized(600, 160)
 WORKERS = 4
 # Seconds from the failure of a flush until all threads know of it.
 GRACE = 0.1

@@ -84,7 +84,7 @@ class Daemon {
 /** Appends at an even rate until it is stopped. */
 function load(daemon, rate, logs = 1, prefix = "load") {
   const arguments_ = [daemon.endpoint, "--appends", "100000000", "--rate", String(rate), "--writers", "256", "--attempts", "1", "--logs", String(logs), "--prefix", prefix];
-  return spawn(join(RELEASE, "examples", "load"), arguments_, { env: environment(), stdio: "ignore" });
+  return spawn(join(RELEASE, "load"), arguments_, { env: environment(), stdio: "ignore" });
 }
 
 function playwright() {
