@@ -144,16 +144,16 @@ def conformance(language):
     status, ok, failures, said = conform(command, SCRATCH / f"conformance-{language}.log")
     for case in cases:
         note(case, case in ok, next((line for line in failures if f" {case}:" in line), ""))
-    if not note("the run is as it says", status == 0 or failures, said[-500:] if status else
+    if not note("the run is as it says", status == 0 or failures, said[-3000:] if status else
                 f"{len(ok)} cases in {time.monotonic() - built:.0f} s, built in {built - began:.0f} s"):
         return found
     if language == "go":
         status, ok, failures, said = conform(command, SCRATCH / "conformance-other.log", start=OTHER)
-        note(f"the same with {OTHER}", status == 0 and set(ok) == set(cases), "; ".join(failures) or said[-500:])
+        note(f"the same with {OTHER}", status == 0 and set(ok) == set(cases), "; ".join(failures) or said[-3000:])
     if language == "python" and sized(True, False):
         old = [case for case in cases if case in LOST or re.search("session|producer", case)]
         status, ok, failures, said = conform(oldest_python(), SCRATCH / "conformance-oldest.log", old)
-        note(f"the same with {OLDEST_GRPCIO}", status == 0 and set(ok) == set(old), "; ".join(failures) or said[-500:])
+        note(f"the same with {OLDEST_GRPCIO}", status == 0 and set(ok) == set(old), "; ".join(failures) or said[-3000:])
     faults = FAULTS[language]
     for what, file, old, _ in faults:
         count = (ROOT / file).read_text(encoding="utf-8").count(old)
@@ -186,7 +186,7 @@ def tls():
         status, ok, failures, said = conform(runner(language), SCRATCH / f"conformance-tls-{language}.log", only, tls=True)
         wanted = only or [case["name"] for case in ALL_CASES]
         holds = status == 0 and set(ok) == set(wanted)
-        return f"{language}: {len(wanted)} cases over TLS", holds, "; ".join(failures) or said[-500:] if not holds else f"{time.monotonic() - began:.0f} s"
+        return f"{language}: {len(wanted)} cases over TLS", holds, "; ".join(failures) or said[-3000:] if not holds else f"{time.monotonic() - began:.0f} s"
 
     with ThreadPoolExecutor(len(LANGUAGES)) as pool:
         for found in pool.map(over_tls, LANGUAGES):

@@ -367,7 +367,7 @@ def report(runs):
     # The number of measured flushes depends on their duration.
     due = [run for run in runs if run.hit or run.fault.file != "flush-probe"]
     reached = sum(map(len, rows.values()))
-    expect("nearly every chosen call is reached in its run", reached >= 0.95 * len(due),
+    expect("nearly every chosen call is reached in its run", reached >= 0.9 * len(due),
            f"{reached} of {len(due)}, and {len(runs) - len(due)} more flushes might have been measured")
     answers = Counter(str(refusal) for run in runs for refusal in run.refusals if refusal.is_told())
     expect("every answer of the table was seen", {IN_FLIGHT, LATER, FULL, UNREAD} <= set(answers), dict(answers))

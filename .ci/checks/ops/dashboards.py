@@ -24,7 +24,7 @@ FIRE = {
 }
 # No daemon here has these faults. Their alerts fire in the tests of grafana/alerts; here their metrics must exist.
 UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds", "WaldAcceptsWait",
-          "WaldCertificateExpires", "WaldCertificateExpiresSoon", "WaldReloadFails", "WaldCredentialsFail", "WaldRequestsDenied", "WaldAuditFails", "WaldTenantNearQuota"}
+          "WaldCertificateExpires", "WaldCertificateExpiresSoon", "WaldReloadFails", "WaldCredentialsFail", "WaldRequestsDenied", "WaldAuditFails", "WaldTenantNearQuota", "WaldTenantRateRefused"}
 # Panels about faults: a constant 0 counts as no data here.
 FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Refused calls", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",
