@@ -29,7 +29,7 @@ const END: usize = 20;
 
 /// Makes many logs, lists them, or deletes them.
 #[derive(Debug, Parser)]
-struct Args {
+struct ForestArgs {
     #[command(subcommand)]
     action: Action,
 }
@@ -97,7 +97,7 @@ struct Delete {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let told = match Args::parse().action {
+    let told = match ForestArgs::parse().action {
         Action::Make(args) => make(args).await?,
         Action::List(args) => list(args).await?,
         Action::Delete(args) => delete(args).await?,

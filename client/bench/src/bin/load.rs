@@ -24,7 +24,7 @@ use wald_client::{Ack, Client, Durability, Error, ErrorKind, RetryPolicy, Select
 
 /// Appends with many writers at a time.
 #[derive(Debug, Parser)]
-struct Args {
+struct LoadArgs {
     /// Where the server listens.
     endpoint: String,
     /// How many appends in all, at most.
@@ -75,8 +75,8 @@ struct Args {
 }
 
 /// State that the writers share.
-struct Load {
-    args: Args,
+struct LoadRun {
+    args: LoadArgs,
     durability: Durability,
     next: AtomicU64,
     start: Instant,
@@ -86,20 +86,20 @@ struct Load {
 
 /// Results of one writer.
 #[derive(Default)]
-struct Done {
+struct Tally {
     times: Vec<Duration>,
     errors: BTreeMap<String, u64>,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let args = Args::parse();
+    let args = LoadArgs::parse();
     let name = format!("DURABILITY_{}", args.durability.to_uppercase());
     let durability = Durability::from_str_name(&name).context("no such durability")?;
     let clients = connect(&args).await?;
     let ledger = args.ledger.as_ref().map(File::create).transpose()?;
     let began = Instant::now();
-    let load = Arc::new(Load {
+    let load = Arc::new(LoadRun {
         durability,
         next: AtomicU64::new(0),
         start: began,
@@ -116,7 +116,7 @@ async fn main() -> Result<()> {
     let writers: Vec<_> = (0..load.args.writers)
         .map(|index| tokio::spawn(write(on(index), Arc::clone(&load))))
         .collect();
-    let mut all = Done::default();
+    let mut all = Tally::default();
     for writer in writers {
         let done = writer.await??;
         all.times.extend(done.times);
@@ -132,7 +132,7 @@ async fn main() -> Result<()> {
     all.print(seconds, &load.args)
 }
 
-async fn connect(args: &Args) -> Result<Vec<Client>> {
+async fn connect(args: &LoadArgs) -> Result<Vec<Client>> {
     let mut clients = Vec::new();
     for _ in 0..args.connections.max(1) {
         let mut builder = Client::builder(args.endpoint.clone());
@@ -154,8 +154,8 @@ async fn connect(args: &Args) -> Result<Vec<Client>> {
 }
 
 /// One writer: takes the next append until there is none, or the time is over.
-async fn write(client: Client, load: Arc<Load>) -> Result<Done> {
-    let mut done = Done::default();
+async fn write(client: Client, load: Arc<LoadRun>) -> Result<Tally> {
+    let mut done = Tally::default();
     loop {
         let number = load.next.fetch_add(1, Ordering::Relaxed);
         if let Some(rate) = load.args.rate {
@@ -235,7 +235,7 @@ fn micros(time: SystemTime) -> u128 {
         .as_micros()
 }
 
-impl Load {
+impl LoadRun {
     /// A line of the ledger: sent and answered in microseconds since the Unix epoch, log,
     /// number of the append, and its result.
     fn note(&self, sent: SystemTime, log: &str, number: u64, what: &str) -> Result<()> {
@@ -257,8 +257,8 @@ impl Load {
     }
 }
 
-impl Done {
-    fn print(mut self, seconds: f64, args: &Args) -> Result<()> {
+impl Tally {
+    fn print(mut self, seconds: f64, args: &LoadArgs) -> Result<()> {
         self.times.sort_unstable();
         let acks = self.times.len();
         let told = acks as u64 + self.errors.values().sum::<u64>();

@@ -15,7 +15,7 @@ use wald_client::{Client, ScanEvent};
 
 /// Reads whole logs, one after the other.
 #[derive(Debug, Parser)]
-struct Args {
+struct ReadingArgs {
     /// Where the server listens.
     endpoint: String,
     /// Names of the logs.
@@ -25,7 +25,7 @@ struct Args {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let args = Args::parse();
+    let args = ReadingArgs::parse();
     let client = Client::connect(args.endpoint).await?;
     for log in args.logs {
         let (mut records, mut bytes, mut gaps) = (0_u64, 0_usize, 0_u64);
