@@ -86,7 +86,7 @@ struct LoadRun {
 
 /// Results of one writer.
 #[derive(Default)]
-struct Tally {
+struct WriterTally {
     times: Vec<Duration>,
     errors: BTreeMap<String, u64>,
 }
@@ -116,7 +116,7 @@ async fn main() -> Result<()> {
     let writers: Vec<_> = (0..load.args.writers)
         .map(|index| tokio::spawn(write(on(index), Arc::clone(&load))))
         .collect();
-    let mut all = Tally::default();
+    let mut all = WriterTally::default();
     for writer in writers {
         let done = writer.await??;
         all.times.extend(done.times);
@@ -154,8 +154,8 @@ async fn connect(args: &LoadArgs) -> Result<Vec<Client>> {
 }
 
 /// One writer: takes the next append until there is none, or the time is over.
-async fn write(client: Client, load: Arc<LoadRun>) -> Result<Tally> {
-    let mut done = Tally::default();
+async fn write(client: Client, load: Arc<LoadRun>) -> Result<WriterTally> {
+    let mut done = WriterTally::default();
     loop {
         let number = load.next.fetch_add(1, Ordering::Relaxed);
         if let Some(rate) = load.args.rate {
@@ -257,7 +257,7 @@ impl LoadRun {
     }
 }
 
-impl Tally {
+impl WriterTally {
     fn print(mut self, seconds: f64, args: &LoadArgs) -> Result<()> {
         self.times.sort_unstable();
         let acks = self.times.len();
