@@ -127,12 +127,12 @@ class Daemon:
 
     `strace` are arguments for strace, which then sees every call from the first on; its output
     is in `trace`. The process is still the daemon's. `under` is a command that becomes
-    the command after it. `variables` are added to its environment.
+    the command after it. `variables` are added to its environment. `binary` is another build.
     """
 
-    def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=(), variables=None):
+    def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=(), variables=None, binary=None):
         self.data_dir = data_dir
-        command = [WALD, "--data-dir", data_dir, "--listen", listen, "--http-listen", ":0",
+        command = [binary or WALD, "--data-dir", data_dir, "--listen", listen, "--http-listen", ":0",
                    "--log-format", "json", *arguments]
         if strace is not None:
             self.trace = Path(f"{data_dir}.strace")

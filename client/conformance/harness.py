@@ -746,6 +746,7 @@ def run_some(arguments, cases, sees_frames=True, direct=False):
     wrong += [f"failed, yet the exit status is 0: {name}" for name in failed if status == 0]
     wrong += [f"control endpoint: {what}" for what in trouble]
     wrong += [f"signal {-status} ended the runner"] if status < 0 else []
+    wrong += [f"the runner ended with {status}, and no case failed"] if status > 0 and not failed else []
     for what in wrong:
         print(f"harness: {what}", file=sys.stderr)
     # A runner that a signal ended has a negative status here.

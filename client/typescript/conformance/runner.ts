@@ -45,24 +45,31 @@ async function cases(): Promise<number> {
 
 /** The description of a failure, if there was one. */
 async function carryOut({ name, steps }: Case, drawn: string): Promise<string | undefined> {
-  const client = await Client.fromEnv();
   const end = new AbortController();
-  const run = new Run(client, variable("WALD_CONTROL"), `conformance/${name}/${drawn}/`, end.signal);
+  let run: Run | undefined;
   let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`it took more than ${CASE_MS} ms; began last: ${run?.last ?? "connect"}`)), CASE_MS);
+  });
+  // A client that cannot connect or close fails its case, too.
+  const whole = async (): Promise<void> => {
+    const client = await Client.fromEnv();
+    run = new Run(client, variable("WALD_CONTROL"), `conformance/${name}/${drawn}/`, end.signal);
+    try {
+      await run.steps(steps);
+    } finally {
+      end.abort();
+      await client.close();
+    }
+  };
   try {
-    await Promise.race([
-      run.steps(steps),
-      new Promise((_, reject) => {
-        timer = setTimeout(() => reject(new Error(`it took more than ${CASE_MS} ms; began last: ${run.last}`)), CASE_MS);
-      }),
-    ]);
+    await Promise.race([whole(), late]);
     return undefined;
   } catch (error) {
     return error instanceof Error ? error.message : String(error);
   } finally {
     clearTimeout(timer);
     end.abort();
-    await client.close();
   }
 }
 
