@@ -135,6 +135,8 @@ def killed(store, daemon):
 def continued(directory, store, data):
     """The run after a killed one, and what retention removes."""
     with Daemon(data, *SEGMENTS) as daemon:
+        # After a restore the first run reads every file again, to know its digest.
+        store.backup(daemon)
         held = killed(store, daemon)
         began = time.monotonic()
         code, told, said = store.backup(daemon)
