@@ -60,7 +60,7 @@ pub use crate::base::ids::{
 pub use crate::base::metrics::{
     AppendPhase, ChecksumSite, NoObserver, Observer, RetentionPass, Worker,
 };
-pub use crate::disk::directory::is_own_name;
+pub use crate::disk::directory::{TERM, TERM_NEW, is_own_name};
 pub use crate::engine::LocalEngine;
 pub use crate::engine::expiry_clock::{expiry_clock, reset_expiry_clock};
 pub use crate::engine::repair::{accept_loss, examine, logs};

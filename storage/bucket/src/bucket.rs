@@ -130,6 +130,23 @@ impl Bucket {
     /// # Errors
     /// If the bucket is missing, the store fails, or the directory has more than 1,000,000 objects.
     pub async fn list(&self, directory: &str) -> Result<Vec<BucketEntry>, BucketError> {
+        self.list_at(directory, 1).await
+    }
+
+    /// The objects in the directories of a directory: a name is `SUBDIRECTORY/NAME`. Otherwise as [`Bucket::list`].
+    ///
+    /// # Errors
+    /// As [`Bucket::list`].
+    pub async fn list_below(&self, directory: &str) -> Result<Vec<BucketEntry>, BucketError> {
+        self.list_at(directory, 2).await
+    }
+
+    /// The objects whose names have `depth` parts below a directory.
+    async fn list_at(
+        &self,
+        directory: &str,
+        depth: usize,
+    ) -> Result<Vec<BucketEntry>, BucketError> {
         let prefix = Path::from(directory);
         let mut found: Vec<BucketEntry> = Vec::new();
         let mut objects = 0;
@@ -145,15 +162,19 @@ impl Bucket {
                     "{directory}/ has more than {MOST_OBJECTS} objects; use a prefix for each store"
                 )));
             }
-            let Some(mut parts) = object.location.prefix_match(&prefix) else {
+            let Some(parts) = object.location.prefix_match(&prefix) else {
                 continue;
             };
-            // Objects below a further slash are of someone else.
-            if let (Some(name), None) = (parts.next(), parts.next())
-                && name.as_ref().len() <= LONGEST_NAME
-            {
+            let parts: Vec<_> = parts.collect();
+            let name = parts
+                .iter()
+                .map(AsRef::as_ref)
+                .collect::<Vec<&str>>()
+                .join("/");
+            // Objects elsewhere below the directory are of someone else.
+            if parts.len() == depth && name.len() <= LONGEST_NAME {
                 found.push(BucketEntry {
-                    name: name.as_ref().to_owned(),
+                    name,
                     bytes: object.size,
                 });
             }
@@ -349,7 +370,7 @@ fn tag_of(found: &GetResult) -> Tag {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faults::{StoreFault, StoreFaults, faulty, faulty_with};
+    use crate::faults::{StoreFault, StoreFaults, Weather, faulty, faulty_with};
     use crate::observe::Direction;
 
     #[tokio::test]
@@ -387,6 +408,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_write_is_repeated_until_it_is_decided() {
+        for seed in 0..50 {
+            println!("seed {seed}");
+            let (bucket, faults, _) = faulty();
+            *faults.weather.lock().unwrap() = Some(Weather::new(seed, 0.5, 0.5));
+            let put = loop {
+                if let Ok(put) = create(&bucket, "x", "mine").await {
+                    break put;
+                }
+            };
+            assert!(matches!(put, Put::Done(_)), "nobody else writes");
+        }
+    }
+
+    #[tokio::test]
     async fn a_write_that_fails_is_reported_and_leaves_nothing() {
         let (bucket, faults, _) = faulty();
         for fault in [StoreFault::Unavailable, StoreFault::OutOfSpace] {
@@ -408,6 +444,9 @@ mod tests {
             .map(|entry| (&*entry.name, entry.bytes))
             .collect();
         assert_eq!(names, [("a", 5), ("b", 5)]);
+        let below = bucket.list_below("files").await.unwrap();
+        let below: Vec<_> = below.iter().map(|entry| &*entry.name).collect();
+        assert_eq!(below, ["c/d"]);
         let gone = ["files/a".to_owned(), "files/never".to_owned()];
         bucket.remove(&gone).await.unwrap();
         assert_eq!(bucket.list("files").await.unwrap().len(), 1);

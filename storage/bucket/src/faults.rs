@@ -2,18 +2,23 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, UploadPart,
+    Attributes, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, UploadPart,
 };
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 
 use crate::bucket::Bucket;
 use crate::observe::Tally;
@@ -31,6 +36,9 @@ pub(crate) enum StoreFault {
     Conflict,
     /// The answer takes an hour.
     Slow,
+    /// The write happens after 20 s.
+    #[cfg(feature = "replica")]
+    Late,
 }
 
 /// The faults of the next writes, in order. Writes after them succeed.
@@ -41,10 +49,38 @@ pub(crate) struct StoreFaults {
     pub(crate) ignores_conditions: bool,
     /// Whether each answer has a byte more than it announces.
     pub(crate) longer_answers: bool,
+    /// Whether the metadata of objects are lost, as some servers do.
+    pub(crate) drops_metadata: bool,
     /// Whether each removal takes an hour.
     pub(crate) slow_removals: bool,
     /// Largest number of uploads of parts at the same time.
     pub(crate) parts: Mutex<(usize, usize)>,
+    /// Only writes of paths that contain this have the next faults.
+    pub(crate) only_in: Mutex<&'static str>,
+    /// Requests of paths that contain this wait; `None` = no request.
+    pub(crate) hangs_in: Mutex<Option<&'static str>>,
+    /// Every request fails with 503.
+    pub(crate) down: AtomicBool,
+    /// Requests that fail by chance.
+    pub(crate) weather: Mutex<Option<Weather>>,
+}
+
+/// Requests fail by chance: 503, and writes whose answers are lost.
+#[derive(Debug)]
+pub(crate) struct Weather {
+    random: StdRng,
+    lost: f64,
+    unavailable: f64,
+}
+
+impl Weather {
+    pub(crate) fn new(seed: u64, lost: f64, unavailable: f64) -> Self {
+        Self {
+            random: StdRng::seed_from_u64(seed),
+            lost,
+            unavailable,
+        }
+    }
 }
 
 impl StoreFaults {
@@ -72,6 +108,39 @@ impl StoreFaults {
     fn next(&self) -> Option<StoreFault> {
         self.puts.lock().unwrap().pop_front().flatten()
     }
+
+    /// The fault of a write of this path.
+    fn next_at(&self, path: &Path) -> Option<StoreFault> {
+        if path.as_ref().contains(*self.only_in.lock().unwrap())
+            && let Some(fault) = self.next()
+        {
+            return Some(fault);
+        }
+        let mut weather = self.weather.lock().unwrap();
+        let weather = weather.as_mut()?;
+        let lost = weather.random.random_bool(weather.lost);
+        lost.then_some(StoreFault::AnswerLost)
+    }
+
+    /// Waits or fails before a request reaches the store.
+    async fn begin(&self, path: &Path) -> Result<(), Error> {
+        loop {
+            let hangs = *self.hangs_in.lock().unwrap();
+            if !hangs.is_some_and(|part| path.as_ref().contains(part)) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let mut weather = self.weather.lock().unwrap();
+        let fails = weather.as_mut().is_some_and(|weather| {
+            let unavailable = weather.unavailable;
+            weather.random.random_bool(unavailable)
+        });
+        if fails || self.down.load(Ordering::Relaxed) {
+            return Err(generic("503 Service Unavailable: SlowDown"));
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -86,10 +155,18 @@ pub(crate) fn faulty() -> (Bucket, Arc<StoreFaults>, Arc<Tally>) {
 }
 
 pub(crate) fn faulty_with(faults: StoreFaults) -> (Bucket, Arc<StoreFaults>, Arc<Tally>) {
+    faulty_over(Arc::new(InMemory::new()), faults)
+}
+
+/// One node's way to a store that other nodes use, too.
+pub(crate) fn faulty_over(
+    inner: Arc<InMemory>,
+    faults: StoreFaults,
+) -> (Bucket, Arc<StoreFaults>, Arc<Tally>) {
     let faults = Arc::new(faults);
     let tally = Arc::new(Tally::default());
     let store = Faulty {
-        inner: Arc::new(InMemory::new()),
+        inner,
         faults: Arc::clone(&faults),
     };
     let url = "s3://memory/pre/fix".parse().unwrap();
@@ -121,6 +198,11 @@ async fn with<T>(
             write.await?;
             Err(generic("connection reset"))
         }
+        #[cfg(feature = "replica")]
+        Some(StoreFault::Late) => {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            write.await
+        }
         Some(StoreFault::Slow) => {
             tokio::time::sleep(Duration::from_secs(3600)).await;
             write.await
@@ -145,8 +227,12 @@ impl ObjectStore for Faulty {
         if self.faults.ignores_conditions {
             opts.mode = object_store::PutMode::Overwrite;
         }
+        if self.faults.drops_metadata {
+            opts.attributes = Attributes::default();
+        }
+        self.faults.begin(location).await?;
         with(
-            self.faults.next(),
+            self.faults.next_at(location),
             self.inner.put_opts(location, payload, opts),
         )
         .await
@@ -157,8 +243,9 @@ impl ObjectStore for Faulty {
         location: &Path,
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>, Error> {
+        self.faults.begin(location).await?;
         let inner = with(
-            self.faults.next(),
+            self.faults.next_at(location),
             self.inner.put_multipart_opts(location, opts),
         )
         .await?;
@@ -167,6 +254,7 @@ impl ObjectStore for Faulty {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult, Error> {
+        self.faults.begin(location).await?;
         let found = self.inner.get_opts(location, options).await?;
         if !self.faults.longer_answers {
             return Ok(found);
@@ -200,7 +288,16 @@ impl ObjectStore for Faulty {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta, Error>> {
-        self.inner.list(prefix)
+        let (inner, faults) = (Arc::clone(&self.inner), Arc::clone(&self.faults));
+        let prefix = prefix.cloned();
+        stream::once(async move {
+            faults
+                .begin(prefix.as_ref().unwrap_or(&Path::default()))
+                .await?;
+            Ok::<_, Error>(inner.list(prefix.as_ref()))
+        })
+        .try_flatten()
+        .boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult, Error> {

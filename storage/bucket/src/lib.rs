@@ -5,7 +5,9 @@
 //!               ├ probe     which buckets are refused
 //!               ├ record    small JSON objects, changed by conditional writes
 //!               ├ hold      the one writer of a prefix: a record with a lease
-//!               └ upload    files named by their digest, in bounded pieces
+//!               ├ upload    files named by their digest, in bounded pieces
+//!               ├ tail      the journal's newest bytes, with the feature `replica`
+//!               └ ship      takes an engine's journal into the tail, and its files into content
 //! ```
 //!
 //! Without the feature `object` the crate only recognises URLs, so that a program can refuse them in one sentence.
@@ -31,6 +33,10 @@ mod probe;
 mod record;
 #[cfg(feature = "object")]
 mod settings;
+#[cfg(feature = "replica")]
+mod ship;
+#[cfg(feature = "replica")]
+mod tail;
 #[cfg(feature = "object")]
 mod upload;
 
@@ -46,4 +52,16 @@ pub use {
     record::{BucketRecord, LARGEST_RECORD},
     settings::BucketSettings,
     upload::{PART_BYTES, SLOTS, Upload, Uploads},
+};
+
+#[cfg(feature = "replica")]
+pub use ship::{
+    DOWN_AFTER, ManifestFormat, OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy,
+    ReplicaFile, ReplicaOwner, ReplicaParts, ShipEnd, ShipError, ShipEvent, ShipGap, ShipObserver,
+    ShipSettings, ShipSource, Shipper,
+};
+#[cfg(feature = "replica")]
+pub use tail::{
+    LARGEST_PART, LONGEST_MANIFEST_NAME, ReplicaTail, TailCopy, TailError, TailErrorKind,
+    TailManifest, TailPart, TailRows, probe_metadata,
 };

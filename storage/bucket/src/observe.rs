@@ -191,7 +191,9 @@ fn counted<T: Send + 'static>(
 fn name(error: Option<&Error>) -> &'static str {
     match error {
         None => "ok",
-        Some(Error::AlreadyExists { .. } | Error::Precondition { .. }) => "condition",
+        Some(
+            Error::AlreadyExists { .. } | Error::Precondition { .. } | Error::NotModified { .. },
+        ) => "condition",
         Some(Error::NotFound { .. }) => "not_found",
         Some(Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) => "denied",
         Some(_) => "failed",

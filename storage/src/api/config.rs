@@ -60,7 +60,8 @@ macro_rules! engine_settings {
             /// acknowledged after a flush, so a power cut loses nothing. batch: after a flush for
             /// AppendBatch, after a write for Append. interval: after a write, flushed within
             /// sync_interval. async: after a write, flushed when the kernel chooses. manual: once in
-            /// memory, so a crash of the process loses every append since the last Sync.
+            /// memory, so a crash of the process loses every append since the last Sync. replicated: once
+            /// the bucket of the replica has it too, so the loss of the machine loses nothing.
             sync_mode: SyncMode = SyncMode::Strict;
             /// Maximum time that written data stays unflushed if no caller asks for a flush, in all
             /// modes but async and manual. Bounds the loss of a power cut.

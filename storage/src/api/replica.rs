@@ -75,6 +75,8 @@ pub struct ReplicaProgress {
     pub waiting: usize,
     /// Number of sealed segments that wait for their release.
     pub unreleased: u64,
+    /// Whether the journal has failed, or another node owns the store: no more bytes become durable.
+    pub ended: bool,
 }
 
 /// The engine's side of a replica. One shipper uses it.

@@ -25,6 +25,10 @@ const FORMAT_NEW: &str = "FORMAT.new";
 /// Exists until a restore is finished.
 pub(crate) const RESTORING: &str = "RESTORING";
 pub(crate) const LOCK: &str = "LOCK";
+/// The term in the bucket that a daemon with a replica has claimed last. The daemon writes and reads it.
+pub const TERM: &str = "TERM";
+/// Becomes TERM.
+pub const TERM_NEW: &str = "TERM.new";
 /// Version 2 states the largest body, if it exceeds the limit of earlier versions.
 const VERSION: u32 = 2;
 
@@ -191,12 +195,20 @@ pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, 
 
 /// Whether a name directly in the data directory belongs to a store.
 pub(crate) fn owns(name: &str) -> bool {
-    [FORMAT, BEGUN, LOCK, REPAIRS, BACKUP].contains(&name)
+    [FORMAT, BEGUN, LOCK, REPAIRS, BACKUP, TERM].contains(&name)
 }
 
 /// Whether a name belongs to a file that an interrupted start leaves behind.
 pub(crate) fn leaves_behind(name: &str) -> bool {
-    [FORMAT_NEW, BEGUN_NEW, REPAIRS_NEW, BACKUP_NEW, PROBE].contains(&name)
+    [
+        FORMAT_NEW,
+        BEGUN_NEW,
+        REPAIRS_NEW,
+        BACKUP_NEW,
+        PROBE,
+        TERM_NEW,
+    ]
+    .contains(&name)
 }
 
 /// Whether a name directly in the data directory is one of Wald's: of a store, of an interrupted start,

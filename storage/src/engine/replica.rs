@@ -198,8 +198,7 @@ impl Replica for LocalEngine {
         Box::pin(Until::new(watched, Visibility::Durable, move || {
             let progress = journal.replica_progress();
             let is_new = progress.durable > durable || (!waiting && progress.waiting > 0);
-            let ended = journal.failure().is_some() || journal.has_moved();
-            (is_new || ended).then_some(())
+            (is_new || progress.ended).then_some(())
         }))
     }
 

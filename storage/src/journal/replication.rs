@@ -358,6 +358,7 @@ impl Journal {
             released: replication.released(),
             waiting,
             unreleased: replication.unreleased.load(Ordering::SeqCst),
+            ended: self.failure().is_some() || self.has_moved(),
         }
     }
 }

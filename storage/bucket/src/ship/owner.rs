@@ -1,0 +1,278 @@
+//! The one node that writes, and its term.
+//!
+//! ```text
+//! record says: nobody, released, me ─▶ newest term E ─▶ keep E + 1 ─▶ record {E + 1, me} ─▶ open the tail with E + 1
+//!              another node ─▶ refused, unless a person takes over
+//! ```
+//!
+//! The record names the owner for people and clients. Only the term of the tail decides: an owner that was fenced stores
+//! nothing. The term is kept in the data directory before it is claimed, so that a later start recognises its own claim.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use super::error::OwnerError;
+use crate::bucket::Bucket;
+use crate::error::BucketError;
+use crate::record::{BucketRecord, random};
+use crate::tail::{ReplicaTail, TailErrorKind};
+
+/// Path of the record.
+const OWNER: &str = "shards/0/owner";
+/// Attempts to claim a term while other nodes claim terms too, or the bucket gives no answer.
+const ATTEMPTS: usize = 5;
+/// Pause between two attempts.
+const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// State of an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OwnerState {
+    /// It opens the store.
+    Opening,
+    /// It serves.
+    Serving,
+    /// It has ended and has stored everything.
+    Released,
+}
+
+/// The owner of a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerRecord {
+    /// Number of its term.
+    pub term: u64,
+    /// Name of the node.
+    pub node: String,
+    /// Different for each claim.
+    pub incarnation: String,
+    /// The address for clients; empty if it is unknown.
+    pub endpoint: String,
+    /// Its state.
+    pub state: OwnerState,
+}
+
+impl OwnerRecord {
+    /// Reads the record; `None` if the store had no owner.
+    ///
+    /// # Errors
+    /// `Damaged` if the object is none; others if the store fails.
+    pub async fn read(bucket: &Bucket) -> Result<Option<BucketRecord<Self>>, BucketError> {
+        BucketRecord::read(bucket, OWNER).await
+    }
+
+    /// Replaces the version that was read, or creates the first one; `None` if another node was faster.
+    pub(super) async fn write(
+        self,
+        bucket: &Bucket,
+        found: Option<&BucketRecord<Self>>,
+    ) -> Result<Option<BucketRecord<Self>>, BucketError> {
+        match found {
+            Some(found) => found.swap(bucket, OWNER, self).await,
+            None => BucketRecord::create(bucket, OWNER, self).await,
+        }
+    }
+}
+
+/// The node that wants to own a store.
+#[derive(Debug, Clone)]
+pub struct OwnerClaim {
+    /// Name of the node.
+    pub node: String,
+    /// The address for clients; empty if it is unknown.
+    pub endpoint: String,
+    /// Number of the term that the data directory has claimed last; `None` if it has claimed none.
+    pub kept_term: Option<u64>,
+    /// Whether a person says that the owner before is gone.
+    pub take_over: bool,
+}
+
+impl OwnerClaim {
+    /// Whether this node may try. A directory may go on if its own claim is the last one.
+    fn may_follow(&self, owner: &OwnerRecord) -> bool {
+        let is_mine = owner.node == self.node && self.kept_term >= Some(owner.term);
+        self.take_over || is_mine || owner.state == OwnerState::Released
+    }
+
+    /// Whether an owner has served after this directory did. It has stored its begin first, which the directory lacks.
+    fn is_superseded(&self, owner: &OwnerRecord) -> bool {
+        let is_later = self.kept_term.is_some_and(|kept| kept < owner.term);
+        is_later && owner.state != OwnerState::Opening
+    }
+}
+
+/// A node that owns a store.
+pub(super) struct Owned {
+    bucket: Bucket,
+    record: BucketRecord<OwnerRecord>,
+    pub(super) tail: Arc<ReplicaTail>,
+}
+
+impl Owned {
+    /// Becomes the owner, with the next term. `keep` must make the term durable in the data directory.
+    ///
+    /// # Errors
+    /// `Owned` if another node is the owner, `Superseded` if one has served since this directory did, `Contended` if other nodes claim terms at the same time; others if the bucket
+    /// or the directory fails.
+    pub(super) async fn claim(
+        bucket: &Bucket,
+        claim: &OwnerClaim,
+        keep: &(dyn Fn(u64) -> io::Result<()> + Send + Sync),
+    ) -> Result<Self, OwnerError> {
+        let incarnation = random(bucket.place())?;
+        let mut last = None;
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                sleep(ATTEMPT_PAUSE).await;
+            }
+            let found = OwnerRecord::read(bucket).await?;
+            // The record of an attempt before is this node's, too.
+            let other = found.as_ref().map(|found| &found.value);
+            if let Some(owner) = other.filter(|owner| owner.incarnation != incarnation) {
+                let (place, owner) = (bucket.place().to_owned(), owner.clone());
+                if claim.is_superseded(&owner) {
+                    return Err(OwnerError::Superseded { place, owner });
+                }
+                if !claim.may_follow(&owner) {
+                    return Err(OwnerError::Owned { place, owner });
+                }
+            }
+            let newest = ReplicaTail::newest_term(bucket).await?;
+            let term = newest + 1;
+            keep(term).map_err(OwnerError::Kept)?;
+            let mine = OwnerRecord {
+                term,
+                node: claim.node.clone(),
+                incarnation: incarnation.clone(),
+                endpoint: claim.endpoint.clone(),
+                state: OwnerState::Opening,
+            };
+            let Some(record) = mine.write(bucket, found.as_ref()).await? else {
+                continue;
+            };
+            match ReplicaTail::open(bucket, newest).await {
+                Ok(tail) => {
+                    return Ok(Self {
+                        bucket: bucket.clone(),
+                        record,
+                        tail: Arc::new(tail),
+                    });
+                }
+                Err(error) => match error.kind() {
+                    TailErrorKind::Fenced | TailErrorKind::Unreachable => last = Some(error),
+                    _ => return Err(error.into()),
+                },
+            }
+        }
+        Err(match last {
+            Some(error) if error.kind() == TailErrorKind::Unreachable => error.into(),
+            _ => OwnerError::Contended {
+                place: bucket.place().to_owned(),
+            },
+        })
+    }
+
+    /// Notes a state in the record. Another node's record stays as it is: the tail decides.
+    ///
+    /// # Errors
+    /// If the bucket fails. Then the record may or may not have the state.
+    pub(super) async fn enters(&mut self, state: OwnerState) -> Result<(), BucketError> {
+        let next = OwnerRecord {
+            state,
+            ..self.record.value.clone()
+        };
+        if let Some(record) = next.write(&self.bucket, Some(&self.record)).await? {
+            self.record = record;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::faults::{StoreFault, faulty};
+
+    fn claim(node: &str, kept_term: Option<u64>) -> OwnerClaim {
+        OwnerClaim {
+            node: node.to_owned(),
+            endpoint: format!("{node}:6925"),
+            kept_term,
+            take_over: false,
+        }
+    }
+
+    async fn own(bucket: &Bucket, claim: &OwnerClaim) -> Result<Owned, OwnerError> {
+        Owned::claim(bucket, claim, &|_| Ok(())).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_follows_itself_and_a_released_owner_but_no_other() {
+        let (bucket, _, _) = faulty();
+        let kept = Mutex::new(Vec::new());
+        let keep = |term| {
+            kept.lock().unwrap().push(term);
+            Ok(())
+        };
+        let first = Owned::claim(&bucket, &claim("a", None), &keep).await;
+        assert_eq!(first.unwrap().tail.term(), 1);
+        // The directory of "a" is another one, or an old copy.
+        for stale in [None, Some(0)] {
+            let refused = own(&bucket, &claim("a", stale)).await.err().unwrap();
+            assert!(matches!(refused, OwnerError::Owned { .. }));
+        }
+        let mut second = Owned::claim(&bucket, &claim("a", Some(1)), &keep)
+            .await
+            .unwrap();
+        assert_eq!(second.tail.term(), 2);
+        assert_eq!(*kept.lock().unwrap(), [1, 2]);
+        second.enters(OwnerState::Serving).await.unwrap();
+        let refused = own(&bucket, &claim("b", None)).await.err().unwrap();
+        assert_eq!(
+            refused.to_string(),
+            "s3://memory/pre/fix: the node \"a\" (a:6925) owns the store in term 2; stop it, or start with --take-over \
+             if it is gone for good"
+        );
+        second.enters(OwnerState::Released).await.unwrap();
+        assert_eq!(
+            own(&bucket, &claim("b", None)).await.unwrap().tail.term(),
+            3
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_person_takes_over_and_the_owner_before_writes_no_record() {
+        let (bucket, _, _) = faulty();
+        let mut first = own(&bucket, &claim("a", None)).await.unwrap();
+        let taken = OwnerClaim {
+            take_over: true,
+            ..claim("b", None)
+        };
+        let second = own(&bucket, &taken).await.unwrap();
+        assert_eq!(first.tail.ended().await.kind(), TailErrorKind::Fenced);
+        first.enters(OwnerState::Released).await.unwrap();
+        let record = OwnerRecord::read(&bucket).await.unwrap().unwrap().value;
+        assert_eq!((record.term, &*record.node), (2, "b"));
+        assert_eq!(record.state, OwnerState::Opening);
+        assert_eq!(second.tail.term(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_survives_lost_answers_and_keeps_its_term_first() {
+        let (bucket, faults, _) = faulty();
+        faults.next_puts([StoreFault::AnswerLost; 4]);
+        let owned = own(&bucket, &claim("a", None)).await.unwrap();
+        let record = OwnerRecord::read(&bucket).await.unwrap().unwrap().value;
+        assert_eq!(record.term, owned.tail.term());
+        let term = ReplicaTail::newest_term(&bucket).await.unwrap();
+        let full = |_| Err(io::Error::other("no space"));
+        let refused = Owned::claim(&bucket, &claim("a", Some(term)), &full).await;
+        assert!(matches!(refused.err().unwrap(), OwnerError::Kept(_)));
+        assert_eq!(ReplicaTail::newest_term(&bucket).await.unwrap(), term);
+    }
+}

@@ -1,0 +1,230 @@
+//! Decides when the next part is stored.
+//!
+//! ```text
+//! a request waits, or 4 MiB ─▶ at once ─┐
+//! fewer bytes ─▶ after the interval ────┴▶ not before: the last start + gap, the last end + linger
+//! ```
+//!
+//! The gap bounds the number of requests, and so their price. During the linger, clients that were just answered send
+//! their next requests, so that one row holds all of them. An idle tail has neither.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Bytes that are stored at once, unless half of the lag is less.
+const SOON_BYTES: u64 = 4 << 20;
+/// Maximum linger.
+const LONGEST_LINGER: Duration = Duration::from_millis(5);
+/// Number of newest PUTs whose median is the automatic gap.
+const MEASURED: usize = 64;
+
+/// Minimum time between the starts of two PUTs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShipGap {
+    /// This time.
+    Fixed(Duration),
+    /// The median time of the newest PUTs.
+    Measured,
+}
+
+/// The next step of the shipper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ShipTurn {
+    /// Nothing waits.
+    Idle,
+    /// The next part is due now.
+    Now,
+    /// It is due at this time, if nothing else happens.
+    Gathering(Instant),
+    /// It is due, and must not start before this time.
+    Spaced(Instant),
+}
+
+/// The times of the PUTs so far.
+#[derive(Debug)]
+pub(super) struct ShipPace {
+    gap: ShipGap,
+    interval: Duration,
+    soon_bytes: u64,
+    /// Since when bytes wait.
+    since: Option<Instant>,
+    started: Option<Instant>,
+    ended: Option<Instant>,
+    took: VecDeque<Duration>,
+}
+
+impl ShipPace {
+    pub(super) fn new(gap: ShipGap, interval: Duration, max_lag: u64) -> Self {
+        Self {
+            gap,
+            interval,
+            // At the lag no request is accepted that could wait.
+            soon_bytes: SOON_BYTES.min(max_lag / 2),
+            since: None,
+            started: None,
+            ended: None,
+            took: VecDeque::new(),
+        }
+    }
+
+    /// Number of bytes that are stored at once.
+    pub(super) fn soon_bytes(&self) -> u64 {
+        self.soon_bytes
+    }
+
+    /// The next step, if `waiting_bytes` are durable and not stored. `asked`: a request waits for them.
+    pub(super) fn next(&mut self, now: Instant, waiting_bytes: u64, asked: bool) -> ShipTurn {
+        if waiting_bytes == 0 {
+            self.since = None;
+            return ShipTurn::Idle;
+        }
+        let since = *self.since.get_or_insert(now);
+        let is_due = asked || waiting_bytes >= self.soon_bytes || now >= since + self.interval;
+        match (is_due, self.earliest().filter(|earliest| now < *earliest)) {
+            (true, None) => ShipTurn::Now,
+            (true, Some(earliest)) => ShipTurn::Spaced(earliest),
+            (false, _) => ShipTurn::Gathering(since + self.interval),
+        }
+    }
+
+    /// A PUT starts.
+    pub(super) fn starts(&mut self, now: Instant) {
+        self.started = Some(now);
+    }
+
+    /// The PUT has ended. Bytes that wait now may have waited since its start.
+    pub(super) fn ends(&mut self, now: Instant) {
+        self.since = self.started;
+        self.ended = Some(now);
+        if let Some(started) = self.started {
+            self.took.truncate(MEASURED - 1);
+            self.took.push_front(now - started);
+        }
+    }
+
+    fn earliest(&self) -> Option<Instant> {
+        let last = *self.took.front()?;
+        let linger = (last / 10).min(LONGEST_LINGER);
+        let gap = match self.gap {
+            ShipGap::Fixed(gap) => gap,
+            ShipGap::Measured => self.median(),
+        };
+        Some((self.started? + gap).max(self.ended? + linger))
+    }
+
+    fn median(&self) -> Duration {
+        let mut took: Vec<Duration> = self.took.iter().copied().collect();
+        took.sort_unstable();
+        took.get(took.len() / 2).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const MAX_LAG: u64 = 64 << 20;
+    const GAP: Duration = Duration::from_millis(50);
+    const INTERVAL: Duration = Duration::from_secs(1);
+    const PUT: Duration = Duration::from_millis(30);
+
+    fn pace() -> ShipPace {
+        ShipPace::new(ShipGap::Fixed(GAP), INTERVAL, MAX_LAG)
+    }
+
+    /// A PUT that takes this long.
+    async fn put(pace: &mut ShipPace, took: Duration) -> Instant {
+        let started = Instant::now();
+        pace.starts(started);
+        advance(took).await;
+        pace.ends(Instant::now());
+        started
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_tail_stores_at_once_what_a_request_waits_for() {
+        let mut pace = pace();
+        assert_eq!(pace.next(Instant::now(), 0, false), ShipTurn::Idle);
+        assert_eq!(pace.next(Instant::now(), 1, true), ShipTurn::Now);
+        put(&mut pace, PUT).await;
+        advance(GAP).await;
+        assert_eq!(pace.next(Instant::now(), 0, true), ShipTurn::Idle);
+        assert_eq!(pace.next(Instant::now(), 1, true), ShipTurn::Now);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_for_nobody_wait_for_the_interval_or_for_4_mib() {
+        let mut pace = pace();
+        let begun = Instant::now();
+        let gathering = ShipTurn::Gathering(begun + INTERVAL);
+        assert_eq!(pace.next(begun, 1, false), gathering);
+        advance(INTERVAL / 2).await;
+        assert_eq!(pace.next(Instant::now(), SOON_BYTES - 1, false), gathering);
+        assert_eq!(pace.next(Instant::now(), SOON_BYTES, false), ShipTurn::Now);
+        advance(INTERVAL / 2).await;
+        assert_eq!(pace.next(Instant::now(), 1, false), ShipTurn::Now);
+        // Bytes that came during the PUT wait since its start.
+        let started = put(&mut pace, PUT).await;
+        let next = pace.next(Instant::now(), 1, false);
+        assert_eq!(next, ShipTurn::Gathering(started + INTERVAL));
+        // An empty tail in between starts the interval again.
+        assert_eq!(pace.next(Instant::now(), 0, false), ShipTurn::Idle);
+        let now = Instant::now();
+        assert_eq!(
+            pace.next(now, 1, false),
+            ShipTurn::Gathering(now + INTERVAL)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn half_of_a_small_lag_is_stored_at_once() {
+        let mut pace = ShipPace::new(ShipGap::Fixed(GAP), INTERVAL, 1 << 20);
+        assert!(matches!(
+            pace.next(Instant::now(), (1 << 19) - 1, false),
+            ShipTurn::Gathering(_)
+        ));
+        assert_eq!(pace.next(Instant::now(), 1 << 19, false), ShipTurn::Now);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_tail_keeps_the_gap_between_two_starts() {
+        let mut pace = pace();
+        let started = put(&mut pace, PUT).await;
+        for bytes in [1, SOON_BYTES] {
+            let next = pace.next(Instant::now(), bytes, true);
+            assert_eq!(next, ShipTurn::Spaced(started + GAP));
+        }
+        advance(GAP - PUT).await;
+        assert_eq!(pace.next(Instant::now(), 1, true), ShipTurn::Now);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_put_is_followed_by_a_linger_of_at_most_5_ms() {
+        for (took, linger) in [(40, 4), (80, 5), (10_000, 5)] {
+            let mut pace = ShipPace::new(ShipGap::Fixed(Duration::ZERO), INTERVAL, MAX_LAG);
+            put(&mut pace, Duration::from_millis(took)).await;
+            let now = Instant::now();
+            let spaced = ShipTurn::Spaced(now + Duration::from_millis(linger));
+            assert_eq!(pace.next(now, 1, true), spaced, "a PUT of {took} ms");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_measured_gap_is_the_median_of_the_newest_puts() {
+        let mut pace = ShipPace::new(ShipGap::Measured, INTERVAL, MAX_LAG);
+        for _ in 0..MEASURED {
+            put(&mut pace, Duration::from_millis(900)).await;
+        }
+        for _ in 0..MEASURED / 2 {
+            put(&mut pace, Duration::from_millis(7)).await;
+        }
+        let started = put(&mut pace, Duration::from_millis(1)).await;
+        let next = pace.next(Instant::now(), 1, true);
+        assert_eq!(next, ShipTurn::Spaced(started + Duration::from_millis(7)));
+        assert_eq!(pace.took.len(), MEASURED);
+    }
+}

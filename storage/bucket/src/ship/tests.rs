@@ -1,0 +1,854 @@
+//! The shipper with a real engine in a temporary directory, and a store in memory whose answers are lost, late or 503.
+//! Time is paused, so that each wait ends at once. Threads of the engine run as usual meanwhile.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use wald_storage::{
+    Append as _, AppendError, BackupFile, BackupView, Batch, Durability, Guard, LocalEngine,
+    LogName, LogRecords, LogTarget, Lsn, NoObserver, ReadLogs as _, ReadRequest, ReadStart,
+    RealDisk, Record, RecoveryEpoch, ReplicaBounds, ReplicaContent, RestoredAs, StorageConfig,
+    SystemClock, Timestamp, block_on, content_path,
+};
+
+use super::*;
+use crate::faults::{StoreFaults, Weather, faulty};
+
+const SEGMENT_BYTES: u64 = 64 << 10;
+
+fn config(replica: bool) -> StorageConfig {
+    StorageConfig {
+        segment_bytes: SEGMENT_BYTES,
+        sorter_step_bytes: 512 << 10,
+        replica: replica.then_some(ReplicaBounds { max_lag: 1 << 28 }),
+        ..StorageConfig::default()
+    }
+}
+
+fn open(directory: &Path, config: StorageConfig) -> Arc<LocalEngine> {
+    let disk = RealDisk::open(directory).unwrap();
+    let opened = LocalEngine::open(disk, config, Arc::new(SystemClock), Arc::new(NoObserver));
+    opened.unwrap().0
+}
+
+/// Lines of numbers and paths.
+struct Lines;
+
+impl ManifestFormat for Lines {
+    fn encode(&self, manifest: &BackupManifest) -> Vec<u8> {
+        assert_eq!(manifest.damage, []);
+        let mut text = format!(
+            "{} {} {} {}\n",
+            manifest.store_id,
+            manifest.recovery_epoch.get(),
+            manifest.position,
+            manifest.created.micros()
+        );
+        for file in &manifest.files {
+            text += &format!("{} {} {}\n", file.bytes, file.digest, file.path);
+        }
+        text.into_bytes()
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<BackupManifest, String> {
+        let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+        let mut lines = text.lines().map(|line| line.split(' '));
+        let mut head = lines.next().ok_or("it is empty")?;
+        let mut number = || head.next().unwrap().parse::<u128>().unwrap();
+        Ok(BackupManifest {
+            store_id: number(),
+            recovery_epoch: RecoveryEpoch::new(number().try_into().unwrap()),
+            position: Position::new(number().try_into().unwrap()),
+            created: Timestamp::from_micros(number().try_into().unwrap()),
+            files: lines
+                .map(|mut line| BackupFile {
+                    bytes: line.next().unwrap().parse().unwrap(),
+                    digest: line.next().unwrap().parse().unwrap(),
+                    path: line.next().unwrap().to_owned(),
+                    known: false,
+                })
+                .collect(),
+            damage: Vec::new(),
+        })
+    }
+}
+
+/// Texts of the events.
+#[derive(Default)]
+struct Events(Mutex<Vec<String>>);
+
+impl ShipObserver for Events {
+    fn event(&self, event: &ShipEvent<'_>) {
+        self.0.lock().unwrap().push(format!("{event:?}"));
+    }
+}
+
+impl Events {
+    fn count(&self, name: &str) -> usize {
+        let events = self.0.lock().unwrap();
+        events
+            .iter()
+            .filter(|event| event.starts_with(name))
+            .count()
+    }
+}
+
+/// One bucket, as one node reaches it.
+struct Remote {
+    bucket: Bucket,
+    faults: Arc<StoreFaults>,
+    events: Arc<Events>,
+    settings: ShipSettings,
+}
+
+fn remote() -> Remote {
+    let (bucket, faults, _) = faulty();
+    Remote {
+        bucket,
+        faults,
+        events: Arc::default(),
+        settings: ShipSettings {
+            gap: ShipGap::Fixed(Duration::from_millis(50)),
+            interval: Duration::from_secs(1),
+            max_lag: 1 << 28,
+            keep: Duration::from_secs(24 * 3600),
+        },
+    }
+}
+
+/// An engine and its shipper.
+struct Node {
+    engine: Arc<LocalEngine>,
+    tail: Arc<ReplicaTail>,
+    stop: watch::Sender<bool>,
+    runs: JoinHandle<ShipEnd>,
+}
+
+impl Remote {
+    async fn own(&self) -> Arc<ReplicaTail> {
+        loop {
+            let newest = ReplicaTail::newest_term(&self.bucket).await;
+            if let Ok(newest) = newest
+                && let Ok(tail) = ReplicaTail::open(&self.bucket, newest).await
+            {
+                return Arc::new(tail);
+            }
+        }
+    }
+
+    async fn begin(
+        &self,
+        engine: &Arc<LocalEngine>,
+        tail: &Arc<ReplicaTail>,
+    ) -> Result<Shipper, ShipError> {
+        Shipper::begin(
+            Arc::clone(engine) as _,
+            &self.bucket,
+            Arc::clone(tail),
+            self.settings,
+            Arc::new(Lines),
+            Arc::clone(&self.events) as _,
+        )
+        .await
+    }
+
+    async fn start(&self, engine: Arc<LocalEngine>) -> Node {
+        let tail = self.own().await;
+        let mut shipper = self.begin(&engine, &tail).await.unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let runs = tokio::spawn(async move { shipper.run(stopped).await });
+        Node {
+            engine,
+            tail,
+            stop,
+            runs,
+        }
+    }
+
+    /// Makes a store of the bucket, opens it, and returns the records of the log "a".
+    async fn restored(&self) -> Vec<Vec<u8>> {
+        self.restored_with(config(false)).await
+    }
+
+    async fn restored_with(&self, config: StorageConfig) -> Vec<Vec<u8>> {
+        let mut copy = ReplicaCopy::open(&self.bucket, &Lines)
+            .await
+            .unwrap()
+            .unwrap();
+        let mut parts = Vec::new();
+        while let Some(part) = copy.next().await.unwrap() {
+            parts.push(Ok(part));
+        }
+        let content = tempfile::tempdir().unwrap();
+        std::fs::create_dir(content.path().join("files")).unwrap();
+        for (digest, file) in copy.files() {
+            let (bytes, _) = self
+                .bucket
+                .read(&file.path, u64::MAX)
+                .await
+                .unwrap()
+                .unwrap();
+            std::fs::write(content.path().join(content_path(*digest)), bytes).unwrap();
+        }
+        let view = copy.manifest().map(|manifest| {
+            let content = RealDisk::open(content.path()).unwrap();
+            BackupView::open(content, manifest, None).unwrap()
+        });
+        let target = tempfile::tempdir().unwrap();
+        let disk: Arc<dyn wald_storage::Disk> = RealDisk::open(target.path()).unwrap();
+        let restored = ReplicaContent {
+            store_id: copy.store_id(),
+            files: view.as_ref(),
+            parts: &mut parts.into_iter(),
+        }
+        .restore(&disk, &config, RestoredAs::Copy, &mut |_| {})
+        .unwrap();
+        assert_eq!(restored.report.damage, []);
+        drop(disk);
+        records(&open(target.path(), config))
+    }
+}
+
+fn batch(records: impl IntoIterator<Item = Vec<u8>>) -> Batch {
+    let record = |data: Vec<u8>| Record {
+        data: data.into(),
+        ..Record::default()
+    };
+    Batch::from(vec![LogRecords {
+        log: LogName::new("a").unwrap(),
+        records: records.into_iter().map(record).collect::<Vec<_>>().into(),
+        guard: Guard::default(),
+        producer: None,
+    }])
+}
+
+/// Record number `number`, of this size.
+fn data(number: usize, bytes: usize) -> Vec<u8> {
+    let mut data = number.to_string().into_bytes();
+    data.resize(bytes.max(data.len()), b'.');
+    data
+}
+
+fn numbered(count: usize, bytes: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|number| data(number, bytes)).collect()
+}
+
+async fn append(
+    engine: &LocalEngine,
+    data: Vec<u8>,
+    level: Durability,
+) -> Result<Durability, AppendError> {
+    let appended = engine.submit(None, batch([data]), Some(level)).await?;
+    Ok(appended.durability)
+}
+
+/// The records of the log "a".
+fn records(engine: &LocalEngine) -> Vec<Vec<u8>> {
+    let (mut next, mut found) = (Lsn::ZERO, Vec::new());
+    loop {
+        let page = block_on(engine.read(ReadRequest {
+            log: LogTarget {
+                name: LogName::new("a").unwrap(),
+                log_id: None,
+            },
+            start: ReadStart::Lsn(next),
+            max_records: 1000,
+            max_bytes: 1 << 20,
+            visibility: Some(wald_storage::Visibility::Durable),
+        }))
+        .unwrap();
+        for batch in &page.batches {
+            let records = fields(&batch.body).into_iter();
+            found.extend(records.map(|(_, record)| {
+                let fields = fields(record).into_iter();
+                let mut data = fields.filter(|(number, _)| *number == 1);
+                data.next().unwrap().1.to_vec()
+            }));
+        }
+        next = page.next_lsn;
+        if next == page.tail_lsn {
+            return found;
+        }
+    }
+}
+
+/// The fields of a protobuf message that have a length: number and content.
+fn fields(mut message: &[u8]) -> Vec<(u64, &[u8])> {
+    fn varint(message: &mut &[u8]) -> u64 {
+        let mut number = 0;
+        for shift in (0..).step_by(7) {
+            let (first, rest) = message.split_first().unwrap();
+            *message = rest;
+            number |= u64::from(first & 0x7f) << shift;
+            if *first < 0x80 {
+                break;
+            }
+        }
+        number
+    }
+    let mut found = Vec::new();
+    while !message.is_empty() {
+        let tag = varint(&mut message);
+        let length = match tag & 7 {
+            0 => {
+                varint(&mut message);
+                continue;
+            }
+            1 => 8,
+            5 => 4,
+            _ => usize::try_from(varint(&mut message)).unwrap(),
+        };
+        let (content, rest) = message.split_at(length);
+        message = rest;
+        if tag & 7 == 2 {
+            found.push((tag >> 3, content));
+        }
+    }
+    found
+}
+
+impl Node {
+    /// Appends record number `number` as REPLICATED.
+    async fn replicate(&self, number: usize, bytes: usize) {
+        let reached = append(&self.engine, data(number, bytes), Durability::Replicated).await;
+        assert_eq!(reached.unwrap(), Durability::Replicated);
+    }
+
+    /// Ends as after a SIGTERM.
+    async fn end(self) {
+        self.stop.send(true).unwrap();
+        assert!(matches!(self.runs.await.unwrap(), ShipEnd::Shipped));
+        self.tail.close().await.unwrap();
+        self.engine.drain().await.unwrap();
+    }
+
+    /// Ends as after a kill.
+    async fn kill(self) {
+        self.runs.abort();
+        let _ = self.runs.await;
+    }
+}
+
+/// Waits until this holds. Fails after a minute of the machine's time.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn acknowledged_records_survive_the_machine() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    for number in 0..40 {
+        node.replicate(number, 700).await;
+    }
+    node.kill().await;
+    drop(machine);
+    assert_eq!(remote.restored().await, numbered(40, 700));
+}
+
+#[tokio::test(start_paused = true)]
+async fn durable_bytes_are_shipped_within_the_interval_for_nobody() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    let begun = remote.events.count("Stored");
+    append(&node.engine, data(0, 9), Durability::Durable)
+        .await
+        .unwrap();
+    let engine = Arc::clone(&node.engine);
+    let durable = engine.progress().durable;
+    until("it is shipped", || engine.progress().replicated >= durable).await;
+    assert!(remote.events.count("Stored") > begun);
+    node.kill().await;
+    assert_eq!(remote.restored().await, numbered(1, 9));
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_take_the_place_of_rows_and_release_their_segments() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    // More segments than may wait.
+    for number in 0..160 {
+        node.replicate(number, 10 << 10).await;
+        if number % 40 == 39 {
+            let before = remote.events.count("Named");
+            let engine = Arc::clone(&node.engine);
+            until("segments are released", || engine.progress().unreleased < 4).await;
+            assert!(number < 40 || before > 0);
+        }
+    }
+    assert!(node.engine.progress().released > Position::ZERO);
+    node.end().await;
+    assert_eq!(remote.events.count("Failed"), 0, "{:?}", remote.events.0);
+    let copy = ReplicaCopy::open(&remote.bucket, &Lines)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(!copy.files().is_empty());
+    assert_eq!(remote.restored().await, numbered(160, 10 << 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_goes_on_behind_the_last_row() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    for (term, clean) in [(0, true), (1, false), (2, true), (3, false)] {
+        let node = remote.start(open(machine.path(), config(true))).await;
+        assert_eq!(node.tail.term(), term + 1);
+        for number in 0..30 {
+            let number = usize::try_from(term).unwrap() * 30 + number;
+            node.replicate(number, 5_000).await;
+        }
+        match clean {
+            true => node.end().await,
+            false => node.kill().await,
+        }
+    }
+    assert_eq!(remote.restored().await, numbered(120, 5_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_lacks_rows_of_the_bucket_is_refused() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    node.replicate(0, 100).await;
+    node.end().await;
+    let older = copied(machine.path());
+    let node = remote.start(open(machine.path(), config(true))).await;
+    node.replicate(1, 100).await;
+    node.end().await;
+    // The old directory goes on, and has other bytes at the same positions.
+    let engine = open(older.path(), config(false));
+    append(&engine, data(9, 100), Durability::Durable)
+        .await
+        .unwrap();
+    drop(engine);
+    let engine = open(older.path(), config(true));
+    let tail = remote.own().await;
+    let refused = remote.begin(&engine, &tail).await.err().unwrap();
+    assert!(matches!(refused, ShipError::Diverged { .. }), "{refused}");
+    drop(engine);
+    assert_eq!(remote.restored().await, numbered(2, 100));
+}
+
+fn copied(from: &Path) -> TempDir {
+    let to = tempfile::tempdir().unwrap();
+    let mut left = vec![from.to_path_buf()];
+    while let Some(directory) = left.pop() {
+        for entry in std::fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let target = to.path().join(path.strip_prefix(from).unwrap());
+            if path.is_dir() {
+                std::fs::create_dir(&target).unwrap();
+                left.push(path);
+            } else {
+                std::fs::copy(&path, &target).unwrap();
+            }
+        }
+    }
+    to
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_bucket_of_another_store_is_refused() {
+    let remote = remote();
+    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    remote
+        .start(open(first.path(), config(true)))
+        .await
+        .end()
+        .await;
+    let engine = open(second.path(), config(true));
+    let tail = remote.own().await;
+    let refused = remote.begin(&engine, &tail).await.err().unwrap();
+    assert!(matches!(refused, ShipError::OtherStore { .. }), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_was_sorted_sends_its_files_first() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let engine = open(machine.path(), config(false));
+    let mut count = 0;
+    let sorted = |engine: &LocalEngine| {
+        engine
+            .segments()
+            .iter()
+            .any(|segment| segment.sorted.is_some())
+    };
+    while !sorted(&engine) {
+        append(&engine, data(count, 20 << 10), Durability::Durable)
+            .await
+            .unwrap();
+        count += 1;
+        assert!(count < 4_000, "nothing is sorted");
+    }
+    engine.drain().await.unwrap();
+    drop(engine);
+    let node = remote.start(open(machine.path(), config(true))).await;
+    node.replicate(count, 20 << 10).await;
+    node.kill().await;
+    assert_eq!(remote.restored().await, numbered(count + 1, 20 << 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_is_fenced_names_the_next_one() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    node.replicate(0, 100).await;
+    let next = OwnerRecord {
+        term: 2,
+        node: "second".to_owned(),
+        incarnation: "x".to_owned(),
+        endpoint: "second:7070".to_owned(),
+        state: OwnerState::Serving,
+    };
+    next.write(&remote.bucket, None).await.unwrap().unwrap();
+    let tail = remote.own().await;
+    assert_eq!(tail.term(), 2);
+    // The old owner may be in the middle of anything: a request that waits gets no ack.
+    let late = append(&node.engine, data(1, 100), Durability::Replicated).await;
+    assert!(
+        matches!(
+            late,
+            Err(AppendError::ReplicationUnknown | AppendError::Moved { .. })
+        ),
+        "{late:?}"
+    );
+    let end = node.runs.await.unwrap();
+    let ShipEnd::Fenced { owner: Some(owner) } = end else {
+        panic!("{end:?}");
+    };
+    assert_eq!((&*owner.node, owner.term), ("second", 2));
+    let refused = append(&node.engine, data(2, 100), Durability::Durable).await;
+    let Err(AppendError::Moved { owner, term }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((&*owner, term), ("second:7070", 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_bucket_is_reported_and_nothing_is_lost_when_it_is_back() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    node.replicate(0, 100).await;
+    *remote.faults.hangs_in.lock().unwrap() = Some("/db/");
+    let begun = Instant::now();
+    let unknown = append(&node.engine, data(1, 100), Durability::Replicated).await;
+    assert!(
+        matches!(unknown, Err(AppendError::ReplicationUnknown)),
+        "{unknown:?}"
+    );
+    assert!(begun.elapsed() >= DOWN_AFTER);
+    let refused = append(&node.engine, data(9, 100), Durability::Replicated).await;
+    assert!(
+        matches!(refused, Err(AppendError::BucketDown)),
+        "{refused:?}"
+    );
+    append(&node.engine, data(2, 100), Durability::Durable)
+        .await
+        .unwrap();
+    // Longer than one attempt: the same row is stored again.
+    let stored = remote.events.count("Stored");
+    sleep(Duration::from_secs(100)).await;
+    let progress = node.engine.progress();
+    assert!(progress.replicated < progress.durable && remote.events.count("Stored") == stored);
+    *remote.faults.hangs_in.lock().unwrap() = None;
+    until("the bucket is back", || remote.events.count("Up") == 1).await;
+    node.replicate(3, 100).await;
+    assert_eq!(remote.events.count("Down"), 1);
+    node.kill().await;
+    assert_eq!(remote.restored().await, numbered(4, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn acknowledged_records_survive_lost_answers_and_503s() {
+    for seed in seeds() {
+        println!("seed {seed}");
+        let remote = remote();
+        let machine = tempfile::tempdir().unwrap();
+        let node = remote.start(open(machine.path(), config(true))).await;
+        *remote.faults.weather.lock().unwrap() = Some(Weather::new(seed, 0.2, 0.3));
+        let mut acked = 0;
+        for number in 0..60 {
+            let level = match number % 3 {
+                0 => Durability::Durable,
+                _ => Durability::Replicated,
+            };
+            match append(&node.engine, data(number, 6_000), level).await {
+                Ok(Durability::Replicated) => acked = number + 1,
+                Ok(_) | Err(AppendError::ReplicationUnknown) => {}
+                // It leaves a number out.
+                Err(AppendError::BucketDown) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        node.kill().await;
+        drop(machine);
+        *remote.faults.weather.lock().unwrap() = None;
+        let restored = remote.restored().await;
+        assert!(
+            restored.len() >= acked && acked > 0,
+            "{} of {acked}",
+            restored.len()
+        );
+        assert_eq!(restored, numbered(restored.len(), 6_000));
+    }
+}
+
+fn seeds() -> Vec<u64> {
+    match std::env::var("WALD_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (0..3).map(|_| rand::random()).collect(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_larger_than_a_row_goes_on_where_the_last_owner_stopped() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let config = StorageConfig {
+        segment_bytes: 64 << 20,
+        sorter_step_bytes: 1 << 30,
+        max_batch_bytes: 24 << 20,
+        ..config(true)
+    };
+    let engine = open(machine.path(), config.clone());
+    let records = numbered(20, 1 << 20);
+    let group = engine.submit(None, batch(records.clone()), Some(Durability::Durable));
+    group.await.unwrap();
+    let tail = remote.own().await;
+    // The owner before dies after the first row of the group.
+    let mut from = Position::ZERO;
+    loop {
+        let part = engine.read_part(from, PART_BYTES).await.unwrap().unwrap();
+        let large = part.bytes.len() > LARGEST_PART;
+        let row = TailPart {
+            segment: part.segment.get(),
+            position: part.position.get(),
+            bytes: part.bytes.slice(..part.bytes.len().min(LARGEST_PART)),
+        };
+        tail.put(&row).await.unwrap();
+        if large {
+            break;
+        }
+        from = part.end;
+    }
+    tail.close().await.unwrap();
+    let node = remote.start(engine).await;
+    node.kill().await;
+    let alone = StorageConfig {
+        replica: None,
+        ..config
+    };
+    assert!(remote.restored_with(alone).await == records);
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_that_no_recent_manifest_names_is_removed() {
+    let mut remote = remote();
+    remote.settings.keep = Duration::from_secs(7200);
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    // Files of someone else, of an owner before, and of a later one.
+    let old = files::content_path(0, 7);
+    let later = files::content_path(9, 7);
+    for path in [&old, &later] {
+        remote.bucket.put(path, "content".into()).await.unwrap();
+    }
+    node.end().await;
+    let begun = Instant::now();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    for number in 0..60 {
+        node.replicate(number, 10 << 10).await;
+    }
+    until("a manifest counts", || remote.events.count("Named") > 0).await;
+    assert!(remote.bucket.size(&old).await.unwrap().is_some());
+    while remote.bucket.size(&old).await.unwrap().is_some() {
+        sleep(Duration::from_secs(60)).await;
+        assert!(begun.elapsed() < 4 * remote.settings.keep);
+    }
+    assert!(begun.elapsed() >= remote.settings.keep);
+    assert!(remote.bucket.size(&later).await.unwrap().is_some());
+    node.end().await;
+    assert_eq!(remote.restored().await, numbered(60, 10 << 10));
+}
+
+fn parts(remote: &Remote, engine: Arc<LocalEngine>, kept_term: Option<u64>) -> ReplicaParts {
+    ReplicaParts {
+        source: engine,
+        bucket: remote.bucket.clone(),
+        settings: remote.settings,
+        format: Arc::new(Lines),
+        observer: Arc::clone(&remote.events) as _,
+        claim: OwnerClaim {
+            node: "a".to_owned(),
+            endpoint: "a:6925".to_owned(),
+            kept_term,
+            take_over: false,
+        },
+        keep_term: Arc::new(|_| Ok(())),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_ends_releases_the_store_with_all_its_records() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let engine = open(machine.path(), config(true));
+    let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None)).await;
+    let (stop, stopped) = watch::channel(false);
+    let runs = tokio::spawn(owner.unwrap().run(stopped));
+    for number in 0..20 {
+        append(&engine, data(number, 3_000), Durability::Durable)
+            .await
+            .unwrap();
+    }
+    stop.send(true).unwrap();
+    assert!(matches!(runs.await.unwrap(), ShipEnd::Shipped));
+    let record = OwnerRecord::read(&remote.bucket)
+        .await
+        .unwrap()
+        .unwrap()
+        .value;
+    assert_eq!((record.term, record.state), (1, OwnerState::Released));
+    assert_eq!(remote.restored().await, numbered(20, 3_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_of_another_or_an_older_store_takes_it_from_nobody() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let owned = async |directory: &Path, kept_term, take_over| {
+        let engine = open(directory, config(true));
+        let mut parts = parts(&remote, Arc::clone(&engine), kept_term);
+        parts.claim.take_over = take_over;
+        let owner = ReplicaOwner::begin(parts).await?;
+        let (stop, stopped) = watch::channel(false);
+        let runs = tokio::spawn(owner.run(stopped));
+        let appended = append(&engine, data(1, 100), Durability::Replicated).await;
+        appended.unwrap();
+        stop.send(true).unwrap();
+        runs.await.unwrap();
+        Ok::<_, OwnerError>(())
+    };
+    let released = async || {
+        let record = OwnerRecord::read(&remote.bucket).await.unwrap();
+        let record = record.unwrap().value;
+        (record.state == OwnerState::Released).then_some(record.term)
+    };
+    owned(machine.path(), None, false).await.unwrap();
+    assert_eq!(released().await, Some(1));
+    let other = tempfile::tempdir().unwrap();
+    let refused = owned(other.path(), None, false).await.err().unwrap();
+    assert!(
+        matches!(refused, OwnerError::Ship(ShipError::OtherStore { .. })),
+        "{refused}"
+    );
+    assert_eq!(released().await, Some(1), "another store claims nothing");
+    let old = tempfile::tempdir().unwrap();
+    copy_store(machine.path(), old.path());
+    owned(machine.path(), Some(1), false).await.unwrap();
+    for take_over in [false, true] {
+        let refused = owned(old.path(), Some(1), take_over).await.err().unwrap();
+        assert!(
+            matches!(&refused, OwnerError::Superseded { owner, .. } if owner.term == 2),
+            "{refused}"
+        );
+        assert_eq!(released().await, Some(2));
+    }
+    // Without its term only the rows show that it is old.
+    let refused = owned(old.path(), None, false).await.err().unwrap();
+    assert!(
+        matches!(refused, OwnerError::Ship(ShipError::Diverged { .. })),
+        "{refused}"
+    );
+}
+
+/// Copies a data directory whose daemon has ended.
+fn copy_store(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => {
+                std::fs::create_dir(&to).unwrap();
+                copy_store(&entry.path(), &to);
+            }
+            false => drop(std::fs::copy(entry.path(), to).unwrap()),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_ends_with_its_journal() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let engine = open(machine.path(), config(true));
+    let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None)).await;
+    let (_stop, stopped) = watch::channel(false);
+    let runs = tokio::spawn(owner.unwrap().run(stopped));
+    engine.stop(Unreplicated::Moved {
+        owner: "b".to_owned(),
+        term: 2,
+    });
+    assert!(matches!(runs.await.unwrap(), ShipEnd::Journal));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_does_not_count_on_unnamed_content_of_another() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    // The first owner dies after it has sent content, and before it names it.
+    let tail = remote.own().await;
+    let engine = open(machine.path(), config(true));
+    let mut shipper = remote.begin(&engine, &tail).await.unwrap();
+    *remote.faults.hangs_in.lock().unwrap() = Some("0/manifests/");
+    let (_stop, stopped) = watch::channel(false);
+    let runs = tokio::spawn(async move { shipper.run(stopped).await });
+    for number in 0..30 {
+        append(&engine, data(number, 10 << 10), Durability::Replicated)
+            .await
+            .unwrap();
+    }
+    while remote
+        .bucket
+        .list_below(files::CONTENT)
+        .await
+        .unwrap()
+        .len()
+        < 3
+    {
+        sleep(Duration::from_secs(1)).await;
+    }
+    sleep(Duration::from_secs(60)).await;
+    runs.abort();
+    let _ = runs.await;
+    drop((engine, tail));
+    *remote.faults.hangs_in.lock().unwrap() = None;
+    let node = remote.start(open(machine.path(), config(true))).await;
+    until("a manifest counts", || remote.events.count("Named") > 0).await;
+    node.kill().await;
+    let copy = ReplicaCopy::open(&remote.bucket, &Lines)
+        .await
+        .unwrap()
+        .unwrap();
+    let own = format!("{}/2/", files::CONTENT);
+    assert!(
+        copy.files()
+            .values()
+            .all(|file| file.path.starts_with(&own))
+    );
+    assert_eq!(remote.restored().await, numbered(30, 10 << 10));
+}

@@ -1,0 +1,166 @@
+//! A copy of the tail as of one moment, for a restore. Nothing is written, and the owner goes on.
+//!
+//! The owner may remove objects during the read. Objects of the write-ahead log would be missed in silence, so the read
+//! begins again if the owner has let go of any since it began. A file that is missing later is an error.
+
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+use slatedb::admin::Admin;
+use slatedb::{DbReader, DbReaderMode, VersionedManifest};
+use tokio::time::timeout;
+
+use super::error::{TailError, TailErrorKind};
+use super::keys::{self, TailManifest, TailPart};
+use super::rows::TailRows;
+use super::settings::{self, OPEN_TIMEOUT};
+use super::{DATABASE, part_range, undecided};
+use crate::bucket::Bucket;
+
+/// Attempts to see the tail at one moment. An owner lets go of objects once in 12 s at most, and an attempt takes a few
+/// requests.
+const ATTEMPTS: usize = 5;
+
+/// The tail as of one moment.
+pub struct TailCopy {
+    place: String,
+    admin: Admin,
+    reader: Option<DbReader>,
+    seen: u64,
+    term: u64,
+    manifest: Option<TailManifest>,
+    rows: TailRows,
+}
+
+impl TailCopy {
+    /// Reads the newest state of the tail; `None` if there has been no owner yet.
+    ///
+    /// # Errors
+    /// `Unreachable` if the bucket gives no answer, `Damaged` if the tail cannot be read.
+    pub async fn open(bucket: &Bucket) -> Result<Option<Self>, TailError> {
+        let place = bucket.place();
+        let store = undecided(bucket);
+        let admin = Admin::builder(DATABASE, Arc::clone(&store)).build();
+        for _ in 0..ATTEMPTS {
+            let Some(before) = newest(place, &admin).await? else {
+                return Ok(None);
+            };
+            let attempt = timeout(OPEN_TIMEOUT, Self::attempt(place, &store, &admin, &before));
+            let attempt = attempt.await;
+            match attempt.map_err(|_| TailError::late(place, "read the tail"))? {
+                Ok(Some((reader, manifest, rows))) => {
+                    return Ok(Some(Self {
+                        place: place.to_owned(),
+                        admin,
+                        reader: Some(reader),
+                        seen: before.id(),
+                        term: before.writer_epoch(),
+                        manifest,
+                        rows,
+                    }));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    if !moved(place, &admin, before.id()).await? {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Err(changed(place))
+    }
+
+    /// One attempt; `None` if the owner has let go of rows meanwhile.
+    async fn attempt(
+        place: &str,
+        store: &Arc<dyn ObjectStore>,
+        admin: &Admin,
+        before: &VersionedManifest,
+    ) -> Result<Option<(DbReader, Option<TailManifest>, TailRows)>, TailError> {
+        let failed = |error| TailError::of(place, "read the tail", &error, None);
+        let reader = DbReader::builder(DATABASE, Arc::clone(store))
+            .with_reader_mode(DbReaderMode::FollowLatest)
+            .with_segment_extractor(Arc::new(keys::FirstNineBytes))
+            .with_options(settings::reader())
+            .with_db_cache_disabled()
+            .build()
+            .await
+            .map_err(failed)?;
+        let seen = reader.manifest().id();
+        // The rows come first: a manifest that is newer than they are has more in its files, never less.
+        let options = settings::scan();
+        let parts = reader.scan_with_options(part_range(), &options).await;
+        let parts = parts.map_err(failed)?;
+        let manifest = reader.get(keys::MANIFEST_KEY).await.map_err(failed)?;
+        let now = newest(place, admin).await?;
+        let kept = now.is_some_and(|now| now.replay_after_wal_id() == before.replay_after_wal_id());
+        if !kept || reader.manifest().id() != seen {
+            let _ = reader.close().await;
+            return Ok(None);
+        }
+        let damaged = |what| TailError::new(TailErrorKind::Damaged, place, what);
+        let manifest = manifest.map(|value| keys::read_manifest(&value));
+        let manifest = manifest.transpose().map_err(damaged)?;
+        Ok(Some((reader, manifest, TailRows::new(place, parts))))
+    }
+
+    /// Number of the newest owner's term.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// The newest manifest that counts; `None` before the first.
+    pub fn manifest(&self) -> Option<&TailManifest> {
+        self.manifest.as_ref()
+    }
+
+    /// The next part; `None` behind the last.
+    ///
+    /// # Errors
+    /// `Unreachable` if the bucket gives no answer, or if the owner has removed rows that were still to come: the read
+    /// must begin again with [`TailCopy::open`]. `Damaged` if a row is missing or has another form.
+    pub async fn next(&mut self) -> Result<Option<TailPart>, TailError> {
+        let error = match self.rows.next().await {
+            Ok(part) => return Ok(part),
+            Err(error) => error,
+        };
+        let read_again = error.kind() == TailErrorKind::Damaged
+            && moved(&self.place, &self.admin, self.seen).await?;
+        Err(if read_again {
+            changed(&self.place)
+        } else {
+            error
+        })
+    }
+}
+
+impl Drop for TailCopy {
+    /// The reader has a task that would keep its rows in memory.
+    fn drop(&mut self) {
+        if let (Some(reader), Ok(runtime)) =
+            (self.reader.take(), tokio::runtime::Handle::try_current())
+        {
+            runtime.spawn(async move { reader.close().await });
+        }
+    }
+}
+
+/// The newest state of the database; `None` if there is no database.
+pub(super) async fn newest(
+    place: &str,
+    admin: &Admin,
+) -> Result<Option<VersionedManifest>, TailError> {
+    timeout(OPEN_TIMEOUT, admin.read_manifest(None))
+        .await
+        .map_err(|_| TailError::late(place, "read the term"))?
+        .map_err(|error| TailError::of(place, "read the term", &error, None))
+}
+
+async fn moved(place: &str, admin: &Admin, seen: u64) -> Result<bool, TailError> {
+    Ok(newest(place, admin).await?.map(|now| now.id()) != Some(seen))
+}
+
+fn changed(place: &str) -> TailError {
+    let what = "the owner of the store has removed rows during the read; read again";
+    TailError::new(TailErrorKind::Unreachable, place, what)
+}
