@@ -32,7 +32,7 @@ class Objects(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Request)
         self.objects, self.conditions = objects, conditions
         self.fault = lambda request: None
-        self.lock, self.uploads = threading.Lock(), {}
+        self.lock, self.uploads, self.metadata = threading.Lock(), {}, {}
         # Next to the objects, on the same file system.
         self.unfinished = objects.with_name("unfinished")
         self.unfinished.mkdir()
@@ -147,7 +147,7 @@ class Request(BaseHTTPRequestHandler):
                 del uploads[query["uploadId"]]
                 return 204, {}, b""
             case "PUT", _:
-                return 200, {"ETag": self.write(path, body)}, b""
+                return 200, {"ETag": self.write(path, body, self.metadata_sent())}, b""
             case "DELETE", _:
                 path.unlink(missing_ok=True)
                 return 204, {}, b""
@@ -155,7 +155,8 @@ class Request(BaseHTTPRequestHandler):
             content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise Refused(404, "NoSuchKey") from None
-        headers = {"ETag": tag(content), "Last-Modified": email.utils.formatdate(path.stat().st_mtime, usegmt=True)}
+        changed = email.utils.formatdate(path.stat().st_mtime, usegmt=True)
+        headers = {"ETag": tag(content), "Last-Modified": changed, **self.server.metadata.get(path, {})}
         if self.command == "HEAD":
             return 200, {**headers, "Content-Length": len(content)}, b""
         if (span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))) is None:
@@ -165,7 +166,10 @@ class Request(BaseHTTPRequestHandler):
             raise Refused(416, "InvalidRange")
         return 206, {**headers, "Content-Range": f"bytes {first}-{last}/{len(content)}"}, content[first:last + 1]
 
-    def write(self, path, content):
+    def metadata_sent(self):
+        return {name: value for name, value in self.headers.items() if name.lower().startswith("x-amz-meta-")}
+
+    def write(self, path, content, metadata=None):
         """Writes an object if its condition holds; returns its tag."""
         server, new = self.server, self.server.unfinished / uuid.uuid4().hex
 
@@ -186,6 +190,7 @@ class Request(BaseHTTPRequestHandler):
             # Readers see the old object or the new one.
             new.write_bytes(content)
             path.parent.mkdir(parents=True, exist_ok=True)
+            server.metadata[path] = metadata or {}
             os.replace(new, path)
         return tag(content)
 

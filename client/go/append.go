@@ -17,6 +17,8 @@ const (
 	Written = waldv1.Durability_DURABILITY_WRITTEN
 	// Durable: flushed to the device.
 	Durable = waldv1.Durability_DURABILITY_DURABLE
+	// Replicated: also in the bucket of a replica; survives the loss of the machine.
+	Replicated = waldv1.Durability_DURABILITY_REPLICATED
 )
 
 // Condition holds the conditions of an append. Every condition that is set must hold; otherwise

@@ -13,6 +13,8 @@ import (
 type Visibility = waldv1.Visibility
 
 const (
+	// VisibleReplicated: only records that are in the bucket of a replica.
+	VisibleReplicated = waldv1.Visibility_VISIBILITY_REPLICATED
 	// VisibleDurable: only records that are flushed to the device.
 	VisibleDurable = waldv1.Visibility_VISIBILITY_DURABLE
 	// VisibleWritten: also records that are in the operating system only.

@@ -337,7 +337,7 @@ fn restore(
     filter: &ArchiveFilter,
     json: bool,
 ) -> Result<u8, Exit> {
-    let storage = config.storage();
+    let storage = config.storage_without_replica();
     let is_new = !target.exists();
     let disk: Arc<dyn Disk> =
         RealDisk::open(target).map_err(|error| backups::open_failed(&error))?;

@@ -2,7 +2,7 @@
 //! `walctl backup` wrote, and makes a store of one.
 
 #[cfg(feature = "object")]
-mod bucket;
+pub(crate) mod bucket;
 mod restore;
 mod verify;
 
@@ -68,7 +68,7 @@ impl BackupShelf {
     pub(crate) fn open(place: &Path, config: &Config) -> Result<Self, Exit> {
         let content = match url(place) {
             #[cfg(feature = "object")]
-            Some(url) => bucket::open(url, config)?,
+            Some(url) => Arc::new(bucket::BucketDisk::new(bucket::Remote::open(url, config)?)),
             #[cfg(not(feature = "object"))]
             Some(url) => {
                 let _ = config;

@@ -17,18 +17,29 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use wald_storage::{ConfigError, OnDamage, ReadStrategy, StorageConfig, SyncMode};
+use wald_storage::{ConfigError, OnDamage, ReadStrategy, ReplicaBounds, StorageConfig, SyncMode};
 
 pub(crate) use layers::{
     ConfigProblem, Effective, Layers, changed, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
-    AuditFailurePolicy, AuditScope, ClientAuth, ConsoleMode, FlushFailurePolicy, LogFormat,
-    LogPattern, LogPatterns, SettingValue, Size, TlsVersion,
+    AuditFailurePolicy, AuditScope, BucketGap, ClientAuth, ConsoleMode, FlushFailurePolicy,
+    LogFormat, LogPattern, LogPatterns, SettingValue, Size, TlsVersion,
 };
 
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
 const LARGEST_BATCH_BYTES: u64 = 63 << 20;
+
+/// Least lag of a replica: some writes of the journal.
+const LEAST_REPLICA_LAG: u64 = 1 << 20;
+
+/// Maximum characters of the name of a node, as of a host.
+const LONGEST_NODE: usize = 253;
+
+/// Whether a node may have the name, or the empty name that stands for a default.
+pub(crate) fn is_node_name(name: &str) -> bool {
+    name.len() <= LONGEST_NODE && name.chars().all(|character| character.is_ascii_graphic())
+}
 
 /// Minimum places of the port: they leave room for probes next to a console.
 pub(crate) const LEAST_HTTP_CONNECTIONS: usize = 8;
@@ -123,7 +134,7 @@ macro_rules! settings {
             pub(crate) fn storage(&self) -> StorageConfig {
                 StorageConfig {
                     $( $engine: self.$engine.into(), )+
-                    replica: None,
+                    replica: self.replica_bounds(),
                 }
             }
         }
@@ -235,8 +246,8 @@ wald_storage::engine_settings! { settings
         /// drops them (empty = none). `wald archive` lists and restores them. The directory must
         /// exist. Records that a client trims or deletes are never kept.
         archive_dir: String = "";
-        /// Base URL of the object store for `wald verify` and `wald restore` with s3://, gs:// or az://
-        /// (empty = AWS_ENDPOINT_URL and the like, or the provider's own).
+        /// Base URL of the object store for bucket_url, and for `wald verify` and `wald restore` with
+        /// s3://, gs:// or az:// (empty = AWS_ENDPOINT_URL and the like, or the provider's own).
         bucket_endpoint: String = "";
         /// Region of the bucket (empty = AWS_REGION, or us-east-1). Only s3:// has regions.
         bucket_region: String = "";
@@ -246,6 +257,31 @@ wald_storage::engine_settings! { settings
         bucket_credentials_file: String = "";
         /// Whether records may cross the network to the bucket without TLS.
         bucket_insecure: bool = "false";
+        /// Bucket of the replica: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX (empty =
+        /// no replica). The daemon ships its journal and its files there. An append with REPLICATED is
+        /// acknowledged once the bucket has it. A prefix holds one store, and one daemon at a time owns
+        /// it. Needs a wald that is built with the feature object.
+        bucket_url: String = "";
+        /// Minimum time between the starts of two writes of the journal to the bucket while appends keep
+        /// coming. Bounds the requests and so their price: 50ms allows 20 a second. auto: the median
+        /// duration of the newest writes.
+        bucket_gap: BucketGap = "50ms";
+        /// Maximum time that durable records wait before the daemon ships them, if no append waits for
+        /// REPLICATED (> 0). The loss of the machine takes acknowledged records of this time, and of the
+        /// write that follows.
+        replica_interval: Duration = "1s";
+        /// Maximum bytes of the journal that are durable and not in the bucket: from 1MiB to 1GiB. Beyond
+        /// it appends are answered BUSY. The loss of the machine takes at most this much.
+        replica_max_lag: Size = "64MiB";
+        /// Minimum time for which the bucket keeps files that newer ones have replaced (> 0), for
+        /// restores that still read them.
+        replica_keep: Duration = "24h";
+        /// Name of this node in the bucket (empty = the host name): 1 to 253 printable characters. A
+        /// restart needs the same name. No two nodes may share one.
+        node_id: String = "";
+        /// HOST:PORT at which clients reach this node (empty = the address of listen; if that is
+        /// unspecified, node_id with its port). The answer MOVED and messages of other nodes name it.
+        advertise: String = "";
         /// Number of event loops that serve gRPC (0 = one for every core). Each is a thread with
         /// its own share of the connections.
         worker_threads: usize = "0";
@@ -355,6 +391,39 @@ impl std::fmt::Display for Wrong {
 }
 
 impl Config {
+    /// The bounds of the replica, if there is one.
+    fn replica_bounds(&self) -> Option<ReplicaBounds> {
+        let max_lag = self.replica_max_lag.0;
+        self.has_replica().then_some(ReplicaBounds { max_lag })
+    }
+
+    /// Whether the store has a replica in a bucket.
+    pub(crate) fn has_replica(&self) -> bool {
+        !self.bucket_url.is_empty()
+    }
+
+    /// The engine's share of the settings, for a command that opens a store and ships nothing.
+    pub(crate) fn storage_without_replica(&self) -> StorageConfig {
+        let mut storage = self.storage();
+        storage.replica = None;
+        if storage.sync_mode == SyncMode::Replicated {
+            storage.sync_mode = SyncMode::Strict;
+        }
+        storage
+    }
+
+    /// The client of the bucket.
+    #[cfg(feature = "object")]
+    pub(crate) fn bucket_settings(&self) -> wald_bucket::BucketSettings {
+        let given = |value: &String| Some(value.clone()).filter(|value| !value.is_empty());
+        wald_bucket::BucketSettings {
+            endpoint: given(&self.bucket_endpoint),
+            region: given(&self.bucket_region),
+            credentials_file: given(&self.bucket_credentials_file).map(Into::into),
+            insecure: self.bucket_insecure,
+        }
+    }
+
     /// Lowers defaults to the values that they depend on. `is_given` reports whether the
     /// operator has set a setting.
     fn follow(&mut self, is_given: impl Fn(&str) -> bool) {
@@ -388,7 +457,10 @@ impl Config {
             ConfigError::SegmentUnaligned(_) => {
                 Wrong::new("segment_bytes", "it must be a multiple of 4096")
             }
-            ConfigError::NoReplica => Wrong::new("sync_mode", "replicated needs a replica"),
+            ConfigError::NoReplica => Wrong::new(
+                "sync_mode",
+                "replicated needs a replica; set bucket_url, or choose strict",
+            ),
             ConfigError::ReplicaLag(_) => Wrong::new("replica_max_lag", "the most is 1GiB"),
         })?;
         self.check_sizes()?;
@@ -426,6 +498,7 @@ impl Config {
             ));
         }
         self.check_bucket()?;
+        self.check_replica()?;
         self.check_traces()?;
         if self.http_max_connections < LEAST_HTTP_CONNECTIONS {
             return Err(Wrong::new(
@@ -677,6 +750,44 @@ impl Config {
                  with --bucket-insecure",
             )),
         }
+    }
+
+    /// Rules of the replica.
+    fn check_replica(&self) -> Result<(), Wrong> {
+        if self.has_replica() && !cfg!(feature = "object") {
+            return Err(Wrong::new("bucket_url", wald_bucket::NOT_BUILT));
+        }
+        if self.has_replica()
+            && let Err(bad) = self.bucket_url.parse::<wald_bucket::BucketUrl>()
+        {
+            return Err(Wrong::new("bucket_url", bad.to_string()));
+        }
+        if self.replica_max_lag.0 < LEAST_REPLICA_LAG {
+            return Err(Wrong::new("replica_max_lag", "the least is 1MiB"));
+        }
+        for (name, span) in [
+            ("replica_interval", self.replica_interval),
+            ("replica_keep", self.replica_keep),
+        ] {
+            if span.is_zero() {
+                return Err(Wrong::new(name, "it must be more than 0"));
+            }
+        }
+        if !is_node_name(&self.node_id) {
+            return Err(Wrong::new(
+                "node_id",
+                "expected at most 253 printable characters of ASCII, without blanks",
+            ));
+        }
+        let has_port = |text: &str| {
+            let parts = text.rsplit_once(':');
+            parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        let is_address = |text: &str| is_node_name(text) && has_port(text);
+        if !(self.advertise.is_empty() || is_address(&self.advertise)) {
+            return Err(Wrong::new("advertise", "expected HOST:PORT"));
+        }
+        Ok(())
     }
 
     fn check_traces(&self) -> Result<(), Wrong> {

@@ -34,6 +34,8 @@ pub(crate) use answer::{
     damage_summary, decode, fence_response, log, log_producer, proto_duration, proto_timestamp,
     read_response, scan_response, segments, server_limits, tail_response, uuid, verify_response,
 };
+#[cfg(feature = "object")]
+pub(crate) use backup::proto_manifest;
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use caller::{caller, protection};
 pub(crate) use intake::{append, append_batch, session_request};

@@ -7,6 +7,8 @@ mod archive;
 mod audit;
 mod auth;
 mod backups;
+#[cfg(feature = "object")]
+mod bucket;
 mod config;
 mod console;
 mod convert;
@@ -21,6 +23,8 @@ mod metrics;
 mod offline;
 mod plan;
 mod reload;
+#[cfg_attr(not(feature = "object"), path = "replica/none.rs")]
+mod replica;
 mod rpc;
 mod serve;
 mod shortage;
@@ -63,6 +67,10 @@ fn main() -> ExitCode {
         },
     };
     let source = ConfigSource::new(&matches);
+    if matches.get_flag("take-over") && !matches!(matches.subcommand_name(), None | Some("serve")) {
+        eprintln!("wald: --take-over is an option of `wald serve`");
+        return ExitCode::from(2);
+    }
     if let Some((name, matches)) = matches.subcommand() {
         let configured = || Ok(source.effective()?.config);
         if let Some(result) = offline::run(name, matches, configured) {
@@ -78,7 +86,7 @@ fn main() -> ExitCode {
             .and_then(|effective| auth::run(&effective.config, matches))
             .map_err(|exit| failed(&exit)),
         Some(("man", _)) => man().map_err(|exit| failed(&exit)),
-        _ => serve(&source).map_err(|exit| {
+        _ => serve(&source, takes_over(&matches)).map_err(|exit| {
             tell(&source, &exit);
             exit.code
         }),
@@ -187,7 +195,12 @@ fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .global(true),
         )
-        .subcommand(Command::new("serve").about("Run the daemon (default without a command)"))
+        .arg(take_over_argument())
+        .subcommand(
+            Command::new("serve")
+                .about("Run the daemon (default without a command)")
+                .arg(take_over_argument()),
+        )
         .subcommands(offline::commands())
         .subcommand(
             Command::new("config")
@@ -244,6 +257,24 @@ fn command() -> Command {
     command
         .subcommand(token)
         .subcommand(Command::new("man").about("Print the man page, with every setting"))
+}
+
+fn take_over_argument() -> Arg {
+    Arg::new("take-over")
+        .long("take-over")
+        .action(ArgAction::SetTrue)
+        .help("Own the store in bucket_url although its record names another node")
+        .long_help(
+            "Own the store in bucket_url although its record names another node. That node stores nothing there any more, \
+             and ends. An empty data directory fetches the store from the bucket first. Records that were not REPLICATED \
+             are lost then: use it only if the other node is gone for good.",
+        )
+}
+
+/// Whether the operator says that the node which owns the store is gone.
+fn takes_over(matches: &ArgMatches) -> bool {
+    let of_serve = matches.subcommand_matches("serve");
+    of_serve.is_some_and(|matches| matches.get_flag("take-over")) || matches.get_flag("take-over")
 }
 
 /// Source of this process's configuration; read again on SIGHUP.
@@ -378,11 +409,15 @@ fn print(text: &[u8]) -> Result<(), Exit> {
     }
 }
 
-fn serve(source: &ConfigSource) -> Result<(), Exit> {
+fn serve(source: &ConfigSource, take_over: bool) -> Result<(), Exit> {
     let Effective {
         mut config,
         entries: started,
     } = source.effective()?;
+    if take_over && !config.has_replica() {
+        let text = "--take-over needs bucket_url, the bucket of the replica to take over";
+        return Err(Exit::new(Exit::CONFIG, text));
+    }
     // Before anything is opened: descriptors that are open already count as inherited.
     let host = plan::Host::prepare();
     let json = json(config.log_format);
@@ -409,7 +444,7 @@ fn serve(source: &ConfigSource) -> Result<(), Exit> {
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
     host::write_no_core();
-    let result = serve::run(&config, &limits, &reload, !json);
+    let result = serve::run(&config, take_over, &limits, &reload, !json);
     #[cfg(feature = "otlp")]
     if let Some(exporter) = exporter {
         exporter.finish();

@@ -15,6 +15,12 @@ mod observer;
 mod process;
 mod quotas;
 mod refusals;
+#[cfg(any(feature = "object", test))]
+#[cfg_attr(
+    not(feature = "object"),
+    allow(dead_code, reason = "tests compare its names with the dashboards")
+)]
+mod replica;
 mod tenants;
 mod tls;
 mod totals;
@@ -44,6 +50,8 @@ pub(crate) use deadline::Deadline;
 pub(crate) use deadline::MalformedTimeout;
 pub(crate) use lag::{Lag, lags};
 use quotas::QuotaGauges;
+#[cfg(feature = "object")]
+pub(crate) use replica::{ReplicaMetrics, UploadKind};
 use tenants::TenantMetrics;
 pub(crate) use tenants::{RateFigures, TenantFigures};
 pub(crate) use tls::{HandshakeResult, TlsMetrics};
@@ -200,6 +208,8 @@ pub(crate) struct Metrics {
     backup_bytes: IntGauge,
     lost_log_lines: IntCounterVec,
     cursor_lag: IntGaugeVec,
+    #[cfg(any(feature = "object", test))]
+    replica: OnceLock<Arc<replica::ReplicaMetrics>>,
 }
 
 /// Parts of the memory that calls hold, as labels.
@@ -569,6 +579,8 @@ impl Metrics {
                 "reason",
                 &["unread", "repeated"],
             )?,
+            #[cfg(any(feature = "object", test))]
+            replica: OnceLock::new(),
             registry,
         })
     }
@@ -711,6 +723,16 @@ impl Metrics {
         self.tenants.watch(tenants);
     }
 
+    /// The metrics of a replica, which are shown from now on.
+    ///
+    /// # Errors
+    /// If two metrics have one name, which is a bug that the first test finds.
+    #[cfg(any(feature = "object", test))]
+    pub(crate) fn replica(&self) -> Result<Arc<replica::ReplicaMetrics>, Error> {
+        let made = Arc::new(replica::ReplicaMetrics::new(&Maker(&self.registry))?);
+        Ok(Arc::clone(self.replica.get_or_init(|| made)))
+    }
+
     /// All metrics in the text format, with the engine's current state.
     ///
     /// # Errors
@@ -727,6 +749,10 @@ impl Metrics {
             gauge.set(signed(lag.records));
         }
         self.tenants.show();
+        #[cfg(any(feature = "object", test))]
+        if let Some(replica) = self.replica.get() {
+            replica.sample();
+        }
         let memory = self.memory.get().map(|memory| memory()).unwrap_or_default();
         for (part, bytes) in PARTS.into_iter().zip(memory) {
             let gauge = self.admitted.with_label_values(&[part]);

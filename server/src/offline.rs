@@ -118,9 +118,9 @@ fn run_one(
     config: &Config,
 ) -> Result<u8, Exit> {
     match name {
-        "repair" => repair::run(directory, matches, &config.storage()),
-        "delete-logs" => delete::run(directory, matches, &config.storage()),
-        "reset-clock" => clock::run(directory, matches, &config.storage()),
+        "repair" => repair::run(directory, matches, &config.storage_without_replica()),
+        "delete-logs" => delete::run(directory, matches, &config.storage_without_replica()),
+        "reset-clock" => clock::run(directory, matches, &config.storage_without_replica()),
         "dump" => dump::run(directory, matches),
         _ => verify::run(directory, matches, config),
     }

@@ -32,6 +32,12 @@ const PER_RUNTIME: u64 = 4;
 /// Runtimes in addition to the event loops: one for the life cycle, one for the HTTP port.
 const RUNTIMES: u64 = 2;
 
+/// Descriptors of the replica: its runtime, and connections to the bucket.
+const OF_REPLICA: u64 = PER_RUNTIME + 32;
+
+/// Memory of the replica, bytes: 200 MiB of rows, a part of the journal of 8 MiB, files on their way of 40 MiB.
+const REPLICA_BYTES: u64 = 248 << 20;
+
 /// Both ports, the two ends of the signal pipe, a socket that is accepted and waits for a permit, a
 /// trace collector.
 const PORTS: u64 = 6;
@@ -191,6 +197,11 @@ fn memory_limit(config: &Config, host: &Host) -> u64 {
     }
 }
 
+/// The share of the replica, if there is one.
+fn of_replica(config: &Config, share: u64) -> u64 {
+    if config.has_replica() { share } else { 0 }
+}
+
 fn fit_descriptors(
     config: &mut Config,
     storage: &StorageConfig,
@@ -198,8 +209,13 @@ fn fit_descriptors(
 ) -> Result<Option<String>, Exit> {
     let traces = u64::from(!config.otlp_endpoint.is_empty());
     let store = storage.descriptors(!config.archive_dir.is_empty());
-    let fixed =
-        host.inherited + PORTS + PER_RUNTIME * (RUNTIMES + traces) + store + RESERVE_DESCRIPTORS;
+    let replica = of_replica(config, OF_REPLICA);
+    let fixed = host.inherited
+        + PORTS
+        + PER_RUNTIME * (RUNTIMES + traces)
+        + store
+        + replica
+        + RESERVE_DESCRIPTORS;
     let mut connections = match config.max_connections {
         0 => UNBOUNDED,
         most => most as u64,
@@ -281,7 +297,8 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
         + ALL_QUEUES_BYTES
         + ALL_FAREWELLS_BYTES
         + config.max_inflight_bytes.0
-        + config.buffer_bytes.0;
+        + config.buffer_bytes.0
+        + of_replica(config, REPLICA_BYTES);
     let mut connections = config.max_connections as u64;
     let mut http = config.http_max_connections as u64;
     // Beyond those that each connection has.

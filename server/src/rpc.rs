@@ -52,6 +52,8 @@ pub(crate) struct Node {
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) heartbeat_interval: Duration,
     pub(crate) sync_mode: SyncMode,
+    /// Whether the store has a replica, which REPLICATED needs.
+    pub(crate) has_replica: bool,
     pub(crate) sync_interval: Duration,
     pub(crate) retention: Retention,
     pub(crate) limits: ServerLimits,

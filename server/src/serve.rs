@@ -30,6 +30,7 @@ use crate::metrics::Metrics;
 use crate::offline::{Gaps, few};
 use crate::plan::HostLimits;
 use crate::reload::{Reload, ReloadThread, Reloader};
+use crate::replica::RunningReplica;
 use crate::rpc::{Echo, Node, OpenStore, Services, WalCalls};
 use crate::tls::{self, TlsSource};
 use crate::transport::{Calls, HttpUrl, Listener, Routes, Transport};
@@ -48,9 +49,9 @@ impl Exit {
     /// A second signal, or accepted requests did not finish in time.
     const CUT_SHORT: u8 = 1;
     /// The data directory has contents that this version must not touch.
-    const BAD_DATA: u8 = 65;
-    /// A port is taken.
-    const UNAVAILABLE: u8 = 69;
+    pub(crate) const BAD_DATA: u8 = 65;
+    /// A port is taken, or the bucket gives no answer.
+    pub(crate) const UNAVAILABLE: u8 = 69;
     /// The journal failed: the next start recovers.
     const JOURNAL_FAILED: u8 = 70;
     /// The system refused something.
@@ -59,7 +60,7 @@ impl Exit {
     pub(crate) const IO: u8 = 74;
     /// Another process has the data directory; later it may not.
     const LOCKED: u8 = 75;
-    /// A setting is wrong.
+    /// A setting is wrong, or another node owns the store.
     pub(crate) const CONFIG: u8 = 78;
 
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
@@ -70,6 +71,21 @@ impl Exit {
     }
 }
 
+/// The facts of a start that the replica depends on.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(feature = "object"),
+    allow(dead_code, reason = "builds without object stores have no replica")
+)]
+pub(crate) struct StartFacts {
+    /// The data directory has no store yet.
+    pub(crate) is_new: bool,
+    /// Address of the gRPC service.
+    pub(crate) address: SocketAddr,
+    /// The operator says that the node which owns the store is gone.
+    pub(crate) take_over: bool,
+}
+
 /// Pause between two returns of free memory to the system.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 
@@ -77,13 +93,14 @@ const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 const READINESS: [&str; 2] = ["", "wald.v1.WalService"];
 const LIVENESS: &str = "liveness";
 
-/// Runs the daemon until it must stop. `reload` is called on SIGHUP; `try_line` prints a
-/// command to try it out.
+/// Runs the daemon until it must stop. `take_over`: the node that owns the store in the bucket is gone. `reload` is called
+/// on SIGHUP; `try_line` prints a command to try it out.
 ///
 /// # Errors
 /// With the exit code and why.
 pub(crate) fn run(
     config: &Config,
+    take_over: bool,
     limits: &HostLimits,
     reload: &dyn Fn(),
     try_line: bool,
@@ -95,7 +112,7 @@ pub(crate) fn run(
         .map_err(system)?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(system)?;
-        let server = Server::start(config)?;
+        let server = Server::start(config, take_over)?;
         let audit = server.audit.clone();
         let result = Box::pin(server.live(config, limits, &mut signals, reload, try_line)).await;
         if let Some(audit) = audit {
@@ -132,10 +149,12 @@ struct Server {
 enum StopReason {
     Asked,
     JournalFailed,
+    /// Another node owns the store.
+    Moved(Exit),
 }
 
 impl Server {
-    fn start(config: &Config) -> Result<Self, Exit> {
+    fn start(config: &Config, take_over: bool) -> Result<Self, Exit> {
         let metrics = Metrics::new().map_err(|error| {
             Exit::new(
                 Exit::SYSTEM,
@@ -148,7 +167,7 @@ impl Server {
         let (authority, mut auth) = auth::start(config, &metrics).map_err(wrong)?;
         host::check_owner(config, &config.data_dir)?;
         host::check_strangers(config, &config.data_dir)?;
-        let existing = open::look(&config.data_dir, config.create_store)?;
+        let existing = open::look(&config.data_dir, config.create_store || take_over)?;
         host::check_volume(config, &config.data_dir, !existing)?;
         let ports = bind(config);
         if !existing && let Err(exit) = ports {
@@ -157,7 +176,13 @@ impl Server {
         }
         // Before the store is made: an audit log that cannot be opened refuses the start.
         let audit = AuditLog::start(config, &metrics)?;
-        let opening = open::start(config, Arc::clone(&metrics))?;
+        // Without ports the daemon only finds out who has the directory, and takes no store from anybody.
+        let facts = ports.as_ref().ok().map(|(listener, _)| StartFacts {
+            is_new: !existing,
+            address: listener.address(),
+            take_over,
+        });
+        let opening = open::start(config, Arc::clone(&metrics), facts)?;
         let (listener, http) = match ports {
             Ok(ports) => ports,
             // A second daemon usually finds the ports taken as well as the directory; the owner
@@ -181,6 +206,7 @@ impl Server {
             phase: receiver,
             heartbeat_interval: config.heartbeat_interval,
             sync_mode: config.sync_mode,
+            has_replica: config.has_replica(),
             sync_interval: config.sync_interval,
             retention: config.storage().retention(),
             limits: ServerLimits {
@@ -303,12 +329,12 @@ impl Server {
             }
         };
 
-        let opened = tokio::select! {
+        let mut opened = tokio::select! {
             opened = opening.opened() => opened?,
             // Nothing was accepted yet, and recovery can be cut off anywhere.
             () = signals.stop() => return Ok(()),
         };
-        let engine = Arc::clone(&opened.engine);
+        let (engine, mut replica) = (Arc::clone(&opened.engine), opened.replica.take());
         let wrong = |error: wald_storage::QuotaError| Exit::new(Exit::CONFIG, error.to_string());
         auth::keep_quotas(&authority, &engine)
             .await
@@ -323,8 +349,11 @@ impl Server {
         announce(config, &opened, addresses, try_line);
         limits.tell(config);
 
-        let end = life.serve(config, &*engine, signals, &reload).await;
-        life.leave(config, end, &*engine, &mut transport, signals)
+        let end = life
+            .serve(config, &*engine, &mut replica, signals, &reload)
+            .await;
+        let store = (&*engine, replica);
+        life.leave(config, end, store, &mut transport, signals)
             .await
     }
 }
@@ -422,6 +451,7 @@ impl ServerLife {
         &self,
         config: &Config,
         engine: &dyn LogEngine,
+        replica: &mut Option<RunningReplica>,
         signals: &mut Signals,
         reload: &dyn Fn(),
     ) -> StopReason {
@@ -439,6 +469,7 @@ impl ServerLife {
                     Request::Stop => return StopReason::Asked,
                     Request::Reload => reload(),
                 },
+                exit = moved(replica) => return StopReason::Moved(exit),
                 _ = &mut failed, if !read_only => match config.on_flush_failure {
                     FlushFailurePolicy::Exit => return StopReason::JournalFailed,
                     FlushFailurePolicy::ReadOnly => {
@@ -456,11 +487,11 @@ impl ServerLife {
         mut self,
         config: &Config,
         end: StopReason,
-        engine: &dyn LogEngine,
+        store: (&dyn LogEngine, Option<RunningReplica>),
         transport: &mut Transport,
         signals: &mut Signals,
     ) -> Result<(), Exit> {
-        let cut_short = match end {
+        let cut_short = match &end {
             StopReason::Asked => Exit::new(
                 Exit::CUT_SHORT,
                 "a second signal: exiting at once, the next start recovers",
@@ -470,9 +501,10 @@ impl ServerLife {
                 Exit::JOURNAL_FAILED,
                 "the journal failed, and a signal: exiting at once, the next start recovers",
             ),
+            StopReason::Moved(exit) => Exit::new(exit.code, exit.message.clone()),
         };
         tokio::select! {
-            result = self.finish(config, end, engine, transport) => result,
+            result = self.finish(config, end, store, transport) => result,
             () = signals.stop() => Err(cut_short),
         }
     }
@@ -481,7 +513,7 @@ impl ServerLife {
         &mut self,
         config: &Config,
         end: StopReason,
-        engine: &dyn LogEngine,
+        (engine, replica): (&dyn LogEngine, Option<RunningReplica>),
         transport: &mut Transport,
     ) -> Result<(), Exit> {
         self.enter(Phase::Leaving).await;
@@ -515,10 +547,14 @@ impl ServerLife {
                 Exit::JOURNAL_FAILED,
                 "the journal failed; exiting (on_flush_failure = exit): a restart recovers the records in the data directory",
             )),
+            StopReason::Moved(exit) => Err(exit),
             StopReason::Asked => match timeout_at(until, engine.drain()).await {
                 Ok(Ok(())) => {
                     tracing::info!("stopped: everything accepted is on the device");
-                    Ok(())
+                    match replica {
+                        None => Ok(()),
+                        Some(replica) => replica.finish(until).await,
+                    }
                 }
                 Ok(Err(error)) => Err(Exit::new(Exit::JOURNAL_FAILED, error.to_string())),
                 Err(_) => Err(Exit::new(
@@ -527,6 +563,14 @@ impl ServerLife {
                 )),
             },
         }
+    }
+}
+
+/// Resolves when another node owns the store. Never does without a replica.
+async fn moved(replica: &mut Option<RunningReplica>) -> Exit {
+    match replica {
+        Some(replica) => replica.moved().await,
+        None => std::future::pending().await,
     }
 }
 

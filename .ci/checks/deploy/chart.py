@@ -52,7 +52,8 @@ def form(answer):
     if "expected a size" in answer:
         return {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)? *([KMGT]i?B|B)?$", "minimum": 0}
     if "expected a span" in answer:
-        return {"type": "string", "pattern": r"^(0|([0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h|d|w) *)+)$"}
+        auto = "auto|" if ", or auto" in answer else ""
+        return {"type": "string", "pattern": rf"^({auto}0|([0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h|d|w) *)+)$"}
     if choices := re.search(r"expected ([a-z0-9_.]+(?:, [a-z0-9_.]+)+)\n", answer):
         return {"enum": choices[1].split(", ")}
     return {"type": "string"}

@@ -661,13 +661,13 @@ values!(
         Written,
         /// Flushed to the device.
         Durable,
-        /// Also on another machine. Not built yet: refused.
+        /// Also in the bucket of the replica: survives the loss of the machine.
         Replicated,
     }
 );
 values!(
     /// Which records a reader sees.
-    VisibilityArg for Visibility { Durable, Written, Accepted }
+    VisibilityArg for Visibility { Replicated, Durable, Written, Accepted }
 );
 values!(
     /// Durability of an append that names none
@@ -682,6 +682,8 @@ values!(
         Async,
         /// In the daemon's memory until the next sync: a crash takes it.
         Manual,
+        /// In the bucket of the replica: the loss of the machine takes nothing.
+        Replicated,
     }
 );
 values!(

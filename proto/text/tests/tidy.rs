@@ -151,6 +151,9 @@ const DEFINED_TWICE: &[&str] = &[
     // The table `engine_settings!` names the type of a number of bytes. The engine reads it as `u64`. The server reads
     // the same table, and its type also parses and prints.
     "Size",
+    // Builds without object stores have empty types in their place.
+    "ReplicaStart",
+    "RunningReplica",
 ];
 
 /// A word of a text, in lower case.

@@ -5,18 +5,18 @@
 //! order is fetched ahead, in windows of [`WINDOW_BYTES`] by [`FETCHES`] requests at a time. Each open file holds at most
 //! one window.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
-use tokio::runtime::Runtime;
-use wald_bucket::{Bucket, BucketError, BucketErrorKind, BucketSettings, BucketUrl, Tally};
-use wald_storage::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
+use wald_bucket::{Bucket, BucketError, BucketErrorKind, BucketUrl, ReplicaFile, Tally};
+use wald_storage::{Disk, DiskFile, DiskLock, FileSystem, Unreadable, content_path};
 
 use super::{FAILED, USAGE};
+use crate::bucket::{self, BucketRuntime};
 use crate::config::Config;
 use crate::serve::Exit;
 
@@ -25,35 +25,44 @@ const WINDOW_BYTES: u64 = 8 << 20;
 /// Requests for one window at the same time.
 const FETCHES: u64 = 4;
 
-/// Opens the bucket. The first request shows whether it exists.
-pub(super) fn open(url: &str, config: &Config) -> Result<Arc<dyn Disk>, Exit> {
-    let url: BucketUrl = url
-        .parse()
-        .map_err(|bad: wald_bucket::BadUrl| Exit::new(USAGE, bad.to_string()))?;
-    let given = |value: &String| Some(value.clone()).filter(|value| !value.is_empty());
-    let settings = BucketSettings {
-        endpoint: given(&config.bucket_endpoint),
-        region: given(&config.bucket_region),
-        credentials_file: given(&config.bucket_credentials_file).map(Into::into),
-        insecure: config.bucket_insecure,
-    };
-    let bucket = Bucket::open(&url, &settings, Arc::new(Tally::default())).map_err(|error| {
-        let code = match error.kind() {
-            BucketErrorKind::Settings => Exit::CONFIG,
-            _ => FAILED,
-        };
-        Exit::new(code, error.to_string())
-    })?;
-    Ok(Arc::new(BucketDisk::new(bucket)?))
+/// A bucket, and the runtime of its requests.
+pub(crate) struct Remote {
+    pub(crate) bucket: Bucket,
+    pub(crate) runtime: BucketRuntime,
 }
 
-struct Remote {
-    bucket: Bucket,
-    runtime: Runtime,
+impl Remote {
+    /// Opens the bucket that a command names. The first request shows whether it exists.
+    ///
+    /// # Errors
+    /// If the URL or the settings cannot be used.
+    pub(super) fn open(url: &str, config: &Config) -> Result<Arc<Self>, Exit> {
+        let url: BucketUrl = url
+            .parse()
+            .map_err(|bad: wald_bucket::BadUrl| Exit::new(USAGE, bad.to_string()))?;
+        let opened = bucket::open(&url, config, Arc::new(Tally::default()));
+        let bucket = opened.map_err(|error| {
+            let code = match error.kind() {
+                BucketErrorKind::Settings => Exit::CONFIG,
+                _ => FAILED,
+            };
+            Exit::new(code, error.to_string())
+        })?;
+        Ok(Arc::new(Self::new(bucket)?))
+    }
+
+    fn new(bucket: Bucket) -> Result<Self, Exit> {
+        let runtime = BucketRuntime::start()
+            .map_err(|error| Exit::new(FAILED, format!("starting a runtime: {error}")))?;
+        Ok(Self { bucket, runtime })
+    }
 }
 
-struct BucketDisk {
+/// A bucket as a directory of backups.
+pub(crate) struct BucketDisk {
     remote: Arc<Remote>,
+    /// Paths and sizes of content that has other names in the bucket, by its path here.
+    renamed: HashMap<String, ReplicaFile>,
     /// Names and sizes by directory.
     sizes: Mutex<HashMap<String, Arc<HashMap<String, u64>>>>,
     unreadable: Unreadable,
@@ -71,17 +80,25 @@ fn read_only<T>() -> io::Result<T> {
 }
 
 impl BucketDisk {
-    fn new(bucket: Bucket) -> Result<Self, Exit> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .map_err(|error| Exit::new(FAILED, format!("starting a runtime: {error}")))?;
-        Ok(Self {
-            remote: Arc::new(Remote { bucket, runtime }),
+    /// The directory of backups in the bucket.
+    pub(super) fn new(remote: Arc<Remote>) -> Self {
+        Self::with_names(remote, HashMap::new())
+    }
+
+    /// The content of a replica, under the names that content has in a directory of backups.
+    pub(crate) fn of_replica(remote: Arc<Remote>, files: &BTreeMap<u128, ReplicaFile>) -> Self {
+        let named = files.iter();
+        let named = named.map(|(digest, file)| (content_path(*digest), file.clone()));
+        Self::with_names(remote, named.collect())
+    }
+
+    fn with_names(remote: Arc<Remote>, renamed: HashMap<String, ReplicaFile>) -> Self {
+        Self {
+            remote,
+            renamed,
             sizes: Mutex::default(),
             unreadable: Unreadable::default(),
-        })
+        }
     }
 
     fn sizes(&self, directory: &str) -> io::Result<Arc<HashMap<String, u64>>> {
@@ -129,12 +146,18 @@ impl Disk for BucketDisk {
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let sizes = self.sizes(directory)?;
-        let size = *sizes.get(name).ok_or(io::ErrorKind::NotFound)?;
+        let (path, size) = match self.renamed.get(path) {
+            Some(file) => (file.path.clone(), file.bytes),
+            None => {
+                let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+                let sizes = self.sizes(directory)?;
+                let size = *sizes.get(name).ok_or(io::ErrorKind::NotFound)?;
+                (path.to_owned(), size)
+            }
+        };
         Ok(Arc::new(BucketFile {
             remote: Arc::clone(&self.remote),
-            path: path.to_owned(),
+            path,
             size,
             window: Mutex::default(),
         }))
@@ -257,7 +280,7 @@ mod tests {
         let tally = Arc::new(Tally::default());
         let url = "s3://memory/orders".parse().unwrap();
         let bucket = Bucket::in_memory(&url, Arc::clone(&tally) as _);
-        let disk = BucketDisk::new(bucket).unwrap();
+        let disk = BucketDisk::new(Arc::new(Remote::new(bucket).unwrap()));
         let content: Vec<u8> = (0..20 << 20).map(|at: u32| (at % 251) as u8).collect();
         let remote = &disk.remote;
         let put = remote.bucket.put("files/x", content.clone().into());

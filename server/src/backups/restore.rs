@@ -3,14 +3,23 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(feature = "object")]
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
+#[cfg(feature = "object")]
+use wald_bucket::ReplicaCopy;
+#[cfg(feature = "object")]
+use wald_storage::RestoredAs;
 use wald_storage::{
-    Disk, Gap, GapReason, LocalEngine, NoObserver, Position, ReadLogs as _, RealDisk, Restored,
-    ScanRequest, ScanStart, Selector, StorageConfig, SystemClock, Visibility, block_on,
+    BackupManifest, Disk, Gap, GapReason, LocalEngine, NoObserver, Position, ReadLogs as _,
+    RealDisk, Restored, ScanRequest, ScanStart, Selector, StorageConfig, SystemClock, Visibility,
+    block_on,
 };
 
+#[cfg(feature = "object")]
+use super::bucket::Remote;
 use super::{
     BackupShelf, DATA_LOSS, FAILED, StoredBackup, backup_argument, bar, choose, failed,
     json_argument, open_failed, print, tell_damage, view, wants_json,
@@ -18,6 +27,8 @@ use super::{
 use crate::config::Config;
 use crate::host;
 use crate::offline::escaped;
+#[cfg(feature = "object")]
+use crate::replica::fetch::{Fetch, FetchError};
 use crate::serve::Exit;
 
 /// Bytes that a drill reads in one step.
@@ -25,9 +36,10 @@ const CHUNK_BYTES: u32 = 1 << 20;
 
 pub(crate) fn command() -> Command {
     Command::new("restore")
-        .about("Make a store of a backup, in the empty directory that --data-dir names")
+        .about("Make a store of a backup or a replica, in the empty directory of --data-dir")
         .long_about(
-            "Makes a store of a backup, in the empty directory that --data-dir names. Every file is \
+            "Makes a store of a backup, in the empty directory that --data-dir names. A bucket with the replica of a store \
+             gives a copy of that store as of its newest replicated position, unless --backup names a backup. Every file is \
              compared with its digest. An interrupted restore leaves no \
              store that a start would accept.\n\n\
              With --at-position the store has its state at that position: every append that ended \
@@ -42,7 +54,7 @@ pub(crate) fn command() -> Command {
             Arg::new("backups")
                 .value_name("BACKUPS")
                 .required(true)
-                .help("The directory or bucket (s3://, gs://, az://) that `walctl backup` writes to")
+                .help("Directory or bucket (s3://, gs://, az://) of backups, or bucket of a replica")
                 .value_parser(value_parser!(PathBuf)),
         )
         .arg(backup_argument())
@@ -74,23 +86,74 @@ pub(crate) fn command() -> Command {
 
 /// Restores. Returns the exit code.
 pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit> {
-    let storage = config.storage();
     let place = matches
         .get_one::<PathBuf>("backups")
         .ok_or_else(|| Exit::new(super::USAGE, "name the directory or bucket of backups"))?;
+    let at = matches.get_one::<u64>("at-position");
+    let at = at.map(|at| Position::new(*at));
+    #[cfg(feature = "object")]
+    if let Some(replica) = replica(config, matches, place)? {
+        if at.is_some() {
+            let text = "a replica is restored as of its newest position; --at-position needs a backup, which `walctl backup` makes";
+            return Err(Exit::new(super::USAGE, text));
+        }
+        return restore_of(config, matches, replica);
+    }
     let id = matches.get_one::<String>("backup");
     let shelf = BackupShelf::open(place, config)?;
     let kept = choose(&shelf, id.map_or("latest", String::as_str))?;
-    let at = matches.get_one::<u64>("at-position");
-    let at = at.map(|at| Position::new(*at));
-    let work = RestoreWork {
-        shelf: &shelf,
-        kept: &kept,
-        at,
-        storage,
+    let source = RestoreSource::Backup { shelf, kept, at };
+    restore_of(config, matches, source)
+}
+
+/// The replica in a bucket, if it has one and the operator names no backup.
+#[cfg(feature = "object")]
+fn replica(
+    config: &Config,
+    matches: &ArgMatches,
+    place: &Path,
+) -> Result<Option<RestoreSource>, Exit> {
+    let names_backup = matches.value_source("backup") == Some(ValueSource::CommandLine);
+    let Some(url) = super::url(place).filter(|_| !names_backup) else {
+        return Ok(None);
+    };
+    let remote = Remote::open(url, config)?;
+    let found = ReplicaCopy::store_of(&remote.bucket);
+    let found = remote.runtime.block_on(found);
+    let found = found.map_err(|error| unfetched(&error.into()))?;
+    if found.is_none() {
+        return Ok(None);
+    }
+    let fetch = Fetch::begin(&remote, config).map_err(|error| unfetched(&error))?;
+    Ok(Some(RestoreSource::Replica {
+        place: url.to_owned(),
+        fetch: Box::new(fetch),
+    }))
+}
+
+#[cfg(feature = "object")]
+fn unfetched(error: &FetchError) -> Exit {
+    let code = match error {
+        FetchError::Restore(error) => return failed(error),
+        FetchError::Open(error) => return open_failed(error),
+        FetchError::Empty { .. } => super::NOT_FOUND,
+        error if error.is_damage() => DATA_LOSS,
+        FetchError::Ship(_) => FAILED,
+    };
+    Exit::new(code, error.to_string())
+}
+
+fn restore_of(config: &Config, matches: &ArgMatches, source: RestoreSource) -> Result<u8, Exit> {
+    let mut work = RestoreWork {
+        source,
+        storage: config.storage_without_replica(),
         json: wants_json(matches),
     };
-    tell_damage(&kept.manifest);
+    let manifest = work.source.manifest();
+    let was_sound = manifest.is_none_or(|manifest| manifest.damage.is_empty());
+    if let Some(manifest) = manifest {
+        tell_damage(manifest);
+    }
     let sound = match matches.get_flag("drill") {
         true => {
             let place = matches.get_one::<PathBuf>("drill-in");
@@ -104,17 +167,73 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
             restored.report.damage.is_empty() && restored.report.findings.is_empty()
         }
     };
-    Ok(match sound && kept.manifest.damage.is_empty() {
+    Ok(match sound && was_sound {
         true => 0,
         false => DATA_LOSS,
     })
 }
 
+/// The content of the new store.
+enum RestoreSource {
+    /// A backup, as of a position.
+    Backup {
+        shelf: BackupShelf,
+        kept: StoredBackup,
+        at: Option<Position>,
+    },
+    /// The replica in a bucket.
+    #[cfg(feature = "object")]
+    Replica { place: String, fetch: Box<Fetch> },
+}
+
+impl RestoreSource {
+    /// The list of its files; `None` if a replica has none yet.
+    fn manifest(&self) -> Option<&BackupManifest> {
+        match self {
+            Self::Backup { kept, .. } => Some(&kept.manifest),
+            #[cfg(feature = "object")]
+            Self::Replica { fetch, .. } => fetch.manifest(),
+        }
+    }
+
+    /// Id of the backup, and place of the replica.
+    fn names(&self) -> (Option<&str>, Option<&str>) {
+        match self {
+            Self::Backup { kept, .. } => (Some(&kept.id), None),
+            #[cfg(feature = "object")]
+            Self::Replica { place, .. } => (None, Some(place)),
+        }
+    }
+
+    /// Makes the store.
+    fn restore(&mut self, target: &Path, storage: &StorageConfig) -> Result<Restored, Exit> {
+        match self {
+            Self::Backup { shelf, kept, at } => {
+                let view = view(shelf, kept, *at)?;
+                let disk: Arc<dyn Disk> =
+                    RealDisk::open(target).map_err(|error| open_failed(&error))?;
+                let bar = bar(view.bytes());
+                bar.set_message("restoring");
+                let restored = view.restore(&disk, storage, &mut |bytes| bar.inc(bytes));
+                bar.finish_and_clear();
+                restored.map_err(|error| failed(&error))
+            }
+            #[cfg(feature = "object")]
+            Self::Replica { fetch, .. } => {
+                let bar = bar(fetch.bytes());
+                bar.set_message("restoring");
+                let progress = &mut |bytes| bar.inc(bytes);
+                let restored = fetch.restore(target, RestoredAs::Copy, progress);
+                bar.finish_and_clear();
+                restored.map_err(|error| unfetched(&error))
+            }
+        }
+    }
+}
+
 /// A restore or drill to do.
-struct RestoreWork<'a> {
-    shelf: &'a BackupShelf,
-    kept: &'a StoredBackup,
-    at: Option<Position>,
+struct RestoreWork {
+    source: RestoreSource,
     storage: StorageConfig,
     json: bool,
 }
@@ -129,19 +248,13 @@ fn covers(whole: &Gap, part: &Gap) -> bool {
     whole.log == part.log && whole.from <= part.from && part.to <= whole.to
 }
 
-impl RestoreWork<'_> {
-    fn restore(&self, target: &Path) -> Result<Restored, Exit> {
-        let view = view(self.shelf, self.kept, self.at)?;
-        let disk: Arc<dyn Disk> = RealDisk::open(target).map_err(|error| open_failed(&error))?;
-        let bar = bar(view.bytes());
-        bar.set_message("restoring");
-        let restored = view.restore(&disk, &self.storage, &mut |bytes| bar.inc(bytes));
-        bar.finish_and_clear();
-        restored.map_err(|error| failed(&error))
+impl RestoreWork {
+    fn restore(&mut self, target: &Path) -> Result<Restored, Exit> {
+        self.source.restore(target, &self.storage)
     }
 
     /// Restores to a temporary directory, and reads everything.
-    fn drill(&self, place: &Path) -> Result<bool, Exit> {
+    fn drill(&mut self, place: &Path) -> Result<bool, Exit> {
         let scratch = tempfile::Builder::new()
             .prefix("wald-drill-")
             .tempdir_in(place)
@@ -207,12 +320,14 @@ impl RestoreWork<'_> {
         read: Option<&DrillResult>,
     ) -> Result<(), Exit> {
         let report = &restored.report;
+        let (backup, replica) = self.source.names();
         for finding in &report.findings {
             eprintln!("wald: {}", escaped(&finding.to_string()));
         }
         let line = match self.json {
             true => json!({
-                "backup": self.kept.id,
+                "backup": backup,
+                "replica": replica,
                 "position": restored.position.get(),
                 "recovery_epoch": report.recovery_epoch.get(),
                 "logs": report.logs,
@@ -224,13 +339,18 @@ impl RestoreWork<'_> {
             })
             .to_string(),
             false => format!(
-                "{} backup {} at position {}: {} records of {} logs, {}; the next start is recovery \
+                "{} {} {} at position {}: {} records of {} logs, {}; the next start is recovery \
                  epoch {}{}",
                 match read {
                     None => "restored",
                     Some(_) => "drill of",
                 },
-                self.kept.id,
+                if backup.is_some() {
+                    "backup"
+                } else {
+                    "replica"
+                },
+                backup.or(replica).unwrap_or_default(),
                 restored.position,
                 HumanCount(report.records),
                 HumanCount(report.logs),

@@ -3,7 +3,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::layers::{Origin, misspelt, nearest};
-use super::{Config, Layers, LogPattern, LogPatterns, SETTINGS, SettingValue, Size, reference};
+use super::{
+    BucketGap, Config, Layers, LogPattern, LogPatterns, SETTINGS, SettingValue, Size, reference,
+};
 
 fn file(text: &str) -> Layers {
     Layers {
@@ -157,10 +159,10 @@ fn every_sync_mode_reaches_the_engine_and_weak_ones_describe_the_loss() {
         }
     }
     let refused = &problems(&file("sync_mode = \"sometimes\""))[0];
-    assert!(refused.contains("strict, batch") && !refused.contains("replicated"));
+    assert!(refused.contains("strict, batch"));
     let refused = &problems(&file("sync_mode = \"replicated\""))[0];
     assert!(
-        refused.contains("sync_mode") && refused.contains("no replica"),
+        refused.contains("sync_mode") && refused.contains("bucket_url"),
         "{refused}"
     );
     assert!(problems(&file("sync_interval = \"0s\""))[0].contains("sync_interval"));
@@ -177,6 +179,70 @@ fn table_in_a_file_is_the_beginning_of_its_keys() {
     let found = problems(&file("otlp_timeout = \"1s\"\n[otlp]\ntimeout = \"2s\""));
     assert!(found[0].contains("twice"), "{found:?}");
     assert!(problems(&file("[otlp]\nsample_percent = 101"))[0].contains("at most 100"));
+}
+
+#[cfg(not(feature = "object"))]
+#[test]
+fn replica_needs_a_build_with_object_stores() {
+    let found = problems(&file("bucket_url = \"s3://wald/orders\""));
+    assert!(found[0].contains("--features object"), "{found:?}");
+}
+
+#[cfg(feature = "object")]
+#[test]
+fn replica_reaches_the_engine_of_a_daemon_and_no_other() {
+    use wald_storage::{ReplicaBounds, SyncMode};
+    let config = resolved(&file(
+        "bucket_url = \"s3://wald/orders\"\nsync_mode = \"replicated\"\nreplica_max_lag = \"2MiB\"",
+    ));
+    let bounds = ReplicaBounds { max_lag: 2 << 20 };
+    let storage = config.storage();
+    assert_eq!(
+        (storage.replica, storage.sync_mode),
+        (Some(bounds), SyncMode::Replicated)
+    );
+    assert_eq!(config.can_be_lost(), None);
+    let alone = config.storage_without_replica();
+    assert_eq!(
+        (alone.replica, alone.sync_mode),
+        (None, SyncMode::Strict),
+        "a command ships nothing, so nothing is released to it"
+    );
+    alone.check().unwrap();
+    let found = problems(&file("bucket_url = \"https://wald/orders\""));
+    assert!(found[0].contains("s3://BUCKET/PREFIX"), "{found:?}");
+}
+
+#[test]
+fn settings_of_the_replica_have_bounds() {
+    for (text, words) in [
+        ("replica_max_lag = \"2GiB\"", None),
+        ("replica_max_lag = \"1023KiB\"", Some("1MiB")),
+        ("replica_interval = \"0s\"", Some("more than 0")),
+        ("replica_keep = \"0s\"", Some("more than 0")),
+        ("bucket_gap = \"soon\"", Some("or auto")),
+        ("node_id = \"a b\"", Some("printable")),
+        ("advertise = \"wald-0\"", Some("HOST:PORT")),
+        ("advertise = \":6925\"", Some("HOST:PORT")),
+        ("advertise = \"wald-0:69250\"", Some("HOST:PORT")),
+    ] {
+        let found = layers_problem(text);
+        match words {
+            // Only a replica has this upper bound.
+            None => assert_eq!(found, None),
+            Some(words) => assert!(found.as_ref().unwrap().contains(words), "{found:?}"),
+        }
+    }
+    let gap = |text: &str| resolved(&file(text)).bucket_gap;
+    assert_eq!(gap("bucket_gap = \"auto\""), BucketGap::Auto);
+    let default = BucketGap::Fixed(Duration::from_millis(50));
+    assert_eq!(gap("advertise = \"[::1]:6925\""), default);
+}
+
+/// The first problem of a file.
+fn layers_problem(text: &str) -> Option<String> {
+    let resolved = file(text).resolve();
+    resolved.err().map(|problem| problem.0[0].clone())
 }
 
 #[cfg(not(feature = "otlp"))]

@@ -171,6 +171,34 @@ impl SettingValue for Duration {
     }
 }
 
+/// Minimum time between two writes to the bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BucketGap {
+    /// The median time of the newest writes.
+    Auto,
+    /// This time.
+    Fixed(Duration),
+}
+
+impl SettingValue for BucketGap {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            _ => match units::span(text) {
+                Ok(span) => Ok(Self::Fixed(span)),
+                Err(why) => Err(format!("{why}, or auto")),
+            },
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::Fixed(span) => units::shown_span(*span),
+        }
+    }
+}
+
 /// Reaction to a failed journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FlushFailurePolicy {
@@ -240,16 +268,13 @@ pub(crate) enum ConsoleMode {
     Off,
 }
 
-/// Words for the variants of a type, the engine's types included. A variant that is not built has a word, to show it, and
-/// a reason why no setting may have it.
+/// Words for the variants of a type, the engine's types included.
 macro_rules! choice {
-    ($type:ident { $( $variant:ident = $text:literal ),+ }
-        $( unbuilt $later:ident = $word:literal: $why:literal )?) => {
+    ($type:ident { $( $variant:ident = $text:literal ),+ }) => {
         impl SettingValue for $type {
             fn parse(text: &str) -> Result<Self, String> {
                 match text {
                     $( $text => Ok(Self::$variant), )+
-                    $( $word => Err($why.to_owned()), )?
                     _ => Err(format!("expected {}", [$($text),+].join(", "))),
                 }
             }
@@ -257,7 +282,6 @@ macro_rules! choice {
             fn show(&self) -> String {
                 match self {
                     $( Self::$variant => $text, )+
-                    $( Self::$later => $word, )?
                 }
                 .to_owned()
             }
@@ -270,8 +294,9 @@ choice!(SyncMode {
     Batch = "batch",
     Interval = "interval",
     Async = "async",
-    Manual = "manual"
-} unbuilt Replicated = "replicated": "this version has no replica; the safest mode is strict");
+    Manual = "manual",
+    Replicated = "replicated"
+});
 choice!(OnDamage { Quarantine = "quarantine", Refuse = "refuse" });
 choice!(ReadStrategy { Pread = "pread", Mmap = "mmap" });
 choice!(FlushFailurePolicy { Exit = "exit", ReadOnly = "read_only" });

@@ -14,24 +14,30 @@ pub(crate) fn digest(bytes: &[u8]) -> Option<u128> {
     Some(u128::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// The parts of a backup.
+/// The first part of a backup.
 pub(crate) fn backup_manifest(manifest: &BackupManifest) -> v1::BackupResponse {
+    v1::BackupResponse {
+        part: Some(v1::backup_response::Part::Manifest(proto_manifest(
+            manifest,
+        ))),
+    }
+}
+
+/// A manifest as the contract has it.
+pub(crate) fn proto_manifest(manifest: &BackupManifest) -> v1::BackupManifest {
     let files = manifest.files.iter().map(|file| v1::BackupFile {
         path: file.path.clone(),
         file_bytes: file.bytes,
         digest: Bytes::copy_from_slice(&file.digest.to_be_bytes()),
         known: file.known,
     });
-    let manifest = v1::BackupManifest {
+    v1::BackupManifest {
         store_id: uuid(manifest.store_id),
         recovery_epoch: manifest.recovery_epoch.get(),
         position: Some(manifest.position.get()),
         files: files.collect(),
         create_time: Some(proto_timestamp(manifest.created)),
         findings: manifest.damage.iter().map(finding).collect(),
-    };
-    v1::BackupResponse {
-        part: Some(v1::backup_response::Part::Manifest(manifest)),
     }
 }
 

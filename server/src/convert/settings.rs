@@ -207,15 +207,17 @@ pub(super) fn proto_log_config(config: &LogConfig) -> v1::LogConfig {
 }
 
 /// Every sync mode that a log can have.
-pub(crate) fn sync_modes() -> [v1::SyncMode; 5] {
-    [
+pub(crate) fn sync_modes(has_replica: bool) -> Vec<v1::SyncMode> {
+    let local = [
         SyncMode::Strict,
         SyncMode::Batch,
         SyncMode::Interval,
         SyncMode::Async,
         SyncMode::Manual,
-    ]
-    .map(proto_sync_mode)
+    ];
+    let replicated = has_replica.then_some(SyncMode::Replicated);
+    let all = local.into_iter().chain(replicated);
+    all.map(proto_sync_mode).collect()
 }
 
 /// The kind of an engine as the contract has it.

@@ -258,7 +258,10 @@ fn log_settings_that_are_not_built_are_refused_by_name() {
 
 #[test]
 fn log_settings_come_back_as_they_were_given() {
-    for sync_mode in sync_modes().into_iter().chain([v1::SyncMode::Unspecified]) {
+    for sync_mode in sync_modes(true)
+        .into_iter()
+        .chain([v1::SyncMode::Unspecified])
+    {
         let given = v1::LogConfig {
             sync_mode: sync_mode.into(),
             max_record_bytes: 9,

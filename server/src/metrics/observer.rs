@@ -39,7 +39,7 @@ impl EngineMetrics {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
         let phases = make.histograms(
             "wald_append_phase_seconds",
-            "Time of appends in seconds, by phase: queue, encode, write, flush, and reply (from the engine's answer to the finished response).",
+            "Time of appends in seconds, by phase: queue, encode, write, flush, replicate (only with a replica), and reply (from the engine's answer to the finished response).",
             &["phase"],
             phase_buckets(),
         )?;

@@ -131,8 +131,9 @@ fn shown() -> BTreeMap<String, BTreeSet<String>> {
 
 /// The metrics in /metrics: for each the names of its samples.
 fn exported() -> BTreeMap<String, Vec<String>> {
-    // A tenant has metrics of its own.
+    // A tenant and a replica have metrics of their own.
     let metrics = Metrics::new().unwrap();
+    metrics.replica().unwrap();
     let tenant = std::sync::Arc::new(TenantUsage::new("a", 1));
     metrics.watch_tenants(move || vec![std::sync::Arc::clone(&tenant)]);
     let quota = Quota {

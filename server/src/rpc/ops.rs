@@ -105,7 +105,10 @@ impl v1::ops_service_server::OpsService for Services {
             engine: convert::engine_kind(profile.kind).into(),
             start_time: Some(convert::proto_timestamp(node.start_time)),
             limits: Some(convert::server_limits(&profile.limits, &node.limits)),
-            sync_modes: convert::sync_modes().map(i32::from).to_vec(),
+            sync_modes: convert::sync_modes(node.has_replica)
+                .into_iter()
+                .map(i32::from)
+                .collect(),
             default_sync_mode: convert::proto_sync_mode(node.sync_mode).into(),
             sync_interval: Some(convert::proto_duration(node.sync_interval)),
             auto_create: node.auto_create,

@@ -51,6 +51,7 @@ impl Fixture {
             phase: receiver,
             heartbeat_interval,
             sync_mode: SyncMode::Strict,
+            has_replica: true,
             sync_interval: config.sync_interval,
             retention: config.retention(),
             limits: ServerLimits {

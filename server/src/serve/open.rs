@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use wald_storage::{
-    Disk, LocalEngine, LogEngine, OpenError, RealDisk, RecoveryReport, StorageConfig, SystemClock,
-    block_on,
+    Disk, LocalEngine, LogEngine, OpenError, RealDisk, RecoveryReport, SystemClock, block_on,
 };
 
-use super::Exit;
+use super::{Exit, StartFacts};
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::replica::{ReplicaStart, RunningReplica};
 
 /// A directory that file systems make.
 const LOST_AND_FOUND: &str = "lost+found";
@@ -84,25 +84,29 @@ fn look_around(directory: &Path) -> Result<bool, Exit> {
 pub(super) struct OpenedStore {
     pub(super) engine: Arc<dyn LogEngine>,
     pub(super) report: RecoveryReport,
+    /// Ships the journal already.
+    pub(super) replica: Option<RunningReplica>,
 }
 
 /// A store that is being opened.
-pub(super) struct Opening(oneshot::Receiver<Result<OpenedStore, OpenError>>);
+pub(super) struct Opening(oneshot::Receiver<Result<OpenedStore, Exit>>);
 
-/// Begins to open the store that the configuration names.
+/// Begins to open the store that the configuration names. Without `facts` it does not become the owner of a replica.
 ///
 /// # Errors
 /// If no thread can be made.
-pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, Exit> {
-    let storage = config.storage();
-    let directory = config.data_dir.clone();
-    let archive = Some(config.archive_dir.clone()).filter(|path| !path.is_empty());
+pub(super) fn start(
+    config: &Config,
+    metrics: Arc<Metrics>,
+    facts: Option<StartFacts>,
+) -> Result<Opening, Exit> {
+    let config = config.clone();
     let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new()
         .name("wald-open".to_owned())
         .spawn(move || {
             // No task waits any more if the process is ending.
-            let opened = open(&directory, archive.as_deref(), storage, metrics);
+            let opened = open(&config, metrics, facts);
             let _ = sender.send(opened);
         })
         .map_err(|error| Exit::new(Exit::SYSTEM, format!("cannot start a thread: {error}")))?;
@@ -110,19 +114,34 @@ pub(super) fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Opening, E
 }
 
 fn open(
-    directory: &Path,
-    archive: Option<&str>,
-    config: StorageConfig,
+    config: &Config,
     metrics: Arc<Metrics>,
-) -> Result<OpenedStore, OpenError> {
-    let disk = RealDisk::open(directory)?;
-    let archive = match archive {
-        Some(archive) => Some(open_archive(directory, Path::new(archive))?),
+    facts: Option<StartFacts>,
+) -> Result<OpenedStore, Exit> {
+    let replica = match &facts {
+        Some(facts) => ReplicaStart::prepare(config, &metrics, facts)?,
         None => None,
     };
+    let (engine, report) = open_engine(config, metrics).map_err(|error| exit(&error))?;
+    let replica = replica.map(|replica| replica.begin(&engine)).transpose()?;
+    Ok(OpenedStore {
+        engine,
+        report,
+        replica,
+    })
+}
+
+fn open_engine(
+    config: &Config,
+    metrics: Arc<Metrics>,
+) -> Result<(Arc<LocalEngine>, RecoveryReport), OpenError> {
+    let disk = RealDisk::open(&config.data_dir)?;
+    let archive = match &*config.archive_dir {
+        "" => None,
+        archive => Some(open_archive(&config.data_dir, Path::new(archive))?),
+    };
     let clock = Arc::new(SystemClock);
-    let (engine, report) = LocalEngine::open_with_archive(disk, archive, config, clock, metrics)?;
-    Ok(OpenedStore { engine, report })
+    LocalEngine::open_with_archive(disk, archive, config.storage(), clock, metrics)
 }
 
 /// Opens the archive. It is not made: where a mount is missing it would fill another device.
@@ -150,7 +169,7 @@ impl Opening {
     /// With the exit code of the failure.
     pub(super) async fn opened(self) -> Result<OpenedStore, Exit> {
         match self.0.await {
-            Ok(opened) => opened.map_err(|error| exit(&error)),
+            Ok(opened) => opened,
             Err(_) => Err(Exit::new(Exit::SYSTEM, "opening the store panicked")),
         }
     }
@@ -188,7 +207,7 @@ mod tests {
     use std::io;
     use std::path::PathBuf;
 
-    use wald_storage::NoObserver;
+    use wald_storage::{NoObserver, StorageConfig};
 
     use super::*;
 

@@ -105,6 +105,15 @@ impl Daemon {
 
     /// Starts a daemon on a directory that the caller keeps.
     pub(crate) fn start_in(directory: &Path, arguments: &[&str]) -> Self {
+        Self::start_with(directory, arguments, &[])
+    }
+
+    /// Starts a daemon with further variables of the environment.
+    pub(crate) fn start_with(
+        directory: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let own_http = arguments.contains(&"--http-listen");
         let mut child = wald()
             .arg("--data-dir")
@@ -119,6 +128,7 @@ impl Daemon {
             .args(start_arguments(arguments))
             .args(arguments)
             .env("WALD_SEGMENT_BYTES", "1MiB")
+            .envs(variables.iter().copied())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

@@ -31,12 +31,13 @@ class Durability(_Open):
     DURABLE = types_pb2.DURABILITY_DURABLE
     """Flushed to the device: survives a power cut."""
     REPLICATED = types_pb2.DURABILITY_REPLICATED
-    """On more than one machine; only on the object engine."""
+    """Also in the bucket of a replica: survives the loss of the machine."""
 
 
 class Visibility(IntEnum):
     """Which records a reader sees. Unset: records that the log's sync mode acks."""
 
+    REPLICATED = types_pb2.VISIBILITY_REPLICATED
     DURABLE = types_pb2.VISIBILITY_DURABLE
     WRITTEN = types_pb2.VISIBILITY_WRITTEN
     ACCEPTED = types_pb2.VISIBILITY_ACCEPTED

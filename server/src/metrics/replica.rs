@@ -1,0 +1,234 @@
+//! Metrics of the replica. Only a daemon with a bucket has them.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use prometheus::{Error, Gauge, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use wald_storage::{Position, ReplicaProgress};
+
+use super::{Maker, signed};
+
+/// Labels of results.
+const RESULTS: [&str; 2] = ["ok", "failed"];
+
+/// The kinds of things that go to the bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UploadKind {
+    /// A part of the journal.
+    Rows,
+    /// Files of the store, and their manifest.
+    Files,
+}
+
+/// All metrics of a replica.
+pub(crate) struct ReplicaMetrics {
+    lag_bytes: IntGauge,
+    lag_limit: IntGauge,
+    lag_seconds: Gauge,
+    uploads: IntCounterVec,
+    tail_rows: IntGauge,
+    term: IntGauge,
+    fenced: IntCounter,
+    takeovers: IntCounter,
+    requests: IntCounterVec,
+    request_seconds: HistogramVec,
+    bytes: IntCounterVec,
+    progress: OnceLock<Box<dyn Fn() -> ReplicaProgress + Send + Sync>>,
+    age: Mutex<LagAge>,
+}
+
+/// Finds the age of the replica's lag from samples of its progress.
+struct LagAge {
+    /// The journal was durable up to this position at this time.
+    mark: (Position, Instant),
+}
+
+impl LagAge {
+    /// The least age of the oldest byte that is durable and not replicated; 0 without one.
+    fn of(&mut self, progress: &ReplicaProgress, now: Instant) -> Duration {
+        if progress.replicated >= self.mark.0 {
+            self.mark = (progress.durable, now);
+        }
+        match progress.durable > progress.replicated {
+            true => now.duration_since(self.mark.1),
+            false => Duration::ZERO,
+        }
+    }
+}
+
+impl ReplicaMetrics {
+    pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
+        let metrics = Self {
+            lag_bytes: make.gauge(
+                "wald_replica_lag_bytes",
+                "Bytes of the journal that are durable and not in the bucket. The loss of the machine takes them. At wald_replica_lag_limit_bytes appends are answered BUSY.",
+            )?,
+            lag_limit: make.gauge(
+                "wald_replica_lag_limit_bytes",
+                "Bound on wald_replica_lag_bytes: the setting replica_max_lag.",
+            )?,
+            lag_seconds: make.float_gauge(
+                "wald_replica_lag_seconds",
+                "Age in seconds of the oldest byte that is durable and not in the bucket, to 1 second. Above 30: the bucket is slow or gives no answer.",
+            )?,
+            uploads: make.register(IntCounterVec::new(
+                prometheus::Opts::new(
+                    "wald_replica_uploads_total",
+                    "Uploads to the bucket, by kind (rows of the journal; files of the store with their manifest) and result. Failed ones are repeated.",
+                ),
+                &["kind", "result"],
+            )?)?,
+            tail_rows: make.gauge(
+                "wald_tail_rows",
+                "Rows of the journal in the bucket that no file holds yet. Growing for long: no files are uploaded.",
+            )?,
+            term: make.gauge(
+                "wald_term",
+                "Term in which this node owns the store; it rises with each owner. 0: it does not own it yet.",
+            )?,
+            fenced: make.counter(
+                "wald_fenced_total",
+                "Times that another node has taken the store from this one. Above 0 this node ends.",
+            )?,
+            takeovers: make.counter(
+                "wald_takeovers_total",
+                "Times that this process has taken the store over from another node, by --take-over.",
+            )?,
+            requests: make.register(IntCounterVec::new(
+                prometheus::Opts::new(
+                    "wald_bucket_requests_total",
+                    "Requests to the bucket of the replica, by operation and result: ok, condition, not_found, denied, failed, dropped. Retries count as one request.",
+                ),
+                &["op", "result"],
+            )?)?,
+            request_seconds: make.latencies(
+                "wald_bucket_request_seconds",
+                "Duration of requests to the bucket of the replica in seconds, with retries, by operation.",
+                &["op"],
+            )?,
+            bytes: make.counters(
+                "wald_bucket_bytes_total",
+                "Bytes of objects to and from the bucket of the replica, by direction.",
+                "direction",
+                &["sent", "received"],
+            )?,
+            progress: OnceLock::new(),
+            age: Mutex::new(LagAge {
+                mark: (Position::ZERO, Instant::now()),
+            }),
+        };
+        for kind in ["rows", "files"] {
+            for result in RESULTS {
+                let labels = [kind, result];
+                metrics.uploads.get_metric_with_label_values(&labels)?;
+            }
+        }
+        // So that a metric without requests has its name.
+        let put = ["put", "ok"];
+        metrics.requests.get_metric_with_label_values(&put)?;
+        metrics
+            .request_seconds
+            .get_metric_with_label_values(&["put"])?;
+        Ok(metrics)
+    }
+
+    /// Shows the progress that the function gives from now on.
+    pub(crate) fn watch(
+        &self,
+        limit: u64,
+        progress: impl Fn() -> ReplicaProgress + Send + Sync + 'static,
+    ) {
+        self.lag_limit.set(signed(limit));
+        // There is one replica in a process.
+        let _ = self.progress.set(Box::new(progress));
+    }
+
+    /// Takes a sample. The age of the lag is known as exactly as samples are frequent.
+    pub(crate) fn sample(&self) {
+        if let Some(progress) = self.progress.get() {
+            let progress = progress();
+            let lag = progress.durable.since(progress.replicated);
+            let age = self.age.lock().of(&progress, Instant::now());
+            self.lag_bytes.set(signed(lag));
+            self.lag_seconds.set(age.as_secs_f64());
+        }
+    }
+
+    /// Something was uploaded, or was not.
+    pub(crate) fn uploaded(&self, kind: UploadKind, is_done: bool) {
+        let kind = match kind {
+            UploadKind::Rows => "rows",
+            UploadKind::Files => "files",
+        };
+        let result = if is_done { "ok" } else { "failed" };
+        self.uploads.with_label_values(&[kind, result]).inc();
+    }
+
+    /// Number of rows in the tail.
+    pub(crate) fn has_rows(&self, rows: u64) {
+        self.tail_rows.set(signed(rows));
+    }
+
+    /// This node owns the store in a term.
+    pub(crate) fn owns(&self, term: u64) {
+        self.term.set(signed(term));
+    }
+
+    /// Another node owns the store.
+    pub(crate) fn fenced(&self) {
+        self.fenced.inc();
+    }
+
+    /// This node has taken the store over.
+    pub(crate) fn took_over(&self) {
+        self.takeovers.inc();
+    }
+
+    /// A request to the bucket has ended.
+    pub(crate) fn requested(
+        &self,
+        (op, result): (&str, &str),
+        took: Duration,
+        (sent, received): (u64, u64),
+    ) {
+        self.requests.with_label_values(&[op, result]).inc();
+        let seconds = self.request_seconds.with_label_values(&[op]);
+        seconds.observe(took.as_secs_f64());
+        self.bytes.with_label_values(&["sent"]).inc_by(sent);
+        self.bytes.with_label_values(&["received"]).inc_by(received);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_as_old_as_the_mark_that_the_replica_has_not_reached() {
+        let begin = Instant::now();
+        let after = |seconds| begin + Duration::from_secs(seconds);
+        let mut age = LagAge {
+            mark: (Position::ZERO, begin),
+        };
+        let mut at = |durable, replicated, seconds| {
+            let progress = ReplicaProgress {
+                durable: Position::new(durable),
+                replicated: Position::new(replicated),
+                ..ReplicaProgress::default()
+            };
+            age.of(&progress, after(seconds)).as_secs()
+        };
+        // Nothing waits for an hour: new bytes are not an hour old.
+        assert_eq!(at(10, 10, 0), 0);
+        assert_eq!(at(10, 10, 3600), 0);
+        assert_eq!(at(20, 10, 3601), 0);
+        // It moves, but not as fast as the journal.
+        assert_eq!(at(30, 15, 3604), 3);
+        assert_eq!(at(40, 20, 3606), 0);
+        assert_eq!(at(50, 39, 3608), 2);
+        // It stands.
+        assert_eq!(at(60, 39, 3700), 94);
+        assert_eq!(at(60, 60, 3701), 0);
+    }
+}

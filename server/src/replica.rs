@@ -1,0 +1,393 @@
+//! The replica of this daemon's store in a bucket.
+//!
+//! ```text
+//! probe ─▶ directory has a store ─────────────────┬▶ engine opens ─▶ claim, TERM, ship the rest ─▶ serve, ship
+//!          └ empty ─▶ bucket has none ────────────┤
+//!                  └▶ has one: --take-over fences the owner and fetches the store; else the start is refused
+//! ```
+//!
+//! The thread that opens the store does all steps before the daemon serves. Then the shipper runs on a thread of its own,
+//! so that no event loop waits for it. `none.rs` takes the place of this module in builds without object stores.
+
+mod events;
+pub(crate) mod fetch;
+mod manifests;
+mod term;
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+use wald_bucket::{
+    Bucket, BucketUrl, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord, ProbeError,
+    ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError, ShipGap, ShipSettings,
+    ShipSource, TailErrorKind, probe, probe_metadata,
+};
+use wald_storage::{LocalEngine, Operate as _, Replica as _, RestoreError, RestoredAs, block_on};
+
+use crate::backups::bucket::Remote;
+use crate::bucket::{self, BucketRuntime};
+use crate::config::{BucketGap, Config};
+use crate::metrics::{Metrics, ReplicaMetrics};
+use crate::serve::{Exit, StartFacts};
+
+use self::events::{Events, Requests};
+use self::fetch::{Fetch, FetchError};
+use self::manifests::ProtoManifests;
+
+/// The bucket of a start, which has passed its probe.
+pub(crate) struct ReplicaStart {
+    remote: Arc<Remote>,
+    claim: OwnerClaim,
+    /// Whether the operator takes the store from another node.
+    takes_over: bool,
+    settings: ShipSettings,
+    directory: PathBuf,
+    metrics: Arc<ReplicaMetrics>,
+}
+
+/// The replica of a daemon that serves.
+pub(crate) struct RunningReplica {
+    place: String,
+    stop: watch::Sender<bool>,
+    runs: JoinHandle<ShipEnd>,
+    has_ended: bool,
+    metrics: Arc<ReplicaMetrics>,
+    /// Its thread ends with it.
+    _remote: Arc<Remote>,
+}
+
+impl ReplicaStart {
+    /// Shows the lag in metrics from now on.
+    fn watch(&self, engine: &Arc<LocalEngine>) {
+        let watched = Arc::downgrade(engine);
+        let progress = move || {
+            let engine = watched.upgrade();
+            engine.map(|engine| engine.progress()).unwrap_or_default()
+        };
+        self.metrics.watch(self.settings.max_lag, progress);
+        let metrics = Arc::clone(&self.metrics);
+        self.remote.runtime.spawn(async move {
+            let mut samples = tokio::time::interval(SAMPLE_PAUSE);
+            loop {
+                samples.tick().await;
+                metrics.sample();
+            }
+        });
+    }
+
+    /// Prepares the replica that the settings name: probes the bucket, and fetches a store that an empty directory takes
+    /// over. `None` without one.
+    ///
+    /// # Errors
+    /// If the bucket is refused or fails, or if directory and bucket do not fit each other.
+    pub(crate) fn prepare(
+        config: &Config,
+        metrics: &Metrics,
+        facts: &StartFacts,
+    ) -> Result<Option<Self>, Exit> {
+        if !config.has_replica() {
+            return Ok(None);
+        }
+        let node = node_name(config)?;
+        let metrics = metrics.replica().map_err(|error| {
+            let text = format!("metrics cannot be registered: {error}");
+            Exit::new(Exit::SYSTEM, text)
+        })?;
+        let remote = Arc::new(remote(config, &metrics)?);
+        let fetches = match facts.is_new {
+            true => has_store(&remote, &config.data_dir, facts.take_over)?,
+            false => false,
+        };
+        remote.runtime.block_on(probe_all(&remote.bucket))?;
+        let mut start = Self {
+            takes_over: facts.take_over,
+            settings: ShipSettings {
+                gap: match config.bucket_gap {
+                    BucketGap::Auto => ShipGap::Measured,
+                    BucketGap::Fixed(gap) => ShipGap::Fixed(gap),
+                },
+                interval: config.replica_interval,
+                max_lag: config.replica_max_lag.0,
+                keep: config.replica_keep,
+            },
+            claim: OwnerClaim {
+                endpoint: endpoint(config, &node, facts.address),
+                node,
+                kept_term: None,
+                take_over: facts.take_over,
+            },
+            directory: config.data_dir.clone(),
+            metrics,
+            remote,
+        };
+        if fetches {
+            start.fetch(config)?;
+        }
+        Ok(Some(start))
+    }
+
+    /// Takes the store over, and fetches it into the empty directory.
+    fn fetch(&mut self, config: &Config) -> Result<(), Exit> {
+        let (bucket, runtime) = (&self.remote.bucket, &self.remote.runtime);
+        let place = bucket.place();
+        let term = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
+        let term = term.map_err(|error| exit(&error))?;
+        tracing::info!(
+            place,
+            term,
+            "fetching the store from the bucket; no other node owns it any more"
+        );
+        let unfetched = |error: FetchError| Exit::new(fetch_code(&error), error.to_string());
+        let mut fetch = Fetch::begin(&self.remote, config).map_err(unfetched)?;
+        let store_id = fetch.store_id();
+        let restored = fetch
+            .restore(&self.directory, RestoredAs::Store, &mut |_| {})
+            .map_err(unfetched)?;
+        tracing::info!(
+            files = restored.files,
+            bytes = restored.bytes,
+            records = restored.report.records,
+            position = restored.position.get(),
+            "the directory has the store of the bucket"
+        );
+        term::keep(&self.directory, store_id, term)
+            .map_err(|error| exit(&OwnerError::Kept(error)))?;
+        self.claim.take_over = false;
+        Ok(())
+    }
+
+    /// Becomes the owner of the store, and ships everything that is durable.
+    ///
+    /// # Errors
+    /// If another node owns the store, if the directory is not its newest one, or if the bucket fails.
+    pub(crate) fn begin(mut self, engine: &Arc<LocalEngine>) -> Result<RunningReplica, Exit> {
+        let store_id = engine.profile().store_id;
+        self.claim.kept_term = term::kept(&self.directory, store_id);
+        let directory = self.directory.clone();
+        let parts = ReplicaParts {
+            source: Arc::clone(engine) as Arc<dyn ShipSource>,
+            bucket: self.remote.bucket.clone(),
+            settings: self.settings,
+            format: Arc::new(ProtoManifests),
+            observer: Arc::new(Events::new(&self.remote.bucket, Arc::clone(&self.metrics))),
+            claim: self.claim.clone(),
+            keep_term: Arc::new(move |term| term::keep(&directory, store_id, term)),
+        };
+        let runtime = &self.remote.runtime;
+        let owner = match runtime.block_on(ReplicaOwner::begin(parts)) {
+            Ok(owner) => owner,
+            Err(error) => {
+                // The next start is then a clean one.
+                let _ = block_on(engine.drain());
+                return Err(exit(&error));
+            }
+        };
+        if self.takes_over {
+            self.metrics.took_over();
+        }
+        self.watch(engine);
+        let (stop, stopped) = watch::channel(false);
+        let runtime = &self.remote.runtime;
+        Ok(RunningReplica {
+            place: self.remote.bucket.place().to_owned(),
+            stop,
+            runs: runtime.spawn(owner.run(stopped)),
+            has_ended: false,
+            metrics: self.metrics,
+            _remote: self.remote,
+        })
+    }
+}
+
+/// Pause between two samples of the lag.
+const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
+
+impl RunningReplica {
+    /// Resolves with the end of this daemon when another node owns the store. A failure of the journal is not reported
+    /// here.
+    pub(crate) async fn moved(&mut self) -> Exit {
+        if !self.has_ended {
+            let end = (&mut self.runs).await;
+            self.has_ended = true;
+            match end {
+                Ok(ShipEnd::Fenced { owner }) => {
+                    self.metrics.fenced();
+                    return fenced(&self.place, owner.as_ref());
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let text = format!("the shipper of the replica failed: {error}");
+                    return Exit::new(Exit::SYSTEM, text);
+                }
+            }
+        }
+        pending().await
+    }
+
+    /// Ships the rest and releases the store, until a time at most. The engine must have drained.
+    ///
+    /// # Errors
+    /// If another node owns the store.
+    pub(crate) async fn finish(mut self, until: Instant) -> Result<(), Exit> {
+        let _ = self.stop.send(true);
+        if self.has_ended {
+            return Ok(());
+        }
+        match timeout_at(until, &mut self.runs).await {
+            Ok(Ok(ShipEnd::Shipped)) => {
+                tracing::info!(place = self.place, "the bucket has everything");
+                Ok(())
+            }
+            Ok(Ok(ShipEnd::Fenced { owner })) => Err(fenced(&self.place, owner.as_ref())),
+            Ok(Ok(ShipEnd::Stopped(_) | ShipEnd::Journal) | Err(_)) | Err(_) => {
+                tracing::warn!(
+                    place = self.place,
+                    "the bucket did not take the rest of the journal within shutdown_timeout; the next start ships it, so \
+                     keep the data directory"
+                );
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The bucket that the settings name.
+fn remote(config: &Config, metrics: &Arc<ReplicaMetrics>) -> Result<Remote, Exit> {
+    let wrong = |text: String| Exit::new(Exit::CONFIG, format!("bucket_url: {text}"));
+    let url: BucketUrl = config
+        .bucket_url
+        .parse()
+        .map_err(|bad: wald_bucket::BadUrl| wrong(bad.to_string()))?;
+    let opened = bucket::open(&url, config, Arc::new(Requests(Arc::clone(metrics))));
+    let runtime = BucketRuntime::start()
+        .map_err(|error| Exit::new(Exit::SYSTEM, format!("cannot start a thread: {error}")))?;
+    Ok(Remote {
+        bucket: opened
+            .map_err(|error| Exit::new(bucket::exit_code(error.kind()), error.to_string()))?,
+        runtime,
+    })
+}
+
+/// Whether the bucket has the store of an empty directory, which takes it over.
+///
+/// # Errors
+/// If directory and bucket do not fit each other.
+fn has_store(remote: &Remote, directory: &Path, take_over: bool) -> Result<bool, Exit> {
+    let found = ReplicaCopy::store_of(&remote.bucket);
+    let found = remote.runtime.block_on(found);
+    let found = found.map_err(|error| exit(&error.into()))?;
+    let (place, directory) = (remote.bucket.place(), directory.display());
+    let refused = match (found, take_over) {
+        (None, false) => return Ok(false),
+        (Some(_), true) => return Ok(true),
+        (None, true) => format!(
+            "{place} has no replica that {directory} could take over; start without --take-over to make a new store"
+        ),
+        (Some(_), false) => format!(
+            "{place} has the replica of a store, and {directory} has none; start with --take-over to continue that store \
+             here, or make a copy with `wald restore {place} --data-dir DIR`"
+        ),
+    };
+    Err(Exit::new(Exit::CONFIG, refused))
+}
+
+/// Makes sure that the bucket has atomic conditional writes and keeps metadata.
+async fn probe_all(bucket: &Bucket) -> Result<(), Exit> {
+    let failed = |error: wald_bucket::BucketError| {
+        Exit::new(bucket::exit_code(error.kind()), error.to_string())
+    };
+    let found = OwnerRecord::read(bucket).await.map_err(failed)?;
+    let rounds = match found {
+        None => NEW_ENDPOINT_ROUNDS,
+        Some(_) => ROUNDS,
+    };
+    probe(bucket, rounds).await.map_err(|error| match error {
+        ProbeError::Refused { .. } => Exit::new(Exit::CONFIG, error.to_string()),
+        ProbeError::Store(error) => failed(error),
+    })?;
+    let kept = probe_metadata(bucket).await;
+    kept.map_err(|error| exit(&OwnerError::from(error)))
+}
+
+/// The name of this node.
+fn node_name(config: &Config) -> Result<String, Exit> {
+    if !config.node_id.is_empty() {
+        return Ok(config.node_id.clone());
+    }
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    match name.as_deref().map(str::trim) {
+        Ok(name) if crate::config::is_node_name(name) && !name.is_empty() => Ok(name.to_owned()),
+        _ => Err(Exit::new(
+            Exit::CONFIG,
+            "this machine has no host name that can name a node in the bucket; set node_id",
+        )),
+    }
+}
+
+/// The address of this node for clients.
+fn endpoint(config: &Config, node: &str, address: SocketAddr) -> String {
+    match (&*config.advertise, address.ip().is_unspecified()) {
+        ("", true) => format!("{node}:{}", address.port()),
+        ("", false) => address.to_string(),
+        (advertised, _) => advertised.to_owned(),
+    }
+}
+
+/// The end of a daemon whose store another node owns.
+fn fenced(place: &str, owner: Option<&OwnerRecord>) -> Exit {
+    let owner = match owner {
+        Some(owner) => format!(
+            "the node {:?} ({}) owns the store in term {}",
+            owner.node, owner.endpoint, owner.term
+        ),
+        None => "another node owns the store".to_owned(),
+    };
+    Exit::new(
+        Exit::CONFIG,
+        format!(
+            "{place}: {owner}; this node has ended, and its data directory may hold records that were never REPLICATED"
+        ),
+    )
+}
+
+/// The end of a start that could not become the owner.
+fn exit(error: &OwnerError) -> Exit {
+    let code = match error {
+        OwnerError::Owned { .. } | OwnerError::Superseded { .. } | OwnerError::Contended { .. } => {
+            Exit::CONFIG
+        }
+        OwnerError::Kept(_) => Exit::IO,
+        OwnerError::Ship(error) => ship_code(error),
+    };
+    Exit::new(code, error.to_string())
+}
+
+fn ship_code(error: &ShipError) -> u8 {
+    match error {
+        ShipError::OtherStore { .. } | ShipError::Diverged { .. } => Exit::CONFIG,
+        ShipError::Manifest { .. } | ShipError::Incomplete { .. } => Exit::BAD_DATA,
+        ShipError::Backup(_) | ShipError::Journal(_) => Exit::IO,
+        ShipError::Bucket(error) => bucket::exit_code(error.kind()),
+        ShipError::Tail(error) => match error.kind() {
+            TailErrorKind::Refused | TailErrorKind::Fenced => Exit::CONFIG,
+            TailErrorKind::Unreachable | TailErrorKind::Stopped => Exit::UNAVAILABLE,
+            TailErrorKind::Damaged => Exit::BAD_DATA,
+        },
+    }
+}
+
+fn fetch_code(error: &FetchError) -> u8 {
+    match error {
+        FetchError::Ship(error) => ship_code(error),
+        FetchError::Restore(RestoreError::NotEmpty { .. }) => Exit::CONFIG,
+        FetchError::Empty { .. } => Exit::BAD_DATA,
+        error if error.is_damage() => Exit::BAD_DATA,
+        FetchError::Restore(_) | FetchError::Open(_) => Exit::IO,
+    }
+}

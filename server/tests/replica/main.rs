@@ -1,0 +1,370 @@
+//! Two daemons and one bucket: acks that survive a machine, take-overs, and a bucket that gives no answer.
+
+#![cfg(feature = "object")]
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod objects;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use objects::{Mood, Store};
+use rustix::process::Signal;
+use support::{Daemon, Told, append, part, private_directory, records, wald};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use wald_proto::v1;
+use wald_proto::v1::wal_service_client::WalServiceClient;
+
+/// Maximum time for a daemon to see that another one owns its store, on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Arguments of a node with a replica. Only requests for REPLICATED make it ship.
+fn arguments(store: &Store, node: &str, more: &[&str]) -> Vec<String> {
+    let endpoint = store.endpoint();
+    let own = [
+        "--bucket-url",
+        "s3://wald/orders",
+        "--bucket-endpoint",
+        &endpoint,
+        "--bucket-insecure",
+        "--replica-interval",
+        "1h",
+        "--node-id",
+        node,
+    ];
+    own.iter()
+        .chain(more)
+        .map(|&word| word.to_owned())
+        .collect()
+}
+
+/// The variables that let a client in. The daemon inherits them.
+const CREDENTIALS: [(&str, &str); 2] = [
+    ("AWS_ACCESS_KEY_ID", "test1234"),
+    ("AWS_SECRET_ACCESS_KEY", "test12345678"),
+];
+
+fn start(store: &Store, directory: &Path, node: &str, more: &[&str]) -> Daemon {
+    let arguments = arguments(store, node, more);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    Daemon::start_with(directory, &arguments, &CREDENTIALS)
+}
+
+/// Runs a command that must end by itself.
+fn ends(command: &mut Command) -> Output {
+    support::output(command.envs(CREDENTIALS))
+}
+
+/// A start that must be refused: its exit code and its log.
+fn refused(store: &Store, directory: &Path, node: &str, more: &[&str]) -> (Option<i32>, String) {
+    let output = ends(
+        wald()
+            .arg("--data-dir")
+            .arg(directory)
+            .args(["--listen", ":0", "--http-listen", ":0"])
+            .args(arguments(store, node, more)),
+    );
+    let log = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), log)
+}
+
+fn request(payload: &str, durability: v1::Durability) -> v1::AppendRequest {
+    v1::AppendRequest {
+        durability: durability.into(),
+        ..append("a", payload)
+    }
+}
+
+async fn replicated(
+    wal: &mut WalServiceClient<Channel>,
+    payload: &str,
+) -> Result<v1::AppendResponse, Status> {
+    let answer = wal.append(request(payload, v1::Durability::Replicated));
+    Ok(answer.await?.into_inner())
+}
+
+async fn payloads(wal: &mut WalServiceClient<Channel>) -> Vec<String> {
+    let scan = v1::ScanRequest {
+        selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+        ..v1::ScanRequest::default()
+    };
+    let mut stream = wal.scan(scan).await.unwrap().into_inner();
+    let mut found = Vec::new();
+    while let Some(message) = stream.message().await.unwrap() {
+        found.extend(records(&message.batches).into_iter().map(|record| record.2));
+    }
+    found
+}
+
+fn numbered(count: usize) -> Vec<String> {
+    (0..count).map(|number| number.to_string()).collect()
+}
+
+#[tokio::test]
+async fn second_node_takes_over_with_every_replicated_ack_and_the_first_ends() {
+    let store = Store::start();
+    let (one, two) = (private_directory(), private_directory());
+    let first = start(&store, one.path(), "one", &[]);
+    let mut wal = first.wal().await;
+    let mut acked = Vec::new();
+    for payload in numbered(20) {
+        let answer = replicated(&mut wal, &payload).await.unwrap();
+        assert_eq!(answer.durability(), v1::Durability::Replicated);
+        assert_eq!(answer.replicated_lsn, answer.lsn.map(|lsn| lsn + 1));
+        acked.push(answer.position.unwrap());
+    }
+    let mut lost = Vec::new();
+    for number in 0..3 {
+        let late = request(&format!("late {number}"), v1::Durability::Durable);
+        let answer = wal.append(late).await.unwrap().into_inner();
+        assert_eq!(answer.durability(), v1::Durability::Durable);
+        lost.push((answer.position.unwrap(), answer.recovery_epoch));
+    }
+    let (code, log) = refused(&store, two.path(), "two", &[]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(
+        log.contains("--take-over") && log.contains("wald restore"),
+        "{log}"
+    );
+    assert_eq!(std::fs::read_dir(two.path()).unwrap().count(), 0);
+
+    let second = start(&store, two.path(), "two", &["--take-over"]);
+    let address = second.start["grpc"].as_str().unwrap();
+    let mut next = second.wal().await;
+    assert_eq!(payloads(&mut next).await, numbered(20));
+    let tail = v1::GetTailRequest {
+        log: "a".to_owned(),
+        recovery_epoch: Some(lost[0].1),
+        ..v1::GetTailRequest::default()
+    };
+    let tail = next.get_tail(tail).await.unwrap().into_inner();
+    let survived = tail.survived_position.unwrap();
+    assert!(acked.iter().all(|position| *position < survived));
+    assert!(lost.iter().all(|(position, _)| *position >= survived));
+
+    let owned = ["wald_term", "wald_takeovers_total", "wald_fenced_total"];
+    assert_eq!(owned.map(|name| second.metric(name)), [3.0, 1.0, 0.0]);
+
+    // The first node learns it, refuses changes and ends.
+    let late = replicated(&mut wal, "too late").await.unwrap_err();
+    let has_ended = late.code() == Code::Unavailable;
+    assert!(
+        has_ended || Told::of(&late).reason == "REPLICATION_UNKNOWN",
+        "{late:?}"
+    );
+    drop(wal);
+    let line = first.wait_for_log("owns the store in term");
+    assert!(
+        line.contains("\\\"two\\\"") && line.contains(address),
+        "{line}"
+    );
+    let status = tokio::time::timeout(PATIENCE, first.ended()).await.unwrap();
+    assert_eq!(status.code(), Some(78));
+
+    // Its directory lacks what the second node has stored.
+    for more in [&[][..], &["--take-over"]] {
+        let (code, log) = refused(&store, one.path(), "one", more);
+        assert_eq!(code, Some(78), "{log}");
+        assert!(
+            log.contains("two") && log.contains(address) && log.contains("term 3"),
+            "{log}"
+        );
+    }
+    replicated(&mut next, "20").await.unwrap();
+    assert_eq!(payloads(&mut next).await, numbered(21));
+}
+
+#[tokio::test]
+async fn node_that_ends_ships_everything_and_goes_on_after_a_restart() {
+    let store = Store::start();
+    let directory = private_directory();
+    let node = start(
+        &store,
+        directory.path(),
+        "one",
+        &["--sync-mode", "replicated"],
+    );
+    let mut wal = node.wal().await;
+    let answer = wal.append(append("a", "0")).await.unwrap().into_inner();
+    assert_eq!(answer.durability(), v1::Durability::Replicated);
+    let info = v1::GetServerInfoRequest {};
+    let info = node.ops().await.get_server_info(info).await.unwrap();
+    let metrics = node.http("/metrics").1;
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/metrics.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for name in metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+    {
+        let name = format!("| `{}` |", name.split(' ').next().unwrap());
+        assert!(page.contains(&name), "{name} is not in docs/src/metrics.md");
+    }
+    let stored = "wald_replica_uploads_total{kind=\"rows\",result=\"ok\"}";
+    assert!(node.metric(stored) >= 1.0 && node.metric("wald_tail_rows") >= 1.0);
+    let modes: Vec<_> = info.get_ref().sync_modes().collect();
+    assert!(modes.contains(&v1::SyncMode::Replicated), "{modes:?}");
+    let durable = request("1", v1::Durability::Durable);
+    wal.append(durable).await.unwrap();
+    node.signal(Signal::TERM);
+    drop(wal);
+    node.wait_for_log("the bucket has everything");
+    assert!(node.ended().await.success());
+    let record = store.text("wald/orders/shards/0/owner");
+    assert!(record.contains("\"released\""), "{record}");
+
+    let copy = private_directory();
+    let restored = ends(
+        wald()
+            .args(["restore", "s3://wald/orders", "--bucket-endpoint"])
+            .arg(store.endpoint())
+            .args(["--bucket-insecure", "--output", "json", "--data-dir"])
+            .arg(copy.path()),
+    );
+    assert!(restored.status.success(), "{restored:?}");
+    let restored: serde_json::Value = serde_json::from_slice(&restored.stdout).unwrap();
+    assert_eq!(
+        (&restored["replica"], &restored["records"]),
+        (&"s3://wald/orders".into(), &2.into())
+    );
+    let copied = Daemon::start_in(copy.path(), &[]);
+    assert_eq!(payloads(&mut copied.wal().await).await, numbered(2));
+
+    let node = start(&store, directory.path(), "one", &[]);
+    let mut wal = node.wal().await;
+    replicated(&mut wal, "2").await.unwrap();
+    // A node that is killed names itself in the record, and knows its own claim.
+    node.signal(Signal::KILL);
+    node.ended().await;
+    let node = start(&store, directory.path(), "one", &[]);
+    let mut wal = node.wal().await;
+    replicated(&mut wal, "3").await.unwrap();
+    assert_eq!(payloads(&mut wal).await, numbered(4));
+    // Another store does not fit the bucket, and takes nothing from its owner.
+    let other = private_directory();
+    drop(Daemon::start_in(other.path(), &[]));
+    let (code, log) = refused(&store, other.path(), "other", &["--take-over"]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(log.contains("has the replica of the store"), "{log}");
+    replicated(&mut wal, "4").await.unwrap();
+}
+
+#[tokio::test]
+async fn without_an_answer_of_the_bucket_durable_goes_on_up_to_the_lag() {
+    let store = Store::start();
+    let directory = private_directory();
+    let node = start(
+        &store,
+        directory.path(),
+        "one",
+        &["--replica-max-lag", "1MiB"],
+    );
+    let mut wal = node.wal().await;
+    replicated(&mut wal, "begin").await.unwrap();
+    wal.append(append("b", "the log is made")).await.unwrap();
+    store.enter(Mood::Hangs);
+    let hung = Instant::now();
+    let mut waiting = node.wal().await;
+    let waiting = tokio::spawn(async move { replicated(&mut waiting, "waits").await });
+    let large = "x".repeat(100_000);
+    let refusal = loop {
+        let batch = v1::AppendBatchRequest {
+            batches: vec![part("b", &[&large])],
+            durability: v1::Durability::Durable.into(),
+            ..v1::AppendBatchRequest::default()
+        };
+        match wal.append_batch(batch).await {
+            Ok(answer) => {
+                assert_eq!(answer.get_ref().durability(), v1::Durability::Durable);
+            }
+            Err(refusal) => break refusal,
+        }
+    };
+    let told = Told::of(&refusal);
+    assert_eq!(
+        (told.code, &*told.reason),
+        (Code::ResourceExhausted, "BUSY")
+    );
+    assert_eq!(told.facts["resource"], "replica lag");
+    let lag = ["wald_replica_lag_bytes", "wald_replica_lag_limit_bytes"];
+    let [lag, limit] = lag.map(|name| node.metric(name));
+    assert!(limit == 1_048_576.0 && lag > limit, "{lag} of {limit}");
+    // It waits as long as the bucket may be slow.
+    assert!(!waiting.is_finished() || hung.elapsed() > Duration::from_secs(10));
+    store.enter(Mood::Answers);
+    let waited = waiting.await.unwrap();
+    match waited {
+        Ok(answer) => assert_eq!(answer.durability(), v1::Durability::Replicated),
+        Err(unknown) => {
+            assert_eq!(Told::of(&unknown).reason, "REPLICATION_UNKNOWN");
+            assert!(hung.elapsed() > Duration::from_secs(10), "{unknown:?}");
+        }
+    }
+    let resumed = Instant::now();
+    while let Err(refusal) = replicated(&mut wal, "end").await {
+        let reason = Told::of(&refusal).reason;
+        assert!(["BUSY", "BUCKET_DOWN"].contains(&&*reason), "{refusal:?}");
+        assert!(resumed.elapsed() < PATIENCE, "{refusal:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(payloads(&mut wal).await, ["begin", "waits", "end"]);
+}
+
+#[tokio::test]
+async fn full_segments_go_to_the_bucket_as_files_and_come_back() {
+    let store = Store::start();
+    let (one, two) = (private_directory(), private_directory());
+    let first = start(&store, one.path(), "one", &[]);
+    let mut wal = first.wal().await;
+    let large = "x".repeat(60_000);
+    for number in 0..100 {
+        replicated(&mut wal, &format!("{number} {large}"))
+            .await
+            .unwrap();
+    }
+    let since = Instant::now();
+    while store.names("wald/orders/shards/0/manifests/").is_empty() {
+        assert!(since.elapsed() < PATIENCE, "no manifest");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    first.signal(Signal::KILL);
+    first.ended().await;
+    let second = start(&store, two.path(), "two", &["--take-over"]);
+    let found = payloads(&mut second.wal().await).await;
+    let numbers: Vec<_> = found.iter().map(|text| text.split(' ').next()).collect();
+    assert_eq!(numbers.len(), 100);
+    assert!(
+        numbers
+            .iter()
+            .zip(numbered(100))
+            .all(|(a, b)| *a == Some(&*b))
+    );
+}
+
+#[test]
+fn start_is_refused_without_a_bucket_or_an_answer_of_it() {
+    let directory = private_directory();
+    let command = |arguments: &[&str]| {
+        let output = ends(
+            wald()
+                .arg("--data-dir")
+                .arg(directory.path())
+                .args(arguments),
+        );
+        let log = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), log)
+    };
+    let (code, log) = command(&["--take-over", "--listen", ":0", "--http-listen", ":0"]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(log.contains("bucket_url"), "{log}");
+    let (code, log) = command(&["--take-over", "verify"]);
+    assert_eq!(code, Some(2), "{log}");
+    let store = Store::start();
+    let (code, log) = refused(&store, directory.path(), "one", &["--take-over"]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(log.contains("without --take-over"), "{log}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
