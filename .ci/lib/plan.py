@@ -126,10 +126,13 @@ LAST = [
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
-    Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, "disk/bucket:units"), ("debug",)),
-    Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units"), ("debug",)),
-    Step("disk/bucket:others", "wait", (*BINARIES, STORES, "disk/bucket:units"), ("debug",)),
-    Step("disk/bucket:refused", "wait", (*BINARIES, STORES, "disk/bucket:units"), ("debug",)),
+    Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("durability/replica:lost_machines", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("durability/replica:zombie,faults,costs,refused", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("durability/replica:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
+    Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
+    Step("disk/bucket:others", "wait", (*BINARIES, STORES, "disk/bucket:units")),
+    Step("disk/bucket:refused", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("docs/testing", "wait", ()),
 ]
 PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
@@ -148,7 +151,7 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 # - durations of starts, which need a quiet machine. The engine's tests bound what a start reads and keeps.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
-            STORES, "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
+            STORES, "durability/replica:gateway", "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
             "bench/million", "bench/bounded", "bench/clustered", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
 # Steps that judge times only with --all: in a default run they may have others next to them.
 PATIENT = ["disk/backup", "ops/console"]

@@ -207,6 +207,7 @@ def documented(directory, store, data):
 @check("The tests of the crate, and the tests of backups by programs with the feature")
 def units():
     counted(*TESTED, cwd=ROOT)
+    build()
     if not os.environ.get("CI_LIGHT"):
         counted("cargo", "test", "-p", "wald-server", "--features", "object", "--bin", "wald", "backups::bucket", cwd=ROOT)
 
