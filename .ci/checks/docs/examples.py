@@ -33,6 +33,7 @@ ELSEWHERE = [
     ("docs/src/security.md", "$ ", "docs/readme"),
     ("docs/src/restore.md", "wald verify /backups/wald", "disk/backup"),
     ("docs/src/restore.md", "s3://", "disk/bucket"),
+    ("server/README.md", "--bucket-url s3://", "durability/replica"),
     ("docs/src/operations.md", "$ wald verify /var/lib/wald", "disk/verify"),
     ("client/bench/README.md", "$ walbench append", "bench/bench"),
     ("client/walctl/README.md", "$ ", "docs/readme"),
