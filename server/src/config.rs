@@ -354,7 +354,8 @@ wald_storage::engine_settings! { settings
         /// Form of the log on stderr. auto: text on a terminal, otherwise json.
         log_format: LogFormat = "auto";
         /// Level of the log (error, warn, info, debug, trace), or directives such as
-        /// "info,wald=debug". SIGHUP reads it again.
+        /// "info,wald=debug". SlateDB, which stores the replica, logs warnings only, unless a directive
+        /// names slatedb. SIGHUP reads it again.
         log_filter: String = "info";
         /// Collector that receives traces by OTLP over gRPC, such as http://127.0.0.1:4317 (empty =
         /// no traces). Needs a wald that is built with the feature otlp. In a file this may also be
@@ -845,7 +846,26 @@ pub(crate) fn log_filter(text: &str) -> Result<tracing_subscriber::EnvFilter, St
         Some(word) => Err(format!(
             "{word:?} is no level; expected off, error, warn, info, debug, trace or TARGET=LEVEL, with commas between"
         )),
-        None => tracing_subscriber::EnvFilter::try_new(text).map_err(|error| error.to_string()),
+        None => {
+            let filter = tracing_subscriber::EnvFilter::try_new(text);
+            filter
+                .map(|filter| without_chatter(filter, text))
+                .map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Leaves out the lines that SlateDB writes for each open and each merge, unless the operator names it.
+fn without_chatter(
+    filter: tracing_subscriber::EnvFilter,
+    text: &str,
+) -> tracing_subscriber::EnvFilter {
+    let shows_warnings = filter
+        .max_level_hint()
+        .is_none_or(|most| most >= tracing_subscriber::filter::LevelFilter::WARN);
+    match "slatedb=warn".parse() {
+        Ok(quiet) if shows_warnings && !text.contains("slatedb") => filter.add_directive(quiet),
+        _ => filter,
     }
 }
 

@@ -377,6 +377,16 @@ fn variable_close_to_a_settings_is_named_and_what_others_set_is_not() {
 }
 
 #[test]
+fn lines_of_slatedb_are_left_out_unless_it_is_named() {
+    let shown = |text: &str| super::log_filter(text).unwrap().to_string();
+    assert!(shown("info").contains("slatedb=warn"));
+    assert!(shown("info,wald=debug").contains("slatedb=warn"));
+    for text in ["error", "off", "info,slatedb=debug"] {
+        assert!(!shown(text).contains("slatedb=warn"), "{text}");
+    }
+}
+
+#[test]
 fn bounds_of_the_engine_are_checked_too() {
     let found = problems(&file("segment_bytes = \"4KiB\""));
     assert_eq!(
