@@ -153,8 +153,8 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             STORES, "durability/replica:gateway", "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
             "bench/million", "bench/bounded", "bench/clustered", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
-# Steps that judge times only with --all: in a default run they may have others next to them.
-PATIENT = ["disk/backup", "ops/console"]
+# Steps that judge the speed only with --all: in a default run they may have others next to them.
+PATIENT = ["disk/backup"]
 DEFAULT = [step._replace(kind="wait") if step.name in PATIENT else step for step in PLAN if step.name not in WITH_ALL]
 # Checks that only run by name, because they take long or need a quiet machine.
 BY_HAND = ["bench/benchmarks", "bench/servers", "bench/soak", "bench/tls", "disk/fuzz"]
