@@ -46,7 +46,8 @@ def idle(daemon):
 
 
 def check_memory(daemon, logs, when, empty):
-    # Segments are indexed and sorted in the background. The sorter has 512 MiB of its own, and a busy machine needs a minute.
+    # Segments are indexed and sorted in the background. Meanwhile sorting takes memory for each log, on a busy machine for a
+    # minute.
     wait_until(lambda: idle(daemon) <= MOST_MIB[logs] * MIB, 120)
     taken = idle(daemon)
     expect(f"{logs:,} logs, idle {when}: at most {MOST_MIB[logs]} MiB are resident", taken <= MOST_MIB[logs] * MIB,

@@ -148,7 +148,8 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 # - engines with a deliberate mistake: they test the tests, and need eight minutes. A change of the engine's tests should run
 #   them by name.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
-# - durations of starts, which need a quiet machine. The engine's tests bound what a start reads and keeps.
+# - durations of starts, which need a quiet machine. No check of a default run bounds them; the engine's tests bound the
+#   memory of a start.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             STORES, "durability/replica:gateway", "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",

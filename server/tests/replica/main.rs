@@ -165,7 +165,7 @@ async fn second_node_takes_over_with_every_replicated_ack_and_the_first_ends() {
     let status = tokio::time::timeout(PATIENCE, first.ended()).await.unwrap();
     assert_eq!(status.code(), Some(78));
 
-    // Its directory lacks what the second node has stored.
+    // Its directory lacks the records of the second node.
     for more in [&[][..], &["--take-over"]] {
         let (code, log) = refused(&store, one.path(), "one", more);
         assert_eq!(code, Some(78), "{log}");

@@ -145,7 +145,7 @@ impl Shipper {
         Ok(())
     }
 
-    /// Stores what is durable, up to a position that was durable before, and publishes all of it.
+    /// Stores the rest of the journal up to a position that is durable, and publishes it.
     async fn store_rest(&self, durable: Position) -> Result<(), ShipError> {
         self.store_to(durable).await?;
         let end = self.ship.shipped.borrow().end;

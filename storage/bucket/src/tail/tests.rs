@@ -523,7 +523,7 @@ async fn a_copy_has_all_rows_and_disturbs_nobody() {
     }
     let before = reader.tally.requests();
     let mut copy = TailCopy::open(&reader.bucket).await.unwrap().unwrap();
-    // What comes later is not in it.
+    // Later rows are not in it.
     tail.put(&part(3, 3_150, "later")).await.unwrap();
     assert_eq!(copy.term(), 1);
     assert_eq!(copy.manifest().unwrap().name, "1-3");
