@@ -100,6 +100,33 @@ fn a_read_by_time_finds_a_record_that_was_in_memory_during_a_roll() {
     assert_eq!(fixture.lsn_at("a", time + 9_000_000), 1);
 }
 
+/// Starts the store once more: the calls that read a file meanwhile, and their bytes.
+fn reads_of_a_start(fixture: Fixture, clean: bool) -> (Fixture, [u64; 2]) {
+    let disk = fixture.disk.clone();
+    if clean {
+        fixture.core.close().unwrap();
+    }
+    let before = disk.reads();
+    let fixture = fixture.restart();
+    let after = disk.reads();
+    (fixture, [after.0 - before.0, after.1 - before.1])
+}
+
+#[test]
+fn start_reads_no_more_with_more_sealed_segments() {
+    for clean in [true, false] {
+        let fixture = Fixture::new();
+        fixture.roll("a", 4);
+        let (fixture, few) = reads_of_a_start(fixture, clean);
+        fixture.roll("a", 60);
+        let (fixture, many) = reads_of_a_start(fixture, clean);
+        assert_eq!(fixture.report.clean, clean);
+        // The active segment has more or less in it.
+        assert!(many[0] <= few[0] + 10, "{many:?} reads and bytes, {few:?}");
+        assert!(many[1] <= few[1] + (64 << 10), "{many:?}, {few:?}");
+    }
+}
+
 #[test]
 fn a_record_that_was_lost_from_memory_leaves_no_time_behind() {
     let fixture = Fixture::new();
