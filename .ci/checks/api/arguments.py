@@ -7,5 +7,5 @@ ARGUMENTS = "--segment-bytes 4MiB --read-strategy mmap --worker-threads 1 --read
 
 @check("Tests of appends, sessions, reads and administration pass with other arguments")
 def other_arguments():
-    for name in ("append", "session", "read", "trim", "producers", "fences", "administration"):
-        tested("server", name, WALD_BINARY=str(WALD), WALD_TEST_ARGS=ARGUMENTS)
+    files = "append", "session", "read", "trim", "producers", "fences", "administration"
+    tested("server", "daemon", *(f"{name}::" for name in files), WALD_BINARY=str(WALD), WALD_TEST_ARGS=ARGUMENTS)

@@ -1,5 +1,5 @@
 """A tenant sends ten times its rate over one and over many connections. It gets its rate, and another tenant is served as if
-it were alone. `WALD_RATE_SECONDS=30 cargo test -p wald-server --test auth limits` measures rates for longer, too.
+it were alone. `WALD_RATE_SECONDS=30 cargo test -p wald-server --test daemon auth::limits` measures rates for longer, too.
 """
 
 from common import *

@@ -15,7 +15,7 @@ WORK = SCRATCH / "examples"
 QUICKSTART = "docs/src/quickstart.md"
 # Programs that checks run, by language; docs/ quotes them. READMEs of Python and TypeScript are run directly.
 QUOTED = {
-    "rust": ["client/examples/*.rs", "client/tests/administration.rs"],
+    "rust": ["client/examples/*.rs", "client/tests/client/administration.rs"],
     "go": ["client/go/example_test.go", "client/go/examples/*/main.go"],
     "python": ["client/python/README.md", "client/python/examples/*.py"],
     "ts": ["client/typescript/README.md", "client/typescript/examples/*.ts"],
@@ -39,12 +39,12 @@ ELSEWHERE = [
     ("client/walctl/README.md", "$ ", "docs/readme"),
     ("client/conformance/README.md", "-- RUNNER...", "clients/conformance"),
     ("storage/reader/README.md", "$ pip install", "disk/reader"),
-    ("client/README.md", "walctl context add", "rust/tests (client/walctl/tests/contexts.rs)"),
-    ("docs/src/security.md", "[jwt.k8s]", "rust/tests (server/tests/auth/jwt.rs)"),
+    ("client/README.md", "walctl context add", "rust/tests (client/walctl/tests/walctl/contexts.rs)"),
+    ("docs/src/security.md", "[jwt.k8s]", "rust/tests (server/tests/daemon/auth/jwt.rs)"),
     ("docs/src/security.md", "serviceAccountToken", "deploy/chart, which renders the same volume"),
-    ("deploy/helm/wald/README.md", "[tenant.shop]", "rust/tests (server/tests/auth/limits.rs)"),
-    ("deploy/helm/wald/README.md", "kind: Certificate", "nothing: it needs cert-manager (server/tests/tls/principals.rs has such a certificate)"),
-    ("deploy/helm/wald/README.md", "[jwt.k8s]", "rust/tests (server/tests/auth/jwt.rs)"),
+    ("deploy/helm/wald/README.md", "[tenant.shop]", "rust/tests (server/tests/daemon/auth/limits.rs)"),
+    ("deploy/helm/wald/README.md", "kind: Certificate", "nothing: it needs cert-manager (server/tests/daemon/tls/principals.rs has such a certificate)"),
+    ("deploy/helm/wald/README.md", "[jwt.k8s]", "rust/tests (server/tests/daemon/auth/jwt.rs)"),
 ]
 # Commands that are not run, and the reason. The rest of their block is.
 SKIPPED = {

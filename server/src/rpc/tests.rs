@@ -1,5 +1,5 @@
 //! Errors that need a fault to be seen, through gRPC: a node on a disk in memory that follows a
-//! script. (`tests/errors.rs` has the rest of the error table.)
+//! script. (`tests/daemon/errors.rs` has the rest of the error table.)
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-#[path = "../../../tests/auth/signer.rs"]
+#[path = "../../../tests/daemon/auth/signer.rs"]
 mod signer;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,188 @@
+//! `walctl backup`: which backups stay, and which directories are refused.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::Arc;
+
+use crate::memory::Memory;
+use tokio::process::Command;
+use wald_client::proto::{BackupManifest, Finding};
+
+struct Fixture {
+    memory: Arc<Memory>,
+    endpoint: String,
+    scratch: tempfile::TempDir,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let (memory, endpoint) = Memory::start().await;
+        Self {
+            memory,
+            endpoint,
+            scratch: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn shelf(&self) -> PathBuf {
+        self.scratch.path().join("shelf")
+    }
+
+    async fn walctl(&self, before: &[&str], dir: &Path, after: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_walctl"));
+        command.arg("backup").args(before).arg(dir).args(after);
+        command.env("WALD_ENDPOINT", &self.endpoint);
+        command.output().await.unwrap()
+    }
+
+    /// Takes a backup of a store that stands so.
+    async fn save(&self, manifest: BackupManifest, options: &[&str]) -> Output {
+        self.memory.backups.lock().unwrap().push_back(manifest);
+        self.walctl(&[], &self.shelf(), options).await
+    }
+
+    /// Positions of the backups there are, in the order of the list.
+    async fn listed(&self) -> Vec<u64> {
+        let listed = self
+            .walctl(&["list"], &self.shelf(), &["--output", "json"])
+            .await;
+        let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+        let positions = listed.as_array().unwrap().iter();
+        positions.map(|b| b["position"].as_u64().unwrap()).collect()
+    }
+}
+
+fn manifest(recovery_epoch: u64, position: u64, seconds: i64) -> BackupManifest {
+    BackupManifest {
+        store_id: "1".to_owned(),
+        recovery_epoch,
+        position: Some(position),
+        create_time: Some(prost_types::Timestamp { seconds, nanos: 0 }),
+        ..BackupManifest::default()
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[tokio::test]
+async fn the_newest_backups_stay_whatever_the_clock_says() {
+    let fixture = Fixture::new().await;
+    for (epoch, position, seconds) in [(1, 100, 5_000), (1, 200, 6_000), (2, 300, 10)] {
+        let saved = manifest(epoch, position, seconds);
+        let saved = fixture.save(saved, &["--keep", "2"]).await;
+        assert_eq!(saved.status.code(), Some(0), "{saved:?}");
+    }
+    assert_eq!(fixture.listed().await, [200, 300]);
+    // While the store does not change, the backup that was taken last stays, whatever its sort
+    // order.
+    let earlier = fixture.save(manifest(2, 300, 5), &["--keep", "1"]).await;
+    assert_eq!(earlier.status.code(), Some(0), "{earlier:?}");
+    let listed = fixture
+        .walctl(&["list"], &fixture.shelf(), &["--output", "raw"])
+        .await;
+    assert_eq!(listed.stdout, b"19700101T000005.000000Z-300\n");
+}
+
+#[tokio::test]
+async fn no_backup_goes_for_one_that_has_damage() {
+    let fixture = Fixture::new().await;
+    for position in [100, 200] {
+        fixture.save(manifest(1, position, 1), &[]).await;
+    }
+    let mut damaged = manifest(1, 300, 1);
+    damaged.findings.push(Finding {
+        detail: "bytes do not match".to_owned(),
+        ..Finding::default()
+    });
+    let saved = fixture.save(damaged, &["--keep", "1"]).await;
+    assert_eq!(saved.status.code(), Some(5), "{saved:?}");
+    assert!(
+        said(&saved).contains("no older backup was removed"),
+        "{saved:?}"
+    );
+    assert_eq!(fixture.listed().await, [100, 200, 300]);
+    let whole = fixture.save(manifest(1, 400, 1), &["--keep", "2"]).await;
+    assert_eq!(whole.status.code(), Some(0), "{whole:?}");
+    assert_eq!(fixture.listed().await, [300, 400]);
+}
+
+#[tokio::test]
+async fn a_manifest_that_cannot_be_read_is_named_and_stops_nothing() {
+    let fixture = Fixture::new().await;
+    for position in [100, 200] {
+        fixture.save(manifest(1, position, 1), &[]).await;
+    }
+    let bad = fixture.shelf().join("backups/0.manifest");
+    std::fs::write(&bad, b"").unwrap();
+    let orphan = fixture.shelf().join("files").join("0".repeat(32));
+    std::fs::write(&orphan, b"content").unwrap();
+    let saved = fixture.save(manifest(1, 300, 1), &["--keep", "2"]).await;
+    assert_eq!(saved.status.code(), Some(0), "{saved:?}");
+    assert!(said(&saved).contains("0.manifest"), "{saved:?}");
+    assert_eq!(fixture.listed().await, [200, 300]);
+    assert!(orphan.exists(), "the bad one may have named it");
+    let list = fixture.walctl(&["list"], &fixture.shelf(), &[]).await;
+    assert_eq!(list.status.code(), Some(0), "{list:?}");
+    assert!(said(&list).contains("0.manifest"), "{list:?}");
+    std::fs::remove_file(&bad).unwrap();
+    let pruned = fixture
+        .walctl(&["prune"], &fixture.shelf(), &["--keep", "1"])
+        .await;
+    assert_eq!(pruned.status.code(), Some(0), "{pruned:?}");
+    assert_eq!(fixture.listed().await, [300]);
+    assert!(!orphan.exists());
+    // Without any other backup, the unreadable ones are reported.
+    for entry in std::fs::read_dir(fixture.shelf().join("backups")).unwrap() {
+        std::fs::write(entry.unwrap().path(), b"").unwrap();
+    }
+    let list = fixture.walctl(&["list"], &fixture.shelf(), &[]).await;
+    assert_eq!(list.status.code(), Some(5), "{list:?}");
+}
+
+#[tokio::test]
+async fn directory_that_cannot_be_read_is_not_called_no_directory_of_backups() {
+    let fixture = Fixture::new().await;
+    std::fs::create_dir_all(fixture.shelf()).unwrap();
+    let shelf = fixture.shelf();
+    let listed = || fixture.walctl(&["list"], &shelf, &[]);
+    assert!(said(&listed().await).contains("is no directory of backups"));
+    // A link to itself: the system refuses the path, as it does where a right is missing.
+    let manifests = fixture.shelf().join("backups");
+    std::os::unix::fs::symlink(&manifests, &manifests).unwrap();
+    let refused = said(&listed().await);
+    let expected = format!("cannot read {}: ", manifests.display());
+    assert!(refused.contains(&expected), "{refused}");
+}
+
+#[tokio::test]
+async fn the_data_directory_of_a_store_is_none_for_backups() {
+    let fixture = Fixture::new().await;
+    for name in ["FORMAT", "journal"] {
+        let store = fixture.scratch.path().join(name);
+        std::fs::create_dir_all(store.join(name)).unwrap();
+        fixture
+            .memory
+            .backups
+            .lock()
+            .unwrap()
+            .push_back(manifest(1, 1, 1));
+        let refused = fixture.walctl(&[], &store, &[]).await;
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        assert!(said(&refused).contains("a store's"), "{refused:?}");
+        assert_eq!(std::fs::read_dir(&store).unwrap().count(), 1, "as it was");
+    }
+}
+
+#[cfg(not(feature = "object"))]
+#[tokio::test]
+async fn a_url_is_refused_in_a_sentence_by_a_build_without_buckets() {
+    let fixture = Fixture::new().await;
+    let url = Path::new("s3://bucket/orders");
+    for before in [&[][..], &["list"], &["prune", "--keep", "1"]] {
+        let refused = fixture.walctl(before, url, &[]).await;
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert!(said(&refused).contains("--features object"), "{refused:?}");
+    }
+}

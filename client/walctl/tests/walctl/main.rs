@@ -1,0 +1,16 @@
+//! Tests of the program `walctl` against a server in memory. `cargo test -p walctl --test walctl records::` runs one file.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod backups;
+mod command;
+mod contexts;
+#[path = "../../../tests/memory/mod.rs"]
+mod memory;
+mod mistakes;
+mod producers;
+mod records;
+mod scripts;
+mod terminal;
+mod tls;
+mod tokens;

@@ -1,0 +1,95 @@
+//! Tokens of walctl: file, variables, and refusals with the next step.
+
+use crate::command::Fixture;
+
+async fn ran(fixture: &Fixture, arguments: &str, variables: &[(&str, &str)]) -> (i32, String) {
+    let mut command = fixture.command(arguments);
+    let output = command.envs(variables.iter().copied()).output().await;
+    let output = output.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(said).unwrap(),
+    )
+}
+
+#[tokio::test]
+async fn token_of_a_file_or_a_variable_goes_with_every_call() {
+    let fixture = Fixture::new().await;
+    *fixture.memory.door.lock().unwrap() = Some(("k7Qp2mXa", "BAD_CREDENTIAL"));
+    let files = tempfile::tempdir().unwrap();
+    let good = files.path().join("good");
+    std::fs::write(&good, " k7Qp2mXa\n").unwrap();
+    let (good, missing) = (good.to_str().unwrap(), files.path().join("missing"));
+    let missing = missing.to_str().unwrap();
+    let append = "append log --text x";
+    let by_option = format!("{append} --token-file {good}");
+    for (arguments, variables) in [
+        (by_option.as_str(), vec![]),
+        (append, vec![("WALD_TOKEN_FILE", good)]),
+        (append, vec![("WALD_TOKEN", "k7Qp2mXa")]),
+        (
+            append,
+            vec![("WALD_TOKEN_FILE", good), ("WALD_TOKEN", "other")],
+        ),
+    ] {
+        let (code, said) = ran(&fixture, arguments, &variables).await;
+        assert_eq!(code, 0, "{said}");
+    }
+    let (code, said) = ran(&fixture, append, &[("WALD_TOKEN_FILE", missing)]).await;
+    assert!(code == 2 && said.contains(missing), "{code} {said}");
+}
+
+#[tokio::test]
+async fn refusal_of_a_caller_exits_with_6_and_names_the_next_step() {
+    let fixture = Fixture::new().await;
+    for (reason, words) in [
+        ("NO_CREDENTIAL", "--token-file or WALD_TOKEN_FILE"),
+        ("BAD_CREDENTIAL", "--token-file or WALD_TOKEN_FILE"),
+        ("CREDENTIAL_EXPIRED", "refused by the server in memory"),
+    ] {
+        *fixture.memory.door.lock().unwrap() = Some(("k7Qp2mXa", reason));
+        let (code, said) = ran(&fixture, "logs", &[("WALD_TOKEN", "zzWrongzz")]).await;
+        assert!(code == 6 && said.contains(words), "{code} {said}");
+        assert!(!said.contains("zzWrongzz"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn token_does_not_cross_plaintext_to_another_machine() {
+    let fixture = Fixture::new().await;
+    let token = [("WALD_TOKEN", "k7Qp2mXa")];
+    let arguments = "logs --endpoint http://192.0.2.1:1";
+    let (code, said) = ran(&fixture, arguments, &token).await;
+    assert!(
+        code == 2 && said.contains("--allow-insecure-token"),
+        "{code} {said}"
+    );
+    assert!(!said.contains("k7Qp"), "{said}");
+}
+
+#[tokio::test]
+async fn whoami_shows_principal_credential_and_rights() {
+    let fixture = Fixture::new().await;
+    let (code, said) = ran(&fixture, "whoami", &[]).await;
+    assert_eq!(code, 0, "{said}");
+    for words in [
+        "writer",
+        "payments",
+        "token k7Qp2mXa",
+        "2027-01-15",
+        "append, create on logs that begin with payments/billing/",
+        "append_bytes_per_second 20MiB",
+        "connections 200",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let (_, said) = ran(&fixture, "whoami --output json", &[]).await;
+    let shown: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(shown["principal"], "writer");
+    assert_eq!(shown["grants"][0]["prefix"], "payments/billing/");
+    assert_eq!(
+        shown["limits"],
+        serde_json::json!({ "append_bytes_per_second": 20 << 20, "connections": 200 })
+    );
+}

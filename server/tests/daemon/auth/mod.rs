@@ -1,0 +1,15 @@
+//! Principals, tokens and rights, over the built daemon.
+
+mod commands;
+mod http;
+mod issuer;
+mod jwt;
+mod limits;
+mod matrix;
+mod principals;
+mod quotas;
+mod raw;
+mod rights;
+mod signer;
+mod streams;
+mod tokens;
