@@ -6,6 +6,7 @@
  * not, opens the connection's window for scans, and reads the files of TLS for each connection.
  */
 import * as http2 from "node:http2";
+import { Duplex } from "node:stream";
 import * as tls from "node:tls";
 
 import { Code, ConnectError } from "@connectrpc/connect";
@@ -136,6 +137,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     const dialing = new Promise<http2.ClientHttp2Session>((resolve, reject) => {
       let socket: tls.TLSSocket | undefined;
       let peer: tls.PeerCertificate | undefined;
+      let secured = false;
       if (files !== undefined) {
         const { hostname, port } = new URL(this.authority);
         const host = hostname.replace(/^\[|\]$/g, "");
@@ -144,15 +146,19 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         // Node forgets the certificate once it has refused it.
         const kept = socket;
         socket.prependListener("secure", () => (peer = kept.getPeerCertificate()));
+        socket.once("secureConnect", () => {
+          secured = true;
+          if (kept.alpnProtocol !== "h2") {
+            lost(withoutHttp2());
+          }
+        });
       }
       const session = http2.connect(this.authority, {
         settings: { initialWindowSize: STREAM_WINDOW_BYTES, enablePush: false },
         maxSessionMemory: SESSION_MEGABYTES,
-        ...(socket !== undefined && { createConnection: () => socket }),
+        ...(socket !== undefined && { createConnection: () => bytesOf(socket) }),
       });
       let answered = false;
-      let secured = false;
-      socket?.once("secureConnect", () => (secured = true));
       /** The TLS failure that ended the connection, if one did. */
       const problemOf = (error: Error): TlsProblem | undefined => {
         if (answered || error instanceof TlsProblem) {
@@ -190,24 +196,19 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         this.#alive.delete(session);
         failed(error);
       };
-      const timer = setTimeout(() => {
-        session.destroy(new Error(`no connection within ${connectTimeoutMs} ms`));
-      }, connectTimeoutMs);
-      // A session whose TLS socket ends can stay without any event, and its calls without an end.
+      // A session whose last bytes do not go out stays without any event, and its calls without an end.
       const lost = (error: Error): void => {
         session.destroy(error);
+        socket?.destroy();
         ended(error);
       };
+      const timer = setTimeout(() => lost(new Error(`no connection within ${connectTimeoutMs} ms`)), connectTimeoutMs);
       socket?.on("error", lost);
       socket?.on("close", () => lost(new Error("the connection was closed")));
       this.#alive.set(session, new Promise((resolve) => (tellGone = resolve)));
       session.on("connect", () => {
         if (session.destroyed) {
           // Broken before this event came: its error rejects.
-          return;
-        }
-        if (socket !== undefined && socket.alpnProtocol !== "h2") {
-          session.destroy(withoutHttp2());
           return;
         }
         session.setLocalWindowSize(CONNECTION_WINDOW_BYTES);
@@ -219,7 +220,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         clearTimeout(timer);
         this.#problem = undefined;
         session.unref();
-        stopPings = this.#keepAlive(session);
+        stopPings = this.#keepAlive(session, lost);
         resolve(session);
       });
       // The server takes no more calls; calls underway continue.
@@ -231,16 +232,15 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   }
 
   /** Sends pings until the returned function is called: without them a client would never notice that the network is gone. */
-  #keepAlive(session: http2.ClientHttp2Session): () => void {
+  #keepAlive(session: http2.ClientHttp2Session, lost: (error: Error) => void): () => void {
     const { keepaliveIntervalMs, keepaliveTimeoutMs } = this.#settings;
     let pending: NodeJS.Timeout | undefined;
     const interval = setInterval(() => {
       if (session.destroyed || pending !== undefined) {
         return;
       }
-      pending = setTimeout(() => {
-        session.destroy(new Error(`no answer to a ping within ${keepaliveTimeoutMs} ms`));
-      }, keepaliveTimeoutMs).unref();
+      const late = (): void => lost(new Error(`no answer to a ping within ${keepaliveTimeoutMs} ms`));
+      pending = setTimeout(late, keepaliveTimeoutMs).unref();
       session.ping(() => {
         clearTimeout(pending);
         pending = undefined;
@@ -251,6 +251,31 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
       clearTimeout(pending);
     };
   }
+}
+
+/**
+ * The bytes inside a TLS socket. Given the socket itself, Node's HTTP/2 takes its handle over, and reads nothing while it
+ * writes. If the connection then breaks, Node 20 sometimes reports neither the end of the write nor the break: the session
+ * stays open, and its calls get no answer.
+ */
+function bytesOf(socket: tls.TLSSocket): Duplex {
+  const bytes = new Duplex({
+    read: () => socket.resume(),
+    write: (chunk: Uint8Array, _, done) => void socket.write(chunk, done),
+    final: (done) => void socket.end(done),
+    destroy: (error, done) => {
+      socket.destroy();
+      done(error);
+    },
+  });
+  socket.on("data", (chunk: Uint8Array) => {
+    if (!bytes.push(chunk)) {
+      socket.pause();
+    }
+  });
+  socket.on("end", () => bytes.push(null));
+  socket.on("close", () => bytes.destroy());
+  return bytes;
 }
 
 const streams = new WeakMap<http2.ClientHttp2Session, number>();
