@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""usage: harness.py --wald PATH [--tls] [--start ARGUMENTS] [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
+"""usage: harness.py --wald PATH [--tls] [--replica] [--start ARGUMENTS] [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
        harness.py --check-cases [--cases FILE]
 
 Runs the conformance cases by a runner; README.md describes both. The harness starts the
@@ -505,17 +505,17 @@ SETTINGS = ("--max-producers-per-log", "12")
 # result.
 SELECTION = "log prefix all lsn timestamp_us tail_offset cursor until_lsn max_records log_id"
 STEPS = {
-    "append": ("log* record* condition durability", "lsn deduplicated durability durable_lsn log_id"),
+    "append": ("log* record* condition durability", "lsn deduplicated durability durable_lsn replicated_lsn log_id"),
     "append_batch": ("batches* checks cursors durability", "appends durability"),
     "session": ("requests*", "acks error"),
     "read": ("log* lsn timestamp_us tail_offset max_records wait_ms log_id",
-             "records next_lsn tail_lsn first_lsn durable_lsn"),
+             "records next_lsn tail_lsn first_lsn durable_lsn replicated_lsn"),
     "scan": (SELECTION, "records gaps cursor"),
     "follow": (f"{SELECTION} as*", ""),
     "followed": ("follower* count* gaps caught_up", "records gaps cursor caught_up"),
     "consume": (f"{SELECTION} count* counting", "applied twice skipped gaps lives"),
     "unfollow": ("follower*", ""),
-    "tail": ("log* log_id", "first_lsn tail_lsn durable_lsn writer_epoch log_id"),
+    "tail": ("log* log_id", "first_lsn tail_lsn durable_lsn replicated_lsn writer_epoch log_id"),
     "fence": ("log* writer_epoch log_id", "tail_lsn writer_epoch log_id"),
     "trim": ("log* before_lsn* log_id", "first_lsn"),
     "sync": ("log", ""),
@@ -588,7 +588,7 @@ class Checker:
     def case(self, case):
         self.where = case.get("name", "?")
         self.members(case, "name* why* steps* needs", "a case")
-        if case.get("needs", "tls") != "tls":
+        if case.get("needs", "tls") not in ("tls", "replica"):
             self.wrong("needs nothing that the harness has")
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", case["name"]):
             self.wrong("the name is no sentence in kebab-case")
@@ -697,12 +697,13 @@ def run(arguments, cases):
     if unknown := set(only) - set(names):
         print(f"no such case: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    wanted = [case for case in cases if (not only or case["name"] in only) and (arguments.tls or "needs" not in case)]
+    there = {None, *(["tls"] if arguments.tls else []), *(["replica"] if arguments.replica else [])}
+    wanted = [case for case in cases if (not only or case["name"] in only) and case.get("needs") in there]
     if arguments.log:
         arguments.log.unlink(missing_ok=True)
     if not arguments.tls:
         return run_some(arguments, wanted)
-    of_tls = [case for case in wanted if "needs" in case]
+    of_tls = [case for case in wanted if case.get("needs") == "tls"]
     seen = [case for case in wanted if case not in of_tls and "lose_answer" in json.dumps(case)]
     through = [case for case in wanted if case not in of_tls and case not in seen]
     parts = ((through, {"sees_frames": False}), (seen, {}), (of_tls, {"sees_frames": False, "direct": True}))
@@ -760,6 +761,7 @@ def main():
     parser.add_argument("--wald", type=Path)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--start", default="")
+    parser.add_argument("--replica", action="store_true")
     parser.add_argument("--only")
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--log", type=Path)

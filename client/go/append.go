@@ -87,6 +87,8 @@ type Ack struct {
 	Time time.Time
 	// DurableLSN: every lsn of the log below it is flushed to the device.
 	DurableLSN LSN
+	// ReplicatedLSN: every lsn of the log below it is in the bucket of a replica; 0 without a replica.
+	ReplicatedLSN LSN
 	// Durability is the durability reached.
 	Durability Durability
 	// Deduplicated: a repeat of an append that was applied before.
@@ -124,6 +126,8 @@ type LogAck struct {
 	Time time.Time
 	// DurableLSN: every lsn of the log below it is flushed to the device.
 	DurableLSN LSN
+	// ReplicatedLSN: every lsn of the log below it is in the bucket of a replica; 0 without a replica.
+	ReplicatedLSN LSN
 	// Deduplicated: a repeat of a batch that was applied before.
 	Deduplicated bool
 	// LogID is the log's number, unique for ever.
@@ -189,6 +193,7 @@ func (c *Client) Append(ctx context.Context, log string, record Record, options 
 		LSN:           LSN(answer.GetLsn()),
 		Time:          time.UnixMicro(answer.GetTimestampUs()).UTC(),
 		DurableLSN:    LSN(answer.GetDurableLsn()),
+		ReplicatedLSN: LSN(answer.GetReplicatedLsn()),
 		Durability:    answer.GetDurability(),
 		Deduplicated:  answer.GetDeduplicated(),
 		Position:      answer.Position,
@@ -299,13 +304,14 @@ func readBatchAck(answer *waldv1.AppendBatchResponse) (BatchAck, *Error) {
 			return BatchAck{}, brokenContract("LogAppend.first_lsn or next_lsn")
 		}
 		ack.Appends[i] = LogAck{
-			Log:          part.GetLog(),
-			FirstLSN:     LSN(part.GetFirstLsn()),
-			NextLSN:      LSN(part.GetNextLsn()),
-			Time:         time.UnixMicro(part.GetTimestampUs()).UTC(),
-			DurableLSN:   LSN(part.GetDurableLsn()),
-			Deduplicated: part.GetDeduplicated(),
-			LogID:        part.GetLogId(),
+			Log:           part.GetLog(),
+			FirstLSN:      LSN(part.GetFirstLsn()),
+			NextLSN:       LSN(part.GetNextLsn()),
+			Time:          time.UnixMicro(part.GetTimestampUs()).UTC(),
+			DurableLSN:    LSN(part.GetDurableLsn()),
+			ReplicatedLSN: LSN(part.GetReplicatedLsn()),
+			Deduplicated:  part.GetDeduplicated(),
+			LogID:         part.GetLogId(),
 		}
 	}
 	return ack, nil

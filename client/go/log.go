@@ -23,6 +23,8 @@ type TailInfo struct {
 	TailLSN LSN
 	// DurableLSN: every lsn below it is flushed to the device.
 	DurableLSN LSN
+	// ReplicatedLSN: every lsn below it is in the bucket of a replica; 0 without a replica.
+	ReplicatedLSN LSN
 	// WriterEpoch is 0 until the first fence.
 	WriterEpoch uint64
 	// RecoveryEpoch rises with every unclean start of the server.
@@ -119,6 +121,7 @@ func (c *Client) tail(ctx context.Context, request *waldv1.GetTailRequest) (Tail
 		FirstLSN:         LSN(answer.GetFirstLsn()),
 		TailLSN:          LSN(answer.GetTailLsn()),
 		DurableLSN:       LSN(answer.GetDurableLsn()),
+		ReplicatedLSN:    LSN(answer.GetReplicatedLsn()),
 		WriterEpoch:      answer.GetWriterEpoch(),
 		RecoveryEpoch:    answer.GetRecoveryEpoch(),
 		LogID:            answer.GetLogId(),

@@ -115,6 +115,8 @@ type Page struct {
 	TailLSN LSN
 	// DurableLSN: every lsn of the log below it is flushed to the device.
 	DurableLSN LSN
+	// ReplicatedLSN: every lsn of the log below it is in the bucket of a replica; 0 without a replica.
+	ReplicatedLSN LSN
 	// FirstLSN is the first lsn kept.
 	FirstLSN LSN
 	// RecoveryEpoch rises with every unclean start of the server.
@@ -141,6 +143,7 @@ func (c *Client) Read(ctx context.Context, log string, options ...ReadOption) (P
 		NextLSN:       LSN(answer.GetNextLsn()),
 		TailLSN:       LSN(answer.GetTailLsn()),
 		DurableLSN:    LSN(answer.GetDurableLsn()),
+		ReplicatedLSN: LSN(answer.GetReplicatedLsn()),
 		FirstLSN:      LSN(answer.GetFirstLsn()),
 		RecoveryEpoch: answer.GetRecoveryEpoch(),
 	}

@@ -99,6 +99,8 @@ type Event struct {
 	TailLSN LSN
 	// DurableLSN: every lsn below it is flushed to the device; of a scan of one log.
 	DurableLSN LSN
+	// ReplicatedLSN: every lsn below it is in the bucket of a replica; of a scan of one log; 0 without a replica.
+	ReplicatedLSN LSN
 	// RecoveryEpoch rises with every unclean start of the server.
 	RecoveryEpoch uint64
 }
@@ -437,6 +439,7 @@ func readEvent(message *waldv1.ScanResponse) (Event, uint64, *Error) {
 		Cursor:        message.GetCursor(),
 		TailLSN:       LSN(message.GetTailLsn()),
 		DurableLSN:    LSN(message.GetDurableLsn()),
+		ReplicatedLSN: LSN(message.GetReplicatedLsn()),
 		RecoveryEpoch: message.GetRecoveryEpoch(),
 	}
 	for _, gap := range message.GetGaps() {

@@ -149,7 +149,7 @@ def show_gap(gap):
 def show_ack(ack):
     shown = {
         name: getattr(ack, name)
-        for name in ("lsn", "first_lsn", "next_lsn", "deduplicated", "durable_lsn", "log_id", "log")
+        for name in ("lsn", "first_lsn", "next_lsn", "deduplicated", "durable_lsn", "replicated_lsn", "log_id", "log")
         if hasattr(ack, name)
     }
     if hasattr(ack, "durability"):
@@ -375,7 +375,7 @@ class Case:
         page = await self.client.read(log, wait=wait_ms / 1000, **more)
         return {
             "records": [show_record(record) for record in page],
-            **show(page, "next_lsn", "tail_lsn", "first_lsn", "durable_lsn"),
+            **show(page, "next_lsn", "tail_lsn", "first_lsn", "durable_lsn", "replicated_lsn"),
         }
 
     async def do_scan(self, **more):
@@ -427,7 +427,7 @@ class Case:
 
     async def do_tail(self, log, **more):
         tail = await self.client.tail(log, **more)
-        return show(tail, "first_lsn", "tail_lsn", "durable_lsn", "writer_epoch", "log_id")
+        return show(tail, "first_lsn", "tail_lsn", "durable_lsn", "replicated_lsn", "writer_epoch", "log_id")
 
     async def do_fence(self, log, **more):
         return show(await self.client.fence(log, **more), "tail_lsn", "writer_epoch", "log_id")

@@ -36,6 +36,8 @@ pub struct Ack {
     pub timestamp_us: i64,
     /// Every lsn of the log below it is flushed to the device.
     pub durable_lsn: Option<Lsn>,
+    /// Every lsn of the log below it is in the bucket of a replica. None without a replica.
+    pub replicated_lsn: Option<Lsn>,
     /// The durability reached.
     pub durability: Durability,
     /// A repeat of an append that was applied before.
@@ -130,6 +132,7 @@ impl IntoFuture for Append {
                     .into(),
                 timestamp_us: answer.timestamp_us,
                 durable_lsn: answer.durable_lsn.map(Lsn::new),
+                replicated_lsn: answer.replicated_lsn.map(Lsn::new),
                 durability: answer.durability(),
                 deduplicated: answer.deduplicated,
                 position: answer.position,

@@ -152,6 +152,8 @@ pub struct LogAck {
     pub timestamp_us: i64,
     /// Every lsn of the log below it is flushed to the device.
     pub durable_lsn: Option<Lsn>,
+    /// Every lsn of the log below it is in the bucket of a replica. None without a replica.
+    pub replicated_lsn: Option<Lsn>,
     /// A repeat of a batch that was applied before.
     pub deduplicated: bool,
     /// The log's number, unique for ever.
@@ -275,6 +277,7 @@ fn log_ack(append: v1::LogAppend) -> Result<LogAck, Error> {
             .into(),
         timestamp_us: append.timestamp_us,
         durable_lsn: append.durable_lsn.map(Lsn::new),
+        replicated_lsn: append.replicated_lsn.map(Lsn::new),
         deduplicated: append.deduplicated,
         log_id: append.log_id,
     })

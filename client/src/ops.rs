@@ -22,6 +22,8 @@ pub struct Tail {
     pub tail_lsn: Lsn,
     /// Every lsn below it is flushed to the device.
     pub durable_lsn: Option<Lsn>,
+    /// Every lsn below it is in the bucket of a replica. None without a replica.
+    pub replicated_lsn: Option<Lsn>,
     /// The writer epoch; 0 until the first fence.
     pub writer_epoch: u64,
     /// Rises with every unclean start of the server.
@@ -171,6 +173,7 @@ impl Client {
                 .ok_or(Error::contract("GetTailResponse.tail_lsn"))?
                 .into(),
             durable_lsn: answer.durable_lsn.map(Lsn::new),
+            replicated_lsn: answer.replicated_lsn.map(Lsn::new),
             writer_epoch: answer.writer_epoch(),
             recovery_epoch: answer.recovery_epoch,
             log_id: answer.log_id,

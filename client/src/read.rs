@@ -37,6 +37,8 @@ pub struct Page {
     pub tail_lsn: Lsn,
     /// Every lsn of the log below it is flushed to the device.
     pub durable_lsn: Option<Lsn>,
+    /// Every lsn of the log below it is in the bucket of a replica. None without a replica.
+    pub replicated_lsn: Option<Lsn>,
     /// The first lsn kept.
     pub first_lsn: Option<Lsn>,
     /// Rises with every unclean start of the server.
@@ -139,6 +141,7 @@ impl IntoFuture for Read {
                     .ok_or(Error::contract("ReadResponse.tail_lsn"))?
                     .into(),
                 durable_lsn: answer.durable_lsn.map(Lsn::new),
+                replicated_lsn: answer.replicated_lsn.map(Lsn::new),
                 first_lsn: answer.first_lsn.map(Lsn::new),
                 recovery_epoch: answer.recovery_epoch,
             })

@@ -77,6 +77,8 @@ pub struct Progress {
     pub tail_lsn: Option<Lsn>,
     /// Every lsn below it is flushed to the device; of a scan of one log.
     pub durable_lsn: Option<Lsn>,
+    /// Every lsn below it is in the bucket of a replica; of a scan of one log. None without a replica.
+    pub replicated_lsn: Option<Lsn>,
     /// Rises with every unclean start of the server.
     pub recovery_epoch: u64,
 }
@@ -212,6 +214,7 @@ pub(crate) fn events(message: v1::ScanResponse) -> Result<(Vec<ScanEvent>, u64),
         caught_up: message.caught_up,
         tail_lsn: message.tail_lsn.map(Lsn::new),
         durable_lsn: message.durable_lsn.map(Lsn::new),
+        replicated_lsn: message.replicated_lsn.map(Lsn::new),
         recovery_epoch: message.recovery_epoch,
     }));
     Ok((events, count))

@@ -5,6 +5,7 @@ Arguments name languages: rust, go, python, typescript; none: all. Only --all pl
 
 from concurrent.futures import ThreadPoolExecutor
 
+from buckets import *
 from clients import *
 
 # Cases that lose connections, answers and programs: typical mistakes of log clients.
@@ -101,11 +102,12 @@ def rpcs_are_reachable():
         expect(f"{language}: every RPC is reachable", not lacking, lacking)
 
 
-def conform(command, log, only=(), start="", tls=False):
-    """Runs the cases by a runner: exit status, names that passed, lines of the failed cases."""
-    named = [*(["--tls"] if tls else []), *(["--only", ",".join(only)] if only else [])]
-    done = run(sys.executable, harness.HERE / "harness.py", "--wald", WALD, f"--start={start}", "--log", log, *named, "--", *command,
-               timeout=3600, env=clean_environment(TMPDIR=str(SCRATCH)))
+def conform(command, log, only=(), start="", tls=False, replica=None):
+    """Runs the cases by a runner: exit status, names that passed, lines of the failed cases. `replica` is a bucket for the daemon."""
+    named = [*(["--tls"] if tls else []), *(["--replica"] if replica else []), *(["--only", ",".join(only)] if only else [])]
+    variables = replica.environment() if replica else clean_environment()
+    done = run(sys.executable, harness.HERE / "harness.py", "--wald", programs() / "wald" if replica else WALD, f"--start={start}", "--log", log,
+               *named, "--", *command, timeout=3600, env={**variables, "TMPDIR": str(SCRATCH)})
     lines = done.stdout.decode(errors="replace").splitlines()
     passed = [line.split(" ", 1)[1] for line in lines if line.startswith("ok ")]
     failed = [line for line in lines if line.startswith("FAIL ")]
@@ -115,7 +117,7 @@ def conform(command, log, only=(), start="", tls=False):
 LANGUAGES = sys.argv[1:] or list(BUILDERS)
 cases = [case["name"] for case in ALL_CASES if "needs" not in case]
 # Of the clients that do not run all cases over TLS: failures of TLS, and connections that break.
-OVER_TLS = [case["name"] for case in ALL_CASES if "needs" in case] + ["append-then-read", "follow-goes-on-after-kill", "producer-in-flight-survives-kills"]
+OVER_TLS = [case["name"] for case in ALL_CASES if case.get("needs") == "tls"] + ["append-then-read", "follow-goes-on-after-kill", "producer-in-flight-survives-kills"]
 
 
 @check("The file of cases is well-formed")
@@ -184,12 +186,30 @@ def tls():
         only = sized([], [] if language == "go" else OVER_TLS)
         began = time.monotonic()
         status, ok, failures, said = conform(runner(language), SCRATCH / f"conformance-tls-{language}.log", only, tls=True)
-        wanted = only or [case["name"] for case in ALL_CASES]
+        wanted = only or [case["name"] for case in ALL_CASES if case.get("needs") != "replica"]
         holds = status == 0 and set(ok) == set(wanted)
         return f"{language}: {len(wanted)} cases over TLS", holds, "; ".join(failures) or said[-3000:] if not holds else f"{time.monotonic() - began:.0f} s"
 
     with ThreadPoolExecutor(len(LANGUAGES)) as pool:
         for found in pool.map(over_tls, LANGUAGES):
+            expect(*found)
+
+
+@check("Each client gets REPLICATED acks of a daemon with a replica; with --all it passes all cases on it")
+def replica(directory):
+    alone = [case["name"] for case in ALL_CASES if case.get("needs") == "replica"]
+
+    def on_replica(language):
+        here = Path(directory) / language
+        here.mkdir()
+        wanted = sized(cases + alone, alone)
+        with own(here) as (bucket, _):
+            start = f"--bucket-url {bucket.url} --bucket-endpoint {bucket.base} --bucket-insecure true --bucket-gap 5ms"
+            status, ok, failures, said = conform(runner(language), SCRATCH / f"conformance-replica-{language}.log", wanted, start, replica=bucket)
+        return f"{language}: {len(wanted)} cases on a replica", status == 0 and set(ok) == set(wanted), "; ".join(failures) or said[-3000:]
+
+    with ThreadPoolExecutor(len(LANGUAGES)) as pool:
+        for found in pool.map(on_replica, LANGUAGES):
             expect(*found)
 
 

@@ -236,6 +236,7 @@ async fn append(client: &Client, arguments: &Value) -> Result<Value> {
         "deduplicated": ack.deduplicated,
         "durability": durability_name(ack.durability),
         "durable_lsn": ack.durable_lsn.map(Lsn::get),
+        "replicated_lsn": ack.replicated_lsn.map(Lsn::get),
         "log_id": ack.log_id,
     }))
 }
@@ -338,6 +339,7 @@ async fn read(client: &Client, arguments: &Value) -> Result<Value> {
         "tail_lsn": page.tail_lsn.get(),
         "first_lsn": page.first_lsn.map(Lsn::get),
         "durable_lsn": page.durable_lsn.map(Lsn::get),
+        "replicated_lsn": page.replicated_lsn.map(Lsn::get),
     }))
 }
 
@@ -351,6 +353,7 @@ async fn tail(client: &Client, arguments: &Value) -> Result<Value> {
         "first_lsn": tail.first_lsn.get(),
         "tail_lsn": tail.tail_lsn.get(),
         "durable_lsn": tail.durable_lsn.map(Lsn::get),
+        "replicated_lsn": tail.replicated_lsn.map(Lsn::get),
         "writer_epoch": tail.writer_epoch,
         "log_id": tail.log_id,
     }))

@@ -105,11 +105,12 @@ func appendOne(ctx context.Context, r *run, a *arguments) (object, error) {
 	}
 	ack, err := r.client.Append(ctx, a.text("log"), records[0], options...)
 	return object{
-		"lsn":          num(ack.LSN),
-		"deduplicated": ack.Deduplicated,
-		"durability":   shortName(ack.Durability, "DURABILITY_"),
-		"durable_lsn":  num(ack.DurableLSN),
-		"log_id":       num(ack.LogID),
+		"lsn":            num(ack.LSN),
+		"deduplicated":   ack.Deduplicated,
+		"durability":     shortName(ack.Durability, "DURABILITY_"),
+		"durable_lsn":    num(ack.DurableLSN),
+		"replicated_lsn": num(ack.ReplicatedLSN),
+		"log_id":         num(ack.LogID),
 	}, err
 }
 
@@ -193,11 +194,12 @@ func read(ctx context.Context, r *run, a *arguments) (object, error) {
 		list = append(list, describeRecord("", record))
 	}
 	return object{
-		"records":     list,
-		"next_lsn":    num(page.NextLSN),
-		"tail_lsn":    num(page.TailLSN),
-		"first_lsn":   num(page.FirstLSN),
-		"durable_lsn": num(page.DurableLSN),
+		"records":        list,
+		"next_lsn":       num(page.NextLSN),
+		"tail_lsn":       num(page.TailLSN),
+		"first_lsn":      num(page.FirstLSN),
+		"durable_lsn":    num(page.DurableLSN),
+		"replicated_lsn": num(page.ReplicatedLSN),
 	}, err
 }
 
@@ -259,11 +261,12 @@ func scan(ctx context.Context, r *run, a *arguments) (object, error) {
 func tail(ctx context.Context, r *run, a *arguments) (object, error) {
 	tail, err := r.client.Tail(ctx, a.text("log"), target(a)...)
 	return object{
-		"first_lsn":    num(tail.FirstLSN),
-		"tail_lsn":     num(tail.TailLSN),
-		"durable_lsn":  num(tail.DurableLSN),
-		"writer_epoch": num(tail.WriterEpoch),
-		"log_id":       num(tail.LogID),
+		"first_lsn":      num(tail.FirstLSN),
+		"tail_lsn":       num(tail.TailLSN),
+		"durable_lsn":    num(tail.DurableLSN),
+		"replicated_lsn": num(tail.ReplicatedLSN),
+		"writer_epoch":   num(tail.WriterEpoch),
+		"log_id":         num(tail.LogID),
 	}, err
 }
 

@@ -155,6 +155,7 @@ export class Run {
           deduplicated: ack.deduplicated,
           durability: ack.durability,
           durable_lsn: ack.durableLsn,
+          replicated_lsn: ack.replicatedLsn,
           log_id: ack.logId,
         };
       },
@@ -173,6 +174,7 @@ export class Run {
           tail_lsn: page.tailLsn,
           first_lsn: page.firstLsn,
           durable_lsn: page.durableLsn,
+          replicated_lsn: page.replicatedLsn,
         };
       },
       scan: async (step) => {
@@ -210,6 +212,7 @@ export class Run {
           first_lsn: tail.firstLsn,
           tail_lsn: tail.tailLsn,
           durable_lsn: tail.durableLsn,
+          replicated_lsn: tail.replicatedLsn,
           writer_epoch: tail.writerEpoch,
           log_id: tail.logId,
         };

@@ -236,6 +236,7 @@ export class Client {
       lsn: answer.lsn ?? missing("WRITE", "AppendResponse.lsn"),
       timestampUs: answer.timestampUs,
       durableLsn: answer.durableLsn,
+      replicatedLsn: answer.replicatedLsn,
       durability: durability(answer.durability),
       deduplicated: answer.deduplicated,
       position: answer.position,
@@ -311,6 +312,7 @@ export class Client {
       nextLsn: answer.nextLsn ?? missing("READ", "ReadResponse.next_lsn"),
       tailLsn: answer.tailLsn ?? missing("READ", "ReadResponse.tail_lsn"),
       durableLsn: answer.durableLsn,
+      replicatedLsn: answer.replicatedLsn,
       firstLsn: answer.firstLsn,
       recoveryEpoch: answer.recoveryEpoch,
     };
@@ -349,6 +351,7 @@ export class Client {
       firstLsn: answer.firstLsn ?? missing("READ", "GetTailResponse.first_lsn"),
       tailLsn: answer.tailLsn ?? missing("READ", "GetTailResponse.tail_lsn"),
       durableLsn: answer.durableLsn ?? missing("READ", "GetTailResponse.durable_lsn"),
+      replicatedLsn: answer.replicatedLsn,
       writerEpoch: answer.writerEpoch ?? 0n,
       recoveryEpoch: answer.recoveryEpoch,
       logId: answer.logId,

@@ -119,6 +119,8 @@ export interface Ack {
   timestampUs: bigint;
   /** Every lsn of the log below it is flushed to the device. */
   durableLsn: bigint | undefined;
+  /** Every lsn of the log below it is in the bucket of a replica; undefined without a replica. */
+  replicatedLsn: bigint | undefined;
   /** The durability reached. */
   durability: Durability;
   /** A repeat of an append that was applied before. */
@@ -137,6 +139,7 @@ export interface LogAck {
   nextLsn: bigint;
   timestampUs: bigint;
   durableLsn: bigint | undefined;
+  replicatedLsn: bigint | undefined;
   deduplicated: boolean;
   logId: bigint;
 }
@@ -185,6 +188,8 @@ export interface Page {
   nextLsn: bigint;
   tailLsn: bigint;
   durableLsn: bigint | undefined;
+  /** Every lsn of the log below it is in the bucket of a replica; undefined without a replica. */
+  replicatedLsn: bigint | undefined;
   firstLsn: bigint | undefined;
   recoveryEpoch: bigint;
 }
@@ -195,6 +200,8 @@ export interface Tail {
   /** The next lsn, at the requested visibility. */
   tailLsn: bigint;
   durableLsn: bigint;
+  /** Every lsn of the log below it is in the bucket of a replica; undefined without a replica. */
+  replicatedLsn: bigint | undefined;
   /** 0 until the first fence. */
   writerEpoch: bigint;
   recoveryEpoch: bigint;
@@ -325,6 +332,7 @@ export function batchAck(answer: AppendBatchResponse): BatchAck {
       nextLsn: append.nextLsn ?? missing("WRITE", "LogAppend.next_lsn"),
       timestampUs: append.timestampUs,
       durableLsn: append.durableLsn,
+      replicatedLsn: append.replicatedLsn,
       deduplicated: append.deduplicated,
       logId: append.logId,
     })),

@@ -84,6 +84,8 @@ export interface ProducerAck {
   deduplicated: boolean;
   /** Every lsn of the log below it is flushed to the device. */
   durableLsn: bigint | undefined;
+  /** Every lsn of the log below it is in the bucket of a replica; undefined without a replica. */
+  replicatedLsn: bigint | undefined;
 }
 
 /** The records of one `send`. */
@@ -355,12 +357,12 @@ export class Producer {
       clearTimeout(this.#patience);
       this.#patience = this.#entries.length > 0 ? this.#wait() : undefined;
       const { sequence, parts } = entry;
-      const { deduplicated, durableLsn } = append;
+      const { deduplicated, durableLsn, replicatedLsn } = append;
       for (const part of parts) {
         const firstLsn = lsn;
         lsn += BigInt(part.records.length);
         this.#window.leave(part.bytes);
-        part.resolve({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn });
+        part.resolve({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn, replicatedLsn });
       }
       this.#pump();
       this.#wakeIfIdle();

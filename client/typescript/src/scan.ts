@@ -73,6 +73,8 @@ export interface ScanEvent {
   tailLsn: bigint | undefined;
   /** Every lsn below it is flushed to the device; of a scan of one log that exists. */
   durableLsn: bigint | undefined;
+  /** Every lsn below it is in the bucket of a replica; of a scan of one log that exists. */
+  replicatedLsn: bigint | undefined;
 }
 
 /** @internal */
@@ -281,7 +283,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
 
   /** Makes an event of a message, and keeps its cursor for the next connection. */
   #deliver(message: ScanResponse): void {
-    const { caughtUp, cursor, tailLsn, durableLsn } = message;
+    const { caughtUp, cursor, tailLsn, durableLsn, replicatedLsn } = message;
     const gaps = message.gaps.map(({ log, fromLsn, toLsn, reason }) => ({
       log,
       fromLsn,
@@ -291,7 +293,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     const batches = message.batches.map(storedBatch);
     const count = message.batches.reduce((sum, { records }) => sum + BigInt(records.length), 0n);
     if (gaps.length > 0 || batches.length > 0 || (caughtUp && !this.#caughtUp)) {
-      this.#event = { gaps, batches, caughtUp, cursor, tailLsn, durableLsn };
+      this.#event = { gaps, batches, caughtUp, cursor, tailLsn, durableLsn, replicatedLsn };
     } else if (cursor.length > 0) {
       // A heartbeat, and everything before it was taken.
       this.#cursor = cursor;

@@ -85,6 +85,7 @@ pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Res
                 "first_lsn": first.get(),
                 "next_lsn": next.get(),
                 "durable_lsn": append.durable_lsn.map(Lsn::get),
+                "replicated_lsn": append.replicated_lsn.map(Lsn::get),
             }))?,
             Output::Text | Output::Raw | Output::Delimited => {
                 out.line(&format!(

@@ -250,6 +250,7 @@ class Client:
             lsn=answer.lsn,
             timestamp_us=answer.timestamp_us,
             durable_lsn=optional(answer, "durable_lsn"),
+            replicated_lsn=optional(answer, "replicated_lsn"),
             durability=Durability(answer.durability),
             deduplicated=answer.deduplicated,
             position=optional(answer, "position"),
@@ -374,6 +375,7 @@ class Client:
             next_lsn=answer.next_lsn,
             tail_lsn=answer.tail_lsn,
             durable_lsn=answer.durable_lsn,
+            replicated_lsn=optional(answer, "replicated_lsn"),
             first_lsn=answer.first_lsn,
             recovery_epoch=answer.recovery_epoch,
         )
@@ -443,6 +445,7 @@ class Client:
             first_lsn=answer.first_lsn,
             tail_lsn=answer.tail_lsn,
             durable_lsn=answer.durable_lsn,
+            replicated_lsn=optional(answer, "replicated_lsn"),
             writer_epoch=answer.writer_epoch,
             recovery_epoch=answer.recovery_epoch,
             log_id=answer.log_id,

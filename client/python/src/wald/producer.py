@@ -474,6 +474,7 @@ def _ack(lsn: int, append: LogAck, batch: BatchAck) -> Ack:
         lsn=lsn,
         timestamp_us=append.timestamp_us,
         durable_lsn=append.durable_lsn,
+        replicated_lsn=append.replicated_lsn,
         durability=batch.durability,
         deduplicated=append.deduplicated,
         position=batch.position,

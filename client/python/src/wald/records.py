@@ -204,6 +204,8 @@ class Ack:
     timestamp_us: int
     durable_lsn: int | None
     """Every lsn of the log below it is flushed to the device."""
+    replicated_lsn: int | None
+    """Every lsn of the log below it is in the bucket of a replica; None without a replica."""
     durability: Durability
     """The durability reached; at least the requested one."""
     deduplicated: bool
@@ -226,6 +228,7 @@ class LogAck:
     next_lsn: int
     timestamp_us: int
     durable_lsn: int | None
+    replicated_lsn: int | None
     deduplicated: bool
     log_id: int
 
@@ -250,6 +253,8 @@ class Page:
     """The lsn to read next."""
     tail_lsn: int
     durable_lsn: int
+    replicated_lsn: int | None
+    """Every lsn of the log below it is in the bucket of a replica; None without a replica."""
     first_lsn: int
     recovery_epoch: int
 
@@ -288,6 +293,8 @@ class Tail:
     tail_lsn: int
     """The next lsn."""
     durable_lsn: int
+    replicated_lsn: int | None
+    """Every lsn of the log below it is in the bucket of a replica; None without a replica."""
     writer_epoch: int
     recovery_epoch: int
     log_id: int
@@ -379,6 +386,7 @@ def batch_ack(answer: wal_pb2.AppendBatchResponse) -> BatchAck:
                 next_lsn=append.next_lsn,
                 timestamp_us=append.timestamp_us,
                 durable_lsn=optional(append, "durable_lsn"),
+                replicated_lsn=optional(append, "replicated_lsn"),
                 deduplicated=append.deduplicated,
                 log_id=append.log_id,
             )

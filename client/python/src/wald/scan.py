@@ -58,6 +58,8 @@ class ScanEvent:
     """The tail; of a scan of one log that exists."""
     durable_lsn: int | None
     """Every lsn below it is flushed to the device; of a scan of one log that exists."""
+    replicated_lsn: int | None
+    """Every lsn below it is in the bucket of a replica; of a scan of one log that exists."""
 
     def records(self) -> Iterator[tuple[str, StoredRecord]]:
         """The records of all batches, each with the name of its log."""
@@ -283,4 +285,5 @@ def _event(message: wal_pb2.ScanResponse) -> ScanEvent:
         cursor=message.cursor,
         tail_lsn=optional(message, "tail_lsn"),
         durable_lsn=optional(message, "durable_lsn"),
+        replicated_lsn=optional(message, "replicated_lsn"),
     )
