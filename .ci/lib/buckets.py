@@ -8,7 +8,7 @@ import hmac
 import socket
 
 import objects
-from common import *
+from cargo import *
 
 SHARED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wald-ci"
 BUCKET = "wald-backups"
@@ -16,9 +16,9 @@ BUCKET = "wald-backups"
 PREFIX = "daily"
 # Bytes of manifest, record of the writer and probe beside the content of one run.
 BESIDE = 512 << 10
-# The tests of buckets. Tests that start the programs let cargo build these with the feature.
+# The tests of buckets. Tests that start the programs let cargo build these, with the features of the released ones.
 TESTED = ["cargo", "test", "-p", "wald-bucket", "-p", "wald-server", "-p", "walctl", "--features",
-          "wald-bucket/object,wald-server/object,walctl/object", "--lib", "--test", "backups"]
+          "wald-server/otlp,wald-server/zstd,wald-server/object,walctl/object", "--lib", "--test", "replica", "--test", "walctl"]
 
 
 def programs():
@@ -30,8 +30,7 @@ def programs():
 @functools.cache
 def build():
     """Builds the programs. Returns the directory of copies, which no other build replaces."""
-    out = subprocess.run([*TESTED, "--no-run", "--message-format", "json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-    messages = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+    messages = parsed(linted(*TESTED, "--no-run"))
     made = {m["target"]["name"]: m["executable"] for m in messages if m.get("executable") and not m["profile"]["test"]}
     directory = SCRATCH / "bucket"
     directory.mkdir(parents=True, exist_ok=True)

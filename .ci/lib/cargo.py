@@ -6,13 +6,26 @@ from common import *
 TESTS = SCRATCH / "tests.json"
 
 
+def linted(*command):
+    """Builds by a command of cargo, and states that neither the compiler nor clippy has a warning. Returns the messages of
+    cargo, as text. In .ci/run, clippy's driver is the compiler of the workspace."""
+    done = subprocess.run([*command, "--message-format", "json"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    said = [message["message"]["rendered"] for message in parsed(done.stdout) if message["reason"] == "compiler-message"]
+    if not expect(f"{' '.join(command)}: it builds, and clippy has no warning", done.returncode == 0 and not said):
+        print("\n".join(said), flush=True)
+    done.check_returncode()
+    return done.stdout
+
+
+def parsed(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
 def binaries():
     """The test binaries of the workspace, by the name of their target. Builds them unless this run has done so."""
     if not TESTS.exists():
-        out = subprocess.run(["cargo", "test", "--workspace", "--no-run", "--message-format", "json"], cwd=ROOT, check=True,
-                             stdout=subprocess.PIPE, text=True).stdout
-        TESTS.write_text(out)
-    messages = (json.loads(line) for line in TESTS.read_text().splitlines() if line.startswith("{"))
+        TESTS.write_text(linted("cargo", "test", "--workspace", "--no-run"))
+    messages = parsed(TESTS.read_text())
     return {m["target"]["name"]: m["executable"] for m in messages if m.get("executable") and m["profile"]["test"]}
 
 

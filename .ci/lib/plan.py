@@ -25,7 +25,7 @@ Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
 STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
 STORES = "setup/tools:stores"
-TESTS = "rust/tests"
+TESTS = "rust/tests:build"
 # Steps that most others need.
 BINARIES = (TOOLS, RELEASE, TESTS)
 
@@ -34,8 +34,10 @@ FIRST = [
     Step(TESTS, "build", (), ("debug",)),
     Step(TOOLS, "build"),
     Step(CLIENTS, "build", (TOOLS,), ("clients",)),
+    # Its lock keeps other builds out of cargo's way, which asks at first whether its own is new.
+    Step("rust/tests:workspace", "wait", (TESTS,), ("debug",)),
     Step("rust/lint:format", "wait", (TESTS,)),
-    Step("rust/lint:proto", "wait", (TOOLS,)),
+    Step("rust/lint:proto,compatible", "wait", (TOOLS,)),
 ]
 COMPUTE = [
     Step(CLUSTER, "compute", (TOOLS,)),
@@ -45,7 +47,6 @@ COMPUTE = [
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
     Step("durability/known_bad", "compute", BINARIES, ("debug",)),
-    Step("rust/lint:clippy", "compute", BINARIES, ("debug",)),
     Step("rust/lint:fuzz_targets", "compute", BINARIES, ("debug",)),
     Step("durability/engine:power", "compute", BINARIES),
     Step("durability/engine:damage", "compute", BINARIES),
@@ -127,6 +128,7 @@ LAST = [
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
     Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("clients/conformance:replica", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
     Step("durability/replica:lost_machines", "wait", (*BINARIES, "disk/bucket:units")),
     Step("durability/replica:zombie,faults,costs,refused", "wait", (*BINARIES, "disk/bucket:units")),
     Step("durability/replica:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
@@ -141,15 +143,14 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 # - a Kubernetes API from source (20 minutes of processor time) and the installation of the chart in it. deploy/chart
 #   renders and judges each manifest in every run.
 # - the static binaries, and the image and the exporter of traces that only they have. They are the same code with
-#   another C library and three more features; clippy compiles the features in every run.
+#   another C library. disk/bucket:units builds their features in every run.
 # - the engine under a scheduler of its own, which needs another build of the engine; the fuzz targets' builds; the book,
 #   whose program is built from source.
 # - servers of object stores from source (five minutes of processor time). disk/bucket has a server of its own in every run.
 # - engines with a deliberate mistake: they test the tests, and need eight minutes. A change of the engine's tests should run
 #   them by name.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
-# - durations of starts, which need a quiet machine. No check of a default run bounds them; the engine's tests bound the
-#   memory of a start.
+# - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             STORES, "durability/replica:gateway", "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
