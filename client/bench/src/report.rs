@@ -400,6 +400,7 @@ fn level(load: &Spec) -> &'static str {
         Level::Accepted => "accepted",
         Level::Written => "written",
         Level::Durable => "durable",
+        Level::Replicated => "replicated",
     }
 }
 

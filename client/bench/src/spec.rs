@@ -59,6 +59,8 @@ pub(crate) enum Level {
     Written,
     /// On the device.
     Durable,
+    /// In the bucket of the daemon's replica.
+    Replicated,
 }
 
 impl Level {
@@ -67,6 +69,7 @@ impl Level {
             Self::Accepted => Durability::Accepted as i32,
             Self::Written => Durability::Written as i32,
             Self::Durable => Durability::Durable as i32,
+            Self::Replicated => Durability::Replicated as i32,
         }
     }
 
@@ -77,6 +80,7 @@ impl Level {
             Self::Accepted => Visibility::Accepted as i32,
             Self::Written => Visibility::Written as i32,
             Self::Durable => Visibility::Durable as i32,
+            Self::Replicated => Visibility::Replicated as i32,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! load ENDPOINT --appends 10000 --writers 64 --logs 1000 [--bytes 100] [--durability written]
 //! load ENDPOINT --seconds 10 --writers 8 --pause-ms 20 --attempts 1 --tolerate --ledger FILE
 //! load ENDPOINT --appends 0 --followers 1000 --prefix idle
+//! load ENDPOINT --seconds 10 --across 3 --ledger FILE
 //! ```
 //!
 //! The checks in `.ci` count the flushes that such a load costs, and compare the ledger with
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use wald_client::{Ack, Client, Durability, Error, ErrorKind, RetryPolicy, Selector};
+use wald_client::{Client, Durability, Error, ErrorKind, LogAck, Lsn, RetryPolicy, Selector};
 
 /// Appends with many writers at a time.
 #[derive(Debug, Parser)]
@@ -48,13 +49,16 @@ struct LoadArgs {
     /// Over how many logs the appends go, in turn.
     #[arg(long, default_value_t = 1_000)]
     logs: u64,
+    /// Number of logs of one append. With more than 1, it is a batch with a record for each.
+    #[arg(long, default_value_t = 1)]
+    across: u64,
     /// Prefix of the logs' names, before a slash.
     #[arg(long, default_value = "load")]
     prefix: String,
     /// Size of a record.
     #[arg(long, default_value_t = 100)]
     bytes: usize,
-    /// unspecified, accepted, written or durable.
+    /// unspecified, accepted, written, durable or replicated.
     #[arg(long, default_value = "unspecified")]
     durability: String,
     /// How often an append is tried in all.
@@ -94,6 +98,10 @@ struct WriterTally {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = LoadArgs::parse();
+    ensure!(
+        (1..=args.logs).contains(&args.across),
+        "--across is 1 to the number of logs"
+    );
     let name = format!("DURABILITY_{}", args.durability.to_uppercase());
     let durability = Durability::from_str_name(&name).context("no such durability")?;
     let clients = connect(&args).await?;
@@ -166,25 +174,22 @@ async fn write(client: Client, load: Arc<LoadRun>) -> Result<WriterTally> {
         if number >= load.args.appends || over {
             return Ok(done);
         }
-        let log = format!("{}/{}", load.args.prefix, number % load.args.logs);
+        let logs: Vec<String> = (number..number + load.args.across)
+            .map(|index| format!("{}/{}", load.args.prefix, index % load.args.logs))
+            .collect();
         let digits = number.to_string();
         let record = "0".repeat(load.args.bytes.saturating_sub(digits.len())) + &digits;
         let sent = SystemTime::now();
         let began = Instant::now();
-        let append = client.append(log.as_str(), record);
-        match append.durability(load.durability).await {
-            Ok(ack) => {
+        match append(&client, &logs, record, load.durability).await {
+            Ok(acks) => {
                 done.times.push(began.elapsed());
-                ensure!(
-                    ack.durability >= load.durability,
-                    "only {:?} was reached",
-                    ack.durability
-                );
-                load.note(sent, &log, number, &acked(&ack))?;
+                load.note(sent, &logs, number, &acks)?;
             }
             Err(error) if load.args.tolerate => {
                 let what = failed(&error);
-                load.note(sent, &log, number, &format!("error {what}"))?;
+                let lines = vec![format!("error {what}"); logs.len()];
+                load.note(sent, &logs, number, &lines)?;
                 *done.errors.entry(what).or_default() += 1;
                 if is_gone(&error) {
                     return Ok(done);
@@ -208,10 +213,30 @@ async fn follow(client: Client, prefix: String) -> Result<()> {
     Ok(())
 }
 
-fn acked(ack: &Ack) -> String {
-    let position = ack.position.map_or("-".to_owned(), |at| at.to_string());
-    let level = ack.durability.as_str_name();
-    format!("ack {} {level} {position}", ack.lsn)
+/// Appends a record to each of the logs, to several as one batch. Returns the result for each log, as the ledger has it.
+async fn append(
+    client: &Client,
+    logs: &[String],
+    record: String,
+    durability: Durability,
+) -> Result<Vec<String>, Error> {
+    if let [log] = logs {
+        let ack = client.append(log.as_str(), record);
+        let ack = ack.durability(durability).await?;
+        return Ok(vec![acked(ack.lsn, ack.durability, ack.position)]);
+    }
+    let mut batch = client.append_batch().durability(durability);
+    for log in logs {
+        batch = batch.log(log.as_str(), [record.clone()]);
+    }
+    let ack = batch.await?;
+    let line = |of: &LogAck| acked(of.first_lsn, ack.durability, ack.position);
+    Ok(ack.appends.iter().map(line).collect())
+}
+
+fn acked(lsn: Lsn, durability: Durability, position: Option<u64>) -> String {
+    let position = position.map_or("-".to_owned(), |at| at.to_string());
+    format!("ack {lsn} {} {position}", durability.as_str_name())
 }
 
 /// Code, reason and outcome, as `Internal JOURNAL_FAILED Unknown`.
@@ -236,15 +261,23 @@ fn micros(time: SystemTime) -> u128 {
 }
 
 impl LoadRun {
-    /// A line of the ledger: sent and answered in microseconds since the Unix epoch, log,
+    /// A line of the ledger for each log: sent and answered in microseconds since the Unix epoch, log,
     /// number of the append, and its result.
-    fn note(&self, sent: SystemTime, log: &str, number: u64, what: &str) -> Result<()> {
+    fn note(
+        &self,
+        sent: SystemTime,
+        logs: &[String],
+        number: u64,
+        results: &[String],
+    ) -> Result<()> {
         let Some(ledger) = &self.ledger else {
             return Ok(());
         };
         let (sent, got) = (micros(sent), micros(SystemTime::now()));
         let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        writeln!(ledger, "{sent} {got} {log} {number} {what}")?;
+        for (log, result) in logs.iter().zip(results) {
+            writeln!(ledger, "{sent} {got} {log} {number} {result}")?;
+        }
         Ok(())
     }
 
