@@ -27,8 +27,9 @@ type waldCaller struct {
 
 func durabilityOf(level string) wald.Durability {
 	return map[string]wald.Durability{
-		"durable": wald.Durability_DURABILITY_DURABLE,
-		"written": wald.Durability_DURABILITY_WRITTEN,
+		"durable":    wald.Durability_DURABILITY_DURABLE,
+		"written":    wald.Durability_DURABILITY_WRITTEN,
+		"replicated": wald.Durability_DURABILITY_REPLICATED,
 	}[level]
 }
 

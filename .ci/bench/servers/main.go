@@ -71,7 +71,7 @@ func main() {
 	flags.IntVar(&wanted.bytes, "bytes", 128, "bytes of each record")
 	flags.DurationVar(&wanted.warm, "warm", 500*time.Millisecond, "time before what is measured")
 	flags.DurationVar(&wanted.measured, "measured", 2*time.Second, "time that is measured")
-	flags.StringVar(&wanted.level, "level", "durable", "durable, or written: wald's durability; the others' is a setting of theirs")
+	flags.StringVar(&wanted.level, "level", "durable", "durable, written or replicated: wald's durability; the others' is a setting of theirs")
 	_ = flags.Parse(os.Args[3:])
 	wanted.connections = min(wanted.connections, wanted.inFlight)
 	found, err := run(systems[os.Args[1]], os.Args[2], wanted)
