@@ -13,10 +13,8 @@ import random
 import struct
 import tarfile
 
-from common import *
+from reading import *
 
-READER = ROOT / "storage" / "reader"
-GOLDEN = ROOT / "storage" / "tests" / "golden"
 SMALL = ["--segment-bytes", "64KiB"]
 # With the sorter, which takes two segments at a time, and without.
 SORTER = ["--sorter-enabled", "--sorter-step-bytes", "256KiB"]
@@ -24,31 +22,6 @@ UNSORTED = ["--sorter-enabled=false"]
 # The kind of a frame of records.
 BATCH = 1
 SYNC_MODES = ["strict", "batch", "interval", "async", "manual"]
-
-
-def python():
-    """An interpreter with the packages that the reader needs."""
-    made = SCRATCH / "reader-venv"
-    if not (made / "bin/pip").exists():
-        run(sys.executable, "-m", "venv", "--clear", made, check=True)
-    run(made / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "-r", READER / "requirements.txt",
-        check=True)
-    return made / "bin/python"
-
-
-def read(directory):
-    """The reader's results: (store, name -> log, with its records)."""
-    done = run(PYTHON, READER / "read_store.py", "--records", directory)
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"the reader failed: {done.stderr.decode()}")
-    store, *lines = [json.loads(line) for line in done.stdout.splitlines()]
-    logs = {}
-    for line in lines:
-        if "of" in line:
-            logs[line.pop("of")]["found"].append(line)
-        else:
-            logs[line["log"]] = {**line, "found": []}
-    return store, logs
 
 
 def text(data):
@@ -130,22 +103,6 @@ def told(logs):
     return {name: {**{key: log[key] for key in same}, "quarantined": joined(log["quarantined"]),
                    "cursors": [{"name": one["name"], "lsn": one["lsn"]} for one in log["cursors"]]}
             for name, log in logs.items()}
-
-
-def difference(left, right):
-    """Differences of two answers, in a few words."""
-    for name in sorted(set(left) | set(right)):
-        if name not in left or name not in right:
-            return f"log {name} is only told by the {'reader' if name in left else 'engine'}"
-        for key in left[name]:
-            ours, theirs = left[name][key], right[name][key]
-            if ours != theirs:
-                if key == "found":
-                    pairs = enumerate(zip(ours, theirs))
-                    at = next((at for at, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
-                    return f"records of {name}, from the {at}. of {len(ours)} and {len(theirs)}: {ours[at:at + 1]}, {theirs[at:at + 1]}"
-                return f"{key} of {name}: {ours} and {theirs}"
-    return ""
 
 
 class Totals:
@@ -428,20 +385,9 @@ def golden():
             expect(f"golden {archive.parent.name}/{archive.name} reads as it did", same and not wrong, wrong or f"{len(logs)} logs")
 
 
-def expected(logs):
-    """The part of each log that the file next to a golden directory expects."""
-    keys = ["log_id", "first_lsn", "next_lsn", "writer_epoch", "config", "create_time_us", "update_time_us", "stored_bytes",
-            "cursors", "tail_proven", "quarantined", "records", "digest"]
-    return {name: {**{key: log[key] for key in keys}, **({"expired": log["expired"]} if log["expired"] else {}), "producers": [
-        {"id": one["id"], "epoch": one["epoch"], "next_sequence": one["next_sequence"],
-         "newest_lsn": one["remembered"][-1]["lsn"]} for one in sorted(log["producers"], key=lambda one: one["id"])]}
-        for name, log in logs.items()}
-
-
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] else sized(2, 1)
 # The default run has the same load each time; --all draws one.
 SEED = int(sys.argv[2]) if sys.argv[2:] else sized(random.randrange(1 << 32), 4180489125)
-PYTHON = python()
 
 
 @check("The reader and the daemon read random stores alike: sound, torn, damaged, sorted")
