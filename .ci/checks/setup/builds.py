@@ -1,5 +1,6 @@
 """Builds the binaries that the other checks run."""
 
+from buckets import OPTIMISED
 from clients import *
 
 
@@ -16,6 +17,11 @@ def static():
     counted("cargo", "build", "--release", "--locked", "--target", f"{os.uname().machine}-unknown-linux-musl",
             "-p", "wald-server", "-p", "walctl", "--bins", "--features",
             "wald-server/otlp,wald-server/zstd,wald-server/object,walctl/object", cwd=ROOT)
+
+
+@check("The daemon with object stores and a program that times PUTs, for bench/replica")
+def object_stores():
+    counted(*OPTIMISED, cwd=ROOT)
 
 
 @check("The runners of the clients for Go, Python and TypeScript; the tests' build has Rust's")
