@@ -24,7 +24,7 @@ Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 
 TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
 STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
-STORES = "setup/tools:stores"
+STORES, OBJECT = "setup/tools:stores", "setup/builds:object_stores"
 TESTS = "rust/tests:build"
 # Steps that most others need.
 BINARIES = (TOOLS, RELEASE, TESTS)
@@ -44,6 +44,7 @@ COMPUTE = [
     Step(MDBOOK, "compute", (TOOLS,)),
     Step(STORES, "compute", (TOOLS,)),
     Step("disk/bucket:units", "compute", BINARIES, ("debug",)),
+    Step(OBJECT, "compute", BINARIES),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
     Step("durability/known_bad", "compute", BINARIES, ("debug",)),
@@ -130,12 +131,21 @@ LAST = [
     Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, "disk/bucket:units")),
     Step("clients/conformance:replica", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
     Step("durability/replica:lost_machines", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("durability/replica:zombie,faults,costs,refused", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("durability/replica:zombie,unfenced,costs,refused", "wait", (*BINARIES, "disk/bucket:units")),
+    # Both install the packages of the reader.
+    Step("durability/replica:upgrade", "wait", (*BINARIES, "disk/bucket:units", "disk/reader")),
+    Step("durability/outages:faults,away", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("durability/outages:silent", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("durability/outages:full", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("durability/outages:full_gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("durability/replica:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
+    Step("durability/replica:others", "wait", (*BINARIES, STORES, "disk/bucket:units")),
+    Step("durability/replica:known", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("disk/bucket:others", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("disk/bucket:refused", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("docs/testing", "wait", ()),
+    Step("bench/replica", "alone", (*BINARIES, STORES, OBJECT, CLIENTS)),
 ]
 PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 # Steps that a run without --all leaves out, because their builds or stores take a large part of its time:
@@ -146,14 +156,17 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 #   another C library. disk/bucket:units builds their features in every run.
 # - the engine under a scheduler of its own, which needs another build of the engine; the fuzz targets' builds; the book,
 #   whose program is built from source.
-# - servers of object stores from source (five minutes of processor time). disk/bucket has a server of its own in every run.
+# - servers of object stores from source (five minutes of processor time). disk/bucket, durability/replica and
+#   durability/outages have a server of their own in every run.
+# - the speed of the replica, which needs a quiet machine and another build of the daemon.
 # - engines with a deliberate mistake: they test the tests, and need eight minutes. A change of the engine's tests should run
 #   them by name.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
 # - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
-            STORES, "durability/replica:gateway", "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
+            STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/outages:full_gateway", "bench/replica",
+            "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
             "bench/million", "bench/bounded", "bench/clustered", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
 # Steps that judge the speed only with --all: in a default run they may have others next to them.
 PATIENT = ["disk/backup"]

@@ -1,27 +1,25 @@
-"""Tests the replica of a store in a bucket. Machines are lost with their disk while appends of both levels are underway: no
-REPLICATED ack may be missing afterwards, nothing may be there twice, and `survived_position` must say exactly which DURABLE
-records are lost. An old owner that wakes gets no ack. A store that answers slowly, refuses, or loses answers causes no false
-ack, and DURABLE appends go on until the bound of the lag. The server of the object store is the check's own; with --all the
-Versity gateway is another one.
+"""Tests the replica of a store in a bucket. Machines are lost with their disk while appends and batches of both levels are
+under way: no REPLICATED ack may be missing afterwards, nothing may be there twice or in part, and `survived_position` must
+say exactly which DURABLE records are lost. An old owner that wakes gets no ack, unless the store has lost its fences. The
+server of the object store is the check's own; with --all the Versity gateway, MinIO and Azurite are others. A store of an
+earlier version gets a replica.
 """
 
+import base64
 import random
+import tarfile
 
-from buckets import *
+from reading import GOLDEN, difference, expected, read
+from replicas import *
 
 SEED = int(sys.argv[2]) if sys.argv[2:] else random.randrange(1 << 32)
 LOST = int(sys.argv[1]) if sys.argv[1:] else sized(50, 4)
-SEGMENTS = ["--segment-bytes", "1MiB"]
-# A short gap: rounds are shorter than a second.
-QUICK = ["--bucket-gap", "5ms", "--replica-interval", "200ms"]
-DOWN_SECONDS = sized(60, 8)
-LEVELS = "durable", "replicated"
-
-
-def serve(store, data, *arguments, node="one"):
-    """A daemon whose replica is in the bucket."""
-    return Daemon(data, "--bucket-url", store.url, "--node-id", node, *SEGMENTS, *QUICK, *arguments,
-                  variables=store.variables, binary=programs() / "wald")
+# Lost machines for each of the other stores.
+OTHERS = min(LOST, 10)
+# Segments of the golden directories.
+SMALL = ["--segment-bytes", "64KiB"]
+# Golden directories of a default run: both ends, sorted runs, retention, keyed digests, forgotten producers.
+UPGRADED = ["everything-killed", "sorted-clean", "retention-killed"]
 
 
 def lines(path, number):
@@ -32,47 +30,11 @@ def lines(path, number):
 
 
 def produce(daemon, path, level="replicated"):
-    """Appends a file as a producer to a log of its own: (exit code, next lsn of the log, what walctl said)."""
+    """Appends a file as a producer to a log of its own: (exit code, next lsn of the log, stderr of walctl)."""
     log = f"produced/{path.parent.name}"
     done = daemon.walctl("append", log, "--producer", path.name, "--durability", level, path)
     _, tail, said = daemon.call("wald.v1.WalService/GetTail", {"log": log})
     return done.returncode, int((tail or {}).get("tailLsn", 0)), (done.stderr.decode() or said).strip()
-
-
-def load(daemon, directory, level, seconds, **more):
-    """A load with a ledger. Its logs begin with the level and the directory's name."""
-    options = dict(seconds=seconds, appends=10**9, writers=16, logs=20, bytes=200, durability=level, attempts=1, tolerate=True) | more
-    return daemon.load(prefix=f"{level}-{directory.name}", ledger=directory / f"{level}.ledger", **options)
-
-
-def acked(directory, level):
-    """The acks of a ledger. A kill may have cut its last line."""
-    path, entries = directory / f"{level}.ledger", []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, IndexError):
-            entries.append(Entry(line))
-    return [entry for entry in entries if entry.acked]
-
-
-def epoch_of(daemon):
-    _, info, _ = daemon.call("wald.v1.OpsService/GetServerInfo", {})
-    return int(info["recoveryEpoch"])
-
-
-def judge(what, daemon, directory, epoch):
-    """States what became of the acks of a machine whose recovery epoch was `epoch`."""
-    for level in LEVELS:
-        entries, found = acked(directory, level), stored(daemon, f"{level}-{directory.name}/")
-        survivors = [entry for entry in entries if found.get((entry.log, entry.lsn)) == entry.number]
-        expect(f"{what}: {level}: nothing is there twice", found and len(set(found.values())) == len(found), f"{len(found)} records")
-        if level == "replicated":
-            expect(f"{what}: every REPLICATED ack is there", entries and len(survivors) == len(entries),
-                   f"{len(survivors)} of {len(entries)}")
-        _, tail, said = daemon.call("wald.v1.WalService/GetTail", {"log": f"{level}-{directory.name}/0", "recoveryEpoch": epoch})
-        position = int((tail or {}).get("survivedPosition", -1))
-        wrong = [entry for entry in entries if (entry in survivors) != (entry.position < position)]
-        expect(f"{what}: {level}: survived_position names exactly the lost acks", position >= 0 and not wrong,
-               f"{len(entries) - len(survivors)} of {len(entries)} lost, from position {position}" if position >= 0 else said)
 
 
 def lose(directory, store, number, draw):
@@ -83,12 +45,13 @@ def lose(directory, store, number, draw):
     with serve(store, data, node=f"node-{number}", *([] if number == 0 else ["--take-over"])) as daemon:
         epoch = epoch_of(daemon)
         code, tail, said = produce(daemon, lines(here / "orders", 500))
-        expect(f"{what}: a producer's batches are acknowledged", (code, tail) == (0, 500), said)
+        expect(f"{what}: a producer's batches are acknowledged", (code, tail) == (0, 500), brief(said))
         code, _, said = daemon.call("wald.v1.WalService/Fence", {"log": log, "writerEpoch": 7})
-        expect(f"{what}: a fence is acknowledged", code == 0, said)
-        running = [load(daemon, here, level, 10) for level in LEVELS]
+        expect(f"{what}: a fence is acknowledged", code == 0, brief(said) if code else "")
+        running = [load(daemon, here, name, 10) for name in LOADS]
         # The machine is lost at a random moment.
-        time.sleep(draw.uniform(0.2, 1.5))
+        expect(f"{what}: all loads run", wait_until(lambda: all(begun(here, name) for name in LOADS), 30))
+        time.sleep(draw.uniform(0, 1.3))
         daemon.kill()
         for one in running:
             one.result()
@@ -99,22 +62,24 @@ def lose(directory, store, number, draw):
         with Daemon(copy, *SEGMENTS) as daemon:
             judge(f"{what}, restored", daemon, here, epoch)
             code, tail, said = produce(daemon, here / "orders", "durable")
-            expect(f"{what}, restored: the producer's repetition adds nothing", (code, tail) == (0, 500), f"{tail} {said}")
+            expect(f"{what}, restored: the producer's repetition adds nothing", (code, tail) == (0, 500), brief(said))
             code, _, said = daemon.call("wald.v1.WalService/Append", {"log": log, "record": {"text": "old"}, "condition": {"writerEpoch": 6}})
-            expect(f"{what}, restored: the fence holds", code != 0 and "FENCED" in said, said[:200])
+            expect(f"{what}, restored: the fence holds", code != 0 and "FENCED" in said, brief(said))
         shutil.rmtree(copy)
     return here, epoch
 
 
-def lost(directory, store, count):
+def lost(directory, store, count, name="lost_machines"):
     draw, rounds = random.Random(SEED), []
-    print(f"seed {SEED}: .ci/run durability/replica:lost_machines -- {count} {SEED}", flush=True)
+    print(f"seed {SEED}: .ci/run durability/replica:{name} -- {count} {SEED}", flush=True)
     for number in range(count):
         rounds.append(lose(directory, store, number, draw))
     with serve(store, directory / "last", "--take-over", node="last") as daemon:
         for here, epoch in rounds:
             judge(f"the last successor, {here.name}", daemon, here, epoch)
         expect("it stops cleanly", daemon.stop() == 0)
+    acks = {level: [acked(here, name) for here, _ in rounds for name in LOADS if LOADS[name][0] == level] for level in ("replicated", "durable")}
+    print(f"     {count} machines; acks: " + ", ".join(f"{sum(map(len, found))} {level}" for level, found in acks.items()), flush=True)
 
 
 @check("Machines are lost with their disk: a copy and a successor have every REPLICATED ack, and name the lost records")
@@ -126,81 +91,64 @@ def lost_machines(directory):
 @check("The same with the Versity gateway as the store")
 def gateway(directory):
     with versity(directory) as store:
-        lost(directory, store, LOST)
+        lost(directory, store, LOST, "gateway")
 
 
-@check("An old owner that wakes after a take-over: no REPLICATED ack is lost, and it ends with the owner's name")
-def zombie(directory):
+@check("The same with MinIO and with the emulator of Azure")
+def others(directory):
+    for make in minio, azurite:
+        (directory / make.__name__).mkdir()
+        with make(directory / make.__name__) as store:
+            lost(directory / make.__name__, store, OTHERS, "others")
+
+
+def awakened(directory, loses_fences):
+    """An owner is stopped under load, another node takes the store over, and the first one wakes. With `loses_fences` the
+    store then has no fences any more, as if SlateDB had collected them."""
     here = directory / "round"
     here.mkdir()
-    with own(directory) as (store, _), serve(store, directory / "old", node="old") as old:
+    with own(directory) as (store, server), serve(store, directory / "old", node="old") as old:
         epoch = epoch_of(old)
-        running = [load(old, here, level, 30) for level in LEVELS]
-        expect("the old owner acknowledges", wait_until(lambda: all(len(acked(here, level)) > 100 for level in LEVELS) or
-                                                         any(one.process.poll() is not None for one in running), 20))
+        running = [load(old, here, name, 30) for name in LOADS]
+        expect("all loads run on the old owner", wait_until(lambda: all(begun(here, name) for name in LOADS), 30))
         old.process.send_signal(signal.SIGSTOP)
         with serve(store, directory / "new", "--take-over", node="new") as new:
+            if loses_fences:
+                rows = store.objects / BUCKET / PREFIX / "shards/0/db/wal"
+                fences = [path for path in rows.iterdir() if path.stat().st_size == 0]
+                for fence in fences:
+                    fence.unlink()
+                expect("the fences are gone", fences, len(fences))
+                # The new manifest would stop the old owner, too, if it came first.
+                server.fault = lambda request: time.sleep(2) if request.command == "GET" and "manifest" in request.path else None
             old.process.send_signal(signal.SIGCONT)
             expect("the old owner ends with 78", old.process.wait(60) == 78, old.process.returncode)
             said = "".join(old.lines)
-            expect("it names the owner and the term", 'the node \\"new\\"' in said and "owns the store in term" in said, said[-400:])
+            expect("it names the owner and the term", 'the node \\"new\\"' in said and "owns the store in term" in said, brief(said[-300:]))
             for one in running:
                 one.result()
+            server.fault = lambda request: None
+            if loses_fences:
+                lost = [entry for name, (level, _) in LOADS.items() if level == "replicated" for entry in lost_acks(new, here, name)[2]]
+                expect("the drill sees that REPLICATED acks are lost", lost, f"{len(lost)} acks")
+                return
             judge("the new owner", new, here, epoch)
         try:
             serve(store, directory / "old", node="old").kill()
             expect("the old directory is refused", False)
         except Ended as ended:
             said = "".join(ended.lines)
-            expect("the old directory is refused with 78, and the owner is named", ended.code == 78 and "new" in said, said[-400:])
+            expect("the old directory is refused with 78, and the owner is named", ended.code == 78 and "new" in said, brief(said[-300:]))
 
 
-@check("A store that is slow, refuses, loses answers or is away: no false ack, DURABLE goes on, all resumes")
-def faults(directory):
-    here, numbers = directory / "round", iter(range(1 << 30))
-    here.mkdir()
+@check("An old owner that wakes after a take-over: no REPLICATED ack is lost, and it ends with the owner's name")
+def zombie(directory):
+    awakened(directory, loses_fences=False)
 
-    def sometimes(request):
-        number = next(numbers)
-        return 503 if number % 5 == 1 else "lost" if number % 5 == 3 else None
 
-    with own(directory) as (store, server), serve(store, directory / "data", "--replica-max-lag", "8MiB") as daemon:
-        epoch = epoch_of(daemon)
-        running = load(daemon, here, "replicated", DOWN_SECONDS * 3)
-        count = lambda: len(acked(here, "replicated"))
-        server.fault = lambda request: time.sleep(0.1)
-        before = count()
-        expect("slow: REPLICATED appends are acknowledged", wait_until(lambda: count() > before + 100, 30), count() - before)
-        server.fault = sometimes
-        before = count()
-        expect("every fifth request refused, every fifth answer lost: they are acknowledged", wait_until(lambda: count() > before + 100, 60),
-               count() - before)
-        server.fault = lambda request: 503
-        # Requests that have arrived are answered.
-        time.sleep(0.5)
-        began = time.time()
-        durable = daemon.load(appends=2_000, writers=16, logs=20, bytes=200, durability="durable", prefix="away").result()
-        expect("away: DURABLE appends go on", durable["acks"] == 2_000, durable)
-        time.sleep(DOWN_SECONDS)
-        filled = daemon.load(appends=4_000, writers=16, logs=20, bytes=10_000, durability="durable", prefix="full", attempts=1, tolerate=True).result()
-        lag = daemon.metric("wald_replica_lag_bytes")
-        expect("at the bound of the lag appends are BUSY", any("BUSY" in error for error in filled["errors"]) and lag <= 9 << 20,
-               f"{filled['errors']}, {lag / (1 << 20):.1f} MiB")
-        ended = time.time()
-        server.fault = lambda request: None
-        again = load(daemon, here, "again", 120, durability="replicated", appends=500, attempts=1000, tolerate=False).result()
-        expect("it is back: REPLICATED appends are acknowledged again", again["acks"] == 500, again)
-        # Its ledger is whole once it has ended.
-        running.result()
-        false = [entry for entry in acked(here, "replicated") if began < entry.got / 1e6 < ended]
-        expect("away: no REPLICATED append was acknowledged", not false, f"{len(false)} in {ended - began:.0f} s")
-        expect("it stops cleanly", daemon.stop() == 0)
-        shutil.rmtree(directory / "data")
-        with serve(store, directory / "next", "--take-over", node="next") as successor:
-            found = stored(successor, "replicated-round/") | stored(successor, "again-round/")
-            entries = acked(here, "replicated") + acked(here, "again")
-            missing = [entry for entry in entries if found.get((entry.log, entry.lsn)) != entry.number]
-            expect("a successor has every ack", entries and not missing, f"{len(entries) - len(missing)} of {len(entries)}")
+@check("The same drill loses REPLICATED acks if the store has lost its fences: it would see such a loss")
+def unfenced(directory):
+    awakened(directory, loses_fences=True)
 
 
 @check("An idle owner needs at most five requests a second; appends of the level DURABLE do not wait for the store")
@@ -218,15 +166,88 @@ def costs(directory):
         expect("beside a store with 300 ms DURABLE appends are answered in less than 150 ms", told["acks"] == 2_000 and told["p50_us"] < 150_000, told)
 
 
+def refuses(what, store, data):
+    """States that the daemon does not start with this store."""
+    try:
+        serve(store, data).kill()
+        expect(f"{what}: the start is refused", False)
+    except Ended as ended:
+        said = "".join(ended.lines)
+        expect(f"{what}: the start is refused with 78, and the failed check is named", ended.code == 78 and "the check" in said, brief(said[-300:]))
+
+
 @check("Servers that ignore conditions, or check them without a lock, stop the start with exit code 78")
 def refused(directory):
     for kind in "ignored", "racy":
         (directory / kind).mkdir()
         with own(directory / kind, conditions=kind) as (store, _):
-            try:
-                serve(store, directory / kind / "data").kill()
-                expect(f"conditions are {kind}: the start is refused", False)
-            except Ended as ended:
-                said = "".join(ended.lines)
-                expect(f"conditions are {kind}: the start is refused with 78, and the failed check is named",
-                       ended.code == 78 and "the check" in said, said[-300:])
+            refuses(f"conditions are {kind}", store, directory / kind / "data")
+
+
+@check("Known servers without atomic conditional writes stop the start with exit code 78")
+def known(directory):
+    for make in s3rver, gcs_emulator:
+        (directory / make.__name__).mkdir()
+        with make(directory / make.__name__) as store:
+            refuses(make.__name__, store, directory / make.__name__ / "data")
+
+
+def guarded(daemon, logs):
+    """Repeats the newest batch of each producer, and appends with a fenced epoch: (repeats, refused appends)."""
+    repeats = fenced = 0
+    for name, log in logs.items():
+        epoch = {"writer_epoch": log["writer_epoch"]} if log["writer_epoch"] else {}
+        for one in log["producers"]:
+            sequence = one["next_sequence"] - 1
+            records = [{"data": base64.b64encode(f"{one['id']} {one['epoch']} {sequence} {index}".encode()).decode()} for index in range(2)]
+            batch = {"log": name, "records": records, "condition": epoch | {
+                "producer": {"id": one["id"], "epoch": one["epoch"], "sequence": sequence}}}
+            _, answer, said = daemon.call("wald.v1.WalService/AppendBatch", {"batches": [batch]})
+            first = (answer or {"appends": [{}]})["appends"][0]
+            if expect(f"  {name}: the repeat of {one['id']} is recognised", first.get("deduplicated") and
+                      int(first.get("firstLsn", 0)) == one["newest_lsn"], first or brief(said)):
+                repeats += 1
+        if log["writer_epoch"]:
+            _, _, said = daemon.call("wald.v1.WalService/Append", {"log": name, "record": {"text": "old"}, "condition": {
+                "writer_epoch": log["writer_epoch"] - 1}})
+            fenced += expect(f"  {name}: a fenced epoch is refused", "FENCED" in said, brief(said))
+    return repeats, fenced
+
+
+@check("A store of an earlier version gets a replica: a restore has its records, producers, fences, trims, cursors")
+def upgrade(directory):
+    archives = [path for path in sorted(GOLDEN.glob("*/*.tar.gz")) if sized(True, path.name.removesuffix(".tar.gz") in UPGRADED)]
+    totals = Counter()
+    for archive in archives:
+        name = archive.name.removesuffix(".tar.gz")
+        kept = json.loads(archive.with_name(f"{name}.json").read_text())["logs"]
+        if any(log["quarantined"] or not log["tail_proven"] for log in kept.values()):
+            continue
+        here = directory / name
+        (here / "data").mkdir(parents=True)
+        with tarfile.open(archive) as packed:
+            packed.extractall(here / "data", filter="data")
+        # Retention must leave the logs as they are.
+        still = ["--sorter-enabled=false", "--retention-interval", "1h"]
+        with own(here) as (store, _):
+            with serve(store, here / "data", *still, segments=SMALL) as daemon:
+                code, _, said = daemon.call("wald.v1.WalService/Append", {"log": "upgraded", "record": {"text": "x"},
+                                                                         "durability": "DURABILITY_REPLICATED"})
+                expect(f"{name}: an append is REPLICATED", code == 0, brief(said) if code else "")
+                daemon.kill()
+            shutil.rmtree(here / "data")
+            done = run(programs() / "wald", "restore", store.url, "--data-dir", here / "copy", env=store.environment())
+            if not expect(f"{name}: wald restore makes a store of the bucket", done.returncode == 0, done.stderr.decode().strip()[-300:]):
+                continue
+        logs = expected(read(here / "copy")[1])
+        new = logs.pop("upgraded", {"records": 0})
+        for log in kept.values():
+            log["producers"].sort(key=lambda one: one["id"])
+        wrong = difference(logs, kept)
+        expect(f"{name}: each log is as its version wrote it, and the new one is there", not wrong and new["records"] == 1,
+               wrong or f"{len(kept)} logs, {sum(log['records'] for log in kept.values())} records")
+        with Daemon(here / "copy", *SMALL, *still, binary=programs() / "wald") as daemon:
+            repeats, fenced = guarded(daemon, kept)
+        totals.update(producers=repeats, fences=fenced, trims=sum(log["first_lsn"] > 0 for log in kept.values()),
+                      cursors=sum(len(log["cursors"]) for log in kept.values()))
+    expect("there were producers, fences, trims and cursors", all(totals[one] for one in ("producers", "fences", "trims", "cursors")), dict(totals))

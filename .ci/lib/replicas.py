@@ -1,0 +1,79 @@
+"""Daemons with a replica in a bucket, loads of all levels with ledgers, and the judgement of the acks of a lost machine."""
+
+from collections import Counter
+
+from buckets import *
+
+SEGMENTS = ["--segment-bytes", "1MiB"]
+# A short gap: rounds are shorter than a second.
+QUICK = ["--bucket-gap", "5ms", "--replica-interval", "200ms"]
+# The loads of a machine: name -> level, number of logs of each append.
+LOADS = {"durable": ("durable", 1), "replicated": ("replicated", 1),
+         "durable-batches": ("durable", 3), "replicated-batches": ("replicated", 3)}
+
+
+def serve(store, data, *arguments, node="one", segments=SEGMENTS):
+    """A daemon whose replica is in the bucket."""
+    return Daemon(data, "--bucket-url", store.url, "--node-id", node, *segments, *QUICK, *arguments,
+                  variables=store.variables, binary=programs() / "wald")
+
+
+def load(daemon, directory, name, seconds, **more):
+    """A load with a ledger. Its logs begin with its name and the directory's."""
+    level, across = LOADS[name]
+    options = dict(seconds=seconds, appends=10**9, writers=16 if across == 1 else 8, logs=20, bytes=200, across=across, durability=level,
+                   attempts=1, tolerate=True) | more
+    return daemon.load(prefix=f"{name}-{directory.name}", ledger=directory / f"{name}.ledger", **options)
+
+
+def brief(said):
+    """A message on one line."""
+    return " ".join(said.split())[:300]
+
+
+def begun(directory, name):
+    """Whether a ledger has its first 8 KiB, about 70 lines. The rest is in the memory of the load program."""
+    path = directory / f"{name}.ledger"
+    return path.exists() and path.stat().st_size > 0
+
+
+def acked(directory, name):
+    """The acks of a ledger. A batch has one for each of its logs. The last line may be there in part."""
+    path = directory / f"{name}.ledger"
+    text = path.read_text() if path.exists() else ""
+    entries = [Entry(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+    return [entry for entry in entries if entry.acked]
+
+
+def epoch_of(daemon):
+    _, info, _ = daemon.call("wald.v1.OpsService/GetServerInfo", {})
+    return int(info["recoveryEpoch"])
+
+
+def lost_acks(daemon, directory, name):
+    """The acks of a load, the records that are there, and the acks whose records are not."""
+    entries, found = acked(directory, name), stored(daemon, f"{name}-{directory.name}/")
+    return entries, found, [entry for entry in entries if found.get((entry.log, entry.lsn)) != entry.number]
+
+
+def judge(what, daemon, directory, epoch):
+    """States the fate of the acks of a machine whose recovery epoch was `epoch`."""
+    for name, (level, across) in LOADS.items():
+        entries, found, lost = lost_acks(daemon, directory, name)
+        once = {(log, number) for (log, _), number in found.items()}
+        expect(f"{what}: {name}: nothing is there twice", found and len(once) == len(found), f"{len(found)} records")
+        if across > 1:
+            parts = Counter(found.values())
+            partial = [number for number, count in parts.items() if count != across]
+            expect(f"{what}: {name}: each batch is there whole or not at all", parts and not partial, f"{len(partial)} of {len(parts)} in part")
+        if level == "replicated":
+            expect(f"{what}: {name}: every ack is there", entries and not lost, f"{len(entries) - len(lost)} of {len(entries)}")
+        _, tail, said = daemon.call("wald.v1.WalService/GetTail", {"log": f"{name}-{directory.name}/0", "recoveryEpoch": epoch})
+        position = int((tail or {}).get("survivedPosition", -1))
+        gone = set(lost)
+        wrong = [entry for entry in entries if (entry not in gone) != (entry.position < position)]
+        expect(f"{what}: {name}: survived_position names exactly the lost acks", position >= 0 and not wrong,
+               f"{len(lost)} of {len(entries)} lost, from position {position}" if position >= 0 else said)
+
+
+__all__ = [name for name in dir() if not name.startswith("_")]
