@@ -204,7 +204,7 @@ def replica(directory):
         here.mkdir()
         wanted = sized(cases + alone, alone)
         with own(here) as (bucket, _):
-            start = f"--bucket-url {bucket.url} --bucket-endpoint {bucket.base} --bucket-insecure true --bucket-gap 5ms"
+            start = f"--bucket-url {bucket.url} --bucket-endpoint {bucket.base} --bucket-insecure --bucket-gap 5ms"
             status, ok, failures, said = conform(runner(language), SCRATCH / f"conformance-replica-{language}.log", wanted, start, replica=bucket)
         return f"{language}: {len(wanted)} cases on a replica", status == 0 and set(ok) == set(wanted), "; ".join(failures) or said[-3000:]
 
