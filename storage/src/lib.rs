@@ -60,7 +60,7 @@ pub use crate::base::ids::{
 pub use crate::base::metrics::{
     AppendPhase, ChecksumSite, NoObserver, Observer, RetentionPass, Worker,
 };
-pub use crate::disk::directory::{TERM, TERM_NEW, is_own_name};
+pub use crate::disk::directory::{KeptTerm, is_own_name};
 pub use crate::engine::LocalEngine;
 pub use crate::engine::expiry_clock::{expiry_clock, reset_expiry_clock};
 pub use crate::engine::repair::{accept_loss, examine, logs};
@@ -74,7 +74,8 @@ pub use crate::tools::archive::list::{
 pub use crate::tools::archive::restore::restore as restore_archive;
 pub use crate::tools::archive::restore::{ArchiveRestored, SkippedLog};
 pub use crate::tools::backup::{
-    BackupCheck, BackupView, ReplicaContent, Restored, RestoredAs, content_path,
+    BackupCheck, BackupView, ReplicaCheck, ReplicaContent, Restored, RestoredAs, content_path,
+    refuse_if_used,
 };
 pub use crate::tools::dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,

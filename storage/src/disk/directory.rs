@@ -25,10 +25,9 @@ const FORMAT_NEW: &str = "FORMAT.new";
 /// Exists until a restore is finished.
 pub(crate) const RESTORING: &str = "RESTORING";
 pub(crate) const LOCK: &str = "LOCK";
-/// The term in the bucket that a daemon with a replica has claimed last. The daemon writes and reads it.
-pub const TERM: &str = "TERM";
-/// Becomes TERM.
-pub const TERM_NEW: &str = "TERM.new";
+/// The term in the bucket that a daemon with a replica has claimed last.
+const TERM: &str = "TERM";
+const TERM_NEW: &str = "TERM.new";
 /// Version 2 states the largest body, if it exceeds the limit of earlier versions.
 const VERSION: u32 = 2;
 
@@ -431,6 +430,61 @@ pub(crate) fn write_last_backup(disk: &dyn Disk, time: Timestamp) -> std::io::Re
     replace(disk, BACKUP, BACKUP_NEW, encode_backup(time).as_bytes())
 }
 
+/// The term that a data directory has claimed last in the bucket of its replica. The file TERM is durable before the
+/// claim, so that a later start recognises its own claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptTerm {
+    /// Number that identifies the store.
+    pub store_id: u128,
+    /// Number of the term.
+    pub term: u64,
+}
+
+impl KeptTerm {
+    fn encode(&self) -> String {
+        let (store, term) = (self.store_id, self.term);
+        let text = format!("wald term\nstore {store:032x}\nterm {term}\n");
+        let crc = crc32c(text.as_bytes());
+        format!("{text}crc {crc:08x}\n")
+    }
+
+    /// Reads TERM; `None` if the directory has none.
+    ///
+    /// # Errors
+    /// `InvalidData` if the file is damaged; others of the file system.
+    pub fn read(disk: &dyn Disk) -> io::Result<Option<Self>> {
+        let names = match disk.list("") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            names => names?,
+        };
+        if !names.iter().any(|name| name == TERM) {
+            return Ok(None);
+        }
+        let text = read_text(disk, TERM)?;
+        let parse = || {
+            Some(Self {
+                store_id: u128::from_str_radix(field(&text, "store")?, 16).ok()?,
+                term: field(&text, "term")?.parse().ok()?,
+            })
+        };
+        match parse() {
+            Some(kept) if kept.encode() == text => Ok(Some(kept)),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the file is damaged",
+            )),
+        }
+    }
+
+    /// Replaces TERM, durably. After an error a read finds the old or the new term.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub fn write(&self, disk: &dyn Disk) -> io::Result<()> {
+        replace(disk, TERM, TERM_NEW, self.encode().as_bytes())
+    }
+}
+
 fn read_text(disk: &dyn Disk, path: &str) -> std::io::Result<String> {
     let mut bytes = vec![0; 4096];
     let length = disk.open(path)?.read_full_at(&mut bytes, 0)?;
@@ -534,5 +588,83 @@ mod tests {
         assert!(denied("").contains("permission denied"));
         let broken = at(&SimDisk::new(), "locking", LOCK)(io::ErrorKind::TimedOut.into());
         assert!(broken.to_string().starts_with("locking memory/LOCK: "));
+    }
+
+    const STORE: u128 = 7;
+
+    fn kept(term: u64) -> KeptTerm {
+        KeptTerm {
+            store_id: STORE,
+            term,
+        }
+    }
+
+    /// Each call of a write is failed, and the power is cut in it and behind it.
+    #[test]
+    fn term_is_the_old_or_the_new_one_after_each_failure_and_power_cut() {
+        let (mut fails, mut cuts, mut flushed) = (0, 0, 0);
+        for call in 1..20 {
+            let disk = SimDisk::seeded(call);
+            kept(41).write(&disk).unwrap();
+            disk.fail_call(|_| true, call, 5);
+            let written = kept(42).write(&disk);
+            let is_done = written.is_ok();
+            fails += u64::from(!is_done);
+            let found = KeptTerm::read(&disk);
+            disk.forget_faults();
+            disk.crash(call);
+            let after = KeptTerm::read(&disk).unwrap().unwrap();
+            assert!(
+                [kept(41), kept(42)].contains(&after),
+                "call {call}: {found:?}"
+            );
+            assert!(!is_done || after == kept(42), "call {call}");
+            // The next start writes it again.
+            kept(43).write(&disk).unwrap();
+            assert_eq!(KeptTerm::read(&disk).unwrap(), Some(kept(43)));
+        }
+        for call in 1..20 {
+            for seed in 0..8 {
+                let disk = SimDisk::seeded(seed);
+                kept(41).write(&disk).unwrap();
+                disk.crash_after(call);
+                let is_done = kept(42).write(&disk).is_ok();
+                cuts += u64::from(!is_done);
+                disk.crash(seed);
+                let after = KeptTerm::read(&disk).unwrap().unwrap();
+                assert!(
+                    [kept(41), kept(42)].contains(&after),
+                    "call {call}, seed {seed}"
+                );
+                assert!(!is_done || after == kept(42), "call {call}, seed {seed}");
+                flushed += u64::from(is_done);
+            }
+        }
+        assert!(
+            fails >= 5 && cuts >= 8 * 4 && flushed > 0,
+            "{fails} {cuts} {flushed}"
+        );
+    }
+
+    #[test]
+    fn damaged_or_unreadable_term_is_an_error_and_stays() {
+        let disk = SimDisk::new();
+        assert_eq!(KeptTerm::read(&disk).unwrap(), None);
+        kept(41).write(&disk).unwrap();
+        let good = disk.contents(TERM).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            disk.replace(TERM, bad.clone());
+            let error = KeptTerm::read(&disk).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "byte {at}");
+            disk.replace(TERM, good[..at].to_vec());
+            KeptTerm::read(&disk).unwrap_err();
+            assert_eq!(disk.contents(TERM).unwrap(), good[..at]);
+        }
+        disk.replace(TERM, good);
+        disk.fail_call(|call| call.path == TERM, 1, 5);
+        assert_eq!(KeptTerm::read(&disk).unwrap_err().raw_os_error(), Some(5));
+        assert_eq!(KeptTerm::read(&disk).unwrap(), Some(kept(41)));
     }
 }

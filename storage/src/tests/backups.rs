@@ -12,12 +12,13 @@ use crate::api::error::{BackupError, RestoreError};
 use crate::api::finding::Severity;
 use crate::api::pace::Control;
 use crate::api::record::{GapReason, LogConfig};
+use crate::api::replica::JournalPart;
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::Disk;
 use crate::disk::held_files;
 use crate::engine::repair::accept_loss;
 use crate::tools::backup;
-use crate::tools::backup::{BackupView, content_path};
+use crate::tools::backup::{BackupView, ReplicaContent, RestoredAs, content_path, refuse_if_used};
 use crate::tools::verify::Offline;
 
 /// State of a store: for each log its first kept lsn and its records.
@@ -347,6 +348,125 @@ fn a_store_is_restored_as_it_stood_at_any_position() {
             }
             before = Some(standing_then);
         }
+    }
+}
+
+/// All shipped parts of a store, one group in each.
+fn groups_of(fixture: &Fixture) -> Vec<JournalPart> {
+    let (mut from, mut parts) = (Position::ZERO, Vec::new());
+    while let Some(part) = fixture.core.read_part(from, 1, Reach::Disk).unwrap() {
+        from = part.end;
+        parts.push(part);
+    }
+    parts
+}
+
+/// A store made of a replica: of these files, and these parts of the journal, as of a position.
+fn restored_replica(
+    store_id: u128,
+    files: Option<&BackupView>,
+    parts: &[JournalPart],
+    until: Position,
+) -> Result<SimDisk, RestoreError> {
+    let disk = SimDisk::new();
+    let target: Arc<dyn Disk> = Arc::new(disk.clone());
+    let content = ReplicaContent {
+        store_id,
+        files,
+        parts: &mut parts.iter().cloned().map(Ok),
+        until: Some(until),
+    };
+    match content.restore(&target, &small_config(), RestoredAs::Copy, &mut |_| {}) {
+        Ok(_) => Ok(disk),
+        Err(error) => {
+            // Nothing is in the way of the next attempt.
+            refuse_if_used(&disk).unwrap();
+            Err(error)
+        }
+    }
+}
+
+#[test]
+fn a_replica_is_restored_as_it_stood_at_any_position_of_its_rows() {
+    let mut inner = 0;
+    for seed in 0..4 {
+        let (fixture, stood) = busy_store(200 + seed);
+        let (shelf, id) = (Shelf::default(), fixture.core.store_id);
+        let groups = groups_of(&fixture);
+        // Files hold a part of the journal, and rows the rest.
+        let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+        let middle = stood[stood.len() / 2].0;
+        let half = shelf.view(&manifest, Some(middle)).unwrap();
+        let mut before = None;
+        for (position, standing_then) in stood {
+            let between = Position::new(position.get() - 1);
+            for (at, expected) in [(position, Some(&standing_then)), (between, before.as_ref())] {
+                let Some(expected) = expected else { continue };
+                for files in [None, Some(&*half).filter(|_| at >= middle)] {
+                    let disk = restored_replica(id, files, &groups, at).unwrap();
+                    let restored = reopened(disk);
+                    assert_eq!(standing(&restored.core), *expected, "at {at}, seed {seed}");
+                }
+            }
+            inner += usize::from(!groups.iter().any(|group| group.end == position));
+            before = Some(standing_then);
+        }
+        let end = groups.last().unwrap().end;
+        for (at, reached) in [(end, true), (end.advance(1), false)] {
+            let restored = restored_replica(id, None, &groups, at);
+            match restored {
+                Ok(_) => assert!(reached),
+                Err(RestoreError::Beyond { end: told, .. }) => assert!(!reached && told == end),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let early = restored_replica(id, None, &groups, Position::new(8));
+        let Err(RestoreError::Before { first, .. }) = early else {
+            panic!("it begins later");
+        };
+        restored_replica(id, None, &groups, first).unwrap();
+        let below = Position::new(first.get() - 1);
+        restored_replica(id, None, &groups, below).err().unwrap();
+    }
+    println!("{inner} positions inside of a group");
+}
+
+/// Writer epoch of the log "a"; 0 = it was never fenced.
+fn epoch_of(fixture: &Fixture) -> u64 {
+    let log = fixture.core.logs.by_name("a").unwrap();
+    let epoch = log.state.read().writer_epoch();
+    epoch
+}
+
+#[test]
+fn a_replica_as_of_a_position_has_the_producers_and_fences_of_then() {
+    let fixture = Fixture::new();
+    let by = |sequence: u64, epoch: u64| {
+        let mut batch = of(&["a"], &sequence.to_le_bytes(), 1, sequence);
+        batch.logs[0].guard.writer_epoch = Some(epoch);
+        batch
+    };
+    let mut ends = Vec::new();
+    for sequence in 0..12 {
+        fixture.append_batch(by(sequence, sequence)).unwrap();
+        ends.push(fixture.core.journal.durable());
+        let mut fenced = Box::pin(fixture.core.fence(target("a"), None));
+        fixture.core.turn();
+        poll(&mut fenced).unwrap().unwrap();
+        fixture.append("filler", &[5; 20_000]).unwrap();
+    }
+    let groups = groups_of(&fixture);
+    for (done, end) in (0..).zip(ends) {
+        let disk = restored_replica(fixture.core.store_id, None, &groups, end).unwrap();
+        let restored = reopened(disk);
+        assert_eq!(epoch_of(&restored), done, "at {end}");
+        for sequence in 0..=done {
+            let again = restored.append_batch(by(sequence, sequence)).unwrap();
+            assert!(again.appends[0].deduplicated, "{sequence} at {end}");
+        }
+        let next = restored.append_batch(by(done + 1, done)).unwrap();
+        assert!(!next.appends[0].deduplicated, "at {end}");
+        assert_eq!(next.appends[0].first_lsn, Lsn::new(done + 1));
     }
 }
 
@@ -886,9 +1006,14 @@ fn positions_outside_of_a_backup_and_directories_in_use_are_refused() {
         shelf.view(&manifest, beyond),
         Err(RestoreError::Beyond { .. })
     ));
-    let before = Some(Position::new(8));
+    let Err(RestoreError::Before { first, .. }) = shelf.view(&manifest, Some(Position::new(8)))
+    else {
+        panic!("it begins later");
+    };
+    shelf.view(&manifest, Some(first)).unwrap();
+    let below = Position::new(first.get() - 1);
     assert!(matches!(
-        shelf.view(&manifest, before),
+        shelf.view(&manifest, Some(below)),
         Err(RestoreError::Before { .. })
     ));
     let used = shelf.restore(&manifest, None);

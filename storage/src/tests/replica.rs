@@ -416,6 +416,7 @@ fn restored(
         store_id: f.core.store_id,
         files: None,
         parts: &mut parts.iter().cloned().map(Ok),
+        until: None,
     };
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
     content.restore(&target, &f.config, restored_as, &mut |_| {})?;

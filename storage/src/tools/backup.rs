@@ -25,10 +25,10 @@ mod restore;
 mod take;
 mod view;
 
-pub use self::replica::{ReplicaContent, RestoredAs};
-pub use self::restore::Restored;
+pub use self::replica::{ReplicaCheck, ReplicaContent, RestoredAs};
+pub use self::restore::{Restored, refuse_if_used};
 pub(crate) use self::restore::{
-    begin as begin_restore, finish as finish_restore, flush_names, refuse_if_used, write,
+    begin as begin_restore, finish as finish_restore, flush_names, write,
 };
 pub(crate) use self::take::begin;
 pub use self::view::{BackupCheck, BackupView, content_path};

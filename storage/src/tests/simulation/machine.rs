@@ -53,6 +53,7 @@ impl Bucket {
             store_id: self.store_id,
             files: files.as_deref(),
             parts: &mut self.rows.values().cloned().map(Ok),
+            until: None,
         };
         let target: Arc<dyn Disk> = Arc::new(disk.clone());
         let restored = content.restore(&target, config, restored_as, &mut |_| {})?;

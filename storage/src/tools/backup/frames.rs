@@ -105,6 +105,11 @@ impl FrameCheck {
         self.sound && rest < HEADER_BYTES && self.walk.position() == end
     }
 
+    /// Whether all frames verified so far. The rest may be the beginning of one.
+    pub(super) fn is_good(&self) -> bool {
+        self.sound
+    }
+
     /// End of the last atomic unit that ends at or below the requested position; valid only if the segment is sound.
     pub(super) fn whole(&self) -> Option<Position> {
         self.whole

@@ -6,11 +6,13 @@
 //!   everything below its position          the newest segments, up to the replicated position
 //! ```
 //!
-//! The parts become the end of the journal, byte for byte. A start then finds the end of a process that was killed.
+//! The parts become the end of the journal, byte for byte. A start then finds the end of a process that was killed. Parts
+//! are read before files, because the owner of a busy store removes them within minutes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::frames::FrameCheck;
 use super::restore::{begin, finish, flush_names, refuse_if_used};
 use super::view::leap_beyond;
 use super::{BackupView, Restored};
@@ -20,7 +22,7 @@ use crate::api::replica::{JournalPart, MAX_REPLICA_LAG};
 use crate::base::bounds::{LARGEST_SEGMENT, LIFE_BYTES};
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::directory;
-use crate::disk::directory::{BEGUN, DIRECTORIES, FORMAT, LastBegun};
+use crate::disk::directory::{BEGUN, DIRECTORIES, FORMAT, LOCK, LastBegun, RESTORING};
 use crate::disk::{Disk, DiskFile};
 use crate::format::frame;
 use crate::format::frame::FrameKind;
@@ -47,15 +49,37 @@ pub struct ReplicaContent<'a> {
     pub files: Option<&'a BackupView>,
     /// Parts of the journal, in order. Parts that the files hold are skipped.
     pub parts: &'a mut dyn Iterator<Item = Result<JournalPart, RestoreError>>,
+    /// The store gets exactly the atomic units that end at or below this position, which the files do not exceed; `None` =
+    /// all.
+    pub until: Option<Position>,
 }
 
-/// The segment that parts are written to.
+/// The parts of a replica that were read and found whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaCheck {
+    /// End of the journal.
+    pub position: Position,
+    /// Number of segments with parts that were read.
+    pub segments: u64,
+    /// Bytes of these parts.
+    pub bytes: u64,
+}
+
+/// The segment that parts are written to, or only read.
 struct PartWriter {
     life: Life,
     base: Position,
-    file: Arc<dyn DiskFile>,
+    file: Option<Arc<dyn DiskFile>>,
     end: Position,
     epoch: RecoveryEpoch,
+    frames: Option<FrameCheck>,
+}
+
+/// The parts that were written.
+struct WrittenParts {
+    /// The newest recovery epoch in them.
+    epoch: RecoveryEpoch,
+    segments: HashSet<SegmentId>,
 }
 
 /// Files and bytes written so far.
@@ -79,9 +103,10 @@ impl ReplicaContent<'_> {
     ///
     /// # Errors
     /// If the directory is not empty or in use, if a file does not match the manifest, if a part is missing between
-    /// others, or if the file system fails. In these cases no start accepts the directory as a store.
+    /// others, if the parts do not reach the requested position, or if the file system fails. In these cases no start accepts
+    /// the directory as a store. Everything that was written is removed again, if the file system allows it.
     pub fn restore(
-        mut self,
+        self,
         target: &Arc<dyn Disk>,
         config: &StorageConfig,
         restored_as: RestoredAs,
@@ -89,23 +114,61 @@ impl ReplicaContent<'_> {
     ) -> Result<Restored, RestoreError> {
         refuse_if_used(&**target)?;
         let lock = begin(&**target)?;
+        let restored = self.write(target, config, restored_as, progress);
+        if restored.is_err() {
+            // RESTORING stays until the last file is gone.
+            let _ = clear(&**target);
+        }
+        drop(lock);
+        restored
+    }
+
+    /// Reads all parts, and verifies their frames and that they follow the files without a hole. Writes nothing.
+    ///
+    /// # Errors
+    /// `Damaged` if a part is missing or does not verify; others as [`ReplicaContent::restore`].
+    pub fn check(mut self) -> Result<ReplicaCheck, RestoreError> {
         let mut done = Done::default();
-        let mut end = None;
+        let mut end = self.end_of_files(&mut done);
+        let parts = self.write_parts(None, &mut end, &mut done)?;
+        Ok(ReplicaCheck {
+            position: done.position,
+            segments: parts.segments.len() as u64,
+            bytes: done.bytes,
+        })
+    }
+
+    /// The end of the journal in the files.
+    fn end_of_files(&self, done: &mut Done) -> Option<JournalEnd> {
+        let files = self.files?;
+        done.position = files.position();
+        Some(JournalEnd {
+            segment: files.last_segment(),
+            position: files.position(),
+        })
+    }
+
+    fn write(
+        mut self,
+        target: &Arc<dyn Disk>,
+        config: &StorageConfig,
+        restored_as: RestoredAs,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Restored, RestoreError> {
+        let mut done = Done::default();
+        let mut end = self.end_of_files(&mut done);
+        let parts = self.write_parts(Some(&**target), &mut end, &mut done)?;
+        let epoch = parts.epoch;
         if let Some(files) = self.files {
+            let replaced: HashSet<String> = parts.segments.into_iter().map(journal_path).collect();
             for (path, shown) in &files.files {
-                if path == FORMAT || path == BEGUN {
+                if path == FORMAT || path == BEGUN || replaced.contains(path) {
                     continue;
                 }
                 done.bytes += files.copy(path, shown, &**target, progress)?;
                 done.files += 1;
             }
-            done.position = files.position();
-            end = Some(JournalEnd {
-                segment: files.last_segment(),
-                position: files.position(),
-            });
         }
-        let epoch = self.write_parts(&**target, &mut end, &mut done)?;
         flush_names(&**target, &DIRECTORIES)?;
         let begun = match (restored_as, self.files, end) {
             (RestoredAs::Copy, Some(files), _) => files.made(BEGUN),
@@ -140,7 +203,6 @@ impl ReplicaContent<'_> {
         done.files += 1;
         flush_names(&**target, &[""])?;
         let report = finish(target, config)?;
-        drop(lock);
         Ok(Restored {
             position: done.position,
             files: done.files,
@@ -149,18 +211,28 @@ impl ReplicaContent<'_> {
         })
     }
 
-    /// Writes the parts behind the files. Returns the newest recovery epoch in them.
+    /// Writes the parts behind the files, or only reads them without a target.
     fn write_parts(
         &mut self,
-        target: &dyn Disk,
+        target: Option<&dyn Disk>,
         end: &mut Option<JournalEnd>,
         done: &mut Done,
-    ) -> Result<RecoveryEpoch, RestoreError> {
+    ) -> Result<WrittenParts, RestoreError> {
         let mut open: Option<PartWriter> = None;
-        let mut epoch = RecoveryEpoch::FIRST;
-        let mut seen = HashSet::new();
+        let mut written = WrittenParts {
+            epoch: RecoveryEpoch::FIRST,
+            segments: HashSet::new(),
+        };
+        let mut reached = done.position;
+        // End of the first unit: the link of its segment.
+        let mut first = None;
         for part in &mut *self.parts {
             let part = part?;
+            first = first.or_else(|| end_of_link(&part));
+            reached = reached.max(part.position.advance(part.bytes.len() as u64));
+            if self.until.is_some_and(|until| part.position >= until) {
+                break;
+            }
             // The files hold everything below their position. Their last segment may not have been finished then, and
             // the parts hold all of it.
             let begins = is_life(&part);
@@ -174,15 +246,15 @@ impl ReplicaContent<'_> {
                 .is_some_and(|open| open.life.id == part.segment);
             if !goes_on {
                 if let Some(left) = open.take() {
-                    *end = Some(left.finish(target)?);
+                    *end = left.finish(target, self.until)?.or(*end);
                     done.files += 1;
                 }
-                if !seen.insert(part.segment) {
+                if !written.segments.insert(part.segment) {
                     return Err(hole(part.segment, "its parts are not in order"));
                 }
                 let before = end.filter(|_| !replaces);
-                let begun = PartWriter::begin(target, &part, self.store_id, before)?;
-                epoch = epoch.max(begun.epoch);
+                let begun = PartWriter::begin(target, &part, self.store_id, before, self.until)?;
+                written.epoch = written.epoch.max(begun.epoch);
                 open = Some(begun);
             }
             if let Some(open) = &mut open {
@@ -191,25 +263,46 @@ impl ReplicaContent<'_> {
             }
         }
         if let Some(left) = open {
-            *end = Some(left.finish(target)?);
-            done.files += 1;
+            let segment = left.life.id;
+            match left.finish(target, self.until)? {
+                Some(left) => {
+                    *end = Some(left);
+                    done.files += 1;
+                }
+                None => drop(written.segments.remove(&segment)),
+            }
         }
-        let Some(end) = *end else { return Ok(epoch) };
+        if let Some(asked) = self.until {
+            if reached < asked {
+                return Err(RestoreError::Beyond {
+                    asked,
+                    end: reached,
+                });
+            }
+            if end.is_none() {
+                return Err(RestoreError::Before {
+                    asked,
+                    first: first.unwrap_or_default(),
+                });
+            }
+        }
+        let Some(end) = *end else { return Ok(written) };
         if end.position < done.position {
             return Err(hole(end.segment, "its parts end before its file does"));
         }
         done.position = end.position;
-        Ok(epoch)
+        Ok(written)
     }
 }
 
 impl PartWriter {
     /// Begins a segment with its first part. Its link must name `before`, the end of the journal so far.
     fn begin(
-        target: &dyn Disk,
+        target: Option<&dyn Disk>,
         part: &JournalPart,
         store_id: u128,
         before: Option<JournalEnd>,
+        until: Option<Position>,
     ) -> Result<Self, RestoreError> {
         let id = part.segment;
         let life_bytes = usize::try_from(LIFE_BYTES).unwrap_or(usize::MAX);
@@ -234,22 +327,27 @@ impl PartWriter {
                 ),
             ));
         }
-        let path = journal_path(id);
-        let file = match target.create(&path) {
-            // The file of an unfinished segment is a part of this one.
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => target.open(&path),
-            created => created,
+        let file = match target {
+            None => None,
+            Some(target) => {
+                let file = target.create(&journal_path(id));
+                Some(file.map_err(failed("writing a segment", target))?)
+            }
         };
+        // A restore of everything verifies its frames when all is written.
+        let verifies = until.is_some() || file.is_none();
+        let end = until.unwrap_or(Position::new(u64::MAX));
         Ok(Self {
+            frames: verifies.then(|| FrameCheck::new(life, part.position, end)),
             life,
             base: part.position,
-            file: file.map_err(failed("writing a segment", target))?,
+            file,
             end: part.position,
             epoch: RecoveryEpoch::new(u64::from(link.count)),
         })
     }
 
-    fn write(&mut self, target: &dyn Disk, part: &JournalPart) -> Result<(), RestoreError> {
+    fn write(&mut self, target: Option<&dyn Disk>, part: &JournalPart) -> Result<(), RestoreError> {
         let end = part.position.advance(part.bytes.len() as u64);
         if part.position != self.end || end.since(self.base) > self.life.size {
             let what = format!(
@@ -258,24 +356,80 @@ impl PartWriter {
             );
             return Err(hole(self.life.id, &what));
         }
-        let written = self
-            .file
-            .write_all_at(&part.bytes, part.position.since(self.base));
-        written.map_err(failed("writing a segment", target))?;
+        if let (Some(file), Some(target)) = (&self.file, target) {
+            let written = file.write_all_at(&part.bytes, part.position.since(self.base));
+            written.map_err(failed("writing a segment", target))?;
+        }
+        if let Some(frames) = &mut self.frames {
+            frames.feed(&part.bytes);
+            if !frames.is_good() {
+                let what = format!(
+                    "a frame in the part at position {} does not verify",
+                    part.position
+                );
+                return Err(hole(self.life.id, &what));
+            }
+        }
         self.end = end;
         Ok(())
     }
 
-    /// Makes the segment durable. A short last segment would look like one with lost bytes.
-    fn finish(self, target: &dyn Disk) -> Result<JournalEnd, RestoreError> {
-        let sized = self.file.set_size(self.life.size);
-        let synced = sized.and_then(|()| self.file.sync());
-        synced.map_err(failed("writing a segment", target))?;
-        Ok(JournalEnd {
+    /// Makes the segment durable, without the units that end beyond `until`; `None` if no unit is left, and no file. A short
+    /// last segment would look like one with lost bytes.
+    fn finish(
+        self,
+        target: Option<&dyn Disk>,
+        until: Option<Position>,
+    ) -> Result<Option<JournalEnd>, RestoreError> {
+        let cut = until.is_some_and(|until| until < self.end);
+        let whole = self.frames.as_ref().and_then(FrameCheck::whole);
+        let end = match cut {
+            true => whole,
+            false => Some(self.end),
+        };
+        if let (Some(file), Some(target)) = (&self.file, target) {
+            let kept = end.map(|end| end.since(self.base));
+            let finished = match kept {
+                Some(kept) => {
+                    let cut = file.set_size(kept);
+                    let sized = cut.and_then(|()| file.set_size(self.life.size));
+                    sized.and_then(|()| file.sync())
+                }
+                None => target.remove(&journal_path(self.life.id)),
+            };
+            finished.map_err(failed("writing a segment", target))?;
+        }
+        Ok(end.map(|position| JournalEnd {
             segment: self.life.id,
-            position: self.end,
-        })
+            position,
+        }))
     }
+}
+
+/// Removes all files of an unfinished restore. The mark and the lock come last, so that each moment before is refused.
+fn clear(target: &dyn Disk) -> std::io::Result<()> {
+    for directory in DIRECTORIES {
+        for name in directory::list(target, directory)? {
+            target.remove(&format!("{directory}/{name}"))?;
+        }
+        target.sync_directory(directory)?;
+    }
+    for name in [FORMAT, BEGUN, RESTORING, LOCK] {
+        match target.remove(name) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        target.sync_directory("")?;
+    }
+    Ok(())
+}
+
+/// The end of the link with which the part begins its segment.
+fn end_of_link(part: &JournalPart) -> Option<Position> {
+    let life = Life::decode(&part.bytes).ok()?;
+    let frames = part.bytes.get(usize::try_from(LIFE_BYTES).ok()?..)?;
+    let link = frame::decode_header(frames, life.salt)?;
+    Some(part.position.advance(LIFE_BYTES + link.frame_len()))
 }
 
 /// Whether a part begins with a life block.

@@ -136,9 +136,12 @@ pub(crate) fn finish(
     Ok(report)
 }
 
-/// Refuses a directory in use: existing files are never overwritten. Files in other directories, such as a file
-/// system's own, do not count.
-pub(crate) fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
+/// Refuses a directory in use, as each restore does: existing files are never overwritten. Files in other directories, such
+/// as a file system's own, do not count. Changes nothing.
+///
+/// # Errors
+/// `NotEmpty` with the name of a file; `Io` if the file system fails.
+pub fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
     for directory in std::iter::once("").chain(DIRECTORIES) {
         let names = match target.list(directory) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,

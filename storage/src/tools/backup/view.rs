@@ -326,7 +326,7 @@ impl BackupView {
                 end: self.position,
             });
         }
-        let first = pieces.iter().find_map(|piece| piece.begun);
+        let first = self.first_end(pieces)?;
         let mut hidden = Vec::new();
         let mut end = None;
         while let Some(last) = pieces.last() {
@@ -343,12 +343,7 @@ impl BackupView {
             pieces.pop();
         }
         let (Some((end, length)), Some(last)) = (end, pieces.last()) else {
-            return Err(RestoreError::Before {
-                asked: at,
-                first: first.map_or(Position::ZERO, |(_, base)| {
-                    base.advance(LIFE_BYTES + frame::HEADER_BYTES as u64)
-                }),
-            });
+            return Err(RestoreError::Before { asked: at, first });
         };
         let mut cut = false;
         if let Some(shown) = self.files.get_mut(&last.path) {
@@ -375,6 +370,28 @@ impl BackupView {
         });
         self.position = end;
         Ok(())
+    }
+
+    /// End of the first unit of the journal: the link of its first segment.
+    fn first_end(&self, pieces: &[SegmentOutline]) -> Result<Position, RestoreError> {
+        for piece in pieces {
+            let Some((life, base)) = piece.begun else {
+                continue;
+            };
+            let file = self.files.get(&piece.path);
+            let Some(file) = file.and_then(|shown| shown.file.as_ref()) else {
+                continue;
+            };
+            let mut head = vec![0; STEP];
+            let content = self.open_content(file)?;
+            let length = content
+                .read_full_at(&mut head, LIFE_BYTES)
+                .map_err(RestoreError::io(format!("reading {}", piece.path)))?;
+            let link = frame::decode_header(&head[..length], life.salt);
+            let bytes = link.map_or(frame::HEADER_BYTES as u64, |link| link.frame_len());
+            return Ok(base.advance(LIFE_BYTES + bytes));
+        }
+        Ok(Position::ZERO)
     }
 
     /// End of the last unit of a segment that ends at or below `at`.
