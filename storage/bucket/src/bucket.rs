@@ -20,6 +20,7 @@ use object_store::{
 use crate::client;
 use crate::error::{BucketError, BucketErrorKind};
 use crate::observe::{Observed, RequestObserver};
+use crate::renew::Renewed;
 use crate::settings::BucketSettings;
 use crate::url::BucketUrl;
 
@@ -52,6 +53,16 @@ pub enum Put {
     Lost,
 }
 
+/// The answer to one conditional write.
+pub(crate) enum PutOnce {
+    /// The object has the bytes of this writer, in this version.
+    Done(Tag),
+    /// The condition did not hold, or the store did not decide (409 of S3).
+    Refused(BucketError),
+    /// No answer: the object may have the bytes of this writer.
+    Failed(BucketError),
+}
+
 /// An object in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketEntry {
@@ -66,6 +77,8 @@ pub struct BucketEntry {
 pub struct Bucket {
     store: Arc<dyn ObjectStore>,
     place: Arc<str>,
+    /// `None`: the credentials have no file.
+    renewed: Option<Renewed>,
 }
 
 impl fmt::Debug for Bucket {
@@ -84,8 +97,27 @@ impl Bucket {
         settings: &BucketSettings,
         observer: Arc<dyn RequestObserver>,
     ) -> Result<Self, BucketError> {
-        let store = client::open(url, settings)?;
-        Ok(Self::over(store, url, observer))
+        if settings.credentials_file.is_none() {
+            return Ok(Self::over(client::open(url, settings)?, url, observer));
+        }
+        let (place, settings) = (url.clone(), settings.clone());
+        let renewed = Renewed::open(move || client::open(&place, &settings))?;
+        Ok(Self {
+            renewed: Some(renewed.clone()),
+            ..Self::over(Arc::new(renewed), url, observer)
+        })
+    }
+
+    /// Reads the file of credentials again, as each refusal of the store does, at most once in 5 s. Returns whether there is
+    /// a file. Requests that have begun keep the earlier credentials.
+    ///
+    /// # Errors
+    /// If the file cannot be used. The earlier credentials stay.
+    pub fn renew_credentials(&self) -> Result<bool, BucketError> {
+        match &self.renewed {
+            None => Ok(false),
+            Some(renewed) => renewed.renew().map(|()| true),
+        }
     }
 
     /// A bucket over any store, at the prefix of the URL.
@@ -98,6 +130,7 @@ impl Bucket {
         Self {
             store: Arc::new(PrefixStore::new(observed, url.prefix.as_str())),
             place: url.to_string().into(),
+            renewed: None,
         }
     }
 
@@ -130,7 +163,7 @@ impl Bucket {
     /// # Errors
     /// If the bucket is missing, the store fails, or the directory has more than 1,000,000 objects.
     pub async fn list(&self, directory: &str) -> Result<Vec<BucketEntry>, BucketError> {
-        self.list_at(directory, 1).await
+        self.list_at(directory, 1, MOST_OBJECTS).await
     }
 
     /// The objects in the directories of a directory: a name is `SUBDIRECTORY/NAME`. Otherwise as [`Bucket::list`].
@@ -138,7 +171,7 @@ impl Bucket {
     /// # Errors
     /// As [`Bucket::list`].
     pub async fn list_below(&self, directory: &str) -> Result<Vec<BucketEntry>, BucketError> {
-        self.list_at(directory, 2).await
+        self.list_at(directory, 2, MOST_OBJECTS).await
     }
 
     /// The objects whose names have `depth` parts below a directory.
@@ -146,6 +179,7 @@ impl Bucket {
         &self,
         directory: &str,
         depth: usize,
+        most: usize,
     ) -> Result<Vec<BucketEntry>, BucketError> {
         let prefix = Path::from(directory);
         let mut found: Vec<BucketEntry> = Vec::new();
@@ -157,9 +191,9 @@ impl Bucket {
             .map_err(|error| self.failed(&format!("list {directory}/"), &error))?
         {
             objects += 1;
-            if objects > MOST_OBJECTS {
+            if objects > most {
                 return Err(self.damaged(format!(
-                    "{directory}/ has more than {MOST_OBJECTS} objects; use a prefix for each store"
+                    "{directory}/ has more than {most} objects; use a prefix for each store"
                 )));
             }
             let Some(parts) = object.location.prefix_match(&prefix) else {
@@ -276,6 +310,40 @@ impl Bucket {
         Ok(Some((same, tag)))
     }
 
+    /// Writes an object under a condition, and does not look further.
+    pub(crate) async fn put_once(
+        &self,
+        path: &str,
+        bytes: Bytes,
+        condition: WriteCondition<'_>,
+    ) -> PutOnce {
+        let mode = match condition {
+            WriteCondition::Absent => PutMode::Create,
+            WriteCondition::Is(tag) => PutMode::Update(tag.0.clone()),
+        };
+        let options = PutOptions::from(mode);
+        let payload = PutPayload::from(bytes);
+        let put = self
+            .store
+            .put_opts(&Path::from(path), payload, options)
+            .await;
+        match put {
+            Ok(put) => PutOnce::Done(Tag(UpdateVersion {
+                e_tag: put.e_tag,
+                version: put.version,
+            })),
+            Err(error) => {
+                let failed = self.failed(&format!("write {path}"), &error);
+                match error {
+                    Error::AlreadyExists { .. } | Error::Precondition { .. } => {
+                        PutOnce::Refused(failed)
+                    }
+                    _ => PutOnce::Failed(failed),
+                }
+            }
+        }
+    }
+
     /// Writes an object under a condition. An unclear answer is settled by a read.
     ///
     /// # Errors
@@ -286,32 +354,16 @@ impl Bucket {
         bytes: Bytes,
         condition: WriteCondition<'_>,
     ) -> Result<Put, BucketError> {
-        let location = Path::from(path);
         let mut attempt = 1;
         loop {
-            let mode = match condition {
-                WriteCondition::Absent => PutMode::Create,
-                WriteCondition::Is(tag) => PutMode::Update(tag.0.clone()),
-            };
-            let options = PutOptions::from(mode);
-            let payload = PutPayload::from(bytes.clone());
-            let error = match self.store.put_opts(&location, payload, options).await {
-                Ok(put) => {
-                    return Ok(Put::Done(Tag(UpdateVersion {
-                        e_tag: put.e_tag,
-                        version: put.version,
-                    })));
+            let (refused, failed) = match self.put_once(path, bytes.clone(), condition).await {
+                PutOnce::Done(tag) => return Ok(Put::Done(tag)),
+                PutOnce::Refused(error) => (true, error),
+                PutOnce::Failed(error) if error.kind() != BucketErrorKind::Unavailable => {
+                    return Err(error);
                 }
-                Err(error) => error,
+                PutOnce::Failed(error) => (false, error),
             };
-            let refused = matches!(
-                error,
-                Error::AlreadyExists { .. } | Error::Precondition { .. }
-            );
-            let failed = self.failed(&format!("write {path}"), &error);
-            if !refused && failed.kind() != BucketErrorKind::Unavailable {
-                return Err(failed);
-            }
             let found = self.compare(path, &bytes).await?;
             match (found, condition) {
                 (Some((true, tag)), _) => return Ok(Put::Done(tag)),
@@ -454,6 +506,21 @@ mod tests {
         assert!(bucket.read("f", 4).await.is_err());
         assert_eq!(tally.bytes(Direction::Sent), 25);
         assert_eq!(tally.bytes(Direction::Received), 2);
+    }
+
+    #[tokio::test]
+    async fn a_list_beyond_its_bound_is_refused() {
+        let (bucket, _, _) = faulty();
+        for path in ["files/a", "files/b", "files/c/d"] {
+            bucket.put(path, "x".into()).await.unwrap();
+        }
+        assert_eq!(bucket.list_at("files", 1, 3).await.unwrap().len(), 2);
+        let refused = bucket.list_at("files", 1, 2).await.unwrap_err();
+        assert_eq!(refused.kind(), BucketErrorKind::Damaged);
+        assert!(
+            refused.to_string().contains("more than 2 objects"),
+            "{refused}"
+        );
     }
 
     #[tokio::test]

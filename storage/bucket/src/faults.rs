@@ -59,6 +59,8 @@ pub(crate) struct StoreFaults {
     pub(crate) only_in: Mutex<&'static str>,
     /// Requests of paths that contain this wait; `None` = no request.
     pub(crate) hangs_in: Mutex<Option<&'static str>>,
+    /// Every request fails with 403.
+    pub(crate) denied: AtomicBool,
     /// Every request fails with 503.
     pub(crate) down: AtomicBool,
     /// Requests that fail by chance.
@@ -130,6 +132,9 @@ impl StoreFaults {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if self.denied.load(Ordering::Relaxed) {
+            return Err(generic("status code: 403 Forbidden"));
         }
         let mut weather = self.weather.lock().unwrap();
         let fails = weather.as_mut().is_some_and(|weather| {
@@ -275,6 +280,12 @@ impl ObjectStore for Faulty {
         &self,
         locations: BoxStream<'static, Result<Path, Error>>,
     ) -> BoxStream<'static, Result<Path, Error>> {
+        if self.faults.denied.load(Ordering::Relaxed) {
+            let denied = |path: Result<Path, Error>| {
+                path.and_then(|_| Err(generic("status code: 403 Forbidden")))
+            };
+            return locations.map(denied).boxed();
+        }
         let removed = self.inner.delete_stream(locations);
         match self.faults.slow_removals {
             true => removed

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use crate::bucket::{Bucket, Put, Tag, WriteCondition};
+use crate::bucket::{Bucket, Put, PutOnce, Tag, WriteCondition};
 use crate::error::{BucketError, BucketErrorKind};
 use crate::record::random;
 
@@ -14,6 +14,8 @@ pub const ROUNDS: usize = 8;
 pub const NEW_ENDPOINT_ROUNDS: usize = 100;
 /// Writers in one round of a race.
 const WRITERS: usize = 16;
+/// Races that may end without a decision before the store is refused.
+const UNDECIDED_RACES: usize = 5;
 /// Maximum bytes of an object of the probe.
 const LARGEST: u64 = 4096;
 
@@ -147,43 +149,78 @@ impl Probe<'_> {
         }
     }
 
-    /// One round: writers create one object, then swap its version. Each time exactly one must succeed.
+    /// One round: writers create one object, then swap its version. Each time exactly one must succeed. The winner of the
+    /// creates gives the version of the swaps, so a second create that the store has hidden lets none of them succeed.
     async fn race(&self, round: usize) -> Result<(), ProbeError> {
         let name = format!("race-{round}");
-        let first = self.one_wins("race of creates", &name, None).await?;
-        self.one_wins("race of swaps", &name, Some(&first)).await?;
-        Ok(())
+        let (_, first) = self.one_wins("race of creates", &name, None).await?;
+        let (last, tag) = self.one_wins("race of swaps", &name, Some(&first)).await?;
+        self.holds("race of swaps", &name, last.as_bytes(), &tag)
+            .await
     }
 
+    /// The bytes and the version of the winner.
     async fn one_wins(
         &self,
         check: &'static str,
         name: &str,
         from: Option<&Tag>,
-    ) -> Result<Tag, ProbeError> {
-        let path = self.path(name);
-        let text = |writer| format!("{check} {writer}");
-        let writers = (0..WRITERS).map(|writer| {
-            let condition = from.map_or(WriteCondition::Absent, WriteCondition::Is);
-            self.bucket.put_if(&path, text(writer).into(), condition)
-        });
-        let mut winners = Vec::new();
-        for (writer, put) in join_all(writers).await.into_iter().enumerate() {
-            if let Put::Done(tag) = put? {
-                winners.push((writer, tag));
+    ) -> Result<(String, Tag), ProbeError> {
+        for _ in 0..UNDECIDED_RACES {
+            let mut winners = self.winners(check, name, from).await?;
+            match winners.pop() {
+                Some(winner) if winners.is_empty() => return Ok(winner),
+                Some(_) => {
+                    let count = winners.len() + 1;
+                    return self.refused(check, format!("{count} of {WRITERS} writers succeeded"));
+                }
+                // Answers of 409 may have decided for nobody.
+                None => {}
             }
         }
-        match winners.pop() {
-            Some((writer, tag)) if winners.is_empty() => {
-                self.holds(check, name, text(writer).as_bytes(), &tag)
-                    .await?;
-                Ok(tag)
+        self.refused(check, format!("none of {WRITERS} writers succeeded"))
+    }
+
+    /// The bytes and versions of the writers that succeeded.
+    async fn winners(
+        &self,
+        check: &'static str,
+        name: &str,
+        from: Option<&Tag>,
+    ) -> Result<Vec<(String, Tag)>, ProbeError> {
+        let path = self.path(name);
+        let condition = from.map_or(WriteCondition::Absent, WriteCondition::Is);
+        let text = |writer| format!("{check} {writer}");
+        let writers =
+            (0..WRITERS).map(|writer| self.bucket.put_once(&path, text(writer).into(), condition));
+        let mut winners = Vec::new();
+        let mut unclear = None;
+        for (writer, put) in join_all(writers).await.into_iter().enumerate() {
+            match put {
+                PutOnce::Done(tag) => winners.push((text(writer), tag)),
+                PutOnce::Refused(_) => {}
+                PutOnce::Failed(error) => unclear = Some(error),
             }
-            None => self.refused(check, format!("none of {WRITERS} writers succeeded")),
-            Some(_) => self.refused(
-                check,
-                format!("{} of {WRITERS} writers succeeded", winners.len() + 1),
-            ),
+        }
+        if unclear.is_none() && !winners.is_empty() {
+            return Ok(winners);
+        }
+        // One whose answer was lost shows by its bytes.
+        let found = self.bucket.read(&path, LARGEST).await?;
+        let found = found.filter(|(_, tag)| Some(tag) != from);
+        let found = found.and_then(|(bytes, tag)| {
+            let mut texts = (0..WRITERS).map(text);
+            Some((texts.find(|text| text.as_bytes() == bytes)?, tag))
+        });
+        match (found, unclear) {
+            (Some(found), _) => {
+                if !winners.iter().any(|(text, _)| *text == found.0) {
+                    winners.push(found);
+                }
+                Ok(winners)
+            }
+            (None, Some(error)) => Err(error.into()),
+            (None, None) => Ok(winners),
         }
     }
 
@@ -198,6 +235,7 @@ impl Probe<'_> {
 mod tests {
     use super::*;
     use crate::faults::{StoreFault, StoreFaults, faulty, faulty_with};
+    use crate::observe::Tally;
 
     #[tokio::test]
     async fn a_store_with_conditions_passes_and_is_left_empty() {
@@ -205,6 +243,29 @@ mod tests {
         faults.next_puts([StoreFault::AnswerLost; 40]);
         probe(&bucket, ROUNDS).await.unwrap();
         assert!(bucket.list("").await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_round_takes_33_requests_and_settles_lost_answers() {
+        let requests = |tally: &Tally| tally.requests().iter().map(|(.., count)| count).sum();
+        let (bucket, _, tally) = faulty();
+        probe(&bucket, 0).await.unwrap();
+        let without: u64 = requests(&tally);
+        probe(&bucket, ROUNDS).await.unwrap();
+        let rounds = requests(&tally) - 2 * without;
+        // A store that removes one object at a time takes one more.
+        assert_eq!(rounds, (33 + 1) * ROUNDS as u64);
+        // The winner of a race hears 409, or nothing.
+        for fault in [StoreFault::AnswerLost, StoreFault::Conflict] {
+            let (bucket, faults, _) = faulty();
+            let directory = "probe/x";
+            let run = Probe {
+                bucket: &bucket,
+                directory,
+            };
+            faults.next_puts([fault; WRITERS]);
+            run.race(0).await.unwrap();
+        }
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Settings of the client, and the file of credentials.
 //!
 //! Without a file the credentials come from the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`) or from the
-//! identity of the machine or the pod.
+//! identity of the machine or the pod. `renew.rs` reads the file again.
 
 use std::fs::File;
 use std::io::Read as _;
