@@ -10,6 +10,8 @@ use std::io::{IsTerminal as _, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "object")]
+use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 use indicatif::{ProgressBar, ProgressStyle};
 use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
@@ -25,6 +27,8 @@ use crate::serve::Exit;
 
 pub(crate) use restore::{command as restore_command, restore};
 pub(crate) use verify::verify;
+#[cfg(feature = "object")]
+pub(crate) use verify::verify_replica;
 
 /// Exit codes as in walctl, in addition to the codes of all offline commands.
 pub(crate) const USAGE: u8 = 2;
@@ -57,6 +61,25 @@ pub(crate) fn is_place_of_backups(place: &Path) -> bool {
 
 fn url(place: &Path) -> Option<&str> {
     place.to_str().filter(|place| wald_bucket::is_url(place))
+}
+
+/// Whether the operator names a backup: then a replica beside it does not count.
+#[cfg(feature = "object")]
+pub(crate) fn names_backup(matches: &ArgMatches) -> bool {
+    matches.value_source("backup") == Some(ValueSource::CommandLine)
+}
+
+/// The bucket, if it has the replica of a store.
+#[cfg(feature = "object")]
+fn replica_at(place: &Path, config: &Config) -> Result<Option<Arc<bucket::Remote>>, Exit> {
+    let Some(url) = url(place) else {
+        return Ok(None);
+    };
+    let remote = bucket::Remote::open(url, config)?;
+    let found = wald_bucket::ReplicaCopy::store_of(&remote.bucket);
+    let found = remote.runtime.block_on(found);
+    let found = found.map_err(|error| restore::unfetched(&error.into()))?;
+    Ok(found.map(|_| remote))
 }
 
 /// The place of backups, opened to read it.

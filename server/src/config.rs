@@ -253,7 +253,8 @@ wald_storage::engine_settings! { settings
         bucket_region: String = "";
         /// File with the credentials of the bucket: lines NAME = VALUE with the names of the
         /// environment, or the JSON key of a Google service account (empty = the environment, or the
-        /// identity of this machine or pod).
+        /// identity of this machine or pod). Read again on SIGHUP, and when the store refuses the
+        /// credentials, at most once in 5 s.
         bucket_credentials_file: String = "";
         /// Whether records may cross the network to the bucket without TLS.
         bucket_insecure: bool = "false";

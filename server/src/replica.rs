@@ -59,7 +59,7 @@ pub(crate) struct RunningReplica {
     has_ended: bool,
     metrics: Arc<ReplicaMetrics>,
     /// Its thread ends with it.
-    _remote: Arc<Remote>,
+    remote: Arc<Remote>,
 }
 
 impl ReplicaStart {
@@ -136,6 +136,11 @@ impl ReplicaStart {
     fn fetch(&mut self, config: &Config) -> Result<(), Exit> {
         let (bucket, runtime) = (&self.remote.bucket, &self.remote.runtime);
         let place = bucket.place();
+        let unfetched = |error: FetchError| Exit::new(fetch_code(&error), error.to_string());
+        // A fetch that is refused must not end an owner that serves.
+        let mut seen = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
+        seen.may_restore(&self.directory).map_err(unfetched)?;
+        drop(seen);
         let term = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
         let term = term.map_err(|error| exit(&error))?;
         tracing::info!(
@@ -143,11 +148,10 @@ impl ReplicaStart {
             term,
             "fetching the store from the bucket; no other node owns it any more"
         );
-        let unfetched = |error: FetchError| Exit::new(fetch_code(&error), error.to_string());
-        let mut fetch = Fetch::begin(&self.remote, config).map_err(unfetched)?;
+        let mut fetch = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
         let store_id = fetch.store_id();
         let restored = fetch
-            .restore(&self.directory, RestoredAs::Store, &mut |_| {})
+            .restore(&self.directory, RestoredAs::Store, &mut |_| {}, &mut |_| {})
             .map_err(unfetched)?;
         tracing::info!(
             files = restored.files,
@@ -168,7 +172,13 @@ impl ReplicaStart {
     /// If another node owns the store, if the directory is not its newest one, or if the bucket fails.
     pub(crate) fn begin(mut self, engine: &Arc<LocalEngine>) -> Result<RunningReplica, Exit> {
         let store_id = engine.profile().store_id;
-        self.claim.kept_term = term::kept(&self.directory, store_id);
+        self.claim.kept_term = match term::kept(&self.directory, store_id) {
+            Ok(kept) => kept,
+            Err(unusable) => {
+                let _ = block_on(engine.drain());
+                return Err(unusable);
+            }
+        };
         let directory = self.directory.clone();
         let parts = ReplicaParts {
             source: Arc::clone(engine) as Arc<dyn ShipSource>,
@@ -200,7 +210,7 @@ impl ReplicaStart {
             runs: runtime.spawn(owner.run(stopped)),
             has_ended: false,
             metrics: self.metrics,
-            _remote: self.remote,
+            remote: self.remote,
         })
     }
 }
@@ -209,6 +219,19 @@ impl ReplicaStart {
 const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
 impl RunningReplica {
+    /// Reads the file of credentials again, if there is one.
+    pub(crate) fn reload(&self) {
+        let place = &*self.place;
+        match self.remote.bucket.renew_credentials() {
+            Ok(true) => tracing::info!(place, "the credentials of the bucket were read again"),
+            Ok(false) => {}
+            Err(error) => tracing::error!(
+                %error,
+                "the credentials of the bucket were not read again; the earlier ones stay"
+            ),
+        }
+    }
+
     /// Resolves with the end of this daemon when another node owns the store. A failure of the journal is not reported
     /// here.
     pub(crate) async fn moved(&mut self) -> Exit {
@@ -376,7 +399,9 @@ fn ship_code(error: &ShipError) -> u8 {
         ShipError::Bucket(error) => bucket::exit_code(error.kind()),
         ShipError::Tail(error) => match error.kind() {
             TailErrorKind::Refused | TailErrorKind::Fenced => Exit::CONFIG,
-            TailErrorKind::Unreachable | TailErrorKind::Stopped => Exit::UNAVAILABLE,
+            TailErrorKind::Unreachable | TailErrorKind::Changed | TailErrorKind::Stopped => {
+                Exit::UNAVAILABLE
+            }
             TailErrorKind::Damaged => Exit::BAD_DATA,
         },
     }
@@ -386,7 +411,7 @@ fn fetch_code(error: &FetchError) -> u8 {
     match error {
         FetchError::Ship(error) => ship_code(error),
         FetchError::Restore(RestoreError::NotEmpty { .. }) => Exit::CONFIG,
-        FetchError::Empty { .. } => Exit::BAD_DATA,
+        FetchError::Empty { .. } | FetchError::Outside { .. } => Exit::BAD_DATA,
         error if error.is_damage() => Exit::BAD_DATA,
         FetchError::Restore(_) | FetchError::Open(_) => Exit::IO,
     }

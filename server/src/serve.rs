@@ -467,7 +467,12 @@ impl ServerLife {
                 }
                 request = signals.next() => match request {
                     Request::Stop => return StopReason::Asked,
-                    Request::Reload => reload(),
+                    Request::Reload => {
+                        reload();
+                        if let Some(replica) = replica {
+                            replica.reload();
+                        }
+                    }
                 },
                 exit = moved(replica) => return StopReason::Moved(exit),
                 _ = &mut failed, if !read_only => match config.on_flush_failure {

@@ -1,5 +1,5 @@
 """A test that also passes on a broken build is worth nothing. Engines with one deliberate mistake each
-(storage/src/disk/known_bad.rs) go through the layers of tests. The result is which layer catches which, and how
+(storage/src/disk/known_bad.rs), and shippers of the replica (storage/bucket/src/known_bad.rs, named replica:NAME), go through the layers of tests. The result is which layer catches which, and how
 soon. A mistake that no layer catches fails this check. So does a layer that fails without any mistake, and one that
 never ends: a test that hangs proves nothing. Sizes are small: a layer that catches nothing here may do so in a
 longer run. Without --all a mistake goes through the layers in turn and stops at the first that catches it. With
@@ -17,6 +17,10 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
             "unreadable_ends_read", "leftovers_stay", "sorted_indexes_stay", "producers_never_expire",
             "damage_stops_checkpoints", "unproven_forgotten", "ack_before_replica", "ship_from_written", "skip_row"]
+# Mistakes of the shipper of the replica, which only its own tests can meet.
+SHIP_MISTAKES = ["replica:" + name for name in [
+    "ack_before_put", "publish_durable", "drain_before_upload", "skip_part", "manifest_before_content",
+    "manifest_before_trims", "fence_ignored", "named_content_removed"]]
 # Modules of the other layers of the engine's own tests.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair"]
@@ -57,6 +61,8 @@ def layers(directory, every):
         "space": modules(engine, SPACE),
         "month": modules(engine, MONTH, WALD_MONTH="4"),
         "replica": modules(engine, REPLICA, WALD_MACHINES="200"),
+        "shipper": ([built("test", "-p", "wald-bucket", "--features", "replica", "--lib")["wald_bucket"], "ship::"],
+                    {"WALD_MACHINES": "30"}),
     }
     if not every:
         return found
@@ -96,7 +102,9 @@ def run(command, environment, mistake, directory):
     environment = {**clean_environment(), **environment, "TMPDIR": str(directory)}
     # Tests of a crate run in its directory.
     place = ROOT / ("server" if "WALD_BINARY" in environment else "storage")
-    if mistake:
+    if mistake in SHIP_MISTAKES:
+        environment["WALD_KNOWN_BAD_REPLICA"] = mistake.partition(":")[2]
+    elif mistake:
         environment["WALD_KNOWN_BAD"] = mistake
         if "WALD_BINARY" in environment:
             environment["WALD_BINARY"] = wrapped(environment["WALD_BINARY"], mistake)
@@ -124,6 +132,13 @@ def run(command, environment, mistake, directory):
     return Cell("hangs" if gave_up.is_set() else outcome, time.monotonic() - began, by or f"exit code {code}", "".join(said))
 
 
+def layers_for(every, mistake):
+    """The layers that can meet a mistake. Tests of the shipper use an engine without mistakes."""
+    if not mistake:
+        return every
+    return {layer: how for layer, how in every.items() if (layer == "shipper") == (mistake in SHIP_MISTAKES)}
+
+
 def until_caught(every, mistake, directory):
     """The layers' results for a mistake, up to the first that catches it."""
     cells = {}
@@ -149,12 +164,13 @@ def mistakes():
 
         def begin(mistake):
             """Starts the layers on a mistake; the result gives their cells."""
+            tried = layers_for(every, mistake)
             if few and mistake:
-                return pool.submit(until_caught, every, mistake, temporary).result
-            cells = {layer: pool.submit(run, *how, mistake, temporary) for layer, how in every.items()}
+                return pool.submit(until_caught, tried, mistake, temporary).result
+            cells = {layer: pool.submit(run, *how, mistake, temporary) for layer, how in tried.items()}
             return lambda: {layer: cell.result() for layer, cell in cells.items()}
 
-        for mistake, result in [(mistake, begin(mistake)) for mistake in [None, *(chosen or MISTAKES)]]:
+        for mistake, result in [(mistake, begin(mistake)) for mistake in [None, *(chosen or MISTAKES + SHIP_MISTAKES)]]:
             row = rows[mistake] = result()
             endless = [layer for layer, cell in row.items() if cell.end == "hangs"]
             if mistake is None:

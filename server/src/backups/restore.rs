@@ -3,13 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-#[cfg(feature = "object")]
-use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
-#[cfg(feature = "object")]
-use wald_bucket::ReplicaCopy;
 #[cfg(feature = "object")]
 use wald_storage::RestoredAs;
 use wald_storage::{
@@ -18,8 +14,6 @@ use wald_storage::{
     block_on,
 };
 
-#[cfg(feature = "object")]
-use super::bucket::Remote;
 use super::{
     BackupShelf, DATA_LOSS, FAILED, StoredBackup, backup_argument, bar, choose, failed,
     json_argument, open_failed, print, tell_damage, view, wants_json,
@@ -39,12 +33,14 @@ pub(crate) fn command() -> Command {
         .about("Make a store of a backup or a replica, in the empty directory of --data-dir")
         .long_about(
             "Makes a store of a backup, in the empty directory that --data-dir names. A bucket with the replica of a store \
-             gives a copy of that store as of its newest replicated position, unless --backup names a backup. Every file is \
+             gives a copy of that store as of its newest replicated position, unless --backup names a backup. If its owner \
+             removes objects during the copy, the copy begins again, 8 times at most. Every file is \
              compared with its digest. An interrupted restore leaves no \
              store that a start would accept.\n\n\
              With --at-position the store has its state at that position: every append that ended \
              at or below it, whole, and none later. `walctl sync` prints such a position. The \
-             position of an append is its beginning, so to include it, name a later one.\n\n\
+             position of an append is its beginning, so to include it, name a later one. A replica has \
+             the positions of the last replica_keep; the error for another one names the range.\n\n\
              The restored store continues with a higher recovery epoch, at positions that the old \
              one has not given out.\n\n\
              Exit codes: 0 ok, 1 failed, 2 usage, 3 no such backup, 4 a daemon has the directory, \
@@ -92,11 +88,7 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
     let at = matches.get_one::<u64>("at-position");
     let at = at.map(|at| Position::new(*at));
     #[cfg(feature = "object")]
-    if let Some(replica) = replica(config, matches, place)? {
-        if at.is_some() {
-            let text = "a replica is restored as of its newest position; --at-position needs a backup, which `walctl backup` makes";
-            return Err(Exit::new(super::USAGE, text));
-        }
+    if let Some(replica) = replica(config, matches, place, at)? {
         return restore_of(config, matches, replica);
     }
     let id = matches.get_one::<String>("backup");
@@ -112,31 +104,28 @@ fn replica(
     config: &Config,
     matches: &ArgMatches,
     place: &Path,
+    at: Option<Position>,
 ) -> Result<Option<RestoreSource>, Exit> {
-    let names_backup = matches.value_source("backup") == Some(ValueSource::CommandLine);
-    let Some(url) = super::url(place).filter(|_| !names_backup) else {
-        return Ok(None);
-    };
-    let remote = Remote::open(url, config)?;
-    let found = ReplicaCopy::store_of(&remote.bucket);
-    let found = remote.runtime.block_on(found);
-    let found = found.map_err(|error| unfetched(&error.into()))?;
-    if found.is_none() {
+    if super::names_backup(matches) {
         return Ok(None);
     }
-    let fetch = Fetch::begin(&remote, config).map_err(|error| unfetched(&error))?;
+    let Some(remote) = super::replica_at(place, config)? else {
+        return Ok(None);
+    };
+    let fetch = Fetch::begin(&remote, config, at).map_err(|error| unfetched(&error))?;
     Ok(Some(RestoreSource::Replica {
-        place: url.to_owned(),
+        place: remote.bucket.place().to_owned(),
         fetch: Box::new(fetch),
     }))
 }
 
 #[cfg(feature = "object")]
-fn unfetched(error: &FetchError) -> Exit {
+pub(super) fn unfetched(error: &FetchError) -> Exit {
     let code = match error {
         FetchError::Restore(error) => return failed(error),
         FetchError::Open(error) => return open_failed(error),
         FetchError::Empty { .. } => super::NOT_FOUND,
+        FetchError::Outside { .. } => super::USAGE,
         error if error.is_damage() => DATA_LOSS,
         FetchError::Ship(_) => FAILED,
     };
@@ -223,7 +212,14 @@ impl RestoreSource {
                 let bar = bar(fetch.bytes());
                 bar.set_message("restoring");
                 let progress = &mut |bytes| bar.inc(bytes);
-                let restored = fetch.restore(target, RestoredAs::Copy, progress);
+                let repeats = &mut |error: &FetchError| {
+                    bar.reset();
+                    let what = escaped(&error.to_string());
+                    eprintln!(
+                        "wald: the owner of the store has gone on, so the copy begins again: {what}"
+                    );
+                };
+                let restored = fetch.restore(target, RestoredAs::Copy, progress, repeats);
                 bar.finish_and_clear();
                 restored.map_err(|error| unfetched(&error))
             }

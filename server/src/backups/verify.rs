@@ -1,5 +1,5 @@
-//! `wald verify` on a directory or bucket of backups: checks all content against its digest, then
-//! runs the checks of a start. Nothing is restored.
+//! `wald verify` on a directory or bucket of backups, or on the replica in a bucket: checks all content against its digest,
+//! then runs the checks of a start. Nothing is restored.
 
 use std::path::Path;
 
@@ -7,9 +7,13 @@ use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 use wald_storage::StorageConfig;
 
+#[cfg(feature = "object")]
+use super::restore::unfetched;
 use super::{BackupShelf, DATA_LOSS, bar, choose, failed, print, tell_damage, view};
 use crate::config::Config;
 use crate::offline::escaped;
+#[cfg(feature = "object")]
+use crate::replica::fetch::{Fetch, FetchError};
 use crate::serve::Exit;
 
 /// Verifies one backup. Returns the exit code: 5 if anything in it is bad.
@@ -71,4 +75,83 @@ pub(crate) fn verify(place: &Path, config: &Config, id: &str, json: bool) -> Res
     };
     print(&line)?;
     Ok(if whole { 0 } else { DATA_LOSS })
+}
+
+/// Verifies the replica in a bucket. Returns the exit code: 5 if anything in it is bad. `None` if the bucket has none.
+#[cfg(feature = "object")]
+pub(crate) fn verify_replica(
+    place: &Path,
+    config: &Config,
+    json: bool,
+) -> Result<Option<u8>, Exit> {
+    let Some(remote) = super::replica_at(place, config)? else {
+        return Ok(None);
+    };
+    let place = remote.bucket.place().to_owned();
+    let unread = |error: FetchError| unfetched(&error);
+    let mut fetch = Fetch::begin(&remote, config, None).map_err(unread)?;
+    let bar = bar(fetch.bytes());
+    bar.set_message("verifying");
+    let progress = &mut |bytes| bar.inc(bytes);
+    let repeats = &mut |_: &FetchError| bar.reset();
+    let check = fetch.verify(progress, repeats);
+    bar.finish_and_clear();
+    let check = check.map_err(unread)?;
+    let damage = fetch.manifest().map_or(0, |manifest| {
+        tell_damage(manifest);
+        manifest.damage.len()
+    });
+    for (path, object, what) in &check.bad_files {
+        let (path, object, what) = (escaped(path), escaped(object), escaped(what));
+        eprintln!("wald: {path} ({object}): {what}");
+    }
+    if !check.bad_files.is_empty() {
+        eprintln!(
+            "wald: while the store is there, delete each object named above from {place} and restart the daemon: it sends \
+             the content again with its next manifest"
+        );
+    }
+    if let Err(what) = &check.rows {
+        eprintln!("wald: {}", escaped(what));
+    }
+    let report = check.report.as_ref();
+    for finding in report.iter().flat_map(|report| &report.findings) {
+        eprintln!("wald: {}", escaped(&finding.to_string()));
+    }
+    let rows = check.rows.as_ref().ok();
+    let sound = report.is_none_or(|report| report.findings.is_empty() && report.damage.is_empty());
+    let whole = check.bad_files.is_empty() && rows.is_some() && damage == 0 && sound;
+    let (logs, records) = report.map_or((0, 0), |report| (report.logs, report.records));
+    let line = match json {
+        true => json!({
+            "replica": place,
+            "position": rows.map(|rows| rows.position.get()),
+            "files": check.files,
+            "checked_bytes": check.bytes,
+            "row_bytes": rows.map(|rows| rows.bytes),
+            "logs": report.map(|report| report.logs),
+            "records": report.map(|report| report.records),
+            "bad_files": check.bad_files,
+            "damage": damage,
+            "whole": whole,
+        })
+        .to_string(),
+        false => format!(
+            "replica {place}, position {}: {} files, {} checked, {} records of {} logs; behind them {} of rows: {}",
+            rows.map_or("unknown".to_owned(), |rows| rows.position.to_string()),
+            check.files,
+            HumanBytes(check.bytes),
+            HumanCount(records),
+            HumanCount(logs),
+            HumanBytes(rows.map_or(0, |rows| rows.bytes)),
+            match (whole, check.bad_files.len()) {
+                (true, _) => "nothing is wrong".to_owned(),
+                (false, 0) if rows.is_none() => "rows are missing or damaged".to_owned(),
+                (false, 0) => "it has the damage that the store had".to_owned(),
+                (false, bad) => format!("{bad} files are bad"),
+            },
+        ),
+    };
+    print(&line)?;
+    Ok(Some(if whole { 0 } else { DATA_LOSS }))
 }

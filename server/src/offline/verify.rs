@@ -21,7 +21,8 @@ pub(super) fn command() -> Command {
             "Checks an offline data directory: life blocks, frames, chains, atomic units, \
              directories, seals, indexes, checkpoints, and missing or foreign files. Changes \
              nothing. For a running daemon use `walctl verify`. In a directory or bucket of \
-             `walctl backup` the command checks one backup, without restoring it.\n\n\
+             `walctl backup` the command checks one backup, without restoring it. In a bucket with the replica of a store \
+             it checks that: the files of the newest manifest, and the rows behind them.\n\n\
              Exit codes: 0 all is well, 1 it could not be checked, 2 usage, 4 a daemon has the \
              directory, 5 something is damaged or lost.",
         )
@@ -42,6 +43,12 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Re
     if backups::is_place_of_backups(directory) {
         let id = matches.get_one::<String>("backup");
         let json = output_of(matches) != OfflineOutput::Text;
+        #[cfg(feature = "object")]
+        if !backups::names_backup(matches)
+            && let Some(code) = backups::verify_replica(directory, config, json)?
+        {
+            return Ok(code);
+        }
         return backups::verify(directory, config, id.map_or("latest", String::as_str), json);
     }
     let offline = open(

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use wald_bucket::{BucketErrorKind, ReplicaCopy, ShipError, TailErrorKind};
 use wald_storage::{
-    BackupManifest, BackupView, Disk, OpenError, RealDisk, ReplicaContent, RestoreError, Restored,
-    RestoredAs, StorageConfig,
+    BackupManifest, BackupView, Disk, OpenError, Position, RealDisk, RecoveryReport, ReplicaCheck,
+    ReplicaContent, RestoreError, Restored, RestoredAs, StorageConfig, refuse_if_used,
 };
 
 use super::manifests::ProtoManifests;
 use crate::backups::bucket::{BucketDisk, Remote};
 use crate::config::Config;
+
+/// Maximum number of copies of a replica whose owner goes on meanwhile. Each begins with the newest manifest.
+const ATTEMPTS: usize = 8;
 
 /// An error of a fetch.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,21 @@ pub(crate) enum FetchError {
     Empty {
         /// The bucket.
         place: String,
+    },
+    /// The bucket does not have the store as of this position.
+    #[error(
+        "{place} has the store as of the positions {first} to {end}; it cannot be restored as of {asked}. Files of earlier \
+         positions stay for replica_keep"
+    )]
+    Outside {
+        /// The bucket.
+        place: String,
+        /// The position asked for.
+        asked: Position,
+        /// The lowest position that can be asked for.
+        first: Position,
+        /// The highest position that can be asked for.
+        end: Position,
     },
     /// The directory cannot be opened.
     #[error(transparent)]
@@ -52,43 +70,122 @@ impl FetchError {
                     RestoreError::Manifest(_) | RestoreError::Damaged { .. }
                 )
             }
-            Self::Open(_) | Self::Empty { .. } => false,
+            Self::Open(_) | Self::Empty { .. } | Self::Outside { .. } => false,
+        }
+    }
+
+    /// Whether the owner has removed rows during the read, which shows for certain.
+    fn is_changed(&self) -> bool {
+        matches!(self, Self::Ship(ShipError::Tail(error)) if error.kind() == TailErrorKind::Changed)
+    }
+
+    /// Whether something is missing that an owner removes once it has named another manifest.
+    fn may_be_removal(&self) -> bool {
+        let is_absent = |source: &io::Error| source.kind() == io::ErrorKind::NotFound;
+        match self {
+            Self::Restore(RestoreError::Io { source, .. }) => is_absent(source),
+            error => error.is_damage(),
         }
     }
 }
 
-/// A replica as of its newest position.
+/// A replica as of its newest position, or of an earlier one.
 pub(crate) struct Fetch {
     remote: Arc<Remote>,
     copy: ReplicaCopy,
-    files: Option<BackupView>,
+    files: Option<Arc<BackupView>>,
+    at: Option<Position>,
     storage: StorageConfig,
 }
 
+/// Result of a verification.
+#[derive(Debug)]
+pub(crate) struct FetchCheck {
+    /// Files of the manifest.
+    pub(crate) files: u64,
+    /// Bytes of files that were read.
+    pub(crate) bytes: u64,
+    /// Files that do not match their digest, or are missing: path in the store, object in the bucket, and fault.
+    pub(crate) bad_files: Vec<(String, String, String)>,
+    /// Findings of a start from the files; `None` if there are none, or bad ones.
+    pub(crate) report: Option<RecoveryReport>,
+    /// The rows behind the files, or their fault.
+    pub(crate) rows: Result<ReplicaCheck, String>,
+}
+
+impl FetchCheck {
+    /// Whether something is missing or bad that an owner may have removed.
+    fn is_bad(&self) -> bool {
+        self.rows.is_err() || !self.bad_files.is_empty()
+    }
+}
+
 impl Fetch {
-    /// Opens the replica.
+    /// Opens the replica as of a position; `None` = its newest one. Begins again if the owner removes objects meanwhile.
     ///
     /// # Errors
-    /// If there is none, if its manifest cannot be used, or if the bucket fails.
-    pub(crate) fn begin(remote: &Arc<Remote>, config: &Config) -> Result<Self, FetchError> {
-        let open = ReplicaCopy::open(&remote.bucket, &ProtoManifests);
-        let copy = remote.runtime.block_on(open)?;
-        let copy = copy.ok_or_else(|| FetchError::Empty {
-            place: remote.bucket.place().to_owned(),
-        })?;
-        let files = match copy.manifest() {
-            None => None,
-            Some(manifest) => {
-                let content = BucketDisk::of_replica(Arc::clone(remote), copy.files());
-                Some(BackupView::open(Arc::new(content), manifest, None)?)
+    /// `Outside` if the bucket does not have the position; others if there is no replica, if its manifest cannot be used, or
+    /// if the bucket fails.
+    pub(crate) fn begin(
+        remote: &Arc<Remote>,
+        config: &Config,
+        at: Option<Position>,
+    ) -> Result<Self, FetchError> {
+        Self::open(remote, config.storage_without_replica(), at)
+    }
+
+    fn open(
+        remote: &Arc<Remote>,
+        storage: StorageConfig,
+        at: Option<Position>,
+    ) -> Result<Self, FetchError> {
+        let mut attempt = 1;
+        loop {
+            let (copy, error) = match Self::copy(remote, at) {
+                Err(error) => (None, error),
+                Ok(copy) => match Self::files(remote, &copy, at) {
+                    Ok(files) => {
+                        return Ok(Self {
+                            remote: Arc::clone(remote),
+                            copy,
+                            files,
+                            at,
+                            storage,
+                        });
+                    }
+                    Err(RestoreError::Before { asked, .. }) => {
+                        return Err(outside(remote, &storage, asked));
+                    }
+                    Err(error) => (Some(copy), error.into()),
+                },
+            };
+            if attempt == ATTEMPTS || !is_removal(remote, copy.as_ref(), &error)? {
+                return Err(error);
             }
-        };
-        Ok(Self {
-            remote: Arc::clone(remote),
-            copy,
-            files,
-            storage: config.storage_without_replica(),
+            attempt += 1;
+        }
+    }
+
+    fn copy(remote: &Remote, at: Option<Position>) -> Result<ReplicaCopy, FetchError> {
+        let open = ReplicaCopy::open(&remote.bucket, &ProtoManifests, at);
+        let copy = remote.runtime.block_on(open)?;
+        copy.ok_or_else(|| FetchError::Empty {
+            place: remote.bucket.place().to_owned(),
         })
+    }
+
+    fn files(
+        remote: &Arc<Remote>,
+        copy: &ReplicaCopy,
+        at: Option<Position>,
+    ) -> Result<Option<Arc<BackupView>>, RestoreError> {
+        let Some(manifest) = copy.manifest() else {
+            return Ok(None);
+        };
+        let content = BucketDisk::of_replica(Arc::clone(remote), copy.files());
+        let at = at.filter(|at| *at <= manifest.position);
+        let view = BackupView::open(Arc::new(content), manifest, at)?;
+        Ok(Some(Arc::new(view)))
     }
 
     /// Number that identifies the store.
@@ -96,42 +193,215 @@ impl Fetch {
         self.copy.store_id()
     }
 
-    /// The newest manifest; `None` if rows have everything.
+    /// The manifest of the files; `None` if rows have everything.
     pub(crate) fn manifest(&self) -> Option<&BackupManifest> {
         self.copy.manifest()
     }
 
     /// Bytes of the files.
     pub(crate) fn bytes(&self) -> u64 {
-        self.files.as_ref().map_or(0, BackupView::bytes)
+        self.files.as_ref().map_or(0, |files| files.bytes())
     }
 
-    /// Makes a store of it in an empty directory. `progress` receives the number of bytes read from files since its last
-    /// call.
+    /// Makes sure that a restore could begin: the directory is empty, and the first part of the journal is there. Reads that
+    /// part, so a restore needs another fetch.
     ///
     /// # Errors
-    /// As [`ReplicaContent::restore`].
+    /// As [`Fetch::restore`].
+    pub(crate) fn may_restore(&mut self, target: &Path) -> Result<(), FetchError> {
+        refuse_if_used(&*RealDisk::open(target)?)?;
+        self.remote.runtime.block_on(self.copy.next())?;
+        Ok(())
+    }
+
+    /// Makes a store of it in an empty directory. Begins again with the newest manifest if the owner removes rows or files
+    /// meanwhile, and calls `repeats` with the reason. `progress` receives the number of bytes read from files since its
+    /// last call.
+    ///
+    /// # Errors
+    /// As [`ReplicaContent::restore`], and [`Fetch::begin`].
     pub(crate) fn restore(
         &mut self,
         target: &Path,
         restored_as: RestoredAs,
         progress: &mut dyn FnMut(u64),
+        repeats: &mut dyn FnMut(&FetchError),
     ) -> Result<Restored, FetchError> {
-        let disk: Arc<dyn Disk> = RealDisk::open(target)?;
+        let mut attempt = 1;
+        loop {
+            let disk: Arc<dyn Disk> = RealDisk::open(target)?;
+            let storage = self.storage.clone();
+            let restored = self
+                .with_content(|content| content.restore(&disk, &storage, restored_as, progress));
+            let error = match restored {
+                Ok(restored) => return Ok(restored),
+                Err(FetchError::Restore(
+                    RestoreError::Beyond { asked, .. } | RestoreError::Before { asked, .. },
+                )) => return Err(outside(&self.remote, &self.storage, asked)),
+                Err(error) => error,
+            };
+            if attempt == ATTEMPTS || !is_removal(&self.remote, Some(&self.copy), &error)? {
+                return Err(error);
+            }
+            repeats(&error);
+            attempt += 1;
+            *self = Self::open(&self.remote, self.storage.clone(), self.at)?;
+        }
+    }
+
+    /// Reads all files and compares them with their digests, then reads them like a start; reads all rows. Begins again as
+    /// [`Fetch::restore`] does. Writes nothing.
+    ///
+    /// # Errors
+    /// If the bucket fails, or if the replica cannot be opened. Damage is no error: the check reports it.
+    pub(crate) fn verify(
+        &mut self,
+        progress: &mut dyn FnMut(u64),
+        repeats: &mut dyn FnMut(&FetchError),
+    ) -> Result<FetchCheck, FetchError> {
+        let mut attempt = 1;
+        loop {
+            let checked = self.check(progress);
+            let is_bad = checked.as_ref().is_ok_and(FetchCheck::is_bad);
+            let is_removed = match &checked {
+                Err(error) => is_removal(&self.remote, Some(&self.copy), error)?,
+                Ok(_) => is_bad && self.remote.runtime.block_on(self.copy.is_outdated())?,
+            };
+            if attempt == ATTEMPTS || !is_removed {
+                return checked;
+            }
+            if let Err(error) = &checked {
+                repeats(error);
+            }
+            attempt += 1;
+            *self = Self::open(&self.remote, self.storage.clone(), self.at)?;
+        }
+    }
+
+    fn check(&mut self, progress: &mut dyn FnMut(u64)) -> Result<FetchCheck, FetchError> {
+        // Rows leave sooner than files do.
+        let rows = match self.with_content(|content| content.check()) {
+            Err(error) if error.is_damage() => Err(error.to_string()),
+            rows => Ok(rows?),
+        };
+        let mut check = FetchCheck {
+            files: 0,
+            bytes: 0,
+            bad_files: Vec::new(),
+            report: None,
+            rows,
+        };
+        let (Some(files), Some(manifest)) = (&self.files, self.copy.manifest()) else {
+            return Ok(check);
+        };
+        let found = files.verify(&self.storage, progress)?;
+        let object = |path: &str| {
+            let file = manifest.files.iter().find(|file| file.path == path);
+            let object = file.and_then(|file| self.copy.files().get(&file.digest));
+            object
+                .map_or("no object", |object| object.path.as_str())
+                .to_owned()
+        };
+        let bad = found.bad_files.into_iter();
+        check.bad_files = bad
+            .map(|(path, what)| (path.clone(), object(&path), what))
+            .collect();
+        (check.files, check.bytes, check.report) = (found.files, found.bytes, found.report);
+        Ok(check)
+    }
+
+    /// Runs a step with the content of the replica. An error of the bucket stays one.
+    fn with_content<T>(
+        &mut self,
+        step: impl FnOnce(ReplicaContent<'_>) -> Result<T, RestoreError>,
+    ) -> Result<T, FetchError> {
         let store_id = self.store_id();
+        let in_files = self.manifest().map(|manifest| manifest.position);
+        let until = self.at.filter(|at| in_files.is_none_or(|end| *at > end));
         let (copy, runtime) = (&mut self.copy, &self.remote.runtime);
+        let mut failed = None;
         let mut parts = std::iter::from_fn(|| {
             let part = runtime.block_on(copy.next()).transpose()?;
-            Some(part.map_err(|error| RestoreError::Io {
-                action: "reading the rows of the replica".to_owned(),
-                source: io::Error::other(error),
+            Some(part.map_err(|error| {
+                failed = Some(error);
+                RestoreError::Io {
+                    action: "reading the rows of the replica".to_owned(),
+                    source: io::Error::other("the bucket failed"),
+                }
             }))
         });
         let content = ReplicaContent {
             store_id,
-            files: self.files.as_ref(),
+            files: self.files.as_deref(),
             parts: &mut parts,
+            until,
         };
-        Ok(content.restore(&disk, &self.storage, restored_as, progress)?)
+        let done = step(content);
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(done?),
+        }
+    }
+}
+
+/// Whether an error comes from an owner that has removed objects since the copy began.
+fn is_removal(
+    remote: &Remote,
+    copy: Option<&ReplicaCopy>,
+    error: &FetchError,
+) -> Result<bool, FetchError> {
+    if error.is_changed() {
+        return Ok(true);
+    }
+    if !error.may_be_removal() {
+        return Ok(false);
+    }
+    match copy {
+        Some(copy) => Ok(remote.runtime.block_on(copy.is_outdated())?),
+        // The manifest was removed between the read of its row and its own.
+        None => Ok(matches!(
+            error,
+            FetchError::Ship(ShipError::Manifest { .. })
+        )),
+    }
+}
+
+/// The error for a position that the bucket does not have: names the range that it has.
+fn outside(remote: &Arc<Remote>, storage: &StorageConfig, asked: Position) -> FetchError {
+    let range = || -> Result<(Position, Position), FetchError> {
+        let earliest = Position::ZERO;
+        let copy = Fetch::copy(remote, Some(earliest))?;
+        let mut oldest = Fetch {
+            remote: Arc::clone(remote),
+            files: None,
+            copy,
+            at: Some(earliest),
+            storage: storage.clone(),
+        };
+        let first = if oldest.manifest().is_some() {
+            Fetch::files(remote, &oldest.copy, Some(earliest)).map(drop)
+        } else {
+            match oldest.with_content(|content| content.check().map(drop)) {
+                Err(FetchError::Restore(error)) => Err(error),
+                checked => Ok(checked?),
+            }
+        };
+        let first = match first {
+            Err(RestoreError::Before { first, .. }) => first,
+            Err(error) => return Err(error.into()),
+            Ok(()) => earliest,
+        };
+        let mut newest = Fetch::open(remote, storage.clone(), None)?;
+        let end = newest.with_content(|content| content.check())?.position;
+        Ok((first, end))
+    };
+    match range() {
+        Ok((first, end)) => FetchError::Outside {
+            place: remote.bucket.place().to_owned(),
+            asked,
+            first,
+            end,
+        },
+        Err(error) => error,
     }
 }

@@ -27,6 +27,10 @@ impl ReplicaStart {
 }
 
 impl RunningReplica {
+    pub(crate) fn reload(&self) {
+        match *self {}
+    }
+
     #[allow(clippy::unused_async, reason = "as with object stores")]
     pub(crate) async fn moved(&mut self) -> Exit {
         match *self {}

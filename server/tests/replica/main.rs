@@ -9,6 +9,7 @@ mod support;
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use objects::{Mood, Store};
@@ -342,6 +343,354 @@ async fn full_segments_go_to_the_bucket_as_files_and_come_back() {
             .zip(numbered(100))
             .all(|(a, b)| *a == Some(&*b))
     );
+}
+
+#[tokio::test]
+async fn refused_take_over_of_an_old_directory_ends_no_healthy_owner() {
+    let store = Store::start();
+    let (one, old) = (private_directory(), private_directory());
+    let node = start(&store, one.path(), "one", &[]);
+    replicated(&mut node.wal().await, "0").await.unwrap();
+    node.signal(Signal::TERM);
+    assert!(node.ended().await.success());
+    copy(one.path(), old.path());
+    let term = old.path().join("TERM");
+    std::fs::remove_file(&term).unwrap();
+    let node = start(&store, one.path(), "one", &[]);
+    let mut wal = node.wal().await;
+    replicated(&mut wal, "1").await.unwrap();
+    let (code, log) = refused(&store, old.path(), "two", &["--take-over"]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(log.contains("lacks a part of the journal"), "{log}");
+    replicated(&mut wal, "2").await.unwrap();
+    // A term that cannot be read is neither none nor a reason to claim.
+    std::fs::write(&term, "wald term\n").unwrap();
+    let (code, log) = refused(&store, old.path(), "two", &["--take-over"]);
+    assert_eq!(code, Some(74), "{log}");
+    assert!(
+        log.contains(term.to_str().unwrap()) && log.contains("damaged"),
+        "{log}"
+    );
+    assert_eq!(std::fs::read(&term).unwrap(), b"wald term\n");
+    // A directory that no restore takes is refused before the claim, too.
+    let used = private_directory();
+    std::fs::write(used.path().join("LOCK"), "").unwrap();
+    let (code, log) = refused(&store, used.path(), "three", &["--take-over"]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(log.contains("is not empty"), "{log}");
+    replicated(&mut wal, "3").await.unwrap();
+    assert_eq!(payloads(&mut wal).await, numbered(4));
+    assert_eq!(node.metric("wald_term"), 2.0);
+}
+
+/// Arguments of a node whose files are uploaded after few records, and leave the bucket at once.
+const SMALL: [&str; 8] = [
+    "--segment-bytes",
+    "128KiB",
+    "--max-batch-bytes",
+    "32KiB",
+    "--max-record-bytes",
+    "16KiB",
+    "--replica-keep",
+    "1ms",
+];
+
+const CONTENT: &str = "wald/orders/shards/0/content/";
+const MANIFESTS: &str = "wald/orders/shards/0/manifests/";
+
+/// Appends this number of records of 10 kB, which begin with their number.
+async fn fill(wal: &mut WalServiceClient<Channel>, from: usize, count: usize) {
+    let large = "x".repeat(10_000);
+    for number in from..from + count {
+        replicated(wal, &format!("{number} {large}")).await.unwrap();
+    }
+}
+
+/// The numbers of records that [`fill`] made.
+async fn filled(wal: &mut WalServiceClient<Channel>) -> Vec<String> {
+    let found = payloads(wal).await;
+    let number = |text: &String| text.split(' ').next().unwrap().to_owned();
+    found.iter().map(number).collect()
+}
+
+/// Waits until this holds.
+async fn until_store(what: &str, mut holds: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !holds() {
+        assert!(since.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Runs a command of `wald` on the bucket: its exit code, stdout and stderr.
+fn command(store: &Store, words: &[&str]) -> (Option<i32>, String, String) {
+    let output = ends(
+        wald()
+            .arg(words[0])
+            .arg("s3://wald/orders")
+            .args(["--bucket-insecure", "--bucket-endpoint"])
+            .arg(store.endpoint())
+            .args(&words[1..]),
+    );
+    let [out, log] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (output.status.code(), out, log)
+}
+
+#[tokio::test]
+async fn copy_begins_again_when_the_owner_removes_files_meanwhile() {
+    let store = Arc::new(Store::start());
+    let one = private_directory();
+    let node = start(&store, one.path(), "one", &SMALL);
+    let mut wal = node.wal().await;
+    fill(&mut wal, 0, 60).await;
+    until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
+    store.hold(Some("/content/"));
+    let copy = private_directory();
+    let (server, target) = (Arc::clone(&store), copy.path().to_str().unwrap().to_owned());
+    let restoring =
+        tokio::task::spawn_blocking(move || command(&server, &["restore", "--data-dir", &target]));
+    until_store("the copy reads files", || store.held() > 0).await;
+    // The owner goes on. Its second manifest from now comes after the removal of the files that only the present one names.
+    let first = store.names(CONTENT);
+    let (mut next, mut named) = (60, store.names(MANIFESTS));
+    let begun = Instant::now();
+    for _ in 0..2 {
+        while store.names(MANIFESTS) == named {
+            assert!(begun.elapsed() < PATIENCE, "no manifest");
+            fill(&mut wal, next, 10).await;
+            next += 10;
+        }
+        named = store.names(MANIFESTS);
+    }
+    let there = store.names(CONTENT);
+    assert!(first.iter().any(|name| !there.contains(name)));
+    store.hold(None);
+    let (code, out, log) = restoring.await.unwrap();
+    assert_eq!(code, Some(0), "{out} {log}");
+    assert!(log.contains("the copy begins again"), "{log}");
+    let copied = Daemon::start_in(copy.path(), &[]);
+    assert_eq!(filled(&mut copied.wal().await).await, numbered(next));
+}
+
+#[tokio::test]
+async fn replica_is_verified_and_its_faults_are_named() {
+    let store = Store::start();
+    let one = private_directory();
+    let node = start(&store, one.path(), "one", &SMALL);
+    let mut wal = node.wal().await;
+    fill(&mut wal, 0, 60).await;
+    until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
+    fill(&mut wal, 60, 5).await;
+    node.signal(Signal::KILL);
+    node.ended().await;
+    let (code, out, log) = command(&store, &["verify"]);
+    assert_eq!(code, Some(0), "{out} {log}");
+    assert!(out.contains("nothing is wrong"), "{out}");
+    let (_, out, _) = command(&store, &["verify", "--output", "json"]);
+    let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(found["whole"], true, "{found}");
+    assert_eq!(found["replica"], "s3://wald/orders", "{found}");
+    let row_bytes = found["row_bytes"].as_u64().unwrap();
+    assert!(row_bytes >= 50_000, "{found}");
+
+    let bad = store.names(CONTENT).remove(0);
+    let mut kept = Vec::new();
+    store.change(&bad, |mut content| {
+        kept = content.clone();
+        content[9] ^= 1;
+        Some(content)
+    });
+    let (code, out, log) = command(&store, &["verify"]);
+    assert_eq!(code, Some(5), "{out} {log}");
+    let shown = bad.strip_prefix("wald/orders/").unwrap();
+    assert!(
+        out.contains("1 files are bad") && log.contains(shown),
+        "{out} {log}"
+    );
+    store.change(&bad, |_| Some(kept));
+    assert_eq!(command(&store, &["verify"]).0, Some(0));
+}
+
+#[tokio::test]
+async fn missing_row_of_a_replica_is_found_by_verify() {
+    let store = Store::start();
+    let one = private_directory();
+    let node = start(&store, one.path(), "one", &[]);
+    let mut wal = node.wal().await;
+    for payload in numbered(9) {
+        replicated(&mut wal, &payload).await.unwrap();
+    }
+    node.signal(Signal::KILL);
+    node.ended().await;
+    let (code, out, log) = command(&store, &["verify"]);
+    assert_eq!(code, Some(0), "{out} {log}");
+    let rows = store.names("wald/orders/shards/0/db/wal/");
+    store.change(&rows[rows.len() - 4], |_| None);
+    let (code, out, log) = command(&store, &["verify"]);
+    assert_eq!(code, Some(5), "{out} {log}");
+    assert!(log.contains("hole"), "{log}");
+}
+
+#[tokio::test]
+async fn copy_as_of_a_position_has_records_producers_and_fences_of_then() {
+    let store = Store::start();
+    let one = private_directory();
+    let node = start(&store, one.path(), "one", &SMALL[..6]);
+    let mut wal = node.wal().await;
+    let by = |sequence: u64| v1::AppendRequest {
+        condition: Some(v1::AppendCondition {
+            writer_epoch: Some(sequence),
+            producer: Some(v1::Producer {
+                id: "p".to_owned(),
+                sequence,
+                ..v1::Producer::default()
+            }),
+            ..v1::AppendCondition::default()
+        }),
+        ..request(&sequence.to_string(), v1::Durability::Replicated)
+    };
+    let mut positions = Vec::new();
+    for sequence in 0..6 {
+        wal.append(by(sequence)).await.unwrap();
+        let fence = v1::FenceRequest {
+            log: "a".to_owned(),
+            ..v1::FenceRequest::default()
+        };
+        let fenced = wal.fence(fence).await.unwrap().into_inner();
+        assert_eq!(fenced.writer_epoch, Some(sequence + 1));
+        let synced = wal.sync(v1::SyncRequest::default()).await.unwrap();
+        positions.push(synced.into_inner().durable_position.unwrap());
+        // Files hold a part of the store, rows the rest.
+        for _ in 0..20 {
+            let filler = v1::AppendRequest {
+                log: "filler".to_owned(),
+                ..request(&"x".repeat(10_000), v1::Durability::Replicated)
+            };
+            wal.append(filler).await.unwrap();
+        }
+    }
+    until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
+    for (done, position) in positions.iter().enumerate() {
+        let copy = private_directory();
+        let at = position.to_string();
+        let directory = copy.path().to_str().unwrap();
+        let words = ["restore", "--at-position", &at, "--data-dir", directory];
+        let (code, out, log) = command(&store, &words);
+        assert_eq!(code, Some(0), "{out} {log}");
+        let copied = Daemon::start_in(copy.path(), &[]);
+        let mut wal = copied.wal().await;
+        assert_eq!(payloads(&mut wal).await, numbered(done + 1));
+        for sequence in 0..=done as u64 {
+            let mut again = by(sequence);
+            again.durability = v1::Durability::Durable.into();
+            let again = wal.append(again).await.unwrap().into_inner();
+            assert!(again.deduplicated, "{sequence} at {at}");
+        }
+        let of_epoch = |epoch| v1::AppendRequest {
+            condition: Some(v1::AppendCondition {
+                writer_epoch: Some(epoch),
+                ..v1::AppendCondition::default()
+            }),
+            ..append("a", "new")
+        };
+        let fences = done as u64 + 1;
+        let stale = wal.append(of_epoch(fences - 1)).await.unwrap_err();
+        assert_eq!(Told::of(&stale).reason, "FENCED", "{stale:?}");
+        wal.append(of_epoch(fences)).await.unwrap();
+    }
+    // Positions outside: the error names the range, and its ends can be had.
+    let mut range = None;
+    for outside in ["8", "4000000000000"] {
+        let copy = private_directory();
+        let directory = copy.path().to_str().unwrap();
+        let words = ["restore", "--at-position", outside, "--data-dir", directory];
+        let (code, _, log) = command(&store, &words);
+        assert_eq!(code, Some(2), "{log}");
+        let (_, rest) = log.split_once("as of the positions ").unwrap();
+        let mut words = rest.split([' ', ';']);
+        let found = [words.next(), words.nth(1)].map(|word| word.unwrap().to_owned());
+        assert_eq!(*range.get_or_insert(found.clone()), found, "{log}");
+        assert_eq!(
+            std::fs::read_dir(copy.path().join("journal")).map_or(0, Iterator::count),
+            0
+        );
+    }
+    for end in range.unwrap() {
+        let copy = private_directory();
+        let directory = copy.path().to_str().unwrap();
+        let words = ["restore", "--at-position", &end, "--data-dir", directory];
+        let (code, out, log) = command(&store, &words);
+        assert_eq!(code, Some(0), "{end}: {out} {log}");
+    }
+}
+
+#[tokio::test]
+async fn credentials_are_read_again_on_sighup_and_after_a_refusal() {
+    let store = Store::start();
+    let (directory, secrets) = (private_directory(), private_directory());
+    let file = secrets.path().join("credentials");
+    let give = |key: &str| {
+        let text = format!("aws_access_key_id = {key}\naws_secret_access_key = s\n");
+        std::fs::write(&file, text).unwrap();
+        let owner = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&file, owner).unwrap();
+    };
+    give("first");
+    store.accept(&["first"]);
+    let path = file.to_str().unwrap();
+    let node = start(
+        &store,
+        directory.path(),
+        "one",
+        &["--bucket-credentials-file", path],
+    );
+    let mut wal = node.wal().await;
+    replicated(&mut wal, "0").await.unwrap();
+    // The file has the new key when the old one is refused.
+    give("second");
+    store.accept(&["second"]);
+    replicated(&mut wal, "1").await.unwrap();
+    let refusals = store.refusals();
+    assert!(refusals > 0);
+    // A signal changes the key before the old one is refused.
+    give("third");
+    store.accept(&["second", "third"]);
+    node.signal(Signal::HUP);
+    node.wait_for_log("the credentials of the bucket were read again");
+    replicated(&mut wal, "2").await.unwrap();
+    store.accept(&["third"]);
+    replicated(&mut wal, "3").await.unwrap();
+    assert_eq!(store.refusals(), refusals);
+    // A file that cannot be used changes nothing.
+    std::fs::write(&file, "nonsense").unwrap();
+    node.signal(Signal::HUP);
+    node.wait_for_log("the earlier ones stay");
+    replicated(&mut wal, "4").await.unwrap();
+    // The old key is refused for a while before the file has the new one.
+    store.accept(&["fourth"]);
+    until_store("the old key is refused", || store.refusals() > refusals).await;
+    give("fourth");
+    let begun = Instant::now();
+    while let Err(refusal) = replicated(&mut wal, "5").await {
+        let reason = Told::of(&refusal).reason;
+        let waits = ["REPLICATION_UNKNOWN", "BUCKET_DOWN"];
+        assert!(waits.contains(&&*reason), "{refusal:?}");
+        assert!(begun.elapsed() < PATIENCE, "{refusal:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let found = payloads(&mut wal).await;
+    assert_eq!(found[..5], numbered(5));
+    assert!(found.len() >= 6);
+}
+
+/// Copies a data directory that nobody uses.
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp")
+        .arg("-a")
+        .arg(from.join("."))
+        .arg(to)
+        .status();
+    assert!(copied.unwrap().success());
 }
 
 #[test]

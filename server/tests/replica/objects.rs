@@ -1,8 +1,9 @@
-//! An object store for these tests: the part of S3 that a replica uses, in memory, on a port of its own. It does not look at
-//! signatures; `.ci/lib/objects.py` does.
+//! An object store for these tests: the part of S3 that a replica uses, in memory, on a port of its own. It looks at the names
+//! of keys, and not at signatures; `.ci/lib/objects.py` does.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -37,9 +38,53 @@ struct Objects {
     objects: BTreeMap<String, Object>,
 }
 
+/// Reads of these objects wait.
+#[derive(Default)]
+struct HeldReads {
+    /// A part of their names; `None`: none waits.
+    part: Option<String>,
+    /// Number of reads that wait.
+    count: usize,
+}
+
 struct Shared {
     objects: Mutex<Objects>,
     mood: watch::Sender<Mood>,
+    held: watch::Sender<HeldReads>,
+    /// Names of the keys that are let in; empty: all.
+    keys: Mutex<Vec<String>>,
+    refusals: AtomicUsize,
+}
+
+impl Shared {
+    /// Whether the store lets a request in.
+    fn admits(&self, headers: &HeaderMap) -> bool {
+        let keys = self.keys.lock().unwrap();
+        let given = headers.get(header::AUTHORIZATION);
+        let given = given.map_or("", |given| given.to_str().unwrap());
+        let admits = keys.is_empty()
+            || keys
+                .iter()
+                .any(|key| given.contains(&format!("Credential={key}/")));
+        self.refusals
+            .fetch_add(usize::from(!admits), Ordering::Relaxed);
+        admits
+    }
+
+    /// Waits while reads of this object are held.
+    async fn wait(&self, name: &str) {
+        let is_held = |held: &HeldReads| {
+            let part = held.part.as_ref();
+            part.is_some_and(|part| name.contains(part.as_str()))
+        };
+        let mut changes = self.held.subscribe();
+        if !is_held(&changes.borrow_and_update()) {
+            return;
+        }
+        self.held.send_modify(|held| held.count += 1);
+        changes.wait_for(|held| !is_held(held)).await.unwrap();
+        self.held.send_modify(|held| held.count -= 1);
+    }
 }
 
 /// The server. Its thread ends with the process.
@@ -53,6 +98,9 @@ impl Store {
         let shared = Arc::new(Shared {
             objects: Mutex::default(),
             mood: watch::Sender::new(Mood::Answers),
+            held: watch::Sender::new(HeldReads::default()),
+            keys: Mutex::default(),
+            refusals: AtomicUsize::new(0),
         });
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -77,6 +125,38 @@ impl Store {
 
     pub(crate) fn enter(&self, mood: Mood) {
         self.shared.mood.send_replace(mood);
+    }
+
+    /// Lets reads of objects whose names contain `part` wait; `None` lets them go on.
+    pub(crate) fn hold(&self, part: Option<&str>) {
+        let part = part.map(str::to_owned);
+        self.shared.held.send_modify(|held| held.part = part);
+    }
+
+    /// Number of reads that wait.
+    pub(crate) fn held(&self) -> usize {
+        self.shared.held.borrow().count
+    }
+
+    /// Lets only these keys in.
+    pub(crate) fn accept(&self, keys: &[&str]) {
+        let keys = keys.iter().map(|&key| key.to_owned()).collect();
+        *self.shared.keys.lock().unwrap() = keys;
+    }
+
+    /// Number of requests with other keys.
+    pub(crate) fn refusals(&self) -> usize {
+        self.shared.refusals.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the content of an object with that of `change`, or removes it.
+    pub(crate) fn change(&self, name: &str, change: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>) {
+        let mut objects = self.shared.objects.lock().unwrap();
+        let content = objects.objects[name].content.to_vec();
+        match change(content) {
+            Some(content) => objects.objects.get_mut(name).unwrap().content = content.into(),
+            None => drop(objects.objects.remove(name)),
+        }
     }
 
     /// Names of the objects that begin with `prefix`.
@@ -106,6 +186,12 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     waits.await.unwrap();
     let (head, body) = request.into_parts();
     let body = to_bytes(body, 64 << 20).await.unwrap();
+    if head.method == Method::GET {
+        shared.wait(head.uri.path()).await;
+    }
+    if !shared.admits(&head.headers) {
+        return refused(StatusCode::FORBIDDEN, "InvalidAccessKeyId");
+    }
     let query = head.uri.query().unwrap_or_default();
     let query: BTreeMap<String, String> = query.split('&').map(pair).collect();
     let key = decoded(head.uri.path().trim_start_matches('/'));

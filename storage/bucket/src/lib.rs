@@ -25,12 +25,16 @@ mod error;
 mod faults;
 #[cfg(feature = "object")]
 mod hold;
+#[cfg(feature = "replica")]
+mod known_bad;
 #[cfg(feature = "object")]
 mod observe;
 #[cfg(feature = "object")]
 mod probe;
 #[cfg(feature = "object")]
 mod record;
+#[cfg(feature = "object")]
+mod renew;
 #[cfg(feature = "object")]
 mod settings;
 #[cfg(feature = "replica")]

@@ -37,6 +37,8 @@ use self::files::ReplicaFiles;
 use self::pace::{ShipPace, ShipTurn};
 use self::shipped::Shipped;
 use crate::bucket::Bucket;
+use crate::known_bad;
+use crate::known_bad::ShipMistake;
 use crate::tail::{LARGEST_PART, ReplicaTail, TailError, TailErrorKind, TailPart};
 
 pub use self::copy::{ReplicaCopy, ReplicaFile};
@@ -201,7 +203,7 @@ impl Shipper {
                 Err(error) => error,
             },
             error = self.files.run(ship, tail) => error,
-            error = tail.ended() => error,
+            error = tail.ended(), if !known_bad::makes(ShipMistake::FenceIgnored) => error,
         };
         match error.kind() {
             TailErrorKind::Fenced => ShipEnd::Fenced {
@@ -234,9 +236,15 @@ impl Ship {
                 Ok(Some(part)) => {
                     let started = Instant::now();
                     pace.starts(started);
+                    if known_bad::makes(ShipMistake::AckBeforePut) {
+                        self.source.publish(part.end);
+                    }
                     self.store_part(tail, &part).await?;
                     pace.ends(Instant::now());
                     self.publish(&part, started.elapsed());
+                    if known_bad::makes(ShipMistake::PublishDurable) {
+                        self.source.publish(self.source.progress().durable);
+                    }
                 }
                 Ok(None) => match last {
                     Some(end) => return Ok(end),
@@ -292,6 +300,9 @@ impl Ship {
     /// Stores a part. All rows of a part but the last one have the largest size.
     async fn store_part(&self, tail: &ReplicaTail, part: &JournalPart) -> Result<(), TailError> {
         let mut at = 0;
+        if known_bad::makes(ShipMistake::SkipRow) && (part.end.get() / 8).is_multiple_of(5) {
+            return Ok(());
+        }
         while at < part.bytes.len() {
             let to = part.bytes.len().min(at + LARGEST_PART);
             let row = TailPart {
@@ -325,6 +336,12 @@ impl Ship {
             match stored {
                 Err(error) if error.kind() == TailErrorKind::Unreachable => {
                     sleep(RETRY_PAUSE).await;
+                }
+                Err(error)
+                    if error.kind() == TailErrorKind::Fenced
+                        && known_bad::makes(ShipMistake::FenceIgnored) =>
+                {
+                    return Ok(());
                 }
                 stored => return stored,
             }

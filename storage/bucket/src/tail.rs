@@ -49,6 +49,7 @@ use crate::bucket::Bucket;
 pub use self::error::{TailError, TailErrorKind};
 pub use self::keys::{LARGEST_PART, LONGEST_MANIFEST_NAME, TailManifest, TailPart};
 pub use self::metadata::probe_metadata;
+pub(crate) use self::reader::COPY_ATTEMPTS;
 pub use self::reader::TailCopy;
 pub use self::rows::TailRows;
 

@@ -1,16 +1,21 @@
 //! Reads a replica, to make a store of it. Writes nothing.
 //!
-//! A copy of a busy owner may fail with `Unreachable` when rows or content leave meanwhile: the caller begins again.
+//! ```text
+//! positions   ▐ manifest 1 ▐ manifest 2 ▐ newest manifest ▐ rows ▌
+//!                                  ▲ files of manifest 2 alone, cut      ▲ newest files, and rows up to here
+//! ```
+//!
+//! A copy of a busy owner fails when rows or content leave meanwhile ([`ReplicaCopy::is_outdated`]): the caller begins again.
 
 use std::collections::{BTreeMap, HashSet};
 
 use wald_storage::{BackupManifest, JournalPart, Position, SegmentId};
 
 use super::error::ShipError;
-use super::files::{CONTENT, content_of, read_manifest};
+use super::files::{CONTENT, MANIFESTS, content_of, read_manifest};
 use super::{ManifestFormat, cluster};
 use crate::bucket::Bucket;
-use crate::tail::TailCopy;
+use crate::tail::{TailCopy, TailManifest};
 
 /// Content of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,13 +26,15 @@ pub struct ReplicaFile {
     pub bytes: u64,
 }
 
-/// A replica as of its newest position.
+/// A replica as of its newest position, or of an earlier one.
 pub struct ReplicaCopy {
-    place: String,
+    bucket: Bucket,
     store_id: u128,
     tail: TailCopy,
     manifest: Option<BackupManifest>,
     files: BTreeMap<u128, ReplicaFile>,
+    /// Whether the files have everything up to the requested position.
+    without_rows: bool,
     began: bool,
 }
 
@@ -40,13 +47,15 @@ impl ReplicaCopy {
         Ok(cluster::store_id(bucket).await?)
     }
 
-    /// Opens the replica in a bucket; `None` if there is none.
+    /// Opens the replica in a bucket; `None` if there is none. With a position, it has the oldest files that reach the position,
+    /// so that their journal begins as early as possible.
     ///
     /// # Errors
     /// If the bucket fails, or the manifest cannot be used.
     pub async fn open(
         bucket: &Bucket,
         format: &dyn ManifestFormat,
+        at: Option<Position>,
     ) -> Result<Option<Self>, ShipError> {
         let Some(store_id) = cluster::store_id(bucket).await? else {
             return Ok(None);
@@ -54,9 +63,15 @@ impl ReplicaCopy {
         let Some(tail) = TailCopy::open(bucket).await? else {
             return Ok(None);
         };
-        let manifest = match tail.manifest() {
-            None => None,
-            Some(row) => Some(read_manifest(bucket, &row.name, format).await?),
+        let early = |row: &&TailManifest| at.is_some_and(|at| at.get() <= row.position);
+        let early = tail.manifest().filter(early);
+        let without_rows = early.is_some();
+        let manifest = match (tail.manifest(), at) {
+            (Some(newest), Some(at)) if without_rows => {
+                Some(oldest_manifest(bucket, &newest.name, format, at).await?)
+            }
+            (Some(row), _) => Some(read_manifest(bucket, &row.name, format).await?),
+            (None, _) => None,
         };
         let named = manifest.iter().flat_map(|manifest| &manifest.files);
         let named: HashSet<u128> = named.map(|file| file.digest).collect();
@@ -76,11 +91,12 @@ impl ReplicaCopy {
             }
         }
         Ok(Some(Self {
-            place: bucket.place().to_owned(),
+            bucket: bucket.clone(),
             store_id,
             tail,
             manifest,
             files,
+            without_rows,
             began: false,
         }))
     }
@@ -95,7 +111,7 @@ impl ReplicaCopy {
         self.tail.term()
     }
 
-    /// The newest manifest; `None` if rows have everything.
+    /// The manifest of its files; `None` if rows have everything.
     pub fn manifest(&self) -> Option<&BackupManifest> {
         self.manifest.as_ref()
     }
@@ -105,18 +121,31 @@ impl ReplicaCopy {
         &self.files
     }
 
-    /// The next part of the journal; `None` behind the last.
+    /// Whether the owner has named another manifest since the copy began. An error of the copy may come from that.
+    ///
+    /// # Errors
+    /// If the bucket fails.
+    pub async fn is_outdated(&self) -> Result<bool, ShipError> {
+        let name = |tail: &TailCopy| tail.manifest().map(|row| row.name.clone());
+        let now = TailCopy::open(&self.bucket).await?;
+        Ok(now.as_ref().and_then(name) != name(&self.tail))
+    }
+
+    /// The next part of the journal behind the files; `None` behind the last.
     ///
     /// # Errors
     /// `Incomplete` if the first owner has not stored the files yet; others if the bucket fails or a row is missing.
     pub async fn next(&mut self) -> Result<Option<JournalPart>, ShipError> {
+        if self.without_rows {
+            return Ok(None);
+        }
         let Some(row) = self.tail.next().await? else {
             return Ok(None);
         };
         let segment = SegmentId::new(row.segment);
         if !self.began && self.manifest.is_none() && segment != SegmentId::FIRST {
             return Err(ShipError::Incomplete {
-                place: self.place.clone(),
+                place: self.bucket.place().to_owned(),
                 segment: segment.get(),
             });
         }
@@ -129,4 +158,54 @@ impl ReplicaCopy {
             bytes: row.bytes,
         }))
     }
+}
+
+/// The oldest manifest that reaches a position, which the newest one does. Manifests of a term have rising numbers and
+/// positions, and so have terms.
+async fn oldest_manifest(
+    bucket: &Bucket,
+    newest: &str,
+    format: &dyn ManifestFormat,
+    at: Position,
+) -> Result<BackupManifest, ShipError> {
+    let last = manifest_number(newest);
+    let names = bucket.list(MANIFESTS).await?.into_iter();
+    let mut names: Vec<_> = names
+        .filter_map(|file| Some((manifest_number(&file.name)?, file.name)))
+        // A manifest that no row has named yet does not count.
+        .filter(|(number, _)| Some(*number) < last)
+        .collect();
+    names.sort_unstable();
+    let mut found = None;
+    while !names.is_empty() {
+        let middle = names.len() / 2;
+        let name = &names[middle].1;
+        let manifest = match read_manifest(bucket, name, format).await {
+            Ok(manifest) => Some(manifest),
+            // The owner removes old ones first.
+            Err(ShipError::Manifest { .. })
+                if bucket.size(&format!("{MANIFESTS}/{name}")).await?.is_none() =>
+            {
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        match manifest.filter(|manifest| manifest.position >= at) {
+            Some(manifest) => {
+                found = Some(manifest);
+                names.truncate(middle);
+            }
+            None => drop(names.drain(..=middle)),
+        }
+    }
+    match found {
+        Some(manifest) => Ok(manifest),
+        None => read_manifest(bucket, newest, format).await,
+    }
+}
+
+/// Term and number of a manifest.
+fn manifest_number(name: &str) -> Option<(u64, u64)> {
+    let (term, number) = name.split_once('-')?;
+    Some((term.parse().ok()?, number.parse().ok()?))
 }

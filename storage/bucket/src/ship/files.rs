@@ -20,6 +20,8 @@ use super::error::ShipError;
 use super::{ManifestFormat, Ship, ShipEvent};
 use crate::bucket::{Bucket, Put, WriteCondition};
 use crate::error::{BucketError, BucketErrorKind};
+use crate::known_bad;
+use crate::known_bad::ShipMistake;
 use crate::tail::{ReplicaTail, TailError, TailErrorKind};
 use crate::upload::{Upload, Uploads};
 
@@ -27,8 +29,9 @@ use crate::upload::{Upload, Uploads};
 pub(super) const CONTENT: &str = "shards/0/content";
 /// Directory of manifests.
 pub(super) const MANIFESTS: &str = "shards/0/manifests";
-/// Maximum bytes of a manifest.
-const LARGEST_MANIFEST: u64 = 1 << 30;
+/// Maximum bytes of a manifest. A file takes about 60 of them, so this is a million files: as many objects as one list may
+/// have. Logs are in files: their number does not count.
+pub(super) const LARGEST_MANIFEST: u64 = 64 << 20;
 /// Number of sealed segments that are uploaded without a pause.
 const MANY_SEALED: u64 = 4;
 /// Pause between two manifests if fewer segments wait. Each manifest leaves a segment, so that a pause also keeps segments
@@ -53,7 +56,7 @@ struct NewestManifest {
 /// The files of a replica, as its owner knows them.
 pub(super) struct ReplicaFiles {
     bucket: Bucket,
-    format: Arc<dyn ManifestFormat>,
+    pub(super) format: Arc<dyn ManifestFormat>,
     term: u64,
     /// Number of the next manifest in this term.
     next: u64,
@@ -148,11 +151,31 @@ impl ReplicaFiles {
 
     /// Uploads the finished files, and makes them count.
     async fn upload(&mut self, ship: &Ship, tail: &ReplicaTail) -> Result<(), ShipError> {
+        if known_bad::makes(ShipMistake::DrainBeforeUpload) {
+            ship.drain(tail, ship.source.progress().durable);
+        }
+        if known_bad::makes(ShipMistake::ManifestBeforeContent) {
+            self.name_first(ship, tail).await?;
+        }
         let (manifest, sent_bytes) = self.send(ship).await?;
         // A run may rest on a trim that the tail does not have yet.
         let durable = ship.source.progress().durable;
-        ship.reach(durable).await;
+        if !known_bad::makes(ShipMistake::ManifestBeforeTrims) {
+            ship.reach(durable).await;
+        }
         self.name(ship, tail, &manifest, sent_bytes).await
+    }
+
+    /// Makes a manifest count without its content: a mistake ([`ShipMistake::ManifestBeforeContent`]).
+    async fn name_first(&mut self, ship: &Ship, tail: &ReplicaTail) -> Result<(), ShipError> {
+        let mut backup = ship.source.backup(self.known()).await?;
+        while let Some(part) = backup.next().await? {
+            if let BackupPart::Manifest(manifest) = part {
+                drop(backup);
+                return self.name(ship, tail, &manifest, 0).await;
+            }
+        }
+        Ok(())
     }
 
     /// Digests of content that is in the bucket, and stays there.
@@ -225,6 +248,17 @@ impl ReplicaFiles {
         sent_bytes: u64,
     ) -> Result<(), ShipError> {
         let bytes = bytes::Bytes::from(self.format.encode(manifest));
+        if bytes.len() as u64 > LARGEST_MANIFEST {
+            let (files, size) = (manifest.files.len(), bytes.len());
+            return Err(ShipError::Manifest {
+                place: self.bucket.place().to_owned(),
+                name: format!("{}-{}", self.term, self.next),
+                what: format!(
+                    "it names {files} files and would have {size} bytes, above {LARGEST_MANIFEST}; raise sorter_step_bytes, \
+                     so that the store has fewer files"
+                ),
+            });
+        }
         let name = loop {
             let name = format!("{}-{}", self.term, self.next);
             self.next += 1;
@@ -282,7 +316,8 @@ impl ReplicaFiles {
         };
         let content = self.content.iter();
         let unused = content.filter(|((term, digest), unnamed)| {
-            *term <= self.term && !is_named(digest) && is_old(unnamed)
+            let is_named = is_named(digest) && !known_bad::makes(ShipMistake::NamedContentRemoved);
+            *term <= self.term && !is_named && is_old(unnamed)
         });
         let unused: Vec<_> = unused.map(|(key, _)| *key).take(REMOVED_AT_ONCE).collect();
         let paths = unused
@@ -333,10 +368,13 @@ pub(super) async fn read_manifest(
     format: &dyn ManifestFormat,
 ) -> Result<BackupManifest, ShipError> {
     let path = format!("{MANIFESTS}/{name}");
-    let read = bucket.read(&path, LARGEST_MANIFEST).await?;
+    let read = bucket.read(&path, LARGEST_MANIFEST).await;
     let decoded = match read {
-        Some((bytes, _)) => format.decode(&bytes),
-        None => Err("it is missing".to_owned()),
+        Ok(Some((bytes, _))) => format.decode(&bytes),
+        Ok(None) => Err("it is missing".to_owned()),
+        // It is too large, or has another size than announced.
+        Err(error) if error.kind() == BucketErrorKind::Damaged => Err(error.to_string()),
+        Err(error) => return Err(error.into()),
     };
     decoded.map_err(|what| ShipError::Manifest {
         place: bucket.place().to_owned(),

@@ -10,6 +10,7 @@ use wald_storage::Unreplicated;
 
 use super::error::{OwnerError, ShipError};
 use super::owner::{Owned, OwnerClaim, OwnerState};
+use super::resume::compare;
 use super::{
     ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, Shipper, cluster,
 };
@@ -76,6 +77,11 @@ impl ReplicaOwner {
     async fn open(parts: &ReplicaParts) -> Result<(Owned, Shipper), OwnerError> {
         // A store at the wrong bucket must not become its owner.
         cluster::claim(&parts.bucket, parts.source.profile().store_id).await?;
+        // Nor must a directory that lacks a part of the store: its claim would end an owner that serves, or keep out the next one.
+        if parts.claim.must_compare(&parts.bucket).await? {
+            let has_all = compare(&*parts.source, &parts.bucket, &*parts.format);
+            Box::pin(has_all).await?;
+        }
         let mut owned = Owned::claim(&parts.bucket, &parts.claim, &*parts.keep_term).await?;
         let tail = Arc::clone(&owned.tail);
         let shipper = Box::pin(Shipper::begin(

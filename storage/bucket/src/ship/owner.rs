@@ -97,6 +97,34 @@ impl OwnerClaim {
         self.take_over || is_mine || owner.state == OwnerState::Released
     }
 
+    /// Refuses a claim after this owner, as far as its record shows it.
+    fn check(&self, bucket: &Bucket, owner: &OwnerRecord) -> Result<(), OwnerError> {
+        let refused = || (bucket.place().to_owned(), owner.clone());
+        if self.is_superseded(owner) {
+            let (place, owner) = refused();
+            return Err(OwnerError::Superseded { place, owner });
+        }
+        if !self.may_follow(owner) {
+            let (place, owner) = refused();
+            return Err(OwnerError::Owned { place, owner });
+        }
+        Ok(())
+    }
+
+    /// Whether the directory must be compared with the bucket before a claim: unless its own claim is the last one, and has
+    /// ended.
+    ///
+    /// # Errors
+    /// `Owned` and `Superseded` as [`Owned::claim`]; others if the bucket fails.
+    pub(super) async fn must_compare(&self, bucket: &Bucket) -> Result<bool, OwnerError> {
+        let Some(found) = OwnerRecord::read(bucket).await? else {
+            return Ok(false);
+        };
+        let owner = found.value;
+        self.check(bucket, &owner)?;
+        Ok(owner.state != OwnerState::Released || self.kept_term != Some(owner.term))
+    }
+
     /// Whether an owner has served after this directory did. It has stored its begin first, which the directory lacks.
     fn is_superseded(&self, owner: &OwnerRecord) -> bool {
         let is_later = self.kept_term.is_some_and(|kept| kept < owner.term);
@@ -132,13 +160,7 @@ impl Owned {
             // The record of an attempt before is this node's, too.
             let other = found.as_ref().map(|found| &found.value);
             if let Some(owner) = other.filter(|owner| owner.incarnation != incarnation) {
-                let (place, owner) = (bucket.place().to_owned(), owner.clone());
-                if claim.is_superseded(&owner) {
-                    return Err(OwnerError::Superseded { place, owner });
-                }
-                if !claim.may_follow(&owner) {
-                    return Err(OwnerError::Owned { place, owner });
-                }
+                claim.check(bucket, owner)?;
             }
             let newest = ReplicaTail::newest_term(bucket).await?;
             let term = newest + 1;

@@ -4,6 +4,8 @@
 //! bucket   ▐ files of the manifest ▌▐ rows ▌
 //! journal  ▐ ......................  ▐ same ▌ rest, and the new segment ▌ ─▶ rows
 //! ```
+//!
+//! A node that would end another owner compares both before its claim, too ([`compare`]).
 
 use std::io;
 use std::ops::Range;
@@ -12,8 +14,10 @@ use std::sync::Arc;
 use wald_storage::{JournalPart, Position, SegmentId};
 
 use super::error::ShipError;
-use super::{PART_BYTES, Shipper, rest_of};
-use crate::tail::{LARGEST_PART, ReplicaTail, TailPart};
+use super::files::read_manifest;
+use super::{ManifestFormat, PART_BYTES, ShipSource, Shipper, rest_of};
+use crate::bucket::Bucket;
+use crate::tail::{COPY_ATTEMPTS, LARGEST_PART, ReplicaTail, TailCopy, TailErrorKind, TailPart};
 
 /// The last row, and the position from which the journal can be read to reach it.
 struct LastRow {
@@ -35,15 +39,60 @@ impl LastRow {
         let mut rows = tail.rows().await?;
         let mut last: Option<Self> = None;
         while let Some(row) = rows.next().await? {
-            let goes_on = last.filter(|last| {
-                last.row.segment == row.segment && last.row.bytes.len() == LARGEST_PART
-            });
-            let from = goes_on.map_or(row.position, |last| last.from);
-            let now = Self { from, row };
+            let now = Self::after(last, row);
             each(SegmentId::new(now.row.segment), now.end());
             last = Some(now);
         }
         Ok(last)
+    }
+
+    /// The last row so far, if `row` follows `last`.
+    fn after(last: Option<Self>, row: TailPart) -> Self {
+        let goes_on = last
+            .filter(|last| last.row.segment == row.segment && last.row.bytes.len() == LARGEST_PART);
+        let from = goes_on.map_or(row.position, |last| last.from);
+        Self { from, row }
+    }
+
+    /// Makes sure that the journal has this row. Returns the rest of the group in which the row ends.
+    async fn compare(
+        &self,
+        source: &dyn ShipSource,
+        bucket: &Bucket,
+        durable: Position,
+    ) -> Result<Option<JournalPart>, ShipError> {
+        let end = self.end();
+        let lacks = || {
+            let (segment, position) = (self.row.segment, self.row.position);
+            diverged(
+                bucket,
+                format!(
+                    "its rows reach position {end}, and the row at position {position} of segment {segment} differs or is \
+                     missing"
+                ),
+            )
+        };
+        if end > durable {
+            return Err(lacks());
+        }
+        let mut at = Position::new(self.from);
+        while at < end {
+            let part = source.read_part(at, PART_BYTES).await;
+            let part = part.map_err(|error| match error.kind() {
+                // The journal has no group there.
+                io::ErrorKind::NotFound | io::ErrorKind::InvalidData => lacks(),
+                _ => ShipError::Journal(error),
+            })?;
+            let part = part.ok_or_else(lacks)?;
+            if part.position != at || !self.agrees(&part) {
+                return Err(lacks());
+            }
+            at = part.end;
+            if at > end {
+                return Ok(Some(rest_of(&part, end)));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether a part has the same bytes as the row, as far as both have them.
@@ -77,7 +126,7 @@ impl Shipper {
         let Some(position) = self.files.position() else {
             // The engine counts the sealed segments that wait, so that their files are sent.
             self.ship.source.release(Position::ZERO);
-            if self.is_sorted().await? {
+            if is_sorted(&*self.ship.source).await? {
                 return self.first_files().await;
             }
             if let Some(last) = last {
@@ -85,11 +134,7 @@ impl Shipper {
             }
             return self.store_rest(durable).await;
         };
-        if position > durable {
-            return Err(self.diverged(format!(
-                "its files reach position {position}, and the directory {durable}"
-            )));
-        }
+        reaches(&self.ship.bucket, position, durable)?;
         self.ship.source.release(position);
         if let Some(last) = last.filter(|last| last.end() > position) {
             self.rows_agree(&last, durable).await?;
@@ -101,46 +146,12 @@ impl Shipper {
         self.store_rest(durable).await
     }
 
-    /// Whether the journal cannot be read from its begin.
-    async fn is_sorted(&self) -> Result<bool, ShipError> {
-        match self.ship.source.read_part(Position::ZERO, 1).await {
-            Ok(_) => Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-            Err(error) => Err(ShipError::Journal(error)),
-        }
-    }
-
-    /// Compares the last row with the journal.
+    /// Compares the last row with the journal, and stores the rest of the group in which it ends.
     async fn rows_agree(&self, last: &LastRow, durable: Position) -> Result<(), ShipError> {
-        let end = last.end();
-        let lacks = || {
-            let (segment, position) = (last.row.segment, last.row.position);
-            self.diverged(format!(
-                "its rows reach position {end}, and the row at position {position} of segment {segment} differs or is \
-                 missing"
-            ))
-        };
-        if end > durable {
-            return Err(lacks());
-        }
-        let mut at = Position::new(last.from);
-        while at < end {
-            let part = self.ship.source.read_part(at, PART_BYTES).await;
-            let part = part.map_err(|error| match error.kind() {
-                // The journal has no group there.
-                io::ErrorKind::NotFound | io::ErrorKind::InvalidData => lacks(),
-                _ => ShipError::Journal(error),
-            })?;
-            let part = part.ok_or_else(lacks)?;
-            if part.position != at || !last.agrees(&part) {
-                return Err(lacks());
-            }
-            at = part.end;
-            if at > end {
-                let rest = rest_of(&part, end);
-                self.ship.store_part(&self.tail, &rest).await?;
-                self.ship.note(&rest);
-            }
+        let rest = last.compare(&*self.ship.source, &self.ship.bucket, durable);
+        if let Some(rest) = rest.await? {
+            self.ship.store_part(&self.tail, &rest).await?;
+            self.ship.note(&rest);
         }
         Ok(())
     }
@@ -191,9 +202,81 @@ impl Shipper {
     fn drain(&self, position: Position) {
         self.ship.drain(&self.tail, position);
     }
+}
 
-    fn diverged(&self, what: String) -> ShipError {
-        let place = self.ship.bucket.place().to_owned();
-        ShipError::Diverged { place, what }
+/// Makes sure that the journal has everything that the bucket has. Writes nothing, and the owner goes on meanwhile.
+///
+/// # Errors
+/// `Diverged` if the journal lacks something; others if the bucket or the journal cannot be read.
+pub(super) async fn compare(
+    source: &dyn ShipSource,
+    bucket: &Bucket,
+    format: &dyn ManifestFormat,
+) -> Result<(), ShipError> {
+    let Some((copy, last)) = last_row(bucket).await? else {
+        return Ok(());
+    };
+    let durable = source.progress().durable;
+    let mut position = Position::ZERO;
+    match copy.manifest() {
+        Some(manifest) => {
+            read_manifest(bucket, &manifest.name, format).await?;
+            position = Position::new(manifest.position);
+            reaches(bucket, position, durable)?;
+        }
+        // The first owner has promised nothing yet. The next one sends the files.
+        None if is_sorted(source).await? => return Ok(()),
+        None => {}
     }
+    if let Some(last) = last.filter(|last| last.end() > position) {
+        last.compare(source, bucket, durable).await?;
+    }
+    Ok(())
+}
+
+/// The tail as of one moment, and its last row. Begins again while the owner removes rows during the read.
+async fn last_row(bucket: &Bucket) -> Result<Option<(TailCopy, Option<LastRow>)>, ShipError> {
+    let mut attempt = 1;
+    loop {
+        let Some(mut copy) = TailCopy::open(bucket).await? else {
+            return Ok(None);
+        };
+        let mut last = None;
+        let error = loop {
+            match copy.next().await {
+                Ok(Some(row)) => last = Some(LastRow::after(last, row)),
+                Ok(None) => return Ok(Some((copy, last))),
+                Err(error) => break error,
+            }
+        };
+        if error.kind() != TailErrorKind::Changed || attempt == COPY_ATTEMPTS {
+            return Err(error.into());
+        }
+        attempt += 1;
+    }
+}
+
+/// Makes sure that the journal reaches the files.
+fn reaches(bucket: &Bucket, position: Position, durable: Position) -> Result<(), ShipError> {
+    match position <= durable {
+        true => Ok(()),
+        false => Err(diverged(
+            bucket,
+            format!("its files reach position {position}, and the directory {durable}"),
+        )),
+    }
+}
+
+/// Whether the journal cannot be read from its begin.
+async fn is_sorted(source: &dyn ShipSource) -> Result<bool, ShipError> {
+    match source.read_part(Position::ZERO, 1).await {
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(ShipError::Journal(error)),
+    }
+}
+
+fn diverged(bucket: &Bucket, what: String) -> ShipError {
+    let place = bucket.place().to_owned();
+    ShipError::Diverged { place, what }
 }

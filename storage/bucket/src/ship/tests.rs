@@ -1,9 +1,12 @@
 //! The shipper with a real engine in a temporary directory, and a store in memory whose answers are lost, late or 503.
 //! Time is paused, so that each wait ends at once. Threads of the engine run as usual meanwhile.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Mutex;
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use wald_storage::{
@@ -72,6 +75,23 @@ impl ManifestFormat for Lines {
                 .collect(),
             damage: Vec::new(),
         })
+    }
+}
+
+/// Manifests of this many bytes.
+struct Padded(usize);
+
+impl ManifestFormat for Padded {
+    fn encode(&self, manifest: &BackupManifest) -> Vec<u8> {
+        let mut bytes = Lines.encode(manifest);
+        assert!(bytes.len() < self.0);
+        bytes.resize(self.0, b'#');
+        bytes
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<BackupManifest, String> {
+        let end = bytes.iter().position(|byte| *byte == b'#');
+        Lines.decode(&bytes[..end.unwrap()])
     }
 }
 
@@ -173,7 +193,23 @@ impl Remote {
     }
 
     async fn restored_with(&self, config: StorageConfig) -> Vec<Vec<u8>> {
-        let mut copy = ReplicaCopy::open(&self.bucket, &Lines)
+        self.restored_as_of(config, None).await
+    }
+
+    /// The records as of a position.
+    async fn restored_as_of(&self, config: StorageConfig, at: Option<Position>) -> Vec<Vec<u8>> {
+        let target = self.fetched(&config, RestoredAs::Copy, at).await;
+        records(&open(target.path(), config))
+    }
+
+    /// A directory with the store of the bucket.
+    async fn fetched(
+        &self,
+        config: &StorageConfig,
+        restored_as: RestoredAs,
+        at: Option<Position>,
+    ) -> TempDir {
+        let mut copy = ReplicaCopy::open(&self.bucket, &Lines, at)
             .await
             .unwrap()
             .unwrap();
@@ -192,9 +228,11 @@ impl Remote {
                 .unwrap();
             std::fs::write(content.path().join(content_path(*digest)), bytes).unwrap();
         }
+        let early = |manifest: &&BackupManifest| at.is_some_and(|at| at <= manifest.position);
+        let early = copy.manifest().is_some_and(|manifest| early(&manifest));
         let view = copy.manifest().map(|manifest| {
             let content = RealDisk::open(content.path()).unwrap();
-            BackupView::open(content, manifest, None).unwrap()
+            BackupView::open(content, manifest, at.filter(|_| early)).unwrap()
         });
         let target = tempfile::tempdir().unwrap();
         let disk: Arc<dyn wald_storage::Disk> = RealDisk::open(target.path()).unwrap();
@@ -202,12 +240,12 @@ impl Remote {
             store_id: copy.store_id(),
             files: view.as_ref(),
             parts: &mut parts.into_iter(),
+            until: at.filter(|_| !early),
         }
-        .restore(&disk, &config, RestoredAs::Copy, &mut |_| {})
+        .restore(&disk, config, restored_as, &mut |_| {})
         .unwrap();
         assert_eq!(restored.report.damage, []);
-        drop(disk);
-        records(&open(target.path(), config))
+        target
     }
 }
 
@@ -388,12 +426,53 @@ async fn files_take_the_place_of_rows_and_release_their_segments() {
     assert!(node.engine.progress().released > Position::ZERO);
     node.end().await;
     assert_eq!(remote.events.count("Failed"), 0, "{:?}", remote.events.0);
-    let copy = ReplicaCopy::open(&remote.bucket, &Lines)
+    let copy = ReplicaCopy::open(&remote.bucket, &Lines, None)
         .await
         .unwrap()
         .unwrap();
     assert!(!copy.files().is_empty());
     assert_eq!(remote.restored().await, numbered(160, 10 << 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_is_of_any_position_within_files_and_rows() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let mut places = Vec::new();
+    for _ in 0..2 {
+        let node = remote.start(open(machine.path(), config(true))).await;
+        for _ in 0..60 {
+            let record = batch([data(places.len(), 10 << 10)]);
+            let appended = node
+                .engine
+                .submit(None, record, Some(Durability::Replicated));
+            let begin = appended.await.unwrap().position.unwrap();
+            places.push((begin, node.engine.progress().replicated));
+            let engine = Arc::clone(&node.engine);
+            until("segments are released", || engine.progress().unreleased < 4).await;
+        }
+        node.kill().await;
+    }
+    let mut manifests = HashSet::new();
+    for (number, (begin, end)) in places.iter().enumerate().skip(1).step_by(7) {
+        let copy = ReplicaCopy::open(&remote.bucket, &Lines, Some(*end)).await;
+        let copy = copy.unwrap().unwrap();
+        manifests.extend(copy.manifest().map(|manifest| manifest.position));
+        // A position within a record leaves it out.
+        for (at, count) in [
+            (*begin, number),
+            (begin.advance(1), number),
+            (*end, number + 1),
+        ] {
+            let restored = remote.restored_as_of(config(false), Some(at)).await;
+            assert!(
+                restored == numbered(count, 10 << 10),
+                "{} of {count} records at {at}",
+                restored.len()
+            );
+        }
+    }
+    assert!(manifests.len() > 2, "{manifests:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -774,6 +853,58 @@ async fn a_directory_of_another_or_an_older_store_takes_it_from_nobody() {
         matches!(refused, OwnerError::Ship(ShipError::Diverged { .. })),
         "{refused}"
     );
+    assert_eq!(released().await, Some(2), "it claims nothing");
+    owned(machine.path(), Some(2), false).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_take_over_that_is_refused_leaves_the_healthy_owner_alone() {
+    // Only rows show that a directory is old, or also files.
+    for records in [2, 60] {
+        let remote = remote();
+        let machine = tempfile::tempdir().unwrap();
+        remote
+            .start(open(machine.path(), config(true)))
+            .await
+            .end()
+            .await;
+        let old = copied(machine.path());
+        let engine = open(machine.path(), config(true));
+        let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), Some(1))).await;
+        let (_stop, stopped) = watch::channel(false);
+        let runs = tokio::spawn(owner.unwrap().run(stopped));
+        let replicate = async |number| {
+            let appended = append(&engine, data(number, 10 << 10), Durability::Replicated);
+            assert_eq!(appended.await.unwrap(), Durability::Replicated);
+        };
+        for number in 0..records {
+            replicate(number).await;
+        }
+        if records > 2 {
+            until("a manifest counts", || remote.events.count("Named") > 0).await;
+        }
+        let late = open(old.path(), config(true));
+        // A person takes over without the term, or the name and the term of the owner were copied.
+        for (node, kept_term, take_over) in [("b", None, true), ("a", Some(2), false)] {
+            let mut parts = parts(&remote, Arc::clone(&late), kept_term);
+            parts.claim.node = node.to_owned();
+            parts.claim.take_over = take_over;
+            let refused = ReplicaOwner::begin(parts).await.err().unwrap();
+            assert!(
+                matches!(refused, OwnerError::Ship(ShipError::Diverged { .. })),
+                "{refused}"
+            );
+            assert_eq!(ReplicaTail::newest_term(&remote.bucket).await.unwrap(), 2);
+        }
+        replicate(records).await;
+        let record = OwnerRecord::read(&remote.bucket).await.unwrap().unwrap();
+        let record = record.value;
+        assert_eq!((&*record.node, record.term), ("a", 2));
+        assert_eq!(record.state, OwnerState::Serving);
+        runs.abort();
+        let _ = runs.await;
+        assert_eq!(remote.restored().await, numbered(records + 1, 10 << 10));
+    }
 }
 
 /// Copies a data directory whose daemon has ended.
@@ -792,6 +923,49 @@ fn copy_store(from: &Path, to: &Path) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_manifest_beyond_its_bound_is_neither_written_nor_read() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let largest = usize::try_from(files::LARGEST_MANIFEST).unwrap();
+    for (bytes, event) in [(largest + 1, "Failed"), (largest, "Named")] {
+        let engine = open(machine.path(), config(true));
+        let tail = remote.own().await;
+        let mut shipper = remote.begin(&engine, &tail).await.unwrap();
+        shipper.files.format = Arc::new(Padded(bytes));
+        let (_stop, stopped) = watch::channel(false);
+        let runs = tokio::spawn(async move { shipper.run(stopped).await });
+        for number in 0..30 {
+            let appended = append(&engine, data(number, 10 << 10), Durability::Replicated);
+            appended.await.unwrap();
+        }
+        until("the manifest is written or refused", || {
+            remote.events.count(event) > 0
+        })
+        .await;
+        assert_eq!(remote.events.count("Named") > 0, event == "Named");
+        runs.abort();
+        let _ = runs.await;
+    }
+    let events = remote.events.0.lock().unwrap().clone();
+    let failed = events.iter().find(|event| event.starts_with("Failed"));
+    assert!(failed.unwrap().contains("sorter_step_bytes"), "{failed:?}");
+    let padded = Padded(largest);
+    let copy = ReplicaCopy::open(&remote.bucket, &padded, None).await;
+    assert!(copy.unwrap().unwrap().manifest().is_some());
+    let name = remote.bucket.list(files::MANIFESTS).await.unwrap();
+    let path = format!("{}/{}", files::MANIFESTS, name.last().unwrap().name);
+    let (bytes, _) = remote.bucket.read(&path, u64::MAX).await.unwrap().unwrap();
+    let larger = [&bytes[..], &b"#"[..]].concat();
+    remote.bucket.put(&path, larger.into()).await.unwrap();
+    let refused = ReplicaCopy::open(&remote.bucket, &padded, None).await;
+    let refused = refused.err().unwrap().to_string();
+    assert!(
+        refused.contains("the manifest") && refused.contains("above 67108864"),
+        "{refused}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_owner_ends_with_its_journal() {
     let remote = remote();
     let machine = tempfile::tempdir().unwrap();
@@ -804,6 +978,28 @@ async fn an_owner_ends_with_its_journal() {
         term: 2,
     });
     assert!(matches!(runs.await.unwrap(), ShipEnd::Journal));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_manifest_counts_once_the_tail_has_all_that_is_durable_at_its_end() {
+    let mut remote = remote();
+    // Only requests for REPLICATED make the owner store rows before this time.
+    remote.settings.interval = Duration::from_secs(60);
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    *remote.faults.hangs_in.lock().unwrap() = Some("/content/");
+    for number in 0..30 {
+        node.replicate(number, 10 << 10).await;
+    }
+    sleep(Duration::from_secs(10)).await;
+    // A run that is built now rests on this record, as it would on a trim.
+    let appended = append(&node.engine, data(30, 10 << 10), Durability::Durable);
+    appended.await.unwrap();
+    assert_eq!(remote.events.count("Named"), 0);
+    *remote.faults.hangs_in.lock().unwrap() = None;
+    until("a manifest counts", || remote.events.count("Named") > 0).await;
+    node.kill().await;
+    assert_eq!(remote.restored().await, numbered(31, 10 << 10));
 }
 
 #[tokio::test(start_paused = true)]
@@ -840,7 +1036,7 @@ async fn an_owner_does_not_count_on_unnamed_content_of_another() {
     let node = remote.start(open(machine.path(), config(true))).await;
     until("a manifest counts", || remote.events.count("Named") > 0).await;
     node.kill().await;
-    let copy = ReplicaCopy::open(&remote.bucket, &Lines)
+    let copy = ReplicaCopy::open(&remote.bucket, &Lines, None)
         .await
         .unwrap()
         .unwrap();
@@ -851,4 +1047,106 @@ async fn an_owner_does_not_count_on_unnamed_content_of_another() {
             .all(|file| file.path.starts_with(&own))
     );
     assert_eq!(remote.restored().await, numbered(30, 10 << 10));
+}
+
+/// Size of record number `number`.
+fn size_of(number: usize) -> usize {
+    1 + number * 7919 % 12_000
+}
+
+/// Machines are lost with their disks, one after the other, at random moments: while the bucket answers 503 or loses
+/// answers, and while one kind of request hangs. Nothing that was REPLICATED is lost, and no record is out of its order.
+#[tokio::test(start_paused = true)]
+async fn machines_lost_at_any_moment_lose_nothing_acknowledged() {
+    let seeds = match std::env::var("WALD_MACHINES") {
+        Ok(count) => (0..count.parse().unwrap()).collect(),
+        Err(_) => seeds(),
+    };
+    for seed in seeds {
+        println!("seed {seed}");
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut remote = remote();
+        remote.settings.interval = Duration::from_millis(random.random_range(10..5_000));
+        let mut machine = tempfile::tempdir().unwrap();
+        let mut next = 0;
+        for _ in 0..3 {
+            let node = remote.start(open(machine.path(), config(true))).await;
+            *remote.faults.weather.lock().unwrap() = Some(Weather::new(seed, 0.1, 0.2));
+            for _ in 0..random.random_range(0..30) {
+                let level = match random.random_bool(0.5) {
+                    true => Durability::Durable,
+                    false => Durability::Replicated,
+                };
+                match append(&node.engine, data(next, size_of(next)), level).await {
+                    Ok(_) | Err(AppendError::ReplicationUnknown) => next += 1,
+                    // The record was not appended.
+                    Err(AppendError::BucketDown) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            *remote.faults.weather.lock().unwrap() = None;
+            // The bucket answers again. This ack is for all records before, too.
+            let mut acked = loop {
+                let record = data(next, size_of(next));
+                match append(&node.engine, record, Durability::Replicated).await {
+                    Ok(_) => {
+                        next += 1;
+                        break next;
+                    }
+                    Err(AppendError::ReplicationUnknown) => next += 1,
+                    Err(error) => assert!(matches!(error, AppendError::BucketDown), "{error}"),
+                }
+                sleep(Duration::from_secs(1)).await;
+            };
+            let hangs = [None, Some("/content/"), Some("/manifests/"), Some("/db/")];
+            let hangs = hangs[random.random_range(0..hangs.len())];
+            *remote.faults.hangs_in.lock().unwrap() = hangs;
+            let mut waiting = Vec::new();
+            for _ in 0..random.random_range(0..30) {
+                let level = match random.random_bool(0.3) {
+                    true => Durability::Replicated,
+                    false => Durability::Durable,
+                };
+                let record = batch([data(next, size_of(next))]);
+                let appended = node.engine.submit(None, record, Some(level));
+                if hangs == Some("/db/") {
+                    waiting.push((next, tokio::spawn(appended)));
+                } else if appended.await.unwrap().durability == Durability::Replicated {
+                    acked = next + 1;
+                }
+                next += 1;
+            }
+            if hangs == Some("/db/") {
+                // A row or two are stored, and then nothing again.
+                sleep(Duration::from_millis(random.random_range(0..9_000))).await;
+                *remote.faults.hangs_in.lock().unwrap() = None;
+                sleep(Duration::from_millis(random.random_range(0..80))).await;
+                *remote.faults.hangs_in.lock().unwrap() = hangs;
+            }
+            // Rows of a drained segment leave within this time.
+            sleep(Duration::from_secs(random.random_range(0..40))).await;
+            node.kill().await;
+            for (number, appended) in waiting {
+                if appended.is_finished()
+                    && let Ok(appended) = appended.await.unwrap()
+                    && appended.durability == Durability::Replicated
+                {
+                    acked = acked.max(number + 1);
+                }
+            }
+            *remote.faults.hangs_in.lock().unwrap() = None;
+            machine = remote.fetched(&config(true), RestoredAs::Store, None).await;
+            let copy = copied(machine.path());
+            let found = records(&open(copy.path(), config(false)));
+            assert!(
+                found.len() >= acked,
+                "{} of {acked} acknowledged",
+                found.len()
+            );
+            for (number, record) in found.iter().enumerate() {
+                assert!(*record == data(number, size_of(number)), "record {number}");
+            }
+            next = found.len();
+        }
+    }
 }

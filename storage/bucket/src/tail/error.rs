@@ -11,6 +11,8 @@ pub enum TailErrorKind {
     Unreachable,
     /// The database of this owner has stopped. The tail must be opened again, with the next term.
     Stopped,
+    /// The owner has removed rows during the read. The read must begin again.
+    Changed,
     /// The stored rows are not the expected ones.
     Damaged,
     /// The caller asked for something that the tail does not store. Nothing was stored.

@@ -1,11 +1,14 @@
 //! A copy of the tail as of one moment, for a restore. Nothing is written, and the owner goes on.
 //!
 //! The owner may remove objects during the read. Objects of the write-ahead log would be missed in silence, so the read
-//! begins again if the owner has let go of any since it began. A file that is missing later is an error.
+//! begins again if the owner has let go of any since it began. An object of the log that is missing before others, and a
+//! file that is missing later, are errors.
 
 use std::sync::Arc;
 
+use futures_util::TryStreamExt as _;
 use object_store::ObjectStore;
+use object_store::path::Path;
 use slatedb::admin::Admin;
 use slatedb::{DbReader, DbReaderMode, VersionedManifest};
 use tokio::time::timeout;
@@ -17,9 +20,8 @@ use super::settings::{self, OPEN_TIMEOUT};
 use super::{DATABASE, part_range, undecided};
 use crate::bucket::Bucket;
 
-/// Attempts to see the tail at one moment. An owner lets go of objects once in 12 s at most, and an attempt takes a few
-/// requests.
-const ATTEMPTS: usize = 5;
+/// Maximum number of reads of a tail whose owner removes rows meanwhile.
+pub(crate) const COPY_ATTEMPTS: usize = 5;
 
 /// The tail as of one moment.
 pub struct TailCopy {
@@ -36,12 +38,14 @@ impl TailCopy {
     /// Reads the newest state of the tail; `None` if there has been no owner yet.
     ///
     /// # Errors
-    /// `Unreachable` if the bucket gives no answer, `Damaged` if the tail cannot be read.
+    /// `Unreachable` if the bucket gives no answer, `Changed` if a busy owner has removed rows in each attempt, `Damaged` if
+    /// the tail cannot be read.
     pub async fn open(bucket: &Bucket) -> Result<Option<Self>, TailError> {
         let place = bucket.place();
         let store = undecided(bucket);
         let admin = Admin::builder(DATABASE, Arc::clone(&store)).build();
-        for _ in 0..ATTEMPTS {
+        // An owner lets go of objects once in 12 s at most, and an attempt takes a few requests.
+        for _ in 0..COPY_ATTEMPTS {
             let Some(before) = newest(place, &admin).await? else {
                 return Ok(None);
             };
@@ -99,6 +103,17 @@ impl TailCopy {
             return Ok(None);
         }
         let damaged = |what| TailError::new(TailErrorKind::Damaged, place, what);
+        let missing = missing_object(store, before.replay_after_wal_id()).await;
+        let missing = missing.map_err(|error| {
+            let what = format!("cannot list the write-ahead log of the tail: {error}");
+            TailError::new(TailErrorKind::Unreachable, place, what)
+        })?;
+        if let Some(missing) = missing {
+            let _ = reader.close().await;
+            return Err(damaged(format!(
+                "the rows have a hole: the object {missing} is missing"
+            )));
+        }
         let manifest = manifest.map(|value| keys::read_manifest(&value));
         let manifest = manifest.transpose().map_err(damaged)?;
         Ok(Some((reader, manifest, TailRows::new(place, parts))))
@@ -117,8 +132,8 @@ impl TailCopy {
     /// The next part; `None` behind the last.
     ///
     /// # Errors
-    /// `Unreachable` if the bucket gives no answer, or if the owner has removed rows that were still to come: the read
-    /// must begin again with [`TailCopy::open`]. `Damaged` if a row is missing or has another form.
+    /// `Changed` if the owner has removed rows that were still to come: the read must begin again with
+    /// [`TailCopy::open`]. `Unreachable` if the bucket gives no answer. `Damaged` if a row is missing or has another form.
     pub async fn next(&mut self) -> Result<Option<TailPart>, TailError> {
         let error = match self.rows.next().await {
             Ok(part) => return Ok(part),
@@ -145,6 +160,29 @@ impl Drop for TailCopy {
     }
 }
 
+/// The first object that the write-ahead log lacks between those that it has. SlateDB takes such a hole for the end of the
+/// log. Objects with numbers up to `replayed` are in files.
+async fn missing_object(
+    store: &Arc<dyn ObjectStore>,
+    replayed: u64,
+) -> Result<Option<String>, object_store::Error> {
+    let directory = Path::from(format!("{DATABASE}/wal"));
+    let numbers = store
+        .list(Some(&directory))
+        .try_filter_map(|object| async move {
+            let name = object.location.filename().unwrap_or_default();
+            let number = name.strip_suffix(".sst");
+            Ok(number.and_then(|number| number.parse::<u64>().ok()))
+        });
+    let mut numbers: Vec<u64> = numbers.try_collect().await?;
+    numbers.retain(|number| *number > replayed);
+    numbers.sort_unstable();
+    let missing = (replayed + 1..)
+        .zip(numbers)
+        .find(|(next, there)| next != there);
+    Ok(missing.map(|(next, _)| format!("{directory}/{next:020}.sst")))
+}
+
 /// The newest state of the database; `None` if there is no database.
 pub(super) async fn newest(
     place: &str,
@@ -162,5 +200,5 @@ async fn moved(place: &str, admin: &Admin, seen: u64) -> Result<bool, TailError>
 
 fn changed(place: &str) -> TailError {
     let what = "the owner of the store has removed rows during the read; read again";
-    TailError::new(TailErrorKind::Unreachable, place, what)
+    TailError::new(TailErrorKind::Changed, place, what)
 }
