@@ -240,11 +240,14 @@ impl Ship {
                         self.source.publish(part.end);
                     }
                     self.store_part(tail, &part).await?;
-                    pace.ends(Instant::now());
-                    self.publish(&part, started.elapsed());
+                    let took = started.elapsed();
+                    let waited = self.source.progress().waiting;
+                    self.publish(&part, took);
                     if known_bad::makes(ShipMistake::PublishDurable) {
                         self.source.publish(self.source.progress().durable);
                     }
+                    let answered = waited.saturating_sub(self.source.progress().waiting);
+                    pace.ends(started + took, answered);
                 }
                 Ok(None) => match last {
                     Some(end) => return Ok(end),
@@ -277,7 +280,7 @@ impl Ship {
             }
             let reached = self.shipped.borrow().reached();
             let waiting_bytes = progress.durable.since(reached);
-            match pace.next(Instant::now(), waiting_bytes, progress.waiting > 0) {
+            match pace.next(Instant::now(), waiting_bytes, progress.waiting) {
                 ShipTurn::Now => return None,
                 ShipTurn::Idle => tokio::select! {
                     () = self.source.changed(progress.durable, true) => {}
@@ -290,6 +293,11 @@ impl Ship {
                     _ = stop.changed() => {}
                 },
                 ShipTurn::Spaced(until) => tokio::select! {
+                    () = sleep_until(until) => {}
+                    _ = stop.changed() => {}
+                },
+                ShipTurn::Lingering(until) => tokio::select! {
+                    () = self.source.changed(progress.durable, true) => {}
                     () = sleep_until(until) => {}
                     _ = stop.changed() => {}
                 },

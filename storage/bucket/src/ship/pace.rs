@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The gap bounds the number of requests, and so their price. During the linger, clients that were just answered send
-//! their next requests, so that one row holds all of them. An idle tail has neither.
+//! their next requests, so that one row holds all of them. It ends once as many requests wait as were answered. An
+//! idle tail has neither.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,8 +16,10 @@ use tokio::time::Instant;
 
 /// Bytes that are stored at once, unless half of the lag is less.
 const SOON_BYTES: u64 = 4 << 20;
-/// Maximum linger.
-const LONGEST_LINGER: Duration = Duration::from_millis(5);
+/// Maximum linger. The next requests must be durable by then, and a busy disk needs some milliseconds for a flush.
+const LONGEST_LINGER: Duration = Duration::from_millis(10);
+/// Part of a PUT that a linger takes at most.
+const LINGER_PART: u32 = 4;
 /// Number of newest PUTs whose median is the automatic gap.
 const MEASURED: usize = 64;
 
@@ -40,6 +43,8 @@ pub(super) enum ShipTurn {
     Gathering(Instant),
     /// It is due, and must not start before this time.
     Spaced(Instant),
+    /// It is due, and starts at this time, or once more requests wait.
+    Lingering(Instant),
 }
 
 /// The times of the PUTs so far.
@@ -52,6 +57,8 @@ pub(super) struct ShipPace {
     since: Option<Instant>,
     started: Option<Instant>,
     ended: Option<Instant>,
+    /// Number of requests that the last PUT answered.
+    answered: usize,
     took: VecDeque<Duration>,
 }
 
@@ -65,6 +72,7 @@ impl ShipPace {
             since: None,
             started: None,
             ended: None,
+            answered: 0,
             took: VecDeque::new(),
         }
     }
@@ -74,18 +82,25 @@ impl ShipPace {
         self.soon_bytes
     }
 
-    /// The next step, if `waiting_bytes` are durable and not stored. `asked`: a request waits for them.
-    pub(super) fn next(&mut self, now: Instant, waiting_bytes: u64, asked: bool) -> ShipTurn {
+    /// The next step, if `waiting_bytes` are durable and not stored, and `waiting` requests wait for them.
+    pub(super) fn next(&mut self, now: Instant, waiting_bytes: u64, waiting: usize) -> ShipTurn {
         if waiting_bytes == 0 {
             self.since = None;
             return ShipTurn::Idle;
         }
         let since = *self.since.get_or_insert(now);
-        let is_due = asked || waiting_bytes >= self.soon_bytes || now >= since + self.interval;
-        match (is_due, self.earliest().filter(|earliest| now < *earliest)) {
-            (true, None) => ShipTurn::Now,
-            (true, Some(earliest)) => ShipTurn::Spaced(earliest),
-            (false, _) => ShipTurn::Gathering(since + self.interval),
+        let is_due =
+            waiting > 0 || waiting_bytes >= self.soon_bytes || now >= since + self.interval;
+        if !is_due {
+            return ShipTurn::Gathering(since + self.interval);
+        }
+        let after = |time: Option<Instant>| time.filter(|time| now < *time);
+        if let Some(spaced) = after(self.gap_end()) {
+            return ShipTurn::Spaced(spaced);
+        }
+        match after(self.linger_end()) {
+            Some(end) if waiting < self.answered => ShipTurn::Lingering(end),
+            _ => ShipTurn::Now,
         }
     }
 
@@ -94,24 +109,30 @@ impl ShipPace {
         self.started = Some(now);
     }
 
-    /// The PUT has ended. Bytes that wait now may have waited since its start.
-    pub(super) fn ends(&mut self, now: Instant) {
+    /// The PUT has ended, and this number of requests were answered. Bytes that wait now may have waited since its start.
+    pub(super) fn ends(&mut self, now: Instant, answered: usize) {
         self.since = self.started;
         self.ended = Some(now);
+        self.answered = answered;
         if let Some(started) = self.started {
             self.took.truncate(MEASURED - 1);
             self.took.push_front(now - started);
         }
     }
 
-    fn earliest(&self) -> Option<Instant> {
-        let last = *self.took.front()?;
-        let linger = (last / 10).min(LONGEST_LINGER);
+    fn gap_end(&self) -> Option<Instant> {
         let gap = match self.gap {
             ShipGap::Fixed(gap) => gap,
             ShipGap::Measured => self.median(),
         };
-        Some((self.started? + gap).max(self.ended? + linger))
+        // Nothing has ended before the first PUT.
+        self.ended.and(self.started).map(|started| started + gap)
+    }
+
+    fn linger_end(&self) -> Option<Instant> {
+        let last = *self.took.front()?;
+        let linger = (last / LINGER_PART).min(LONGEST_LINGER);
+        self.ended.map(|ended| ended + linger)
     }
 
     fn median(&self) -> Duration {
@@ -141,19 +162,19 @@ mod tests {
         let started = Instant::now();
         pace.starts(started);
         advance(took).await;
-        pace.ends(Instant::now());
+        pace.ends(Instant::now(), 2);
         started
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_idle_tail_stores_at_once_what_a_request_waits_for() {
         let mut pace = pace();
-        assert_eq!(pace.next(Instant::now(), 0, false), ShipTurn::Idle);
-        assert_eq!(pace.next(Instant::now(), 1, true), ShipTurn::Now);
+        assert_eq!(pace.next(Instant::now(), 0, 0), ShipTurn::Idle);
+        assert_eq!(pace.next(Instant::now(), 1, 2), ShipTurn::Now);
         put(&mut pace, PUT).await;
         advance(GAP).await;
-        assert_eq!(pace.next(Instant::now(), 0, true), ShipTurn::Idle);
-        assert_eq!(pace.next(Instant::now(), 1, true), ShipTurn::Now);
+        assert_eq!(pace.next(Instant::now(), 0, 2), ShipTurn::Idle);
+        assert_eq!(pace.next(Instant::now(), 1, 2), ShipTurn::Now);
     }
 
     #[tokio::test(start_paused = true)]
@@ -161,33 +182,30 @@ mod tests {
         let mut pace = pace();
         let begun = Instant::now();
         let gathering = ShipTurn::Gathering(begun + INTERVAL);
-        assert_eq!(pace.next(begun, 1, false), gathering);
+        assert_eq!(pace.next(begun, 1, 0), gathering);
         advance(INTERVAL / 2).await;
-        assert_eq!(pace.next(Instant::now(), SOON_BYTES - 1, false), gathering);
-        assert_eq!(pace.next(Instant::now(), SOON_BYTES, false), ShipTurn::Now);
+        assert_eq!(pace.next(Instant::now(), SOON_BYTES - 1, 0), gathering);
+        assert_eq!(pace.next(Instant::now(), SOON_BYTES, 0), ShipTurn::Now);
         advance(INTERVAL / 2).await;
-        assert_eq!(pace.next(Instant::now(), 1, false), ShipTurn::Now);
+        assert_eq!(pace.next(Instant::now(), 1, 0), ShipTurn::Now);
         // Bytes that came during the PUT wait since its start.
         let started = put(&mut pace, PUT).await;
-        let next = pace.next(Instant::now(), 1, false);
+        let next = pace.next(Instant::now(), 1, 0);
         assert_eq!(next, ShipTurn::Gathering(started + INTERVAL));
         // An empty tail in between starts the interval again.
-        assert_eq!(pace.next(Instant::now(), 0, false), ShipTurn::Idle);
+        assert_eq!(pace.next(Instant::now(), 0, 0), ShipTurn::Idle);
         let now = Instant::now();
-        assert_eq!(
-            pace.next(now, 1, false),
-            ShipTurn::Gathering(now + INTERVAL)
-        );
+        assert_eq!(pace.next(now, 1, 0), ShipTurn::Gathering(now + INTERVAL));
     }
 
     #[tokio::test(start_paused = true)]
     async fn half_of_a_small_lag_is_stored_at_once() {
         let mut pace = ShipPace::new(ShipGap::Fixed(GAP), INTERVAL, 1 << 20);
         assert!(matches!(
-            pace.next(Instant::now(), (1 << 19) - 1, false),
+            pace.next(Instant::now(), (1 << 19) - 1, 0),
             ShipTurn::Gathering(_)
         ));
-        assert_eq!(pace.next(Instant::now(), 1 << 19, false), ShipTurn::Now);
+        assert_eq!(pace.next(Instant::now(), 1 << 19, 0), ShipTurn::Now);
     }
 
     #[tokio::test(start_paused = true)]
@@ -195,21 +213,25 @@ mod tests {
         let mut pace = pace();
         let started = put(&mut pace, PUT).await;
         for bytes in [1, SOON_BYTES] {
-            let next = pace.next(Instant::now(), bytes, true);
+            let next = pace.next(Instant::now(), bytes, 2);
             assert_eq!(next, ShipTurn::Spaced(started + GAP));
         }
         advance(GAP - PUT).await;
-        assert_eq!(pace.next(Instant::now(), 1, true), ShipTurn::Now);
+        assert_eq!(pace.next(Instant::now(), 1, 2), ShipTurn::Now);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_put_is_followed_by_a_linger_of_at_most_5_ms() {
-        for (took, linger) in [(40, 4), (80, 5), (10_000, 5)] {
+    async fn a_linger_ends_with_the_next_requests_of_those_answered() {
+        for (took, linger) in [(8, 2), (40, 10), (80, 10), (10_000, 10)] {
             let mut pace = ShipPace::new(ShipGap::Fixed(Duration::ZERO), INTERVAL, MAX_LAG);
             put(&mut pace, Duration::from_millis(took)).await;
             let now = Instant::now();
-            let spaced = ShipTurn::Spaced(now + Duration::from_millis(linger));
-            assert_eq!(pace.next(now, 1, true), spaced, "a PUT of {took} ms");
+            let end = now + Duration::from_millis(linger);
+            let turn = ShipTurn::Lingering(end);
+            assert_eq!(pace.next(now, 1, 1), turn, "a PUT of {took} ms");
+            // Both clients that were answered have sent their next requests.
+            assert_eq!(pace.next(now, 1, 2), ShipTurn::Now);
+            assert_eq!(pace.next(end, 1, 1), ShipTurn::Now);
         }
     }
 
@@ -223,7 +245,7 @@ mod tests {
             put(&mut pace, Duration::from_millis(7)).await;
         }
         let started = put(&mut pace, Duration::from_millis(1)).await;
-        let next = pace.next(Instant::now(), 1, true);
+        let next = pace.next(Instant::now(), 1, 2);
         assert_eq!(next, ShipTurn::Spaced(started + Duration::from_millis(7)));
         assert_eq!(pace.took.len(), MEASURED);
     }
