@@ -7,7 +7,7 @@ build takes about 15 minutes. Arguments: ROUNDS, SECONDS, `s2`.
 import statistics
 from types import SimpleNamespace
 
-from peers import PEERS, S2Lite, Unavailable, Wald, built_client, measure, program, table
+from peers import PEERS, S2Lite, Unavailable, Wald, built_client, free_port, measure, program, table
 from replicas import *
 
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 7
@@ -88,8 +88,17 @@ class WaldReplicated(Wald):
     store = None
 
     def start(self):
-        self.spawn(wald(), "--data-dir", self.directory / "data", "--listen", self.address(), "--http-listen", "127.0.0.1:0",
+        self.http = f"127.0.0.1:{free_port()}"
+        self.spawn(wald(), "--data-dir", self.directory / "data", "--listen", self.address(), "--http-listen", self.http,
                    "--bucket-url", f"s3://{BUCKET}/wald", "--node-id", "one", "--bucket-gap", "0s", env=self.store.environment())
+        # The ports answer before the bucket has passed its probe.
+        if not wait_until(self.is_ready):
+            raise Unavailable("the daemon is not ready")
+
+    def is_ready(self):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.http}/readyz") as answer:
+            return answer.status == 200
+        return False
 
 
 class S2Bucket(S2Lite):
