@@ -4,8 +4,9 @@ import { Chart } from "./chart.js";
 import { h, say } from "./dom.js";
 import { byteRate, bytes, count, instant, rate, seconds, span } from "./format.js";
 
-const LEVELS = ["durable", "written", "accepted"];
+const LEVELS = ["replicated", "durable", "written", "accepted"];
 const PROMISE = new Map([
+  ["replicated", "acks after the bucket has the record: the loss of the machine takes nothing"],
   ["strict", "acks after a flush: a power cut takes nothing"],
   ["batch", "batches are flushed, single appends within the sync interval"],
   ["interval", "acks after a write, flushed within the sync interval"],
@@ -21,10 +22,16 @@ function protection({ tls, client_certificates: certificates, principals }) {
   return parts.join(", ");
 }
 
+const REPLICA_STATES = new Map([
+  ["serving", ["serving", ""]],
+  ["bucket_down", ["the bucket gives no answer, and REPLICATED is refused", "bad"]],
+  ["fenced", ["another node owns the store, and this one ends", "bad"]],
+]);
+
 /** The durability that most recent acks had: the subject of the latency chart. */
 function usualLevel(points) {
   const total = (level) => points.reduce((sum, point) => sum + (point[`${level}_acks`] ?? 0), 0);
-  return LEVELS.reduce((best, level) => (total(level) > total(best) ? level : best));
+  return LEVELS.reduce((best, level) => (total(level) > total(best) ? level : best), "durable");
 }
 
 function tile(label, hint) {
@@ -48,6 +55,7 @@ export class Overview {
       ack: tile("Append p99", "Time in the server until the ack, of the last seconds"),
       flush: tile("Flush p99", "Time of one flush of the journal, of the last seconds"),
       lag: tile("Not yet durable", "Written and not flushed: a power cut would take these bytes now"),
+      replica: tile("Not in the bucket", "Durable and not in the replica: the loss of the machine would take these bytes now"),
       reads: tile("Reads", "Records given to readers"),
       logs: tile("Logs", "Logs in the store"),
       followers: tile("Followers", "Scans that wait for new records"),
@@ -67,6 +75,8 @@ export class Overview {
     this.disk = h("div");
     this.server = h("div");
     this.start = h("div");
+    this.replica = h("div");
+    this.replicaPanel = h("section", { class: "panel", hidden: true }, h("h2", {}, "Replica"), this.replica);
     this.root = h("div", { class: "overview" },
       h("h1", { class: "only-read" }, "Overview"),
       h("dl", { class: "tiles" }, Object.values(this.tiles).map((one) => one.root)),
@@ -77,6 +87,7 @@ export class Overview {
           h("table", { class: "plain-table" }, h("thead", {}, h("tr", {}, ["Reached", "Acks", "p50", "p99"].map((name, index) => h("th", { scope: "col", class: index ? "number" : null }, name)))), this.levels)),
         h("section", { class: "panel" }, h("h2", {}, "Disk"), this.disk),
         h("section", { class: "panel" }, h("h2", {}, "Durability"), this.start),
+        this.replicaPanel,
         h("section", { class: "panel" }, h("h2", {}, "This server"), this.server)));
   }
 
@@ -95,6 +106,7 @@ export class Overview {
     set("flush", seconds(now.flush_p99), `${rate(now.flushes)} · p50 ${seconds(now.flush_p50)}`, now.flush_p99 > 0.1 ? "warn" : "");
     const lag = now.lag_bytes ?? 0;
     set("lag", bytes(lag + state.buffered_bytes), lag > 0 ? `oldest ${seconds(now.lag_seconds)}` : "all flushed");
+    this.showReplica(state.replica, server.store?.replica, set);
     set("reads", rate(now.read_records), byteRate(now.read_bytes));
     set("logs", count(state.logs), server.settings.auto_create ? "made by first append" : "made by CreateLog");
     set("followers", count(state.followers), "waiting scans");
@@ -102,10 +114,27 @@ export class Overview {
     set("disk", bytes(state.free_bytes), `${bytes(used)} in use`, state.free_bytes !== null && state.free_bytes < 4 * server.settings.segment_bytes ? "bad" : "");
     for (const chart of this.charts) chart.show(points);
     say(this.charts[1].title, `Append latency, ${this.level}`);
-    this.levels.replaceChildren(...LEVELS.map((level) => h("tr", {}, h("th", { scope: "row" }, level), [rate(now[`${level}_acks`]), seconds(now[`${level}_p50`]), seconds(now[`${level}_p99`])].map((text) => h("td", { class: "number" }, text)))));
+    const levels = state.replica ? LEVELS : LEVELS.slice(1);
+    this.levels.replaceChildren(...levels.map((level) => h("tr", {}, h("th", { scope: "row" }, level), [rate(now[`${level}_acks`]), seconds(now[`${level}_p50`]), seconds(now[`${level}_p99`])].map((text) => h("td", { class: "number" }, text)))));
     this.showDisk(state, used);
     this.showWarnings(server);
     this.showServer(server, now);
+  }
+
+  showReplica(replica, place, set) {
+    this.tiles.replica.root.hidden = this.replicaPanel.hidden = !replica;
+    if (!replica) return;
+    const [words, kind] = REPLICA_STATES.get(replica.state) ?? [replica.state, "warn"];
+    const isLate = replica.lag_bytes > 0.8 * replica.max_lag_bytes || replica.lag_seconds > 30;
+    set("replica", bytes(replica.lag_bytes), replica.lag_bytes > 0 ? `${count(replica.lag_records)} records, oldest ${seconds(replica.lag_seconds)}` : "all replicated", kind || (isLate ? "warn" : ""));
+    this.replica.replaceChildren(facts([
+      ["State", words, kind],
+      ...(place ? [["Bucket", place.bucket_url], ["Node", place.node_id]] : []),
+      ["Term", count(replica.term)],
+      ["Replicated below", count(replica.replicated_position)],
+      ["Lag", `${bytes(replica.lag_bytes)} of at most ${bytes(replica.max_lag_bytes)}`, isLate ? "warn" : ""],
+      ["Writes", replica.put_p50 === null ? "none yet" : `p50 ${seconds(replica.put_p50)}, p99 ${seconds(replica.put_p99)}`],
+    ]));
   }
 
   showDisk(state, used) {

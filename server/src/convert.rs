@@ -12,6 +12,8 @@ mod answer;
 mod backup;
 mod caller;
 mod intake;
+#[cfg(feature = "object")]
+mod replica;
 mod settings;
 
 use std::fmt;
@@ -39,6 +41,8 @@ pub(crate) use backup::proto_manifest;
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use caller::{caller, protection};
 pub(crate) use intake::{append, append_batch, session_request};
+#[cfg(feature = "object")]
+pub(crate) use replica::replica_status;
 pub(crate) use settings::{
     engine_kind, log_config, log_config_change, proto_retention, proto_sync_mode, sync_modes,
 };

@@ -51,7 +51,7 @@ pub(crate) use deadline::MalformedTimeout;
 pub(crate) use lag::{Lag, lags};
 use quotas::QuotaGauges;
 #[cfg(feature = "object")]
-pub(crate) use replica::{ReplicaMetrics, UploadKind};
+pub(crate) use replica::{ReplicaFigures, ReplicaMetrics, UploadKind};
 use tenants::TenantMetrics;
 pub(crate) use tenants::{RateFigures, TenantFigures};
 pub(crate) use tls::{HandshakeResult, TlsMetrics};
@@ -600,13 +600,18 @@ impl Metrics {
             Durability::Durable => &self.append_durable,
             // Only an engine that replicates gets this series.
             Durability::Replicated => {
-                replicated = self.append.with_label_values(&["replicated"]);
+                replicated = self.replicated_appends();
                 &replicated
             }
         };
         observer::observe_each(histogram, time, requests);
         self.appended_records.inc_by(records);
         self.appended_bytes.inc_by(bytes);
+    }
+
+    /// Durations of REPLICATED appends.
+    fn replicated_appends(&self) -> Histogram {
+        self.append.with_label_values(&["replicated"])
     }
 
     /// The append was a repeat of one that was applied before.

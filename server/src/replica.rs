@@ -28,11 +28,13 @@ use wald_bucket::{
     ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError, ShipGap, ShipSettings,
     ShipSource, TailErrorKind, probe, probe_metadata,
 };
+use wald_proto::v1;
 use wald_storage::{LocalEngine, Operate as _, Replica as _, RestoreError, RestoredAs, block_on};
 
 use crate::backups::bucket::Remote;
 use crate::bucket::{self, BucketRuntime};
 use crate::config::{BucketGap, Config};
+use crate::convert;
 use crate::metrics::{Metrics, ReplicaMetrics};
 use crate::serve::{Exit, StartFacts};
 
@@ -54,6 +56,7 @@ pub(crate) struct ReplicaStart {
 /// The replica of a daemon that serves.
 pub(crate) struct RunningReplica {
     place: String,
+    node: String,
     stop: watch::Sender<bool>,
     runs: JoinHandle<ShipEnd>,
     has_ended: bool,
@@ -62,13 +65,28 @@ pub(crate) struct RunningReplica {
     remote: Arc<Remote>,
 }
 
+/// Describes the replica of a daemon that serves.
+pub(crate) struct ReplicaWatch {
+    place: String,
+    node: String,
+    metrics: Arc<ReplicaMetrics>,
+}
+
+impl ReplicaWatch {
+    /// The replica as it is now.
+    pub(crate) fn now(&self) -> v1::ReplicaStatus {
+        convert::replica_status(&self.place, &self.node, &self.metrics.figures())
+    }
+}
+
 impl ReplicaStart {
     /// Shows the lag in metrics from now on.
     fn watch(&self, engine: &Arc<LocalEngine>) {
         let watched = Arc::downgrade(engine);
         let progress = move || {
             let engine = watched.upgrade();
-            engine.map(|engine| engine.progress()).unwrap_or_default()
+            let now = engine.map(|engine| (engine.progress(), engine.lag_records()));
+            now.unwrap_or_default()
         };
         self.metrics.watch(self.settings.max_lag, progress);
         let metrics = Arc::clone(&self.metrics);
@@ -206,6 +224,7 @@ impl ReplicaStart {
         let runtime = &self.remote.runtime;
         Ok(RunningReplica {
             place: self.remote.bucket.place().to_owned(),
+            node: self.claim.node,
             stop,
             runs: runtime.spawn(owner.run(stopped)),
             has_ended: false,
@@ -229,6 +248,15 @@ impl RunningReplica {
                 %error,
                 "the credentials of the bucket were not read again; the earlier ones stay"
             ),
+        }
+    }
+
+    /// Describes the replica for as long as the process runs.
+    pub(crate) fn described(&self) -> ReplicaWatch {
+        ReplicaWatch {
+            place: self.place.clone(),
+            node: self.node.clone(),
+            metrics: Arc::clone(&self.metrics),
         }
     }
 

@@ -29,6 +29,7 @@ use crate::config::LogPatterns;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
+use crate::replica::ReplicaWatch;
 use crate::status::{self, Access};
 
 /// A stream of answers.
@@ -42,6 +43,8 @@ pub(crate) struct OpenStore {
     pub(crate) epoch: RecoveryEpoch,
     /// The findings of opening it.
     pub(crate) report: RecoveryReport,
+    /// Describes its replica; `None` without one.
+    pub(crate) replica: Option<ReplicaWatch>,
 }
 
 /// State that the RPCs share.
@@ -66,6 +69,11 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// The replica of the store; `None` without one, or while the daemon starts.
+    pub(crate) fn replica(&self) -> Option<&ReplicaWatch> {
+        self.store.get()?.replica.as_ref()
+    }
+
     pub(crate) fn store(&self, access: Access) -> Result<&OpenStore, Status> {
         self.store.get().ok_or_else(|| status::starting(access))
     }

@@ -344,6 +344,7 @@ impl Server {
             engine: Engine::new(Arc::clone(&engine)),
             epoch: opened.report.recovery_epoch,
             report: opened.report.clone(),
+            replica: replica.as_ref().map(RunningReplica::described),
         });
         life.enter(Phase::Serving).await;
         announce(config, &opened, addresses, try_line);

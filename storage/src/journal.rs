@@ -12,6 +12,7 @@
 pub(crate) mod committer;
 pub(crate) mod expiry;
 pub(crate) mod inbox;
+mod lag;
 pub(crate) mod pool;
 pub(crate) mod prefixes;
 pub(crate) mod recent;
@@ -298,16 +299,19 @@ impl Journal {
     }
 
     /// Publishes `bytes` from `start` on, which the operating system has taken, to the readers of the
-    /// logs touched. `scheduled`: a flush is due within the sync interval without a request.
+    /// logs touched. `records`: their number in these bytes. `scheduled`: a flush is due within the sync interval without a request.
     pub(crate) fn publish_written(
         &self,
         start: Position,
         bytes: u64,
-        touched: Vec<Arc<Log>>,
+        (touched, records): (Vec<Arc<Log>>, u64),
         scheduled: bool,
     ) {
         let now = self.clock.monotonic();
         let end = start.advance(bytes);
+        if let Some(replication) = &self.replication {
+            replication.wrote((start, end), records);
+        }
         self.prefixes.announce(start, end, &touched);
         // The group enters before it is published: a flush that covers it must find its readers.
         let group = (end, touched.clone());

@@ -47,7 +47,7 @@ pub use crate::api::record::{
 pub use crate::api::records::Records;
 pub use crate::api::replica::{
     JournalPart, MAX_REPLICA_LAG, MOST_UNRELEASED, Replica, ReplicaBounds, ReplicaProgress,
-    Unreplicated,
+    ReplicaState, Unreplicated,
 };
 pub use crate::api::ticket::{TicketAnswer, block_on};
 pub use crate::api::verification::{Reports, Verification};

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use tonic::Code;
 use wald_client::proto::{
     ClientCertificates, DamageSummary, DurabilityTruth, EngineKind, GetCallerResponse,
-    GetServerInfoResponse, Protection, Segment, SegmentKind, SegmentState, ServerLimits, SyncMode,
+    GetServerInfoResponse, Protection, ReplicaState, ReplicaStatus, Segment, SegmentKind,
+    SegmentState, ServerLimits, SyncMode,
 };
 use wald_client::{Client, Health};
 
@@ -124,6 +125,46 @@ fn protected(protection: &Protection) -> String {
     parts.join(", ")
 }
 
+/// The place of a replica, its owner and its state.
+fn owned(replica: &ReplicaStatus) -> String {
+    let mut text = format!(
+        "{}, owned by node {} in term {}",
+        replica.bucket_url, replica.node_id, replica.term
+    );
+    match replica.state() {
+        ReplicaState::Serving | ReplicaState::Unspecified => {}
+        ReplicaState::BucketDown => {
+            text.push_str("; BUCKET DOWN: REPLICATED is refused until the bucket answers");
+        }
+        ReplicaState::Fenced => {
+            text.push_str("; FENCED: another node owns the store, and this one ends");
+        }
+    }
+    let puts = (
+        replica.put_p50.as_ref().and_then(span),
+        replica.put_p99.as_ref().and_then(span),
+    );
+    if let (Some(p50), Some(p99)) = puts {
+        text.push_str(&format!("; writes take p50 {p50:.1?}, p99 {p99:.1?}"));
+    }
+    text
+}
+
+/// The part of the journal that a replica lacks.
+fn lag(replica: &ReplicaStatus) -> String {
+    let position = replica.replicated_position;
+    if replica.lag_bytes == 0 {
+        return format!("none: the bucket has everything below position {position}");
+    }
+    let age = replica.lag_age.as_ref().and_then(span).unwrap_or_default();
+    format!(
+        "{} of at most {}, {} records, for {age:.1?}; the bucket has everything below position {position}",
+        HumanBytes(replica.lag_bytes),
+        HumanBytes(replica.max_lag_bytes),
+        replica.lag_records,
+    )
+}
+
 impl Status<'_> {
     fn table(&self) -> String {
         let info = &self.info;
@@ -162,6 +203,15 @@ impl Status<'_> {
         }
         if let Some(limits) = &info.limits {
             row("limits", limits_in_words(limits));
+        }
+        let knows_replicas = info.sync_modes().any(|mode| mode == SyncMode::Replicated);
+        match &info.replica {
+            Some(replica) => {
+                row("replica", owned(replica));
+                row("replica lag", lag(replica));
+            }
+            None if knows_replicas => row("replica", NEEDS_OPS.to_owned()),
+            None => {}
         }
         row(
             "journal",
@@ -279,6 +329,19 @@ impl Status<'_> {
                 "principals": protection.has_principals,
                 "http_tls": protection.has_http_tls,
             })),
+            "replica": info.replica.as_ref().map(|replica| json!({
+                "bucket_url": replica.bucket_url,
+                "node_id": replica.node_id,
+                "term": replica.term,
+                "state": word(replica.state().as_str_name(), "REPLICA_STATE_"),
+                "replicated_position": replica.replicated_position,
+                "lag_bytes": replica.lag_bytes,
+                "lag_records": replica.lag_records,
+                "lag_seconds": seconds(replica.lag_age.as_ref()),
+                "max_lag_bytes": replica.max_lag_bytes,
+                "put_p50_seconds": seconds(replica.put_p50.as_ref()),
+                "put_p99_seconds": seconds(replica.put_p99.as_ref()),
+            })),
             "damage": info.damage.as_ref().map(|damage| json!({
                 "quarantined_records": damage.quarantined_records,
                 "log_count": damage.log_count,
@@ -393,6 +456,28 @@ fn segment_table(segments: &[Segment]) -> String {
 mod tests {
     use super::*;
 
+    fn replica() -> ReplicaStatus {
+        let millis = |millis: i32| {
+            Some(prost_types::Duration {
+                seconds: 0,
+                nanos: millis * 1_000_000,
+            })
+        };
+        ReplicaStatus {
+            bucket_url: "s3://wald/orders".into(),
+            node_id: "wald-0".into(),
+            term: 7,
+            state: ReplicaState::Serving.into(),
+            replicated_position: 4096,
+            lag_bytes: 2048,
+            lag_records: 12,
+            lag_age: millis(400),
+            max_lag_bytes: 64 << 20,
+            put_p50: millis(25),
+            put_p99: millis(90),
+        }
+    }
+
     fn status() -> Status<'static> {
         let mut info = GetServerInfoResponse {
             version: "1.2.3".into(),
@@ -427,6 +512,7 @@ mod tests {
                 has_principals: true,
                 ..Default::default()
             }),
+            replica: Some(replica()),
             ..Default::default()
         };
         info.set_default_sync_mode(SyncMode::Interval);
@@ -479,6 +565,53 @@ mod tests {
         ] {
             assert!(table.contains(words), "no {words:?} in\n{table}");
         }
+    }
+
+    #[test]
+    fn replica_is_shown_with_its_lag_its_state_and_who_may_see_it() {
+        let table = status().table();
+        for words in [
+            "s3://wald/orders, owned by node wald-0 in term 7; writes take p50 25.0ms, p99 90.0ms",
+            "2.00 KiB of at most 64.00 MiB, 12 records, for 400.0ms; the bucket has everything below position 4096",
+        ] {
+            assert!(table.contains(words), "no {words:?} in\n{table}");
+        }
+        let json = &status().json()["replica"];
+        assert_eq!(json["state"], "serving");
+        assert_eq!(
+            (&json["term"], &json["lag_records"]),
+            (&7.into(), &12.into())
+        );
+        assert_eq!(json["lag_seconds"], 0.4);
+        for (state, words) in [
+            (
+                ReplicaState::BucketDown,
+                "BUCKET DOWN: REPLICATED is refused",
+            ),
+            (ReplicaState::Fenced, "FENCED: another node owns the store"),
+        ] {
+            let mut status = status();
+            let shown = ReplicaStatus {
+                state: state.into(),
+                lag_bytes: 0,
+                ..replica()
+            };
+            status.info.replica = Some(shown);
+            let table = status.table();
+            assert!(table.contains(words), "no {words:?} in\n{table}");
+            assert!(table.contains("none: the bucket has everything below position 4096"));
+        }
+        let mut status = status();
+        status.info.replica = None;
+        assert!(
+            !status.table().contains("replica"),
+            "a server without a bucket"
+        );
+        assert!(status.json()["replica"].is_null());
+        status.info.sync_modes = vec![SyncMode::Replicated.into()];
+        let table = status.table();
+        let row = table.lines().find(|line| line.contains("replica"));
+        assert!(row.is_some_and(|row| row.contains(NEEDS_OPS)), "{table}");
     }
 
     #[test]

@@ -153,6 +153,7 @@ const DEFINED_TWICE: &[&str] = &[
     "Size",
     // Builds without object stores have empty types in their place.
     "ReplicaStart",
+    "ReplicaWatch",
     "RunningReplica",
 ];
 

@@ -105,6 +105,15 @@ struct StoreView {
     recovery: Recovery,
     /// `None`: for people with the right ops alone.
     durability: Option<DurabilityView>,
+    /// `None` without a replica, and for people without the right ops.
+    replica: Option<ReplicaPlace>,
+}
+
+/// The place of the replica, and the name of this node there.
+#[derive(Serialize)]
+struct ReplicaPlace {
+    bucket_url: String,
+    node_id: String,
 }
 
 /// The findings of the start.
@@ -188,6 +197,13 @@ impl Console {
                 max_record_bytes: profile.limits.max_record_bytes,
                 recovery: Recovery::new(&store.report, caller),
                 durability: is_operator.then(|| DurabilityView::new(truth)),
+                replica: self.node.replica().filter(|_| is_operator).map(|replica| {
+                    let now = replica.now();
+                    ReplicaPlace {
+                        bucket_url: now.bucket_url,
+                        node_id: now.node_id,
+                    }
+                }),
             }
         });
         ServerView {

@@ -1,5 +1,6 @@
 //! Metrics of the replica. Only a daemon with a bucket has them.
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ pub(crate) enum UploadKind {
 /// All metrics of a replica.
 pub(crate) struct ReplicaMetrics {
     lag_bytes: IntGauge,
+    lag_records: IntGauge,
     lag_limit: IntGauge,
     lag_seconds: Gauge,
     uploads: IntCounterVec,
@@ -34,8 +36,42 @@ pub(crate) struct ReplicaMetrics {
     requests: IntCounterVec,
     request_seconds: HistogramVec,
     bytes: IntCounterVec,
-    progress: OnceLock<Box<dyn Fn() -> ReplicaProgress + Send + Sync>>,
+    progress: OnceLock<ReplicaSource>,
     age: Mutex<LagAge>,
+    /// Durations of the newest writes of the journal to the bucket, newest first.
+    puts: Mutex<VecDeque<Duration>>,
+}
+
+/// Number of the newest writes to the bucket whose percentiles are shown.
+const MEASURED_PUTS: usize = 256;
+
+/// The bound on the lag, and a function that gives the progress and the number of records of the lag.
+type ReplicaSource = (
+    u64,
+    Box<dyn Fn() -> (ReplicaProgress, u64) + Send + Sync>,
+);
+
+/// The replica at a moment.
+#[derive(Debug, Default)]
+pub(crate) struct ReplicaFigures {
+    /// Number of the term in which this node owns the store.
+    pub(crate) term: u64,
+    pub(crate) progress: ReplicaProgress,
+    /// Records that are durable and not replicated.
+    pub(crate) lag_records: u64,
+    /// Age of the oldest byte that is durable and not replicated.
+    pub(crate) lag_age: Duration,
+    /// Bound on [`ReplicaFigures::lag_bytes`].
+    pub(crate) max_lag: u64,
+    /// Median and 99th percentile of the newest writes of the journal to the bucket; `None` without one.
+    pub(crate) puts: Option<(Duration, Duration)>,
+}
+
+impl ReplicaFigures {
+    /// Bytes that are durable and not replicated.
+    pub(crate) fn lag_bytes(&self) -> u64 {
+        self.progress.durable.since(self.progress.replicated)
+    }
 }
 
 /// Finds the age of the replica's lag from samples of its progress.
@@ -63,6 +99,10 @@ impl ReplicaMetrics {
             lag_bytes: make.gauge(
                 "wald_replica_lag_bytes",
                 "Bytes of the journal that are durable and not in the bucket. The loss of the machine takes them. At wald_replica_lag_limit_bytes appends are answered BUSY.",
+            )?,
+            lag_records: make.gauge(
+                "wald_replica_lag_records",
+                "Records that are durable and not in the bucket. The loss of the machine takes them. Exact until they are in more than 1,024 groups of appends, then an upper bound until those are in the bucket.",
             )?,
             lag_limit: make.gauge(
                 "wald_replica_lag_limit_bytes",
@@ -117,6 +157,7 @@ impl ReplicaMetrics {
             age: Mutex::new(LagAge {
                 mark: (Position::ZERO, Instant::now()),
             }),
+            puts: Mutex::default(),
         };
         for kind in ["rows", "files"] {
             for result in RESULTS {
@@ -133,26 +174,47 @@ impl ReplicaMetrics {
         Ok(metrics)
     }
 
-    /// Shows the progress that the function gives from now on.
+    /// Shows the progress and the number of records of the lag that the function gives from now on. `max_lag`: bound on
+    /// the bytes of the lag.
     pub(crate) fn watch(
         &self,
-        limit: u64,
-        progress: impl Fn() -> ReplicaProgress + Send + Sync + 'static,
+        max_lag: u64,
+        progress: impl Fn() -> (ReplicaProgress, u64) + Send + Sync + 'static,
     ) {
-        self.lag_limit.set(signed(limit));
+        self.lag_limit.set(signed(max_lag));
         // There is one replica in a process.
-        let _ = self.progress.set(Box::new(progress));
+        let _ = self.progress.set((max_lag, Box::new(progress)));
     }
 
-    /// Takes a sample. The age of the lag is known as exactly as samples are frequent.
-    pub(crate) fn sample(&self) {
-        if let Some(progress) = self.progress.get() {
-            let progress = progress();
-            let lag = progress.durable.since(progress.replicated);
-            let age = self.age.lock().of(&progress, Instant::now());
-            self.lag_bytes.set(signed(lag));
-            self.lag_seconds.set(age.as_secs_f64());
+    /// The replica now; zeros before it is watched. The age of the lag is known as exactly as calls are frequent.
+    pub(crate) fn figures(&self) -> ReplicaFigures {
+        let Some((max_lag, progress)) = self.progress.get() else {
+            return ReplicaFigures::default();
+        };
+        let (progress, lag_records) = progress();
+        ReplicaFigures {
+            term: u64::try_from(self.term.get()).unwrap_or(0),
+            progress,
+            lag_records,
+            lag_age: self.age.lock().of(&progress, Instant::now()),
+            max_lag: *max_lag,
+            puts: percentiles(&self.puts.lock()),
         }
+    }
+
+    /// Takes a sample.
+    pub(crate) fn sample(&self) {
+        let now = self.figures();
+        self.lag_bytes.set(signed(now.lag_bytes()));
+        self.lag_records.set(signed(now.lag_records));
+        self.lag_seconds.set(now.lag_age.as_secs_f64());
+    }
+
+    /// A part of the journal was written to the bucket.
+    pub(crate) fn stored(&self, took: Duration) {
+        let mut puts = self.puts.lock();
+        puts.truncate(MEASURED_PUTS - 1);
+        puts.push_front(took);
     }
 
     /// Something was uploaded, or was not.
@@ -200,9 +262,35 @@ impl ReplicaMetrics {
     }
 }
 
+/// Median and 99th percentile; `None` without a duration.
+fn percentiles(puts: &VecDeque<Duration>) -> Option<(Duration, Duration)> {
+    let mut sorted: Vec<Duration> = puts.iter().copied().collect();
+    sorted.sort_unstable();
+    let at = |hundredths: usize| sorted.get(sorted.len() * hundredths / 100).copied();
+    Some((at(50)?, at(99)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_newest_writes() {
+        let metrics = crate::metrics::Metrics::new().unwrap().replica().unwrap();
+        metrics.watch(7, Default::default);
+        assert_eq!(metrics.figures().puts, None);
+        let millis = Duration::from_millis;
+        metrics.stored(millis(5));
+        assert_eq!(metrics.figures().puts, Some((millis(5), millis(5))));
+        for took in 0..1000 {
+            metrics.stored(millis(took % 100));
+        }
+        let (p50, p99) = metrics.figures().puts.unwrap();
+        // 744 to 999: 100 durations twice, and 44 to 99 once more.
+        assert!(p50 > millis(50) && p50 < millis(65), "{p50:?}");
+        assert_eq!(p99, millis(99));
+        assert_eq!(metrics.figures().max_lag, 7);
+    }
 
     #[test]
     fn lag_is_as_old_as_the_mark_that_the_replica_has_not_reached() {

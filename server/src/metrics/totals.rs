@@ -19,8 +19,8 @@ pub(crate) struct Totals {
     pub(crate) read_bytes: u64,
     /// Writes that the state of the server refused.
     pub(crate) rejected: u64,
-    /// Appends by the durability they reached: durable, written, accepted.
-    pub(crate) appends: [Buckets; 3],
+    /// Appends by the durability they reached: replicated, durable, written, accepted.
+    pub(crate) appends: [Buckets; 4],
     /// Flushes of the journal.
     pub(crate) flush: Buckets,
 }
@@ -78,11 +78,17 @@ pub(crate) fn float(number: u64) -> f64 {
 impl Metrics {
     /// Returns the sums of everything counted so far.
     pub(crate) fn totals(&self) -> Totals {
+        // Only a replica has such appends.
+        #[cfg(any(feature = "object", test))]
+        let replicated = (self.replica.get()).map(|_| Buckets::of(&self.replicated_appends()));
+        #[cfg(not(any(feature = "object", test)))]
+        let replicated = None;
         let mut totals = Totals {
             append_records: self.appended_records.get(),
             append_bytes: self.appended_bytes.get(),
             rejected: self.calls.refused_writes(),
             appends: [
+                replicated.unwrap_or_default(),
                 Buckets::of(&self.append_durable),
                 Buckets::of(&self.append_written),
                 Buckets::of(&self.append_accepted),
@@ -122,12 +128,12 @@ mod tests {
         appended(&metrics, 100, 2);
         let now = metrics.totals();
         assert_eq!(now.append_records - before.append_records, 100);
-        let [durable, written, _] = &now.appends;
+        let [_, durable, written, _] = &now.appends;
         // The buckets around 3 ms end at 2.5 and 5 ms, around 100 ms at 80 and 160.
-        let quantile = |q| durable.quantile_since(&before.appends[0], q).unwrap();
+        let quantile = |q| durable.quantile_since(&before.appends[1], q).unwrap();
         assert!((0.0025..=0.005).contains(&quantile(0.5)));
         assert!((0.08..=0.16).contains(&quantile(0.99)));
-        assert_eq!(written.quantile_since(&before.appends[1], 0.5), None);
+        assert_eq!(written.quantile_since(&before.appends[2], 0.5), None);
         assert_eq!(durable.quantile_since(durable, 0.5), None);
     }
 
@@ -135,7 +141,7 @@ mod tests {
     fn quantile_beyond_the_last_bound_is_the_last_bound() {
         let metrics = Metrics::new().unwrap();
         appended(&metrics, 60_000, 1);
-        let durable = &metrics.totals().appends[0];
+        let durable = &metrics.totals().appends[1];
         let highest = durable.quantile_since(&Buckets::default(), 0.5).unwrap();
         assert!((highest - 10.24).abs() < 1e-9);
     }

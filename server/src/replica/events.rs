@@ -38,8 +38,11 @@ impl Events {
 
     fn count(&self, event: &ShipEvent<'_>) {
         let (kind, is_done) = match event {
-            ShipEvent::Stored { tail_rows, .. } => {
+            ShipEvent::Stored {
+                tail_rows, took, ..
+            } => {
                 self.metrics.has_rows(*tail_rows);
+                self.metrics.stored(*took);
                 (UploadKind::Rows, true)
             }
             ShipEvent::Named { tail_rows, .. } => {

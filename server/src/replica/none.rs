@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use wald_proto::v1;
 use wald_storage::LocalEngine;
 
 use crate::config::Config;
@@ -14,6 +15,15 @@ pub(crate) enum ReplicaStart {}
 
 /// There is none.
 pub(crate) enum RunningReplica {}
+
+/// There is none.
+pub(crate) enum ReplicaWatch {}
+
+impl ReplicaWatch {
+    pub(crate) fn now(&self) -> v1::ReplicaStatus {
+        match *self {}
+    }
+}
 
 impl ReplicaStart {
     #[allow(clippy::unnecessary_wraps, reason = "as with object stores")]
@@ -28,6 +38,10 @@ impl ReplicaStart {
 
 impl RunningReplica {
     pub(crate) fn reload(&self) {
+        match *self {}
+    }
+
+    pub(crate) fn described(&self) -> ReplicaWatch {
         match *self {}
     }
 

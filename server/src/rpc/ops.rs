@@ -91,7 +91,8 @@ impl v1::ops_service_server::OpsService for Services {
         request: Request<v1::GetServerInfoRequest>,
     ) -> RpcResult<v1::GetServerInfoResponse> {
         let node = &self.0;
-        let engine = &node.store(Access::Read)?.engine;
+        let store = node.store(Access::Read)?;
+        let engine = &store.engine;
         let profile = engine.profile();
         let is_operator = caller(request.extensions())?
             .current()?
@@ -124,6 +125,10 @@ impl v1::ops_service_server::OpsService for Services {
             archive_failure: now.and_then(|now| now.archive_failing),
             default_retention: Some(convert::proto_retention(&node.retention)),
             protection: Some(node.protection),
+            replica: match (&store.replica, is_operator) {
+                (Some(replica), true) => Some(replica.now()),
+                _ => None,
+            },
         }))
     }
 

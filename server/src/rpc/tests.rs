@@ -131,6 +131,7 @@ impl Fixture {
             engine: Engine::new(engine),
             epoch: report.recovery_epoch,
             report,
+            replica: None,
         };
         assert!(self.node.store.set(store).is_ok());
         self

@@ -314,6 +314,77 @@ async fn without_an_answer_of_the_bucket_durable_goes_on_up_to_the_lag() {
     assert_eq!(payloads(&mut wal).await, ["begin", "waits", "end"]);
 }
 
+/// The replica as GetServerInfo has it.
+async fn shown(node: &Daemon) -> v1::ReplicaStatus {
+    let info = v1::GetServerInfoRequest {};
+    let info = node.ops().await.get_server_info(info).await.unwrap();
+    info.into_inner().replica.unwrap()
+}
+
+/// Waits until the replica is as it should be.
+async fn shown_as(node: &Daemon, holds: impl Fn(&v1::ReplicaStatus) -> bool) -> v1::ReplicaStatus {
+    let since = Instant::now();
+    loop {
+        let now = shown(node).await;
+        if holds(&now) {
+            return now;
+        }
+        assert!(since.elapsed() < PATIENCE, "{now:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn server_and_console_show_the_replica_its_lag_and_its_state() {
+    let store = Store::start();
+    let directory = private_directory();
+    let node = start(&store, directory.path(), "one", &["--console", "on"]);
+    let mut wal = node.wal().await;
+    replicated(&mut wal, "0").await.unwrap();
+    let settled = shown(&node).await;
+    assert_eq!(settled.bucket_url, "s3://wald/orders");
+    assert_eq!((&*settled.node_id, settled.term), ("one", 1));
+    assert_eq!(settled.state(), v1::ReplicaState::Serving);
+    assert_eq!((settled.lag_bytes, settled.lag_records), (0, 0));
+    assert_eq!(settled.max_lag_bytes, 64 << 20);
+    assert!(settled.replicated_position > 0 && settled.put_p99 >= settled.put_p50);
+    assert!(settled.put_p50.is_some());
+
+    store.enter(Mood::Hangs);
+    let batch = v1::AppendBatchRequest {
+        batches: vec![part("a", &["1", "2"]), part("b", &["3"])],
+        durability: v1::Durability::Durable.into(),
+        ..v1::AppendBatchRequest::default()
+    };
+    wal.append_batch(batch).await.unwrap();
+    let behind = shown(&node).await;
+    assert_eq!(behind.replicated_position, settled.replicated_position);
+    assert!(behind.lag_bytes > 0);
+    assert_eq!(behind.lag_records, 3);
+    assert_eq!(node.metric("wald_replica_lag_records"), 3.0);
+    let console: serde_json::Value =
+        serde_json::from_str(&node.http("/console/api/server").1).unwrap();
+    let place = &console["store"]["replica"];
+    assert_eq!((&place["bucket_url"], &place["node_id"]), (&"s3://wald/orders".into(), &"one".into()));
+    let live = &console["state"]["replica"];
+    assert_eq!((&live["state"], &live["term"]), (&"serving".into(), &1.into()));
+    assert_eq!(live["lag_records"], 3);
+    assert_eq!(live["lag_bytes"], behind.lag_bytes);
+
+    // A request makes the shipper send them, and the bucket gives no answer.
+    let mut waiting = node.wal().await;
+    let waiting = tokio::spawn(async move { replicated(&mut waiting, "4").await });
+    let down = shown_as(&node, |now| now.state() == v1::ReplicaState::BucketDown).await;
+    assert!(down.lag_age.unwrap().seconds >= 5, "{down:?}");
+    let unknown = waiting.await.unwrap().unwrap_err();
+    assert_eq!(Told::of(&unknown).reason, "REPLICATION_UNKNOWN");
+    store.enter(Mood::Answers);
+    let up = shown_as(&node, |now| now.state() == v1::ReplicaState::Serving).await;
+    let done = shown_as(&node, |now| now.lag_bytes == 0).await;
+    assert_eq!((done.lag_records, done.term), (0, up.term));
+    assert!(done.replicated_position > behind.replicated_position);
+}
+
 #[tokio::test]
 async fn full_segments_go_to_the_bucket_as_files_and_come_back() {
     let store = Store::start();

@@ -62,6 +62,18 @@ pub enum Unreplicated {
     },
 }
 
+/// Whether the replica takes the journal.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReplicaState {
+    /// Requests for REPLICATED are accepted.
+    #[default]
+    Serving,
+    /// The bucket is unreachable. Requests for REPLICATED are refused for now.
+    BucketDown,
+    /// Another node owns the store. All changes are refused for good.
+    Fenced,
+}
+
 /// State of a replica, for its shipper and for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReplicaProgress {
@@ -75,6 +87,8 @@ pub struct ReplicaProgress {
     pub waiting: usize,
     /// Number of sealed segments that wait for their release.
     pub unreleased: u64,
+    /// Whether the replica takes the journal.
+    pub state: ReplicaState,
     /// Whether the journal has failed, or another node owns the store: no more bytes become durable.
     pub ended: bool,
 }
@@ -83,6 +97,10 @@ pub struct ReplicaProgress {
 pub trait Replica: Send + Sync + 'static {
     /// The positions and the number of waiting requests now.
     fn progress(&self) -> ReplicaProgress;
+
+    /// Number of records that are durable and not replicated, of those that this process has written. Exact until
+    /// they are in more than 1,024 groups, then an upper bound until those are replicated.
+    fn lag_records(&self) -> u64;
 
     /// Resolves when bytes beyond `durable` became durable, or when a request that waits for the replicated position has
     /// arrived and `waiting` is false. Also resolves when the journal has failed or another node owns the store.

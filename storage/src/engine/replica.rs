@@ -189,6 +189,10 @@ impl Replica for LocalEngine {
         self.core.journal.replica_progress()
     }
 
+    fn lag_records(&self) -> u64 {
+        self.core.journal.lag_records()
+    }
+
     fn changed(&self, durable: Position, waiting: bool) -> BoxFuture<'_, ()> {
         let journal = Arc::clone(&self.core.journal);
         let Some(replication) = self.core.journal.replication() else {

@@ -11,11 +11,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Journal;
+use super::lag::ReplicaLag;
 use super::segment::Segment;
 use super::waiting::{UnflushedGroup, Waiter};
 use crate::api::error::AppendError;
 use crate::api::record::{Durability, Visibility};
-use crate::api::replica::{MOST_UNRELEASED, ReplicaBounds, ReplicaProgress, Unreplicated};
+use crate::api::replica::{
+    MOST_UNRELEASED, ReplicaBounds, ReplicaProgress, ReplicaState, Unreplicated,
+};
 use crate::api::watch::{Watch, Watched};
 use crate::base::ids::Position;
 use crate::base::metrics::AppendPhase;
@@ -35,6 +38,7 @@ pub(crate) struct Replication {
     /// Number of sealed segments beyond `released`.
     unreleased: AtomicU64,
     state: Mutex<ReplicationState>,
+    lag: Mutex<ReplicaLag>,
     /// The shipper waits here.
     shipper: Arc<ShipperWatch>,
 }
@@ -75,6 +79,7 @@ impl Replication {
             released: AtomicU64::new(0),
             unreleased: AtomicU64::new(0),
             state: Mutex::default(),
+            lag: Mutex::default(),
             shipper: Arc::default(),
         }
     }
@@ -99,6 +104,13 @@ impl Replication {
             .filter(moved)
             .cloned()
             .map(Into::into)
+    }
+
+    /// A group with this number of records was written.
+    pub(super) fn wrote(&self, group: (Position, Position), records: u64) {
+        if records > 0 {
+            self.lag.lock().add(group, records);
+        }
     }
 
     /// The watch of the shipper.
@@ -138,6 +150,14 @@ impl Replication {
 }
 
 impl ReplicationState {
+    fn shown(&self) -> ReplicaState {
+        match self.stopped {
+            None => ReplicaState::Serving,
+            Some(Unreplicated::BucketDown) => ReplicaState::BucketDown,
+            Some(Unreplicated::Moved { .. }) => ReplicaState::Fenced,
+        }
+    }
+
     /// Adds durable groups, whose readers wake when the replica has them.
     fn add_groups(&mut self, groups: Vec<UnflushedGroup>) {
         self.groups.extend(groups);
@@ -216,6 +236,7 @@ impl Journal {
         if before >= end.get() {
             return;
         }
+        replication.lag.lock().forget_below(end);
         self.waiting.lock().apply_trims(end);
         let (ready, readers) = {
             let mut state = replication.state.lock();
@@ -295,12 +316,6 @@ impl Journal {
         replication.shipper.0.wake();
     }
 
-    /// Whether another node owns the store.
-    pub(crate) fn has_moved(&self) -> bool {
-        let moved = self.replication.as_ref().and_then(Replication::moved);
-        moved.is_some()
-    }
-
     /// The bucket is reachable again.
     pub(crate) fn resume_replication(&self) {
         let Some(replication) = &self.replication else {
@@ -351,14 +366,26 @@ impl Journal {
         let Some(replication) = &self.replication else {
             return ReplicaProgress::default();
         };
-        let waiting = replication.state.lock().waiters.len();
+        let (waiting, state) = {
+            let state = replication.state.lock();
+            (state.waiters.len(), state.shown())
+        };
         ReplicaProgress {
             replicated: replication.replicated(),
             durable: self.durable(),
             released: replication.released(),
             waiting,
             unreleased: replication.unreleased.load(Ordering::SeqCst),
-            ended: self.failure().is_some() || self.has_moved(),
+            state,
+            ended: self.failure().is_some() || state == ReplicaState::Fenced,
         }
+    }
+
+    /// Number of records that are durable and not replicated, as [`Replica::lag_records`](crate::Replica::lag_records)
+    /// has it. 0 without a replica.
+    pub(crate) fn lag_records(&self) -> u64 {
+        let durable = self.durable();
+        let replication = self.replication.as_ref();
+        replication.map_or(0, |replication| replication.lag.lock().below(durable))
     }
 }

@@ -4,7 +4,9 @@
 use super::*;
 use crate::api::error::RestoreError;
 use crate::api::record::{GapReason, SyncMode};
-use crate::api::replica::{JournalPart, MOST_UNRELEASED, ReplicaBounds, Unreplicated};
+use crate::api::replica::{
+    JournalPart, MOST_UNRELEASED, ReplicaBounds, ReplicaState, Unreplicated,
+};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
 use crate::base::promise::Awaited;
@@ -306,6 +308,41 @@ fn a_lost_replica_leaves_an_unknown_outcome_and_refuses_the_rest() {
     f.core.journal.resume_replication();
     let answer = f.append("a", b"another node owns the store").unwrap_err();
     assert!(matches!(answer, AppendError::Moved { term: 2, .. }));
+}
+
+#[test]
+fn lag_counts_the_records_of_durable_groups_that_are_not_replicated() {
+    let f = Fixture::replicated();
+    let lag = || f.core.journal.lag_records();
+    assert_eq!(lag(), 0);
+    f.append("a", b"1").unwrap();
+    f.append_batch(batch(&[("a", &[b"2", b"3"]), ("b", &[b"4"])]))
+        .unwrap();
+    assert_eq!(lag(), 4);
+    // A fence is no record, and bytes that are not durable yet do not count.
+    drop(f.core.fence(target("a"), None));
+    f.core.turn();
+    drop(f.append_as("a", Durability::Written));
+    assert_eq!(lag(), 4);
+    let first_part = parts(&f.core, f.core.journal.settled(), 1).remove(0);
+    f.core.publish_replicated(first_part.end);
+    assert_eq!(lag(), 3);
+    f.core.journal.flush();
+    assert_eq!(lag(), 4);
+    let state = || f.core.journal.replica_progress().state;
+    assert_eq!(state(), ReplicaState::Serving);
+    f.core.journal.stop_replication(Unreplicated::BucketDown);
+    assert_eq!(state(), ReplicaState::BucketDown);
+    f.ship();
+    assert_eq!(lag(), 0);
+    f.core.journal.resume_replication();
+    assert_eq!(state(), ReplicaState::Serving);
+    f.core.journal.stop_replication(Unreplicated::Moved {
+        owner: "other:1".to_owned(),
+        term: 2,
+    });
+    assert_eq!(state(), ReplicaState::Fenced);
+    assert!(f.core.journal.replica_progress().ended);
 }
 
 #[test]
