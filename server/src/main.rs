@@ -38,11 +38,13 @@ use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr as _;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
+use wald_bucket::TakeOver;
 
 use config::{
     ConfigProblem, Effective, Layers, LogFormat, SETTINGS, SettingValue as _, env_name, flag_name,
@@ -67,7 +69,9 @@ fn main() -> ExitCode {
         },
     };
     let source = ConfigSource::new(&matches);
-    if matches.get_flag("take-over") && !matches!(matches.subcommand_name(), None | Some("serve")) {
+    if matches.contains_id("take-over")
+        && !matches!(matches.subcommand_name(), None | Some("serve"))
+    {
         eprintln!("wald: --take-over is an option of `wald serve`");
         return ExitCode::from(2);
     }
@@ -262,19 +266,26 @@ fn command() -> Command {
 fn take_over_argument() -> Arg {
     Arg::new("take-over")
         .long("take-over")
-        .action(ArgAction::SetTrue)
+        .value_name("TERM")
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("any")
+        .value_parser(TakeOver::from_str)
         .help("Own the store in bucket_url although its record names another node")
         .long_help(
             "Own the store in bucket_url although its record names another node. That node stores nothing there any more, \
              and ends. An empty data directory fetches the store from the bucket first. Records that were not REPLICATED \
-             are lost then: use it only if the other node is gone for good.",
+             are lost then: use it only if the other node is gone for good. With a TERM, which the refused start names, \
+             it takes the store from the owner of that term alone, and has no effect once this node owns the store. A \
+             command that starts again by itself needs a TERM.",
         )
 }
 
-/// Whether the operator says that the node which owns the store is gone.
-fn takes_over(matches: &ArgMatches) -> bool {
+/// The owner of the store that is gone, if the operator says so.
+fn takes_over(matches: &ArgMatches) -> Option<TakeOver> {
     let of_serve = matches.subcommand_matches("serve");
-    of_serve.is_some_and(|matches| matches.get_flag("take-over")) || matches.get_flag("take-over")
+    let named = |matches: &ArgMatches| matches.get_one("take-over").copied();
+    of_serve.and_then(named).or_else(|| named(matches))
 }
 
 /// Source of this process's configuration; read again on SIGHUP.
@@ -409,12 +420,12 @@ fn print(text: &[u8]) -> Result<(), Exit> {
     }
 }
 
-fn serve(source: &ConfigSource, take_over: bool) -> Result<(), Exit> {
+fn serve(source: &ConfigSource, take_over: Option<TakeOver>) -> Result<(), Exit> {
     let Effective {
         mut config,
         entries: started,
     } = source.effective()?;
-    if take_over && !config.has_replica() {
+    if take_over.is_some() && !config.has_replica() {
         let text = "--take-over needs bucket_url, the bucket of the replica to take over";
         return Err(Exit::new(Exit::CONFIG, text));
     }

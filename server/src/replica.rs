@@ -24,9 +24,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use wald_bucket::{
-    Bucket, BucketUrl, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord, ProbeError,
-    ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError, ShipGap, ShipSettings,
-    ShipSource, TailErrorKind, probe, probe_metadata,
+    Bucket, BucketUrl, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord, OwnerState,
+    ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError, ShipGap,
+    ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
 };
 use wald_proto::v1;
 use wald_storage::{LocalEngine, Operate as _, Replica as _, RestoreError, RestoredAs, block_on};
@@ -36,7 +36,7 @@ use crate::bucket::{self, BucketRuntime};
 use crate::config::{BucketGap, Config};
 use crate::convert;
 use crate::metrics::{Metrics, ReplicaMetrics};
-use crate::serve::{Exit, StartFacts};
+use crate::serve::{Exit, StartFacts, no_store};
 
 use self::events::{Events, Requests};
 use self::fetch::{Fetch, FetchError};
@@ -46,8 +46,6 @@ use self::manifests::ProtoManifests;
 pub(crate) struct ReplicaStart {
     remote: Arc<Remote>,
     claim: OwnerClaim,
-    /// Whether the operator takes the store from another node.
-    takes_over: bool,
     settings: ShipSettings,
     directory: PathBuf,
     metrics: Arc<ReplicaMetrics>,
@@ -118,13 +116,22 @@ impl ReplicaStart {
             Exit::new(Exit::SYSTEM, text)
         })?;
         let remote = Arc::new(remote(config, &metrics)?);
+        let claim = OwnerClaim {
+            endpoint: endpoint(config, &node, facts.address),
+            node,
+            kept_term: None,
+            take_over: facts.take_over,
+        };
         let fetches = match facts.is_new {
-            true => has_store(&remote, &config.data_dir, facts.take_over)?,
+            true => has_store(&remote, &config.data_dir, &claim)?,
             false => false,
         };
+        if facts.is_new && !fetches && !config.create_store {
+            return Err(no_store(&config.data_dir));
+        }
         remote.runtime.block_on(probe_all(&remote.bucket))?;
         let mut start = Self {
-            takes_over: facts.take_over,
+            claim,
             settings: ShipSettings {
                 gap: match config.bucket_gap {
                     BucketGap::Auto => ShipGap::Measured,
@@ -133,12 +140,6 @@ impl ReplicaStart {
                 interval: config.replica_interval,
                 max_lag: config.replica_max_lag.0,
                 keep: config.replica_keep,
-            },
-            claim: OwnerClaim {
-                endpoint: endpoint(config, &node, facts.address),
-                node,
-                kept_term: None,
-                take_over: facts.take_over,
             },
             directory: config.data_dir.clone(),
             metrics,
@@ -159,8 +160,9 @@ impl ReplicaStart {
         let mut seen = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
         seen.may_restore(&self.directory).map_err(unfetched)?;
         drop(seen);
-        let term = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
-        let term = term.map_err(|error| exit(&error))?;
+        let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
+        let (term, before) = fenced.map_err(|error| exit(&error))?;
+        self.took_over(before.as_ref());
         tracing::info!(
             place,
             term,
@@ -180,8 +182,22 @@ impl ReplicaStart {
         );
         term::keep(&self.directory, store_id, term)
             .map_err(|error| exit(&OwnerError::Kept(error)))?;
-        self.claim.take_over = false;
+        self.claim.take_over = None;
         Ok(())
+    }
+
+    /// Reports the owner before, if the operator took the store from it.
+    fn took_over(&self, before: Option<&OwnerRecord>) {
+        if let Some(before) = before {
+            self.metrics.took_over();
+            tracing::warn!(
+                place = self.remote.bucket.place(),
+                node = before.node,
+                endpoint = before.endpoint,
+                term = before.term,
+                "this node has taken the store over; the node that owned it stores nothing any more"
+            );
+        }
     }
 
     /// Becomes the owner of the store, and ships everything that is durable.
@@ -216,9 +232,7 @@ impl ReplicaStart {
                 return Err(exit(&error));
             }
         };
-        if self.takes_over {
-            self.metrics.took_over();
-        }
+        self.took_over(owner.before());
         self.watch(engine);
         let (stop, stopped) = watch::channel(false);
         let runtime = &self.remote.runtime;
@@ -329,21 +343,47 @@ fn remote(config: &Config, metrics: &Arc<ReplicaMetrics>) -> Result<Remote, Exit
 ///
 /// # Errors
 /// If directory and bucket do not fit each other.
-fn has_store(remote: &Remote, directory: &Path, take_over: bool) -> Result<bool, Exit> {
-    let found = ReplicaCopy::store_of(&remote.bucket);
-    let found = remote.runtime.block_on(found);
+fn has_store(remote: &Remote, directory: &Path, claim: &OwnerClaim) -> Result<bool, Exit> {
+    let (bucket, runtime) = (&remote.bucket, &remote.runtime);
+    let found = runtime.block_on(ReplicaCopy::store_of(bucket));
     let found = found.map_err(|error| exit(&error.into()))?;
-    let (place, directory) = (remote.bucket.place(), directory.display());
-    let refused = match (found, take_over) {
-        (None, false) => return Ok(false),
-        (Some(_), true) => return Ok(true),
-        (None, true) => format!(
+    let (place, directory) = (bucket.place(), directory.display());
+    let refused = match (found, claim.take_over) {
+        (None, None) => return Ok(false),
+        (Some(_), Some(TakeOver::Any)) => return Ok(true),
+        (None, Some(_)) => format!(
             "{place} has no replica that {directory} could take over; start without --take-over to make a new store"
         ),
-        (Some(_), false) => format!(
-            "{place} has the replica of a store, and {directory} has none; start with --take-over to continue that store \
-             here, or make a copy with `wald restore {place} --data-dir DIR`"
-        ),
+        (Some(_), named) => {
+            let owner = runtime.block_on(OwnerRecord::read(bucket));
+            let owner = owner.map_err(|error| exit(&error.into()))?;
+            let owner = owner.map(|record| record.value);
+            if owner.as_ref().is_some_and(|owner| claim.names(owner)) {
+                return Ok(true);
+            }
+            let (owner, word) = match owner {
+                None => ("no node owns".to_owned(), "--take-over".to_owned()),
+                Some(owner) => {
+                    let owns = match owner.state {
+                        OwnerState::Released => "has left",
+                        OwnerState::Opening | OwnerState::Serving => "owns",
+                    };
+                    let (node, endpoint, term) = (owner.node, owner.endpoint, owner.term);
+                    (
+                        format!("the node {node:?} ({endpoint}) {owns} in term {term}"),
+                        format!("--take-over={term}"),
+                    )
+                }
+            };
+            let other = match named {
+                Some(TakeOver::Term(term)) => format!(" (--take-over names the term {term})"),
+                _ => String::new(),
+            };
+            format!(
+                "{place} has the replica of a store, which {owner}{other}, and {directory} has none; if that node is gone \
+                 for good, start with {word} to continue the store here; `wald restore {place} --data-dir DIR` makes a copy"
+            )
+        }
     };
     Err(Exit::new(Exit::CONFIG, refused))
 }

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
+use wald_bucket::TakeOver;
 use wald_proto::echo::echo_service_server::EchoServiceServer;
 use wald_proto::v1;
 use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
@@ -36,6 +37,8 @@ use crate::tls::{self, TlsSource};
 use crate::transport::{Calls, HttpUrl, Listener, Routes, Transport};
 use crate::{host, http};
 use open::OpenedStore;
+#[cfg(feature = "object")]
+pub(crate) use open::no_store;
 
 /// The reason of an unplanned end of the process: its exit code, from sysexits.h, and a
 /// sentence for the operator.
@@ -82,8 +85,8 @@ pub(crate) struct StartFacts {
     pub(crate) is_new: bool,
     /// Address of the gRPC service.
     pub(crate) address: SocketAddr,
-    /// The operator says that the node which owns the store is gone.
-    pub(crate) take_over: bool,
+    /// The owner of the store that is gone, if the operator says so.
+    pub(crate) take_over: Option<TakeOver>,
 }
 
 /// Pause between two returns of free memory to the system.
@@ -93,14 +96,14 @@ const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 const READINESS: [&str; 2] = ["", "wald.v1.WalService"];
 const LIVENESS: &str = "liveness";
 
-/// Runs the daemon until it must stop. `take_over`: the node that owns the store in the bucket is gone. `reload` is called
+/// Runs the daemon until it must stop. `take_over`: the owner of the store in the bucket that is gone. `reload` is called
 /// on SIGHUP; `try_line` prints a command to try it out.
 ///
 /// # Errors
 /// With the exit code and why.
 pub(crate) fn run(
     config: &Config,
-    take_over: bool,
+    take_over: Option<TakeOver>,
     limits: &HostLimits,
     reload: &dyn Fn(),
     try_line: bool,
@@ -154,7 +157,7 @@ enum StopReason {
 }
 
 impl Server {
-    fn start(config: &Config, take_over: bool) -> Result<Self, Exit> {
+    fn start(config: &Config, take_over: Option<TakeOver>) -> Result<Self, Exit> {
         let metrics = Metrics::new().map_err(|error| {
             Exit::new(
                 Exit::SYSTEM,
@@ -167,7 +170,10 @@ impl Server {
         let (authority, mut auth) = auth::start(config, &metrics).map_err(wrong)?;
         host::check_owner(config, &config.data_dir)?;
         host::check_strangers(config, &config.data_dir)?;
-        let existing = open::look(&config.data_dir, config.create_store || take_over)?;
+        let existing = open::look(
+            &config.data_dir,
+            config.create_store || config.has_replica(),
+        )?;
         host::check_volume(config, &config.data_dir, !existing)?;
         let ports = bind(config);
         if !existing && let Err(exit) = ports {

@@ -46,10 +46,7 @@ pub(crate) struct ReplicaMetrics {
 const MEASURED_PUTS: usize = 256;
 
 /// The bound on the lag, and a function that gives the progress and the number of records of the lag.
-type ReplicaSource = (
-    u64,
-    Box<dyn Fn() -> (ReplicaProgress, u64) + Send + Sync>,
-);
+type ReplicaSource = (u64, Box<dyn Fn() -> (ReplicaProgress, u64) + Send + Sync>);
 
 /// The replica at a moment.
 #[derive(Debug, Default)]
@@ -133,7 +130,7 @@ impl ReplicaMetrics {
             )?,
             takeovers: make.counter(
                 "wald_takeovers_total",
-                "Times that this process has taken the store over from another node, by --take-over.",
+                "Times that this process has taken the store over from another node, by --take-over. Above 0: the node before ends, and DURABLE records that it had not shipped are lost.",
             )?,
             requests: make.register(IntCounterVec::new(
                 prometheus::Opts::new(

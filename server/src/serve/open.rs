@@ -30,11 +30,16 @@ const OF_RECORDS: [&str; 2] = ["journal", "sorted"];
 /// among other files, and without `may_create` there must be one.
 pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Exit> {
     let existing = look_around(directory)?;
-    if !existing && !may_create {
-        let directory = directory.to_owned();
-        return Err(exit(&OpenError::NoStore { directory }));
+    match existing || may_create {
+        true => Ok(existing),
+        false => Err(no_store(directory)),
     }
-    Ok(existing)
+}
+
+/// The end of a start whose directory must have a store and has none.
+pub(crate) fn no_store(directory: &Path) -> Exit {
+    let directory = directory.to_owned();
+    exit(&OpenError::NoStore { directory })
 }
 
 fn look_around(directory: &Path) -> Result<bool, Exit> {

@@ -7,6 +7,8 @@ mod objects;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use objects::{Mood, Store};
 use rustix::process::Signal;
 use support::{Daemon, Told, append, part, private_directory, records, wald};
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
@@ -128,12 +130,24 @@ async fn second_node_takes_over_with_every_replicated_ack_and_the_first_ends() {
     let (code, log) = refused(&store, two.path(), "two", &[]);
     assert_eq!(code, Some(78), "{log}");
     assert!(
-        log.contains("--take-over") && log.contains("wald restore"),
+        log.contains("--take-over=1") && log.contains("wald restore"),
+        "{log}"
+    );
+    // A volume that lost its store is refused with the same words.
+    let (code, again) = refused(&store, two.path(), "two", &["--create-store=false"]);
+    assert_eq!(code, Some(78), "{again}");
+    assert!(again.contains("--take-over=1"), "{again}");
+    // The word for another term takes nothing from the owner.
+    let (code, log) = refused(&store, two.path(), "two", &["--take-over=2"]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(
+        log.contains("\\\"one\\\"")
+            && log.contains("owns in term 1 (--take-over names the term 2)"),
         "{log}"
     );
     assert_eq!(std::fs::read_dir(two.path()).unwrap().count(), 0);
 
-    let second = start(&store, two.path(), "two", &["--take-over"]);
+    let second = start(&store, two.path(), "two", &["--take-over=1"]);
     let address = second.start["grpc"].as_str().unwrap();
     let mut next = second.wal().await;
     assert_eq!(payloads(&mut next).await, numbered(20));
@@ -177,6 +191,15 @@ async fn second_node_takes_over_with_every_replicated_ack_and_the_first_ends() {
     }
     replicated(&mut next, "20").await.unwrap();
     assert_eq!(payloads(&mut next).await, numbered(21));
+
+    // The command of the second node is started again, as an orchestrator does: there is nothing to take over.
+    second.signal(Signal::KILL);
+    drop(next);
+    second.ended().await;
+    let second = start(&store, two.path(), "two", &["--take-over=1"]);
+    let owned = ["wald_term", "wald_takeovers_total"];
+    assert_eq!(owned.map(|name| second.metric(name)), [4.0, 0.0]);
+    assert_eq!(payloads(&mut second.wal().await).await, numbered(21));
 }
 
 #[tokio::test]
@@ -338,17 +361,19 @@ async fn shown_as(node: &Daemon, holds: impl Fn(&v1::ReplicaStatus) -> bool) -> 
 async fn server_and_console_show_the_replica_its_lag_and_its_state() {
     let store = Store::start();
     let directory = private_directory();
-    let node = start(&store, directory.path(), "one", &["--console", "on"]);
+    // A marker of the idle journal would be lag, too.
+    let more = ["--console", "on", "--marker-delay", "1h"];
+    let node = start(&store, directory.path(), "one", &more);
     let mut wal = node.wal().await;
     replicated(&mut wal, "0").await.unwrap();
-    let settled = shown(&node).await;
+    // The write is measured right after its answer.
+    let settled = shown_as(&node, |now| now.put_p50.is_some()).await;
     assert_eq!(settled.bucket_url, "s3://wald/orders");
     assert_eq!((&*settled.node_id, settled.term), ("one", 1));
     assert_eq!(settled.state(), v1::ReplicaState::Serving);
     assert_eq!((settled.lag_bytes, settled.lag_records), (0, 0));
     assert_eq!(settled.max_lag_bytes, 64 << 20);
-    assert!(settled.replicated_position > 0 && settled.put_p99 >= settled.put_p50);
-    assert!(settled.put_p50.is_some());
+    assert!(settled.replicated_position > 0 && settled.put_p99.is_some());
 
     store.enter(Mood::Hangs);
     let batch = v1::AppendBatchRequest {
@@ -365,9 +390,15 @@ async fn server_and_console_show_the_replica_its_lag_and_its_state() {
     let console: serde_json::Value =
         serde_json::from_str(&node.http("/console/api/server").1).unwrap();
     let place = &console["store"]["replica"];
-    assert_eq!((&place["bucket_url"], &place["node_id"]), (&"s3://wald/orders".into(), &"one".into()));
+    assert_eq!(
+        (&place["bucket_url"], &place["node_id"]),
+        (&"s3://wald/orders".into(), &"one".into())
+    );
     let live = &console["state"]["replica"];
-    assert_eq!((&live["state"], &live["term"]), (&"serving".into(), &1.into()));
+    assert_eq!(
+        (&live["state"], &live["term"]),
+        (&"serving".into(), &1.into())
+    );
     assert_eq!(live["lag_records"], 3);
     assert_eq!(live["lag_bytes"], behind.lag_bytes);
 
@@ -383,6 +414,41 @@ async fn server_and_console_show_the_replica_its_lag_and_its_state() {
     let done = shown_as(&node, |now| now.lag_bytes == 0).await;
     assert_eq!((done.lag_records, done.term), (0, up.term));
     assert!(done.replicated_position > behind.replicated_position);
+}
+
+#[tokio::test]
+async fn callers_without_the_right_ops_see_no_bucket() {
+    let store = Store::start();
+    let (directory, rules) = (private_directory(), private_directory());
+    let file = rules.path().join("auth.toml");
+    let text = "[principal.reader]\nallow = [{ do = [\"read\"], logs = \"\" }]\n\
+                [principal.operator]\nallow = [{ do = [\"ops\"] }]\n";
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    let file = file.to_str().unwrap();
+    let [reader, operator] = ["reader", "operator"].map(|principal| {
+        let made = ends(
+            wald()
+                .args(["token", "create", "--auth-file", file, "--principal"])
+                .arg(principal),
+        );
+        String::from_utf8(made.stdout).unwrap().trim().to_owned()
+    });
+    let node = start(&store, directory.path(), "one", &["--auth-file", file]);
+    let seen_by = async |token: &str| {
+        let mut request = Request::new(v1::GetServerInfoRequest {});
+        let value = format!("Bearer {token}").parse().unwrap();
+        request.metadata_mut().insert("authorization", value);
+        let info = node.ops().await.get_server_info(request).await.unwrap();
+        info.into_inner()
+    };
+    let hidden = seen_by(&reader).await;
+    assert!(hidden.replica.is_none());
+    // The level is known to everybody.
+    let mut modes = hidden.sync_modes();
+    assert!(modes.any(|mode| mode == v1::SyncMode::Replicated));
+    let place = seen_by(&operator).await.replica.unwrap().bucket_url;
+    assert_eq!(place, "s3://wald/orders");
 }
 
 #[tokio::test]
@@ -786,5 +852,11 @@ fn start_is_refused_without_a_bucket_or_an_answer_of_it() {
     let (code, log) = refused(&store, directory.path(), "one", &["--take-over"]);
     assert_eq!(code, Some(78), "{log}");
     assert!(log.contains("without --take-over"), "{log}");
+    let (code, log) = refused(&store, directory.path(), "one", &["--create-store=false"]);
+    assert_eq!(code, Some(65), "{log}");
+    assert!(log.contains("create_store is false"), "{log}");
+    let (code, log) = command(&["--take-over=", "--listen", ":0", "--http-listen", ":0"]);
+    assert_eq!(code, Some(2), "{log}");
+    assert!(log.contains("number of the term"), "{log}");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }

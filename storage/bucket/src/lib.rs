@@ -10,8 +10,9 @@
 //!               └ ship      takes an engine's journal into the tail, and its files into content
 //! ```
 //!
-//! Without the feature `object` the crate only recognises URLs, so that a program can refuse them in one sentence.
+//! Without the feature `object` the crate only recognises URLs and take-overs, so that a program can refuse them in one sentence.
 
+mod takeover;
 mod url;
 
 #[cfg(feature = "object")]
@@ -44,6 +45,7 @@ mod tail;
 #[cfg(feature = "object")]
 mod upload;
 
+pub use takeover::{BadTakeOver, TakeOver};
 pub use url::{BadUrl, BucketUrl, NOT_BUILT, Scheme, is_url};
 
 #[cfg(feature = "object")]

@@ -75,8 +75,8 @@ pub enum ShipError {
 pub enum OwnerError {
     /// Another node owns the store.
     #[error(
-        "{place}: the node {node:?} ({endpoint}) owns the store in term {term}; stop it, or start with --take-over if it is \
-         gone for good",
+        "{place}: the node {node:?} ({endpoint}) owns the store in term {term}; stop it, or start with \
+         --take-over={term} if it is gone for good",
         node = .owner.node,
         endpoint = .owner.endpoint,
         term = .owner.term
@@ -91,7 +91,7 @@ pub enum OwnerError {
     #[error(
         "{place}: the node {node:?} ({endpoint}) owns the store in term {term}, and has stored records that this data \
          directory lacks; keep the directory or remove it; to serve the store here again, stop that node and start with \
-         --take-over and an empty directory",
+         --take-over={term} and an empty directory",
         node = .owner.node,
         endpoint = .owner.endpoint,
         term = .owner.term

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use wald_storage::Unreplicated;
 
 use super::error::{OwnerError, ShipError};
-use super::owner::{Owned, OwnerClaim, OwnerState};
+use super::owner::{Owned, OwnerClaim, OwnerRecord, OwnerState};
 use super::resume::compare;
 use super::{
     ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, Shipper, cluster,
@@ -54,7 +54,7 @@ impl ReplicaOwner {
     pub async fn begin(mut parts: ReplicaParts) -> Result<Self, OwnerError> {
         let (owned, shipper) = Self::open(&parts).await?;
         // Later terms follow this one.
-        parts.claim.take_over = false;
+        parts.claim.take_over = None;
         parts.claim.kept_term = Some(owned.tail.term());
         Ok(Self {
             parts,
@@ -64,14 +64,17 @@ impl ReplicaOwner {
     }
 
     /// Becomes the owner of a store that this node does not have yet, so that it does not change while it is fetched.
-    /// Returns the term, which the next claim of this node keeps.
+    /// Returns the term, which the next claim of this node keeps, and the owner before.
     ///
     /// # Errors
     /// As [`ReplicaOwner::begin`].
-    pub async fn fence(bucket: &Bucket, claim: &OwnerClaim) -> Result<u64, OwnerError> {
+    pub async fn fence(
+        bucket: &Bucket,
+        claim: &OwnerClaim,
+    ) -> Result<(u64, Option<OwnerRecord>), OwnerError> {
         let owned = Owned::claim(bucket, claim, &|_| Ok(())).await?;
         owned.tail.close().await?;
-        Ok(owned.tail.term())
+        Ok((owned.tail.term(), owned.before))
     }
 
     async fn open(parts: &ReplicaParts) -> Result<(Owned, Shipper), OwnerError> {
@@ -97,6 +100,11 @@ impl ReplicaOwner {
         let term = owned.tail.term();
         parts.observer.event(&ShipEvent::Owns { term });
         Ok((owned, shipper))
+    }
+
+    /// The owner before, if this node took the store from it because [`OwnerClaim::take_over`] names it.
+    pub fn before(&self) -> Option<&OwnerRecord> {
+        self.owned.before.as_ref()
     }
 
     /// Number of its term.

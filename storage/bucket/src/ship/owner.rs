@@ -20,6 +20,7 @@ use crate::bucket::Bucket;
 use crate::error::BucketError;
 use crate::record::{BucketRecord, random};
 use crate::tail::{ReplicaTail, TailErrorKind};
+use crate::takeover::TakeOver;
 
 /// Path of the record.
 const OWNER: &str = "shards/0/owner";
@@ -53,6 +54,9 @@ pub struct OwnerRecord {
     pub endpoint: String,
     /// Its state.
     pub state: OwnerState,
+    /// Number of the term of another node that it has taken over. A node that ends before it serves may try again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken: Option<u64>,
 }
 
 impl OwnerRecord {
@@ -86,15 +90,31 @@ pub struct OwnerClaim {
     pub endpoint: String,
     /// Number of the term that the data directory has claimed last; `None` if it has claimed none.
     pub kept_term: Option<u64>,
-    /// Whether a person says that the owner before is gone.
-    pub take_over: bool,
+    /// The owner that is gone, if a person says so.
+    pub take_over: Option<TakeOver>,
 }
 
 impl OwnerClaim {
     /// Whether this node may try. A directory may go on if its own claim is the last one.
     fn may_follow(&self, owner: &OwnerRecord) -> bool {
-        let is_mine = owner.node == self.node && self.kept_term >= Some(owner.term);
-        self.take_over || is_mine || owner.state == OwnerState::Released
+        self.is_mine(owner) || owner.state == OwnerState::Released || self.names(owner)
+    }
+
+    fn is_mine(&self, owner: &OwnerRecord) -> bool {
+        owner.node == self.node && self.kept_term >= Some(owner.term)
+    }
+
+    /// Whether a person says that this owner is gone. A node that has taken over the named term and ended before it served
+    /// is gone, too.
+    pub fn names(&self, owner: &OwnerRecord) -> bool {
+        match self.take_over {
+            None => false,
+            Some(TakeOver::Any) => true,
+            Some(TakeOver::Term(term)) => {
+                let has_tried = owner.node == self.node && owner.state == OwnerState::Opening;
+                owner.term == term || (has_tried && owner.taken == Some(term))
+            }
+        }
     }
 
     /// Refuses a claim after this owner, as far as its record shows it.
@@ -136,6 +156,8 @@ impl OwnerClaim {
 pub(super) struct Owned {
     bucket: Bucket,
     record: BucketRecord<OwnerRecord>,
+    /// The owner before, if this node took the store from it at the word of a person.
+    pub(super) before: Option<OwnerRecord>,
     pub(super) tail: Arc<ReplicaTail>,
 }
 
@@ -151,7 +173,7 @@ impl Owned {
         keep: &(dyn Fn(u64) -> io::Result<()> + Send + Sync),
     ) -> Result<Self, OwnerError> {
         let incarnation = random(bucket.place())?;
-        let mut last = None;
+        let (mut last, mut before) = (None, None);
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
                 sleep(ATTEMPT_PAUSE).await;
@@ -161,16 +183,23 @@ impl Owned {
             let other = found.as_ref().map(|found| &found.value);
             if let Some(owner) = other.filter(|owner| owner.incarnation != incarnation) {
                 claim.check(bucket, owner)?;
+                let is_taken = claim.take_over.is_some() && !claim.is_mine(owner);
+                before = is_taken.then(|| owner.clone());
             }
             let newest = ReplicaTail::newest_term(bucket).await?;
             let term = newest + 1;
             keep(term).map_err(OwnerError::Kept)?;
+            let taken = match claim.take_over {
+                Some(TakeOver::Term(term)) if before.is_some() => Some(term),
+                _ => None,
+            };
             let mine = OwnerRecord {
                 term,
                 node: claim.node.clone(),
                 incarnation: incarnation.clone(),
                 endpoint: claim.endpoint.clone(),
                 state: OwnerState::Opening,
+                taken,
             };
             let Some(record) = mine.write(bucket, found.as_ref()).await? else {
                 continue;
@@ -180,6 +209,7 @@ impl Owned {
                     return Ok(Self {
                         bucket: bucket.clone(),
                         record,
+                        before,
                         tail: Arc::new(tail),
                     });
                 }
@@ -225,7 +255,7 @@ mod tests {
             node: node.to_owned(),
             endpoint: format!("{node}:6925"),
             kept_term,
-            take_over: false,
+            take_over: None,
         }
     }
 
@@ -257,8 +287,8 @@ mod tests {
         let refused = own(&bucket, &claim("b", None)).await.err().unwrap();
         assert_eq!(
             refused.to_string(),
-            "s3://memory/pre/fix: the node \"a\" (a:6925) owns the store in term 2; stop it, or start with --take-over \
-             if it is gone for good"
+            "s3://memory/pre/fix: the node \"a\" (a:6925) owns the store in term 2; stop it, or start with \
+             --take-over=2 if it is gone for good"
         );
         second.enters(OwnerState::Released).await.unwrap();
         assert_eq!(
@@ -272,7 +302,7 @@ mod tests {
         let (bucket, _, _) = faulty();
         let mut first = own(&bucket, &claim("a", None)).await.unwrap();
         let taken = OwnerClaim {
-            take_over: true,
+            take_over: Some(TakeOver::Any),
             ..claim("b", None)
         };
         let second = own(&bucket, &taken).await.unwrap();
@@ -282,6 +312,39 @@ mod tests {
         assert_eq!((record.term, &*record.node), (2, "b"));
         assert_eq!(record.state, OwnerState::Opening);
         assert_eq!(second.tail.term(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_named_term_is_taken_over_once_and_again_only_before_it_served() {
+        let (bucket, _, _) = faulty();
+        let mut first = own(&bucket, &claim("a", None)).await.unwrap();
+        first.enters(OwnerState::Serving).await.unwrap();
+        let taken = |node, kept_term, term| OwnerClaim {
+            take_over: Some(TakeOver::Term(term)),
+            ..claim(node, kept_term)
+        };
+        // Another term than that of the owner fences nobody.
+        for other in [0, 2, 3] {
+            let refused = own(&bucket, &taken("b", None, other)).await.err().unwrap();
+            assert!(matches!(refused, OwnerError::Owned { .. }));
+        }
+        assert_eq!(ReplicaTail::newest_term(&bucket).await.unwrap(), 1);
+        let second = own(&bucket, &taken("b", None, 1)).await.unwrap();
+        assert_eq!(second.before.as_ref().unwrap().node, "a");
+        assert_eq!(second.tail.term(), 2);
+        // It ended while it fetched the store, and so has its directory. Nobody else may follow it.
+        let refused = own(&bucket, &taken("c", None, 1)).await.err().unwrap();
+        assert!(matches!(refused, OwnerError::Owned { .. }));
+        let again = own(&bucket, &taken("b", None, 1)).await.unwrap();
+        assert_eq!(again.tail.term(), 3);
+        // Its directory has the store now: the term of the directory lets it in.
+        let mut third = own(&bucket, &taken("b", Some(3), 1)).await.unwrap();
+        assert!(third.before.is_none());
+        third.enters(OwnerState::Serving).await.unwrap();
+        // The word stays in the command, and the directory is lost.
+        let refused = own(&bucket, &taken("b", None, 1)).await.err().unwrap();
+        assert!(matches!(refused, OwnerError::Owned { .. }));
+        assert!(own(&bucket, &taken("b", None, 4)).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

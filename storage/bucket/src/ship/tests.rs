@@ -18,6 +18,7 @@ use wald_storage::{
 
 use super::*;
 use crate::faults::{StoreFaults, Weather, faulty};
+use crate::takeover::TakeOver;
 
 const SEGMENT_BYTES: u64 = 64 << 10;
 
@@ -591,6 +592,7 @@ async fn an_owner_that_is_fenced_names_the_next_one() {
         incarnation: "x".to_owned(),
         endpoint: "second:7070".to_owned(),
         state: OwnerState::Serving,
+        taken: None,
     };
     next.write(&remote.bucket, None).await.unwrap().unwrap();
     let tail = remote.own().await;
@@ -775,7 +777,7 @@ fn parts(remote: &Remote, engine: Arc<LocalEngine>, kept_term: Option<u64>) -> R
             node: "a".to_owned(),
             endpoint: "a:6925".to_owned(),
             kept_term,
-            take_over: false,
+            take_over: None,
         },
         keep_term: Arc::new(|_| Ok(())),
     }
@@ -827,10 +829,10 @@ async fn a_directory_of_another_or_an_older_store_takes_it_from_nobody() {
         let record = record.unwrap().value;
         (record.state == OwnerState::Released).then_some(record.term)
     };
-    owned(machine.path(), None, false).await.unwrap();
+    owned(machine.path(), None, None).await.unwrap();
     assert_eq!(released().await, Some(1));
     let other = tempfile::tempdir().unwrap();
-    let refused = owned(other.path(), None, false).await.err().unwrap();
+    let refused = owned(other.path(), None, None).await.err().unwrap();
     assert!(
         matches!(refused, OwnerError::Ship(ShipError::OtherStore { .. })),
         "{refused}"
@@ -838,8 +840,8 @@ async fn a_directory_of_another_or_an_older_store_takes_it_from_nobody() {
     assert_eq!(released().await, Some(1), "another store claims nothing");
     let old = tempfile::tempdir().unwrap();
     copy_store(machine.path(), old.path());
-    owned(machine.path(), Some(1), false).await.unwrap();
-    for take_over in [false, true] {
+    owned(machine.path(), Some(1), None).await.unwrap();
+    for take_over in [None, Some(TakeOver::Any)] {
         let refused = owned(old.path(), Some(1), take_over).await.err().unwrap();
         assert!(
             matches!(&refused, OwnerError::Superseded { owner, .. } if owner.term == 2),
@@ -848,13 +850,13 @@ async fn a_directory_of_another_or_an_older_store_takes_it_from_nobody() {
         assert_eq!(released().await, Some(2));
     }
     // Without its term only the rows show that it is old.
-    let refused = owned(old.path(), None, false).await.err().unwrap();
+    let refused = owned(old.path(), None, None).await.err().unwrap();
     assert!(
         matches!(refused, OwnerError::Ship(ShipError::Diverged { .. })),
         "{refused}"
     );
     assert_eq!(released().await, Some(2), "it claims nothing");
-    owned(machine.path(), Some(2), false).await.unwrap();
+    owned(machine.path(), Some(2), None).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -885,7 +887,8 @@ async fn a_take_over_that_is_refused_leaves_the_healthy_owner_alone() {
         }
         let late = open(old.path(), config(true));
         // A person takes over without the term, or the name and the term of the owner were copied.
-        for (node, kept_term, take_over) in [("b", None, true), ("a", Some(2), false)] {
+        for (node, kept_term, take_over) in [("b", None, Some(TakeOver::Any)), ("a", Some(2), None)]
+        {
             let mut parts = parts(&remote, Arc::clone(&late), kept_term);
             parts.claim.node = node.to_owned();
             parts.claim.take_over = take_over;
