@@ -113,7 +113,7 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "api/sessions:fast",
     "api/pressure:greedy_beside_small",
     "api/tenants",
-    "ops/console",
+    "ops/console:console",
     "ops/restart",
     "ops/grafana:alerts_hold_in_clusters",
     "bench/million",
@@ -124,7 +124,8 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
 )]
 LAST = [
     Step("ops/traces", "wait", (*BINARIES, STATIC)),
-    Step("deploy/chart", "wait", BINARIES),
+    Step("deploy/chart", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("ops/console:replica", "wait", (*BINARIES, "disk/bucket:units")),
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),

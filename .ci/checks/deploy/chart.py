@@ -15,6 +15,7 @@ import ssl
 import tarfile
 import urllib.error
 
+from buckets import S3, own, programs
 from certificates import *
 from deploy import *
 
@@ -22,8 +23,8 @@ SCHEMA = CHART / "values.schema.json"
 WRITE = "--write" in sys.argv
 # The chart sets these itself: addresses, a directory, and the settings that must agree with Secrets and probes.
 OURS = {"listen", "http_listen", "insecure_listen", "insecure_tokens", "data_dir", "tls_cert", "tls_key", "tls_client_auth",
-        "tls_client_ca", "tls_client_crl", "http_tls", "bucket_endpoint", "bucket_region", "bucket_credentials_file", "bucket_insecure",
-        "auth_file", "metrics_open"}
+        "tls_client_ca", "tls_client_crl", "http_tls", "bucket_url", "bucket_endpoint", "bucket_region", "bucket_credentials_file",
+        "bucket_insecure", "node_id", "advertise", "auth_file", "metrics_open"}
 # Kinds of volumes that the Pod Security Standard `restricted` permits.
 VOLUMES_ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -156,7 +157,10 @@ def manifests(directory):
         settings.write_text(settings_file(objects))
         container = only(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
         variables = environment(container) | {"WALD_CONFIG": str(settings)}
-        done = run(WALD, "config", "check", *container.get("args", []), env=clean_environment(**variables))
+        # A take-over is no setting.
+        arguments = [argument for argument in container.get("args", []) if not argument.startswith("--take-over=")]
+        binary = programs() / "wald" if re.search("^bucket_url", settings.read_text(), re.M) else WALD
+        done = run(binary, "config", "check", *arguments, env=clean_environment(**variables))
         expect(f"{values.name}: the daemon takes its settings", done.returncode == 0, said(done))
 
 
@@ -214,6 +218,7 @@ def stores():
 # Values that turn TLS on.
 TLS = ["tls.enabled=true", "tls.existingSecret=cert"]
 BACKUP = ["backup.enabled=true", "backup.url=s3://wald/orders"]
+REPLICA = ["replica.enabled=true", "replica.url=s3://wald/orders"]
 # Values that give the scraper a token.
 SCRAPER = ["serviceMonitor.enabled=true", "serviceMonitor.authorization.credentials.name=scraper", "serviceMonitor.authorization.credentials.key=token"]
 
@@ -262,6 +267,21 @@ def refused():
         ([*BACKUP, *TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false"], "set backup.certSecret"),
         ([*BACKUP, "backup.certSecret=cert"], "backup.certSecret has no effect"),
         ([*BACKUP, "backup.keep=0"], "minimum"),
+        (["replica.enabled=true"], "set replica.url"),
+        (["replica.enabled=true", "replica.url=/replica"], "does not match pattern"),
+        (["replica.url=s3://wald/orders"], "replica.url has no effect without replica.enabled"),
+        (["replica.takeOverTerm=7"], "replica.takeOverTerm has no effect without replica.enabled"),
+        (["config.sync_mode=replicated"], "set replica.enabled and replica.url"),
+        ([*REPLICA, "config.bucket_url=s3://wald/orders"], "bucket_url"),
+        ([*REPLICA, "replica.endpoint=http://objects"], "replica.endpoint has no TLS"),
+        ([*REPLICA, "replica.advertise=here"], "does not match pattern"),
+        ([*REPLICA, "replica.nodeId=a b"], "does not match pattern"),
+        ([*REPLICA, "replica.takeOverTerm=-1"], "minimum"),
+        ([*REPLICA, *BACKUP], "prefixes of which neither contains the other"),
+        ([*REPLICA, *BACKUP[:1], "backup.url=s3://wald/orders/backups"], "prefixes of which neither contains the other"),
+        ([*REPLICA, "serviceAccountName=wald", "replica.serviceAccountAnnotations.role=wald"], "replica.serviceAccountAnnotations makes"),
+        ([*REPLICA, "extraArgs={--take-over}"], "set replica.takeOverTerm"),
+        ([*REPLICA, "replicaCount=2"], 'more than one needs engine.kind "object"'),
     ]:
         text = said(done := helm("template", "wald", CHART, *itertools.chain(*(["--set", a] for a in arguments))))
         expect(f"{', '.join(arguments)} is refused", done.returncode != 0 and sentence in text,
@@ -320,6 +340,74 @@ def labels(peer):
     """The pods of the namespace that a peer of a NetworkPolicy admits: {} for all, "test" for helm's test. None: others."""
     selector = peer.get("podSelector")
     return selector and selector["matchLabels"].get("app.kubernetes.io/component") or selector
+
+
+@check("The bucket of a replica is reached: egress, credentials, and the account with an identity")
+def replica_pods():
+    for name, account, rules in [
+        ("replica", None, [([4317], 1), ([53, 53], 0), ([9000], 1)]),
+        ("replica-identity", "wald", [([53, 53], 0), ([443], 0), ([80, 988], 1)]),
+    ]:
+        objects = of_values(CHART / "ci" / f"{name}-values.yaml")
+        egress = only(objects, "NetworkPolicy")["spec"]["egress"]
+        found = [([port["port"] for port in rule["ports"]], len(rule.get("to", []))) for rule in egress]
+        expect(f"{name}-values.yaml: the pod reaches names and the bucket", found == rules, found)
+        pod = only(objects, "StatefulSet")["spec"]["template"]["spec"]
+        made = [(o["metadata"]["name"], o["automountServiceAccountToken"]) for o in objects if o["kind"] == "ServiceAccount"]
+        expect(f"{name}-values.yaml: its account is {account}", pod.get("serviceAccountName") == account
+               and made == ([(account, False)] if account else []), made)
+    for endpoint, port in [("https://objects.example.com", 443), ("https://objects.example.com:8443/base", 8443), ("http://[fd00::9]:9000/", 9000),
+                           ("http://objects", 80)]:
+        policy = only(rendered(*sets(*REPLICA, f"replica.endpoint={endpoint}", "replica.insecure=true", "replica.credentialsSecret=bucket")), "NetworkPolicy")
+        found = [port["port"] for port in policy["spec"]["egress"][-1]["ports"]]
+        expect(f"{endpoint}: the pod reaches port {port}", found == [port], found)
+
+
+def sets(*values):
+    """Arguments of helm that set values."""
+    return itertools.chain(*(["--set", value] for value in values))
+
+
+@check("A pod with an empty volume takes the store over from the owner of the term in the values, and from no other")
+def take_overs(directory):
+    with own(directory) as (store, _):
+        secret = "".join(f"{name} = {value}\n" for name, value in store.variables.items() if name.startswith("AWS_")).encode()
+        numbers = itertools.count()
+
+        def serve(data, *values):
+            """The daemon of the pod, on a volume. Its node is killed at the end."""
+            bucket = [f"replica.url={store.url}", f"replica.endpoint={store.base}", "replica.insecure=true", "replica.credentialsSecret=bucket"]
+            objects = rendered("--is-upgrade", *sets(*REPLICA[:1], *bucket, *values))
+            pod = only(objects, "StatefulSet")["spec"]["template"]["spec"]
+            mounts = Mounts(directory / f"mounts-{next(numbers)}", pod, settings_file(objects), {"bucket": {"credentials": secret}})
+            container = pod["containers"][0]
+            variables = environment(container) | {"WALD_CONFIG": f"{mounts.directory}/etc/wald/wald.toml"}
+            return Daemon(directory / data, *container.get("args", []), variables=variables, binary=programs() / "wald")
+
+        def refused_with(data, *values):
+            try:
+                with serve(data, *values):
+                    return None, "it serves"
+            except Ended as ended:
+                return ended.code, "".join(ended.lines)
+
+        with serve("first", "config.create_store=true") as daemon:
+            _, info, _ = daemon.call("wald.v1.OpsService/GetServerInfo", {})
+            named = info["replica"]["nodeId"], int(info["replica"]["term"])
+            expect("the pod owns the store by its name", named == ("wald-0.default", 1), named)
+            code, _, text = daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": "x"}, "durability": "DURABILITY_REPLICATED"})
+            expect("an append is acknowledged from the bucket", code == 0, text)
+        code, text = refused_with("second")
+        expect("an empty volume is refused, and the term is named", code == 78 and "--take-over=1" in text, text[-500:])
+        code, text = refused_with("second", "replica.takeOverTerm=2")
+        expect("so it is with another term", code == 78 and "--take-over=1" in text, text[-500:])
+        for starts, metric in [("the first start", 1), ("each later one", 0)]:
+            with serve("second", "replica.takeOverTerm=1") as daemon:
+                found = daemon.metric("wald_takeovers_total")
+                _, answer, _ = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": 0})
+                expect(f"with its term, {starts} takes over {metric} times and has the record", found == metric and "batch" in (answer or {}), (found, answer))
+        code, text = refused_with("third", "replica.takeOverTerm=1")
+        expect("the value that stayed takes nothing from the new owner", code == 78 and "names the term 1" in text, text[-500:])
 
 
 @check("walctl accepts the command line of the backup job, and the policy lets its pod in")

@@ -408,7 +408,7 @@ def shells():
         for line in lines_of(block):
             helm_line(line)
     values = WORK / "values.yaml"
-    for containing in ("segment_bytes", "audit_log", "networkPolicy"):
+    for containing in ("segment_bytes", "audit_log", "networkPolicy", "replica:"):
         values.write_text(take_one("deploy/helm/wald/README.md", "yaml", containing))
         helm_line("helm install wald deploy/helm/wald", values)
     for block in take("deploy/README.md", "sh"):

@@ -109,6 +109,26 @@ auth_file = "/etc/wald-auth/auth.toml"
 metrics_open = true
 {{- end }}
 {{- end }}
+{{- with .Values.replica }}
+{{- if .enabled }}
+bucket_url = {{ .url | toJson }}
+{{- with .endpoint }}
+bucket_endpoint = {{ . | toJson }}
+{{- end }}
+{{- with .region }}
+bucket_region = {{ . | toJson }}
+{{- end }}
+{{- if .insecure }}
+bucket_insecure = true
+{{- end }}
+{{- if .credentialsSecret }}
+bucket_credentials_file = "/etc/wald-bucket/credentials"
+{{- end }}
+# A restart of the pod needs the same name.
+node_id = {{ .nodeId | default (printf "%s-0.%s" (include "wald.fullname" $) $.Release.Namespace) | toJson }}
+advertise = {{ .advertise | default (printf "%s-0.%s-headless.%s.svc:6925" (include "wald.fullname" $) (include "wald.fullname" $) $.Release.Namespace) | toJson }}
+{{- end }}
+{{- end }}
 {{- if not (hasKey .Values.config "console_hosts") }}
 # Names of the Services and of the pod, for scrapers that do not come by an address. /metrics knows names without a dot by itself.
 {{- $hosts := list }}
@@ -119,6 +139,21 @@ metrics_open = true
 {{- end }}
 console_hosts = {{ join ", " $hosts | toJson }}
 {{- end }}
+{{- end }}
+
+{{/* The pod's service account. */}}
+{{- define "wald.serviceAccountName" -}}
+{{- if .Values.replica.serviceAccountAnnotations -}}
+{{ include "wald.fullname" . }}
+{{- else -}}
+{{ .Values.serviceAccountName }}
+{{- end -}}
+{{- end }}
+
+{{/* The port of an object store in its base URL: 443 unless it has another. */}}
+{{- define "wald.bucketPort" -}}
+{{- $port := regexFind ":[0-9]+(/|$)" . | trimAll ":/" -}}
+{{- $port | default (ternary "80" "443" (hasPrefix "http://" .)) -}}
 {{- end }}
 
 {{/* Whole seconds, rounded up, of a span as Wald reads it: 500us, 5ms, 30s, 1h30m, 1d. */}}
@@ -180,6 +215,7 @@ grpc:
 {{- include "wald.checkTLS" . -}}
 {{- include "wald.checkAuth" . -}}
 {{- include "wald.checkBackup" . -}}
+{{- include "wald.checkReplica" . -}}
 {{- end }}
 
 {{/* TLS that is set up halfway is refused: someone may count on it. */}}
@@ -270,6 +306,43 @@ grpc:
 {{- if and .certSecret (not $.Values.tls.enabled) -}}
 {{- fail "backup.certSecret has no effect without tls.enabled: set tls.enabled=true" -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A replica that is set up halfway is refused, and so is a take-over that a restart would repeat. */}}
+{{- define "wald.checkReplica" -}}
+{{- $backup := .Values.backup -}}
+{{- with .Values.replica -}}
+{{- if .enabled -}}
+{{- if not .url -}}
+{{- fail "replica.enabled: set replica.url, such as s3://BUCKET/PREFIX" -}}
+{{- end -}}
+{{- if and (hasPrefix "http://" .endpoint) (not .insecure) -}}
+{{- fail "replica.endpoint has no TLS: others could read the records on their way; use https://, or set replica.insecure=true" -}}
+{{- end -}}
+{{- $own := printf "%s/" (trimSuffix "/" .url) -}}
+{{- $other := printf "%s/" (trimSuffix "/" $backup.url) -}}
+{{- if and $backup.enabled (or (hasPrefix $own $other) (hasPrefix $other $own)) -}}
+{{- fail (printf "backup.url is %q, and replica.url is %q: backups and the replica need prefixes of which neither contains the other" $backup.url .url) -}}
+{{- end -}}
+{{- if and .serviceAccountAnnotations $.Values.serviceAccountName -}}
+{{- fail "replica.serviceAccountAnnotations makes a service account: put the annotations on serviceAccountName instead, or leave that empty" -}}
+{{- end -}}
+{{- else -}}
+{{- range $name := list "url" "endpoint" "region" "insecure" "credentialsSecret" "serviceAccountAnnotations" "nodeId" "advertise" "peers" "ports" "takeOverTerm" -}}
+{{- if get $.Values.replica $name -}}
+{{- fail (printf "replica.%s has no effect without replica.enabled: set replica.enabled=true" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (toString $.Values.config.sync_mode) "replicated" -}}
+{{- fail "config.sync_mode is replicated: set replica.enabled and replica.url" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraArgs -}}
+{{- if hasPrefix "--take-over" (toString .) -}}
+{{- fail (printf "extraArgs has %q, which each restart would repeat: set replica.takeOverTerm, which takes the store from one owner alone" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
