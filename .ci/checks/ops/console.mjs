@@ -4,7 +4,8 @@
 // 1,000 appends a second seen within a second, records in all forms, gaps, a restart of the daemon,
 // refused origins, keyboard, narrow windows; no error on the page's console. Pictures go to
 // target/ci/console/screenshots, or to SCREENSHOTS. Needs chromium, node and npm
-// (.ci/lib/tools), the release binaries and the example `load`.
+// (.ci/lib/tools), the release binaries and the example `load`. If CONSOLE_REPLICA names a program and a
+// bucket, it shows a daemon with a replica there, and nothing else.
 
 import { spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -42,10 +43,10 @@ function environment() {
 
 /** The built daemon in a directory and on ports that stay over a restart. */
 class Daemon {
-  static async start(directory, ports = [0, 0], more = []) {
+  static async start(directory, ports = [0, 0], more = [], { program = join(RELEASE, "wald"), variables = {} } = {}) {
     const daemon = new Daemon();
     const [grpc, http] = ports;
-    daemon.process = spawn(join(RELEASE, "wald"), ["--data-dir", "wald-data", "--listen", `127.0.0.1:${grpc}`, "--http-listen", `127.0.0.1:${http}`, "--log-format", "json", "--segment-bytes", "4MiB", ...more], { cwd: directory, env: environment(), stdio: ["ignore", "ignore", "pipe"] });
+    daemon.process = spawn(program, ["--data-dir", "wald-data", "--listen", `127.0.0.1:${grpc}`, "--http-listen", `127.0.0.1:${http}`, "--log-format", "json", "--segment-bytes", "4MiB", ...more], { cwd: directory, env: { ...environment(), ...variables }, stdio: ["ignore", "ignore", "pipe"] });
     daemon.ended = new Promise((done) => daemon.process.once("exit", done));
     const lines = createInterface({ input: daemon.process.stderr });
     const said = [];
@@ -165,6 +166,40 @@ async function login(context, errors) {
     await page.close();
   } finally {
     await guarded.stop("SIGKILL");
+    rmSync(directory, { recursive: true, force: true });
+  }
+}
+
+/** A daemon with a replica: the page shows its place, state and lag. */
+async function replica() {
+  const { url, ...how } = JSON.parse(process.env.CONSOLE_REPLICA);
+  const { chromium } = playwright();
+  browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"] });
+  const directory = mkdtempSync(join(WORK, "replica-"));
+  const shipping = await Daemon.start(directory, [0, 0], ["--bucket-url", url, "--node-id", "node-1", "--replica-interval", "1h", "--marker-delay", "1h"], how);
+  try {
+    shipping.walctl("one\n", "append", "orders", "--durability", "replicated", "-");
+    const page = await browser.newPage({ viewport: { width: 1280, height: 800 }, colorScheme: "light" });
+    const errors = [];
+    page.on("pageerror", (error) => errors.push(String(error)));
+    await page.goto(`http://127.0.0.1:${shipping.ports[1]}/console/`);
+    const panel = page.locator("section", { has: page.getByRole("heading", { name: "Replica", exact: true }) });
+    const tile = page.locator(".tile", { hasText: "Not in the bucket" });
+    const text = async (place) => (await place.count()) === 1 && (await place.textContent());
+    const has = (place, ...words) =>
+      until(async () => {
+        const found = await text(place);
+        return found && words.every((word) => found.includes(word));
+      });
+    check("the page shows the bucket, the node and the state of the replica", (await has(panel, url, "node-1", "serving", "p50")) !== null, await text(panel));
+    check("and that the bucket has everything", (await has(tile, "all replicated")) !== null, await text(tile));
+    check("REPLICATED appends have a row", (await has(page.locator(".plain-table tbody"), "replicated")) !== null);
+    await page.screenshot({ path: join(SCREENSHOTS, "replica.png") });
+    shipping.walctl("two\nthree\n", "append", "orders", "--durability", "durable", "-");
+    check("records that only this machine has are counted", (await has(tile, "2 records")) !== null, await text(tile));
+    check("the page has no errors", errors.length === 0, errors.slice(0, 5).join(" | "));
+  } finally {
+    await shipping.stop("SIGKILL");
     rmSync(directory, { recursive: true, force: true });
   }
 }
@@ -376,6 +411,7 @@ async function all() {
   await go("#/");
   check("append latency is shown", (await until(async () => / (µs|ms)$/.test(await page.locator(".tile dd").nth(2).textContent()))) !== null, await page.locator(".tile dd").nth(2).textContent());
   check("flush latency is shown", / (µs|ms)$/.test(await page.locator(".tile dd").nth(4).textContent()));
+  check("a daemon without a replica shows none", !(await page.getByRole("heading", { name: "Replica", exact: true }).isVisible()) && !(await page.locator("main").innerText()).includes("Not in the bucket"));
   check("the overview says how the start went", (await page.locator("main").textContent()).includes("recovered after an unclean end"));
   // Some history for the picture; the charts show past values.
   await until(async () => (await page.locator(".chart path.line").first().getAttribute("d")).length > 450, 90_000);
@@ -425,7 +461,7 @@ async function all() {
 }
 
 try {
-  await all();
+  await (process.env.CONSOLE_REPLICA ? replica() : all());
 } catch (error) {
   check("the script runs to its end", false, error.stack);
 } finally {
