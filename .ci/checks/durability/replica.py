@@ -109,7 +109,7 @@ def awakened(directory, loses_fences):
     here.mkdir()
     with own(directory) as (store, server), serve(store, directory / "old", node="old") as old:
         epoch = epoch_of(old)
-        running = [load(old, here, name, 30) for name in LOADS]
+        running = [load(old, here, name, 60 if loses_fences else 30) for name in LOADS]
         expect("all loads run on the old owner", wait_until(lambda: all(begun(here, name) for name in LOADS), 30))
         old.process.send_signal(signal.SIGSTOP)
         with serve(store, directory / "new", "--take-over", node="new") as new:
@@ -120,7 +120,7 @@ def awakened(directory, loses_fences):
                     fence.unlink()
                 expect("the fences are gone", fences, len(fences))
                 # The new manifest would stop the old owner, too, if it came first.
-                server.fault = lambda request: time.sleep(2) if request.command == "GET" and "manifest" in request.path else None
+                server.fault = lambda request: time.sleep(6) if request.command == "GET" and "manifest" in request.path else None
             old.process.send_signal(signal.SIGCONT)
             expect("the old owner ends with 78", old.process.wait(60) == 78, old.process.returncode)
             said = "".join(old.lines)
