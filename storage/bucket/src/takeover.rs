@@ -1,4 +1,4 @@
-//! The word of a person that the owner of a store is gone for good.
+//! The owner of a store that is gone for good, as a person says.
 
 use std::str::FromStr;
 
@@ -7,8 +7,8 @@ use std::str::FromStr;
 pub enum TakeOver {
     /// Every one.
     Any,
-    /// The owner of the term with this number alone. The word may stay in a command: once another node owns the store, it
-    /// has no effect.
+    /// The owner of the term with this number alone. The option may stay in a command: once another node owns the store,
+    /// it has no effect.
     Term(u64),
 }
 

@@ -156,7 +156,7 @@ impl OwnerClaim {
 pub(super) struct Owned {
     bucket: Bucket,
     record: BucketRecord<OwnerRecord>,
-    /// The owner before, if this node took the store from it at the word of a person.
+    /// The owner before, if this node took the store from it.
     pub(super) before: Option<OwnerRecord>,
     pub(super) tail: Arc<ReplicaTail>,
 }
@@ -341,7 +341,7 @@ mod tests {
         let mut third = own(&bucket, &taken("b", Some(3), 1)).await.unwrap();
         assert!(third.before.is_none());
         third.enters(OwnerState::Serving).await.unwrap();
-        // The word stays in the command, and the directory is lost.
+        // The option stays in the command, and the directory is lost.
         let refused = own(&bucket, &taken("b", None, 1)).await.err().unwrap();
         assert!(matches!(refused, OwnerError::Owned { .. }));
         assert!(own(&bucket, &taken("b", None, 4)).await.is_ok());
