@@ -25,7 +25,7 @@ Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
 STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
 STORES, OBJECT = "setup/tools:stores", "setup/builds:object_stores"
-TESTS = "rust/tests:build"
+TESTS = "rust/tests"
 # Steps that most others need.
 BINARIES = (TOOLS, RELEASE, TESTS)
 
@@ -34,8 +34,6 @@ FIRST = [
     Step(TESTS, "build", (), ("debug",)),
     Step(TOOLS, "build"),
     Step(CLIENTS, "build", (TOOLS,), ("clients",)),
-    # Its lock keeps other builds out of cargo's way, which asks at first whether its own is new.
-    Step("rust/tests:workspace", "wait", (TESTS,), ("debug",)),
     Step("rust/lint:format", "wait", (TESTS,)),
     Step("rust/lint:proto,compatible", "wait", (TOOLS,)),
 ]

@@ -80,15 +80,17 @@ impl Metrics {
     pub(crate) fn totals(&self) -> Totals {
         // Only a replica has such appends.
         #[cfg(any(feature = "object", test))]
-        let replicated = (self.replica.get()).map(|_| Buckets::of(&self.replicated_appends()));
+        let replicated = (self.replica.get())
+            .map(|_| Buckets::of(&self.replicated_appends()))
+            .unwrap_or_default();
         #[cfg(not(any(feature = "object", test)))]
-        let replicated = None;
+        let replicated = Buckets::default();
         let mut totals = Totals {
             append_records: self.appended_records.get(),
             append_bytes: self.appended_bytes.get(),
             rejected: self.calls.refused_writes(),
             appends: [
-                replicated.unwrap_or_default(),
+                replicated,
                 Buckets::of(&self.append_durable),
                 Buckets::of(&self.append_written),
                 Buckets::of(&self.append_accepted),

@@ -434,8 +434,7 @@ fn a_replica_is_restored_as_it_stood_at_any_position_of_its_rows() {
 /// Writer epoch of the log "a"; 0 = it was never fenced.
 fn epoch_of(fixture: &Fixture) -> u64 {
     let log = fixture.core.logs.by_name("a").unwrap();
-    let epoch = log.state.read().writer_epoch();
-    epoch
+    log.state.read().writer_epoch()
 }
 
 #[test]
