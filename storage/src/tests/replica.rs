@@ -322,7 +322,7 @@ fn lag_counts_the_records_of_durable_groups_that_are_not_replicated() {
     // A fence is no record, and bytes that are not durable yet do not count.
     drop(f.core.fence(target("a"), None));
     f.core.turn();
-    drop(f.append_as("a", Durability::Written));
+    drop(f.append_as("b", Durability::Written));
     assert_eq!(lag(), 4);
     let first_part = parts(&f.core, f.core.journal.settled(), 1).remove(0);
     f.core.publish_replicated(first_part.end);

@@ -85,7 +85,7 @@ pub enum OwnerError {
         /// The bucket.
         place: String,
         /// The owner.
-        owner: OwnerRecord,
+        owner: Box<OwnerRecord>,
     },
     /// Another node has served the store after this directory did.
     #[error(
@@ -100,7 +100,7 @@ pub enum OwnerError {
         /// The bucket.
         place: String,
         /// The last owner.
-        owner: OwnerRecord,
+        owner: Box<OwnerRecord>,
     },
     /// Other nodes claim terms at the same time.
     #[error("{place}: other nodes claim the store at the same time; start only one of them")]

@@ -166,7 +166,9 @@ impl ReplicaOwner {
                         owner: owner.endpoint.clone(),
                         term: owner.term,
                     });
-                    return Some(ShipEnd::Fenced { owner: Some(owner) });
+                    return Some(ShipEnd::Fenced {
+                        owner: Some(*owner),
+                    });
                 }
                 Err(error) => self.parts.observer.event(&ShipEvent::NotOpened(&error)),
             }

@@ -119,7 +119,7 @@ impl OwnerClaim {
 
     /// Refuses a claim after this owner, as far as its record shows it.
     fn check(&self, bucket: &Bucket, owner: &OwnerRecord) -> Result<(), OwnerError> {
-        let refused = || (bucket.place().to_owned(), owner.clone());
+        let refused = || (bucket.place().to_owned(), Box::new(owner.clone()));
         if self.is_superseded(owner) {
             let (place, owner) = refused();
             return Err(OwnerError::Superseded { place, owner });
