@@ -35,6 +35,8 @@ pub(crate) struct Renewed(Arc<Renewing>);
 
 struct Renewing {
     make: Box<MakeClient>,
+    /// Held while the file is read: a request that is refused meanwhile waits for the newer client.
+    reading: Mutex<()>,
     client: Mutex<RenewedClient>,
 }
 
@@ -78,6 +80,7 @@ impl Renewed {
         };
         Ok(Self(Arc::new(Renewing {
             make: Box::new(make),
+            reading: Mutex::default(),
             client: Mutex::new(client),
         })))
     }
@@ -96,6 +99,18 @@ impl Renewed {
     /// # Errors
     /// If the file cannot be used. The earlier credentials stay.
     pub(crate) fn renew(&self) -> Result<(), BucketError> {
+        let _reading = self.reading();
+        self.read_again()
+    }
+
+    fn reading(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.0
+            .reading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_again(&self) -> Result<(), BucketError> {
         let store = (self.0.make)()?;
         let mut client = self.client();
         client.store = store;
@@ -108,6 +123,7 @@ impl Renewed {
         if !is_denied(&error) {
             return Err(error);
         }
+        let _reading = self.reading();
         {
             let mut client = self.client();
             if client.generation != generation {
@@ -119,7 +135,7 @@ impl Renewed {
             }
             client.asked = Some(now);
         }
-        match self.renew() {
+        match self.read_again() {
             Ok(()) => Ok(self.current().0),
             Err(unusable) => Err(Error::PermissionDenied {
                 path: String::new(),
@@ -297,6 +313,44 @@ mod tests {
         fn reads(&self) -> usize {
             self.reads.load(Ordering::Relaxed)
         }
+    }
+
+    #[tokio::test]
+    async fn requests_refused_together_get_the_same_newer_client() {
+        use std::sync::mpsc::channel;
+        let (begun, begins) = channel();
+        let (go_on, goes_on) = channel::<()>();
+        let made = Mutex::new((0, goes_on));
+        let renewed = Renewed::open(move || {
+            let mut made = made.lock().unwrap();
+            made.0 += 1;
+            if made.0 > 1 {
+                begun.send(made.0).unwrap();
+                made.1.recv().unwrap();
+            }
+            Ok(Arc::new(InMemory::new()) as _)
+        });
+        let renewed = renewed.unwrap();
+        let refused = || {
+            let renewed = renewed.clone();
+            let denied = Error::PermissionDenied {
+                path: String::new(),
+                source: "403".into(),
+            };
+            std::thread::spawn(move || renewed.after(denied, 0).is_ok())
+        };
+        let first = refused();
+        assert_eq!(begins.recv().unwrap(), 2);
+        // The first one reads the file now. The second waits for it, and reads nothing.
+        let second = refused();
+        // Time for a second one that does not wait: it would fail.
+        let until = std::time::Instant::now() + Duration::from_millis(100);
+        while !second.is_finished() && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        go_on.send(()).unwrap();
+        assert!(first.join().unwrap() && second.join().unwrap());
+        assert!(begins.try_recv().is_err());
     }
 
     #[tokio::test(start_paused = true)]

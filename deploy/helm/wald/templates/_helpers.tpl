@@ -324,7 +324,7 @@ grpc:
 {{- $own := printf "%s/" (trimSuffix "/" .url) -}}
 {{- $other := printf "%s/" (trimSuffix "/" $backup.url) -}}
 {{- if and $backup.enabled (or (hasPrefix $own $other) (hasPrefix $other $own)) -}}
-{{- fail (printf "backup.url is %q, and replica.url is %q: backups and the replica need prefixes of which neither contains the other" $backup.url .url) -}}
+{{- fail (printf "backup.url is %q, and replica.url is %q: backups and the replica need separate prefixes: neither may contain the other" $backup.url .url) -}}
 {{- end -}}
 {{- if and .serviceAccountAnnotations $.Values.serviceAccountName -}}
 {{- fail "replica.serviceAccountAnnotations makes a service account: put the annotations on serviceAccountName instead, or leave that empty" -}}

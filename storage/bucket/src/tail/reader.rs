@@ -27,7 +27,7 @@ pub(crate) const COPY_ATTEMPTS: usize = 5;
 pub struct TailCopy {
     place: String,
     admin: Admin,
-    reader: Option<DbReader>,
+    _reader: OpenReader,
     seen: u64,
     term: u64,
     manifest: Option<TailManifest>,
@@ -56,7 +56,7 @@ impl TailCopy {
                     return Ok(Some(Self {
                         place: place.to_owned(),
                         admin,
-                        reader: Some(reader),
+                        _reader: reader,
                         seen: before.id(),
                         term: before.writer_epoch(),
                         manifest,
@@ -80,7 +80,7 @@ impl TailCopy {
         store: &Arc<dyn ObjectStore>,
         admin: &Admin,
         before: &VersionedManifest,
-    ) -> Result<Option<(DbReader, Option<TailManifest>, TailRows)>, TailError> {
+    ) -> Result<Option<(OpenReader, Option<TailManifest>, TailRows)>, TailError> {
         let failed = |error| TailError::of(place, "read the tail", &error, None);
         let reader = DbReader::builder(DATABASE, Arc::clone(store))
             .with_reader_mode(DbReaderMode::FollowLatest)
@@ -90,6 +90,10 @@ impl TailCopy {
             .build()
             .await
             .map_err(failed)?;
+        let open = OpenReader(Some(reader));
+        let Some(reader) = &open.0 else {
+            return Ok(None);
+        };
         let seen = reader.manifest().id();
         // The rows come first: a manifest that is newer than they are has more in its files, never less.
         let options = settings::scan();
@@ -99,7 +103,6 @@ impl TailCopy {
         let now = newest(place, admin).await?;
         let kept = now.is_some_and(|now| now.replay_after_wal_id() == before.replay_after_wal_id());
         if !kept || reader.manifest().id() != seen {
-            let _ = reader.close().await;
             return Ok(None);
         }
         let damaged = |what| TailError::new(TailErrorKind::Damaged, place, what);
@@ -109,14 +112,13 @@ impl TailCopy {
             TailError::new(TailErrorKind::Unreachable, place, what)
         })?;
         if let Some(missing) = missing {
-            let _ = reader.close().await;
             return Err(damaged(format!(
                 "the rows have a hole: the object {missing} is missing"
             )));
         }
         let manifest = manifest.map(|value| keys::read_manifest(&value));
         let manifest = manifest.transpose().map_err(damaged)?;
-        Ok(Some((reader, manifest, TailRows::new(place, parts))))
+        Ok(Some((open, manifest, TailRows::new(place, parts))))
     }
 
     /// Number of the newest owner's term.
@@ -149,11 +151,12 @@ impl TailCopy {
     }
 }
 
-impl Drop for TailCopy {
-    /// The reader has a task that would keep its rows in memory.
+/// A reader that is closed at its end, also after an error: it has a task that would keep its rows in memory.
+struct OpenReader(Option<DbReader>);
+
+impl Drop for OpenReader {
     fn drop(&mut self) {
-        if let (Some(reader), Ok(runtime)) =
-            (self.reader.take(), tokio::runtime::Handle::try_current())
+        if let (Some(reader), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current())
         {
             runtime.spawn(async move { reader.close().await });
         }
