@@ -55,10 +55,44 @@ pub(crate) fn check_volume(config: &Config, directory: &Path, is_new: bool) -> R
     }
 }
 
+/// Refuses a volume on which a store that is fetched from a bucket would not fit. `bytes`: of its files.
+///
+/// # Errors
+/// With both sizes.
+#[cfg(feature = "object")]
+pub(crate) fn check_fetch(config: &Config, directory: &Path, bytes: u64) -> Result<(), Exit> {
+    // Opening the directory reports any other problem.
+    let Ok(volume) = rustix::fs::statvfs(directory) else {
+        return Ok(());
+    };
+    let free = volume.f_bavail.saturating_mul(volume.f_frsize);
+    let needed = bytes.saturating_add(least_bytes(config));
+    if volume.f_blocks == 0 || free >= needed {
+        return Ok(());
+    }
+    let mib = |bytes: u64| Size(bytes & !((1 << 20) - 1));
+    Err(Exit::new(
+        Exit::IO,
+        format!(
+            "the volume of {} has {} free, and the store in the bucket needs {}; free space on the volume, or use another \
+             one; the owner of the store goes on",
+            directory.display(),
+            mib(free),
+            mib(needed)
+        ),
+    ))
+}
+
+/// Least bytes of a store that takes appends.
+fn least_bytes(config: &Config) -> u64 {
+    let segments = config.reserve_segments as u64 + 2;
+    segments.saturating_mul(config.segment_bytes.0) + BESIDE_SEGMENTS
+}
+
 /// Why a volume of `size` bytes is too small, or its free bytes too few for a new store.
 fn lacks_space(config: &Config, size: u64, free: Option<u64>) -> Option<String> {
     let segments = config.reserve_segments as u64 + 2;
-    let least = segments.saturating_mul(config.segment_bytes.0) + BESIDE_SEGMENTS;
+    let least = least_bytes(config);
     // Some file systems do not report their size.
     if size == 0 {
         return None;

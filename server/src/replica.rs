@@ -35,6 +35,7 @@ use crate::backups::bucket::Remote;
 use crate::bucket::{self, BucketRuntime};
 use crate::config::{BucketGap, Config};
 use crate::convert;
+use crate::host;
 use crate::metrics::{Metrics, ReplicaMetrics};
 use crate::serve::{Exit, StartFacts, no_store};
 
@@ -159,6 +160,7 @@ impl ReplicaStart {
         // A fetch that is refused must not end an owner that serves.
         let mut seen = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
         seen.may_restore(&self.directory).map_err(unfetched)?;
+        host::check_fetch(config, &self.directory, seen.bytes())?;
         drop(seen);
         let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
         let (term, before) = fenced.map_err(|error| exit(&error))?;
@@ -170,8 +172,16 @@ impl ReplicaStart {
         );
         let mut fetch = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
         let store_id = fetch.store_id();
+        let mut repeats = |error: &FetchError| {
+            tracing::warn!(place, %error, "the replica changed while it was fetched; fetching it again");
+        };
         let restored = fetch
-            .restore(&self.directory, RestoredAs::Store, &mut |_| {}, &mut |_| {})
+            .restore(
+                &self.directory,
+                RestoredAs::Store,
+                &mut |_| {},
+                &mut repeats,
+            )
             .map_err(unfetched)?;
         tracing::info!(
             files = restored.files,

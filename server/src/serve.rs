@@ -170,6 +170,9 @@ impl Server {
         let (authority, mut auth) = auth::start(config, &metrics).map_err(wrong)?;
         host::check_owner(config, &config.data_dir)?;
         host::check_strangers(config, &config.data_dir)?;
+        if config.has_replica() {
+            open::clear_unfinished(&config.data_dir)?;
+        }
         let existing = open::look(
             &config.data_dir,
             config.create_store || config.has_replica(),
@@ -337,7 +340,7 @@ impl Server {
 
         let mut opened = tokio::select! {
             opened = opening.opened() => opened?,
-            // Nothing was accepted yet, and recovery can be cut off anywhere.
+            // Nothing was accepted yet, and the next start goes on wherever recovery or a take-over ends.
             () = signals.stop() => return Ok(()),
         };
         let (engine, mut replica) = (Arc::clone(&opened.engine), opened.replica.take());

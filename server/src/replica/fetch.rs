@@ -228,6 +228,7 @@ impl Fetch {
         repeats: &mut dyn FnMut(&FetchError),
     ) -> Result<Restored, FetchError> {
         let mut attempt = 1;
+        let mut earlier = None;
         loop {
             let disk: Arc<dyn Disk> = RealDisk::open(target)?;
             let storage = self.storage.clone();
@@ -238,12 +239,17 @@ impl Fetch {
                 Err(FetchError::Restore(
                     RestoreError::Beyond { asked, .. } | RestoreError::Before { asked, .. },
                 )) => return Err(outside(&self.remote, &self.storage, asked)),
+                // The files of an earlier attempt could not be removed.
+                Err(FetchError::Restore(error @ RestoreError::NotEmpty { .. })) => {
+                    return Err(earlier.unwrap_or_else(|| error.into()));
+                }
                 Err(error) => error,
             };
             if attempt == ATTEMPTS || !is_removal(&self.remote, Some(&self.copy), &error)? {
                 return Err(error);
             }
             repeats(&error);
+            earlier = Some(error);
             attempt += 1;
             *self = Self::open(&self.remote, self.storage.clone(), self.at)?;
         }

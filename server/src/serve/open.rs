@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use wald_storage::{
-    Disk, LocalEngine, LogEngine, OpenError, RealDisk, RecoveryReport, SystemClock, block_on,
+    Disk, LocalEngine, LogEngine, OpenError, RealDisk, RecoveryReport, RestoreError, SystemClock,
+    block_on,
 };
 
 use super::{Exit, StartFacts};
@@ -34,6 +35,29 @@ pub(super) fn look(directory: &Path, may_create: bool) -> Result<bool, Exit> {
         true => Ok(existing),
         false => Err(no_store(directory)),
     }
+}
+
+/// Empties a directory whose take-over was cut off: the bucket has its files.
+///
+/// # Errors
+/// If another process uses the directory, or if the file system fails.
+pub(super) fn clear_unfinished(directory: &Path) -> Result<(), Exit> {
+    if !directory.is_dir() {
+        return Ok(());
+    }
+    let disk = RealDisk::open(directory).map_err(|error| exit(&error))?;
+    let cleared = wald_storage::clear_unfinished_take_over(&*disk);
+    let cleared = cleared.map_err(|error| match error {
+        RestoreError::Open(error) => exit(&error),
+        error => Exit::new(Exit::IO, error.to_string()),
+    })?;
+    if cleared {
+        tracing::info!(
+            directory = %directory.display(),
+            "the files of a take-over that was cut off are removed"
+        );
+    }
+    Ok(())
 }
 
 /// The end of a start whose directory must have a store and has none.

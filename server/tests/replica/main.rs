@@ -550,6 +550,38 @@ async fn filled(wal: &mut WalServiceClient<Channel>) -> Vec<String> {
     found.iter().map(number).collect()
 }
 
+#[tokio::test]
+async fn take_over_that_was_cut_off_goes_on_at_the_next_start() {
+    let store = Store::start();
+    let (one, two) = (private_directory(), private_directory());
+    let node = start(&store, one.path(), "one", &SMALL);
+    fill(&mut node.wal().await, 0, 60).await;
+    until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
+    node.signal(Signal::KILL);
+    node.ended().await;
+    // A kill in the middle of the fetch leaves these files.
+    let mark = two.path().join("RESTORING");
+    std::fs::write(&mark, "a take-over is not finished\n").unwrap();
+    std::fs::write(two.path().join("LOCK"), "").unwrap();
+    std::fs::create_dir(two.path().join("journal")).unwrap();
+    let half = two.path().join("journal/0000000000000001.seg");
+    std::fs::write(half, [7; 5000]).unwrap();
+    let taken = [&SMALL[..], &["--take-over=1"]].concat();
+    // Without the option it is refused, as an empty directory is.
+    let (code, log) = refused(&store, two.path(), "two", &SMALL);
+    assert_eq!(code, Some(78), "{log}");
+    let next = start(&store, two.path(), "two", &taken);
+    assert_eq!(filled(&mut next.wal().await).await, numbered(60));
+    assert!(!mark.exists());
+    // The files of a copy are a person's: nothing removes them.
+    let copy = private_directory();
+    std::fs::write(copy.path().join("RESTORING"), "a restore is not finished\n").unwrap();
+    let (code, log) = refused(&store, copy.path(), "three", &["--take-over"]);
+    assert_eq!(code, Some(78), "{log}");
+    assert!(log.contains("is not empty: RESTORING is there"), "{log}");
+    assert!(copy.path().join("RESTORING").exists());
+}
+
 /// Waits until this holds.
 async fn until_store(what: &str, mut holds: impl FnMut() -> bool) {
     let since = Instant::now();

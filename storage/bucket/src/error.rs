@@ -1,9 +1,12 @@
 //! Errors of a bucket: one sentence with the place, the event and the store's own words.
 
-use std::error::Error as _;
+use std::error::Error;
 
 /// Maximum characters of the store's own words in a message.
 const LONGEST_DETAIL: usize = 300;
+
+/// Codes with which S3 refuses temporary credentials. Their status is 400.
+const EXPIRED: [&str; 3] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired"];
 
 /// Class of an error. Programs choose their exit code by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +49,7 @@ impl BucketError {
 
     /// An error of the store during `action`.
     pub(crate) fn of(place: impl ToString, action: &str, error: &object_store::Error) -> Self {
-        let detail = detail(error);
+        let detail = store_words(error);
         // Errors of lists have no variant of their own.
         let status = |code: &str| error.to_string().contains(&format!("status code: {code}"));
         let (kind, what) = match error {
@@ -63,10 +66,15 @@ impl BucketError {
                 BucketErrorKind::Denied,
                 "the store refuses the credentials, or they do not allow this",
             ),
-            _ if status("403") || status("401") => (
-                BucketErrorKind::Denied,
-                "the store refuses the credentials, or they do not allow this",
-            ),
+            _ if status("403")
+                || status("401")
+                || EXPIRED.iter().any(|code| detail.starts_with(code)) =>
+            {
+                (
+                    BucketErrorKind::Denied,
+                    "the store refuses the credentials, or they do not allow this",
+                )
+            }
             _ if detail.contains("Unable to extract metadata from headers") => (
                 BucketErrorKind::Damaged,
                 "the store's answer lacks a header",
@@ -81,8 +89,8 @@ impl BucketError {
     }
 }
 
-/// The store's own words: code and message of an XML answer, else the innermost error.
-fn detail(error: &object_store::Error) -> String {
+/// The store's own words: code and message of an XML answer, else the error with its causes. At most 300 characters.
+pub(crate) fn store_words(error: &dyn Error) -> String {
     let whole = error.to_string();
     let mut text = match (tagged(&whole, "Code"), tagged(&whole, "Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
@@ -143,6 +151,12 @@ mod tests {
                 "403 Forbidden",
                 "InvalidAccessKeyId",
                 BucketErrorKind::Denied,
+            ),
+            ("400 Bad Request", "ExpiredToken", BucketErrorKind::Denied),
+            (
+                "400 Bad Request",
+                "InvalidRequest",
+                BucketErrorKind::Unavailable,
             ),
             (
                 "500 Internal Server Error",

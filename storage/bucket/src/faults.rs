@@ -41,6 +41,10 @@ pub(crate) enum StoreFault {
     Late,
 }
 
+/// The answer of S3 to a key that has expired.
+const REFUSED: &str = "Server returned non-2xx status code: 400 Bad Request: <Error><Code>ExpiredToken</Code>\
+                       <Message>The provided token has expired.</Message></Error>";
+
 /// The faults of the next writes, in order. Writes after them succeed.
 #[derive(Debug, Default)]
 pub(crate) struct StoreFaults {
@@ -59,7 +63,7 @@ pub(crate) struct StoreFaults {
     pub(crate) only_in: Mutex<&'static str>,
     /// Requests of paths that contain this wait; `None` = no request.
     pub(crate) hangs_in: Mutex<Option<&'static str>>,
-    /// Every request fails with 403.
+    /// Every request is refused: its temporary key has expired.
     pub(crate) denied: AtomicBool,
     /// Every request fails with 503.
     pub(crate) down: AtomicBool,
@@ -134,7 +138,7 @@ impl StoreFaults {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         if self.denied.load(Ordering::Relaxed) {
-            return Err(generic("status code: 403 Forbidden"));
+            return Err(generic(REFUSED));
         }
         let mut weather = self.weather.lock().unwrap();
         let fails = weather.as_mut().is_some_and(|weather| {
@@ -281,9 +285,7 @@ impl ObjectStore for Faulty {
         locations: BoxStream<'static, Result<Path, Error>>,
     ) -> BoxStream<'static, Result<Path, Error>> {
         if self.faults.denied.load(Ordering::Relaxed) {
-            let denied = |path: Result<Path, Error>| {
-                path.and_then(|_| Err(generic("status code: 403 Forbidden")))
-            };
+            let denied = |path: Result<Path, Error>| path.and_then(|_| Err(generic(REFUSED)));
             return locations.map(denied).boxed();
         }
         let removed = self.inner.delete_stream(locations);

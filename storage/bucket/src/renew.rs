@@ -21,7 +21,7 @@ use object_store::{
 };
 use tokio::time::Instant;
 
-use crate::error::{BucketError, BucketErrorKind};
+use crate::error::{BucketError, BucketErrorKind, store_words};
 
 /// Minimum time between two reads of the file after refusals.
 const RENEW_PAUSE: Duration = Duration::from_secs(5);
@@ -139,7 +139,11 @@ impl Renewed {
             Ok(()) => Ok(self.current().0),
             Err(unusable) => Err(Error::PermissionDenied {
                 path: String::new(),
-                source: format!("{error}; reading the credentials again: {unusable}").into(),
+                source: format!(
+                    "the credentials cannot be read again: {unusable}; the store said: {}",
+                    store_words(&error)
+                )
+                .into(),
             }),
         }
     }
@@ -206,7 +210,7 @@ impl ObjectStore for Renewed {
             .delete_stream(locations)
             .map(move |removed| {
                 removed.map_err(|error| {
-                    let shown = error.to_string();
+                    let shown = store_words(&error);
                     match renewed.after(error, generation) {
                         Err(error) => error,
                         Ok(_) => Error::PermissionDenied {
@@ -390,7 +394,10 @@ mod tests {
         assert_eq!(keys.reads(), 1 + 2, "in 10 s");
         tokio::time::advance(RENEW_PAUSE).await;
         let refused = keys.renewed.put(&path, "x".into()).await.unwrap_err();
-        assert!(refused.to_string().contains("it is gone"), "{refused}");
+        // The message has both reasons, although the store's answer is XML.
+        let shown = BucketError::of("s3://b", "write a", &refused).to_string();
+        assert!(shown.contains("it is gone"), "{shown}");
+        assert!(shown.contains("ExpiredToken: The provided"), "{shown}");
         // A request is heard at once.
         keys.is_there.store(true, Ordering::Relaxed);
         keys.renewed.renew().unwrap();

@@ -25,7 +25,7 @@ mod restore;
 mod take;
 mod view;
 
-pub use self::replica::{ReplicaCheck, ReplicaContent, RestoredAs};
+pub use self::replica::{ReplicaCheck, ReplicaContent, RestoredAs, clear_unfinished_take_over};
 pub use self::restore::{Restored, refuse_if_used};
 pub(crate) use self::restore::{
     begin as begin_restore, finish as finish_restore, flush_names, write,

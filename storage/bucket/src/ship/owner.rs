@@ -186,7 +186,12 @@ impl Owned {
                 let is_taken = claim.take_over.is_some() && !claim.is_mine(owner);
                 before = is_taken.then(|| owner.clone());
             }
-            let newest = ReplicaTail::newest_term(bucket).await?;
+            let mut newest = ReplicaTail::newest_term(bucket).await?;
+            if other.is_some_and(|owner| owner.incarnation != incarnation && owner.term > newest) {
+                // That node ended between its record and its tail. Nobody else has its term: an operator may name it.
+                ReplicaTail::open(bucket, newest).await?.close().await?;
+                newest += 1;
+            }
             let term = newest + 1;
             keep(term).map_err(OwnerError::Kept)?;
             let taken = match claim.take_over {
@@ -345,6 +350,32 @@ mod tests {
         let refused = own(&bucket, &taken("b", None, 1)).await.err().unwrap();
         assert!(matches!(refused, OwnerError::Owned { .. }));
         assert!(own(&bucket, &taken("b", None, 4)).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_term_has_one_owner_even_if_it_ended_before_it_opened_the_tail() {
+        let (bucket, _, _) = faulty();
+        let first = own(&bucket, &claim("a", None)).await.unwrap();
+        let record = OwnerRecord::read(&bucket).await.unwrap().unwrap();
+        let ended = OwnerRecord {
+            term: 2,
+            node: "b".to_owned(),
+            incarnation: "other".to_owned(),
+            taken: Some(1),
+            ..first.record.value
+        };
+        ended.write(&bucket, Some(&record)).await.unwrap().unwrap();
+        assert_eq!(ReplicaTail::newest_term(&bucket).await.unwrap(), 1);
+        let taken = |node| OwnerClaim {
+            take_over: Some(TakeOver::Term(2)),
+            ..claim(node, None)
+        };
+        let mut third = own(&bucket, &taken("c")).await.unwrap();
+        assert_eq!((third.record.value.term, third.tail.term()), (3, 3));
+        third.enters(OwnerState::Serving).await.unwrap();
+        // The option of another node still names "b", which is gone, and not "c".
+        let refused = own(&bucket, &taken("d")).await.err().unwrap();
+        assert!(matches!(refused, OwnerError::Owned { .. }));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,6 +2,8 @@
 
 use slatedb::{CloseReason, ErrorKind};
 
+use crate::error::store_words;
+
 /// Class of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TailErrorKind {
@@ -59,7 +61,11 @@ impl TailError {
         };
         match kind {
             TailErrorKind::Fenced => Self::fenced(place, action),
-            _ => Self::new(kind, place, format!("cannot {action}: {error}")),
+            _ => Self::new(
+                kind,
+                place,
+                format!("cannot {action}: {}", store_words(error)),
+            ),
         }
     }
 

@@ -8,6 +8,7 @@ use object_store::{
 
 use super::error::{TailError, TailErrorKind};
 use crate::bucket::Bucket;
+use crate::error::store_words;
 use crate::record::random;
 
 /// Writes an object with metadata, reads them, and removes the object: 3 requests.
@@ -20,7 +21,7 @@ pub async fn probe_metadata(bucket: &Bucket) -> Result<(), TailError> {
         let what = format!("cannot probe the metadata of objects: {error}");
         TailError::new(TailErrorKind::Unreachable, place, what)
     };
-    let failed = |error: object_store::Error| fails(&error);
+    let failed = |error: object_store::Error| fails(&store_words(&error));
     let id = random(place).map_err(|error| fails(&error))?;
     let path = Path::from(format!("probe/{id}"));
     let name = Attribute::Metadata("waldprobe".into());

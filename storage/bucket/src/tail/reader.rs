@@ -19,6 +19,7 @@ use super::rows::TailRows;
 use super::settings::{self, OPEN_TIMEOUT};
 use super::{DATABASE, part_range, undecided};
 use crate::bucket::Bucket;
+use crate::error::store_words;
 
 /// Maximum number of reads of a tail whose owner removes rows meanwhile.
 pub(crate) const COPY_ATTEMPTS: usize = 5;
@@ -108,7 +109,8 @@ impl TailCopy {
         let damaged = |what| TailError::new(TailErrorKind::Damaged, place, what);
         let missing = missing_object(store, before.replay_after_wal_id()).await;
         let missing = missing.map_err(|error| {
-            let what = format!("cannot list the write-ahead log of the tail: {error}");
+            let why = store_words(&error);
+            let what = format!("cannot list the write-ahead log of the tail: {why}");
             TailError::new(TailErrorKind::Unreachable, place, what)
         })?;
         if let Some(missing) = missing {

@@ -313,6 +313,20 @@ async fn a_row_on_its_way_is_awaited_and_stored_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_row_that_the_network_swallows_is_sent_again() {
+    let store = Arc::new(InMemory::new());
+    let node = node(&store);
+    let tail = node.own().await;
+    *node.faults.only_in.lock().unwrap() = "/wal/";
+    node.faults.next_puts([StoreFault::Slow]);
+    let began = Instant::now();
+    tail.put(&part(1, 0, "a")).await.unwrap();
+    let waited = began.elapsed().as_secs();
+    assert!((10..12).contains(&waited), "{waited} s");
+    assert_eq!(all(&tail).await, [part(1, 0, "a")]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_outage_of_an_hour_stops_nobody() {
     let store = Arc::new(InMemory::new());
     let node = node(&store);

@@ -1,12 +1,17 @@
-//! A store whose undecided writes are not refusals.
+//! A store whose undecided writes are not refusals, and whose rows have a time limit of their own.
 //!
 //! S3 answers 409 if two writes of one object meet and neither is decided. `object_store` reports that as an object that
 //! exists, and SlateDB takes it for another owner's. This layer looks: if there is no object, the write is repeated.
 //!
 //! An object that exists is never called absent: the objects that stop an old owner are not removed.
+//!
+//! A store that goes away can swallow requests on connections that stay open. Rows wait for each other, so a row must not
+//! wait as long as the upload of a file may take. After the limit SlateDB sends the object again, and recognises its own
+//! object if both arrive.
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,6 +22,22 @@ use object_store::{
     ObjectStore, ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions, PutPayload,
     PutResult,
 };
+use tokio::time::timeout;
+
+/// Whether the object is one of the write-ahead log: a row.
+fn is_row(location: &Path) -> bool {
+    location.parts().any(|part| part.as_ref() == "wal")
+}
+
+/// Maximum time until a row without bytes is answered.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// Bytes a second that a connection to the store carries at least.
+const SLOWEST: u64 = 140 << 10;
+
+/// Maximum time until a row of this size is answered.
+fn answer_time(bytes: usize) -> Duration {
+    ANSWER_TIME + Duration::from_millis(bytes as u64 * 1000 / SLOWEST)
+}
 
 #[derive(Debug)]
 pub(super) struct Undecided(pub(super) Arc<dyn ObjectStore>);
@@ -36,7 +57,17 @@ impl ObjectStore for Undecided {
         opts: PutOptions,
     ) -> Result<PutResult, Error> {
         let creates = opts.mode == PutMode::Create;
-        let done = self.0.put_opts(location, payload, opts).await;
+        let limit = is_row(location).then(|| answer_time(payload.content_length()));
+        let put = self.0.put_opts(location, payload, opts);
+        let done = match limit {
+            None => put.await,
+            Some(limit) => timeout(limit, put).await.unwrap_or_else(|_| {
+                Err(Error::Generic {
+                    store: "bucket",
+                    source: format!("the store gave no answer within {limit:?}").into(),
+                })
+            }),
+        };
         if !creates || !matches!(done, Err(Error::AlreadyExists { .. })) {
             return done;
         }

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::frames::FrameCheck;
-use super::restore::{begin, finish, flush_names, refuse_if_used};
+use super::restore::{UNFINISHED, begin_marked, finish, flush_names, refuse_if_used};
 use super::view::leap_beyond;
 use super::{BackupView, Restored};
 use crate::api::config::StorageConfig;
@@ -31,6 +31,9 @@ use crate::format::life::{Life, journal_path};
 /// Positions that the next owner skips at least. The last owner may have assigned them to lost records. The
 /// segment that it had begun then is not missed.
 const BEYOND: u64 = LARGEST_SEGMENT + MAX_REPLICA_LAG;
+
+/// The content of `RESTORING` while a node takes the store over.
+const UNFINISHED_TAKE_OVER: &[u8] = b"a take-over is not finished\n";
 
 /// Relation of a restored store to the replicated one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +116,11 @@ impl ReplicaContent<'_> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
         refuse_if_used(&**target)?;
-        let lock = begin(&**target)?;
+        let mark = match restored_as {
+            RestoredAs::Copy => UNFINISHED,
+            RestoredAs::Store => UNFINISHED_TAKE_OVER,
+        };
+        let lock = begin_marked(&**target, mark)?;
         let restored = self.write(target, config, restored_as, progress);
         if restored.is_err() {
             // RESTORING stays until the last file is gone.
@@ -406,13 +413,52 @@ impl PartWriter {
     }
 }
 
+/// Removes the files of a take-over that was cut off, so that the directory is empty for the next one. Changes nothing in
+/// any other directory. Returns whether there were such files.
+///
+/// # Errors
+/// `Open` if another process uses the directory; `Io` if the file system fails.
+pub fn clear_unfinished_take_over(target: &dyn Disk) -> Result<bool, RestoreError> {
+    if !is_unfinished_take_over(target)? {
+        return Ok(false);
+    }
+    let lock = directory::lock(target)?;
+    // Another process may have finished it meanwhile.
+    let is_unfinished = is_unfinished_take_over(target)?;
+    if is_unfinished {
+        let action = format!("removing an unfinished take-over in {}", target.location());
+        clear(target).map_err(RestoreError::io(action))?;
+    }
+    drop(lock);
+    Ok(is_unfinished)
+}
+
+fn is_unfinished_take_over(target: &dyn Disk) -> Result<bool, RestoreError> {
+    let io = |action: &str| RestoreError::io(format!("{action} in {}", target.location()));
+    let names = target.list("").map_err(io("listing files"))?;
+    if !names.iter().any(|name| name == RESTORING) {
+        return Ok(false);
+    }
+    let mut mark = [0; UNFINISHED_TAKE_OVER.len() + 1];
+    let read = target
+        .open(RESTORING)
+        .and_then(|file| file.read_full_at(&mut mark, 0));
+    let read = read.map_err(io("reading RESTORING"))?;
+    // The mark is flushed before anything else is written: a part of it stands alone.
+    Ok(UNFINISHED_TAKE_OVER.starts_with(&mark[..read]))
+}
+
 /// Removes all files of an unfinished restore. The mark and the lock come last, so that each moment before is refused.
 fn clear(target: &dyn Disk) -> std::io::Result<()> {
     for directory in DIRECTORIES {
         for name in directory::list(target, directory)? {
             target.remove(&format!("{directory}/{name}"))?;
         }
-        target.sync_directory(directory)?;
+        match target.sync_directory(directory) {
+            // The process ended before it made this directory.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            flushed => flushed?,
+        }
     }
     for name in [FORMAT, BEGUN, RESTORING, LOCK] {
         match target.remove(name) {

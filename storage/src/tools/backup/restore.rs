@@ -103,10 +103,21 @@ fn failed(action: &str, target: &dyn Disk) -> impl FnOnce(std::io::Error) -> Res
     RestoreError::io(format!("{action} in {}", target.location()))
 }
 
+/// The content of `RESTORING`.
+pub(super) const UNFINISHED: &[u8] = b"a restore is not finished\n";
+
 /// Locks the new directory, marks it as unfinished, and makes the directories of a store.
 pub(crate) fn begin(target: &dyn Disk) -> Result<Box<dyn DiskLock>, RestoreError> {
+    begin_marked(target, UNFINISHED)
+}
+
+/// As [`begin`], with this content of `RESTORING`.
+pub(super) fn begin_marked(
+    target: &dyn Disk,
+    mark: &[u8],
+) -> Result<Box<dyn DiskLock>, RestoreError> {
     let lock = directory::lock(target)?;
-    write(target, RESTORING, b"a restore is not finished\n").map_err(failed("writing", target))?;
+    write(target, RESTORING, mark).map_err(failed("writing", target))?;
     for directory in DIRECTORIES {
         let made = target.create_directory(directory);
         made.map_err(failed("making a directory", target))?;
