@@ -12,7 +12,7 @@ use crate::base::ids::Position;
 use crate::base::promise::Awaited;
 use crate::disk::Disk;
 use crate::format::life::journal_path;
-use crate::tools::backup::{ReplicaContent, RestoredAs};
+use crate::tools::backup::{ReplicaContent, RestoredAs, clear_unfinished_take_over};
 
 const MAX_LAG: u64 = 1 << 20;
 
@@ -449,6 +449,16 @@ fn restored(
     restored_as: RestoredAs,
 ) -> Result<SimDisk, RestoreError> {
     let disk = SimDisk::new();
+    restored_on(&disk, f, parts, restored_as)?;
+    Ok(disk)
+}
+
+fn restored_on(
+    disk: &SimDisk,
+    f: &Fixture,
+    parts: &[JournalPart],
+    restored_as: RestoredAs,
+) -> Result<(), RestoreError> {
     let content = ReplicaContent {
         store_id: f.core.store_id,
         files: None,
@@ -457,7 +467,65 @@ fn restored(
     };
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
     content.restore(&target, &f.config, restored_as, &mut |_| {})?;
-    Ok(disk)
+    Ok(())
+}
+
+#[test]
+fn a_take_over_that_is_cut_off_in_any_call_goes_on() {
+    let f = Fixture::replicated();
+    for number in 0..8_u8 {
+        f.append("a", &[number; 9_000]).unwrap();
+    }
+    let shipped = parts(&f.core, Position::ZERO, 1 << 20);
+    let mut again = 0;
+    for nth in 1.. {
+        let disk = SimDisk::seeded(nth);
+        disk.crash_after(nth);
+        let done = restored_on(&disk, &f, &shipped, RestoredAs::Store);
+        if !disk.is_crashed() {
+            done.unwrap();
+            break;
+        }
+        disk.crash(nth);
+        for then in [0, nth % 7 + 1] {
+            let disk = disk.copy();
+            if then > 0 {
+                // The power goes while the files are removed, too.
+                disk.crash_after(then);
+                let _ = clear_unfinished_take_over(&disk);
+                disk.crash(then);
+            }
+            clear_unfinished_take_over(&disk).unwrap();
+            let has_store = disk.list("").unwrap().iter().any(|name| name == "FORMAT");
+            if !has_store {
+                again += 1;
+                restored_on(&disk, &f, &shipped, RestoredAs::Store).unwrap();
+            }
+            let next = Fixture::with(disk, config());
+            next.ship();
+            assert_eq!(
+                next.contents("a").len(),
+                8,
+                "cut in call {nth}, then {then}"
+            );
+        }
+    }
+    println!("fetched again after {again} cuts");
+    assert!(again > 20, "{again}");
+}
+
+#[test]
+fn files_of_a_copy_that_was_cut_off_stay() {
+    let f = Fixture::replicated();
+    f.append("a", b"1").unwrap();
+    let shipped = parts(&f.core, Position::ZERO, 1 << 20);
+    let disk = SimDisk::new();
+    disk.crash_after(10);
+    restored_on(&disk, &f, &shipped, RestoredAs::Copy).unwrap_err();
+    disk.crash(1);
+    let before = disk.fingerprint();
+    assert!(!clear_unfinished_take_over(&disk).unwrap());
+    assert_eq!(disk.fingerprint(), before);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::api::replica::{JournalPart, MAX_REPLICA_LAG};
 use crate::base::bounds::{LARGEST_SEGMENT, LIFE_BYTES};
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::directory;
-use crate::disk::directory::{BEGUN, DIRECTORIES, FORMAT, LOCK, LastBegun, RESTORING};
+use crate::disk::directory::{BEGUN, DIRECTORIES, FORMAT, LOCK, LastBegun, RESTORING, is_own_name};
 use crate::disk::{Disk, DiskFile};
 use crate::format::frame;
 use crate::format::frame::FrameKind;
@@ -460,7 +460,10 @@ fn clear(target: &dyn Disk) -> std::io::Result<()> {
             flushed => flushed?,
         }
     }
-    for name in [FORMAT, BEGUN, RESTORING, LOCK] {
+    let others = directory::list(target, "")?;
+    let others = others.iter().map(String::as_str);
+    let others = others.filter(|name| ![RESTORING, LOCK].contains(name) && is_own_name(name));
+    for name in others.chain([RESTORING, LOCK]) {
         match target.remove(name) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
