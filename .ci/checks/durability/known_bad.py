@@ -20,7 +20,7 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
 # Mistakes of the shipper of the replica, which only its own tests can meet.
 SHIP_MISTAKES = ["replica:" + name for name in [
     "ack_before_put", "publish_durable", "drain_before_upload", "skip_part", "manifest_before_content",
-    "manifest_before_trims", "fence_ignored"]]
+    "manifest_before_trims", "fence_ignored", "named_content_removed"]]
 # Modules of the other layers of the engine's own tests.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair"]
