@@ -1,5 +1,6 @@
 //! A second engine, made of public items of the storage crate only: one log in memory. It proves
-//! that the seam can be implemented outside of that crate. Methods that no test calls panic.
+//! that the seam can be implemented outside of that crate. It takes appends, and refuses other changes as if its disk were
+//! full.
 
 use std::collections::HashSet;
 use std::io;
@@ -8,11 +9,11 @@ use parking_lot::Mutex;
 use wald_storage::{
     AdminError, Administer, Append, AppendError, AppendTimes, Appended, Backup, BackupError, Batch,
     BoxFuture, Clock as _, CursorCommit, CursorError, Durability, DurabilityTruth, EngineKind,
-    FenceError, Fenced, LogAppended, LogConfig, LogConfigChange, LogId, LogInfo, LogName, LogStat,
-    LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position, ProducerInfo, Quota, QuotaError,
-    QuotaUse, ReadError, ReadLogs, ReadRequest, ReadStart, RecoveryTimes, Scan, ScanRequest,
-    SegmentInfo, Session, Statistics, StoredBatch, SyncError, SyncTarget, Ticket, TrimError, Until,
-    Verification, VerifyError, Visibility, Watch, Watched,
+    FenceError, Fenced, FreeSpace, LogAppended, LogConfig, LogConfigChange, LogId, LogInfo,
+    LogName, LogStat, LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position, ProducerInfo,
+    Quota, QuotaError, QuotaUse, ReadError, ReadLogs, ReadRequest, ReadStart, RecoveryTimes, Scan,
+    ScanRequest, SegmentInfo, Session, Statistics, StoredBatch, SyncError, SyncTarget, TargetError,
+    Ticket, TrimError, Until, Verification, VerifyError, Visibility, Watch, Watched,
 };
 
 use super::*;
@@ -38,6 +39,54 @@ impl Log {
         let batches = self.batches.lock();
         batches.last().map_or(Lsn::ZERO, StoredBatch::next_lsn)
     }
+
+    /// The log, once it has records.
+    fn info(&self) -> Option<LogInfo> {
+        let (tail, batches) = (self.tail(), self.batches.lock());
+        let first = batches.first()?;
+        Some(LogInfo {
+            name: first.log.clone(),
+            log_id: LOG_ID,
+            config: Arc::default(),
+            first_lsn: Lsn::ZERO,
+            expired: 0,
+            tail_lsn: tail,
+            durable_lsn: tail,
+            replicated_lsn: Some(tail),
+            writer_epoch: 0,
+            stored_bytes: batches.iter().map(|batch| batch.body.len() as u64).sum(),
+            create_time: first.arrival,
+            update_time: first.arrival,
+            first_producer_epoch: 0,
+        })
+    }
+
+    /// The log, if it has this name and identity.
+    fn named(&self, target: &LogTarget) -> Result<LogInfo, TargetError> {
+        let log = target.name.clone();
+        match (self.info().filter(|info| info.name == log), target.log_id) {
+            (Some(info), None | Some(LOG_ID)) => Ok(info),
+            (None, None) => Err(TargetError::NotFound { log }),
+            (info, Some(expected)) => Err(TargetError::Replaced {
+                log,
+                expected,
+                actual: info.map(|info| info.log_id),
+            }),
+        }
+    }
+}
+
+/// The refusal of every change that is no append.
+fn full() -> AppendError {
+    AppendError::DiskFull(FreeSpace::default())
+}
+
+fn unsupported() -> io::Error {
+    io::Error::from(io::ErrorKind::Unsupported)
+}
+
+fn ready<'a, T: Send + 'a>(answer: T) -> BoxFuture<'a, T> {
+    Box::pin(std::future::ready(answer))
 }
 
 /// An engine with one log in memory, whose acks claim to be on another machine.
@@ -96,18 +145,22 @@ impl Append for MemoryEngine {
         _: SyncTarget,
         _: Option<&LogName>,
     ) -> BoxFuture<'_, Result<Position, SyncError>> {
-        unimplemented!()
+        ready(Ok(Position::new(self.0.tail().get())))
     }
 }
 
 impl ReadLogs for MemoryEngine {
     fn read(&self, request: ReadRequest) -> BoxFuture<'_, Result<Page, ReadError>> {
-        let ReadStart::Lsn(from) = request.start else {
-            unimplemented!()
-        };
         let mut batches = self.0.batches.lock().clone();
-        batches.retain(|batch| batch.first_lsn >= from);
         let tail = self.0.tail();
+        match request.start {
+            ReadStart::First => {}
+            ReadStart::Lsn(from) => batches.retain(|batch| batch.first_lsn >= from),
+            ReadStart::Time(from) => batches.retain(|batch| batch.arrival >= from),
+            ReadStart::TailOffset(records) => {
+                batches.retain(|batch| batch.first_lsn.advance(records) >= tail);
+            }
+        }
         let page = Page {
             log_id: LOG_ID,
             batches,
@@ -117,7 +170,7 @@ impl ReadLogs for MemoryEngine {
             replicated_lsn: Some(tail),
             first_lsn: Lsn::ZERO,
         };
-        Box::pin(std::future::ready(Ok(page)))
+        ready(Ok(page))
     }
 
     fn tail_beyond(
@@ -133,22 +186,30 @@ impl ReadLogs for MemoryEngine {
     }
 
     fn scan(&self, _: ScanRequest) -> BoxFuture<'_, Result<Box<dyn Scan>, ReadError>> {
-        unimplemented!()
+        ready(Err(ReadError::Io(Arc::new(unsupported()))))
     }
 
     fn stat(
         &self,
-        _: LogTarget,
+        log: LogTarget,
         _: Option<Visibility>,
         _: Option<RecoveryEpoch>,
     ) -> BoxFuture<'_, Result<LogStat, ReadError>> {
-        unimplemented!()
+        let stat = self.0.named(&log).map(|info| LogStat {
+            info,
+            survived_position: None,
+        });
+        ready(stat.map_err(ReadError::from))
     }
 }
 
 impl Administer for MemoryEngine {
-    fn create_log(&self, _: LogName, _: LogConfig) -> BoxFuture<'_, Result<LogInfo, AdminError>> {
-        unimplemented!()
+    fn create_log(&self, log: LogName, _: LogConfig) -> BoxFuture<'_, Result<LogInfo, AdminError>> {
+        let existing = self.0.info().filter(|info| info.name == log);
+        ready(Err(match existing {
+            Some(LogInfo { log_id, .. }) => AdminError::LogExists { log, log_id },
+            None => full().into(),
+        }))
     }
 
     fn update_log(
@@ -156,40 +217,54 @@ impl Administer for MemoryEngine {
         _: LogName,
         _: LogConfigChange,
     ) -> BoxFuture<'_, Result<LogInfo, AdminError>> {
-        unimplemented!()
+        ready(Err(full().into()))
     }
 
     fn delete_log(&self, _: LogTarget) -> BoxFuture<'_, Result<(), AdminError>> {
-        unimplemented!()
+        ready(Err(full().into()))
     }
 
     fn list_logs(
         &self,
-        _: String,
-        _: Option<String>,
+        prefix: String,
+        after: Option<String>,
         _: usize,
     ) -> BoxFuture<'_, Result<Vec<LogInfo>, ReadError>> {
-        unimplemented!()
+        let info = self.0.info().filter(|info| {
+            let name = info.name.as_str();
+            name.starts_with(&prefix) && after.as_deref().is_none_or(|after| name > after)
+        });
+        ready(Ok(info.into_iter().collect()))
     }
 
     fn trim(&self, _: LogTarget, _: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {
-        unimplemented!()
+        ready(Err(full().into()))
     }
 
     fn fence(&self, _: LogTarget, _: Option<u64>) -> BoxFuture<'_, Result<Fenced, FenceError>> {
-        unimplemented!()
+        ready(Err(full().into()))
     }
 
     fn commit_cursor(&self, _: CursorCommit) -> BoxFuture<'_, Result<NamedCursor, CursorError>> {
-        unimplemented!()
+        ready(Err(full().into()))
     }
 
-    fn delete_cursor(&self, _: LogTarget, _: Name) -> BoxFuture<'_, Result<(), CursorError>> {
-        unimplemented!()
+    fn delete_cursor(
+        &self,
+        log: LogTarget,
+        cursor: Name,
+    ) -> BoxFuture<'_, Result<(), CursorError>> {
+        let log = log.name;
+        ready(Err(CursorError::NotFound { log, cursor }))
     }
 
-    fn cursor(&self, _: LogTarget, _: Name) -> BoxFuture<'_, Result<NamedCursor, CursorError>> {
-        unimplemented!()
+    fn cursor(
+        &self,
+        log: LogTarget,
+        cursor: Name,
+    ) -> BoxFuture<'_, Result<NamedCursor, CursorError>> {
+        let log = log.name;
+        ready(Err(CursorError::NotFound { log, cursor }))
     }
 
     fn list_cursors(
@@ -198,7 +273,7 @@ impl Administer for MemoryEngine {
         _: Option<String>,
         _: usize,
     ) -> BoxFuture<'_, Result<Vec<NamedCursor>, CursorError>> {
-        unimplemented!()
+        ready(Ok(Vec::new()))
     }
 
     fn list_producers(
@@ -207,11 +282,16 @@ impl Administer for MemoryEngine {
         _: Option<String>,
         _: usize,
     ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>> {
-        unimplemented!()
+        ready(Ok(Vec::new()))
     }
 
-    fn forget_producer(&self, _: LogTarget, _: Name) -> BoxFuture<'_, Result<(), AdminError>> {
-        unimplemented!()
+    fn forget_producer(
+        &self,
+        log: LogTarget,
+        producer: Name,
+    ) -> BoxFuture<'_, Result<(), AdminError>> {
+        let log = log.name;
+        ready(Err(AdminError::ProducerNotFound { log, producer }))
     }
 }
 
@@ -229,24 +309,31 @@ impl Operate for MemoryEngine {
         Statistics::default()
     }
 
-    fn set_quotas(&self, _: Vec<Quota>) -> BoxFuture<'_, Result<Vec<QuotaUse>, QuotaError>> {
-        unimplemented!()
+    fn set_quotas(&self, quotas: Vec<Quota>) -> BoxFuture<'_, Result<Vec<QuotaUse>, QuotaError>> {
+        let given = quotas.len();
+        ready(match given {
+            0 => Ok(Vec::new()),
+            _ => Err(QuotaError::TooMany { given, max: 0 }),
+        })
     }
 
     fn segments(&self) -> Vec<SegmentInfo> {
-        unimplemented!()
+        Vec::new()
     }
 
     fn describe_segments(&self, _: Option<Position>, _: usize) -> BoxFuture<'_, Vec<SegmentInfo>> {
-        unimplemented!()
+        ready(Vec::new())
     }
 
     fn backup(&self, _: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
-        unimplemented!()
+        ready(Err(BackupError::Io {
+            path: "memory".to_owned(),
+            source: Arc::new(unsupported()),
+        }))
     }
 
     fn verify(&self, _: Option<u64>, _: u64) -> Result<Verification, VerifyError> {
-        unimplemented!()
+        Err(VerifyError::Io(unsupported()))
     }
 
     fn durability_truth(&self) -> DurabilityTruth {
@@ -261,11 +348,11 @@ impl Operate for MemoryEngine {
     }
 
     fn failed(&self) -> BoxFuture<'_, Arc<io::Error>> {
-        unimplemented!()
+        Box::pin(std::future::pending())
     }
 
     fn drain(&self) -> BoxFuture<'_, Result<(), SyncError>> {
-        unimplemented!()
+        ready(Ok(()))
     }
 }
 
@@ -335,4 +422,50 @@ async fn server_info_has_the_kind_of_the_engine() {
     assert_eq!(info(outside).await, v1::EngineKind::Object);
     let local = Fixture::serving(StorageConfig::default()).await;
     assert_eq!(info(local).await, v1::EngineKind::Local);
+}
+
+#[tokio::test]
+async fn errors_of_an_engine_from_outside_reach_the_caller() {
+    let engine = Arc::new(MemoryEngine::default());
+    let mut fixture = Fixture::starting().await.with(engine, report());
+    fixture.append("a").await.unwrap();
+    let get = |log: &str| v1::GetLogRequest {
+        log: log.to_owned(),
+    };
+    let found = fixture.logs.get_log(get("a")).await.unwrap().into_inner();
+    assert_eq!(found.log.unwrap().tail_lsn, Some(1));
+    let create = |log: &str| v1::CreateLogRequest {
+        log: log.to_owned(),
+        config: None,
+    };
+    let cursor = v1::GetCursorRequest {
+        log: "a".to_owned(),
+        cursor: "c".to_owned(),
+        log_id: None,
+    };
+    let scan = v1::ScanRequest {
+        selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+        ..v1::ScanRequest::default()
+    };
+    for (code, refused) in [
+        (
+            Code::NotFound,
+            fixture.logs.get_log(get("b")).await.unwrap_err(),
+        ),
+        (
+            Code::AlreadyExists,
+            fixture.logs.create_log(create("a")).await.unwrap_err(),
+        ),
+        (
+            Code::ResourceExhausted,
+            fixture.logs.create_log(create("b")).await.unwrap_err(),
+        ),
+        (
+            Code::NotFound,
+            fixture.cursors.get_cursor(cursor).await.unwrap_err(),
+        ),
+        (Code::Unavailable, fixture.wal.scan(scan).await.unwrap_err()),
+    ] {
+        assert_eq!(refused.code(), code, "{refused:?}");
+    }
 }
