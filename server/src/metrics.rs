@@ -547,7 +547,7 @@ impl Metrics {
             reloads: ReloadMetrics::new(&make)?,
             admitted,
             memory: OnceLock::new(),
-            tenants: TenantMetrics::new(&make)?,
+            tenants: TenantMetrics::new(&make, state.quotas.limits())?,
             condition_failures: make.counters(
                 "wald_condition_failures_total",
                 "Conditions of appends that did not hold, by reason.",
@@ -743,6 +743,8 @@ impl Metrics {
     /// # Errors
     /// If a metric has no value, which is a bug.
     pub(crate) fn encode(&self, now: Option<&Statistics>, lags: &[Lag]) -> Result<Vec<u8>, Error> {
+        // Before the state, which adds the limits that the engine checks.
+        self.tenants.show();
         if let Some(now) = now {
             self.state.set(now);
         }
@@ -753,7 +755,6 @@ impl Metrics {
             let gauge = self.cursor_lag.with_label_values(&labels);
             gauge.set(signed(lag.records));
         }
-        self.tenants.show();
         #[cfg(any(feature = "object", test))]
         if let Some(replica) = self.replica.get() {
             replica.sample();

@@ -295,6 +295,34 @@ impl TenantUsage {
         }
     }
 
+    /// The limits that are checked here, by key; `None`: no limit. The engine checks the others ([`super::quotas`]).
+    pub(crate) fn limits(&self) -> [(&'static str, Option<u64>); 7] {
+        let limits = self.limits.read().clone();
+        // All of them are named, so that a new one is not forgotten.
+        let TenantLimits {
+            append_bytes_per_second,
+            appends_per_second,
+            read_bytes_per_second,
+            reads_per_second,
+            logs: _,
+            producers: _,
+            cursors: _,
+            stored_bytes: _,
+            followers,
+            connections,
+            inflight_bytes,
+        } = limits;
+        [
+            ("append_bytes_per_second", append_bytes_per_second),
+            ("appends_per_second", appends_per_second),
+            ("read_bytes_per_second", read_bytes_per_second),
+            ("reads_per_second", reads_per_second),
+            ("followers", followers),
+            ("connections", connections),
+            ("inflight_bytes", inflight_bytes),
+        ]
+    }
+
     fn append_rates(&self) -> RatePair {
         RatePair::of_appends(&self.limits.read())
     }

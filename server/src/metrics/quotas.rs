@@ -38,10 +38,15 @@ impl QuotaGauges {
             )?,
             limits: make.gauges(
                 "wald_tenant_limit",
-                "Limit of a tenant, by limit: logs, producers, cursors, stored_bytes (bytes). Absent: no limit. Above 0.9 of one trim or delete, or raise it.",
+                "Limit of a tenant, by limit: a key of limits in auth_file. Keys with bytes are in bytes, and rates are per second. Absent: no limit. Use above 0.9 of one for long: trim, delete or call less, or raise it.",
                 &["tenant", "limit"],
             )?,
         })
+    }
+
+    /// The gauge of limits. [`super::tenants`] shows the limits that the engine does not check, and drops old labels.
+    pub(super) fn limits(&self) -> IntGaugeVec {
+        self.limits.clone()
     }
 
     pub(super) fn show(&self, now: &Statistics) {
@@ -53,7 +58,6 @@ impl QuotaGauges {
         ];
         // Tenants come and go, and so do their labels.
         gauges.iter().for_each(|gauges| gauges.reset());
-        self.limits.reset();
         let mut quotas: Vec<_> = now.quotas.iter().collect();
         quotas.sort_unstable_by_key(|of| &of.quota.tenant);
         for of in quotas.into_iter().take(TENANTS) {

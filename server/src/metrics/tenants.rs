@@ -45,10 +45,12 @@ pub(super) struct TenantMetrics {
     inflight: IntGaugeVec,
     followers: IntGaugeVec,
     connections: IntGaugeVec,
+    limits: IntGaugeVec,
 }
 
 impl TenantMetrics {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, Error> {
+    /// `limits`: the gauge that [`super::quotas`] shows the limits of the engine in.
+    pub(super) fn new(make: &Maker<'_>, limits: IntGaugeVec) -> Result<Self, Error> {
         let counters = |name: &str, help: &str| {
             let labels = ["tenant", "kind"];
             make.register(IntCounterVec::new(Opts::new(name, help), &labels)?)
@@ -86,6 +88,7 @@ impl TenantMetrics {
                 "gRPC connections with calls of a tenant. At its limit connections, calls on further ones get QUOTA.",
                 &["tenant"],
             )?,
+            limits,
         })
     }
 
@@ -98,7 +101,7 @@ impl TenantMetrics {
         let _ = self.in_force.set(Box::new(tenants));
     }
 
-    /// Shows the figures of now. Tenants that the file does not have any more are dropped.
+    /// Shows the figures of now. Tenants and limits that the file does not have any more are dropped.
     pub(super) fn show(&self) {
         let Some(in_force) = self.in_force.get() else {
             return;
@@ -106,7 +109,12 @@ impl TenantMetrics {
         for counters in [&self.bytes, &self.records, &self.refused, &self.waits] {
             counters.reset();
         }
-        for gauges in [&self.inflight, &self.followers, &self.connections] {
+        for gauges in [
+            &self.inflight,
+            &self.followers,
+            &self.connections,
+            &self.limits,
+        ] {
             gauges.reset();
         }
         for tenant in in_force().iter().take(TENANTS) {
@@ -127,6 +135,12 @@ impl TenantMetrics {
                 (&self.connections, figures.connections),
             ] {
                 gauges.with_label_values(&[name]).set(signed(number));
+            }
+            for (key, limit) in tenant.limits() {
+                if let Some(limit) = limit {
+                    let limits = self.limits.with_label_values(&[name, key]);
+                    limits.set(signed(limit));
+                }
             }
         }
     }

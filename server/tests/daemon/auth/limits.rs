@@ -510,6 +510,45 @@ async fn connection_beyond_the_limit_is_refused_until_another_closes() {
     assert_eq!((told.fact("used"), told.fact("limit")), ("2", "1"));
 }
 
+/// Every limit that a tenant can have, with a value of its own, as the file and the metric have it.
+const ALL_LIMITS: [(&str, &str, f64); 11] = [
+    ("append_bytes_per_second", "'20MiB'", 20.0 * 1_048_576.0),
+    ("appends_per_second", "5001", 5001.0),
+    ("read_bytes_per_second", "'30MiB'", 30.0 * 1_048_576.0),
+    ("reads_per_second", "5002", 5002.0),
+    ("logs", "101", 101.0),
+    ("producers", "102", 102.0),
+    ("cursors", "103", 103.0),
+    ("stored_bytes", "'40GiB'", 40.0 * 1_073_741_824.0),
+    ("followers", "104", 104.0),
+    ("connections", "105", 105.0),
+    ("inflight_bytes", "'2MiB'", 2.0 * 1_048_576.0),
+];
+
+#[tokio::test]
+async fn metric_shows_every_limit_and_follows_the_file() {
+    let limits = ALL_LIMITS.map(|(key, value, _)| format!("{key} = {value}"));
+    let (file, _, daemon) = started(&limits.join(", "));
+    let shown = |key: &str| format!("wald_tenant_limit{{limit=\"{key}\",tenant=\"a\"}}");
+    for (key, _, value) in ALL_LIMITS {
+        assert_eq!(daemon.metric(&shown(key)), value, "{key}");
+    }
+    // The other tenant has none.
+    let page = daemon.http("/metrics").1;
+    let of_other = |line: &str| line.starts_with("wald_tenant_limit{") && line.contains("\"b\"");
+    assert!(!page.lines().any(of_other), "{page}");
+    // Changed and removed limits, of those that the engine checks and of the others.
+    let changed = (file.text())
+        .replace("followers = 104", "followers = 7")
+        .replace("producers = 102", "producers = 8")
+        .replace("appends_per_second = 5001, ", "");
+    file.put_in_force(&daemon, &changed);
+    until(&daemon, &shown("followers"), |limit| limit == 7.0).await;
+    until(&daemon, &shown("producers"), |limit| limit == 8.0).await;
+    let page = daemon.http("/metrics").1;
+    assert!(!page.contains(&shown("appends_per_second")), "{page}");
+}
+
 #[tokio::test]
 async fn connection_beyond_the_limit_is_closed() {
     let (_file, [a, ..], daemon) = started("connections = 1");
