@@ -48,9 +48,10 @@ fn checked_alone(path: &Path, contents: &[u8]) -> Result<CheckedFile, Fault> {
     checked(path, contents, &earlier)
 }
 
-/// Checks the contents of the file alone: a command can also change a file whose keys are elsewhere.
-pub(super) fn check(path: &Path, contents: &[u8]) -> Result<(), Fault> {
-    checked_alone(path, contents).map(|_| ())
+/// Checks the contents of the file alone: a command can also check or change a file whose keys are elsewhere. Returns
+/// warnings.
+pub(super) fn check(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fault> {
+    checked_alone(path, contents).map(|checked| checked.warnings)
 }
 
 /// Checks the contents and the files that they name, as a daemon does. Returns warnings.

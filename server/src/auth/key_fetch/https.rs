@@ -12,7 +12,6 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
@@ -22,6 +21,7 @@ use tokio_rustls::TlsConnector;
 use crate::auth::issuer::KeyUrl;
 use crate::auth::jwks::KEY_SET_BYTES;
 use crate::reload::{Fault, Secrecy, read_file};
+use crate::tls::{PemItem, PemKind};
 
 /// Longest time of a fetch. A start waits for the first one.
 const FETCH: Duration = Duration::from_secs(5);
@@ -134,17 +134,12 @@ fn roots_of(path: &Path) -> Result<RootCertStore, Fault> {
     let fault = |why: String| Fault::new("jwks_ca", path, why);
     let pem = read_file("jwks_ca", path, CA_BYTES, Secrecy::Public)?;
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| fault(format!("it is not PEM: {error}")))?;
-        (roots.add(certificate))
-            .map_err(|error| fault(format!("a CA certificate cannot be used: {error}")))?;
+    let items = PemKind::Certificate.items::<CertificateDer<'static>>(&pem);
+    for PemItem { block, item } in items.map_err(fault)? {
+        (roots.add(item))
+            .map_err(|error| fault(format!("{block} is of no use as a CA: {error}")))?;
     }
-    match roots.is_empty() {
-        true => Err(fault(
-            "the file holds no certificate (-----BEGIN CERTIFICATE-----)".to_owned(),
-        )),
-        false => Ok(roots),
-    }
+    Ok(roots)
 }
 
 /// The CAs of the system: `SSL_CERT_FILE`, `SSL_CERT_DIR`, or the usual places.

@@ -144,6 +144,59 @@ fn token_put_in_place_of_its_digest_is_not_repeated() {
 }
 
 #[test]
+fn check_skips_files_of_another_machine_and_no_fault_of_the_file() {
+    let issuer =
+        "issuer = \"https://issuer.test\"\naudience = \"wald\"\nalgorithms = [\"RS256\"]\n";
+    let by_file = format!("{COMPANY}\n[jwt.a]\n{issuer}jwks_file = \"/elsewhere/jwks.json\"\n");
+    let by_url = format!(
+        "{COMPANY}\n[jwt.a]\n{issuer}jwks_url = \"https://issuer.test/keys\"\njwks_ca = \"/elsewhere/ca.pem\"\n"
+    );
+    let faulty = format!("{by_file}x = 1\n");
+    for (text, missing) in [
+        (&by_file, "/elsewhere/jwks.json"),
+        (&by_url, "/elsewhere/ca.pem"),
+    ] {
+        let file = AuthFile::new(text);
+        let check = |options: &[&str]| {
+            let mut command = wald();
+            let ran = output(
+                command
+                    .args(["token", "check"])
+                    .args(options)
+                    .arg(file.path()),
+            );
+            (
+                ran.status.code().unwrap(),
+                String::from_utf8(ran.stderr).unwrap(),
+            )
+        };
+        let (code, said) = check(&[]);
+        assert!(code == 78 && said.contains(missing), "{code} {said}");
+        let (code, said) = check(&["--skip-named-files"]);
+        assert!(code == 0 && !said.contains("/elsewhere"), "{code} {said}");
+        file.write(&faulty);
+        let (code, said) = check(&["--skip-named-files"]);
+        assert!(
+            code == 78 && said.contains("unknown field `x`"),
+            "{code} {said}"
+        );
+    }
+    // Warnings about the file itself stay.
+    let file = AuthFile::new("[principal.a]\nallow = [{ do = [\"read\"], logs = \"payments\" }]\n");
+    let check = |option: &[&str]| {
+        output(
+            wald()
+                .args(["token", "check"])
+                .args(option)
+                .arg(file.path()),
+        )
+        .stderr
+    };
+    let warned = check(&["--skip-named-files"]);
+    assert!(!warned.is_empty() && warned == check(&[]));
+}
+
+#[test]
 fn file_that_every_user_can_read_is_refused() {
     let file = AuthFile::new(COMPANY);
     std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o644)).unwrap();
