@@ -14,6 +14,7 @@
 //! | `check.rs` | checks their contents before they come into force |
 //! | `clients.rs` | verifies the certificate of a client |
 //! | `handshake.rs` | one handshake |
+//! | `pem.rs` | items of PEM files, and faults with their place |
 //! | `reload.rs` | puts changed files in force |
 //! | `revocation.rs` | checks the signatures of revocation lists |
 //! | `stream.rs` | the bytes of a connection, in plaintext or inside TLS |
@@ -22,6 +23,7 @@ mod check;
 mod clients;
 mod files;
 mod handshake;
+mod pem;
 mod reload;
 mod revocation;
 mod stream;
@@ -36,6 +38,7 @@ use tokio::sync::watch;
 use crate::auth::CertNames;
 use clients::ClientVerifier;
 pub(crate) use handshake::TlsAcceptor;
+pub(crate) use pem::{PemItem, PemKind};
 pub(crate) use reload::{TlsSource, start};
 pub(crate) use stream::ConnStream;
 

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use wald_text::pem::{PemBlock, blocks, is_der};
 
 use super::problem::{TlsFailure, TlsProblem};
 use super::{CaSource, TlsOptions};
@@ -110,10 +111,12 @@ impl TlsOptions {
                     CaSource::Pem(_) => "the PEM of the CA".to_owned(),
                 };
                 let mut roots = RootCertStore::empty();
-                for certificate in certificates(&contents.ca, &place)? {
-                    roots
-                        .add(certificate)
-                        .map_err(|error| fault(format!("{place}: not a CA: {error}")))?;
+                for (block, certificate) in certificates(&contents.ca, &place)? {
+                    roots.add(certificate).map_err(|_| {
+                        fault(format!(
+                            "{place}: {block} is PEM, and no certificate of a CA; copy the whole file again from its source"
+                        ))
+                    })?;
                 }
                 roots
             }
@@ -128,17 +131,26 @@ impl TlsOptions {
                 let certificate = identity.certificate.display().to_string();
                 let key = identity.key.display();
                 let chain = certificates(&contents.certificate, &certificate)?;
-                // The error of rustls has no contents of the key.
-                let der = PrivateKeyDer::from_pem_slice(&contents.key).map_err(|_| {
-                    fault(format!("{key}: no private key in PEM without a password"))
-                })?;
+                let der =
+                    private_key(&contents.key).map_err(|why| fault(format!("{key}: {why}")))?;
                 builder
-                    .with_client_auth_cert(chain, der)
+                    .with_client_auth_cert(
+                        chain.into_iter().map(|(_, certificate)| certificate).collect(),
+                        der,
+                    )
                     .map_err(|error| match error {
                         rustls::Error::InconsistentKeys(_) => fault(format!(
                             "{key} is not the key of the certificate {certificate}"
                         )),
-                        error => fault(format!("{certificate} and {key}: {error}")),
+                        rustls::Error::InvalidCertificate(error) => fault(format!(
+                            "{certificate}: the first block is PEM, and no certificate ({error:?}); copy the whole file \
+                             again from its source"
+                        )),
+                        // The error of rustls says only that it is none of the three.
+                        _ => fault(format!(
+                            "{key}: the key is damaged or of another kind than RSA (2048 to 8192 bits), ECDSA (P-256, P-384, \
+                             P-521) and Ed25519; make such a key, and a certificate for it"
+                        )),
                     })?
             }
         };
@@ -166,15 +178,106 @@ fn system_roots() -> Result<RootCertStore, TlsProblem> {
     }
 }
 
-fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>, TlsProblem> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match found {
-        Ok(found) if found.is_empty() => Err(fault(format!("{place}: no certificate in PEM"))),
-        Ok(found) => Ok(found),
-        Err(error) => Err(fault(format!("{place}: damaged PEM: {error}"))),
+/// The certificates of a file, each with the block that it was read from.
+fn certificates<'a>(
+    file: &'a [u8],
+    place: &str,
+) -> Result<Vec<(PemBlock<'a>, CertificateDer<'static>)>, TlsProblem> {
+    let found = items(file).map_err(|why| fault(format!("{place}: {why}")))?;
+    match found.is_empty() {
+        true if is_der(file) => Err(fault(format!(
+            "{place}: the file is DER, and must be PEM; convert it: openssl x509 -inform DER -in FILE -out NEW"
+        ))),
+        true => Err(fault(format!("{place}: no certificate in PEM"))),
+        false => Ok(found),
     }
+}
+
+/// The first key of a file. The error has nothing of its content.
+fn private_key(file: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+    let found = items(file)?.into_iter().next();
+    found
+        .map(|(_, key)| key)
+        .ok_or_else(|| "no private key in PEM without a password".to_owned())
+}
+
+/// The items of one kind. A fault has the place of its block.
+fn items<T: PemObject>(file: &[u8]) -> Result<Vec<(PemBlock<'_>, T)>, String> {
+    let mut found = Vec::new();
+    for block in blocks(file) {
+        match T::from_pem_slice(block.bytes) {
+            Ok(item) => found.push((block, item)),
+            Err(pem::Error::NoItemsFound) => {}
+            Err(_) => return Err(block.fault()),
+        }
+    }
+    Ok(found)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsProblem> {
     read_small(path, MAX_FILE_BYTES).map_err(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(options: TlsOptions) -> String {
+        let made = TlsSettings::new(options, "localhost");
+        made.map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn fault_of_a_file_has_its_block_and_the_remedy() {
+        let junk = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+        for (pem, words) in [
+            (
+                &b"-----BEGIN CERTIFICATE-----\nMIIB\n"[..],
+                "(line 1: CERTIFICATE) is cut off",
+            ),
+            (
+                b"\n-----BEGIN CERTIFICATE-----\nM!B\n-----END CERTIFICATE-----\n",
+                "damaged: line 3",
+            ),
+            (
+                junk.as_bytes(),
+                "(line 1: CERTIFICATE) is PEM, and no certificate of a CA",
+            ),
+            (
+                b"0\x82\x01\x02",
+                "is DER, and must be PEM; convert it: openssl x509",
+            ),
+            (b"", "no certificate in PEM"),
+        ] {
+            let said = refused(TlsOptions::new().ca_pem(pem));
+            assert!(
+                said.starts_with("the PEM of the CA: ") && said.contains(words),
+                "{said}"
+            );
+        }
+        let path = |name: &str| {
+            std::env::temp_dir().join(format!("wald-{}-{name}.pem", std::process::id()))
+        };
+        let (certificate, key) = (path("certificate"), path("key"));
+        std::fs::write(&certificate, junk).unwrap();
+        for (text, words) in [
+            (
+                "-----BEGIN PRIVATE KEY-----\nSE!RET\n-----END PRIVATE KEY-----\n",
+                "damaged: line 2",
+            ),
+            (
+                "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+                "RSA (2048 to 8192 bits)",
+            ),
+            ("", "no private key in PEM without a password"),
+        ] {
+            std::fs::write(&key, text).unwrap();
+            let said = refused(TlsOptions::new().identity_files(&certificate, &key));
+            let place = key.display().to_string();
+            assert!(said.starts_with(&place) && said.contains(words), "{said}");
+            assert!(!said.contains("RET"), "{said}");
+        }
+        std::fs::remove_file(certificate).unwrap();
+        std::fs::remove_file(key).unwrap();
+    }
 }

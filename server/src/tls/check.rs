@@ -4,17 +4,19 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::NoServerSessionStorage;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
 use x509_cert::Certificate;
-use x509_cert::der::Decode as _;
+use x509_cert::der::asn1::UintRef;
+use x509_cert::der::{self, Decode as _, Reader as _, SliceReader};
 use x509_cert::name::Name;
+use x509_cert::spki::{ObjectIdentifier, SubjectPublicKeyInfoOwned};
 
 use super::clients::ClientVerifier;
 use super::files::{Contents, TlsFiles};
+use super::pem::PemKind;
 use super::revocation::{check_signature, is_version_1};
 use super::{TlsPort, TlsState};
 use crate::config::ClientAuth;
@@ -27,16 +29,34 @@ pub(super) struct CheckedFiles {
     pub(super) server_expires: SystemTime,
     /// Time at which the first CA certificate for clients expires.
     pub(super) client_ca_expires: Option<SystemTime>,
-    /// A sentence for each CA certificate for clients that has expired.
-    pub(super) expired: Vec<String>,
+    /// A sentence for each certificate that is of no use, with its setting.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Minimum bits of an RSA key. rustls makes and verifies no signature with a shorter one.
+const RSA_BITS: usize = 2048;
+
+/// rsaEncryption (RFC 8017, A.1).
+const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
+
+/// The fault of a key that rustls does not load.
+const BAD_KEY: &str = "the key is damaged or of another kind than RSA (2048 to 8192 bits), ECDSA (P-256, P-384, P-521) \
+                       and Ed25519; `openssl pkey -noout -text` with -in and the file shows its kind";
+
+/// The chain of the server with its key.
+struct CertifiedServer {
+    certified: Arc<SingleCertAndKey>,
+    /// Time at which its first certificate expires.
+    expires: SystemTime,
+    warnings: Vec<String>,
 }
 
 /// The roots for clients.
 struct Roots {
     store: Arc<RootCertStore>,
     expires: SystemTime,
-    /// A sentence for each that has expired.
-    expired: Vec<String>,
+    /// A sentence for each that is left out.
+    left_out: Vec<String>,
 }
 
 impl TlsFiles {
@@ -51,7 +71,12 @@ impl TlsFiles {
         generation: u64,
         now: SystemTime,
     ) -> Result<CheckedFiles, Fault> {
-        let (certified, server_expires) = self.certified(contents, now)?;
+        let certified = self.certified(contents, now)?;
+        let CertifiedServer {
+            certified,
+            expires,
+            mut warnings,
+        } = certified;
         let roots = match &self.client_ca {
             Some(path) => Some(
                 roots(&contents.client_ca, now)
@@ -69,6 +94,8 @@ impl TlsFiles {
             (self.server_config(port, &certified, clients))
                 .map_err(|error| Fault::new("tls_cert", &self.certificate, error))
         };
+        let left_out = roots.iter().flat_map(|roots| &roots.left_out);
+        warnings.extend(left_out.map(|why| format!("tls_client_ca: {why}")));
         Ok(CheckedFiles {
             state: TlsState {
                 grpc: config(TlsPort::Grpc, for_grpc.as_ref())?,
@@ -76,29 +103,31 @@ impl TlsFiles {
                 clients: for_grpc,
                 generation,
             },
-            server_expires,
+            server_expires: expires,
             client_ca_expires: roots.as_ref().map(|roots| roots.expires),
-            expired: roots.map(|roots| roots.expired).unwrap_or_default(),
+            warnings,
         })
     }
 
-    /// The chain of the server with its key, and the time at which its first certificate expires.
-    fn certified(
-        &self,
-        contents: &Contents,
-        now: SystemTime,
-    ) -> Result<(Arc<SingleCertAndKey>, SystemTime), Fault> {
+    /// The chain of the server with its key.
+    fn certified(&self, contents: &Contents, now: SystemTime) -> Result<CertifiedServer, Fault> {
         let of_certificate = |why: String| Fault::new("tls_cert", &self.certificate, why);
         let of_key = |why: String| Fault::new("tls_key", &self.key, why);
         let chain = certificates(&contents.certificate).map_err(of_certificate)?;
-        let expires = check_chain(&chain, now).map_err(of_certificate)?;
+        let (expires, warnings) = check_chain(&chain, now).map_err(of_certificate)?;
         let key = key(&contents.key).map_err(of_key)?;
+        // The error of rustls says only that it is none of the three.
         let key = (self.provider.key_provider)
             .load_private_key(key)
-            .map_err(|error| of_key(format!("the key cannot be used: {error}")))?;
-        let certified = CertifiedKey::new(chain, key);
+            .map_err(|_| of_key(BAD_KEY.to_owned()))?;
+        let chain = chain.into_iter().map(|certificate| certificate.der);
+        let certified = CertifiedKey::new(chain.collect(), key);
         match certified.keys_match() {
-            Ok(()) => Ok((Arc::new(certified.into()), expires)),
+            Ok(()) => Ok(CertifiedServer {
+                certified: Arc::new(certified.into()),
+                expires,
+                warnings,
+            }),
             Err(rustls::Error::InconsistentKeys(_)) => Err(of_key(format!(
                 "the key does not belong to the first certificate of {}",
                 self.certificate.display()
@@ -144,6 +173,7 @@ impl TlsFiles {
         let cas =
             certificates(&contents.client_ca).map_err(|why| fault("tls_client_ca", ca, why))?;
         let algorithms = &self.provider.signature_verification_algorithms;
+        let cas: Vec<_> = cas.into_iter().map(|ca| ca.der).collect();
         for list in &crls {
             check_signature(list, &cas, algorithms).map_err(of_list)?;
         }
@@ -173,24 +203,27 @@ impl TlsFiles {
 }
 
 /// The certificates of a PEM file, at least one.
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| format!("the file is not PEM: {error}"))?;
-    if found.is_empty() {
-        return Err("the file holds no certificate (-----BEGIN CERTIFICATE-----)".to_owned());
-    }
-    Ok(found)
+fn certificates(pem: &[u8]) -> Result<Vec<FileCertificate>, String> {
+    let items = PemKind::Certificate.items::<CertificateDer<'static>>(pem)?;
+    let read = (1..).zip(items).map(|(number, found)| {
+        let facts = Facts::read(number, &found.item).map_err(|error| {
+            format!(
+                "{} is PEM, and no certificate: {error}; copy the whole file again from its source",
+                found.block
+            )
+        })?;
+        Ok(FileCertificate {
+            der: found.item,
+            facts,
+        })
+    });
+    read.collect()
 }
 
 /// The CRLs of a PEM file, at least one.
 fn revocations(pem: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
-    let found: Result<Vec<_>, pem::Error> =
-        CertificateRevocationListDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| format!("the file is not PEM: {error}"))?;
-    if found.is_empty() {
-        return Err("the file holds no revocation list (-----BEGIN X509 CRL-----)".to_owned());
-    }
-    Ok(found)
+    let items = PemKind::RevocationList.items(pem)?;
+    Ok(items.into_iter().map(|found| found.item).collect())
 }
 
 /// The private key of a PEM file.
@@ -203,91 +236,149 @@ fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
                 .to_owned(),
         );
     }
-    PrivateKeyDer::from_pem_slice(pem).map_err(|error| match error {
-        pem::Error::NoItemsFound => {
-            "the file holds no private key (-----BEGIN PRIVATE KEY-----)".to_owned()
-        }
-        error => format!("the file is not PEM: {error}"),
-    })
+    let mut items = PemKind::Key.items(pem)?;
+    Ok(items.swap_remove(0).item)
 }
 
-/// The roots of a PEM file. Those that have expired are left out: a bundle keeps them for a while.
+/// The roots of a PEM file. Those that have expired or have a short key are left out: a bundle keeps them for a while.
 fn roots(pem: &[u8], now: SystemTime) -> Result<Roots, String> {
     let mut store = RootCertStore::empty();
     let mut first: Option<SystemTime> = None;
-    let mut expired = Vec::new();
-    for (number, root) in (1..).zip(certificates(pem)?) {
-        let facts = facts(&root)?;
-        if facts.expires <= now {
-            expired.push(format!(
-                "certificate {number} of the file ({}) expired at {}; clients with certificates of this CA are refused",
-                facts.subject,
-                shown(facts.expires)
+    let mut left_out = Vec::new();
+    for FileCertificate { der, facts } in certificates(pem)? {
+        let fault = match facts.short_key() {
+            _ if facts.expires <= now => Some(format!("expired at {}", shown(facts.expires))),
+            short => short,
+        };
+        if let Some(fault) = fault {
+            left_out.push(format!(
+                "{} {fault}; clients with certificates of this CA are refused",
+                facts.place
             ));
             continue;
         }
         first = Some(first.map_or(facts.expires, |first| first.min(facts.expires)));
-        (store.add(root)).map_err(|error| format!("a CA certificate cannot be used: {error}"))?;
+        (store.add(der))
+            .map_err(|error| format!("{} is of no use as a CA: {error}", facts.place))?;
     }
     Ok(Roots {
-        expired,
-        expires: first.ok_or("every CA certificate of the file has expired; renew it")?,
+        expires: first.ok_or_else(|| {
+            let why = left_out.first().map_or("", String::as_str);
+            format!("no CA certificate of the file is of use; replace them: {why}")
+        })?,
+        left_out,
         store: Arc::new(store),
     })
 }
 
+/// A certificate of a file.
+struct FileCertificate {
+    der: CertificateDer<'static>,
+    facts: Facts,
+}
+
 /// Facts of a certificate.
 struct Facts {
+    /// Its number in the file, and its subject.
+    place: String,
     subject: Name,
     issuer: Name,
     begins: SystemTime,
     expires: SystemTime,
+    /// Bits of an RSA key. `None`: the key is of another kind.
+    rsa_bits: Option<usize>,
 }
 
-fn facts(certificate: &CertificateDer<'_>) -> Result<Facts, String> {
-    let parsed = Certificate::from_der(certificate)
-        .map_err(|error| format!("a certificate cannot be parsed: {error}"))?;
-    let parsed = parsed.tbs_certificate;
-    Ok(Facts {
-        begins: parsed.validity.not_before.to_system_time(),
-        expires: parsed.validity.not_after.to_system_time(),
-        subject: parsed.subject,
-        issuer: parsed.issuer,
-    })
+impl Facts {
+    fn read(number: usize, certificate: &CertificateDer<'_>) -> Result<Self, der::Error> {
+        let parsed = Certificate::from_der(certificate)?.tbs_certificate;
+        Ok(Self {
+            place: format!("certificate {number} of the file ({})", parsed.subject),
+            begins: parsed.validity.not_before.to_system_time(),
+            expires: parsed.validity.not_after.to_system_time(),
+            rsa_bits: rsa_bits(&parsed.subject_public_key_info),
+            subject: parsed.subject,
+            issuer: parsed.issuer,
+        })
+    }
+
+    /// The fault of an RSA key that rustls never verifies a signature with.
+    fn short_key(&self) -> Option<String> {
+        let bits = self.rsa_bits.filter(|bits| *bits < RSA_BITS)?;
+        Some(format!(
+            "has an RSA key of {bits} bits, and at least {RSA_BITS} are needed"
+        ))
+    }
 }
 
-/// Checks that each certificate is valid now and issued by the next one. Returns the time at which the first of them
-/// expires.
-fn check_chain(chain: &[CertificateDer<'_>], now: SystemTime) -> Result<SystemTime, String> {
-    let facts = chain.iter().map(facts).collect::<Result<Vec<_>, _>>()?;
-    for (number, facts) in (1..).zip(&facts) {
-        let subject = &facts.subject;
+/// Bits of the modulus of an RSA key. `None`: the key is of another kind, or damaged.
+fn rsa_bits(key: &SubjectPublicKeyInfoOwned) -> Option<usize> {
+    if key.algorithm.oid != RSA {
+        return None;
+    }
+    let bytes = key.subject_public_key.as_bytes()?;
+    let mut reader = SliceReader::new(bytes).ok()?;
+    let modulus: UintRef<'_> = reader
+        .sequence(|reader| {
+            let modulus = reader.decode()?;
+            let _exponent: UintRef<'_> = reader.decode()?;
+            Ok(modulus)
+        })
+        .ok()?;
+    let bytes = modulus.as_bytes();
+    let zeros = bytes.first().map_or(0, |first| first.leading_zeros());
+    Some(bytes.len() * 8 - zeros as usize)
+}
+
+/// Checks that each certificate is valid now and issued by the next one, and that the first one has a key of use. Returns
+/// the time at which the first of them expires, and warnings.
+fn check_chain(
+    chain: &[FileCertificate],
+    now: SystemTime,
+) -> Result<(SystemTime, Vec<String>), String> {
+    let facts: Vec<&Facts> = chain.iter().map(|certificate| &certificate.facts).collect();
+    for facts in &facts {
+        let place = &facts.place;
         if facts.expires <= now {
             return Err(format!(
-                "certificate {number} of the file ({subject}) expired at {}; renew it",
+                "{place} expired at {}; renew it",
                 shown(facts.expires)
             ));
         }
         if facts.begins > now {
             return Err(format!(
-                "certificate {number} of the file ({subject}) is not valid before {}; check the clock of this machine",
+                "{place} is not valid before {}; check the clock of this machine",
                 shown(facts.begins)
             ));
         }
     }
-    for (number, pair) in (1..).zip(facts.windows(2)) {
+    for pair in facts.windows(2) {
         if pair[0].issuer != pair[1].subject {
             return Err(format!(
-                "certificate {number} of the file ({}) was not issued by certificate {} ({}); put the server's own \
-                 first, then each issuer",
-                pair[0].subject,
-                number + 1,
-                pair[1].subject
+                "{} was not issued by {}; put the server's own first, then each issuer",
+                pair[0].place, pair[1].place
             ));
         }
     }
-    let expires = facts.iter().map(|facts| facts.expires).min();
-    expires.ok_or_else(|| "the file holds no certificate".to_owned())
+    let (Some(own), Some(expires)) = (facts.first(), facts.iter().map(|facts| facts.expires).min())
+    else {
+        return Err("the file holds no certificate".to_owned());
+    };
+    if let Some(fault) = own.short_key() {
+        return Err(format!(
+            "{} {fault}; make a longer key or one on the curve P-256, and a certificate for it",
+            own.place
+        ));
+    }
+    let issuers = facts.iter().skip(1);
+    let warnings = issuers.filter_map(|facts| {
+        let fault = facts.short_key()?;
+        Some(format!(
+            "tls_cert: {} {fault}; clients may refuse the chain: have the server's certificate issued by another CA",
+            facts.place
+        ))
+    });
+    Ok((expires, warnings.collect()))
 }
 
 /// A time as people write it, in UTC.

@@ -13,6 +13,9 @@ use crate::config::Config;
 use crate::metrics::{Metrics, TlsMetrics};
 use crate::reload::{Fault, FileKind, ReloadedFiles, Reloader};
 
+/// Maximum number of certificates that one line of the log names.
+const SHOWN_WARNINGS: usize = 8;
+
 /// The files, and the terms of handshakes that are made of them.
 pub(crate) struct TlsSource {
     files: TlsFiles,
@@ -48,8 +51,14 @@ impl ReloadedFiles for TlsSource {
 
 fn report(metrics: &TlsMetrics, checked: &CheckedFiles) {
     metrics.expire(checked.server_expires, checked.client_ca_expires);
-    for why in &checked.expired {
-        tracing::warn!("tls_client_ca: {why}");
+    // In one line: the log takes one line a second from one place.
+    let (shown, more) = checked
+        .warnings
+        .split_at(checked.warnings.len().min(SHOWN_WARNINGS));
+    match more.len() {
+        0 if shown.is_empty() => {}
+        0 => tracing::warn!("{}", shown.join("; ")),
+        more => tracing::warn!("{}; {more} more", shown.join("; ")),
     }
 }
 

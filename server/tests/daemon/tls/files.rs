@@ -8,6 +8,9 @@ use super::certificates::{Files, ca, crl, expired_ca, server_until, set_mode};
 use super::start;
 use crate::support::{output, wald};
 
+/// A CA whose RSA key has 1024 bits, until 2126: openssl req -x509 -newkey rsa:1024 -days 36500 -subj "/CN=Weak CA".
+const WEAK_CA: &str = include_str!("weak_ca.pem");
+
 /// The fault of a file: its name, the change, and words of the sentence.
 type Fault = (&'static str, fn(&Files, &Path), &'static str);
 
@@ -69,6 +72,59 @@ const SERVER_FAULTS: &[Fault] = &[
         "not a regular file",
     ),
     (
+        "server.pem",
+        |files, _| files.write("server.pem", WEAK_CA),
+        "certificate 1 of the file (CN=Weak CA) has an RSA key of 1024 bits, and at least 2048",
+    ),
+    (
+        "server.pem",
+        |files, path| {
+            let good = std::fs::read_to_string(path).unwrap();
+            files.write("server.pem", &format!("{good}{}", &WEAK_CA[..300]));
+        },
+        "CERTIFICATE) is cut off: it has no line -----END CERTIFICATE-----; copy the whole file",
+    ),
+    (
+        "server.pem",
+        |files, path| {
+            let good = std::fs::read_to_string(path).unwrap();
+            let note = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+            files.write("server.pem", &format!("{note}{good}"));
+        },
+        "block 1 of the file (line 1: CERTIFICATE) is PEM, and no certificate: ",
+    ),
+    (
+        "server.pem",
+        |files, path| std::fs::write(path, files.ca.der()).unwrap(),
+        "is DER, and must be PEM; convert it: openssl x509 -inform DER",
+    ),
+    (
+        "server.key",
+        |files, _| {
+            let key = "-----BEGIN PRIVATE KEY-----\nAAAA\nAA!A\n-----END PRIVATE KEY-----\n";
+            files.write("server.key", key);
+        },
+        "block 1 of the file (line 1: PRIVATE KEY) is damaged: line 3 has characters that are not base64",
+    ),
+    (
+        "server.key",
+        |files, _| {
+            let key = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+            files.write("server.key", key);
+        },
+        "the key is damaged or of another kind than RSA (2048 to 8192 bits), ECDSA",
+    ),
+    (
+        "ca.pem",
+        |files, _| files.write("ca.pem", WEAK_CA),
+        "no CA certificate of the file is of use; replace them: certificate 1 of the file (CN=Weak CA) has an RSA key",
+    ),
+    (
+        "crl.pem",
+        |files, _| files.write("crl.pem", &crl(&files.ca, &[])[..200]),
+        "block 1 of the file (line 1: X509 CRL) is cut off",
+    ),
+    (
         "ca.pem",
         |files, _| files.write("ca.pem", ""),
         "holds no certificate",
@@ -116,6 +172,34 @@ fn fault_of_a_file_ends_the_start_with_its_path() {
         let lines = text.lines().filter(|line| !line.contains("WARN")).count();
         assert_eq!(lines, 1, "{text}");
         assert!(!data.path().join("store").exists(), "{words}");
+    }
+}
+
+#[test]
+fn short_key_of_a_ca_is_a_warning() {
+    // The chain of the server, and a CA of clients next to a good one. Names alone join the chain.
+    let files = Files::new();
+    let mut identity = server_until(&ca("Weak CA"), 2045);
+    identity.chain.push_str(WEAK_CA);
+    let daemon = start(&files.arguments_with_clients("require"));
+    files.write_server(&identity);
+    files.write("ca.pem", &format!("{}{WEAK_CA}", files.ca.pem()));
+    daemon.signal(Signal::HUP);
+    let line = daemon.wait_for_log("of the file (CN=Weak CA)");
+    for (setting, effect) in [
+        ("tls_cert", "clients may refuse the chain"),
+        (
+            "tls_client_ca",
+            "clients with certificates of this CA are refused",
+        ),
+    ] {
+        let fault = format!(
+            "{setting}: certificate 2 of the file (CN=Weak CA) has an RSA key of 1024 bits"
+        );
+        assert!(
+            line.contains("WARN") && line.contains(&fault) && line.contains(effect),
+            "{line}"
+        );
     }
 }
 
