@@ -105,6 +105,12 @@ after the other. stderr gets the number of records; with --output json or jsonl 
 object with log, first_lsn and next_lsn for each log. Without a file, records are read from \
 stdin, on a terminal one a line until Ctrl-D.
 
+A batch is sent when the next record does not fit into it, or when the input ends. Time does not \
+count: records of a slow pipe, such as `tail -f FILE | walctl append LOG`, wait in walctl. At most \
+as many wait as one request may have, 1,000 or 4 MiB by default (the server's max_batch_records \
+and max_batch_bytes). They are lost if walctl is killed or gets Ctrl-C. To append each record at \
+once, run `walctl append LOG --text TEXT` for it, or use an append session of a client.
+
 --format json and delimited take the output of `walctl scan --output json` and `--output delimited`, \
 with headers and times. Each record goes to the log that it names, or all go to LOG:
 

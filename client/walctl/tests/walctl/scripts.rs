@@ -256,6 +256,17 @@ async fn interrupted_append_says_how_far_it_came_and_exits_with_130() {
     let stderr = String::from_utf8(ended.stderr).unwrap();
     assert!(stderr.contains("interrupted"), "{stderr}");
     drop(stdin);
+    // The records of the batch that was not full are not sent, as the help says.
+    assert_eq!(*fixture.memory.requests.lock().unwrap(), [1_000]);
+    let help = fixture.walctl("append --help", "").await.stdout;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in [
+        "records of a slow pipe, such as `tail -f FILE | walctl append LOG`, wait in walctl",
+        "1,000 or 4 MiB by default",
+        "They are lost if walctl is killed or gets Ctrl-C",
+    ] {
+        assert!(help.contains(words), "{words}: {help}");
+    }
 }
 
 #[tokio::test]
