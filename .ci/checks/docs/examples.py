@@ -109,6 +109,7 @@ def secured():
         pem, key = authority.issue(Path(directory) / "server", "server")
         authority.issue(Path(directory), "client")
         (Path(directory) / "token").write_text("example\n")
+        (Path(directory) / "token").chmod(0o600)
         with Daemon(f"{directory}/data", *files(pem, key), "--tls-client-auth", "require", "--tls-client-ca", authority.pem) as daemon:
             yield directory, f"https://{daemon.grpc}"
 

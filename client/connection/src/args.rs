@@ -31,7 +31,8 @@ pub struct ConnectionArgs {
         requires = "tls_key"
     )]
     pub tls_cert: Option<PathBuf>,
-    /// File with the key of the certificate, in PEM without a password
+    /// File with the key of the certificate, in PEM without a password, which other users of this
+    /// machine must not be able to read (mode 0600 or 0640)
     #[arg(
         long,
         global = true,
@@ -43,7 +44,8 @@ pub struct ConnectionArgs {
     /// Name that the server's certificate must have [default: the host of the endpoint]
     #[arg(long, global = true, env = "WALD_TLS_SERVER_NAME", value_name = "NAME")]
     pub tls_server_name: Option<String>,
-    /// File with the token that every call carries [default: the token in WALD_TOKEN]
+    /// File with the token that every call carries, which other users of this machine must not be
+    /// able to read (mode 0600 or 0640) [default: the token in WALD_TOKEN]
     #[arg(long, global = true, env = "WALD_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Let the token cross a connection without TLS to another machine

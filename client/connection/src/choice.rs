@@ -1,6 +1,7 @@
 //! The settings in force, each with its source.
 
 use std::fmt;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
@@ -116,6 +117,24 @@ fn given(args: &ConnectionArgs, matches: &ArgMatches) -> ConnectionChoice {
         token_file,
         allow_insecure_token: args.allow_insecure_token,
     }
+}
+
+/// Refuses a file with a token or a key that every user of this machine can use. Its group may: in Kubernetes it is that
+/// of the pod. A file that is not there passes, because the client names that fault.
+fn check_secret(file: &ChosenValue<PathBuf>) -> Result<(), ConnectionFault> {
+    let Ok(found) = std::fs::metadata(&file.value) else {
+        return Ok(());
+    };
+    let mode = found.permissions().mode() & 0o7777;
+    if mode & 0o007 == 0 {
+        return Ok(());
+    }
+    let path = file.value.display();
+    Err(ConnectionFault::new(format!(
+        "{}: {path}: every user of this machine can use it (mode {mode:04o}); run: chmod o-rwx {path}; in a pod: set \
+         fsGroup, and defaultMode 0440 for a Secret",
+        file.source
+    )))
 }
 
 /// Whether two endpoints are the same server.
@@ -277,8 +296,12 @@ impl ConnectionChoice {
     /// A client with these settings.
     ///
     /// # Errors
-    /// If there are settings of TLS for an endpoint in plaintext.
+    /// If there are settings of TLS for an endpoint in plaintext, or every user of this machine can use the token or
+    /// the key of a file.
     pub fn builder(&self) -> Result<ClientBuilder, ConnectionFault> {
+        for file in [&self.token_file, &self.tls_key].into_iter().flatten() {
+            check_secret(file)?;
+        }
         let mut builder = Client::builder(self.endpoint.value.clone());
         if let Some(options) = self.tls_options() {
             let scheme = self.endpoint.value.get(..8).unwrap_or_default();

@@ -2,8 +2,9 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -30,6 +31,12 @@ pub(crate) struct RanBytes {
     pub(crate) code: i32,
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: String,
+}
+
+/// Writes a file with this mode.
+pub(crate) fn write_with_mode(path: &Path, text: &str, mode: u32) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
 impl Fixture {

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use crate::command::{Fixture, Ran};
+use crate::command::{Fixture, Ran, write_with_mode};
 use tempfile::TempDir;
 
 /// A server that requires a token, and a home directory with a file of the token.
@@ -20,7 +20,7 @@ impl Home {
         let fixture = Fixture::new().await;
         *fixture.memory.door.lock().unwrap() = Some((TOKEN, "BAD_CREDENTIAL"));
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("token"), TOKEN).unwrap();
+        write_with_mode(&directory.path().join("token"), TOKEN, 0o600);
         Self { fixture, directory }
     }
 

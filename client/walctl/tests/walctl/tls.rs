@@ -1,8 +1,10 @@
 //! walctl over TLS: options, variables, and failures with the next step.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
-use crate::command::{Fixture, Ran};
+use crate::command::{Fixture, Ran, write_with_mode};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::PrivateKeyDer;
@@ -39,7 +41,7 @@ impl Secured {
             ("cert.pem", certificate.pem()),
             ("key.pem", key.serialize_pem()),
         ] {
-            std::fs::write(files.path().join(name), text).unwrap();
+            write_with_mode(&files.path().join(name), &text, 0o600);
         }
         let mut roots = RootCertStore::empty();
         roots.add(own.der().clone()).unwrap();
@@ -105,6 +107,22 @@ async fn records_are_written_and_read_over_tls() {
         (ran.code, ran.stdout.as_str()),
         (0, "x\n"),
         "{}",
+        ran.stderr
+    );
+}
+
+#[tokio::test]
+async fn key_that_every_user_can_use_is_refused() {
+    let secured = Secured::new(true).await;
+    let key = secured.files.path().join("key.pem");
+    std::fs::set_permissions(&key, Permissions::from_mode(0o644)).unwrap();
+    let tls = "--tls-ca FILES/ca.pem --tls-cert FILES/cert.pem --tls-key FILES/key.pem";
+    let ran = secured.walctl(&format!("append log --text x {tls}")).await;
+    let words = format!("mode 0644); run: chmod o-rwx {}", key.display());
+    assert!(
+        ran.code == 2 && ran.stderr.contains(&words) && ran.stderr.contains("--tls-key"),
+        "{} {}",
+        ran.code,
         ran.stderr
     );
 }

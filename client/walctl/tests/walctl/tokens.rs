@@ -1,6 +1,9 @@
 //! Tokens of walctl: file, variables, and refusals with the next step.
 
-use crate::command::Fixture;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+
+use crate::command::{Fixture, write_with_mode};
 
 async fn ran(fixture: &Fixture, arguments: &str, variables: &[(&str, &str)]) -> (i32, String) {
     let mut command = fixture.command(arguments);
@@ -19,7 +22,7 @@ async fn token_of_a_file_or_a_variable_goes_with_every_call() {
     *fixture.memory.door.lock().unwrap() = Some(("k7Qp2mXa", "BAD_CREDENTIAL"));
     let files = tempfile::tempdir().unwrap();
     let good = files.path().join("good");
-    std::fs::write(&good, " k7Qp2mXa\n").unwrap();
+    write_with_mode(&good, " k7Qp2mXa\n", 0o600);
     let (good, missing) = (good.to_str().unwrap(), files.path().join("missing"));
     let missing = missing.to_str().unwrap();
     let append = "append log --text x";
@@ -38,6 +41,46 @@ async fn token_of_a_file_or_a_variable_goes_with_every_call() {
     }
     let (code, said) = ran(&fixture, append, &[("WALD_TOKEN_FILE", missing)]).await;
     assert!(code == 2 && said.contains(missing), "{code} {said}");
+}
+
+#[tokio::test]
+async fn file_of_a_secret_that_every_user_can_use_is_refused() {
+    let fixture = Fixture::new().await;
+    *fixture.memory.door.lock().unwrap() = Some(("k7Qp2mXa", "BAD_CREDENTIAL"));
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("token");
+    let token = path.to_str().unwrap();
+    let advice = format!("run: chmod o-rwx {token}");
+    for mode in [0o644, 0o604, 0o602, 0o601, 0o666] {
+        write_with_mode(&path, "k7Qp2mXa\n", mode);
+        let option = format!("append log --text x --token-file {token}");
+        for (source, ran) in [
+            ("--token-file", ran(&fixture, &option, &[]).await),
+            (
+                "WALD_TOKEN_FILE",
+                ran(&fixture, "logs", &[("WALD_TOKEN_FILE", token)]).await,
+            ),
+        ] {
+            let (code, said) = ran;
+            let words = format!(
+                "{source}: {token}: every user of this machine can use it (mode {mode:04o})"
+            );
+            assert!(
+                code == 2 && said.contains(&words) && said.contains(&advice),
+                "{mode:o}: {code} {said}"
+            );
+            assert!(!said.contains("k7Qp"), "{said}");
+        }
+    }
+    // Kubernetes gives files to the group of the pod, behind a link.
+    let link = files.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let link = format!("append log --text x --token-file {}", link.display());
+    for mode in [0o600, 0o640, 0o660, 0o440, 0o400] {
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let (code, said) = ran(&fixture, &link, &[]).await;
+        assert_eq!(code, 0, "{mode:o}: {said}");
+    }
 }
 
 #[tokio::test]
