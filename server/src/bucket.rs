@@ -27,7 +27,8 @@ pub(crate) fn exit_code(kind: BucketErrorKind) -> u8 {
         BucketErrorKind::Settings | BucketErrorKind::NotFound | BucketErrorKind::Denied => {
             Exit::CONFIG
         }
-        BucketErrorKind::Unavailable => Exit::UNAVAILABLE,
+        // Newer credentials may come: a service manager starts the daemon again.
+        BucketErrorKind::Unavailable | BucketErrorKind::Expired => Exit::UNAVAILABLE,
         BucketErrorKind::Damaged => Exit::BAD_DATA,
     }
 }

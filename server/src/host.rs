@@ -66,33 +66,37 @@ pub(crate) fn check_fetch(config: &Config, directory: &Path, bytes: u64) -> Resu
         return Ok(());
     };
     let free = volume.f_bavail.saturating_mul(volume.f_frsize);
-    let needed = bytes.saturating_add(least_bytes(config));
-    if volume.f_blocks == 0 || free >= needed {
-        return Ok(());
+    // Some file systems do not report their size.
+    match volume.f_blocks > 0 && lacks_fetch_space(config, free, bytes) {
+        false => Ok(()),
+        true => Err(Exit::new(
+            Exit::CONFIG,
+            format!(
+                "the volume of {} has {} free, and the store in the bucket needs {}; free space on the volume, or use \
+                 another one; the owner of the store goes on",
+                directory.display(),
+                whole_mib(free),
+                whole_mib(bytes.saturating_add(config.segment_bytes.0)),
+            ),
+        )),
     }
-    let mib = |bytes: u64| Size(bytes & !((1 << 20) - 1));
-    Err(Exit::new(
-        Exit::IO,
-        format!(
-            "the volume of {} has {} free, and the store in the bucket needs {}; free space on the volume, or use another \
-             one; the owner of the store goes on",
-            directory.display(),
-            mib(free),
-            mib(needed)
-        ),
-    ))
 }
 
-/// Least bytes of a store that takes appends.
-fn least_bytes(config: &Config) -> u64 {
-    let segments = config.reserve_segments as u64 + 2;
-    segments.saturating_mul(config.segment_bytes.0) + BESIDE_SEGMENTS
+/// Whether a fetched store does not fit: its files, and one segment of the journal behind them.
+#[cfg(feature = "object")]
+fn lacks_fetch_space(config: &Config, free: u64, bytes: u64) -> bool {
+    free < bytes.saturating_add(config.segment_bytes.0)
+}
+
+/// Whole MiB of a size, because an exact number of bytes is hard to read.
+fn whole_mib(bytes: u64) -> Size {
+    Size(bytes & !((1 << 20) - 1))
 }
 
 /// Why a volume of `size` bytes is too small, or its free bytes too few for a new store.
 fn lacks_space(config: &Config, size: u64, free: Option<u64>) -> Option<String> {
     let segments = config.reserve_segments as u64 + 2;
-    let least = least_bytes(config);
+    let least = segments.saturating_mul(config.segment_bytes.0) + BESIDE_SEGMENTS;
     // Some file systems do not report their size.
     if size == 0 {
         return None;
@@ -109,8 +113,7 @@ fn lacks_space(config: &Config, size: u64, free: Option<u64>) -> Option<String> 
         ));
     }
     let free = free.filter(|free| *free < least)?;
-    // Rounded, because an exact number of bytes is hard to read.
-    let free = Size(free & !((1 << 20) - 1));
+    let free = whole_mib(free);
     Some(format!(
         "{free} free, and a new store cannot take appends there: {needed}; free space on the \
          volume, use another one, or lower segment_bytes or reserve_segments"
@@ -209,5 +212,19 @@ mod tests {
             "{why}"
         );
         assert_eq!(lacks_space(&config, 0, Some(0)), None);
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn fetched_store_needs_its_files_and_a_segment() {
+        let config = Layers::default().resolve().unwrap().config;
+        let segment = config.segment_bytes.0;
+        assert!(lacks_fetch_space(
+            &config,
+            100 * MIB + segment - 1,
+            100 * MIB
+        ));
+        assert!(!lacks_fetch_space(&config, 100 * MIB + segment, 100 * MIB));
+        assert!(lacks_fetch_space(&config, u64::MAX - 1, u64::MAX));
     }
 }

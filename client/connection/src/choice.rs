@@ -132,7 +132,7 @@ fn check_secret(file: &ChosenValue<PathBuf>) -> Result<(), ConnectionFault> {
     let path = file.value.display();
     Err(ConnectionFault::new(format!(
         "{}: {path}: every user of this machine can use it (mode {mode:04o}); run: chmod o-rwx {path}; in a pod: set \
-         fsGroup, and defaultMode 0440 for a Secret",
+         fsGroup, and defaultMode 0440 for a Secret; in Compose: mode 0440 of the secret",
         file.source
     )))
 }

@@ -183,7 +183,8 @@ fn certificates<'a>(
     file: &'a [u8],
     place: &str,
 ) -> Result<Vec<(PemBlock<'a>, CertificateDer<'static>)>, TlsProblem> {
-    let found = items(file).map_err(|why| fault(format!("{place}: {why}")))?;
+    let found: Result<Vec<_>, _> = items(file).collect();
+    let found = found.map_err(|why| fault(format!("{place}: {why}")))?;
     match found.is_empty() {
         true if is_der(file) => Err(fault(format!(
             "{place}: the file is DER, and must be PEM; convert it: openssl x509 -inform DER -in FILE -out NEW"
@@ -195,23 +196,21 @@ fn certificates<'a>(
 
 /// The first key of a file. The error has nothing of its content.
 fn private_key(file: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
-    let found = items(file)?.into_iter().next();
+    let found = items(file).next().transpose()?;
     found
         .map(|(_, key)| key)
         .ok_or_else(|| "no private key in PEM without a password".to_owned())
 }
 
-/// The items of one kind. A fault has the place of its block.
-fn items<T: PemObject>(file: &[u8]) -> Result<Vec<(PemBlock<'_>, T)>, String> {
-    let mut found = Vec::new();
-    for block in blocks(file) {
-        match T::from_pem_slice(block.bytes) {
-            Ok(item) => found.push((block, item)),
-            Err(pem::Error::NoItemsFound) => {}
-            Err(_) => return Err(block.fault()),
-        }
-    }
-    Ok(found)
+/// The items of one kind, each read when it is asked for. A fault has the place of its block.
+fn items<T: PemObject>(file: &[u8]) -> impl Iterator<Item = Result<(PemBlock<'_>, T), String>> {
+    blocks(file)
+        .into_iter()
+        .filter_map(|block| match T::from_pem_slice(block.bytes) {
+            Ok(item) => Some(Ok((block, item))),
+            Err(pem::Error::NoItemsFound) => None,
+            Err(_) => Some(Err(block.fault())),
+        })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsProblem> {

@@ -149,7 +149,7 @@ fn of_a_bucket(error: &anyhow::Error) -> Option<ExitKind> {
     store.map(|error| match error.kind() {
         BucketErrorKind::Settings => ExitKind::Config,
         BucketErrorKind::NotFound => ExitKind::NotFound,
-        BucketErrorKind::Denied => ExitKind::Denied,
+        BucketErrorKind::Denied | BucketErrorKind::Expired => ExitKind::Denied,
         BucketErrorKind::Unavailable => ExitKind::Unavailable,
         BucketErrorKind::Damaged => ExitKind::DataLoss,
     })

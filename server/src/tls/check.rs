@@ -236,8 +236,7 @@ fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
                 .to_owned(),
         );
     }
-    let mut items = PemKind::Key.items(pem)?;
-    Ok(items.swap_remove(0).item)
+    PemKind::Key.first(pem)
 }
 
 /// The roots of a PEM file. Those that have expired or have a short key are left out: a bundle keeps them for a while.

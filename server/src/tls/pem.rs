@@ -32,18 +32,22 @@ impl PemKind {
     /// # Errors
     /// A sentence with the place: a block is damaged, or the file has no item.
     pub(crate) fn items<T: PemObject>(self, file: &[u8]) -> Result<Vec<PemItem<'_, T>>, String> {
-        let mut found = Vec::new();
-        for block in blocks(file) {
-            match T::from_pem_slice(block.bytes) {
-                Ok(item) => found.push(PemItem { block, item }),
-                Err(pem::Error::NoItemsFound) => {}
-                Err(_) => return Err(block.fault()),
-            }
-        }
+        let found: Vec<_> = each(file).collect::<Result<_, _>>()?;
         match found.is_empty() {
             true => Err(self.missing(file)),
             false => Ok(found),
         }
+    }
+
+    /// The first item. Later blocks are not looked at.
+    ///
+    /// # Errors
+    /// As [`PemKind::items`].
+    pub(crate) fn first<T: PemObject>(self, file: &[u8]) -> Result<T, String> {
+        let found = each(file).next().transpose()?;
+        found
+            .map(|found| found.item)
+            .ok_or_else(|| self.missing(file))
     }
 
     fn missing(self, file: &[u8]) -> String {
@@ -54,5 +58,34 @@ impl PemKind {
             ),
             false => format!("the file holds no {name} ({begin})"),
         }
+    }
+}
+
+/// The items of one kind, each read when it is asked for. A fault has the place of its block.
+fn each<T: PemObject>(file: &[u8]) -> impl Iterator<Item = Result<PemItem<'_, T>, String>> {
+    blocks(file)
+        .into_iter()
+        .filter_map(|block| match T::from_pem_slice(block.bytes) {
+            Ok(item) => Some(Ok(PemItem { block, item })),
+            Err(pem::Error::NoItemsFound) => None,
+            Err(_) => Some(Err(block.fault())),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::PrivateKeyDer;
+
+    use super::*;
+
+    #[test]
+    fn first_item_counts_although_a_later_block_is_damaged() {
+        let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        let file = format!("{key}-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n");
+        let file = file.as_bytes();
+        let first: PrivateKeyDer<'_> = PemKind::Key.first(file).unwrap();
+        let alone = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        assert_eq!(first.secret_der(), alone.secret_der());
+        assert!(PemKind::Key.items::<PrivateKeyDer<'_>>(file).is_err());
     }
 }

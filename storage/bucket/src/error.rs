@@ -5,8 +5,10 @@ use std::error::Error;
 /// Maximum characters of the store's own words in a message.
 const LONGEST_DETAIL: usize = 300;
 
-/// Codes with which S3 refuses temporary credentials. Their status is 400.
-const EXPIRED: [&str; 3] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired"];
+/// Codes with which S3 refuses temporary credentials that have expired. Their status is 400.
+const EXPIRED: [&str; 2] = ["ExpiredToken", "TokenRefreshRequired"];
+/// The code with which S3 refuses temporary credentials that it does not know. Its status is 400.
+const UNKNOWN: &str = "InvalidToken";
 
 /// Class of an error. Programs choose their exit code by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub enum BucketErrorKind {
     NotFound,
     /// The store refuses the credentials, or there are none.
     Denied,
+    /// The credentials have expired. Newer ones may come.
+    Expired,
     /// The store cannot be reached, or fails after all retries.
     Unavailable,
     /// The stored bytes are not the expected ones.
@@ -66,15 +70,14 @@ impl BucketError {
                 BucketErrorKind::Denied,
                 "the store refuses the credentials, or they do not allow this",
             ),
-            _ if status("403")
-                || status("401")
-                || EXPIRED.iter().any(|code| detail.starts_with(code)) =>
-            {
-                (
-                    BucketErrorKind::Denied,
-                    "the store refuses the credentials, or they do not allow this",
-                )
-            }
+            _ if EXPIRED.iter().any(|code| detail.starts_with(code)) => (
+                BucketErrorKind::Expired,
+                "the store refuses the credentials, which have expired",
+            ),
+            _ if status("403") || status("401") || detail.starts_with(UNKNOWN) => (
+                BucketErrorKind::Denied,
+                "the store refuses the credentials, or they do not allow this",
+            ),
             _ if detail.contains("Unable to extract metadata from headers") => (
                 BucketErrorKind::Damaged,
                 "the store's answer lacks a header",
@@ -152,7 +155,8 @@ mod tests {
                 "InvalidAccessKeyId",
                 BucketErrorKind::Denied,
             ),
-            ("400 Bad Request", "ExpiredToken", BucketErrorKind::Denied),
+            ("400 Bad Request", "ExpiredToken", BucketErrorKind::Expired),
+            ("400 Bad Request", "InvalidToken", BucketErrorKind::Denied),
             (
                 "400 Bad Request",
                 "InvalidRequest",

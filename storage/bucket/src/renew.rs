@@ -62,7 +62,8 @@ impl fmt::Display for Renewed {
 
 /// Whether the store refuses the credentials.
 fn is_denied(error: &Error) -> bool {
-    BucketError::of("", "", error).kind() == BucketErrorKind::Denied
+    let kind = BucketError::of("", "", error).kind();
+    matches!(kind, BucketErrorKind::Denied | BucketErrorKind::Expired)
 }
 
 impl Renewed {

@@ -52,10 +52,9 @@ impl ReplicaOwner {
     /// `Owned` if another node is the owner; others if the bucket or the journal fails, or the directory is not the newest
     /// one of the store.
     pub async fn begin(mut parts: ReplicaParts) -> Result<Self, OwnerError> {
-        let (owned, shipper) = Self::open(&parts).await?;
+        let (owned, shipper) = Self::open(&mut parts).await?;
         // Later terms follow this one.
         parts.claim.take_over = None;
-        parts.claim.kept_term = Some(owned.tail.term());
         Ok(Self {
             parts,
             owned,
@@ -72,12 +71,12 @@ impl ReplicaOwner {
         bucket: &Bucket,
         claim: &OwnerClaim,
     ) -> Result<(u64, Option<OwnerRecord>), OwnerError> {
-        let owned = Owned::claim(bucket, claim, &|_| Ok(())).await?;
+        let owned = Owned::claim(bucket, &mut claim.clone(), &|_| Ok(())).await?;
         owned.tail.close().await?;
         Ok((owned.tail.term(), owned.before))
     }
 
-    async fn open(parts: &ReplicaParts) -> Result<(Owned, Shipper), OwnerError> {
+    async fn open(parts: &mut ReplicaParts) -> Result<(Owned, Shipper), OwnerError> {
         // A store at the wrong bucket must not become its owner.
         cluster::claim(&parts.bucket, parts.source.profile().store_id).await?;
         // Nor must a directory that lacks a part of the store: its claim would end an owner that serves, or keep out the next one.
@@ -85,7 +84,8 @@ impl ReplicaOwner {
             let has_all = compare(&*parts.source, &parts.bucket, &*parts.format);
             Box::pin(has_all).await?;
         }
-        let mut owned = Owned::claim(&parts.bucket, &parts.claim, &*parts.keep_term).await?;
+        let claimed = Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term);
+        let mut owned = claimed.await?;
         let tail = Arc::clone(&owned.tail);
         let shipper = Box::pin(Shipper::begin(
             Arc::clone(&parts.source),
@@ -155,9 +155,8 @@ impl ReplicaOwner {
             if self.parts.source.progress().ended || *stop.borrow() {
                 return Some(ShipEnd::Journal);
             }
-            match Self::open(&self.parts).await {
+            match Self::open(&mut self.parts).await {
                 Ok((owned, shipper)) => {
-                    self.parts.claim.kept_term = Some(owned.tail.term());
                     (self.owned, self.shipper) = (owned, shipper);
                     return None;
                 }

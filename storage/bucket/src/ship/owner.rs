@@ -19,7 +19,7 @@ use super::error::OwnerError;
 use crate::bucket::Bucket;
 use crate::error::BucketError;
 use crate::record::{BucketRecord, random};
-use crate::tail::{ReplicaTail, TailErrorKind};
+use crate::tail::{ReplicaTail, TailError, TailErrorKind};
 use crate::takeover::TakeOver;
 
 /// Path of the record.
@@ -152,6 +152,17 @@ impl OwnerClaim {
     }
 }
 
+/// The error of an open after which a claim may try again.
+///
+/// # Errors
+/// Another error.
+fn may_repeat(error: TailError) -> Result<TailError, OwnerError> {
+    match error.kind() {
+        TailErrorKind::Fenced | TailErrorKind::Unreachable => Ok(error),
+        _ => Err(error.into()),
+    }
+}
+
 /// A node that owns a store.
 pub(super) struct Owned {
     bucket: Bucket,
@@ -162,14 +173,15 @@ pub(super) struct Owned {
 }
 
 impl Owned {
-    /// Becomes the owner, with the next term. `keep` must make the term durable in the data directory.
+    /// Becomes the owner, with the next term. `keep` must make the term durable in the data directory; the claim has it
+    /// then, so that a later attempt recognises a record of this one.
     ///
     /// # Errors
     /// `Owned` if another node is the owner, `Superseded` if one has served since this directory did, `Contended` if other nodes claim terms at the same time; others if the bucket
     /// or the directory fails.
     pub(super) async fn claim(
         bucket: &Bucket,
-        claim: &OwnerClaim,
+        claim: &mut OwnerClaim,
         keep: &(dyn Fn(u64) -> io::Result<()> + Send + Sync),
     ) -> Result<Self, OwnerError> {
         let incarnation = random(bucket.place())?;
@@ -189,11 +201,18 @@ impl Owned {
             let mut newest = ReplicaTail::newest_term(bucket).await?;
             if other.is_some_and(|owner| owner.incarnation != incarnation && owner.term > newest) {
                 // That node ended between its record and its tail. Nobody else has its term: an operator may name it.
-                ReplicaTail::open(bucket, newest).await?.close().await?;
+                match ReplicaTail::open(bucket, newest).await {
+                    Ok(opened) => drop(opened),
+                    Err(error) => {
+                        last = Some(may_repeat(error)?);
+                        continue;
+                    }
+                }
                 newest += 1;
             }
             let term = newest + 1;
             keep(term).map_err(OwnerError::Kept)?;
+            claim.kept_term = Some(term);
             let taken = match claim.take_over {
                 Some(TakeOver::Term(term)) if before.is_some() => Some(term),
                 _ => None,
@@ -218,10 +237,7 @@ impl Owned {
                         tail: Arc::new(tail),
                     });
                 }
-                Err(error) => match error.kind() {
-                    TailErrorKind::Fenced | TailErrorKind::Unreachable => last = Some(error),
-                    _ => return Err(error.into()),
-                },
+                Err(error) => last = Some(may_repeat(error)?),
             }
         }
         Err(match last {
@@ -265,7 +281,7 @@ mod tests {
     }
 
     async fn own(bucket: &Bucket, claim: &OwnerClaim) -> Result<Owned, OwnerError> {
-        Owned::claim(bucket, claim, &|_| Ok(())).await
+        Owned::claim(bucket, &mut claim.clone(), &|_| Ok(())).await
     }
 
     #[tokio::test(start_paused = true)]
@@ -276,14 +292,14 @@ mod tests {
             kept.lock().unwrap().push(term);
             Ok(())
         };
-        let first = Owned::claim(&bucket, &claim("a", None), &keep).await;
+        let first = Owned::claim(&bucket, &mut claim("a", None), &keep).await;
         assert_eq!(first.unwrap().tail.term(), 1);
         // The directory of "a" is another one, or an old copy.
         for stale in [None, Some(0)] {
             let refused = own(&bucket, &claim("a", stale)).await.err().unwrap();
             assert!(matches!(refused, OwnerError::Owned { .. }));
         }
-        let mut second = Owned::claim(&bucket, &claim("a", Some(1)), &keep)
+        let mut second = Owned::claim(&bucket, &mut claim("a", Some(1)), &keep)
             .await
             .unwrap();
         assert_eq!(second.tail.term(), 2);
@@ -379,6 +395,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_claim_whose_tail_did_not_open_is_this_node_s_own_later() {
+        let (bucket, faults, _) = faulty();
+        drop(own(&bucket, &claim("a", None)).await.unwrap());
+        let mut again = claim("a", Some(1));
+        *faults.only_in.lock().unwrap() = "/db/";
+        faults.next_puts([StoreFault::Unavailable; 10_000]);
+        let failed = Owned::claim(&bucket, &mut again, &|_| Ok(())).await;
+        assert!(failed.is_err());
+        let record = OwnerRecord::read(&bucket).await.unwrap().unwrap().value;
+        assert_eq!((record.term, record.state), (2, OwnerState::Opening));
+        faults.puts.lock().unwrap().clear();
+        let owned = Owned::claim(&bucket, &mut again, &|_| Ok(()))
+            .await
+            .unwrap();
+        assert!(owned.tail.term() > 2);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_claim_survives_lost_answers_and_keeps_its_term_first() {
         let (bucket, faults, _) = faulty();
         faults.next_puts([StoreFault::AnswerLost; 4]);
@@ -387,7 +421,7 @@ mod tests {
         assert_eq!(record.term, owned.tail.term());
         let term = ReplicaTail::newest_term(&bucket).await.unwrap();
         let full = |_| Err(io::Error::other("no space"));
-        let refused = Owned::claim(&bucket, &claim("a", Some(term)), &full).await;
+        let refused = Owned::claim(&bucket, &mut claim("a", Some(term)), &full).await;
         assert!(matches!(refused.err().unwrap(), OwnerError::Kept(_)));
         assert_eq!(ReplicaTail::newest_term(&bucket).await.unwrap(), term);
     }

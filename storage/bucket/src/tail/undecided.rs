@@ -58,8 +58,20 @@ impl ObjectStore for Undecided {
     ) -> Result<PutResult, Error> {
         let creates = opts.mode == PutMode::Create;
         let limit = is_row(location).then(|| answer_time(payload.content_length()));
-        let put = self.0.put_opts(location, payload, opts);
-        let done = match limit {
+        let put = async {
+            let done = self.0.put_opts(location, payload, opts).await;
+            if !creates || !matches!(done, Err(Error::AlreadyExists { .. })) {
+                return done;
+            }
+            match self.0.head(location).await {
+                Err(Error::NotFound { .. }) => Err(Error::Generic {
+                    store: "bucket",
+                    source: "the store did not decide a conditional write".into(),
+                }),
+                _ => done,
+            }
+        };
+        match limit {
             None => put.await,
             Some(limit) => timeout(limit, put).await.unwrap_or_else(|_| {
                 Err(Error::Generic {
@@ -67,16 +79,6 @@ impl ObjectStore for Undecided {
                     source: format!("the store gave no answer within {limit:?}").into(),
                 })
             }),
-        };
-        if !creates || !matches!(done, Err(Error::AlreadyExists { .. })) {
-            return done;
-        }
-        match self.0.head(location).await {
-            Err(Error::NotFound { .. }) => Err(Error::Generic {
-                store: "bucket",
-                source: "the store did not decide a conditional write".into(),
-            }),
-            _ => done,
         }
     }
 

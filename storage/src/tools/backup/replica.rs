@@ -444,8 +444,20 @@ fn is_unfinished_take_over(target: &dyn Disk) -> Result<bool, RestoreError> {
         .open(RESTORING)
         .and_then(|file| file.read_full_at(&mut mark, 0));
     let read = read.map_err(io("reading RESTORING"))?;
+    let mark = &mark[..read];
+    if mark == UNFINISHED_TAKE_OVER {
+        return Ok(true);
+    }
     // The mark is flushed before anything else is written: a part of it stands alone.
-    Ok(UNFINISHED_TAKE_OVER.starts_with(&mark[..read]))
+    let mut others = names
+        .iter()
+        .filter(|name| ![RESTORING, LOCK].contains(&name.as_str()));
+    let mut is_alone = others.next().is_none();
+    for directory in DIRECTORIES {
+        let files = directory::list(target, directory).map_err(io("listing files"))?;
+        is_alone &= files.is_empty();
+    }
+    Ok(is_alone && UNFINISHED_TAKE_OVER.starts_with(mark))
 }
 
 /// Removes all files of an unfinished restore. The mark and the lock come last, so that each moment before is refused.
