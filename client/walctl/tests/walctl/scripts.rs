@@ -511,9 +511,9 @@ async fn server_of_http_1_is_said_to_be_no_wald_server() {
         }
     });
     for command in [
-        "logs --timeout 500ms",
+        "logs --timeout 2s",
         "health",
-        "append log --text x --timeout 500ms",
+        "append log --text x --timeout 2s",
     ] {
         let ran = fixture.walctl(command, "").await;
         assert!(ran.stderr.contains("no Wald server"), "{}", ran.stderr);
