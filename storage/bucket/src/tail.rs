@@ -285,7 +285,7 @@ fn without_flush() -> CloseOptions {
 }
 
 fn undecided(bucket: &Bucket) -> Arc<dyn ObjectStore> {
-    Arc::new(Undecided(Arc::clone(bucket.store())))
+    Arc::new(Undecided::new(Arc::clone(bucket.store())))
 }
 
 fn part_range() -> Range<&'static [u8]> {

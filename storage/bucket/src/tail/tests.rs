@@ -327,6 +327,21 @@ async fn a_row_that_the_network_swallows_is_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_needs_20_s_for_each_row_takes_them() {
+    let store = Arc::new(InMemory::new());
+    let node = node(&store);
+    let tail = node.own().await;
+    *node.faults.only_in.lock().unwrap() = "/wal/";
+    node.faults.next_puts([StoreFault::Late; 100]);
+    let began = Instant::now();
+    while let Err(error) = tail.put(&part(1, 0, "a")).await {
+        assert_eq!(error.kind(), TailErrorKind::Unreachable);
+        assert!(began.elapsed() < Duration::from_secs(90), "{error}");
+    }
+    assert_eq!(all(&tail).await, [part(1, 0, "a")]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_outage_of_an_hour_stops_nobody() {
     let store = Arc::new(InMemory::new());
     let node = node(&store);

@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,20 +32,36 @@ fn is_row(location: &Path) -> bool {
 
 /// Maximum time until a row without bytes is answered.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// The largest number of times that it is doubled: to 80 s.
+const MOST_DOUBLED: u32 = 3;
 /// Bytes a second that a connection to the store carries at least.
 const SLOWEST: u64 = 140 << 10;
 
-/// Maximum time until a row of this size is answered.
-fn answer_time(bytes: usize) -> Duration {
-    ANSWER_TIME + Duration::from_millis(bytes as u64 * 1000 / SLOWEST)
+/// Maximum time until a row of this size is answered. It grows while rows are late: the store may only be slow.
+fn answer_time(bytes: usize, late: u32) -> Duration {
+    let answer = ANSWER_TIME * 2_u32.pow(late.min(MOST_DOUBLED));
+    answer + Duration::from_millis(bytes as u64 * 1000 / SLOWEST)
 }
 
 #[derive(Debug)]
-pub(super) struct Undecided(pub(super) Arc<dyn ObjectStore>);
+pub(super) struct Undecided {
+    store: Arc<dyn ObjectStore>,
+    /// Number of rows in turn that were not answered in time.
+    late: AtomicU32,
+}
+
+impl Undecided {
+    pub(super) fn new(store: Arc<dyn ObjectStore>) -> Self {
+        Self {
+            store,
+            late: AtomicU32::new(0),
+        }
+    }
+}
 
 impl fmt::Display for Undecided {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.store.fmt(f)
     }
 }
 
@@ -57,13 +74,13 @@ impl ObjectStore for Undecided {
         opts: PutOptions,
     ) -> Result<PutResult, Error> {
         let creates = opts.mode == PutMode::Create;
-        let limit = is_row(location).then(|| answer_time(payload.content_length()));
+        let bytes = payload.content_length();
         let put = async {
-            let done = self.0.put_opts(location, payload, opts).await;
+            let done = self.store.put_opts(location, payload, opts).await;
             if !creates || !matches!(done, Err(Error::AlreadyExists { .. })) {
                 return done;
             }
-            match self.0.head(location).await {
+            match self.store.head(location).await {
                 Err(Error::NotFound { .. }) => Err(Error::Generic {
                     store: "bucket",
                     source: "the store did not decide a conditional write".into(),
@@ -71,14 +88,22 @@ impl ObjectStore for Undecided {
                 _ => done,
             }
         };
-        match limit {
-            None => put.await,
-            Some(limit) => timeout(limit, put).await.unwrap_or_else(|_| {
+        if !is_row(location) {
+            return put.await;
+        }
+        let limit = answer_time(bytes, self.late.load(Ordering::Relaxed));
+        match timeout(limit, put).await {
+            Ok(done) => {
+                self.late.store(0, Ordering::Relaxed);
+                done
+            }
+            Err(_) => {
+                self.late.fetch_add(1, Ordering::Relaxed);
                 Err(Error::Generic {
                     store: "bucket",
                     source: format!("the store gave no answer within {limit:?}").into(),
                 })
-            }),
+            }
         }
     }
 
@@ -87,11 +112,11 @@ impl ObjectStore for Undecided {
         location: &Path,
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>, Error> {
-        self.0.put_multipart_opts(location, opts).await
+        self.store.put_multipart_opts(location, opts).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult, Error> {
-        self.0.get_opts(location, options).await
+        self.store.get_opts(location, options).await
     }
 
     async fn get_ranges(
@@ -99,18 +124,18 @@ impl ObjectStore for Undecided {
         location: &Path,
         ranges: &[std::ops::Range<u64>],
     ) -> Result<Vec<Bytes>, Error> {
-        self.0.get_ranges(location, ranges).await
+        self.store.get_ranges(location, ranges).await
     }
 
     fn delete_stream(
         &self,
         locations: BoxStream<'static, Result<Path, Error>>,
     ) -> BoxStream<'static, Result<Path, Error>> {
-        self.0.delete_stream(locations)
+        self.store.delete_stream(locations)
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta, Error>> {
-        self.0.list(prefix)
+        self.store.list(prefix)
     }
 
     fn list_with_offset(
@@ -118,14 +143,14 @@ impl ObjectStore for Undecided {
         prefix: Option<&Path>,
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta, Error>> {
-        self.0.list_with_offset(prefix, offset)
+        self.store.list_with_offset(prefix, offset)
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult, Error> {
-        self.0.list_with_delimiter(prefix).await
+        self.store.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<(), Error> {
-        self.0.copy_opts(from, to, options).await
+        self.store.copy_opts(from, to, options).await
     }
 }
