@@ -32,7 +32,7 @@ fn is_row(location: &Path) -> bool {
 
 /// Maximum time until a row without bytes is answered.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// The largest number of times that it is doubled: to 80 s.
+/// The largest number of times that it is doubled: beyond the 60 s after which the client gives a request up.
 const MOST_DOUBLED: u32 = 3;
 /// Bytes a second that a connection to the store carries at least.
 const SLOWEST: u64 = 140 << 10;

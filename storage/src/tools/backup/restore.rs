@@ -103,7 +103,7 @@ fn failed(action: &str, target: &dyn Disk) -> impl FnOnce(std::io::Error) -> Res
     RestoreError::io(format!("{action} in {}", target.location()))
 }
 
-/// The content of `RESTORING`.
+/// The content of `RESTORING` during a restore.
 pub(super) const UNFINISHED: &[u8] = b"a restore is not finished\n";
 
 /// Locks the new directory, marks it as unfinished, and makes the directories of a store.
