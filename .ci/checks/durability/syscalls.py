@@ -50,6 +50,9 @@ BEYOND = "UNAVAILABLE JOURNAL_FAILED -"
 FULL, ABSENT = "RESOURCE_EXHAUSTED DISK_FULL NOT_APPLIED", "NOT_FOUND LOG_NOT_FOUND NOT_APPLIED"
 UNREAD = "UNAVAILABLE READ_FAILED -"
 BEYOND_TAIL = "OUT_OF_RANGE BEYOND_TAIL NOT_APPLIED"
+# Each answer of the table, and the fault that brings it while the daemon serves.
+BRINGS = {IN_FLIGHT: ("fdatasync", "journal/*.seg", "EIO", "exit"), LATER: ("fdatasync", "journal/*.seg", "EIO", "read_only"),
+          FULL: ("pwrite64", "journal/*.seg", "ENOSPC", "exit"), UNREAD: ("openat", "journal/*.seg", "EIO", "exit")}
 PLANTED = {"flush ignored": ("fdatasync", "EIO"), "flush again": ("fdatasync", "EIO"), "write ignored": ("pwrite64", "ENOSPC"),
            "short write ignored": ("pwrite64", "half"), "read ignored": ("pread64", "EIO")}
 
@@ -163,17 +166,21 @@ def one(directory, fault, names):
     return run
 
 
+def readiness(daemon):
+    try:
+        return urllib.request.urlopen(f"http://{daemon.http}/readyz").status
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
 def stays(daemon, story):
     """Errors after a failure of the journal, with on_flush_failure = read_only."""
     if daemon.process.poll() is not None:
         return ["it did not stay"]
     wrong = []
-    try:
-        ready = urllib.request.urlopen(f"http://{daemon.http}/readyz").status
-    except urllib.error.HTTPError as refused:
-        ready = refused.code
-    if ready != 503 or daemon.metric("wald_journal_failed") != 1:
-        wrong.append(f"readiness is {ready}")
+    # The answers to the calls in flight can arrive before readiness changes.
+    if not wait_until(lambda: readiness(daemon) == 503, 5) or daemon.metric("wald_journal_failed") != 1:
+        wrong.append(f"readiness is {readiness(daemon)}")
     try:
         missed = story.misses()
         if missed:
@@ -327,14 +334,18 @@ def faults_of(keys):
 
 
 def sample(faults, dice):
-    """The first and the last of each kind, and random others."""
+    """The first and the last of each kind, some that bring each answer of the table, and random others."""
     groups = defaultdict(list)
     for fault in faults:
         groups[fault.group].append(fault)
-    ends = {id(fault): fault for group in groups.values() for fault in (group[0], group[-1])}
+    chosen = {id(fault): fault for group in groups.values() for fault in (group[0], group[-1])}
+    # The first and the last of a kind are often calls of the start and of the stop.
+    for kind in BRINGS.values():
+        group = groups[kind]
+        chosen |= {id(fault): fault for fault in (group[len(group) * part // 6] for part in range(1, 6))}
     # A flush is measured 64 times in the same way.
-    rest = [fault for fault in faults if id(fault) not in ends and fault.file != "flush-probe"]
-    return [*ends.values(), *dice.sample(rest, max(0, min(RUNS - len(ends), len(rest))))]
+    rest = [fault for fault in faults if id(fault) not in chosen and fault.file != "flush-probe"]
+    return [*chosen.values(), *dice.sample(rest, max(0, min(RUNS - len(chosen), len(rest))))]
 
 
 def report(runs):
