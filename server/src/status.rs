@@ -65,6 +65,9 @@ pub(crate) fn read(error: &ReadError) -> Status {
             Failure::new(Code::Unavailable, Reason::JournalFailed, message).retry_after(RETRY_LATER)
         }
         ReadError::NotSupported(_) => no_replica("visibility"),
+        ReadError::LeaseLost => {
+            Failure::new(Code::Unavailable, Reason::BucketDown, message).retry_after(RETRY_LATER)
+        }
         ReadError::Refused(error) => append_failure(error).of_read(message),
         ReadError::Io(_) => {
             Failure::new(Code::Unavailable, Reason::ReadFailed, message).retry_after(RETRY_SOON)

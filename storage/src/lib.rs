@@ -46,7 +46,7 @@ pub use crate::api::record::{
 };
 pub use crate::api::records::Records;
 pub use crate::api::replica::{
-    JournalPart, MAX_REPLICA_LAG, MOST_UNRELEASED, Replica, ReplicaBounds, ReplicaProgress,
+    JournalPart, Lease, MAX_REPLICA_LAG, MOST_UNRELEASED, Replica, ReplicaBounds, ReplicaProgress,
     ReplicaState, Unreplicated,
 };
 pub use crate::api::ticket::{TicketAnswer, block_on};

@@ -512,6 +512,7 @@ pub(crate) fn page(
         return Err(quarantined(&log, start, None));
     }
     let replicated_lsn = store.replicated_lsn(&log);
+    store.check_lease()?;
     Ok(Page {
         log_id: log.id,
         next_lsn: found.next,

@@ -515,6 +515,7 @@ fn read_errors_have_code_and_reason_of_the_table_and_no_outcome() {
         (ReadError::Io(eio()), Code::Unavailable, "READ_FAILED"),
         (
             ReadError::NotSupported(wald_storage::Visibility::Replicated),
+            ReadError::LeaseLost,
             Code::Unimplemented,
             "NOT_SUPPORTED",
         ),

@@ -675,6 +675,12 @@ pub enum ReadError {
         "this server has no replica, so no record has the visibility {0:?}; ask for VISIBILITY_DURABLE"
     )]
     NotSupported(Visibility),
+    /// Another node may own the store by now, and may have newer records.
+    #[error(
+        "this node has not reached the bucket of its replica for too long, so another node may own the store; nothing is read \
+         here until the bucket answers"
+    )]
+    LeaseLost,
     /// The answer depends on changes that cannot be made durable now.
     #[error("the changes that the answer rests on cannot be made durable now: {0}")]
     Refused(#[source] AppendError),

@@ -15,6 +15,7 @@
 //! [`Replica::durable`] after it has seen the run, and names the run once that position is replicated.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -60,6 +61,12 @@ pub enum Unreplicated {
         /// Number of its term, which rises with each owner.
         term: u64,
     },
+}
+
+/// The right to answer without the replica, while other nodes may take the store over.
+pub trait Lease: Send + Sync + 'static {
+    /// Whether no other node can own the store now. Called before each answer, so it must return at once.
+    fn holds(&self) -> bool;
 }
 
 /// Whether the replica takes the journal.
@@ -124,6 +131,11 @@ pub trait Replica: Send + Sync + 'static {
     /// Notes that files of the replica hold all segments that end at or below `end`. Only these segments are
     /// sorted and recycled.
     fn release(&self, end: Position);
+
+    /// Sets the lease of this node; later calls change nothing. While it does not hold, new requests and reads are refused, and
+    /// requests in flight are answered with an unknown outcome unless they are replicated. Without a lease no other node
+    /// takes the store over by itself.
+    fn hold_lease(&self, lease: Arc<dyn Lease>);
 
     /// Ends replication for a reason. Requests in flight are answered with an unknown outcome.
     fn stop(&self, reason: Unreplicated);

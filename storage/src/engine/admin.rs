@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    pub(super) fn stat(
+    pub(crate) fn stat(
         &self,
         target: &LogTarget,
         visibility: Option<Visibility>,
@@ -154,12 +154,14 @@ impl Core {
         {
             return Err(ReadError::JournalFailed(error));
         }
+        let info = self.info_of(
+            &log,
+            self.tail(&log, visibility),
+            self.journal.published(visibility),
+        );
+        self.check_lease()?;
         Ok(LogStat {
-            info: self.info_of(
-                &log,
-                self.tail(&log, visibility),
-                self.journal.published(visibility),
-            ),
+            info,
             survived_position: of_epoch.and_then(|epoch| self.survived(epoch)),
         })
     }

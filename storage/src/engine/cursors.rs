@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::api::engine::{Fenced, LogTarget};
-use crate::api::error::{CursorError, FenceError};
+use crate::api::error::{AppendError, CursorError, FenceError};
 use crate::api::record::{CursorCommit, Durability, NamedCursor, SyncMode, Visibility};
 use crate::base::ids::{LogId, Name, Position};
 use crate::base::promise::Awaited;
@@ -119,10 +119,13 @@ impl Core {
             _ => self.journal.durable(),
         };
         let state = log.state.read();
-        Ok(state
-            .extras
-            .as_deref()
-            .and_then(|extras| look((log.id, safe), extras)))
+        let extras = state.extras.as_deref();
+        let found = extras.and_then(|extras| look((log.id, safe), extras));
+        drop(state);
+        match self.check_lease() {
+            Ok(()) => Ok(found),
+            Err(_) => Err(AppendError::BucketDown.into()),
+        }
     }
 
     fn safe_cursor(

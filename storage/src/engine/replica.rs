@@ -9,7 +9,7 @@ use super::{Core, LocalEngine};
 use crate::api::engine::BoxFuture;
 use crate::api::error::ReadError;
 use crate::api::record::Visibility;
-use crate::api::replica::{JournalPart, Replica, ReplicaProgress, Unreplicated};
+use crate::api::replica::{JournalPart, Lease, Replica, ReplicaProgress, Unreplicated};
 use crate::api::watch::{Until, Watched};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
@@ -228,6 +228,12 @@ impl Replica for LocalEngine {
 
     fn release(&self, end: Position) {
         self.core.journal.release(end);
+    }
+
+    fn hold_lease(&self, lease: Arc<dyn Lease>) {
+        if let Some(replication) = self.core.journal.replication() {
+            replication.hold_lease(lease);
+        }
     }
 
     fn stop(&self, reason: Unreplicated) {

@@ -8,7 +8,7 @@
 //! Without a replica a journal has no [`Replication`], and its requests pass one branch.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::Journal;
 use super::lag::ReplicaLag;
@@ -17,7 +17,7 @@ use super::waiting::{UnflushedGroup, Waiter};
 use crate::api::error::AppendError;
 use crate::api::record::{Durability, Visibility};
 use crate::api::replica::{
-    MOST_UNRELEASED, ReplicaBounds, ReplicaProgress, ReplicaState, Unreplicated,
+    Lease, MOST_UNRELEASED, ReplicaBounds, ReplicaProgress, ReplicaState, Unreplicated,
 };
 use crate::api::watch::{Watch, Watched};
 use crate::base::ids::Position;
@@ -39,6 +39,8 @@ pub(crate) struct Replication {
     unreleased: AtomicU64,
     state: Mutex<ReplicationState>,
     lag: Mutex<ReplicaLag>,
+    /// Set if other nodes may take the store over.
+    lease: OnceLock<Arc<dyn Lease>>,
     /// The shipper waits here.
     shipper: Arc<ShipperWatch>,
 }
@@ -80,6 +82,7 @@ impl Replication {
             unreleased: AtomicU64::new(0),
             state: Mutex::default(),
             lag: Mutex::default(),
+            lease: OnceLock::new(),
             shipper: Arc::default(),
         }
     }
@@ -104,6 +107,16 @@ impl Replication {
             .filter(moved)
             .cloned()
             .map(Into::into)
+    }
+
+    /// Sets the lease, unless there is one.
+    pub(crate) fn hold_lease(&self, lease: Arc<dyn Lease>) {
+        let _ = self.lease.set(lease);
+    }
+
+    /// Whether this node may answer although the replica does not confirm it.
+    pub(crate) fn may_answer(&self) -> bool {
+        self.lease.get().is_none_or(|lease| lease.holds())
     }
 
     /// A group with this number of records was written.
@@ -133,10 +146,22 @@ impl Replication {
 
     /// Why nothing of this level can be done while the replica is in this state, if that is so.
     pub(crate) fn unreachable(&self, level: Durability) -> Option<AppendError> {
-        match self.state.lock().stopped.clone()? {
-            Unreplicated::BucketDown if level < Durability::Replicated => None,
-            reason => Some(reason.into()),
+        match self.state.lock().stopped.clone() {
+            Some(Unreplicated::BucketDown) if level < Durability::Replicated => {}
+            Some(reason) => return Some(reason.into()),
+            None => {}
         }
+        (!self.may_answer()).then_some(AppendError::BucketDown)
+    }
+
+    /// Makes an answer an unknown outcome. A refusal did nothing, and stays one.
+    pub(super) fn refuse(&self, waiter: &mut Waiter) {
+        let stopped = self.state.lock().stopped.clone();
+        let stopped = stopped.unwrap_or(Unreplicated::BucketDown);
+        waiter.reply.refuse(match waiter.reply.is_refusal() {
+            true => stopped.into(),
+            false => AppendError::ReplicationUnknown,
+        });
     }
 
     /// Requests and groups that wait for the replica.
@@ -277,7 +302,7 @@ impl Journal {
             waiter.times.replicate = took;
             self.observer
                 .phase(AppendPhase::Replicate, took, waiter.requests);
-            self.answer(waiter, Durability::Replicated);
+            self.answer_anyway(waiter, Durability::Replicated);
         }
         for (_, logs) in readers {
             self.wake_at(Visibility::Replicated, logs);
@@ -290,13 +315,8 @@ impl Journal {
         if self.failure().is_some() {
             return self.answer_failed(waiter);
         }
-        let stopped = replication.state.lock().stopped.clone();
-        let stopped = stopped.unwrap_or(Unreplicated::BucketDown);
-        waiter.reply.refuse(match waiter.reply.is_refusal() {
-            true => stopped.into(),
-            false => AppendError::ReplicationUnknown,
-        });
-        self.answer(waiter, Durability::Durable);
+        replication.refuse(&mut waiter);
+        self.answer_anyway(waiter, Durability::Durable);
     }
 
     /// Ends replication, for now or for good. Every request that waits is answered.

@@ -248,8 +248,17 @@ impl Waiting {
 }
 
 impl Journal {
-    /// Answers one request. Everything that its answer rests on is as safe as `reached`.
-    pub(crate) fn answer(&self, waiter: Waiter, reached: Durability) {
+    /// Answers one request. Everything that its answer rests on is as safe as `reached`. Without the lease of this node
+    /// nobody knows whether another node owns the store by now.
+    pub(crate) fn answer(&self, mut waiter: Waiter, reached: Durability) {
+        if let Some(replication) = self.replication().filter(|it| !it.may_answer()) {
+            replication.refuse(&mut waiter);
+        }
+        self.answer_anyway(waiter, reached);
+    }
+
+    /// Answers one request, whoever owns the store.
+    pub(super) fn answer_anyway(&self, waiter: Waiter, reached: Durability) {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
         match waiter.reply {
             WaitingAnswer::Append(ticket, Ok(placement)) => {
@@ -295,7 +304,7 @@ impl Journal {
             true => AppendError::JournalFailed(error),
             false => AppendError::Unknown(error),
         });
-        self.answer(waiter, Durability::Accepted);
+        self.answer_anyway(waiter, Durability::Accepted);
     }
 }
 

@@ -98,6 +98,17 @@ impl Store {
         Some(log.state.read().tail(replication.replicated()))
     }
 
+    /// Makes sure that no other node could have had newer records when an answer was read. Call after the read.
+    ///
+    /// # Errors
+    /// `LeaseLost` if one could.
+    pub(crate) fn check_lease(&self) -> Result<(), ReadError> {
+        match self.journal.replication() {
+            Some(replication) if !replication.may_answer() => Err(ReadError::LeaseLost),
+            _ => Ok(()),
+        }
+    }
+
     /// The log, if it exists for a reader of this visibility.
     pub(crate) fn resolve(
         &self,

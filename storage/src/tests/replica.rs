@@ -5,7 +5,7 @@ use super::*;
 use crate::api::error::RestoreError;
 use crate::api::record::{GapReason, SyncMode};
 use crate::api::replica::{
-    JournalPart, MOST_UNRELEASED, ReplicaBounds, ReplicaState, Unreplicated,
+    JournalPart, Lease, MOST_UNRELEASED, ReplicaBounds, ReplicaState, Unreplicated,
 };
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
@@ -308,6 +308,67 @@ fn a_lost_replica_leaves_an_unknown_outcome_and_refuses_the_rest() {
     f.core.journal.resume_replication();
     let answer = f.append("a", b"another node owns the store").unwrap_err();
     assert!(matches!(answer, AppendError::Moved { term: 2, .. }));
+}
+
+/// A lease that a test ends.
+struct TestLease(std::sync::atomic::AtomicBool);
+
+impl Lease for TestLease {
+    fn holds(&self) -> bool {
+        self.0.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn without_its_lease_a_node_answers_only_with_records_that_are_replicated() {
+    let f = Fixture::replicated();
+    let lease = Arc::new(TestLease(true.into()));
+    let replication = f.core.journal.replication().unwrap();
+    replication.hold_lease(Arc::clone(&lease) as Arc<dyn Lease>);
+    f.append("a", b"0").unwrap();
+    f.ship();
+    let holds = |holds| lease.0.store(holds, std::sync::atomic::Ordering::SeqCst);
+    // Requests that were accepted before the lease ended.
+    let mut replicated = f.append_as("a", Durability::Replicated);
+    let mut durable = f
+        .core
+        .enqueue(batch(&[("a", &[b"d"])]), Durability::Durable);
+    let mut written = f
+        .core
+        .enqueue(batch(&[("a", &[b"w"])]), Durability::Written);
+    let mut wrong = batch(&[("a", &[b"1"])]);
+    wrong.logs[0].guard.expected_lsn = Some(Lsn::new(99));
+    let mut refusal = f.core.enqueue(wrong, Durability::Durable);
+    holds(false);
+    f.core.turn();
+    for ticket in [&mut durable, &mut written] {
+        let answer = settled(ticket).unwrap();
+        assert!(
+            matches!(answer, Err(AppendError::ReplicationUnknown)),
+            "another node may have taken over: {answer:?}"
+        );
+    }
+    let answer = settled(&mut refusal).unwrap();
+    assert!(matches!(answer, Err(AppendError::BucketDown)), "{answer:?}");
+    for level in [
+        Durability::Written,
+        Durability::Durable,
+        Durability::Replicated,
+    ] {
+        let answer = settled(&mut f.append_as("a", level)).unwrap();
+        assert!(matches!(answer, Err(AppendError::BucketDown)), "{answer:?}");
+    }
+    // The bucket confirms these: no other node owned the store then.
+    f.ship();
+    settled(&mut replicated).unwrap().unwrap();
+
+    assert!(matches!(f.read("a", 0), Err(ReadError::LeaseLost)));
+    let stat = || f.core.stat(&target("a"), None, None);
+    assert!(matches!(stat(), Err(ReadError::LeaseLost)));
+    holds(true);
+    f.append("a", b"again").unwrap();
+    f.read("a", 0).unwrap();
+    stat().unwrap();
 }
 
 #[test]
