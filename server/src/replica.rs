@@ -122,6 +122,8 @@ impl ReplicaStart {
             node,
             kept_term: None,
             take_over: facts.take_over,
+            inherits: None,
+            process: String::new(),
         };
         let fetches = match facts.is_new {
             true => has_store(&remote, &config.data_dir, &claim)?,
@@ -231,6 +233,7 @@ impl ReplicaStart {
             format: Arc::new(ProtoManifests),
             observer: Arc::new(Events::new(&self.remote.bucket, Arc::clone(&self.metrics))),
             claim: self.claim.clone(),
+            membership: None,
             keep_term: Arc::new(move |term| term::keep(&directory, store_id, term)),
         };
         let runtime = &self.remote.runtime;

@@ -74,8 +74,9 @@ pub use crate::tools::archive::list::{
 pub use crate::tools::archive::restore::restore as restore_archive;
 pub use crate::tools::archive::restore::{ArchiveRestored, SkippedLog};
 pub use crate::tools::backup::{
-    BackupCheck, BackupView, ReplicaCheck, ReplicaContent, Restored, RestoredAs,
-    clear_unfinished_take_over, content_path, refuse_if_used,
+    BackupCheck, BackupView, KeptContent, ReplicaCheck, ReplicaContent, Restored, RestoredAs,
+    SetAside, clear_unfinished_take_over, content_path, refuse_if_used, remove_kept_content,
+    set_aside,
 };
 pub use crate::tools::dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,

@@ -515,10 +515,10 @@ fn read_errors_have_code_and_reason_of_the_table_and_no_outcome() {
         (ReadError::Io(eio()), Code::Unavailable, "READ_FAILED"),
         (
             ReadError::NotSupported(wald_storage::Visibility::Replicated),
-            ReadError::LeaseLost,
             Code::Unimplemented,
             "NOT_SUPPORTED",
         ),
+        (ReadError::LeaseLost, Code::Unavailable, "BUCKET_DOWN"),
     ] {
         let got = seen(&read(&error));
         assert_eq!((got.code, got.reason.as_str()), (code, reason));

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream};
@@ -320,6 +320,13 @@ impl ObjectStore for Faulty {
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<(), Error> {
         self.inner.copy_opts(from, to, options).await
     }
+}
+
+/// The clock of a test whose time is paused. Call it first before any time passes.
+pub(crate) fn paused_clock() -> Duration {
+    static BASE: OnceLock<Instant> = OnceLock::new();
+    let base = *BASE.get_or_init(Instant::now);
+    Duration::from_secs(1_000) + tokio::time::Instant::now().into_std().duration_since(base)
 }
 
 #[derive(Debug)]

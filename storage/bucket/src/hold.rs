@@ -8,13 +8,13 @@
 //! Nobody compares clocks of two machines. A holder that is no longer sure must write nothing. Between its last sure moment
 //! and the other's begin lies ttl/3. A removal must end within ttl/4.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::beat::{BeatProgress, Beating, Beats, boottime};
 use crate::bucket::Bucket;
 use crate::error::{BucketError, BucketErrorKind};
 use crate::record::{BucketRecord, random};
@@ -35,6 +35,12 @@ struct HoldRecord {
     free: bool,
 }
 
+impl Beating for HoldRecord {
+    fn is_by_writer_of(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
 /// Result of [`Hold::take`].
 pub enum Taken {
     /// This process is the writer.
@@ -50,21 +56,8 @@ pub struct Hold {
     id: String,
     ttl: Duration,
     clock: fn() -> Duration,
-    state: Arc<Mutex<HoldState>>,
+    progress: watch::Receiver<BeatProgress>,
     beats: JoinHandle<()>,
-}
-
-struct HoldState {
-    /// Begin of the last beat that succeeded.
-    beat_began: Duration,
-    lost: bool,
-}
-
-/// Time since the start of the machine, with the time that it slept.
-fn boottime() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 impl Hold {
@@ -142,27 +135,29 @@ impl Hold {
         ttl: Duration,
         (beat_began, clock): (Duration, fn() -> Duration),
     ) -> Self {
-        let state = Arc::new(Mutex::new(HoldState {
-            beat_began,
-            lost: false,
-        }));
         let id = record.value.id.clone();
-        let beats = beat(
-            bucket.clone(),
-            path.to_owned(),
+        let (progress, seen) = watch::channel(BeatProgress {
+            began: beat_began,
+            lost: false,
+        });
+        let beats = Beats {
+            bucket: bucket.clone(),
+            path: path.to_owned(),
             record,
-            ttl,
+            pause: ttl / 3,
             clock,
-            Arc::clone(&state),
-        );
+            progress,
+        };
+        // Nothing but time makes a beat.
+        let (_, early) = watch::channel(());
         Self {
             bucket: bucket.clone(),
             path: path.to_owned(),
             id,
             ttl,
             clock,
-            state,
-            beats: tokio::spawn(beats),
+            progress: seen,
+            beats: tokio::spawn(beats.run(|record| record.beat += 1, early)),
         }
     }
 
@@ -171,9 +166,9 @@ impl Hold {
     /// # Errors
     /// If another process is the writer, or could be.
     pub fn check(&self) -> Result<(), BucketError> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let age = (self.clock)().saturating_sub(state.beat_began);
-        if !state.lost && age < self.ttl / 3 * 2 {
+        let progress = *self.progress.borrow();
+        let age = (self.clock)().saturating_sub(progress.began);
+        if !progress.lost && age < self.ttl / 3 * 2 {
             return Ok(());
         }
         let what = format!(
@@ -243,65 +238,15 @@ impl Drop for Hold {
     }
 }
 
-/// Rewrites the record until it is another's.
-async fn beat(
-    bucket: Bucket,
-    path: String,
-    mut record: BucketRecord<HoldRecord>,
-    ttl: Duration,
-    clock: fn() -> Duration,
-    state: Arc<Mutex<HoldState>>,
-) {
-    loop {
-        tokio::time::sleep(ttl / 3).await;
-        let began = clock();
-        let mut next = record.value.clone();
-        next.beat += 1;
-        let written = record.swap(&bucket, &path, next).await;
-        let done = match written {
-            Ok(Some(now)) => Some(now),
-            // An earlier beat, whose answer was an error, may have arrived late. It has the same id.
-            Ok(None) | Err(_) => match BucketRecord::<HoldRecord>::read(&bucket, &path).await {
-                Ok(Some(now)) if now.value.id == record.value.id => {
-                    record = now;
-                    None
-                }
-                Ok(_) => {
-                    state.lock().unwrap_or_else(PoisonError::into_inner).lost = true;
-                    return;
-                }
-                Err(_) => None,
-            },
-        };
-        if let Some(now) = done {
-            record = now;
-            state
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .beat_began = began;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::OnceLock;
-    use std::time::Instant;
-
     use super::*;
-    use crate::faults::{StoreFault, StoreFaults, faulty, faulty_with};
+    use crate::faults::{StoreFault, StoreFaults, faulty, faulty_with, paused_clock};
 
     const TTL: Duration = Duration::from_secs(30);
 
-    /// The paused clock of the test.
-    fn now() -> Duration {
-        static BASE: OnceLock<Instant> = OnceLock::new();
-        let base = *BASE.get_or_init(Instant::now);
-        Duration::from_secs(1_000) + tokio::time::Instant::now().into_std().duration_since(base)
-    }
-
     async fn take(bucket: &Bucket, name: &str) -> Taken {
-        Hold::take_by(bucket, "WRITER", name, TTL, &mut |_| {}, now)
+        Hold::take_by(bucket, "WRITER", name, TTL, &mut |_| {}, paused_clock)
             .await
             .unwrap()
     }
@@ -315,7 +260,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_living_holder_keeps_its_right_and_a_released_one_is_free() {
-        now();
+        paused_clock();
         let (bucket, faults, _) = faulty();
         let first = mine(take(&bucket, "first").await);
         tokio::time::sleep(10 * TTL).await;
@@ -332,15 +277,15 @@ mod tests {
         ]);
         tokio::time::sleep(TTL).await;
         first.check().unwrap();
-        let began = now();
+        let began = paused_clock();
         first.release().await.unwrap();
         mine(take(&bucket, "second").await).check().unwrap();
-        assert_eq!(now(), began, "without a wait");
+        assert_eq!(paused_clock(), began, "without a wait");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_dead_holder_is_replaced_after_ttl_and_knows_it() {
-        now();
+        paused_clock();
         let (bucket, faults, _) = faulty();
         let first = mine(take(&bucket, "first").await);
         // No beat gets through.
@@ -350,15 +295,15 @@ mod tests {
         tokio::time::sleep(TTL / 6 + TTL / 30).await;
         assert!(first.check().is_err(), "sure for 2/3 ttl only");
         drop(first);
-        let began = now();
+        let began = paused_clock();
         let second = mine(take(&bucket, "second").await);
-        assert!(now() - began >= TTL && now() - began <= TTL + TTL / 3);
+        assert!(paused_clock() - began >= TTL && paused_clock() - began <= TTL + TTL / 3);
         second.check().unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_removal_ends_before_another_writer_may_begin() {
-        now();
+        paused_clock();
         let (bucket, _, _) = faulty();
         let paths: Vec<String> = (0..250).map(|number| format!("files/{number}")).collect();
         for path in &paths {
@@ -373,15 +318,15 @@ mod tests {
             ..StoreFaults::default()
         });
         let hold = mine(take(&bucket, "first").await);
-        let began = now();
+        let began = paused_clock();
         let refused = hold.remove(&paths).await.unwrap_err();
         assert_eq!(refused.kind(), BucketErrorKind::Unavailable);
-        assert!(now() - began <= TTL / 3, "{refused}");
+        assert!(paused_clock() - began <= TTL / 3, "{refused}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_holder_that_was_replaced_stops() {
-        now();
+        paused_clock();
         let (bucket, _, _) = faulty();
         let first = mine(take(&bucket, "first").await);
         let record = BucketRecord::<HoldRecord>::read(&bucket, "WRITER")

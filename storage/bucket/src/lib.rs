@@ -16,6 +16,8 @@ mod takeover;
 mod url;
 
 #[cfg(feature = "object")]
+mod beat;
+#[cfg(feature = "object")]
 mod bucket;
 #[cfg(feature = "object")]
 mod client;
@@ -62,9 +64,10 @@ pub use {
 
 #[cfg(feature = "replica")]
 pub use ship::{
-    DOWN_AFTER, ManifestFormat, OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy,
-    ReplicaFile, ReplicaOwner, ReplicaParts, ShipEnd, ShipError, ShipEvent, ShipGap, ShipObserver,
-    ShipSettings, ShipSource, Shipper,
+    DOWN_AFTER, ManifestFormat, Membership, NodeLease, NodeRecord, NodeState, NodeWatch,
+    OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy, ReplicaFile, ReplicaOwner,
+    ReplicaParts, SeenNode, ShipEnd, ShipError, ShipEvent, ShipGap, ShipObserver, ShipSettings,
+    ShipSource, Shipper, StandByTurn, StandByWatch,
 };
 #[cfg(feature = "replica")]
 pub use tail::{

@@ -16,10 +16,12 @@ mod copy;
 mod error;
 mod files;
 mod keeper;
+mod nodes;
 mod owner;
 mod pace;
 mod resume;
 mod shipped;
+mod standby;
 #[cfg(test)]
 mod tests;
 
@@ -44,8 +46,10 @@ use crate::tail::{LARGEST_PART, ReplicaTail, TailError, TailErrorKind, TailPart}
 pub use self::copy::{ReplicaCopy, ReplicaFile};
 pub use self::error::{OwnerError, ShipError};
 pub use self::keeper::{ReplicaOwner, ReplicaParts};
+pub use self::nodes::{Membership, NodeLease, NodeRecord, NodeState, NodeWatch, SeenNode};
 pub use self::owner::{OwnerClaim, OwnerRecord, OwnerState};
 pub use self::pace::ShipGap;
+pub use self::standby::{StandByTurn, StandByWatch};
 
 /// Time without an answer after which requests hear that the bucket is unreachable.
 pub const DOWN_AFTER: Duration = Duration::from_secs(10);
@@ -211,6 +215,13 @@ impl Shipper {
             },
             _ => ShipEnd::Stopped(error),
         }
+    }
+}
+
+impl Shipper {
+    /// Tells the engine that another node takes the store over, and returns its record if there is one.
+    async fn moved(&self) -> Option<OwnerRecord> {
+        self.ship.moved(self.tail.term()).await
     }
 }
 

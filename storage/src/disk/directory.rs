@@ -25,8 +25,12 @@ const FORMAT_NEW: &str = "FORMAT.new";
 /// Exists until a restore is finished.
 pub(crate) const RESTORING: &str = "RESTORING";
 pub(crate) const LOCK: &str = "LOCK";
+/// Content of a replica that a stand-by has already, by digest.
+pub(crate) const KEPT: &str = "standby";
+/// Stores that are no longer the newest ones, by the term in which they were.
+pub(crate) const DIVERGED: &str = "diverged";
 /// The term in the bucket that a daemon with a replica has claimed last.
-const TERM: &str = "TERM";
+pub(crate) const TERM: &str = "TERM";
 const TERM_NEW: &str = "TERM.new";
 /// Version 2 states the largest body, if it exceeds the limit of earlier versions.
 const VERSION: u32 = 2;
@@ -213,7 +217,8 @@ pub(crate) fn leaves_behind(name: &str) -> bool {
 /// Whether a name directly in the data directory is one of Wald's: of a store, of an interrupted start,
 /// or of a restore.
 pub fn is_own_name(name: &str) -> bool {
-    owns(name) || leaves_behind(name) || name == RESTORING || DIRECTORIES.contains(&name)
+    let others = [RESTORING, KEPT, DIVERGED];
+    owns(name) || leaves_behind(name) || others.contains(&name) || DIRECTORIES.contains(&name)
 }
 
 /// Returns the first file of records in a data directory, if there is one. Such a file without FORMAT

@@ -15,6 +15,7 @@ use crate::api::record::{GapReason, LogConfig};
 use crate::api::replica::JournalPart;
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::Disk;
+use crate::disk::directory::KeptTerm;
 use crate::disk::held_files;
 use crate::engine::repair::accept_loss;
 use crate::tools::backup;
@@ -1145,4 +1146,107 @@ fn time_of_the_last_whole_backup_survives_a_restart() {
         let again = Fixture::on(fixture.disk.copy());
         assert_eq!(again.core.statistics().last_backup, None);
     }
+}
+
+/// A disk whose content nobody reads.
+fn unreadable(shelf: &Shelf) -> Shelf {
+    let empty = Shelf::default();
+    for name in shelf.0.list("files").unwrap() {
+        let path = format!("files/{name}");
+        let size = shelf.0.open(&path).unwrap().size().unwrap();
+        empty
+            .0
+            .replace(&path, vec![0; usize::try_from(size).unwrap()]);
+    }
+    empty
+}
+
+#[test]
+fn content_that_is_kept_is_moved_to_its_place_and_not_read_again() {
+    let (fixture, _) = busy_store(7);
+    let before = standing(&fixture.core);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let view = shelf.view(&manifest, None).unwrap();
+    let target = SimDisk::new();
+    // Content of an earlier manifest, and a copy that was cut off.
+    target.create_directory("standby").unwrap();
+    target.replace("standby/00000000000000000000000000000007", vec![1]);
+    let first = manifest.files.first().unwrap();
+    target.replace(&format!("standby/{:032x}.new", first.digest), vec![1]);
+    let mut files = 0;
+    let mut half = || {
+        files += 1;
+        files <= 2
+    };
+    let some = view.keep(&target, &mut half).unwrap();
+    assert_eq!(some.fetched, 2, "the caller stopped it");
+    let rest = view.keep(&target, &mut || true).unwrap();
+    assert_eq!(rest.fetched, manifest.files.len() as u64 - 2);
+    assert_eq!(view.keep(&target, &mut || true).unwrap().fetched, 0);
+    assert_eq!(target.list("standby").unwrap().len(), manifest.files.len());
+    let total: u64 = manifest.files.iter().map(|file| file.bytes).sum();
+    assert_eq!(rest.bytes, total);
+    // The bucket would give zeros now.
+    refuse_if_used(&target).unwrap();
+    unreadable(&shelf)
+        .restore_to(&manifest, None, &target)
+        .unwrap();
+    assert_eq!(target.list("standby").unwrap(), Vec::<String>::new());
+    let restored = Fixture::with(target, small_config());
+    assert_eq!(standing(&restored.core), before);
+}
+
+#[test]
+fn an_old_store_is_set_aside_in_any_number_of_attempts_and_its_files_are_used_again() {
+    let (fixture, _) = busy_store(8);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let before = standing(&fixture.core);
+    // The old owner goes on, and nobody has these records.
+    for number in 0..50_u8 {
+        fixture.append("late", &[number; 900]).unwrap();
+    }
+    drop(fixture.core.close());
+    let term = KeptTerm {
+        store_id: manifest.store_id,
+        term: 3,
+    };
+    term.write(&fixture.disk).unwrap();
+    let mut cuts = 0;
+    for nth in 1.. {
+        let disk = fixture.disk.copy();
+        disk.crash_after(nth);
+        let done = backup::set_aside(&disk, Some(&manifest), 3);
+        let is_cut = disk.is_crashed();
+        if is_cut {
+            cuts += 1;
+            disk.crash(nth);
+            let left = KeptTerm::read(&disk).unwrap();
+            if left.is_some() {
+                backup::set_aside(&disk, Some(&manifest), 3).unwrap();
+            }
+        } else {
+            disk.crash_after(1 << 40);
+            let done = done.unwrap();
+            assert!(done.kept > 2 && done.moved > 2, "{done:?}");
+        }
+        assert_eq!(KeptTerm::read(&disk).unwrap(), None);
+        refuse_if_used(&disk).unwrap();
+        let kept = disk.list("standby").unwrap().len();
+        let view = shelf.view(&manifest, None).unwrap();
+        let fetched = view.keep(&disk, &mut || true).unwrap().fetched;
+        assert_eq!(kept as u64 + fetched, manifest.files.len() as u64);
+        assert!(kept > 2, "cut in call {nth}: {kept} files are kept");
+        let next = unreadable(&shelf);
+        next.restore_to(&manifest, None, &disk).unwrap();
+        let restored = Fixture::with(disk.clone(), small_config());
+        assert_eq!(standing(&restored.core), before, "cut in call {nth}");
+        let aside = disk.list("diverged/3").unwrap();
+        assert!(aside.iter().any(|name| name == "FORMAT"));
+        if !is_cut {
+            break;
+        }
+    }
+    assert!(cuts > 20, "{cuts}");
 }

@@ -20,11 +20,13 @@
 //! [`UNREAD`]: crate::disk::held_files::UNREAD
 
 mod frames;
+mod kept;
 mod replica;
 mod restore;
 mod take;
 mod view;
 
+pub use self::kept::{KeptContent, SetAside, remove_kept_content, set_aside};
 pub use self::replica::{ReplicaCheck, ReplicaContent, RestoredAs, clear_unfinished_take_over};
 pub use self::restore::{Restored, refuse_if_used};
 pub(crate) use self::restore::{

@@ -9,12 +9,14 @@ use tokio::time::sleep;
 use wald_storage::Unreplicated;
 
 use super::error::{OwnerError, ShipError};
+use super::nodes::{Membership, NodeState, NodeWatch};
 use super::owner::{Owned, OwnerClaim, OwnerRecord, OwnerState};
 use super::resume::compare;
 use super::{
     ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, Shipper, cluster,
 };
 use crate::bucket::Bucket;
+use crate::error::BucketError;
 
 /// First and longest pause before a tail that has stopped is opened again.
 const REOPEN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -34,6 +36,8 @@ pub struct ReplicaParts {
     pub observer: Arc<dyn ShipObserver>,
     /// The node.
     pub claim: OwnerClaim,
+    /// This process among the nodes of the store; `None` if no other node takes the store over by itself.
+    pub membership: Option<Arc<Membership>>,
     /// Makes a term durable in the data directory, before it is claimed.
     pub keep_term: Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>,
 }
@@ -54,7 +58,7 @@ impl ReplicaOwner {
     pub async fn begin(mut parts: ReplicaParts) -> Result<Self, OwnerError> {
         let (owned, shipper) = Self::open(&mut parts).await?;
         // Later terms follow this one.
-        parts.claim.take_over = None;
+        (parts.claim.take_over, parts.claim.inherits) = (None, None);
         Ok(Self {
             parts,
             owned,
@@ -84,8 +88,16 @@ impl ReplicaOwner {
             let has_all = compare(&*parts.source, &parts.bucket, &*parts.format);
             Box::pin(has_all).await?;
         }
+        if let Some(membership) = &parts.membership {
+            parts.source.hold_lease(Arc::clone(membership.lease()) as _);
+            membership.enter(NodeState::Owner);
+        }
         let claimed = Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term);
         let mut owned = claimed.await?;
+        if let Some(membership) = &parts.membership {
+            let is_named = !owned.record().stand_bys.is_empty();
+            membership.lease().set_named(is_named);
+        }
         let tail = Arc::clone(&owned.tail);
         let shipper = Box::pin(Shipper::begin(
             Arc::clone(&parts.source),
@@ -116,7 +128,21 @@ impl ReplicaOwner {
     /// case any node may follow.
     pub async fn run(mut self, stop: watch::Receiver<bool>) -> ShipEnd {
         loop {
-            let end = Box::pin(self.shipper.run(stop.clone())).await;
+            let membership = self.parts.membership.clone();
+            let end = {
+                let ships = Box::pin(self.shipper.run(stop.clone()));
+                let names = name_stand_bys(&mut self.owned, membership.as_deref());
+                tokio::select! {
+                    end = ships => Some(end),
+                    () = names => None,
+                }
+            };
+            let end = match end {
+                Some(end) => end,
+                None => ShipEnd::Fenced {
+                    owner: self.shipper.moved().await,
+                },
+            };
             let observer = Arc::clone(&self.parts.observer);
             match end {
                 ShipEnd::Stopped(error) => {
@@ -130,7 +156,7 @@ impl ReplicaOwner {
                 ShipEnd::Shipped => {
                     let closed = self.owned.tail.close().await;
                     let released = match closed {
-                        Ok(()) => self.owned.enters(OwnerState::Released).await,
+                        Ok(()) => self.release().await,
                         Err(error) => {
                             observer.event(&ShipEvent::Failed(&error.into()));
                             return ShipEnd::Shipped;
@@ -144,6 +170,16 @@ impl ReplicaOwner {
                 end => return end,
             }
         }
+    }
+
+    /// Lets the first stand-by follow, or any node if there is none.
+    async fn release(&mut self) -> Result<(), BucketError> {
+        let release = |record: &mut OwnerRecord| {
+            record.state = OwnerState::Released;
+            record.successor = record.stand_bys.first().cloned();
+        };
+        self.owned.change(release).await?;
+        Ok(())
     }
 
     /// Opens the tail in a new term, with pauses that grow. Returns the end, if this node must not or need not go on.
@@ -171,6 +207,43 @@ impl ReplicaOwner {
                 }
                 Err(error) => self.parts.observer.event(&ShipEvent::NotOpened(&error)),
             }
+        }
+    }
+}
+
+/// Keeps the names of the stand-bys that live in the record of the owner. Returns when another node has declared this one
+/// dead. Without a membership it does nothing, and never returns.
+async fn name_stand_bys(owned: &mut Owned, membership: Option<&Membership>) {
+    let Some(membership) = membership else {
+        return std::future::pending().await;
+    };
+    let mut nodes = NodeWatch::new(membership.bucket());
+    loop {
+        tokio::select! {
+            () = membership.lost() => return,
+            () = sleep(membership.beat_pause()) => {}
+        }
+        let Ok(seen) = nodes.look().await else {
+            continue;
+        };
+        let stand_bys = seen.into_iter().filter(|node| {
+            let is_ready = node.record.state == NodeState::StandBy;
+            is_ready && node.is_alive() && node.name != owned.record().node
+        });
+        let stand_bys: Vec<String> = stand_bys.map(|node| node.name).collect();
+        if stand_bys == owned.record().stand_bys {
+            continue;
+        }
+        // The lease counts before a node is named, and until none is.
+        if !stand_bys.is_empty() {
+            membership.lease().set_named(true);
+        }
+        let are_none = stand_bys.is_empty();
+        let change = |record: &mut OwnerRecord| record.stand_bys.clone_from(&stand_bys);
+        if let Ok(true) = owned.change(change).await
+            && are_none
+        {
+            membership.lease().set_named(false);
         }
     }
 }

@@ -57,6 +57,15 @@ pub struct OwnerRecord {
     /// Number of the term of another node that it has taken over. A node that ends before it serves may try again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken: Option<u64>,
+    /// Identity of its process among the nodes; empty if it is not one of them.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub process: String,
+    /// Names of the stand-bys that may take the store over when this node is dead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stand_bys: Vec<String>,
+    /// Name of the node that follows, if this one has handed the store over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub successor: Option<String>,
 }
 
 impl OwnerRecord {
@@ -92,12 +101,23 @@ pub struct OwnerClaim {
     pub kept_term: Option<u64>,
     /// The owner that is gone, if a person says so.
     pub take_over: Option<TakeOver>,
+    /// Number of the term of an owner that is dead, as this node has seen it. This node follows if the record names it as
+    /// a stand-by, or as the owner.
+    pub inherits: Option<u64>,
+    /// Identity of this process among the nodes; empty if it is not one of them.
+    pub process: String,
 }
 
 impl OwnerClaim {
     /// Whether this node may try. A directory may go on if its own claim is the last one.
     fn may_follow(&self, owner: &OwnerRecord) -> bool {
-        self.is_mine(owner) || owner.state == OwnerState::Released || self.names(owner)
+        let is_free = owner.state == OwnerState::Released;
+        self.is_mine(owner) || is_free || self.names(owner) || self.is_heir(owner)
+    }
+
+    fn is_heir(&self, owner: &OwnerRecord) -> bool {
+        let is_named = owner.node == self.node || owner.stand_bys.contains(&self.node);
+        self.inherits == Some(owner.term) && is_named
     }
 
     fn is_mine(&self, owner: &OwnerRecord) -> bool {
@@ -195,7 +215,8 @@ impl Owned {
             let other = found.as_ref().map(|found| &found.value);
             if let Some(owner) = other.filter(|owner| owner.incarnation != incarnation) {
                 claim.check(bucket, owner)?;
-                let is_taken = claim.take_over.is_some() && !claim.is_mine(owner);
+                let takes = claim.take_over.is_some() || claim.inherits.is_some();
+                let is_taken = takes && !claim.is_mine(owner);
                 before = is_taken.then(|| owner.clone());
             }
             let mut newest = ReplicaTail::newest_term(bucket).await?;
@@ -217,6 +238,8 @@ impl Owned {
                 Some(TakeOver::Term(term)) if before.is_some() => Some(term),
                 _ => None,
             };
+            let stand_bys = other.map(|owner| owner.stand_bys.iter());
+            let stand_bys = stand_bys.into_iter().flatten();
             let mine = OwnerRecord {
                 term,
                 node: claim.node.clone(),
@@ -224,6 +247,12 @@ impl Owned {
                 endpoint: claim.endpoint.clone(),
                 state: OwnerState::Opening,
                 taken,
+                process: claim.process.clone(),
+                stand_bys: stand_bys
+                    .filter(|name| **name != claim.node)
+                    .cloned()
+                    .collect(),
+                successor: None,
             };
             let Some(record) = mine.write(bucket, found.as_ref()).await? else {
                 continue;
@@ -248,19 +277,43 @@ impl Owned {
         })
     }
 
+    /// The record as this node wrote it last.
+    pub(super) fn record(&self) -> &OwnerRecord {
+        &self.record.value
+    }
+
     /// Notes a state in the record. Another node's record stays as it is: the tail decides.
     ///
     /// # Errors
     /// If the bucket fails. Then the record may or may not have the state.
     pub(super) async fn enters(&mut self, state: OwnerState) -> Result<(), BucketError> {
-        let next = OwnerRecord {
-            state,
-            ..self.record.value.clone()
-        };
-        if let Some(record) = next.write(&self.bucket, Some(&self.record)).await? {
-            self.record = record;
-        }
+        self.change(|record| record.state = state).await?;
         Ok(())
+    }
+
+    /// Changes the record. Returns whether it was this node's.
+    ///
+    /// # Errors
+    /// If the bucket fails. Then the record may or may not be changed.
+    pub(super) async fn change(
+        &mut self,
+        change: impl Fn(&mut OwnerRecord),
+    ) -> Result<bool, BucketError> {
+        loop {
+            let mut next = self.record.value.clone();
+            change(&mut next);
+            if let Some(record) = next.write(&self.bucket, Some(&self.record)).await? {
+                self.record = record;
+                return Ok(true);
+            }
+            // A change that was cut off may have arrived.
+            match OwnerRecord::read(&self.bucket).await? {
+                Some(found) if found.value.incarnation == self.record.value.incarnation => {
+                    self.record = found;
+                }
+                _ => return Ok(false),
+            }
+        }
     }
 }
 
@@ -277,6 +330,8 @@ mod tests {
             endpoint: format!("{node}:6925"),
             kept_term,
             take_over: None,
+            inherits: None,
+            process: String::new(),
         }
     }
 

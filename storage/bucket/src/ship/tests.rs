@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Mutex;
 
+use object_store::memory::InMemory;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use tempfile::TempDir;
@@ -16,8 +17,10 @@ use wald_storage::{
     SystemClock, Timestamp, block_on, content_path,
 };
 
+mod takeover;
+
 use super::*;
-use crate::faults::{StoreFaults, Weather, faulty};
+use crate::faults::{StoreFaults, Weather, faulty_over};
 use crate::takeover::TakeOver;
 
 const SEGMENT_BYTES: u64 = 64 << 10;
@@ -125,7 +128,12 @@ struct Remote {
 }
 
 fn remote() -> Remote {
-    let (bucket, faults, _) = faulty();
+    remote_over(Arc::default())
+}
+
+/// A bucket that other nodes use, too.
+fn remote_over(inner: Arc<InMemory>) -> Remote {
+    let (bucket, faults, _) = faulty_over(inner, StoreFaults::default());
     Remote {
         bucket,
         faults,
@@ -588,6 +596,9 @@ async fn an_owner_that_is_fenced_names_the_next_one() {
     node.replicate(0, 100).await;
     let next = OwnerRecord {
         term: 2,
+        process: String::new(),
+        stand_bys: Vec::new(),
+        successor: None,
         node: "second".to_owned(),
         incarnation: "x".to_owned(),
         endpoint: "second:7070".to_owned(),
@@ -780,7 +791,10 @@ fn parts(remote: &Remote, engine: Arc<LocalEngine>, kept_term: Option<u64>) -> R
             endpoint: "a:6925".to_owned(),
             kept_term,
             take_over: None,
+            inherits: None,
+            process: String::new(),
         },
+        membership: None,
         keep_term: Arc::new(|_| Ok(())),
     }
 }

@@ -8,7 +8,7 @@ use crate::api::config::StorageConfig;
 use crate::api::error::RestoreError;
 use crate::base::ids::Position;
 use crate::disk::directory;
-use crate::disk::directory::{DIRECTORIES, FORMAT, RESTORING};
+use crate::disk::directory::{DIRECTORIES, FORMAT, LOCK, RESTORING};
 use crate::disk::{Disk, DiskLock};
 use crate::recovery::{self, RecoveryReport};
 
@@ -77,6 +77,9 @@ impl BackupView {
             write(target, path, &shown.made).map_err(io())?;
             return Ok(shown.bytes);
         };
+        if Self::take_kept(path, shown, target)? {
+            return Ok(shown.bytes);
+        }
         let copy = target.create(path).map_err(io())?;
         self.read_content(file, &mut |bytes, offset| {
             progress(bytes.len() as u64);
@@ -148,7 +151,8 @@ pub(crate) fn finish(
 }
 
 /// Refuses a directory in use, as each restore does: existing files are never overwritten. Files in other directories, such
-/// as a file system's own, do not count. Changes nothing.
+/// as a file system's own, do not count, and neither does LOCK alone, which a process that was killed leaves. Changes
+/// nothing.
 ///
 /// # Errors
 /// `NotEmpty` with the name of a file; `Io` if the file system fails.
@@ -158,7 +162,8 @@ pub fn refuse_if_used(target: &dyn Disk) -> Result<(), RestoreError> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             names => names.map_err(RestoreError::io(format!("listing {}", target.location())))?,
         };
-        if let Some(name) = names.first() {
+        let mut names = names.iter().filter(|name| *name != LOCK);
+        if let Some(name) = names.next() {
             let slash = if directory.is_empty() { "" } else { "/" };
             return Err(RestoreError::NotEmpty {
                 directory: target.location(),

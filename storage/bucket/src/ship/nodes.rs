@@ -1,0 +1,467 @@
+//! The nodes of a store, and which of them live.
+//!
+//! ```text
+//! node      beat ─ ttl/3 ─ beat ─ ttl/3 ─ (dies)     its lease holds until its last beat + 4/5 ttl
+//! other          sees the same version for ttl ──────────────▶ swaps it to `dead`: the next beat of the node fails
+//! ```
+//!
+//! Each node measures with its own clock, and nobody compares clocks of two machines. A beat counts from its begin, and
+//! others count from the moment at which they have seen it, so that the lease ends ttl/5 before another node may act.
+//! The lease protects answers that the bucket does not confirm. The term of the tail protects the rest.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use wald_storage::Lease;
+
+use crate::beat::{BeatProgress, Beating, Beats, boottime};
+use crate::bucket::Bucket;
+use crate::error::BucketError;
+use crate::record::{BucketRecord, random};
+
+/// Directory of the records.
+const NODES: &str = "nodes";
+/// Maximum number of nodes of a store that are looked at. Operators run two or three.
+const MOST_NODES: usize = 64;
+
+/// State of a node, as it says itself, except for `Dead`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeState {
+    /// It has no current copy of the store yet.
+    Joining,
+    /// It has a current copy, and may take the store over.
+    StandBy,
+    /// It owns the store, or opens it.
+    Owner,
+    /// It has ended.
+    Left,
+    /// Another node has seen no beat of it for its ttl.
+    Dead,
+}
+
+/// The record of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Different for each process.
+    pub incarnation: String,
+    /// The address for clients; empty if it is unknown.
+    pub endpoint: String,
+    /// Counts up, so that each beat is another version.
+    pub beat: u64,
+    /// Time without a beat after which it is dead, in milliseconds.
+    pub ttl_ms: u64,
+    /// Its state.
+    pub state: NodeState,
+}
+
+impl NodeRecord {
+    pub(super) fn ttl(&self) -> Duration {
+        Duration::from_millis(self.ttl_ms)
+    }
+}
+
+impl Beating for NodeRecord {
+    /// A dead node does not come back: it begins again, with another incarnation.
+    fn is_by_writer_of(&self, other: &Self) -> bool {
+        self.incarnation == other.incarnation && other.state != NodeState::Dead
+    }
+}
+
+/// This process among the nodes. Its record stays when it is dropped, until others see that it is dead.
+pub struct Membership {
+    bucket: Bucket,
+    path: String,
+    incarnation: String,
+    state: watch::Sender<NodeState>,
+    lease: Arc<NodeLease>,
+    pause: Duration,
+    beats: JoinHandle<()>,
+}
+
+/// The lease of a node: it holds as long as no other node can have seen the death of this one.
+pub struct NodeLease {
+    progress: watch::Receiver<BeatProgress>,
+    /// Time for which a beat is good.
+    good: Duration,
+    clock: fn() -> Duration,
+    /// Whether a node is named that may take the store over.
+    named: AtomicBool,
+}
+
+impl NodeLease {
+    /// Time since the last beat that succeeded began.
+    pub fn age(&self) -> Duration {
+        (self.clock)().saturating_sub(self.progress.borrow().began)
+    }
+
+    /// Notes whether a node is named that may take the store over. Call with `true` before the record names it, and with `false`
+    /// once the record names none.
+    pub(super) fn set_named(&self, named: bool) {
+        self.named.store(named, Ordering::SeqCst);
+    }
+}
+
+impl Lease for NodeLease {
+    fn holds(&self) -> bool {
+        if !self.named.load(Ordering::SeqCst) {
+            return true;
+        }
+        let lost = self.progress.borrow().lost;
+        !lost && self.age() < self.good
+    }
+}
+
+impl Membership {
+    /// Joins the nodes of a store. A record of an earlier process with this name is replaced, and that process ends.
+    ///
+    /// # Errors
+    /// If the bucket fails.
+    pub async fn join(
+        bucket: &Bucket,
+        name: &str,
+        endpoint: &str,
+        ttl: Duration,
+    ) -> Result<Self, BucketError> {
+        Self::join_by(bucket, name, endpoint, ttl, boottime).await
+    }
+
+    pub(super) async fn join_by(
+        bucket: &Bucket,
+        name: &str,
+        endpoint: &str,
+        ttl: Duration,
+        clock: fn() -> Duration,
+    ) -> Result<Self, BucketError> {
+        let path = format!("{NODES}/{name}");
+        let mine = NodeRecord {
+            incarnation: random(bucket.place())?,
+            endpoint: endpoint.to_owned(),
+            beat: 0,
+            ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+            state: NodeState::Joining,
+        };
+        let (record, began) = loop {
+            let began = clock();
+            let found = BucketRecord::<NodeRecord>::read(bucket, &path).await?;
+            let written = match found {
+                None => BucketRecord::create(bucket, &path, mine.clone()).await?,
+                Some(found) => found.swap(bucket, &path, mine.clone()).await?,
+            };
+            if let Some(record) = written {
+                break (record, began);
+            }
+        };
+        let (progress, seen) = watch::channel(BeatProgress { began, lost: false });
+        let (state, states) = watch::channel(NodeState::Joining);
+        let shown = states.clone();
+        let beats = Beats {
+            bucket: bucket.clone(),
+            path: path.clone(),
+            record,
+            pause: ttl / 3,
+            clock,
+            progress,
+        };
+        let next = move |record: &mut NodeRecord| {
+            record.beat += 1;
+            record.state = *shown.borrow();
+        };
+        Ok(Self {
+            bucket: bucket.clone(),
+            path,
+            incarnation: mine.incarnation,
+            state,
+            lease: Arc::new(NodeLease {
+                progress: seen,
+                good: ttl * 4 / 5,
+                clock,
+                named: AtomicBool::new(false),
+            }),
+            pause: ttl / 3,
+            beats: tokio::spawn(beats.run(next, states)),
+        })
+    }
+
+    pub(super) fn bucket(&self) -> &Bucket {
+        &self.bucket
+    }
+
+    /// Time between two beats.
+    pub(super) fn beat_pause(&self) -> Duration {
+        self.pause
+    }
+
+    /// Shows a state from now on. The next beat comes at once.
+    pub fn enter(&self, state: NodeState) {
+        self.state.send_if_modified(|now| {
+            let changed = *now != state;
+            *now = state;
+            changed
+        });
+    }
+
+    /// Identity of this process among the nodes.
+    pub fn incarnation(&self) -> &str {
+        &self.incarnation
+    }
+
+    /// The lease of this node.
+    pub fn lease(&self) -> &Arc<NodeLease> {
+        &self.lease
+    }
+
+    /// Resolves when another process has replaced the record, or has declared this node dead.
+    pub async fn lost(&self) {
+        let mut progress = self.lease.progress.clone();
+        if progress.wait_for(|progress| progress.lost).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Shows that the node has ended, so that nobody waits for it.
+    ///
+    /// # Errors
+    /// If the bucket fails. Others then wait for the ttl.
+    pub async fn leave(self) -> Result<(), BucketError> {
+        self.beats.abort();
+        // A beat may have ended after its task was stopped, so the version is read again.
+        while let Some(record) = BucketRecord::<NodeRecord>::read(&self.bucket, &self.path).await? {
+            if record.value.incarnation != self.incarnation {
+                break;
+            }
+            let left = NodeRecord {
+                state: NodeState::Left,
+                ..record.value.clone()
+            };
+            if record.swap(&self.bucket, &self.path, left).await?.is_some() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.beats.abort();
+    }
+}
+
+/// A node, as this process sees it.
+#[derive(Debug, Clone)]
+pub struct SeenNode {
+    /// Its name.
+    pub name: String,
+    /// Its record.
+    pub record: NodeRecord,
+    /// Time for which this process has seen the same version, by its own clock.
+    pub unchanged: Duration,
+}
+
+impl SeenNode {
+    /// Whether it beats, as far as this process can know.
+    pub fn is_alive(&self) -> bool {
+        let ended = matches!(self.record.state, NodeState::Left | NodeState::Dead);
+        !ended && self.unchanged < self.record.ttl()
+    }
+}
+
+/// Looks at the nodes of a store again and again.
+pub struct NodeWatch {
+    bucket: Bucket,
+    clock: fn() -> Duration,
+    /// The newest version of each, and the time at which it was seen first.
+    seen: HashMap<String, (BucketRecord<NodeRecord>, Duration)>,
+}
+
+impl NodeWatch {
+    /// A watch that has seen nothing yet.
+    pub fn new(bucket: &Bucket) -> Self {
+        Self::by(bucket, boottime)
+    }
+
+    pub(super) fn by(bucket: &Bucket, clock: fn() -> Duration) -> Self {
+        Self {
+            bucket: bucket.clone(),
+            clock,
+            seen: HashMap::new(),
+        }
+    }
+
+    /// The nodes now, by name; 64 at most.
+    ///
+    /// # Errors
+    /// `Damaged` if a record is none; others if the bucket fails. Then what was seen before stays.
+    pub async fn look(&mut self) -> Result<Vec<SeenNode>, BucketError> {
+        let listed = self.bucket.list(NODES).await?;
+        let mut names: Vec<String> = listed.into_iter().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        names.truncate(MOST_NODES);
+        self.seen.retain(|name, _| names.contains(name));
+        for name in &names {
+            self.look_at(name).await?;
+        }
+        let now = (self.clock)();
+        let seen = self.seen.iter().map(|(name, (record, since))| SeenNode {
+            name: name.clone(),
+            record: record.value.clone(),
+            unchanged: now.saturating_sub(*since),
+        });
+        let mut nodes: Vec<SeenNode> = seen.collect();
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(nodes)
+    }
+
+    async fn look_at(&mut self, name: &str) -> Result<(), BucketError> {
+        let path = format!("{NODES}/{name}");
+        let Some(found) = BucketRecord::<NodeRecord>::read(&self.bucket, &path).await? else {
+            self.seen.remove(name);
+            return Ok(());
+        };
+        let now = (self.clock)();
+        match self.seen.get(name) {
+            Some((seen, _)) if seen.is_same_version(&found) => {}
+            _ => drop(self.seen.insert(name.to_owned(), (found, now))),
+        }
+        Ok(())
+    }
+
+    /// Declares a node dead whose beats have stopped for its ttl. Returns whether it has ended: it is dead now, or was
+    /// before, or has left. A node that beats in the meantime stays alive.
+    ///
+    /// # Errors
+    /// If the bucket fails.
+    pub async fn bury(&mut self, name: &str) -> Result<bool, BucketError> {
+        // A process that has slept looks again before it judges.
+        self.look_at(name).await?;
+        let Some((record, since)) = self.seen.get(name) else {
+            return Ok(false);
+        };
+        if matches!(record.value.state, NodeState::Left | NodeState::Dead) {
+            return Ok(true);
+        }
+        if (self.clock)().saturating_sub(*since) < record.value.ttl() {
+            return Ok(false);
+        }
+        let dead = NodeRecord {
+            state: NodeState::Dead,
+            ..record.value.clone()
+        };
+        let path = format!("{NODES}/{name}");
+        Ok(record.swap(&self.bucket, &path, dead).await?.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::{StoreFault, faulty, paused_clock};
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    async fn join(bucket: &Bucket, name: &str) -> Membership {
+        let endpoint = format!("{name}:6925");
+        Membership::join_by(bucket, name, &endpoint, TTL, paused_clock)
+            .await
+            .unwrap()
+    }
+
+    async fn sleep(time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_beats_is_alive_and_others_see_its_state() {
+        paused_clock();
+        let (bucket, faults, _) = faulty();
+        let a = join(&bucket, "a").await;
+        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        watch.look().await.unwrap();
+        a.enter(NodeState::StandBy);
+        // Beats whose answers are lost, or that fail once, kill nobody.
+        for _ in 0..10 {
+            faults.next_puts([StoreFault::AnswerLost, StoreFault::Unavailable]);
+            sleep(TTL * 2 / 3).await;
+            let seen = watch.look().await.unwrap();
+            assert!(seen[0].is_alive() && seen[0].record.state == NodeState::StandBy);
+            assert!(!watch.bury("a").await.unwrap());
+        }
+        a.lease().set_named(true);
+        assert!(a.lease().holds());
+        a.leave().await.unwrap();
+        let seen = watch.look().await.unwrap();
+        assert!(!seen[0].is_alive() && watch.bury("a").await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_ends_before_another_node_may_act() {
+        paused_clock();
+        let (bucket, _, _) = faulty();
+        let a = join(&bucket, "a").await;
+        let lease = Arc::clone(a.lease());
+        lease.set_named(true);
+        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        sleep(TTL / 3 + TTL / 100).await;
+        watch.look().await.unwrap();
+        // The process dies, or its machine is cut off.
+        drop(a);
+        let (began, mut lease_ended) = (paused_clock(), None);
+        let buried = loop {
+            sleep(TTL / 50).await;
+            if lease_ended.is_none() && !lease.holds() {
+                lease_ended = Some(paused_clock());
+            }
+            if watch.bury("a").await.unwrap() {
+                break paused_clock();
+            }
+        };
+        assert!(buried - lease_ended.unwrap() >= TTL / 6);
+        assert!(buried - began >= TTL && buried - began < TTL + TTL / 10);
+        // Without a stand-by that is named, nobody takes over.
+        lease.set_named(false);
+        assert!(lease.holds());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dead_node_hears_it_with_its_next_beat() {
+        paused_clock();
+        let (bucket, faults, _) = faulty();
+        let a = join(&bucket, "a").await;
+        a.lease().set_named(true);
+        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        watch.look().await.unwrap();
+        // It lives, but its beats do not arrive.
+        faults.next_puts([StoreFault::Unavailable; 3]);
+        sleep(TTL + TTL / 6).await;
+        assert!(!a.lease().holds());
+        assert!(watch.bury("a").await.unwrap());
+        let lost = tokio::time::timeout(TTL, a.lost()).await;
+        lost.expect("the next beat says so");
+        // It comes back as another incarnation, and the first one does not follow it.
+        let again = join(&bucket, "a").await;
+        again.enter(NodeState::StandBy);
+        sleep(TTL).await;
+        assert!(watch.look().await.unwrap()[0].is_alive());
+        a.leave().await.unwrap();
+        assert!(watch.look().await.unwrap()[0].is_alive());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_observer_that_has_slept_looks_again_before_it_judges() {
+        paused_clock();
+        let (bucket, _, _) = faulty();
+        let a = join(&bucket, "a").await;
+        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        watch.look().await.unwrap();
+        sleep(10 * TTL).await;
+        assert!(!watch.bury("a").await.unwrap());
+        assert!(!watch.bury("unknown").await.unwrap());
+        assert!(a.lease().age() < TTL / 2);
+    }
+}

@@ -1,0 +1,130 @@
+//! A node that waits for the store: it looks at the owner until it may follow.
+//!
+//! ```text
+//! the owner has released the store to it, or to nobody ────────────────────────────▶ it claims the store
+//! the owner is dead, and its record names this node ───────────────────────────────▶ it claims the store
+//! the record names this node as the owner, from a process that lost its directory ─▶ it claims the store after 2 ttl
+//! ```
+
+use std::time::Duration;
+
+use super::nodes::{NodeState, NodeWatch, SeenNode};
+use super::owner::{OwnerRecord, OwnerState};
+use crate::beat::boottime;
+use crate::bucket::Bucket;
+use crate::error::BucketError;
+use crate::record::BucketRecord;
+
+/// Looks at the owner of a store for a node that does not own it.
+pub struct StandByWatch {
+    bucket: Bucket,
+    name: String,
+    ttl: Duration,
+    clock: fn() -> Duration,
+    nodes: NodeWatch,
+    /// Time of the last look at the nodes.
+    looked: Option<Duration>,
+    owner_node: Option<SeenNode>,
+    owner: Option<Since<BucketRecord<OwnerRecord>>>,
+    /// The term whose process was seen to be replaced.
+    replaced: Option<Since<u64>>,
+}
+
+/// Something, and the time at which it was seen first.
+struct Since<T>(T, Duration);
+
+/// Result of a look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StandByTurn {
+    /// Another node owns the store, or may own it. `None`: the store has had no owner yet.
+    Wait(Option<OwnerRecord>),
+    /// This node may claim the store. The owner of the term with this number is dead; `None`: no node owns the store.
+    Claim(Option<u64>),
+}
+
+impl StandByWatch {
+    /// A watch for the node with this name. `ttl` is its own.
+    pub fn new(bucket: &Bucket, name: &str, ttl: Duration) -> Self {
+        Self::by(bucket, name, ttl, boottime)
+    }
+
+    pub(super) fn by(bucket: &Bucket, name: &str, ttl: Duration, clock: fn() -> Duration) -> Self {
+        Self {
+            bucket: bucket.clone(),
+            name: name.to_owned(),
+            ttl,
+            clock,
+            nodes: NodeWatch::by(bucket, clock),
+            looked: None,
+            owner_node: None,
+            owner: None,
+            replaced: None,
+        }
+    }
+
+    /// Looks at the owner now, and at its node each sixth of the ttl.
+    ///
+    /// # Errors
+    /// If the bucket fails. A later look may succeed.
+    pub async fn look(&mut self) -> Result<StandByTurn, BucketError> {
+        let Some(found) = OwnerRecord::read(&self.bucket).await? else {
+            self.owner = None;
+            return Ok(StandByTurn::Wait(None));
+        };
+        let now = (self.clock)();
+        let since = match &self.owner {
+            Some(Since(seen, since)) if seen.is_same_version(&found) => *since,
+            _ => now,
+        };
+        let owner = found.value.clone();
+        self.owner = Some(Since(found, since));
+        let unchanged = now.saturating_sub(since);
+        let may_claim = match owner.state {
+            OwnerState::Released => {
+                let successor = owner.successor.as_ref();
+                let is_mine = successor.is_none_or(|successor| *successor == self.name);
+                is_mine || unchanged >= self.ttl
+            }
+            _ if owner.node == self.name => unchanged >= 2 * self.ttl,
+            _ if owner.stand_bys.contains(&self.name) => self.is_gone(&owner).await?,
+            _ => false,
+        };
+        Ok(match may_claim {
+            false => StandByTurn::Wait(Some(owner)),
+            true => StandByTurn::Claim(match owner.state {
+                OwnerState::Released => None,
+                _ => Some(owner.term),
+            }),
+        })
+    }
+
+    /// Whether the process of the owner is gone for good.
+    async fn is_gone(&mut self, owner: &OwnerRecord) -> Result<bool, BucketError> {
+        let now = (self.clock)();
+        let is_due = |looked: Duration| now.saturating_sub(looked) >= self.ttl / 6;
+        if self.looked.is_none_or(is_due) {
+            let nodes = self.nodes.look().await?;
+            self.owner_node = nodes.into_iter().find(|node| node.name == owner.node);
+            self.looked = Some((self.clock)());
+        }
+        let Some(node) = &self.owner_node else {
+            return Ok(false);
+        };
+        if node.record.incarnation == owner.process {
+            self.replaced = None;
+            let ended = matches!(node.record.state, NodeState::Left | NodeState::Dead);
+            return Ok(ended || (!node.is_alive() && self.nodes.bury(&owner.node).await?));
+        }
+        // Another process has its name. The lease of the replaced one may hold for a while.
+        let ttl = self.ttl.max(node.record.ttl());
+        match &self.replaced {
+            Some(Since(term, since)) if *term == owner.term => {
+                Ok(now.saturating_sub(*since) >= ttl)
+            }
+            _ => {
+                self.replaced = Some(Since(owner.term, now));
+                Ok(false)
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Nodes that wait for the store, and owners that die, sleep, or hand it over.
+
+use super::*;
+use crate::faults::{StoreFault, paused_clock};
+
+const TTL: Duration = Duration::from_secs(10);
+
+/// A node that owns the store, and its engine.
+struct OwnerNode {
+    engine: Arc<LocalEngine>,
+    /// Ends with the process.
+    _membership: Arc<Membership>,
+    stop: watch::Sender<bool>,
+    runs: JoinHandle<ShipEnd>,
+    _machine: TempDir,
+}
+
+/// A node that waits for the store.
+struct Waiting {
+    name: String,
+    membership: Membership,
+    watch: StandByWatch,
+}
+
+async fn join(remote: &Remote, name: &str) -> Membership {
+    let endpoint = format!("{name}:6925");
+    Membership::join_by(&remote.bucket, name, &endpoint, TTL, paused_clock)
+        .await
+        .unwrap()
+}
+
+/// Starts an owner in an empty bucket.
+async fn owner(remote: &Remote, name: &str) -> OwnerNode {
+    let machine = tempfile::tempdir().unwrap();
+    let membership = Arc::new(join(remote, name).await);
+    let engine = open(machine.path(), config(true));
+    let mut parts = parts(remote, Arc::clone(&engine), None);
+    parts.claim.node = name.to_owned();
+    parts.claim.process = membership.incarnation().to_owned();
+    parts.membership = Some(Arc::clone(&membership));
+    let owner = ReplicaOwner::begin(parts).await.unwrap();
+    let (stop, stopped) = watch::channel(false);
+    OwnerNode {
+        engine,
+        _membership: membership,
+        stop,
+        runs: tokio::spawn(owner.run(stopped)),
+        _machine: machine,
+    }
+}
+
+impl OwnerNode {
+    async fn append(&self, number: usize, level: Durability) -> Result<Durability, AppendError> {
+        append(&self.engine, data(number, 100), level).await
+    }
+
+    /// The process is killed: no beat, and no PUT.
+    async fn kill(self) {
+        self.runs.abort();
+        let _ = self.runs.await;
+    }
+}
+
+impl Waiting {
+    async fn new(remote: &Remote, name: &str) -> Self {
+        let membership = join(remote, name).await;
+        membership.enter(NodeState::StandBy);
+        Self {
+            name: name.to_owned(),
+            membership,
+            watch: StandByWatch::by(&remote.bucket, name, TTL, paused_clock),
+        }
+    }
+
+    /// Looks twice a second until it may claim, or for a time at most.
+    async fn claims(&mut self, most: Duration) -> Option<Option<u64>> {
+        let until = Instant::now() + most;
+        while Instant::now() < until {
+            if let Ok(StandByTurn::Claim(inherits)) = self.watch.look().await {
+                return Some(inherits);
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+        None
+    }
+
+    async fn take(&self, remote: &Remote, inherits: Option<u64>) -> Result<u64, OwnerError> {
+        let claim = OwnerClaim {
+            node: self.name.clone(),
+            endpoint: String::new(),
+            kept_term: None,
+            take_over: None,
+            inherits,
+            process: self.membership.incarnation().to_owned(),
+        };
+        let fenced = ReplicaOwner::fence(&remote.bucket, &claim).await;
+        fenced.map(|(term, _)| term)
+    }
+}
+
+async fn record(remote: &Remote) -> OwnerRecord {
+    let found = OwnerRecord::read(&remote.bucket).await.unwrap();
+    found.unwrap().value
+}
+
+async fn until_named(remote: &Remote, names: &[&str]) {
+    until("the record names the stand-bys", async || {
+        record(remote).await.stand_bys == names
+    })
+    .await;
+}
+
+/// Waits for a condition that asks the bucket.
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let from = Instant::now();
+    while !holds().await {
+        sleep(Duration::from_millis(100)).await;
+        assert!(from.elapsed() < Duration::from_secs(600), "never: {what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_named_stand_by_follows_an_owner_that_died_and_nobody_else_does() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    // This one is not caught up, so the owner does not name it.
+    let c = join(&remote, "c").await;
+    let mut c = Waiting {
+        name: "c".to_owned(),
+        membership: c,
+        watch: StandByWatch::by(&remote.bucket, "c", TTL, paused_clock),
+    };
+    for number in 0..20 {
+        a.append(number, Durability::Replicated).await.unwrap();
+    }
+    assert_eq!(b.claims(3 * TTL).await, None, "the owner lives");
+    let died = Instant::now();
+    a.kill().await;
+    assert_eq!(b.claims(3 * TTL).await, Some(Some(1)));
+    assert!(died.elapsed() <= TTL + Duration::from_secs(2));
+    assert_eq!(c.claims(3 * TTL).await, None);
+    let refused = c.take(&remote, Some(1)).await.unwrap_err();
+    assert!(matches!(refused, OwnerError::Owned { .. }), "{refused}");
+    assert_eq!(b.take(&remote, Some(1)).await.unwrap(), 2);
+    assert_eq!(remote.restored().await, numbered(20, 100));
+    // A second contender comes too late.
+    let refused = c.take(&remote, Some(1)).await.unwrap_err();
+    assert!(matches!(refused, OwnerError::Owned { .. }), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_is_cut_off_stops_to_answer_before_another_node_begins() {
+    paused_clock();
+    let inner = Arc::default();
+    let (remote, others) = (remote_over(Arc::clone(&inner)), remote_over(inner));
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&others, "b").await;
+    until_named(&others, &["b"]).await;
+    a.append(0, Durability::Replicated).await.unwrap();
+    assert_eq!(b.claims(TTL / 2).await, None);
+    // The network between the owner and the bucket is cut. The owner lives.
+    remote.faults.next_puts([StoreFault::Unavailable; 100_000]);
+    let (mut acks, cut) = (0, Instant::now());
+    let begins = loop {
+        acks += usize::from(a.append(1, Durability::Durable).await.is_ok());
+        if let Some(inherits) = b.claims(Duration::from_millis(500)).await {
+            break inherits;
+        }
+        assert!(cut.elapsed() < 3 * TTL);
+    };
+    assert_eq!(begins, Some(1));
+    assert!(acks > 0, "a short cut refuses nothing");
+    let refused = a.append(2, Durability::Durable).await.unwrap_err();
+    assert!(matches!(refused, AppendError::BucketDown), "{refused}");
+    assert_eq!(b.take(&others, begins).await.unwrap(), 2);
+    // The network is back: the old owner ends, and names the new one.
+    remote.faults.puts.lock().unwrap().clear();
+    let end = a.runs.await.unwrap();
+    let ShipEnd::Fenced { owner: Some(owner) } = end else {
+        panic!("{end:?}");
+    };
+    assert_eq!((&*owner.node, owner.term), ("b", 2));
+    let refused = append(&a.engine, data(3, 100), Durability::Durable).await;
+    assert!(matches!(refused, Err(AppendError::Moved { term: 2, .. })));
+    assert_eq!(remote.restored().await[..1], numbered(1, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_without_stand_bys_goes_on_while_the_bucket_is_down() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    b.membership.leave().await.unwrap();
+    until_named(&remote, &[]).await;
+    remote.faults.next_puts([StoreFault::Unavailable; 100_000]);
+    for number in 0..10 {
+        sleep(TTL).await;
+        a.append(number, Durability::Durable).await.unwrap();
+    }
+    remote.faults.puts.lock().unwrap().clear();
+    let answers = async || a.append(10, Durability::Replicated).await.is_ok();
+    until("the bucket answers", answers).await;
+    a.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_handed_over_goes_to_the_successor_at_once() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&remote, "b").await;
+    let mut c = Waiting::new(&remote, "c").await;
+    until_named(&remote, &["b", "c"]).await;
+    a.append(0, Durability::Durable).await.unwrap();
+    a.stop.send(true).unwrap();
+    assert!(matches!(a.runs.await.unwrap(), ShipEnd::Shipped));
+    let released = Instant::now();
+    assert_eq!(c.claims(TTL / 2).await, None);
+    assert_eq!(b.claims(TTL).await, Some(None));
+    assert_eq!(remote.restored().await, numbered(1, 100));
+    // The successor does not come, so any other may after a while.
+    assert_eq!(c.claims(2 * TTL).await, Some(None));
+    assert!(released.elapsed() >= TTL);
+    assert_eq!(c.take(&remote, None).await.unwrap(), 2);
+    let refused = b.take(&remote, None).await.unwrap_err();
+    assert!(matches!(refused, OwnerError::Owned { .. }), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_replaces_the_owner_without_its_directory_waits_behind_stand_bys() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    a.append(0, Durability::Replicated).await.unwrap();
+    a.kill().await;
+    // The machine starts again with an empty disk, at once. It lives, but it is not the owner.
+    let mut again = Waiting::new(&remote, "a").await;
+    let from = Instant::now();
+    let (of_b, of_a) = tokio::join!(b.claims(3 * TTL), again.claims(TTL * 3 / 2));
+    assert_eq!((of_b, of_a), (Some(Some(1)), None));
+    assert!(from.elapsed() >= TTL, "the old process may be alive");
+    // Without stand-bys it continues the store itself.
+    assert_eq!(again.claims(TTL).await, Some(Some(1)));
+    assert_eq!(again.take(&remote, Some(1)).await.unwrap(), 2);
+}

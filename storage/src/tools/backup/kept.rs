@@ -1,0 +1,256 @@
+//! Content of a replica that a stand-by has before it takes the store over, named by digest.
+//!
+//! ```text
+//! stand-by     bucket ─▶ standby/<digest>             content that the newest manifest names
+//! take-over    standby/<digest> ─▶ sorted/, journal/   a move, without a copy
+//! old owner    sorted/, journal/ ─▶ standby/<digest>   what the manifest names, too
+//!              everything else ─▶ diverged/<term>/     for `wald dump`
+//! ```
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::STEP;
+use super::restore::flush_names;
+use super::view::{BackupView, ViewFile};
+use crate::api::engine::{BackupFile, BackupManifest};
+use crate::api::error::RestoreError;
+use crate::disk::directory::{
+    self, DIRECTORIES, DIVERGED, KEPT, LOCK, RESTORING, TERM, is_own_name,
+};
+use crate::disk::{Disk, DiskFile};
+
+/// The directory of segments that are empty, and need not be kept.
+const POOL: &str = "pool";
+
+/// Path of kept content.
+fn kept_path(digest: u128) -> String {
+    format!("{KEPT}/{digest:032x}")
+}
+
+/// Content that a stand-by keeps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KeptContent {
+    /// Number of files that were fetched now.
+    pub fetched: u64,
+    /// Bytes of them.
+    pub fetched_bytes: u64,
+    /// Bytes of all kept files.
+    pub bytes: u64,
+}
+
+/// Files of a directory that is no longer the newest one of its store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SetAside {
+    /// Number of files that the replica has, too, and that are kept for the next take-over.
+    pub kept: u64,
+    /// Number of files that were moved to `diverged/`.
+    pub moved: u64,
+}
+
+impl BackupView {
+    /// Fetches the content of the view that the directory does not keep yet, and removes kept content that the view does not
+    /// name. Each file is compared with its digest. `goes_on` is asked before each file.
+    ///
+    /// # Errors
+    /// `Open` if another process uses the directory; others if content does not match its digest, or if the file system fails.
+    /// What was fetched before stays.
+    pub fn keep(
+        &self,
+        target: &dyn Disk,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<KeptContent, RestoreError> {
+        let io = || RestoreError::io(format!("keeping content in {}", target.location()));
+        let _lock = directory::lock(target)?;
+        target.create_directory(KEPT).map_err(io())?;
+        let mut kept = KeptContent::default();
+        let mut names = HashSet::new();
+        for file in self.files.values().filter_map(|shown| shown.file.as_ref()) {
+            if !goes_on() {
+                return Ok(kept);
+            }
+            let path = kept_path(file.digest);
+            names.insert(path.clone());
+            kept.bytes += file.bytes;
+            if has(target, &path, file.bytes).map_err(io())? {
+                continue;
+            }
+            let new = format!("{path}.new");
+            remove_if_there(target, &new).map_err(io())?;
+            let copy = target.create(&new).map_err(io())?;
+            self.read_content(file, &mut |bytes, offset| {
+                copy.write_all_at(bytes, offset).map_err(io())
+            })?;
+            copy.sync().map_err(io())?;
+            target.rename(&new, &path).map_err(io())?;
+            kept.fetched += 1;
+            kept.fetched_bytes += file.bytes;
+        }
+        for name in directory::list(target, KEPT).map_err(io())? {
+            let path = format!("{KEPT}/{name}");
+            if !names.contains(&path) {
+                target.remove(&path).map_err(io())?;
+            }
+        }
+        flush_names(target, &[KEPT])?;
+        Ok(kept)
+    }
+
+    /// Moves the content of a file to its place, if the directory keeps it. Returns whether it did.
+    pub(super) fn take_kept(
+        path: &str,
+        shown: &ViewFile,
+        target: &dyn Disk,
+    ) -> Result<bool, RestoreError> {
+        let io = || {
+            RestoreError::io(format!(
+                "moving {path} to its place in {}",
+                target.location()
+            ))
+        };
+        let Some(file) = &shown.file else {
+            return Ok(false);
+        };
+        let kept = kept_path(file.digest);
+        if shown.bytes != file.bytes || !has(target, &kept, file.bytes).map_err(io())? {
+            return Ok(false);
+        }
+        target.rename(&kept, path).map_err(io())?;
+        if shown.size > shown.bytes {
+            let moved = target.open(path).map_err(io())?;
+            moved.set_size(shown.size).map_err(io())?;
+            moved.sync().map_err(io())?;
+        }
+        Ok(true)
+    }
+}
+
+/// Removes kept content, after a take-over or without a use for it.
+///
+/// # Errors
+/// If the file system fails.
+pub fn remove_kept_content(target: &dyn Disk) -> Result<(), RestoreError> {
+    let io = || RestoreError::io(format!("removing kept content in {}", target.location()));
+    let names = directory::list(target, KEPT).map_err(io())?;
+    for name in &names {
+        target.remove(&format!("{KEPT}/{name}")).map_err(io())?;
+    }
+    match names.is_empty() {
+        true => Ok(()),
+        false => flush_names(target, &[KEPT]),
+    }
+}
+
+/// Sets a store aside whose directory is no longer the newest one: content that the manifest names is kept, and everything
+/// else moves to `diverged/<term>`. TERM moves last, so that a set-aside that was cut off goes on with the same term.
+///
+/// # Errors
+/// `Open` if another process uses the directory; others if the file system fails.
+pub fn set_aside(
+    target: &dyn Disk,
+    manifest: Option<&BackupManifest>,
+    term: u64,
+) -> Result<SetAside, RestoreError> {
+    let io = || RestoreError::io(format!("setting {} aside", target.location()));
+    let lock = directory::lock(target)?;
+    let aside = format!("{DIVERGED}/{term}");
+    target.create_directory(KEPT).map_err(io())?;
+    let named = manifest.iter().flat_map(|manifest| &manifest.files);
+    let named: HashMap<&str, &BackupFile> = named.map(|file| (file.path.as_str(), file)).collect();
+    let mut done = SetAside::default();
+    for name in DIRECTORIES {
+        let to = format!("{aside}/{name}");
+        target.create_directory(&to).map_err(io())?;
+        for file in directory::list(target, name).map_err(io())? {
+            let path = format!("{name}/{file}");
+            if name == POOL {
+                target.remove(&path).map_err(io())?;
+                continue;
+            }
+            let content = named.get(path.as_str());
+            match content {
+                Some(content) if matches(target, &path, content).map_err(io())? => {
+                    target
+                        .rename(&path, &kept_path(content.digest))
+                        .map_err(io())?;
+                    done.kept += 1;
+                }
+                _ => {
+                    target
+                        .rename(&path, &format!("{to}/{file}"))
+                        .map_err(io())?;
+                    done.moved += 1;
+                }
+            }
+        }
+        flush_names(target, &[&to])?;
+        match target.sync_directory(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            flushed => flushed.map_err(io())?,
+        }
+    }
+    let others = directory::list(target, "").map_err(io())?;
+    let others = others.iter().map(String::as_str);
+    let others = others.filter(|name| is_own_name(name) && ![LOCK, RESTORING, TERM].contains(name));
+    for name in others {
+        target
+            .rename(name, &format!("{aside}/{name}"))
+            .map_err(io())?;
+        done.moved += 1;
+    }
+    flush_names(target, &[KEPT, &aside, ""])?;
+    match target.rename(TERM, &format!("{aside}/{TERM}")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        moved => moved.map_err(io())?,
+    }
+    flush_names(target, &[&aside, ""])?;
+    drop(lock);
+    Ok(done)
+}
+
+/// Whether a file exists with this size.
+fn has(target: &dyn Disk, path: &str, bytes: u64) -> io::Result<bool> {
+    match target.open(path) {
+        Ok(file) => Ok(file.size()? == bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a file begins with this content. Then it is cut to the content.
+fn matches(target: &dyn Disk, path: &str, content: &BackupFile) -> io::Result<bool> {
+    let file: Arc<dyn DiskFile> = target.open(path)?;
+    if file.size()? < content.bytes {
+        return Ok(false);
+    }
+    let mut digest = Xxh3::new();
+    let mut buffer = vec![0; STEP];
+    let mut offset = 0;
+    while offset < content.bytes {
+        let most = usize::try_from(content.bytes - offset)
+            .unwrap_or(STEP)
+            .min(STEP);
+        let length = file.read_full_at(&mut buffer[..most], offset)?;
+        if length < most {
+            return Ok(false);
+        }
+        digest.update(&buffer[..length]);
+        offset += length as u64;
+    }
+    if digest.digest128() != content.digest {
+        return Ok(false);
+    }
+    file.set_size(content.bytes)?;
+    file.sync()?;
+    Ok(true)
+}
+
+fn remove_if_there(target: &dyn Disk, path: &str) -> io::Result<()> {
+    match target.remove(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
