@@ -32,6 +32,9 @@ const LARGEST_BATCH_BYTES: u64 = 63 << 20;
 
 /// Least lag of a replica: some writes of the journal.
 const LEAST_REPLICA_LAG: u64 = 1 << 20;
+/// Bounds of `lease_ttl`: several requests must end within a third of it, and nobody waits for longer.
+const LEAST_LEASE_TTL: Duration = Duration::from_secs(2);
+const MOST_LEASE_TTL: Duration = Duration::from_secs(600);
 
 /// Maximum characters of the name of a node, as of a host.
 const LONGEST_NODE: usize = 253;
@@ -283,6 +286,14 @@ wald_storage::engine_settings! { settings
         /// HOST:PORT at which clients reach this node (empty = the address of listen; if that is
         /// unspecified, node_id with its port). The answer MOVED and messages of other nodes name it.
         advertise: String = "";
+        /// Be one of several nodes of the store in bucket_url: while another node owns the store, this one is
+        /// a stand-by, and takes the store over when the owner ends or dies. All nodes need it. Without it, a start
+        /// beside an owner is refused.
+        stand_by: bool = "false";
+        /// Time without a sign of life after which the other nodes count a node as dead: from 2s to 10min. The
+        /// same for all nodes. A shorter one makes a take-over faster, and costs more requests: each node
+        /// sends about 8 in this time.
+        lease_ttl: Duration = "10s";
         /// Number of event loops that serve gRPC (0 = one for every core). Each is a thread with
         /// its own share of the connections.
         worker_threads: usize = "0";
@@ -774,6 +785,13 @@ impl Config {
             if span.is_zero() {
                 return Err(Wrong::new(name, "it must be more than 0"));
             }
+        }
+        if !(LEAST_LEASE_TTL..=MOST_LEASE_TTL).contains(&self.lease_ttl) {
+            return Err(Wrong::new("lease_ttl", "expected 2s to 10min"));
+        }
+        if self.stand_by && !self.has_replica() {
+            let needed = "it needs bucket_url, the bucket that the nodes share";
+            return Err(Wrong::new("stand_by", needed));
         }
         if !is_node_name(&self.node_id) {
             return Err(Wrong::new(

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Starting --> Serving --> Leaving --> Draining --> (process ends)
-//!                 |  not ready,      ^  GOAWAY, following scans end,
+//!    |  ^         |                  ^
+//!  StandBy        |  not ready,      |  GOAWAY, following scans end,
 //!                 |  still accepting |  what was accepted is finished
 //!                 +--> ReadOnly -----+
 //!                      the journal failed and on_flush_failure = read_only
@@ -23,6 +24,8 @@ const ECHO: Duration = Duration::from_secs(1);
 pub(crate) enum Phase {
     /// The store is being recovered.
     Starting,
+    /// Another node owns the store.
+    StandBy,
     /// Everything works.
     Serving,
     /// The journal failed; reads continue.
@@ -39,6 +42,7 @@ impl Phase {
         match self {
             Self::Serving => None,
             Self::Starting => Some("starting: the store is being recovered"),
+            Self::StandBy => Some("standing by: another node owns the store"),
             Self::ReadOnly => Some("the journal failed: read only until a restart"),
             Self::Leaving | Self::Draining => Some("shutting down"),
         }
@@ -129,6 +133,7 @@ mod tests {
         assert_eq!(Phase::Serving.not_ready(), None);
         for phase in [
             Phase::Starting,
+            Phase::StandBy,
             Phase::ReadOnly,
             Phase::Leaving,
             Phase::Draining,

@@ -36,9 +36,11 @@ mod wakes;
 
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr as _;
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -92,7 +94,10 @@ fn main() -> ExitCode {
         Some(("man", _)) => man().map_err(|exit| failed(&exit)),
         _ => serve(&source, takes_over(&matches)).map_err(|exit| {
             tell(&source, &exit);
-            exit.code
+            match exit.again {
+                true => begin_again(),
+                false => exit.code,
+            }
         }),
     };
     // The process ends without waiting for the thread that writes the log.
@@ -101,6 +106,29 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(code) => ExitCode::from(code),
     }
+}
+
+/// Pause before the process begins again: a fault that comes back at once must not fill the log.
+const AGAIN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Replaces the process by a new one with the same settings, so that nothing of the old one stays. Returns only if the
+/// system refuses it.
+fn begin_again() -> u8 {
+    logging::flush();
+    std::thread::sleep(AGAIN_PAUSE);
+    // An owner that the operator called gone was another one than today's.
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "wald".into());
+    let arguments = arguments.filter(|argument| {
+        let is_take_over = argument
+            .to_str()
+            .is_some_and(|text| text.starts_with("--take-over"));
+        !is_take_over
+    });
+    let mut command = std::process::Command::new("/proc/self/exe");
+    let error = command.arg0(name).args(arguments).exec();
+    logging::print(&format!("wald: cannot begin again: {error}"));
+    Exit::SYSTEM
 }
 
 fn restore(source: &ConfigSource, matches: &ArgMatches) -> Result<(), u8> {

@@ -4,6 +4,7 @@
 //! probe ─▶ directory has a store ─────────────────┬▶ engine opens ─▶ claim, TERM, ship the rest ─▶ serve, ship
 //!          └ empty ─▶ bucket has none ────────────┤
 //!                  └▶ has one: --take-over fences the owner and fetches the store; else the start is refused
+//!                              with stand_by the node waits until it may fence the owner
 //! ```
 //!
 //! The thread that opens the store does all steps before the daemon serves. Then the shipper runs on a thread of its own,
@@ -12,6 +13,7 @@
 mod events;
 pub(crate) mod fetch;
 mod manifests;
+mod standby;
 mod term;
 
 use std::future::pending;
@@ -24,9 +26,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use wald_bucket::{
-    Bucket, BucketUrl, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord, OwnerState,
-    ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError, ShipGap,
-    ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
+    Bucket, BucketUrl, Membership, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord,
+    OwnerState, ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError,
+    ShipGap, ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
 };
 use wald_proto::v1;
 use wald_storage::{LocalEngine, Operate as _, Replica as _, RestoreError, RestoredAs, block_on};
@@ -47,6 +49,8 @@ use self::manifests::ProtoManifests;
 pub(crate) struct ReplicaStart {
     remote: Arc<Remote>,
     claim: OwnerClaim,
+    /// This process among the nodes of the store, if there may be several.
+    membership: Option<Arc<Membership>>,
     settings: ShipSettings,
     directory: PathBuf,
     metrics: Arc<ReplicaMetrics>,
@@ -59,6 +63,7 @@ pub(crate) struct RunningReplica {
     stop: watch::Sender<bool>,
     runs: JoinHandle<ShipEnd>,
     has_ended: bool,
+    membership: Option<Arc<Membership>>,
     metrics: Arc<ReplicaMetrics>,
     /// Its thread ends with it.
     remote: Arc<Remote>,
@@ -125,11 +130,11 @@ impl ReplicaStart {
             inherits: None,
             process: String::new(),
         };
-        let fetches = match facts.is_new {
+        let fetches = match facts.is_new && !config.stand_by {
             true => has_store(&remote, &config.data_dir, &claim)?,
             false => false,
         };
-        if facts.is_new && !fetches && !config.create_store {
+        if facts.is_new && !config.stand_by && !fetches && !config.create_store {
             return Err(no_store(&config.data_dir));
         }
         remote.runtime.block_on(probe_all(&remote.bucket))?;
@@ -146,26 +151,30 @@ impl ReplicaStart {
             },
             directory: config.data_dir.clone(),
             metrics,
+            membership: None,
             remote,
         };
         if fetches {
-            start.fetch(config)?;
+            start.fetch(config, 0)?;
+        } else if config.stand_by {
+            start.stand_by(config, facts)?;
         }
         Ok(Some(start))
     }
 
-    /// Takes the store over, and fetches it into the empty directory.
-    fn fetch(&mut self, config: &Config) -> Result<(), Exit> {
+    /// Takes the store over, and fetches it into the empty directory, which keeps content of this many bytes already.
+    fn fetch(&mut self, config: &Config, kept_bytes: u64) -> Result<(), Exit> {
         let (bucket, runtime) = (&self.remote.bucket, &self.remote.runtime);
         let place = bucket.place();
         let unfetched = |error: FetchError| Exit::new(fetch_code(&error), error.to_string());
         // A fetch that is refused must not end an owner that serves.
         let mut seen = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
         seen.may_restore(&self.directory).map_err(unfetched)?;
-        host::check_fetch(config, &self.directory, seen.bytes())?;
+        let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
+        host::check_fetch(config, &self.directory, missing_bytes)?;
         drop(seen);
         let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
-        let (term, before) = fenced.map_err(|error| exit(&error))?;
+        let (term, before) = fenced.map_err(|error| exit(&error).or_again(config.stand_by))?;
         self.took_over(before.as_ref());
         tracing::info!(
             place,
@@ -194,7 +203,7 @@ impl ReplicaStart {
         );
         term::keep(&self.directory, store_id, term)
             .map_err(|error| exit(&OwnerError::Kept(error)))?;
-        self.claim.take_over = None;
+        (self.claim.take_over, self.claim.inherits) = (None, None);
         Ok(())
     }
 
@@ -204,7 +213,7 @@ impl ReplicaStart {
             self.metrics.took_over();
             tracing::warn!(
                 place = self.remote.bucket.place(),
-                node = before.node,
+                owner = before.node,
                 endpoint = before.endpoint,
                 term = before.term,
                 "this node has taken the store over; the node that owned it stores nothing any more"
@@ -233,7 +242,7 @@ impl ReplicaStart {
             format: Arc::new(ProtoManifests),
             observer: Arc::new(Events::new(&self.remote.bucket, Arc::clone(&self.metrics))),
             claim: self.claim.clone(),
-            membership: None,
+            membership: self.membership.clone(),
             keep_term: Arc::new(move |term| term::keep(&directory, store_id, term)),
         };
         let runtime = &self.remote.runtime;
@@ -242,7 +251,7 @@ impl ReplicaStart {
             Err(error) => {
                 // The next start is then a clean one.
                 let _ = block_on(engine.drain());
-                return Err(exit(&error));
+                return Err(exit(&error).or_again(self.membership.is_some()));
             }
         };
         self.took_over(owner.before());
@@ -255,6 +264,7 @@ impl ReplicaStart {
             stop,
             runs: runtime.spawn(owner.run(stopped)),
             has_ended: false,
+            membership: self.membership,
             metrics: self.metrics,
             remote: self.remote,
         })
@@ -296,7 +306,8 @@ impl RunningReplica {
             match end {
                 Ok(ShipEnd::Fenced { owner }) => {
                     self.metrics.fenced();
-                    return fenced(&self.place, owner.as_ref());
+                    let is_one_of_several = self.membership.is_some();
+                    return fenced(&self.place, owner.as_ref()).or_again(is_one_of_several);
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -320,6 +331,9 @@ impl RunningReplica {
         match timeout_at(until, &mut self.runs).await {
             Ok(Ok(ShipEnd::Shipped)) => {
                 tracing::info!(place = self.place, "the bucket has everything");
+                if let Some(membership) = self.membership.take().and_then(Arc::into_inner) {
+                    standby::leave(membership, until).await;
+                }
                 Ok(())
             }
             Ok(Ok(ShipEnd::Fenced { owner })) => Err(fenced(&self.place, owner.as_ref())),

@@ -30,6 +30,7 @@ use crate::convert::ServerLimits;
 use crate::drain::Phase;
 use crate::metrics::{Deadline, Metrics};
 use crate::replica::ReplicaWatch;
+use crate::serve::StoreOwner;
 use crate::status::{self, Access};
 
 /// A stream of answers.
@@ -51,6 +52,8 @@ pub(crate) struct OpenStore {
 pub(crate) struct Node {
     /// Empty until the store is recovered.
     pub(crate) store: OnceLock<OpenStore>,
+    /// The owner of the store while this node is a stand-by.
+    pub(crate) owner: watch::Receiver<Option<StoreOwner>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) heartbeat_interval: Duration,
@@ -75,7 +78,10 @@ impl Node {
     }
 
     pub(crate) fn store(&self, access: Access) -> Result<&OpenStore, Status> {
-        self.store.get().ok_or_else(|| status::starting(access))
+        self.store.get().ok_or_else(|| match &*self.owner.borrow() {
+            Some(owner) => status::moved(access, &owner.endpoint, owner.term),
+            None => status::starting(access),
+        })
     }
 }
 

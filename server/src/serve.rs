@@ -6,13 +6,14 @@
 
 mod open;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use wald_bucket::TakeOver;
@@ -46,6 +47,8 @@ pub(crate) use open::no_store;
 pub(crate) struct Exit {
     pub(crate) code: u8,
     pub(crate) message: String,
+    /// Whether the process begins again: another node owns the store now, and this one becomes a stand-by.
+    pub(crate) again: bool,
 }
 
 impl Exit {
@@ -70,12 +73,28 @@ impl Exit {
         Self {
             code,
             message: message.into(),
+            again: false,
         }
+    }
+
+    /// The process begins again, if `again`.
+    #[cfg(feature = "object")]
+    pub(crate) fn or_again(self, again: bool) -> Self {
+        Self { again, ..self }
     }
 }
 
+/// The node that owns the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoreOwner {
+    /// Its address for clients; empty if no node owns the store at the moment.
+    pub(crate) endpoint: String,
+    /// Number of its term.
+    pub(crate) term: u64,
+}
+
 /// The facts of a start that the replica depends on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 #[cfg_attr(
     not(feature = "object"),
     allow(dead_code, reason = "builds without object stores have no replica")
@@ -87,7 +106,14 @@ pub(crate) struct StartFacts {
     pub(crate) address: SocketAddr,
     /// The owner of the store that is gone, if the operator says so.
     pub(crate) take_over: Option<TakeOver>,
+    /// Takes the owner while this node is a stand-by.
+    pub(crate) owner: watch::Sender<Option<StoreOwner>>,
+    /// Whether the process must end. A stand-by leaves the nodes then.
+    pub(crate) stop: watch::Receiver<bool>,
 }
+
+/// Maximum time for a stand-by to leave the other nodes.
+const LEAVE_TIME: Duration = Duration::from_secs(3);
 
 /// Pause between two returns of free memory to the system.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
@@ -139,6 +165,8 @@ struct Server {
     phase: watch::Sender<Phase>,
     health: HealthReporter,
     opening: open::Opening,
+    /// Ends a stand-by.
+    stop: watch::Sender<bool>,
     listener: Listener,
     http: std::net::TcpListener,
     tls: Option<Reloader<TlsSource>>,
@@ -186,10 +214,14 @@ impl Server {
         // Before the store is made: an audit log that cannot be opened refuses the start.
         let audit = AuditLog::start(config, &metrics)?;
         // Without ports the daemon only finds out who has the directory, and takes no store from anybody.
+        let (owner, owner_seen) = watch::channel(None);
+        let (stop, stopped) = watch::channel(false);
         let facts = ports.as_ref().ok().map(|(listener, _)| StartFacts {
             is_new: !existing,
             address: listener.address(),
             take_over,
+            owner,
+            stop: stopped,
         });
         let opening = open::start(config, Arc::clone(&metrics), facts)?;
         let (listener, http) = match ports {
@@ -211,6 +243,7 @@ impl Server {
         let (phase, receiver) = watch::channel(Phase::Starting);
         let node = Arc::new(Node {
             store: OnceLock::new(),
+            owner: owner_seen,
             metrics,
             phase: receiver,
             heartbeat_interval: config.heartbeat_interval,
@@ -236,6 +269,7 @@ impl Server {
             phase,
             health: HealthReporter::new(),
             opening,
+            stop,
             listener,
             http,
             tls,
@@ -258,6 +292,7 @@ impl Server {
             phase,
             health,
             opening,
+            stop,
             listener,
             http,
             tls,
@@ -338,10 +373,18 @@ impl Server {
             }
         };
 
+        let mut opening = std::pin::pin!(opening.opened());
         let mut opened = tokio::select! {
-            opened = opening.opened() => opened?,
-            // Nothing was accepted yet, and the next start goes on wherever recovery or a take-over ends.
-            () = signals.stop() => return Ok(()),
+            opened = &mut opening => opened?,
+            () = signals.stop() => {
+                // Nothing was accepted yet, and the next start goes on wherever recovery or a take-over ends.
+                stop.send_replace(true);
+                if *node.phase.borrow() == Phase::StandBy {
+                    let _ = timeout(LEAVE_TIME, &mut opening).await;
+                }
+                return Ok(());
+            }
+            never = life.stand_by(node.owner.clone()) => match never {},
         };
         let (engine, mut replica) = (Arc::clone(&opened.engine), opened.replica.take());
         let wrong = |error: wald_storage::QuotaError| Exit::new(Exit::CONFIG, error.to_string());
@@ -456,6 +499,14 @@ impl ServerLife {
         self.phase.send_replace(phase);
     }
 
+    /// Shows that this node is a stand-by as soon as it is one.
+    async fn stand_by(&self, mut owner: watch::Receiver<Option<StoreOwner>>) -> Infallible {
+        if owner.wait_for(Option::is_some).await.is_ok() {
+            self.enter(Phase::StandBy).await;
+        }
+        std::future::pending().await
+    }
+
     /// Serves until someone or something ends it.
     async fn serve(
         &self,
@@ -516,7 +567,10 @@ impl ServerLife {
                 Exit::JOURNAL_FAILED,
                 "the journal failed, and a signal: exiting at once, the next start recovers",
             ),
-            StopReason::Moved(exit) => Exit::new(exit.code, exit.message.clone()),
+            StopReason::Moved(exit) => Exit {
+                message: exit.message.clone(),
+                ..*exit
+            },
         };
         tokio::select! {
             result = self.finish(config, end, store, transport) => result,

@@ -614,6 +614,20 @@ pub(crate) fn starting(access: Access) -> Status {
     .status()
 }
 
+/// Another node owns the store, or none does for a moment: then `owner` is empty.
+pub(crate) fn moved(access: Access, owner: &str, term: u64) -> Status {
+    let message = match owner {
+        "" => "no node owns the store at the moment; try again".to_owned(),
+        owner => format!("the node at {owner} owns the store; send the request there"),
+    };
+    Failure::new(Code::Unavailable, Reason::Moved, message)
+        .fact("owner", owner)
+        .fact("term", term)
+        .refused_if_write(access, Retry::Safe)
+        .retry_after(RETRY_SOON)
+        .status()
+}
+
 /// The audit log cannot be written, and the call must have a line there.
 pub(crate) fn audit_failed(access: Access) -> Status {
     Failure::new(

@@ -84,10 +84,10 @@ pub trait Disk: Send + Sync + 'static {
     /// Errors of the system about the file, but not that another process holds the lock.
     fn lock_shared(&self, path: &str) -> io::Result<Result<Option<Box<dyn DiskLock>>, String>>;
 
-    /// Creates a directory and its parents. An existing directory is no error.
+    /// Creates a directory. An existing directory is no error.
     ///
     /// # Errors
-    /// `AlreadyExists` if a file has the name; other errors of the system.
+    /// `NotFound` if its parent does not exist; `AlreadyExists` if a file has the name; other errors of the system.
     fn create_directory(&self, path: &str) -> io::Result<()>;
 
     /// Calls `each` with the names of the files directly in a directory, in no particular

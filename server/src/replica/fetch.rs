@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use wald_bucket::{BucketErrorKind, ReplicaCopy, ShipError, TailErrorKind};
 use wald_storage::{
-    BackupManifest, BackupView, Disk, OpenError, Position, RealDisk, RecoveryReport, ReplicaCheck,
-    ReplicaContent, RestoreError, Restored, RestoredAs, StorageConfig, refuse_if_used,
+    BackupManifest, BackupView, Disk, KeptContent, OpenError, Position, RealDisk, RecoveryReport,
+    ReplicaCheck, ReplicaContent, RestoreError, Restored, RestoredAs, StorageConfig,
+    refuse_if_used,
 };
 
 use super::manifests::ProtoManifests;
@@ -212,6 +213,21 @@ impl Fetch {
         refuse_if_used(&*RealDisk::open(target)?)?;
         self.remote.runtime.block_on(self.copy.next())?;
         Ok(())
+    }
+
+    /// Keeps the content of the files in the directory, for a later restore there. `goes_on` is asked before each file.
+    ///
+    /// # Errors
+    /// If the bucket or the file system fails.
+    pub(crate) fn keep(
+        &self,
+        target: &Path,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<KeptContent, FetchError> {
+        match &self.files {
+            Some(files) => Ok(files.keep(&*RealDisk::open(target)?, goes_on)?),
+            None => Ok(KeptContent::default()),
+        }
     }
 
     /// Makes a store of it in an empty directory. Begins again with the newest manifest if the owner removes rows or files

@@ -47,6 +47,7 @@ impl Fixture {
         let config = StorageConfig::default();
         let node = Arc::new(Node {
             store: OnceLock::new(),
+            owner: watch::channel(None).1,
             metrics: Arc::clone(&metrics),
             phase: receiver,
             heartbeat_interval,

@@ -435,6 +435,10 @@ impl Disk for SimDisk {
     fn create_directory(&self, path: &str) -> io::Result<()> {
         let mut state = self.0.lock();
         state.enter(&DiskCall::of(CallKind::CreateDirectory, path))?;
+        let above = parent(path);
+        if !above.is_empty() && !state.directories.contains(above) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         state.directories.insert(path.to_owned());
         Ok(())
     }

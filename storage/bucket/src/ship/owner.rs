@@ -44,7 +44,7 @@ pub enum OwnerState {
 /// The owner of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerRecord {
-    /// Number of its term.
+    /// Number of its term; 0 before the first one.
     pub term: u64,
     /// Name of the node.
     pub node: String,
@@ -120,8 +120,29 @@ impl OwnerClaim {
         self.inherits == Some(owner.term) && is_named
     }
 
-    fn is_mine(&self, owner: &OwnerRecord) -> bool {
-        owner.node == self.node && self.kept_term >= Some(owner.term)
+    /// Whether this process, or an earlier one with the same directory, was the last to claim the store.
+    pub fn is_mine(&self, owner: &OwnerRecord) -> bool {
+        let has_reserved = owner.term == 0 && owner.process == self.process;
+        owner.node == self.node && (self.kept_term >= Some(owner.term) || has_reserved)
+    }
+
+    /// Reserves an empty bucket, so that one of several new nodes makes the store. Returns whether it is this one.
+    ///
+    /// # Errors
+    /// If the bucket fails. Then the bucket may or may not be reserved.
+    pub async fn reserve(&self, bucket: &Bucket) -> Result<bool, BucketError> {
+        let mine = OwnerRecord {
+            term: 0,
+            node: self.node.clone(),
+            incarnation: random(bucket.place())?,
+            endpoint: self.endpoint.clone(),
+            state: OwnerState::Opening,
+            taken: None,
+            process: self.process.clone(),
+            stand_bys: Vec::new(),
+            successor: None,
+        };
+        Ok(mine.write(bucket, None).await?.is_some())
     }
 
     /// Whether a person says that this owner is gone. A node that has taken over the named term and ended before it served

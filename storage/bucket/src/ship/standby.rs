@@ -38,8 +38,9 @@ struct Since<T>(T, Duration);
 pub enum StandByTurn {
     /// Another node owns the store, or may own it. `None`: the store has had no owner yet.
     Wait(Option<OwnerRecord>),
-    /// This node may claim the store. The owner of the term with this number is dead; `None`: no node owns the store.
-    Claim(Option<u64>),
+    /// This node may claim the store after this owner. It is dead, and its term has this number; `None`: it has released the
+    /// store.
+    Claim(OwnerRecord, Option<u64>),
 }
 
 impl StandByWatch {
@@ -91,10 +92,11 @@ impl StandByWatch {
         };
         Ok(match may_claim {
             false => StandByTurn::Wait(Some(owner)),
-            true => StandByTurn::Claim(match owner.state {
-                OwnerState::Released => None,
-                _ => Some(owner.term),
-            }),
+            true => {
+                let is_free = owner.state == OwnerState::Released;
+                let inherits = (!is_free).then_some(owner.term);
+                StandByTurn::Claim(owner, inherits)
+            }
         })
     }
 

@@ -157,7 +157,9 @@ pub fn set_aside(
     let io = || RestoreError::io(format!("setting {} aside", target.location()));
     let lock = directory::lock(target)?;
     let aside = format!("{DIVERGED}/{term}");
-    target.create_directory(KEPT).map_err(io())?;
+    for directory in [KEPT, DIVERGED, &aside] {
+        target.create_directory(directory).map_err(io())?;
+    }
     let named = manifest.iter().flat_map(|manifest| &manifest.files);
     let named: HashMap<&str, &BackupFile> = named.map(|file| (file.path.as_str(), file)).collect();
     let mut done = SetAside::default();

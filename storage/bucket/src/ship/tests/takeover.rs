@@ -76,7 +76,7 @@ impl Waiting {
     async fn claims(&mut self, most: Duration) -> Option<Option<u64>> {
         let until = Instant::now() + most;
         while Instant::now() < until {
-            if let Ok(StandByTurn::Claim(inherits)) = self.watch.look().await {
+            if let Ok(StandByTurn::Claim(_, inherits)) = self.watch.look().await {
                 return Some(inherits);
             }
             sleep(Duration::from_millis(500)).await;
