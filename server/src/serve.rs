@@ -384,7 +384,7 @@ impl Server {
                 }
                 return Ok(());
             }
-            never = life.stand_by(node.owner.clone()) => match never {},
+            never = life.stand_by(node.owner.clone(), addresses) => match never {},
         };
         let (engine, mut replica) = (Arc::clone(&opened.engine), opened.replica.take());
         let wrong = |error: wald_storage::QuotaError| Exit::new(Exit::CONFIG, error.to_string());
@@ -500,9 +500,22 @@ impl ServerLife {
     }
 
     /// Shows that this node is a stand-by as soon as it is one.
-    async fn stand_by(&self, mut owner: watch::Receiver<Option<StoreOwner>>) -> Infallible {
-        if owner.wait_for(Option::is_some).await.is_ok() {
+    async fn stand_by(
+        &self,
+        mut owner: watch::Receiver<Option<StoreOwner>>,
+        (grpc, http): (SocketAddr, Option<SocketAddr>),
+    ) -> Infallible {
+        let seen = owner.wait_for(Option::is_some).await;
+        if let Some(owner) = seen.ok().and_then(|seen| seen.clone()) {
             self.enter(Phase::StandBy).await;
+            tracing::info!(
+                version = env!("CARGO_PKG_VERSION"),
+                grpc = %grpc,
+                http = %http.map(|http| http.to_string()).unwrap_or_default(),
+                owner = owner.endpoint,
+                term = owner.term,
+                "wald is standing by"
+            );
         }
         std::future::pending().await
     }

@@ -226,7 +226,7 @@ impl ReplicaStart {
                 endpoint = owner.endpoint,
                 term = owner.term,
                 is_named = owner.stand_bys.contains(&self.claim.node),
-                "standing by: another node owns the store"
+                "another node owns the store"
             );
             *seen = Some(owner.clone());
         }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 mod objects;
+mod stand_by;
 #[path = "../support/mod.rs"]
 mod support;
 

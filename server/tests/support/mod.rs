@@ -140,7 +140,9 @@ impl Daemon {
             };
             let line = line.unwrap();
             if let Ok(event) = serde_json::from_str::<serde_json::Value>(&line)
-                && event["message"] == "wald is serving"
+                && ["wald is serving", "wald is standing by"]
+                    .map(Into::into)
+                    .contains(&event["message"])
             {
                 break event;
             }

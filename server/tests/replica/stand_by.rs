@@ -1,0 +1,218 @@
+//! Nodes that stand by: an owner that dies, sleeps, is cut off, or hands the store over.
+
+use super::*;
+use tonic_types::StatusExt as _;
+
+/// Short, so that the tests are.
+const TTL: Duration = Duration::from_secs(2);
+
+struct Node {
+    daemon: Daemon,
+    directory: tempfile::TempDir,
+}
+
+fn node_in(store: &Store, directory: &Path, name: &str) -> Daemon {
+    let more = ["--stand-by", "--lease-ttl", "2s"];
+    start(store, directory, name, &more)
+}
+
+fn node(store: &Store, name: &str) -> Node {
+    let directory = private_directory();
+    let daemon = node_in(store, directory.path(), name);
+    Node { daemon, directory }
+}
+
+impl Node {
+    fn name(&self) -> &str {
+        self.daemon.start["grpc"].as_str().unwrap()
+    }
+
+    /// Kills the process, and starts it again with the same directory.
+    async fn killed(self, store: &Store, name: &str) -> Self {
+        self.daemon.signal(Signal::KILL);
+        self.daemon.ended().await;
+        Self {
+            daemon: node_in(store, self.directory.path(), name),
+            directory: self.directory,
+        }
+    }
+
+    /// Appends at a level as soon as this node takes it.
+    async fn takes(&self, payload: &str, level: v1::Durability) -> Duration {
+        let begun = Instant::now();
+        loop {
+            match self
+                .daemon
+                .wal()
+                .await
+                .append(request(payload, level))
+                .await
+            {
+                Ok(_) => return begun.elapsed(),
+                Err(status) => assert!(begun.elapsed() < PATIENCE, "{status:?}"),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// The owner's record.
+fn owner(store: &Store) -> serde_json::Value {
+    let text = store.text("wald/orders/shards/0/owner");
+    serde_json::from_str::<serde_json::Value>(&text).unwrap()["value"].clone()
+}
+
+async fn until_named(store: &Store, name: &str) {
+    let begun = Instant::now();
+    while owner(store)["stand_bys"] != serde_json::json!([name]) {
+        assert!(begun.elapsed() < PATIENCE, "{}", owner(store));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn stand_by_follows_a_dead_owner_and_the_old_one_stands_by_then() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    let mut wal = one.daemon.wal().await;
+    for payload in numbered(20) {
+        replicated(&mut wal, &payload).await.unwrap();
+    }
+    let two = node(&store, "two");
+    assert_eq!(two.daemon.start["message"], "wald is standing by");
+    assert_eq!(two.daemon.start["owner"], one.name());
+    let refused = replicated(&mut two.daemon.wal().await, "x")
+        .await
+        .unwrap_err();
+    let told = Told::of(&refused);
+    assert_eq!((told.code, &*told.reason), (Code::Unavailable, "MOVED"));
+    assert_eq!((told.fact("owner"), told.fact("term")), (one.name(), "1"));
+    assert_eq!(told.fact("outcome"), "NOT_APPLIED");
+    until_named(&store, "two").await;
+    let died = Instant::now();
+    let one = one.killed_only().await;
+    two.takes("20", v1::Durability::Replicated).await;
+    println!("the stand-by serves after {:?}", died.elapsed());
+    let mut wal = two.daemon.wal().await;
+    assert_eq!(payloads(&mut wal).await, numbered(21));
+
+    // The old owner comes back: its directory has another end.
+    let one = Node {
+        daemon: node_in(&store, one.path(), "one"),
+        directory: one,
+    };
+    assert_eq!(one.daemon.start["owner"], two.name());
+    until_named(&store, "one").await;
+    assert!(one.directory.path().join("diverged/1/FORMAT").exists());
+    replicated(&mut wal, "21").await.unwrap();
+
+    // A planned end hands the store over.
+    drop(wal);
+    let begun = Instant::now();
+    two.daemon.signal(Signal::TERM);
+    one.takes("22", v1::Durability::Replicated).await;
+    println!("handed over within {:?}", begun.elapsed());
+    assert!(two.daemon.ended().await.success());
+    assert_eq!(payloads(&mut one.daemon.wal().await).await, numbered(23));
+    assert!(
+        !one.directory
+            .path()
+            .join("standby")
+            .read_dir()
+            .unwrap()
+            .any(|_| true)
+    );
+}
+
+impl Node {
+    async fn killed_only(self) -> tempfile::TempDir {
+        self.daemon.signal(Signal::KILL);
+        self.daemon.ended().await;
+        self.directory
+    }
+}
+
+#[tokio::test]
+async fn owner_that_is_killed_goes_on_in_its_directory_before_anybody_takes_over() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    let two = node(&store, "two");
+    until_named(&store, "two").await;
+    one.takes("0", v1::Durability::Durable).await;
+    let one = one.killed(&store, "one").await;
+    assert_eq!(one.daemon.start["message"], "wald is serving");
+    one.takes("1", v1::Durability::Replicated).await;
+    assert_eq!(payloads(&mut one.daemon.wal().await).await, numbered(2));
+    assert_eq!(owner(&store)["node"], "one");
+    until_named(&store, "two").await;
+    drop(two);
+}
+
+/// Whether an old owner has said that it may not be the owner, or has closed the connection.
+fn is_refusal(status: &Status) -> bool {
+    let details = status.get_error_details();
+    let reason = details.error_info().map(|info| info.reason.clone());
+    let known = ["BUCKET_DOWN", "MOVED", "REPLICATION_UNKNOWN"];
+    reason.is_none_or(|reason| known.contains(&&*reason))
+}
+
+#[tokio::test]
+async fn owner_that_sleeps_acks_nothing_after_another_has_taken_over() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    let two = node(&store, "two");
+    one.takes("0", v1::Durability::Replicated).await;
+    until_named(&store, "two").await;
+    let (mut asleep, mut reader) = (one.daemon.wal().await, one.daemon.wal().await);
+    one.daemon.signal(Signal::STOP);
+    two.takes("1", v1::Durability::Durable).await;
+    // These reach the old owner the moment it wakes. It has no lease any more.
+    let late = request("lost", v1::Durability::Durable);
+    let late = tokio::spawn(async move { asleep.append(late).await });
+    let tail = v1::GetTailRequest {
+        log: "a".to_owned(),
+        ..v1::GetTailRequest::default()
+    };
+    let stale = tokio::spawn(async move { reader.get_tail(tail).await });
+    one.daemon.signal(Signal::CONT);
+    let late = late.await.unwrap().unwrap_err();
+    assert!(is_refusal(&late), "{late:?}");
+    let stale = stale.await.unwrap().unwrap_err();
+    assert!(is_refusal(&stale), "{stale:?}");
+    // It begins again, in the same process, as a stand-by.
+    one.daemon.wait_for_log("wald is standing by");
+    until_named(&store, "one").await;
+    assert_eq!(payloads(&mut two.daemon.wal().await).await, numbered(2));
+}
+
+#[tokio::test]
+async fn new_nodes_that_start_together_make_one_store() {
+    let store = Store::start();
+    let names = ["one", "two", "three"];
+    let starts = names.map(|name| {
+        let directory = private_directory();
+        let path = directory.path().to_owned();
+        let arguments = arguments(&store, name, &["--stand-by", "--lease-ttl", "2s"]);
+        let started = std::thread::spawn(move || {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            Daemon::start_with(&path, &arguments, &CREDENTIALS)
+        });
+        (directory, started)
+    });
+    let nodes = starts.map(|(directory, started)| Node {
+        daemon: started.join().unwrap(),
+        directory,
+    });
+    let serving = nodes
+        .iter()
+        .filter(|node| node.daemon.start["message"] == "wald is serving");
+    assert_eq!(serving.count(), 1);
+    let begun = Instant::now();
+    while owner(&store)["stand_bys"]
+        .as_array()
+        .is_none_or(|names| names.len() < 2)
+    {
+        assert!(begun.elapsed() < PATIENCE, "{}", owner(&store));
+        tokio::time::sleep(TTL / 100).await;
+    }
+}
