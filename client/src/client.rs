@@ -6,45 +6,46 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
-use tonic_health::pb::health_client::HealthClient;
 use wald_proto::v1::Reason;
-use wald_proto::v1::cursor_service_client::CursorServiceClient;
-use wald_proto::v1::log_service_client::LogServiceClient;
-use wald_proto::v1::ops_service_client::OpsServiceClient;
-use wald_proto::v1::wal_service_client::WalServiceClient;
 
-use crate::connect::{LastTlsProblem, ServerConnector};
 use crate::dialer::Dialer;
 use crate::endpoint;
-use crate::error::{Error, ErrorKind, Outcome, not_connected};
-use crate::retry::{Repeat, RetryPolicy};
+use crate::error::{Error, ErrorKind, Outcome};
+use crate::nodes::{ClientNode, ClientNodes, NextNode};
+use crate::retry::{FailedAttempts, Repeat, RetryPolicy};
 use crate::tls::{TlsFailure, TlsOptions, TlsProblem, TlsSettings};
-use crate::token::{
-    CallChannel, CallHeaders, CallerStep, HiddenToken, TokenOption, TokenSource, is_loopback,
-};
+use crate::token::{CallHeaders, CallerStep, HiddenToken, TokenOption, TokenSource};
+use crate::transport::NodeTransport;
 
 /// Deadline of calls that name none.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Answers stay below 1 MiB unless one record alone is larger; the server's limit on
-/// records can be raised, so leave room.
-const MAX_ANSWER_BYTES: usize = 64 << 20;
-
-/// A client of one Wald server. Cheap to clone; clones share one connection, which is made
-/// again when it breaks.
+/// A client of one Wald server, or of several that share a store. Cheap to clone; clones share
+/// one connection, which is made again when it breaks.
 ///
 /// **The client repeats automatically**, within [`RetryPolicy`] and the deadline of the call:
 /// reads, after any passing failure; appends, when the server or the transport reports that
 /// nothing was applied; appends with an expected lsn (or producer), also when the connection
 /// broke underway, because they cannot be applied twice. A plain append whose connection broke
 /// is *not* repeated: its [`Error::outcome`] is unknown.
+///
+/// **Several servers.** An endpoint may name several servers with commas, such as
+/// `https://a,https://b`. One of them owns the store. The client talks to one server at a time,
+/// and goes on to another one before it repeats a call:
+///
+/// - MOVED with an `owner`: to the owner, in the list or not, at once;
+/// - MOVED without one, no connection, UNAVAILABLE from in between, STARTING, DRAINING: to the next
+///   server of the list, after the usual pause.
+///
+/// The client uses TLS with an owner as with every server: its certificate must name its host,
+/// unless [`TlsOptions::server_name`] gives another name. Token and client certificate go to the
+/// owner, too.
 #[derive(Debug, Clone)]
 pub struct Client {
-    channel: CallChannel,
+    nodes: Arc<ClientNodes>,
     token: Option<Arc<TokenSource>>,
-    last_failure: Arc<LastTlsProblem>,
     settings: Arc<ClientBuilder>,
 }
 
@@ -64,16 +65,14 @@ pub struct ClientBuilder {
     step: Option<CallerStep>,
 }
 
-/// The connection of a client, not made yet or lazily.
-struct ServerTransport {
-    endpoint: Endpoint,
-    connector: ServerConnector,
-    last_failure: Arc<LastTlsProblem>,
-    token: Option<Arc<TokenSource>>,
-}
-
 impl ClientBuilder {
-    /// Time to make a connection. Default: 5 s.
+    /// The endpoint, instead of the one given before.
+    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.endpoint = endpoint.into();
+        self
+    }
+
+    /// Time to make a connection to one server. Default: 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -148,7 +147,8 @@ impl ClientBuilder {
 
     /// Settings from the environment. An empty variable counts as absent.
     ///
-    /// - `WALD_ENDPOINT`: default [`DEFAULT_ENDPOINT`](crate::DEFAULT_ENDPOINT).
+    /// - `WALD_ENDPOINT`: one server, or several with commas. Default:
+    ///   [`DEFAULT_ENDPOINT`](crate::DEFAULT_ENDPOINT).
     /// - `WALD_TLS_CA`, `WALD_TLS_CERT` and `WALD_TLS_KEY`, `WALD_TLS_SERVER_NAME`: as in [`TlsOptions`].
     /// - `WALD_TOKEN_FILE`, or else `WALD_TOKEN`: as [`token_file`](Self::token_file),
     ///   [`token`](Self::token).
@@ -189,6 +189,7 @@ impl ClientBuilder {
 
     /// A client over a channel of the caller's own, such as one with a proxy or other middleware. The
     /// settings of connections and of TLS do not count then; the endpoint only names the server in errors.
+    /// The client never leaves the channel: it repeats a call after MOVED there, after the usual pause.
     ///
     /// # Errors
     /// [`ErrorKind::Token`]: whether the channel is encrypted is not known, so that a token also
@@ -200,41 +201,33 @@ impl ClientBuilder {
                 .to_owned();
             return Err(Error::new(ErrorKind::Token { detail }));
         }
-        let token = self.token.as_ref().map(TokenSource::new).transpose()?;
-        Ok(self.client(channel, Arc::default(), token.map(Arc::new)))
+        let headers = self.headers()?;
+        let token = headers.token.clone();
+        let node = ClientNode::new(self.endpoint.clone(), channel, headers, Arc::default());
+        Ok(self.client(ClientNodes::only(Arc::new(node)), token))
     }
 
-    fn client(
-        self,
-        channel: Channel,
-        last_failure: Arc<LastTlsProblem>,
-        token: Option<Arc<TokenSource>>,
-    ) -> Client {
-        let headers = CallHeaders {
-            token: token.clone(),
-            step: self.step.clone(),
-        };
+    fn client(self, nodes: ClientNodes, token: Option<Arc<TokenSource>>) -> Client {
         Client {
-            channel: CallChannel::new(channel, headers),
+            nodes: Arc::new(nodes),
             token,
-            last_failure,
             settings: Arc::new(self),
         }
     }
 
-    /// Connects now. A server that requires a client certificate refuses a wrong one at the first
-    /// call, because TLS 1.3 ends the client's handshake before.
+    /// Connects now: to the first server of a list that accepts a connection. A server that requires a
+    /// client certificate refuses a wrong one at the first call, because TLS 1.3 ends the client's
+    /// handshake before.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Token`], [`ErrorKind::Connect`].
-    pub async fn connect(mut self) -> Result<Client, Error> {
-        let transport = self.transport()?;
-        let channel = transport
-            .endpoint
-            .connect_with_connector(transport.connector)
-            .await
-            .map_err(|error| Error::new(not_connected(&error, &self.endpoint)))?;
-        Ok(self.client(channel, transport.last_failure, transport.token))
+    /// Without a connection to any server of a list: the failure of the last one.
+    pub async fn connect(self) -> Result<Client, Error> {
+        let (endpoints, transport) = self.transport()?;
+        let token = transport.headers.token.clone();
+        let mut nodes = ClientNodes::new(&endpoints, transport)?;
+        nodes.connect().await?;
+        Ok(self.client(nodes, token))
     }
 
     /// Connects with the first call. Must be called within a tokio runtime. Files of TLS and of the token
@@ -242,101 +235,80 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Token`].
-    pub fn connect_lazy(mut self) -> Result<Client, Error> {
-        let transport = self.transport()?;
-        let channel = transport
-            .endpoint
-            .connect_with_connector_lazy(transport.connector);
-        Ok(self.client(channel, transport.last_failure, transport.token))
+    pub fn connect_lazy(self) -> Result<Client, Error> {
+        let (endpoints, transport) = self.transport()?;
+        let token = transport.headers.token.clone();
+        Ok(self.client(ClientNodes::new(&endpoints, transport)?, token))
     }
 
-    /// These settings for connections without a client on top. Files of TLS and of the token are read
-    /// now.
+    /// These settings for connections to one server without a client on top. Files of TLS and of the
+    /// token are read now.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Token`].
-    pub fn dialer(mut self) -> Result<Dialer, Error> {
-        let transport = self.transport()?;
+    /// [`ErrorKind::InvalidEndpoint`], also for several servers, [`ErrorKind::Tls`],
+    /// [`ErrorKind::Token`].
+    pub fn dialer(self) -> Result<Dialer, Error> {
+        let (endpoints, transport) = self.transport()?;
+        let [endpoint] = endpoints.as_slice() else {
+            return Err(self.invalid(": bare connections go to one server"));
+        };
+        let server = transport.server(endpoint)?;
         Ok(Dialer {
-            endpoint: self.endpoint,
-            address: transport.endpoint.uri().clone(),
-            connector: transport.connector,
-            token: transport.token,
+            address: server.endpoint.uri().clone(),
+            endpoint: server.text,
+            connector: server.connector,
+            token: transport.headers.token,
         })
     }
 
-    fn transport(&mut self) -> Result<ServerTransport, Error> {
-        let complete = endpoint::complete(&self.endpoint).map_err(Error::new)?;
-        self.endpoint = complete.text;
-        let invalid = |why| {
-            Error::new(ErrorKind::InvalidEndpoint {
-                endpoint: self.endpoint.clone(),
-                why,
-            })
-        };
-        let files = match (complete.tls, &self.tls) {
+    fn invalid(&self, why: &'static str) -> Error {
+        Error::new(ErrorKind::InvalidEndpoint {
+            endpoint: self.endpoint.clone(),
+            why,
+        })
+    }
+
+    fn headers(&self) -> Result<CallHeaders, Error> {
+        let token = self.token.as_ref().map(TokenSource::new).transpose()?;
+        Ok(CallHeaders {
+            token: token.map(Arc::new),
+            step: self.step.clone(),
+        })
+    }
+
+    /// The endpoints of the servers, at least one, and the settings to reach them.
+    fn transport(&self) -> Result<(Vec<String>, NodeTransport), Error> {
+        let endpoints = endpoint::complete_endpoints(&self.endpoint)?;
+        // All have one scheme.
+        let secure = endpoints.iter().all(|text| text.starts_with("https://"));
+        let tls = match (secure, &self.tls) {
             (false, None) => None,
             (false, Some(_)) => {
-                return Err(invalid(
-                    ": with settings of TLS it must begin with https://",
-                ));
+                let why = ": with settings of TLS it must begin with https://";
+                return Err(self.invalid(why));
             }
-            (true, options) => Some(
-                TlsSettings::new(options.clone().unwrap_or_default(), &complete.host)
-                    .map_err(|problem| Error::of_tls(problem, &self.endpoint))?,
-            ),
+            (true, options) => {
+                let files = TlsSettings::new(options.clone().unwrap_or_default());
+                let files = files.map_err(|problem| Error::of_tls(problem, &self.endpoint))?;
+                Some(Arc::new(files))
+            }
         };
-        let token = self.token.as_ref().map(TokenSource::new).transpose()?;
-        if token.is_some()
-            && !complete.tls
-            && !self.allow_insecure_token
-            && !is_loopback(&complete.host)
-        {
-            let detail = format!(
-                "a token must not cross plaintext to {}: use https://, or allow_insecure_token",
-                self.endpoint
-            );
-            return Err(Error::new(ErrorKind::Token { detail }));
-        }
-        let last_failure = Arc::new(LastTlsProblem::default());
-        let connector =
-            ServerConnector::new(files, self.connect_timeout, Arc::clone(&last_failure));
-        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| invalid(""))?;
-        // tonic refuses https without its own TLS if another crate turns that on. The connector
-        // ignores the scheme; calls carry the scheme of the origin.
-        let origin = endpoint.uri().clone();
-        let plain = format!(
-            "http://{}",
-            origin
-                .authority()
-                .map_or("", |authority| authority.as_str())
-        );
-        let endpoint = Endpoint::from_shared(plain).map_err(|_| invalid(""))?;
-        let endpoint = endpoint
-            .origin(origin)
-            .connect_timeout(self.connect_timeout)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(self.keepalive_interval)
-            .keep_alive_timeout(self.keepalive_timeout)
-            .keep_alive_while_idle(true)
-            // A scan's messages are up to 1 MiB: a few must be underway for full speed,
-            // and one slow stream must not hold up the others of the connection.
-            .initial_stream_window_size(4 << 20)
-            .initial_connection_window_size(16 << 20)
-            .user_agent(concat!("wald-client/", env!("CARGO_PKG_VERSION")))
-            .map_err(|_| invalid(""))?;
-        Ok(ServerTransport {
-            endpoint,
-            connector,
-            last_failure,
-            token: token.map(Arc::new),
-        })
+        let transport = NodeTransport {
+            tls,
+            headers: self.headers()?,
+            allow_insecure_token: self.allow_insecure_token,
+            connect_timeout: self.connect_timeout,
+            keepalive_interval: self.keepalive_interval,
+            keepalive_timeout: self.keepalive_timeout,
+        };
+        Ok((endpoints, transport))
     }
 }
 
 impl Client {
     /// Connects to a server, such as [`DEFAULT_ENDPOINT`](crate::DEFAULT_ENDPOINT) or
     /// `localhost`, with default settings. The port is 6925 unless the endpoint names another.
+    /// Several servers that share a store have commas between them.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidEndpoint`], [`ErrorKind::Tls`], [`ErrorKind::Connect`].
@@ -344,7 +316,7 @@ impl Client {
         Self::builder(endpoint).connect().await
     }
 
-    /// Settings for a connection to a server.
+    /// Settings for connections to a server, or to several with commas between them.
     pub fn builder(endpoint: impl Into<String>) -> ClientBuilder {
         ClientBuilder {
             endpoint: endpoint.into(),
@@ -370,29 +342,44 @@ impl Client {
         ClientBuilder::from_env()?.connect().await
     }
 
-    /// The endpoint of the server, with scheme and port.
-    pub fn endpoint(&self) -> &str {
-        &self.settings.endpoint
+    /// The endpoint of the current server, with scheme and port.
+    pub fn endpoint(&self) -> String {
+        self.node().endpoint().to_owned()
     }
 
-    pub(crate) fn wal(&self) -> WalServiceClient<CallChannel> {
-        WalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    /// The last failure of TLS with the current server, unless it has answered since. Calls repeat such
+    /// failures silently within their deadline.
+    pub fn tls_failure(&self) -> Option<Error> {
+        self.node().tls_failure()
     }
 
-    pub(crate) fn log_service(&self) -> LogServiceClient<CallChannel> {
-        LogServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    /// The current server. Each attempt takes it once.
+    pub(crate) fn node(&self) -> Arc<ClientNode> {
+        self.nodes.current()
     }
 
-    pub(crate) fn cursor_service(&self) -> CursorServiceClient<CallChannel> {
-        CursorServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    /// This client for calls that mean one server, not the store: it stays at the current one.
+    pub(crate) fn pinned(&self) -> Self {
+        Self {
+            nodes: Arc::new(ClientNodes::only(self.node())),
+            ..self.clone()
+        }
     }
 
-    pub(crate) fn ops(&self) -> OpsServiceClient<CallChannel> {
-        OpsServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+    /// Takes note of an attempt that failed, and maybe goes on to another server.
+    pub(crate) fn leave(&self, node: &Arc<ClientNode>, error: &Error) -> NextNode {
+        self.nodes.leave(node, error)
     }
 
-    pub(crate) fn health_service(&self) -> HealthClient<CallChannel> {
-        HealthClient::new(self.channel.clone())
+    /// Takes note of an attempt that failed. Returns the pause before the next one.
+    pub(crate) fn pause_after(
+        &self,
+        node: &Arc<ClientNode>,
+        error: &Error,
+        failures: &mut FailedAttempts,
+    ) -> Duration {
+        let next = self.leave(node, error);
+        failures.pause(&self.settings.retry, error, next)
     }
 
     pub(crate) fn default_timeout(&self) -> Duration {
@@ -405,35 +392,6 @@ impl Client {
 
     pub(crate) fn retry_policy(&self) -> &RetryPolicy {
         &self.settings.retry
-    }
-
-    pub(crate) fn error(&self, status: &Status, deadline: Duration) -> Error {
-        let endpoint = &self.settings.endpoint;
-        let error = Error::from_status(status, endpoint, deadline);
-        let problem = match error.kind() {
-            // The server refused the connection before its first byte of HTTP/2: it saw no call.
-            ErrorKind::ConnectionLost(text) => self.last_failure.with_text(text),
-            ErrorKind::NotSent(_) => self.last_failure.recent(),
-            _ => None,
-        };
-        match problem {
-            Some(problem) => Error::of_tls(problem, endpoint),
-            None => error,
-        }
-    }
-
-    /// The last failure of TLS, unless a server has answered since. Calls repeat such failures
-    /// silently within their deadline.
-    pub fn tls_failure(&self) -> Option<Error> {
-        let problem = self.last_failure.get()?;
-        Some(Error::of_tls(problem, &self.settings.endpoint))
-    }
-
-    pub(crate) fn timed_out(&self, after: Duration) -> Error {
-        Error::new(ErrorKind::Timeout {
-            endpoint: self.settings.endpoint.clone(),
-            after,
-        })
     }
 
     /// A request that carries the token, and the token.
@@ -479,25 +437,25 @@ impl Client {
     ) -> Result<A, Error>
     where
         Q: Clone,
-        F: Fn(Request<Q>) -> S,
+        F: Fn(&ClientNode, Request<Q>) -> S,
         S: Future<Output = Result<Response<A>, Status>>,
     {
         let deadline = Instant::now() + timeout;
-        let mut failures = 0;
+        let mut failures = FailedAttempts::default();
         let mut unknown = false;
         loop {
+            let node = self.node();
             let (mut attempt, used) = self.request(request.clone());
             // The server must not write a request that no caller waits for any more.
             attempt.set_timeout(deadline.saturating_duration_since(Instant::now()));
-            let error = match tokio::time::timeout_at(deadline, send(attempt)).await {
+            let error = match tokio::time::timeout_at(deadline, send(&node, attempt)).await {
                 Ok(Ok(answer)) => return Ok(answer.into_inner()),
-                Ok(Err(status)) => self.error(&status, timeout),
-                Err(_) => self.timed_out(timeout),
+                Ok(Err(status)) => node.error(&status, timeout),
+                Err(_) => node.timed_out(timeout),
             };
-            failures += 1;
-            let pause = self.settings.retry.pause(failures, &error);
+            let pause = self.pause_after(&node, &error, &mut failures);
             let last = !self.allows(repeat, &error, used.as_ref(), false)
-                || failures >= self.settings.retry.max_attempts
+                || failures.count >= self.settings.retry.max_attempts
                 || Instant::now() + pause >= deadline;
             if last {
                 return Err(match (repeat, unknown) {
@@ -507,6 +465,32 @@ impl Client {
                 });
             }
             unknown |= error.outcome() == Outcome::Unknown;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Opens a stream of answers that writes nothing and is never repeated. As long as no server has
+    /// opened it, each server of the list is asked once, and an owner that one of them names.
+    pub(crate) async fn open<A, F, S>(&self, send: F) -> Result<(Arc<ClientNode>, A), Error>
+    where
+        F: Fn(Arc<ClientNode>) -> S,
+        S: Future<Output = Result<Response<A>, Error>>,
+    {
+        let mut failures = FailedAttempts::default();
+        loop {
+            let node = self.node();
+            let error = match send(Arc::clone(&node)).await {
+                Ok(answer) => return Ok((node, answer.into_inner())),
+                Err(error) => error,
+            };
+            let pause = self.pause_after(&node, &error, &mut failures);
+            let asked = failures.count as usize;
+            let last = asked > self.nodes.count()
+                || failures.count >= self.settings.retry.max_attempts
+                || Arc::ptr_eq(&node, &self.node());
+            if last {
+                return Err(error);
+            }
             tokio::time::sleep(pause).await;
         }
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -21,7 +22,7 @@ use tonic::transport::Uri;
 
 use crate::tls::{TlsProblem, TlsSettings};
 
-/// Minimum time between two connections after a TLS failure, over all calls of a client.
+/// Minimum time between two connections to a server after a TLS failure, over all calls of a client.
 pub(crate) const TLS_PAUSE: Duration = Duration::from_secs(1);
 
 /// First byte of a TLS record with an alert. The first frame of an HTTP/2 server begins with 0.
@@ -37,7 +38,7 @@ fn wants_tls(bytes: &[u8]) -> bool {
         || (bytes.starts_with(b"HTTP/1.") && WANTS_TLS.into_iter().any(says))
 }
 
-/// The last TLS failure of a client; `None` once a server has answered.
+/// The last TLS failure with a server; `None` once the server has answered.
 #[derive(Debug, Default)]
 pub(crate) struct LastTlsProblem(Mutex<Option<(Instant, TlsProblem)>>);
 
@@ -67,18 +68,18 @@ impl LastTlsProblem {
     }
 }
 
-/// Makes the connections of a client.
+/// Makes the connections of a client to one server.
 #[derive(Clone)]
 pub(crate) struct ServerConnector {
     http: HttpConnector,
-    tls: Option<Arc<TlsSettings>>,
+    tls: Option<(Arc<TlsSettings>, ServerName<'static>)>,
     last: Arc<LastTlsProblem>,
 }
 
 impl ServerConnector {
-    /// `tls`: none = plaintext.
+    /// `tls`: the settings, and the name that the certificate must have; none = plaintext.
     pub(crate) fn new(
-        tls: Option<TlsSettings>,
+        tls: Option<(Arc<TlsSettings>, ServerName<'static>)>,
         connect_timeout: Duration,
         last: Arc<LastTlsProblem>,
     ) -> Self {
@@ -86,11 +87,7 @@ impl ServerConnector {
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(connect_timeout));
-        Self {
-            http,
-            tls: tls.map(Arc::new),
-            last,
-        }
+        Self { http, tls, last }
     }
 }
 
@@ -113,7 +110,7 @@ impl Service<Uri> for ServerConnector {
             let socket = connecting.await?.into_inner();
             let transport = match tls {
                 None => ServerSocket::Plain(socket),
-                Some(tls) => match secured(socket, tls).await {
+                Some((tls, name)) => match secured(socket, tls, name).await {
                     Ok(stream) => ServerSocket::Tls(Box::new(stream)),
                     Err(problem) => {
                         last.set(&problem);
@@ -134,16 +131,15 @@ impl Service<Uri> for ServerConnector {
 async fn secured(
     socket: TcpStream,
     tls: Arc<TlsSettings>,
+    name: ServerName<'static>,
 ) -> Result<TlsStream<TcpStream>, TlsProblem> {
-    let name = tls.name().clone();
-    let files = Arc::clone(&tls);
-    let config = tokio::task::spawn_blocking(move || files.current())
+    let config = tokio::task::spawn_blocking(move || tls.current())
         .await
         .map_err(|error| TlsProblem::new(crate::TlsFailure::Settings, error.to_string()))?;
     let stream = TlsConnector::from(config)
-        .connect(name, socket)
+        .connect(name.clone(), socket)
         .await
-        .map_err(|error| TlsProblem::of_handshake(&error, tls.name()))?;
+        .map_err(|error| TlsProblem::of_handshake(&error, &name))?;
     match stream.get_ref().1.alpn_protocol() {
         Some(b"h2") => Ok(stream),
         _ => Err(TlsProblem::no_http2()),

@@ -1,4 +1,4 @@
-//! Endpoints: `HOST`, `HOST:PORT`, `http://HOST:PORT` and `https://HOST:PORT`.
+//! Endpoints: `HOST`, `HOST:PORT`, `http://HOST:PORT` and `https://HOST:PORT`, or several with commas.
 
 use tonic::transport::Uri;
 
@@ -65,13 +65,33 @@ pub(crate) fn complete(endpoint: &str) -> Result<CompleteEndpoint, ErrorKind> {
     }
 }
 
-/// An endpoint with scheme and port, as a [`Client`](crate::Client) uses it.
+/// The servers that an endpoint names, each with scheme and port, as a [`Client`](crate::Client)
+/// uses them. There is at least one.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidEndpoint`].
-pub fn complete_endpoint(endpoint: &str) -> Result<String, Error> {
-    let complete = complete(endpoint).map_err(Error::new)?;
-    Ok(complete.text)
+/// [`ErrorKind::InvalidEndpoint`], which names the part that is wrong.
+pub fn complete_endpoints(endpoint: &str) -> Result<Vec<String>, Error> {
+    let invalid = |part: &str, why| {
+        Error::new(ErrorKind::InvalidEndpoint {
+            endpoint: without_user(part),
+            why,
+        })
+    };
+    let mut tls = None;
+    endpoint
+        .split(',')
+        .map(|part| {
+            if part.is_empty() && !endpoint.is_empty() {
+                return Err(invalid(endpoint, ": one part of the list is empty"));
+            }
+            let complete = complete(part).map_err(Error::new)?;
+            if *tls.get_or_insert(complete.tls) != complete.tls {
+                let why = ": it needs the scheme of the first server of the list";
+                return Err(invalid(part, why));
+            }
+            Ok(complete.text)
+        })
+        .collect()
 }
 
 /// The endpoint as a message may show it: without a password.
@@ -117,6 +137,35 @@ mod tests {
         ] {
             let error = complete(given).err().unwrap().to_string();
             assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_part_of_a_list_is_completed_like_one_endpoint() {
+        let all = complete_endpoints("https://a,https://[::1]:80").unwrap();
+        assert_eq!(all, ["https://a:6925", "https://[::1]:80"]);
+        assert_eq!(
+            complete_endpoints("a:7,b").unwrap(),
+            ["http://a:7", "http://b:6925"]
+        );
+    }
+
+    #[test]
+    fn list_with_a_wrong_part_is_refused_and_the_part_named() {
+        for (given, part, why) in [
+            ("a,b:0,c", "`b:0`", "1 to 65535"),
+            ("a, b", "` b`", "is not an endpoint"),
+            ("a,,b", "`a,,b`", "one part of the list is empty"),
+            ("a,", "`a,`", "one part of the list is empty"),
+            ("https://a,b", "`b`", "scheme of the first"),
+            ("a,https://b", "`https://b`", "scheme of the first"),
+            ("a,me:secret@b", "`...@b`", "user name"),
+            ("me:secret@a,,", "`...@a`", "user name"),
+            ("a,,me:secret@b", "`...@b`", "is empty"),
+        ] {
+            let error = complete_endpoints(given).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains(why), "{error}");
+            assert!(!error.contains("secret"), "{error}");
         }
     }
 

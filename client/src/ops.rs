@@ -1,5 +1,6 @@
 //! State of logs, barriers, administration, health: the calls without a builder.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost_types::FieldMask;
@@ -11,6 +12,7 @@ use wald_proto::v1::{SyncTarget, Visibility};
 use crate::client::Client;
 use crate::error::Error;
 use crate::lsn::Lsn;
+use crate::nodes::ClientNode;
 use crate::retry::Repeat;
 
 /// State of a log.
@@ -65,6 +67,7 @@ pub struct SegmentPage {
 #[derive(Debug)]
 pub struct BackupStream {
     client: Client,
+    node: Arc<ClientNode>,
     parts: tonic::Streaming<v1::BackupResponse>,
 }
 
@@ -81,7 +84,11 @@ impl BackupStream {
                 Some(part) => Ok(Some(part)),
                 None => Err(Error::contract("BackupResponse.part")),
             },
-            Err(status) => Err(self.client.error(&status, silence)),
+            Err(status) => {
+                let error = self.node.error(&status, silence);
+                self.client.leave(&self.node, &error);
+                Err(error)
+            }
         }
     }
 }
@@ -109,13 +116,11 @@ macro_rules! call {
         )
     };
     ($client:expr, $stub:ident . $method:ident, $repeat:expr, $request:expr, $timeout:expr) => {{
-        let stub = $client.$stub();
-        $client
-            .call($request, $repeat, $timeout, |request| {
-                let mut stub = stub.clone();
-                async move { stub.$method(request).await }
-            })
-            .await
+        let send = |node: &crate::nodes::ClientNode, request| {
+            let mut stub = node.$stub();
+            async move { stub.$method(request).await }
+        };
+        $client.call($request, $repeat, $timeout, send).await
     }};
 }
 
@@ -137,13 +142,20 @@ impl Client {
             known_digests,
             max_bytes_per_second,
         };
-        match self.ops().backup(request).await {
-            Ok(parts) => Ok(BackupStream {
-                client: self.clone(),
-                parts: parts.into_inner(),
-            }),
-            Err(status) => Err(self.error(&status, self.default_timeout())),
-        }
+        let timeout = self.default_timeout();
+        let opened = self.open(|node| {
+            let request = request.clone();
+            async move {
+                let opened = node.ops().backup(request).await;
+                opened.map_err(|status| node.error(&status, timeout))
+            }
+        });
+        let (node, parts) = opened.await?;
+        Ok(BackupStream {
+            client: self.clone(),
+            node,
+            parts,
+        })
     }
 
     /// Returns the state of a log. With a `log_id`, only if it is that log.
@@ -426,7 +438,7 @@ impl Client {
         })
     }
 
-    /// Ends the server as SIGTERM does. The server turns not ready, accepts calls for `delay` (None:
+    /// Ends the current server as SIGTERM does. The server turns not ready, accepts calls for `delay` (None:
     /// its setting `drain_delay`), finishes accepted calls, flushes, and ends. Returns as soon as the
     /// server drains: true if it was draining already.
     ///
@@ -442,7 +454,9 @@ impl Client {
                 })
             }),
         };
-        let answer = call!(self, ops.drain, Repeat::Harmless, request)?;
+        // A repeat at another server would end that one, too.
+        let here = self.pinned();
+        let answer = call!(here, ops.drain, Repeat::Harmless, request)?;
         Ok(answer.already_draining)
     }
 

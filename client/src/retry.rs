@@ -7,6 +7,7 @@ use std::time::Duration;
 use wald_proto::v1::Reason;
 
 use crate::error::{Error, Retry};
+use crate::nodes::NextNode;
 
 /// Number and pace of repeats of a call, within its deadline.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +49,33 @@ impl RetryPolicy {
 fn jitter() -> f64 {
     let bits = RandomState::new().build_hasher().finish();
     f64::from(u32::try_from(bits >> 32).unwrap_or_default()) / f64::from(u32::MAX)
+}
+
+/// Failed attempts in a row of a call, a producer or a scan.
+#[derive(Debug, Default)]
+pub(crate) struct FailedAttempts {
+    pub(crate) count: u32,
+    /// Whether no pause came after the last one.
+    at_once: bool,
+}
+
+impl FailedAttempts {
+    /// Counts a failed attempt. Returns the pause before the next one, which goes to `next`: none
+    /// if a server named the owner. Of two attempts in a row only one has no pause, because two
+    /// servers may name each other.
+    pub(crate) fn pause(
+        &mut self,
+        policy: &RetryPolicy,
+        error: &Error,
+        next: NextNode,
+    ) -> Duration {
+        self.count += 1;
+        self.at_once = next == NextNode::Owner && !self.at_once;
+        match self.at_once {
+            true => Duration::ZERO,
+            false => policy.pause(self.count, error),
+        }
+    }
 }
 
 /// Effect of a request that is applied twice.

@@ -13,6 +13,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,8 @@ use wald_proto::v1::{self, Reason};
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::retry::Repeat;
+use crate::nodes::{ClientNode, NextNode};
+use crate::retry::{FailedAttempts, Repeat};
 use crate::scan::{Cursor, Scan, ScanEvent, events};
 use crate::token::HiddenToken;
 
@@ -47,11 +49,12 @@ impl ScanStream {
             },
             client: scan.client,
             request: scan.request,
+            node: None,
             connection: None,
             queue: VecDeque::new(),
             place: NextStart::Start,
             begun: false,
-            failures: 0,
+            failures: FailedAttempts::default(),
             failing_since: None,
             pause: Duration::ZERO,
             used: None,
@@ -112,13 +115,15 @@ struct Underway {
     request: v1::ScanRequest,
     /// Records still to deliver, if bounded.
     remaining: Option<u64>,
+    /// The server of the last connection, or of the attempt to make one.
+    node: Option<Arc<ClientNode>>,
     connection: Option<Streaming<v1::ScanResponse>>,
     queue: VecDeque<ScanEvent>,
     place: NextStart,
     /// Whether the server has taken the scan once.
     begun: bool,
     /// Failures since the last message.
-    failures: u32,
+    failures: FailedAttempts,
     /// Begin of the first failed attempt, or of the one under way.
     failing_since: Option<Instant>,
     pause: Duration,
@@ -136,9 +141,9 @@ impl Underway {
             if self.ended {
                 return None;
             }
-            let step = match self.connection.take() {
-                None => self.open().await,
-                Some(connection) => self.receive(connection).await,
+            let step = match (self.connection.take(), self.node.clone()) {
+                (Some(connection), Some(node)) => self.receive(connection, &node).await,
+                _ => self.open().await,
             };
             if let Err(error) = step
                 && let Err(error) = self.survive(error)
@@ -152,9 +157,13 @@ impl Underway {
     async fn open(&mut self) -> Result<(), Error> {
         self.failing_since.get_or_insert_with(Instant::now);
         tokio::time::sleep(std::mem::take(&mut self.pause)).await;
+        // The call that pins the start leaves servers by itself.
+        self.node = None;
         self.pin_tail_offset().await?;
         let timeout = self.client.silence_timeout();
-        let mut wal = self.client.wal();
+        let node = self.client.node();
+        self.node = Some(Arc::clone(&node));
+        let mut wal = node.wal();
         let (request, used) = self.client.request(self.request.clone());
         self.used = used;
         let opened = tokio::time::timeout(timeout, wal.scan(request)).await;
@@ -170,8 +179,8 @@ impl Underway {
                 }
                 Ok(())
             }
-            Ok(Err(status)) => Err(self.client.error(&status, timeout)),
-            Err(_) => Err(self.client.timed_out(timeout)),
+            Ok(Err(status)) => Err(node.error(&status, timeout)),
+            Err(_) => Err(node.timed_out(timeout)),
         }
     }
 
@@ -203,13 +212,17 @@ impl Underway {
         Ok(())
     }
 
-    async fn receive(&mut self, mut connection: Streaming<v1::ScanResponse>) -> Result<(), Error> {
+    async fn receive(
+        &mut self,
+        mut connection: Streaming<v1::ScanResponse>,
+        node: &ClientNode,
+    ) -> Result<(), Error> {
         let timeout = self.client.silence_timeout();
         let message = match tokio::time::timeout(timeout, connection.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return self.end(),
-            Ok(Err(status)) => return Err(self.client.error(&status, timeout)),
-            Err(_) => return Err(self.client.timed_out(timeout)),
+            Ok(Err(status)) => return Err(node.error(&status, timeout)),
+            Err(_) => return Err(node.timed_out(timeout)),
         };
         let cursor = message.cursor.clone();
         let (events, count) = events(message)?;
@@ -226,7 +239,7 @@ impl Underway {
             // Asked again it would be 0, which is: without bound.
             self.ended = *remaining == 0;
         }
-        self.failures = 0;
+        self.failures = FailedAttempts::default();
         self.failing_since = None;
         self.connection = Some(connection);
         Ok(())
@@ -245,13 +258,16 @@ impl Underway {
 
     /// Prepares the next connection, if there can be one.
     fn survive(&mut self, error: Error) -> Result<(), Error> {
-        self.failures += 1;
         let policy = self.client.retry_policy();
+        let next = match &self.node {
+            Some(node) => self.client.leave(node, &error),
+            None => NextNode::Same,
+        };
         // A follow that has begun has no end to its patience; the caller may have.
         let patient = self.request.follow && self.begun;
-        let pause = policy.pause(self.failures, &error);
+        let pause = self.failures.pause(policy, &error, next);
         let since = *self.failing_since.get_or_insert_with(Instant::now);
-        let tired = self.failures >= policy.max_attempts
+        let tired = self.failures.count >= policy.max_attempts
             || since.elapsed() + pause >= self.client.default_timeout();
         let tired = tired && !patient;
         let allowed = self

@@ -1,15 +1,19 @@
 //! Verifying the store of a running server.
 
+use std::sync::Arc;
+
 use tonic::Streaming;
 use wald_proto::v1;
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::nodes::ClientNode;
 
 /// A verification under way. Dropping it ends it.
 #[derive(Debug)]
 pub struct VerifyStream {
     client: Client,
+    node: Arc<ClientNode>,
     answers: Streaming<v1::VerifyResponse>,
     done: bool,
 }
@@ -31,16 +35,20 @@ impl Client {
             max_bytes_per_second,
         };
         let timeout = self.silence_timeout();
-        let mut ops = self.ops();
-        match tokio::time::timeout(timeout, ops.verify(request)).await {
-            Ok(Ok(answer)) => Ok(VerifyStream {
-                client: self.clone(),
-                answers: answer.into_inner(),
-                done: false,
-            }),
-            Ok(Err(status)) => Err(self.error(&status, timeout)),
-            Err(_) => Err(self.timed_out(timeout)),
-        }
+        let opened = self.open(|node| async move {
+            let mut ops = node.ops();
+            match tokio::time::timeout(timeout, ops.verify(request)).await {
+                Ok(opened) => opened.map_err(|status| node.error(&status, timeout)),
+                Err(_) => Err(node.timed_out(timeout)),
+            }
+        });
+        let (node, answers) = opened.await?;
+        Ok(VerifyStream {
+            client: self.clone(),
+            node,
+            answers,
+            done: false,
+        })
     }
 }
 
@@ -61,8 +69,12 @@ impl VerifyStream {
                 Ok(Some(answer))
             }
             Ok(Ok(None)) => Err(Error::contract("VerifyResponse.done")),
-            Ok(Err(status)) => Err(self.client.error(&status, timeout)),
-            Err(_) => Err(self.client.timed_out(timeout)),
+            Ok(Err(status)) => {
+                let error = self.node.error(&status, timeout);
+                self.client.leave(&self.node, &error);
+                Err(error)
+            }
+            Err(_) => Err(self.node.timed_out(timeout)),
         }
     }
 }

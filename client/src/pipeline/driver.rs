@@ -16,7 +16,8 @@ use super::{PipelineSettings, Stamp, behind};
 use crate::batch::BatchAck;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
-use crate::retry::Repeat;
+use crate::nodes::ClientNode;
+use crate::retry::{FailedAttempts, Repeat};
 use crate::token::HiddenToken;
 
 /// A batch that was sent and not acked.
@@ -63,7 +64,7 @@ pub(super) struct Driver {
     /// Time of the last ack, or of a send or half-close while nothing else was in flight.
     progress: Instant,
     /// Failures since then.
-    failures: u32,
+    failures: FailedAttempts,
     /// The token of the last session.
     used: Option<HiddenToken>,
     window: Arc<Semaphore>,
@@ -89,7 +90,7 @@ impl Driver {
             in_flight: VecDeque::new(),
             next_request_id: 0,
             progress: Instant::now(),
-            failures: 0,
+            failures: FailedAttempts::default(),
             used: None,
             window,
             failure,
@@ -106,11 +107,14 @@ impl Driver {
                     None => return Ok(()),
                 }
             }
-            match self.serve().await {
+            let node = self.client.node();
+            match self.serve(&node).await {
                 SessionEnd::Closed => return Ok(()),
-                SessionEnd::Failed(_) if self.in_flight.is_empty() => {}
+                SessionEnd::Failed(error) if self.in_flight.is_empty() => {
+                    self.client.leave(&node, &error);
+                }
                 SessionEnd::Failed(error) => {
-                    if let Err(error) = self.survive(error).await {
+                    if let Err(error) = self.survive(&node, error).await {
                         self.fail(&error).await;
                         return Err(error);
                     }
@@ -138,7 +142,7 @@ impl Driver {
     }
 
     /// One session: sends everything in flight, then the queued batches.
-    async fn serve(&mut self) -> SessionEnd {
+    async fn serve(&mut self, node: &ClientNode) -> SessionEnd {
         let again = self.stamp.is_some();
         let (requests, mut outgoing) = mpsc::unbounded_channel();
         for batch in &mut self.in_flight {
@@ -146,7 +150,7 @@ impl Driver {
             let _ = requests.send(batch.message(again));
         }
         let mut requests = Some(requests);
-        let mut wal = self.client.wal();
+        let mut wal = node.wal();
         let (requests_of_session, used) = self
             .client
             .request(stream::poll_fn(move |cx| outgoing.poll_recv(cx)));
@@ -160,7 +164,7 @@ impl Driver {
             tokio::select! {
                 opened = &mut opening, if answers.is_none() => match opened {
                     Ok(opened) => answers = Some(opened.into_inner()),
-                    Err(status) => return SessionEnd::Failed(self.client.error(&status, self.patience)),
+                    Err(status) => return SessionEnd::Failed(node.error(&status, self.patience)),
                 },
                 message = next(&mut answers), if answers.is_some() => {
                     let acked = match message {
@@ -172,7 +176,7 @@ impl Driver {
                             let detail = "the server ended the session".to_owned();
                             Err(Error::new(ErrorKind::ConnectionLost(detail)))
                         }
-                        Err(status) => Err(self.client.error(&status, self.patience)),
+                        Err(status) => Err(node.error(&status, self.patience)),
                     };
                     if let Err(error) = acked {
                         return SessionEnd::Failed(error);
@@ -200,7 +204,7 @@ impl Driver {
                         // Only the end of the stream is missing.
                         return SessionEnd::Closed;
                     }
-                    return SessionEnd::Failed(self.client.timed_out(self.patience));
+                    return SessionEnd::Failed(node.timed_out(self.patience));
                 }
             }
         }
@@ -220,14 +224,13 @@ impl Driver {
             batch.reply.ack(ack);
         }
         self.progress = Instant::now();
-        self.failures = 0;
+        self.failures = FailedAttempts::default();
         Ok(())
     }
 
     /// Prepares the next session, if everything in flight may be sent again.
-    async fn survive(&mut self, error: Error) -> Result<(), Error> {
-        self.failures += 1;
-        let pause = self.client.retry_policy().pause(self.failures, &error);
+    async fn survive(&mut self, node: &Arc<ClientNode>, error: Error) -> Result<(), Error> {
+        let pause = self.client.pause_after(node, &error, &mut self.failures);
         let give_up = Instant::now() + pause >= self.progress + self.patience;
         let used = self.used.as_ref();
         let allowed = self.client.allows(Repeat::Guarded, &error, used, true);

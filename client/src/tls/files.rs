@@ -19,7 +19,6 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The settings in force, which follow the files.
 pub(crate) struct TlsSettings {
     options: TlsOptions,
-    name: ServerName<'static>,
     loaded: Mutex<LoadedFiles>,
 }
 
@@ -42,30 +41,31 @@ fn fault(why: impl Into<String>) -> TlsProblem {
 }
 
 impl TlsSettings {
-    /// Reads all files. `host` is the host of the endpoint.
+    /// Reads all files.
     ///
     /// # Errors
-    /// If a file or the server's name cannot be used.
-    pub(crate) fn new(options: TlsOptions, host: &str) -> Result<Self, TlsProblem> {
-        let name = options.server_name.as_deref().unwrap_or(host);
-        // A URI has the address of IPv6 in brackets, and a certificate has it without them.
-        let bare = name
-            .strip_prefix('[')
-            .and_then(|name| name.strip_suffix(']'));
-        let name = ServerName::try_from(bare.unwrap_or(name).to_owned())
-            .map_err(|_| fault(format!("{name:?} is not a server name of a certificate")))?;
+    /// If a file cannot be used.
+    pub(crate) fn new(options: TlsOptions) -> Result<Self, TlsProblem> {
         let contents = options.read()?;
         let config = Arc::new(options.config(&contents)?);
         Ok(Self {
             options,
-            name,
             loaded: Mutex::new(LoadedFiles { contents, config }),
         })
     }
 
-    /// Name that the server's certificate must have.
-    pub(crate) fn name(&self) -> &ServerName<'static> {
-        &self.name
+    /// Name that the certificate of the server at `host` must have.
+    ///
+    /// # Errors
+    /// If a certificate cannot have such a name.
+    pub(crate) fn name(&self, host: &str) -> Result<ServerName<'static>, TlsProblem> {
+        let name = self.options.server_name.as_deref().unwrap_or(host);
+        // A URI has the address of IPv6 in brackets, and a certificate has it without them.
+        let bare = name
+            .strip_prefix('[')
+            .and_then(|name| name.strip_suffix(']'));
+        ServerName::try_from(bare.unwrap_or(name).to_owned())
+            .map_err(|_| fault(format!("{name:?} is not a server name of a certificate")))
     }
 
     /// The settings of the next connection. Reads the files, and so blocks.
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     fn refused(options: TlsOptions) -> String {
-        let made = TlsSettings::new(options, "localhost");
+        let made = TlsSettings::new(options);
         made.map(|_| ()).unwrap_err().to_string()
     }
 

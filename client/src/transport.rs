@@ -1,0 +1,141 @@
+//! The settings with which a client reaches each of its servers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint};
+
+use crate::connect::{LastTlsProblem, ServerConnector};
+use crate::endpoint;
+use crate::error::{Error, ErrorKind, not_connected};
+use crate::nodes::ClientNode;
+use crate::tls::TlsSettings;
+use crate::token::{CallHeaders, is_loopback};
+
+/// The same settings for all servers of a client. Files are read once for all.
+pub(crate) struct NodeTransport {
+    /// None = plaintext.
+    pub(crate) tls: Option<Arc<TlsSettings>>,
+    pub(crate) headers: CallHeaders,
+    pub(crate) allow_insecure_token: bool,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) keepalive_interval: Duration,
+    pub(crate) keepalive_timeout: Duration,
+}
+
+/// The way to one server, without a connection.
+pub(crate) struct ServerTransport {
+    /// The endpoint with scheme and port.
+    pub(crate) text: String,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) connector: ServerConnector,
+    last_failure: Arc<LastTlsProblem>,
+}
+
+impl NodeTransport {
+    /// The endpoint of a server that is named without a scheme.
+    pub(crate) fn endpoint_of(&self, address: &str) -> Option<String> {
+        let scheme = match self.tls {
+            Some(_) => "https",
+            None => "http",
+        };
+        let complete = endpoint::complete(&format!("{scheme}://{address}"));
+        complete.ok().map(|complete| complete.text)
+    }
+
+    /// A server whose connection is made with the first call.
+    ///
+    /// # Errors
+    /// If these settings do not fit the server: its certificate cannot have its name, or the token
+    /// would cross plaintext.
+    pub(crate) fn lazy(&self, endpoint: &str) -> Result<ClientNode, Error> {
+        let server = self.server(endpoint)?;
+        let connector = server.connector.clone();
+        let channel = server.endpoint.connect_with_connector_lazy(connector);
+        Ok(self.node(server, channel))
+    }
+
+    /// A server whose connection is made now.
+    ///
+    /// # Errors
+    /// As [`lazy`](Self::lazy), and if there is no connection.
+    pub(crate) async fn connect(&self, endpoint: &str) -> Result<ClientNode, Error> {
+        let server = self.server(endpoint)?;
+        let connector = server.connector.clone();
+        let connecting = server.endpoint.connect_with_connector(connector);
+        let channel = connecting
+            .await
+            .map_err(|error| Error::new(not_connected(&error, &server.text)))?;
+        Ok(self.node(server, channel))
+    }
+
+    fn node(&self, server: ServerTransport, channel: Channel) -> ClientNode {
+        let headers = self.headers.clone();
+        ClientNode::new(server.text, channel, headers, server.last_failure)
+    }
+
+    /// The way to a server.
+    ///
+    /// # Errors
+    /// As [`lazy`](Self::lazy).
+    pub(crate) fn server(&self, endpoint: &str) -> Result<ServerTransport, Error> {
+        let complete = endpoint::complete(endpoint).map_err(Error::new)?;
+        let text = complete.text;
+        let tls = match &self.tls {
+            None => None,
+            Some(settings) => {
+                let name = settings.name(&complete.host);
+                let name = name.map_err(|problem| Error::of_tls(problem, &text))?;
+                Some((Arc::clone(settings), name))
+            }
+        };
+        if self.headers.token.is_some()
+            && tls.is_none()
+            && !self.allow_insecure_token
+            && !is_loopback(&complete.host)
+        {
+            let detail = format!(
+                "a token must not cross plaintext to {text}: use https://, or allow_insecure_token"
+            );
+            return Err(Error::new(ErrorKind::Token { detail }));
+        }
+        let last_failure = Arc::new(LastTlsProblem::default());
+        let connector = ServerConnector::new(tls, self.connect_timeout, Arc::clone(&last_failure));
+        let invalid = || {
+            Error::new(ErrorKind::InvalidEndpoint {
+                endpoint: text.clone(),
+                why: "",
+            })
+        };
+        let endpoint = Endpoint::from_shared(text.clone()).map_err(|_| invalid())?;
+        // tonic refuses https without its own TLS if another crate turns that on. The connector
+        // ignores the scheme; calls carry the scheme of the origin.
+        let origin = endpoint.uri().clone();
+        let plain = format!(
+            "http://{}",
+            origin
+                .authority()
+                .map_or("", |authority| authority.as_str())
+        );
+        let endpoint = Endpoint::from_shared(plain).map_err(|_| invalid())?;
+        let endpoint = endpoint
+            .origin(origin)
+            .connect_timeout(self.connect_timeout)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(self.keepalive_interval)
+            .keep_alive_timeout(self.keepalive_timeout)
+            .keep_alive_while_idle(true)
+            // A scan's messages are up to 1 MiB: a few must be underway for full speed,
+            // and one slow stream must not hold up the others of the connection.
+            .initial_stream_window_size(4 << 20)
+            .initial_connection_window_size(16 << 20)
+            .user_agent(concat!("wald-client/", env!("CARGO_PKG_VERSION")))
+            .map_err(|_| invalid())?;
+        Ok(ServerTransport {
+            text,
+            endpoint,
+            connector,
+            last_failure,
+        })
+    }
+}
