@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Notify, broadcast, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -27,6 +27,8 @@ pub(crate) enum Step {
     Fail(Status),
     /// The connection is cut before the answer.
     Cut,
+    /// It fails once the test lets it.
+    Late(Arc<Notify>, Status),
 }
 
 /// Script and observations of the server.
@@ -38,6 +40,8 @@ pub(crate) struct Fake {
     pub(crate) records: Mutex<u64>,
     /// Each scan connection is cut after this number of messages, while it is positive.
     pub(crate) messages_per_connection: usize,
+    /// The end of a scan instead of a cut connection.
+    pub(crate) scan_end: Mutex<Option<Status>>,
     /// The lsn after the last record that the test has taken from a scan.
     pub(crate) taken: watch::Sender<u64>,
     cut: broadcast::Sender<()>,
@@ -46,6 +50,22 @@ pub(crate) struct Fake {
 impl Fake {
     /// Starts the server; returns it with a client of it.
     pub(crate) async fn start(records: u64, messages_per_connection: usize) -> (Arc<Self>, Client) {
+        let (fake, endpoint) = Self::serve(records, messages_per_connection).await;
+        let client = Client::builder(endpoint)
+            .timeout(Duration::from_secs(5))
+            .retry(RetryPolicy {
+                max_attempts: 5,
+                first_pause: Duration::from_millis(1),
+                ..RetryPolicy::default()
+            })
+            .connect()
+            .await
+            .unwrap();
+        (fake, client)
+    }
+
+    /// Starts the server; returns it with its endpoint.
+    pub(crate) async fn serve(records: u64, messages_per_connection: usize) -> (Arc<Self>, String) {
         let (cut, _) = broadcast::channel(8);
         let fake = Arc::new(Self {
             appends: Mutex::default(),
@@ -53,6 +73,7 @@ impl Fake {
             scan_requests: Mutex::default(),
             records: Mutex::new(records),
             messages_per_connection,
+            scan_end: Mutex::default(),
             taken: watch::Sender::new(0),
             cut: cut.clone(),
         });
@@ -76,17 +97,7 @@ impl Fake {
                 });
             }
         });
-        let client = Client::builder(endpoint)
-            .timeout(Duration::from_secs(5))
-            .retry(RetryPolicy {
-                max_attempts: 5,
-                first_pause: Duration::from_millis(1),
-                ..RetryPolicy::default()
-            })
-            .connect()
-            .await
-            .unwrap();
-        (fake, client)
+        (fake, endpoint)
     }
 
     pub(crate) fn script(&self, steps: impl IntoIterator<Item = Step>) {
@@ -150,6 +161,10 @@ impl WalService for Fake {
                 self.cut.send(()).unwrap();
                 std::future::pending().await
             }
+            Step::Late(until, status) => {
+                until.notified().await;
+                Err(status)
+            }
         }
     }
 
@@ -190,10 +205,14 @@ impl WalService for Fake {
             messages.truncate(cut_after);
         }
         let cut = self.cut.clone();
+        let scan_end = self.scan_end.lock().unwrap().clone();
         let mut taken = self.taken.subscribe();
         let lsn = |cursor: &[u8]| std::str::from_utf8(cursor).unwrap().parse().unwrap();
         let sent: u64 = messages.last().map_or(from, |last| lsn(&last.cursor));
         let end = stream::once(async move {
+            if let (true, Some(status)) = (cut_short, scan_end) {
+                return Some(Err(status));
+            }
             if cut_short {
                 // Every second cut comes after the last message has arrived, the others at once.
                 if scans.is_multiple_of(2) {

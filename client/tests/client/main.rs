@@ -7,6 +7,7 @@ mod fake;
 mod follow;
 #[path = "../memory/mod.rs"]
 mod memory;
+mod nodes;
 mod pipeline;
 mod retry;
 mod silent;

@@ -49,7 +49,7 @@ pub(crate) enum Fault {
 pub(crate) struct Memory {
     /// For sessions, which outlive the call that opens them.
     this: Weak<Self>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Arc<Mutex<State>>,
     /// Sizes of the requests seen.
     pub(crate) requests: Mutex<Vec<usize>>,
     /// The gap that every scan begins with.
@@ -64,6 +64,8 @@ pub(crate) struct Memory {
     pub(crate) lingers: AtomicBool,
     /// The token that calls must carry, and the reason of a refusal; none: any call is taken.
     pub(crate) door: Mutex<Option<(&'static str, &'static str)>>,
+    /// The owner of the state, to which every new call is referred; none: this server.
+    pub(crate) owner: Mutex<Option<String>>,
     /// Text in front of the names of the caller.
     pub(crate) caller_prefix: Mutex<String>,
     /// The tokens of the calls so far.
@@ -85,15 +87,35 @@ pub(crate) fn refused_token(reason: &str) -> Status {
     )
 }
 
+/// The answer of a server that does not own its state. `owner`: an endpoint, or empty.
+pub(crate) fn moved(owner: &str) -> Status {
+    let facts = [
+        ("owner", owner.replace("http://", "")),
+        ("term", "2".to_owned()),
+        ("retry", "SAFE".to_owned()),
+    ];
+    refuse(Code::Unavailable, "MOVED", &facts)
+}
+
 type Answer<T> = Result<Response<T>, Status>;
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Memory {
     /// Starts the server; returns it with its endpoint.
     pub(crate) async fn start() -> (Arc<Self>, String) {
+        Self::start_with(Arc::default()).await
+    }
+
+    /// Starts another server with the same state.
+    pub(crate) async fn start_beside(&self) -> (Arc<Self>, String) {
+        Self::start_with(Arc::clone(&self.state)).await
+    }
+
+    async fn start_with(state: Arc<Mutex<State>>) -> (Arc<Self>, String) {
         let memory = Arc::new_cyclic(|this| Self {
             this: this.clone(),
-            state: Mutex::default(),
+            state,
+            owner: Mutex::default(),
             requests: Mutex::default(),
             gap: Mutex::default(),
             faults: Mutex::default(),
@@ -152,11 +174,14 @@ impl Memory {
         (memory, endpoint)
     }
 
-    /// Whether a call carries the right token.
+    /// Whether this server owns its state, and a call carries the right token.
     fn check(&self, request: Request<()>) -> Result<Request<()>, Status> {
         let given = request.metadata().get("authorization");
         let given = given.map_or("", |header| header.to_str().unwrap());
         self.tokens.lock().unwrap().push(given.to_owned());
+        if let Some(owner) = &*self.owner.lock().unwrap() {
+            return Err(moved(owner));
+        }
         match *self.door.lock().unwrap() {
             Some((token, reason)) if given != format!("Bearer {token}") => {
                 Err(refused_token(reason))
@@ -168,6 +193,11 @@ impl Memory {
     /// Sets the outcomes of the next requests on sessions.
     pub(crate) fn script(&self, faults: impl IntoIterator<Item = Fault>) {
         self.faults.lock().unwrap().extend(faults);
+    }
+
+    /// The number of calls so far.
+    pub(crate) fn calls(&self) -> usize {
+        self.tokens.lock().unwrap().len()
     }
 
     /// The payloads in a log.
