@@ -111,11 +111,13 @@ fn run(args: BenchArgs, matches: &ArgMatches) -> Result<()> {
         say(&remark);
     }
     let builder = settings.builder()?;
-    let dialer = builder.clone().dialer()?;
-    let info = fill::block_on(async {
-        let client = builder.connect().await.map_err(with_remedy)?;
-        Ok(client.server_info().await?)
+    let (info, endpoint) = fill::block_on(async {
+        let client = builder.clone().connect().await.map_err(with_remedy)?;
+        let info = client.server_info().await?;
+        // Of several servers the one that owns the store.
+        Ok((info, client.endpoint()))
     })?;
+    let dialer = builder.endpoint(endpoint).dialer()?;
     let default = (dialer.endpoint() == DEFAULT_ENDPOINT).then(|| DEFAULT_METRICS.to_owned());
     let target = LoadTarget {
         dialer,

@@ -10,7 +10,8 @@ use clap::Args;
 #[allow(missing_docs, reason = "the help of the options")]
 pub struct ConnectionArgs {
     /// Address of the server: HOST:PORT, http://HOST:PORT, or https://HOST:PORT for TLS. The
-    /// default port is 6925 [default: that of the context, else http://127.0.0.1:6925]
+    /// default port is 6925. Several servers that share a store have commas between them [default:
+    /// that of the context, else http://127.0.0.1:6925]
     #[arg(long, global = true, env = "WALD_ENDPOINT")]
     pub endpoint: Option<String>,
     /// Context with the settings that neither options nor variables give [default: the current

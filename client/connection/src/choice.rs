@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use wald_client::{Client, ClientBuilder, DEFAULT_ENDPOINT, TlsOptions, complete_endpoint};
+use wald_client::{Client, ClientBuilder, DEFAULT_ENDPOINT, TlsOptions, complete_endpoints};
 
 use crate::{ConnectionArgs, ConnectionFault, Context, ContextFile};
 
@@ -137,12 +137,13 @@ fn check_secret(file: &ChosenValue<PathBuf>) -> Result<(), ConnectionFault> {
     )))
 }
 
-/// Whether two endpoints are the same server.
-fn is_same_server(one: &str, other: &str) -> bool {
-    match (complete_endpoint(one), complete_endpoint(other)) {
-        (Ok(one), Ok(other)) => one.eq_ignore_ascii_case(&other),
-        _ => false,
-    }
+/// Whether each server of `given` is one of `known`.
+fn are_among(given: &str, known: &str) -> bool {
+    let (Ok(given), Ok(known)) = (complete_endpoints(given), complete_endpoints(known)) else {
+        return false;
+    };
+    let is_known = |one: &String| known.iter().any(|known| known.eq_ignore_ascii_case(one));
+    given.iter().all(is_known)
 }
 
 impl ConnectionChoice {
@@ -207,10 +208,10 @@ impl ConnectionChoice {
         Ok((settings, context))
     }
 
-    /// Fills the missing values from the context, if the endpoint is that of the context.
+    /// Fills the missing values from the context, if the endpoint has no server but the context's.
     fn completed(mut self, context: Context, name: &str, source: String, path: &Path) -> Self {
         let counts = self.endpoint.source == SettingSource::Default
-            || is_same_server(&self.endpoint.value, &context.endpoint);
+            || are_among(&self.endpoint.value, &context.endpoint);
         self.context = Some(UsedContext {
             name: name.to_owned(),
             path: path.to_owned(),
@@ -291,6 +292,12 @@ impl ConnectionChoice {
             rows.push(("token", "(hidden)".to_owned(), "WALD_TOKEN".to_owned()));
         }
         rows
+    }
+
+    /// Number of servers that the endpoint names, at least 1.
+    pub fn servers(&self) -> u32 {
+        let commas = self.endpoint.value.matches(',').count();
+        u32::try_from(commas).map_or(u32::MAX, |commas| commas.saturating_add(1))
     }
 
     /// A client with these settings.

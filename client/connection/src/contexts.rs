@@ -20,7 +20,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Context {
-    /// Address of the server.
+    /// Address of the server, or of several with commas.
     pub endpoint: String,
     /// File with the CAs to trust.
     pub tls_ca: Option<PathBuf>,

@@ -31,7 +31,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use tokio::net::TcpStream;
-use wald_client::{Client, Health, RetryPolicy, SyncTarget};
+use wald_client::{Client, DEFAULT_TIMEOUT, Health, RetryPolicy, SyncTarget};
 use wald_connection::ConnectionChoice;
 
 use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
@@ -90,21 +90,32 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
     if let Some(remark) = settings.remark() {
         say(&remark);
     }
+    let servers = settings.servers();
     let local = matches!(&args.command, Command::Backup(backup) if backup.command.is_some());
     // These commands need their answer at once; for the others --timeout is the bound.
     let asks = matches!(args.command, Command::Health(_) | Command::Status(_));
     let mut builder = settings.builder()?.retry(RetryPolicy {
-        max_attempts: if asks { 1 } else { u32::MAX },
+        max_attempts: match (asks, servers) {
+            (false, _) => u32::MAX,
+            (true, 1) => 1,
+            // Each of them, and an owner outside of the list.
+            (true, servers) => servers + 1,
+        },
         max_pause: Duration::from_millis(500),
         ..RetryPolicy::default()
     });
     if let Some(timeout) = timeout {
-        builder = builder.timeout(timeout).connect_timeout(timeout);
+        builder = builder.timeout(timeout);
+    }
+    if timeout.is_some() || servers > 1 {
+        // A server that swallows packets leaves time for the others.
+        let share = timeout.unwrap_or(DEFAULT_TIMEOUT) / servers;
+        builder = builder.connect_timeout(share);
     }
     let client = builder.connect_lazy()?;
     // A list of backups calls no server.
     if !asks && !local {
-        tokio::spawn(report_refusal(client.clone()));
+        tokio::spawn(report_refusal(client.clone(), servers));
     }
     // An append says how far it came, so it minds interruptions itself.
     if let Command::Append(append) = args.command {
@@ -116,24 +127,28 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
     }
 }
 
-/// Reports on stderr that nothing listens at the endpoint, or that TLS fails. The client repeats its attempts
-/// silently, so a user who forgot to start the server would wait for `--timeout` without a word.
-async fn report_refusal(client: Client) {
-    tokio::time::sleep(SILENCE).await;
-    if let Some(failure) = client.tls_failure() {
-        say(&format!("{failure}; trying again until --timeout"));
-        return;
-    }
-    let endpoint = client.endpoint();
-    let address = endpoint
-        .split_once("://")
-        .map_or("", |(_, address)| address);
-    if let Err(error) = TcpStream::connect(address).await
-        && error.kind() == io::ErrorKind::ConnectionRefused
-    {
-        say(&format!(
-            "nothing listens at {endpoint}; trying again until --timeout"
-        ));
+/// Reports on stderr that nothing listens at the current server, or that TLS fails. The client repeats its attempts
+/// silently, so a user who forgot to start the server would wait for `--timeout` without a word. With several servers
+/// it looks as often as there are servers, because the client may just have gone on to the next one.
+async fn report_refusal(client: Client, servers: u32) {
+    for _ in 0..servers {
+        tokio::time::sleep(SILENCE).await;
+        if let Some(failure) = client.tls_failure() {
+            say(&format!("{failure}; trying again until --timeout"));
+            return;
+        }
+        let endpoint = client.endpoint();
+        let address = endpoint
+            .split_once("://")
+            .map_or("", |(_, address)| address);
+        if let Err(error) = TcpStream::connect(address).await
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            say(&format!(
+                "nothing listens at {endpoint}; trying again until --timeout"
+            ));
+            return;
+        }
     }
 }
 
@@ -155,7 +170,7 @@ async fn other(
         Command::Cursor(command) => cursors::cursor(client, command, output).await,
         Command::Producer(command) => producers::producer(client, command, output).await,
         Command::Sync(args) => sync(client, args, output).await,
-        Command::Status(args) => status::run(client, args, client.endpoint(), output).await,
+        Command::Status(args) => status::run(client, args, output).await,
         Command::Whoami => whoami::run(client, settings, output).await,
         Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,

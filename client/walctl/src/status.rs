@@ -21,8 +21,9 @@ use crate::output::{Out, Output};
 use crate::table::Table;
 
 /// Everything asked of the server.
-struct Status<'a> {
-    endpoint: &'a str,
+struct Status {
+    /// Server that answered.
+    endpoint: String,
     health: Health,
     info: GetServerInfoResponse,
     /// Name of the principal, or nothing.
@@ -31,15 +32,9 @@ struct Status<'a> {
     segments: Option<Vec<Segment>>,
 }
 
-pub(crate) async fn run(
-    client: &Client,
-    args: StatusArgs,
-    endpoint: &str,
-    output: Output,
-) -> Result<ExitKind> {
+pub(crate) async fn run(client: &Client, args: StatusArgs, output: Output) -> Result<ExitKind> {
     let caller = caller(client).await?;
     let status = Status {
-        endpoint,
         health: client.health("").await?,
         info: client.server_info().await?,
         segments: match sees_segments(&caller) {
@@ -47,6 +42,8 @@ pub(crate) async fn run(
             false => None,
         },
         caller: caller.principal,
+        // At last: the first call may have gone on to another server.
+        endpoint: client.endpoint(),
     };
     let mut out = Out::new(output);
     match output {
@@ -165,7 +162,7 @@ fn lag(replica: &ReplicaStatus) -> String {
     )
 }
 
-impl Status<'_> {
+impl Status {
     fn table(&self) -> String {
         let info = &self.info;
         let mut table = Table::new();
@@ -478,7 +475,7 @@ mod tests {
         }
     }
 
-    fn status() -> Status<'static> {
+    fn status() -> Status {
         let mut info = GetServerInfoResponse {
             version: "1.2.3".into(),
             recovery_epoch: 4,
@@ -526,7 +523,7 @@ mod tests {
             ..Default::default()
         };
         Status {
-            endpoint: "http://there",
+            endpoint: "http://there".to_owned(),
             health: Health::Serving,
             info,
             caller: "writer".to_owned(),

@@ -158,6 +158,23 @@ async fn token_of_a_context_goes_to_no_other_server() {
 }
 
 #[tokio::test]
+async fn context_of_several_servers_is_for_each_of_them_and_no_other() {
+    let home = Home::new().await;
+    home.good("context add shop --endpoint 127.0.0.1:1,SERVER --token-file token")
+        .await;
+    home.good("append log --text x").await;
+    home.good("read log --context shop --endpoint SERVER").await;
+    let list = home.good("context list").await;
+    let server = &home.fixture.endpoint;
+    assert_eq!(list, format!(" *  shop  127.0.0.1:1,{server}\n"));
+    // One server of the list is not in the context.
+    let other = "logs --context shop --endpoint SERVER,127.0.0.1:2";
+    let ran = home.walctl(other, &[]).await;
+    assert_eq!(ran.code, 6, "{}", ran.stderr);
+    assert!(ran.stderr.contains("another server"), "{}", ran.stderr);
+}
+
+#[tokio::test]
 async fn broken_file_stops_only_commands_that_need_it() {
     let home = Home::new().await;
     home.good("context add one --endpoint SERVER --token-file token")

@@ -8,6 +8,7 @@ mod contexts;
 #[path = "../../../tests/memory/mod.rs"]
 mod memory;
 mod mistakes;
+mod nodes;
 mod producers;
 mod records;
 mod scripts;

@@ -170,6 +170,18 @@ const MISTAKES: &[Mistake] = &[
         "its port is not a number from 1 to 65535",
     ),
     (
+        "logs --endpoint localhost,127.0.0.1:0",
+        "",
+        2,
+        "`127.0.0.1:0` is not an endpoint",
+    ),
+    (
+        "logs --endpoint localhost,,127.0.0.1",
+        "",
+        2,
+        "one part of the list is empty",
+    ),
+    (
         "status --endpoint http://me:secret@localhost",
         "",
         2,

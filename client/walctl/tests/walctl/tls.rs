@@ -18,6 +18,32 @@ use tokio_rustls::TlsAcceptor;
 struct Secured {
     fixture: Fixture,
     files: TempDir,
+    acceptor: TlsAcceptor,
+}
+
+/// A port with TLS in front of an endpoint.
+async fn in_front_of(endpoint: &str, acceptor: TlsAcceptor) -> u16 {
+    let behind = endpoint.replace("http://", "");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let (acceptor, behind) = (acceptor.clone(), behind.clone());
+            tokio::spawn(async move {
+                let mut near = match acceptor.accept(socket).into_fallible().await {
+                    Ok(near) => near,
+                    Err((_, mut socket)) => {
+                        // A close at once would discard the alert, as walctl has sent more.
+                        let _ = tokio::io::copy(&mut socket, &mut tokio::io::sink()).await;
+                        return;
+                    }
+                };
+                let mut far = TcpStream::connect(behind).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    port
 }
 
 fn ca() -> CertifiedIssuer<'static, KeyPair> {
@@ -63,29 +89,14 @@ impl Secured {
             .unwrap();
         config.alpn_protocols = vec![b"h2".to_vec()];
 
-        let behind = fixture.endpoint.replace("http://", "");
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        fixture.endpoint = format!("https://localhost:{port}");
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        tokio::spawn(async move {
-            while let Ok((socket, _)) = listener.accept().await {
-                let (acceptor, behind) = (acceptor.clone(), behind.clone());
-                tokio::spawn(async move {
-                    let mut near = match acceptor.accept(socket).into_fallible().await {
-                        Ok(near) => near,
-                        Err((_, mut socket)) => {
-                            // A close at once would discard the alert, as walctl has sent more.
-                            let _ = tokio::io::copy(&mut socket, &mut tokio::io::sink()).await;
-                            return;
-                        }
-                    };
-                    let mut far = TcpStream::connect(behind).await.unwrap();
-                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
-                });
-            }
-        });
-        Self { fixture, files }
+        let port = in_front_of(&fixture.endpoint, acceptor.clone()).await;
+        fixture.endpoint = format!("https://localhost:{port}");
+        Self {
+            fixture,
+            files,
+            acceptor,
+        }
     }
 
     /// Runs walctl. FILES/ in the arguments is the directory of the files.
@@ -198,4 +209,33 @@ async fn wrong_ca_is_reported_after_a_second_while_walctl_tries_again() {
     assert_eq!(ran.code, 4);
     let said = "not from a trusted CA; trying again until --timeout";
     assert!(ran.stderr.contains(said), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn certificate_of_an_owner_must_name_its_host() {
+    let secured = Secured::new(true).await;
+    let (owner, behind) = secured.fixture.memory.start_beside().await;
+    let port = in_front_of(&behind, secured.acceptor.clone()).await;
+    let tls = "--tls-ca FILES/ca.pem --tls-cert FILES/cert.pem --tls-key FILES/key.pem";
+    let moves_to = |host: &str| {
+        *secured.fixture.memory.owner.lock().unwrap() = Some(format!("{host}:{port}"));
+    };
+    moves_to("localhost");
+    let ran = secured.walctl(&format!("append log --text x {tls}")).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    moves_to("127.0.0.1");
+    let append = format!("append log --text y {tls} --timeout 1500ms");
+    let ran = secured.walctl(&append).await;
+    let words = "is for localhost, not for 127.0.0.1";
+    assert!(
+        ran.code == 4 && ran.stderr.contains(words),
+        "{} {}",
+        ran.code,
+        ran.stderr
+    );
+    let ran = secured
+        .walctl(&format!("{append} --tls-server-name localhost"))
+        .await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(owner.payloads("log"), ["x", "y"]);
 }
