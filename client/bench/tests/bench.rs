@@ -438,6 +438,21 @@ async fn server_without_echo_or_metrics_gets_advice_and_no_invented_figures() {
 }
 
 #[test]
+fn of_several_servers_the_one_that_runs_is_measured() {
+    let daemon = Daemon::start(&[]);
+    let list = format!("http://127.0.0.1:1,{}", daemon.grpc);
+    let ran = Command::new(env!("CARGO_BIN_EXE_walbench"))
+        .args(["append", "--count", "5", "--warm-up", "0s"])
+        .args(["--endpoint", &list, "--output", "json"])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{stderr}");
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(figure(&report)["records"].as_u64(), Some(5));
+}
+
+#[test]
 fn loads_that_make_no_sense_are_refused() {
     for arguments in [
         "append --rate 0",
