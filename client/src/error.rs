@@ -41,7 +41,7 @@ pub enum ErrorKind {
     /// The endpoint is not a URI such as `http://127.0.0.1:6925`; nothing was sent.
     #[error("`{endpoint}` is not an endpoint such as http://127.0.0.1:6925{why}")]
     InvalidEndpoint {
-        /// The endpoint that was given, without a password.
+        /// The endpoint that was given, or the wrong part of a list, without a password.
         endpoint: String,
         /// The part that is wrong, as the end of the message; may be empty.
         why: &'static str,

@@ -18,7 +18,7 @@ pub struct RetryPolicy {
     /// follow that was open once retries without end.
     pub max_attempts: u32,
     /// Pause before the first repetition; doubles each time, with jitter down to half of
-    /// it. Default: 50 ms.
+    /// it. Default: 50 ms. No pause comes before the attempt at an owner that a server names.
     pub first_pause: Duration,
     /// Longest pause. Default: 2 s. A pause that the server asks for is kept even if longer.
     pub max_pause: Duration,

@@ -12,7 +12,7 @@ use crate::nodes::ClientNode;
 use crate::tls::TlsSettings;
 use crate::token::{CallHeaders, is_loopback};
 
-/// The same settings for all servers of a client. Files are read once for all.
+/// Settings that all servers of a client share. Files are read once for all.
 pub(crate) struct NodeTransport {
     /// None = plaintext.
     pub(crate) tls: Option<Arc<TlsSettings>>,
