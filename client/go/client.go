@@ -3,6 +3,7 @@ package wald
 import (
 	"cmp"
 	"context"
+	"io"
 	"net"
 	"os"
 	"strconv"
@@ -32,12 +33,12 @@ const DefaultPort = "6925"
 // records can be raised, so leave room.
 const maxAnswerBytes = 64 << 20
 
-// Client is a client of one Wald server. It may be used by many goroutines at once; they
-// share one connection, which is made again when it breaks.
+// Client is a client of one Wald server, or of several nodes that share a store, of which one at
+// a time gets the calls. It may be used by many goroutines at once; they share one connection,
+// which is made again when it breaks.
 type Client struct {
-	endpoint string
 	settings settings
-	conn     *grpc.ClientConn
+	nodes    *nodes
 	wal      waldv1.WalServiceClient
 	logs     waldv1.LogServiceClient
 	cursors  waldv1.CursorServiceClient
@@ -116,6 +117,13 @@ const DefaultTimeout = 10 * time.Second
 // Dial makes a client of the server at endpoint, such as DefaultEndpoint, "http://localhost" or
 // "https://wald.internal". The port is DefaultPort unless the endpoint names another. Dial reads
 // the files of TLS and of the token now, and connects with the first call.
+//
+// The endpoint may list several nodes that share a store, with commas: "a:6925,b:6925" or
+// "https://a,https://b". All have the same scheme. Calls go to one of them, first to the first.
+// When it is not reached, starts or stops, the next attempt goes to the next of the list. When a
+// node names another as the owner of the store (MOVED), the client goes there at once, whether
+// the owner is in the list or not. It sends its token to the owner, too, and checks the owner's
+// certificate as always: without [WithServerName] it must name the owner's host.
 func Dial(endpoint string, options ...DialOption) (*Client, error) {
 	s := settings{
 		connectTimeout:    5 * time.Second,
@@ -129,25 +137,24 @@ func Dial(endpoint string, options ...DialOption) (*Client, error) {
 	for _, option := range options {
 		option(&s)
 	}
-	target, err := parseEndpoint(endpoint, &s)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.secure(endpoint, target); err != nil {
-		return nil, err
-	}
-	conn, failure := grpc.NewClient(target, s.dialOptions()...)
+	targets, failure := parseEndpoints(endpoint, &s)
 	if failure != nil {
-		return nil, invalid("%q is not an endpoint such as %s: %v", endpoint, DefaultEndpoint, failure)
+		return nil, failure
+	}
+	if err := s.secure(endpoint, targets); err != nil {
+		return nil, err
+	}
+	servers, failure := newNodes(targets, &s)
+	if failure != nil {
+		return nil, failure
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Client{
-		endpoint: endpoint,
 		settings: s,
-		conn:     conn,
-		wal:      waldv1.NewWalServiceClient(conn),
-		logs:     waldv1.NewLogServiceClient(conn),
-		cursors:  waldv1.NewCursorServiceClient(conn),
+		nodes:    servers,
+		wal:      waldv1.NewWalServiceClient(servers),
+		logs:     waldv1.NewLogServiceClient(servers),
+		cursors:  waldv1.NewCursorServiceClient(servers),
 		ctx:      ctx,
 		cancel:   cancel,
 	}, nil
@@ -156,7 +163,7 @@ func Dial(endpoint string, options ...DialOption) (*Client, error) {
 // FromEnv makes a client of the server that the environment names. An empty variable counts as
 // absent, and options come after the environment.
 //
-//   - WALD_ENDPOINT: the endpoint. Default: DefaultEndpoint.
+//   - WALD_ENDPOINT: the endpoint, or several with commas, as in [Dial]. Default: DefaultEndpoint.
 //   - WALD_TLS_CA, WALD_TLS_CERT, WALD_TLS_KEY, WALD_TLS_SERVER_NAME: as [WithTLSCA], [WithTLSCert],
 //     [WithServerName].
 //   - WALD_TOKEN_FILE, WALD_TOKEN: as [WithTokenFile], [WithToken]; the file comes first.
@@ -180,8 +187,8 @@ func FromEnv(options ...DialOption) (*Client, error) {
 }
 
 // secure chooses the credentials of the connection and of the calls.
-func (s *settings) secure(endpoint, target string) error {
-	overTLS := strings.HasPrefix(endpoint, "https://")
+func (s *settings) secure(endpoint string, targets []string) error {
+	overTLS := isHTTPS(endpoint)
 	given := s.credentials != nil
 	switch {
 	case given && s.tls != (tlsFiles{}):
@@ -205,16 +212,25 @@ func (s *settings) secure(endpoint, target string) error {
 	if failure := s.token.load(); failure != nil {
 		return failure
 	}
+	for _, target := range targets {
+		if failure := s.mayCarryToken(target); failure != nil {
+			return failure
+		}
+	}
+	return nil
+}
+
+// mayCarryToken is nil if the calls to a target may carry the token, or if there is none.
+func (s *settings) mayCarryToken(target string) *Error {
 	plaintext := s.credentials.Info().SecurityProtocol == insecure.NewCredentials().Info().SecurityProtocol
-	if plaintext && !s.allowInsecureToken && !isLoopback(target) {
+	if s.token != nil && plaintext && !s.allowInsecureToken && !isLoopback(target) {
 		return badToken("a token must not cross plaintext to %s: use https://, or AllowInsecureToken", target)
 	}
 	return nil
 }
 
 // parseEndpoint takes the scheme off, if there is one that fits the credentials.
-func parseEndpoint(endpoint string, s *settings) (string, error) {
-	target := endpoint
+func parseEndpoint(endpoint string, s *settings) (string, *Error) {
 	if scheme, rest, found := strings.Cut(endpoint, "://"); found {
 		switch {
 		case scheme == "http" && s.credentials != nil:
@@ -223,15 +239,14 @@ func parseEndpoint(endpoint string, s *settings) (string, error) {
 			return completed(strings.TrimSuffix(rest, "/"))
 		}
 	}
-	if strings.Contains(target, "://") || strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "dns:") {
-		// A name of gRPC's own, such as dns:///wald:6925.
-		return target, nil
+	if isGRPCName(endpoint) {
+		return endpoint, nil
 	}
-	return completed(target)
+	return completed(endpoint)
 }
 
 // completed gives an endpoint without a port the default one. gRPC would take 443.
-func completed(target string) (string, error) {
+func completed(target string) (string, *Error) {
 	if strings.Contains(target, "@") {
 		return "", invalid("an endpoint has no user name: give one such as %s", DefaultEndpoint)
 	}
@@ -298,12 +313,13 @@ func (c *Client) Close() error {
 	}
 	c.cancel()
 	c.underway.Wait()
-	return c.conn.Close()
+	return c.nodes.close()
 }
 
 // Conn is the connection, for stubs of waldv1, health and reflection that this package does not
-// wrap. Nothing is repeated on it.
-func (c *Client) Conn() grpc.ClientConnInterface { return c.conn }
+// wrap. Each call on it goes to the server that is the current one when the call begins. Nothing
+// is repeated on it, and its failures do not choose another server.
+func (c *Client) Conn() grpc.ClientConnInterface { return c.nodes }
 
 // begin counts a call that Close waits for.
 func (c *Client) begin() *Error {
@@ -353,22 +369,22 @@ func call[Q, A any](
 		defer context.AfterFunc(c.ctx, cancel)()
 		ctx = bounded
 	}
-	policy := c.settings.retry
+	pauses := pauses{policy: c.settings.retry}
 	if kind.policy != nil {
-		policy = *kind.policy
+		pauses.policy = *kind.policy
 	}
 	unknown := false
-	for failures := 1; ; failures++ {
+	for {
 		watched, attempt := watchSending(ctx)
 		answer, err := send(watched, request)
 		if err == nil {
 			return answer, nil
 		}
-		failure := c.readError(ctx, err, attempt.sent.Load())
-		pause := policy.pause(failures, failure)
+		failure := c.readError(ctx, err, attempt, attempt.sent.Load())
+		pause := pauses.next(failure, attempt)
 		deadline, _ := ctx.Deadline()
 		last := !c.allows(kind.repeat, failure, attempt, false) ||
-			failures >= policy.MaxAttempts ||
+			pauses.exhausted() ||
 			time.Now().Add(pause).After(deadline)
 		if !last {
 			unknown = unknown || failure.Outcome == Unknown
@@ -389,7 +405,7 @@ func call[Q, A any](
 // sleep pauses before the next attempt, while the transport tries to connect. False: the
 // context ended.
 func (c *Client) sleep(ctx context.Context, pause time.Duration) bool {
-	c.conn.ResetConnectBackoff()
+	c.nodes.hasten()
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
@@ -419,10 +435,27 @@ func (c *Client) renewed(a *attempt) bool {
 	return c.settings.token != nil && used != nil && c.settings.token.changed(*used)
 }
 
-// readError is readError, and knows the failures of TLS.
-func (c *Client) readError(ctx context.Context, err error, sent bool) *Error {
+// readError reads the error of an attempt. It knows the failures of TLS, and failedAt handles the
+// failure.
+func (c *Client) readError(ctx context.Context, err error, a *attempt, sent bool) *Error {
 	answer, _ := status.FromError(err)
-	return c.settings.lastTLS.explain(readError(ctx, err, sent), answer.Message())
+	failure := c.settings.lastTLS.explain(readError(ctx, err, sent), answer.Message())
+	if err == io.EOF {
+		// The server ended a stream in good order.
+		return failure
+	}
+	return c.failedAt(a, failure)
+}
+
+// failedAt names the server in the failure of an attempt, and chooses the server of the next one.
+func (c *Client) failedAt(a *attempt, failure *Error) *Error {
+	if a.at != nil {
+		a.named = c.nodes.failed(a.at, failure)
+		if c.nodes.several() {
+			failure.Server = a.at.target
+		}
+	}
+	return failure
 }
 
 // sentHandler notes which calls have left: a call that failed before may be repeated
@@ -437,6 +470,10 @@ type attempt struct {
 	sent atomic.Bool
 	// The token that it carries; nil: none.
 	token atomic.Pointer[string]
+	// The server that it goes to; nil before it begins.
+	at *node
+	// Its failure named the server that is the current one now.
+	named bool
 }
 
 // watchSending makes a context for one attempt.

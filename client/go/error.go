@@ -60,6 +60,8 @@ type Error struct {
 	Reason Reason
 	// TLS is why there is no TLS connection. Empty: another failure.
 	TLS TLSFailure
+	// Server is the server that answered, or was not reached. Empty: the client knows only one.
+	Server string
 	// Message is the text of the server or the transport, for people.
 	Message string
 	// Outcome says whether a write was applied. A read has nothing to apply: NotApplied. If an
@@ -94,6 +96,9 @@ func (e *Error) Error() string {
 	name := string(e.Reason)
 	if name == "" {
 		name = code.Code(e.Code).String()
+	}
+	if e.Server != "" {
+		name = e.Server + ": " + name
 	}
 	text := fmt.Sprintf("wald: %s: %s", name, e.Message)
 	if e.Outcome == Unknown {

@@ -82,7 +82,14 @@ func (b *breakable) drop() {
 // start serves the fake and dials it, with short pauses.
 func (f *fake) start(t *testing.T, options ...DialOption) *Client {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	f.serve(t, "127.0.0.1")
+	return f.dial(t, options...)
+}
+
+// serve serves the fake on a port of this host, and gives its address.
+func (f *fake) serve(t *testing.T, host string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +99,7 @@ func (f *fake) start(t *testing.T, options ...DialOption) *Client {
 	waldv1.RegisterLogServiceServer(f.server, f)
 	go f.server.Serve(f.listener)
 	t.Cleanup(f.server.Stop)
-	return f.dial(t, options...)
+	return listener.Addr().String()
 }
 
 // dial makes another client of the fake.

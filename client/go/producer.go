@@ -333,12 +333,12 @@ func (p *Producer) run(ctx context.Context) {
 	defer close(p.done)
 	defer p.cancel()
 	defer p.expiry.Stop()
-	failures := 0
+	pauses := pauses{policy: p.client.settings.retry}
 	for p.waitForWork(ctx) {
 		watched, attempt := watchSending(ctx)
 		acked, failure := p.deliver(watched, attempt)
 		if acked {
-			failures = 0
+			pauses.progress()
 		}
 		if failure == nil {
 			continue
@@ -347,12 +347,12 @@ func (p *Producer) run(ctx context.Context) {
 			p.fail(failure, failingRequest(failure))
 			return
 		}
-		failures++
+		pause := pauses.next(failure, attempt)
 		if p.settings.interrupted != nil {
 			p.settings.interrupted(failure)
 		}
 		p.interrupt(failure)
-		p.client.sleep(ctx, p.client.settings.retry.pause(failures, failure))
+		p.client.sleep(ctx, pause)
 	}
 	if ctx.Err() != nil {
 		p.fail(closed("the client"), nil)
@@ -383,7 +383,7 @@ func (p *Producer) deliver(running context.Context, a *attempt) (acked bool, fai
 	stream, err := p.client.wal.AppendSession(ctx)
 	if err != nil {
 		cancel()
-		return false, p.client.readError(ctx, err, false)
+		return false, p.client.readError(ctx, err, a, false)
 	}
 	p.mutex.Lock()
 	p.out = 0
@@ -401,7 +401,7 @@ func (p *Producer) deliver(running context.Context, a *attempt) (acked bool, fai
 	for {
 		answer, err := stream.Recv()
 		if err != nil {
-			failure := p.client.readError(ctx, err, true)
+			failure := p.client.readError(ctx, err, a, true)
 			p.mutex.Lock()
 			idle := len(p.unacked) == 0
 			p.mutex.Unlock()
@@ -515,6 +515,7 @@ func (p *Producer) expire() {
 		cause:   context.DeadlineExceeded,
 	}
 	if last := p.interruption; last != nil {
+		failure.Server = last.Server
 		failure.Message += ": " + last.Message
 		failure.cause = errors.Join(context.DeadlineExceeded, last)
 	}

@@ -17,7 +17,8 @@ type RetryPolicy struct {
 	// down to half of it. Default: 50 ms.
 	FirstPause time.Duration
 	// MaxPause is the longest pause. Default: 2 s. A pause that the server asks for is kept
-	// even if longer.
+	// even if longer. An attempt at an owner that a node has just named comes without a pause, at
+	// most once between two pauses.
 	MaxPause time.Duration
 }
 
@@ -46,6 +47,32 @@ func (p RetryPolicy) pause(failures int, e *Error) time.Duration {
 	jittered := time.Duration(float64(full) * (0.5 + rand.Float64()/2))
 	return max(jittered, e.RetryAfter)
 }
+
+// pauses are the pauses between the attempts of a call.
+type pauses struct {
+	policy RetryPolicy
+	// Failures in a row.
+	failures int
+	// The last attempt began without a pause.
+	hurried bool
+}
+
+// next is the pause after a failed attempt. There is none if the server named the owner of the
+// store; but not twice in a row, or two nodes that name each other would make the call spin.
+func (p *pauses) next(e *Error, a *attempt) time.Duration {
+	p.failures++
+	p.hurried = a.named && !p.hurried
+	if p.hurried {
+		return 0
+	}
+	return p.policy.pause(p.failures, e)
+}
+
+// exhausted tells whether the last attempt of the policy has failed.
+func (p *pauses) exhausted() bool { return p.failures >= p.policy.MaxAttempts }
+
+// progress: an attempt was not in vain.
+func (p *pauses) progress() { p.failures, p.hurried = 0, false }
 
 // repeat is the effect of a request that is applied twice.
 type repeat int

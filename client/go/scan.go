@@ -231,8 +231,8 @@ type scanUnderway struct {
 	bounded  bool
 	caughtUp bool
 	place    place
-	// Failures since the last message, and when the attempt began that failed first.
-	failures     int
+	// Of failures since the last message, and when the attempt began that failed first.
+	pauses       pauses
 	failingSince time.Time
 	attempt      *attempt
 }
@@ -242,7 +242,11 @@ func (s *Scanner) start(ctx context.Context, c *Client, selector Selector, optio
 	s.client, s.cancel = c, cancel
 	s.events, s.done = make(chan Event), make(chan struct{})
 	request := &waldv1.ScanRequest{Follow: follow}
-	underway := &scanUnderway{scanner: s, scanSettings: scanSettings{request: request}}
+	underway := &scanUnderway{
+		scanner:      s,
+		scanSettings: scanSettings{request: request},
+		pauses:       pauses{policy: c.settings.retry},
+	}
 	for _, option := range options {
 		option.applyScan(&underway.scanSettings)
 	}
@@ -303,9 +307,9 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 	defer silence.Stop()
 	receive := func(err error) *Error {
 		if silent {
-			return lost("nothing came for "+c.settings.silenceTimeout.String(), true)
+			return c.failedAt(attempt, lost("nothing came for "+c.settings.silenceTimeout.String(), true))
 		}
-		return c.readError(context.Background(), err, attempt.sent.Load())
+		return c.readError(context.Background(), err, attempt, attempt.sent.Load())
 	}
 	stream, err := c.wal.Scan(watched, proto.CloneOf(u.request))
 	for {
@@ -397,7 +401,8 @@ func (u *scanUnderway) take(ctx context.Context, message *waldv1.ScanResponse) (
 		u.place = nowhere
 	}
 	u.request.Start = &waldv1.ScanRequest_Cursor{Cursor: event.Cursor}
-	u.failures, u.failingSince = 0, time.Time{}
+	u.pauses.progress()
+	u.failingSince = time.Time{}
 	if u.bounded {
 		u.request.MaxRecords -= min(count, u.request.MaxRecords)
 		// Asked again it would be 0, which is: without bound.
@@ -416,15 +421,14 @@ func (u *scanUnderway) end() (bool, *Error) {
 
 // survive prepares the next connection, if there can be one.
 func (u *scanUnderway) survive(failure *Error) (time.Duration, bool) {
-	u.failures++
 	c := u.scanner.client
-	pause := c.settings.retry.pause(u.failures, failure)
+	pause := u.pauses.next(failure, u.attempt)
 	// A follower that has begun has no end to its patience; its owner may have.
 	patient := u.request.Follow && u.place == atCursor
 	if u.failingSince.IsZero() {
 		u.failingSince = time.Now()
 	}
-	tired := u.failures >= c.settings.retry.MaxAttempts ||
+	tired := u.pauses.exhausted() ||
 		time.Since(u.failingSince)+pause >= c.settings.timeout
 	if u.place == nowhere || tired && !patient || !c.allows(harmless, failure, u.attempt, patient) {
 		return 0, false

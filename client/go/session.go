@@ -21,12 +21,12 @@ type appendStream = grpc.BidiStreamingClient[waldv1.AppendSessionRequest, waldv1
 //
 // It may be used by many goroutines at once.
 type Session struct {
-	window int
-	client *Client
-	stream appendStream
-	sent   func() bool
-	cancel context.CancelFunc
-	done   chan struct{}
+	window  int
+	client  *Client
+	stream  appendStream
+	attempt *attempt
+	cancel  context.CancelFunc
+	done    chan struct{}
 
 	mutex  sync.Mutex
 	change signal
@@ -65,19 +65,19 @@ func (c *Client) Session(ctx context.Context, options ...SessionOption) (*Sessio
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(c.ctx, cancel)
-	stream, sent, failure := c.openAppends(ctx)
+	stream, attempt, failure := c.openAppends(ctx)
 	if failure != nil {
 		stop()
 		cancel()
 		return nil, failure
 	}
 	session := &Session{
-		window: s.window,
-		client: c,
-		stream: stream,
-		sent:   sent,
-		cancel: cancel,
-		done:   make(chan struct{}),
+		window:  s.window,
+		client:  c,
+		stream:  stream,
+		attempt: attempt,
+		cancel:  cancel,
+		done:    make(chan struct{}),
 	}
 	go session.send()
 	go func() {
@@ -91,20 +91,22 @@ func (c *Client) Session(ctx context.Context, options ...SessionOption) (*Sessio
 
 // openAppends opens a stream of appends. Nothing was appended yet, so that any failure to
 // open it may be repeated.
-func (c *Client) openAppends(ctx context.Context) (appendStream, func() bool, *Error) {
+func (c *Client) openAppends(ctx context.Context) (appendStream, *attempt, *Error) {
 	if failure := c.begin(); failure != nil {
 		return nil, nil, failure
 	}
 	defer c.underway.Done()
-	for failures := 1; ; failures++ {
+	pauses := pauses{policy: c.settings.retry}
+	for {
 		watched, attempt := watchSending(ctx)
 		stream, err := c.wal.AppendSession(watched)
 		if err == nil {
-			return stream, attempt.sent.Load, nil
+			return stream, attempt, nil
 		}
-		failure := c.readError(ctx, err, false)
-		last := !c.allows(harmful, failure, attempt, false) || failures >= c.settings.retry.MaxAttempts
-		if last || !c.sleep(ctx, c.settings.retry.pause(failures, failure)) {
+		failure := c.readError(ctx, err, attempt, false)
+		pause := pauses.next(failure, attempt)
+		last := !c.allows(harmful, failure, attempt, false) || pauses.exhausted()
+		if last || !c.sleep(ctx, pause) {
 			return nil, nil, failure
 		}
 	}
@@ -232,7 +234,7 @@ func (s *Session) end(ctx context.Context, err error) {
 	s.mutex.Lock()
 	complete := s.closing && len(s.unacked) == 0
 	s.mutex.Unlock()
-	failure := s.client.readError(ctx, err, s.sent())
+	failure := s.client.readError(ctx, err, s.attempt, s.attempt.sent.Load())
 	if complete && failure.Reason == "" {
 		// Nothing is due any more, so nothing can have failed.
 		return
@@ -286,6 +288,7 @@ func errorOf(failure *Error, failing *uint64, id uint64, first, sent bool) *Erro
 func earlierFailure(failure *Error, sent bool) *Error {
 	e := &Error{
 		Code:    failure.Code,
+		Server:  failure.Server,
 		Message: fmt.Sprintf("not applied, because an earlier request failed: %s", failure.Message),
 		Outcome: NotApplied,
 		Retry:   Safe,
