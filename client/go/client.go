@@ -33,9 +33,9 @@ const DefaultPort = "6925"
 // records can be raised, so leave room.
 const maxAnswerBytes = 64 << 20
 
-// Client is a client of one Wald server, or of several nodes that share a store, of which one at
-// a time gets the calls. It may be used by many goroutines at once; they share one connection,
-// which is made again when it breaks.
+// Client is a client of one Wald server, or of several nodes that share a store. Calls go to one
+// node at a time. It may be used by many goroutines at once; they share one connection, which is
+// made again when it breaks.
 type Client struct {
 	settings settings
 	nodes    *nodes
@@ -435,13 +435,13 @@ func (c *Client) renewed(a *attempt) bool {
 	return c.settings.token != nil && used != nil && c.settings.token.changed(*used)
 }
 
-// readError reads the error of an attempt. It knows the failures of TLS, and failedAt handles the
-// failure.
+// readError reads the error of an attempt, knows the failures of TLS, and hands the failure to
+// failedAt.
 func (c *Client) readError(ctx context.Context, err error, a *attempt, sent bool) *Error {
 	answer, _ := status.FromError(err)
 	failure := c.settings.lastTLS.explain(readError(ctx, err, sent), answer.Message())
 	if err == io.EOF {
-		// The server ended a stream in good order.
+		// A stream that ended in good order is no reason to leave its server.
 		return failure
 	}
 	return c.failedAt(a, failure)

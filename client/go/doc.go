@@ -19,6 +19,9 @@
 // broke underway, because they cannot be applied twice. A plain append whose connection broke
 // is not repeated: its outcome is unknown.
 //
+// Several nodes can share a store, which one of them owns. [Dial] takes a list of them. The client
+// calls one at a time, and follows the owner.
+//
 // The stubs in waldv1 and the reasons of errors are made from the contract by `go generate ./...`.
 package wald
 

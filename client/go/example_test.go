@@ -74,6 +74,22 @@ func connectSecurely() error {
 	return client.Close()
 }
 
+func ExampleDial_severalNodes() {
+	// The directory has no file of a CA.
+	fmt.Println(errors.Is(connectToNodes(), wald.TLSSettings))
+	// Output:
+	// true
+}
+
+func connectToNodes() error {
+	client, err := wald.Dial("https://wald-0.internal,https://wald-1.internal",
+		wald.WithTLSCA("ca.pem"))
+	if err != nil {
+		return err
+	}
+	return client.Close()
+}
+
 func ExampleError() {
 	run(understandErrors)
 	// Output:

@@ -12,21 +12,20 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// nodes are the servers of a client. Every call goes to one of them, the current one:
+// nodes are the servers of a client. Every call goes to the current one, at first the first of the
+// list. A failed call may choose another one:
 //
-//	         ┌─ does not answer, starts, stops, or is not the owner ─┐
-//	list: [ a  b  c ]                                         the next, in a ring
-//	           ▲                                                     │
-//	        current ◀────────────────────────────────────────────────┘
-//	           │
-//	           └─ names the owner ─▶ the owner, in the list or outside
+//	list: a, b, c
+//	not reached, starting, stopping, or knows no owner:  a ─▶ b ─▶ c ─▶ a
+//	names the owner d, in the list or not:               a ─▶ d
+//	the same failures of an owner outside of the list:   d ─▶ a
 //
-// Only the current server gets new calls. The connection to a server that was left is closed when
-// its last call has ended. Stubs use nodes as their connection.
+// The connection to a server that was left is closed when its last call has ended. Stubs use nodes
+// as their connection.
 type nodes struct {
 	list []string
 	dial func(target string) (*grpc.ClientConn, error)
-	// Gives the target of a named owner, or the reason why it gets no calls.
+	// Gives the target of a named owner, or the reason why the owner gets no calls.
 	vet func(owner string) (target, refusal string)
 
 	mutex   sync.Mutex
@@ -71,9 +70,9 @@ func newNodes(list []string, s *settings) (*nodes, *Error) {
 	return n, nil
 }
 
-// failed chooses the server of the next attempt after one at this server failed. True: the failure
-// named the owner, so that the next attempt need not wait. A late failure of a server that was left
-// before changes nothing.
+// failed chooses the server of the next attempt, after an attempt at this server has failed. True:
+// the failure named the owner, and the next attempt need not wait. A late failure of a server that
+// the client has left changes nothing.
 func (n *nodes) failed(at *node, e *Error) (named bool) {
 	owner := ""
 	switch {
@@ -90,7 +89,7 @@ func (n *nodes) failed(at *node, e *Error) (named bool) {
 		owner = target
 	}
 	if owner == at.target {
-		// Nothing is known about the owner then.
+		// Useless: the server does not know the owner.
 		owner = ""
 	}
 	n.mutex.Lock()

@@ -406,22 +406,31 @@ func TestIdleProducerFollowsTheOwner(t *testing.T) {
 }
 
 func TestFollowerResumesAtTheOwnerByItsCursor(t *testing.T) {
-	b, asked := scanning(func(f *fake, stream scanStream) error {
-		stream.Send(messageOf(1, "two"))
+	var first, second string
+	a, askedFirst := scanning(func(_ *fake, stream scanStream) error {
+		stream.Send(messageOf(0, "one"))
+		return movedTo(second)
+	}, func(_ *fake, stream scanStream) error {
+		stream.Send(messageOf(2, "three"))
 		return refusal(codes.DataLoss, ErrQuarantined, nil)
 	})
-	owner := b.serve(t, "127.0.0.1")
-	a, _ := scanning(func(_ *fake, stream scanStream) error {
-		stream.Send(messageOf(0, "one"))
-		return movedTo(owner)
+	b, askedSecond := scanning(func(_ *fake, stream scanStream) error {
+		stream.Send(messageOf(1, "two"))
+		return movedTo(first)
 	})
-	follower := a.start(t, withoutPauses()).Follow(soon(t), Log("a"), FromLSN(0))
+	first, second = a.serve(t, "127.0.0.1"), b.serve(t, "127.0.0.1")
+	// A message between two moves: the second one needs no pause either.
+	follower := a.dial(t, withoutPauses()).Follow(soon(t), Log("a"), FromLSN(0))
 	lsns, err := collect(t, &follower.Scanner)
-	if !errors.Is(err, ErrQuarantined) || !slices.Equal(lsns, []LSN{0, 1}) {
+	if !errors.Is(err, ErrQuarantined) || !slices.Equal(lsns, []LSN{0, 1, 2}) {
 		t.Errorf("got %v, %v", lsns, err)
 	}
-	if len(*asked) != 1 || string((*asked)[0].GetCursor()) != "one" {
-		t.Errorf("asked %v", *asked)
+	var cursors []string
+	for _, request := range slices.Concat(*askedFirst, *askedSecond) {
+		cursors = append(cursors, string(request.GetCursor()))
+	}
+	if !slices.Equal(cursors, []string{"", "two", "one"}) {
+		t.Errorf("asked at %q", cursors)
 	}
 }
 
@@ -433,7 +442,7 @@ func TestSilentFollowerGoesToTheNextServer(t *testing.T) {
 		<-stream.Context().Done()
 		return nil
 	})
-	client := dial(t, a.serve(t, "127.0.0.1")+","+next, WithSilenceTimeout(100*time.Millisecond))
+	client := dial(t, a.serve(t, "127.0.0.1")+","+next, WithSilenceTimeout(time.Second))
 	follower := client.Follow(soon(t), Log("a"))
 	if lsns, err := collect(t, &follower.Scanner); !errors.Is(err, ErrQuarantined) || !slices.Equal(lsns, []LSN{0}) {
 		t.Errorf("got %v, %v", lsns, err)

@@ -231,8 +231,9 @@ type scanUnderway struct {
 	bounded  bool
 	caughtUp bool
 	place    place
-	// Of failures since the last message, and when the attempt began that failed first.
-	pauses       pauses
+	// Counts the failures since the last message.
+	pauses pauses
+	// When the attempt began that failed first since the last message.
 	failingSince time.Time
 	attempt      *attempt
 }
