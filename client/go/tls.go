@@ -68,7 +68,7 @@ func WithTLSCert(certFile, keyFile string) DialOption {
 }
 
 // WithServerName is the name or address that the server's certificate must have, instead of the
-// host of the endpoint.
+// host of the endpoint or of a named owner.
 func WithServerName(name string) DialOption { return func(s *settings) { s.tls.serverName = name } }
 
 // tlsFiles are the settings of TLS.
