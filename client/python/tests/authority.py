@@ -19,11 +19,11 @@ class Authority:
         self._new_key = key
         openssl("req", "-x509", *key, "-keyout", self._key, "-out", self.pem, "-days", 2, "-subj", f"/CN={directory.name}")
 
-    def issue(self, name, *, expired=False):
+    def issue(self, name, *, expired=False, names="DNS:localhost,IP:127.0.0.1"):
         """The paths of a certificate and of its key; written again under the same name, they are replaced."""
         pem, key, request = (self.directory / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
-        names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-        openssl("req", "-new", *self._new_key, "-keyout", key, "-out", request, "-subj", f"/CN={name}", "-addext", names)
+        asked = ("-subj", f"/CN={name}", "-addext", f"subjectAltName={names}")
+        openssl("req", "-new", *self._new_key, "-keyout", key, "-out", request, *asked)
         now = datetime.datetime.now(datetime.timezone.utc)
         begin, end = (now - datetime.timedelta(days=days) for days in ((3, 2) if expired else (1, -1)))
         (self.directory / "index").write_text("")

@@ -40,6 +40,15 @@ def refusal(code, reason, facts, *, failed=(), delay_ms=None, domain="wald.dev",
 DRAINING = refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", NOT_APPLIED)
 
 
+def moved(owner):
+    """The answer of a server that does not own the store."""
+    return refusal(grpc.StatusCode.UNAVAILABLE, "MOVED", {**NOT_APPLIED, "owner": owner, "term": "7"})
+
+
+class Unanswered(tuple):
+    """A failure of a session's stream after the request was applied."""
+
+
 def message(cursor, *batches):
     """A piece of a scan: for each batch its first lsn and its records."""
     return wal_pb2.ScanResponse(
@@ -55,7 +64,7 @@ def message(cursor, *batches):
 
 class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     """`script`: results of the next appends, one by one: a failure, or None for an ack; later
-    ones are acked.
+    ones get `refuses`, the failure of every call of a server that serves nobody, or an ack.
 
     A session treats each request as Wald treats a producer's: the next sequence is appended,
     a known one acked again.
@@ -63,6 +72,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
 
     def __init__(self):
         self.script = deque()
+        self.refuses = None
         self.attempts = []
         self.applied = {}
         self.log_exists = False
@@ -75,11 +85,16 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.messages = asyncio.Queue()
         self.scans = []
 
-    async def _follow_script(self, request, context, facts=()):
+    async def _follow_script(self, request, context):
         self.attempts.append(request)
-        failure = self.script.popleft() if self.script else None
-        if failure is not None:
+        failure = self.script.popleft() if self.script else self.refuses
+        if failure is not None and not isinstance(failure, Unanswered):
             await context.abort(*failure)
+        return failure
+
+    async def _refuse(self, context):
+        if self.refuses is not None:
+            await context.abort(*self.refuses)
 
     async def Append(self, request, context):
         await self._follow_script(request, context)
@@ -90,6 +105,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return wal_pb2.GetTailResponse(first_lsn=0, tail_lsn=7, durable_lsn=7, writer_epoch=0)
 
     async def CreateLog(self, request, context):
+        await self._refuse(context)
         if self.log_exists:
             await context.abort(*refusal(grpc.StatusCode.ALREADY_EXISTS, "LOG_EXISTS", REFUSED))
         self.log_exists = True
@@ -108,16 +124,18 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     async def AppendSession(self, requests, context):
         async for request in requests:
             await self.open.wait()
-            await self._follow_script(request, context)
+            failure = await self._follow_script(request, context)
             batch = request.batch.batches[0]
             sequence = batch.condition.producer.sequence
             repeat = batch.condition.HasField("producer") and sequence in self.applied
             if not repeat:
-                key = sequence if batch.condition.HasField("producer") else f"plain {len(self.attempts)}"
+                key = sequence if batch.condition.HasField("producer") else f"plain {len(self.applied)}"
                 self.applied[key] = (sum(len(b.records) for _, b in self.applied.values()), batch)
                 first_lsn = self.applied[key][0]
             else:
                 first_lsn = self.applied[sequence][0]
+            if failure is not None:
+                await context.abort(*failure)
             append = wal_pb2.LogAppend(
                 log=batch.log, first_lsn=first_lsn, next_lsn=first_lsn + len(batch.records), deduplicated=repeat
             )
@@ -126,6 +144,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
 
     async def Scan(self, request, context):
         self.scans.append(request)
+        await self._refuse(context)
         await context.send_initial_metadata(())
         while True:
             message = await self.messages.get()
@@ -156,18 +175,26 @@ async def endlessly(send, seconds=20):
 
 
 @contextlib.asynccontextmanager
-async def serving(credentials=None, *, interceptors=(), client_interceptors=(), **settings):
-    """A fake, and a client of it whose pauses are short. With credentials it speaks TLS."""
+async def running(credentials=None, *, interceptors=()):
+    """A fake, and its port. With credentials it speaks TLS."""
     server = grpc.aio.server(interceptors=interceptors)
     fake = Fake()
     wal_pb2_grpc.add_WalServiceServicer_to_server(fake, server)
     log_pb2_grpc.add_LogServiceServicer_to_server(fake, server)
-    address, scheme = "127.0.0.1:0", "http" if credentials is None else "https"
+    address = "127.0.0.1:0"
     port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
-    settings = {"retry": wald.RetryPolicy(first_pause=0.001, max_pause=0.01), **settings}
     try:
-        async with wald.Client(f"{scheme}://127.0.0.1:{port}", interceptors=client_interceptors, **settings) as client:
-            yield fake, client
+        yield fake, port
     finally:
         await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def serving(credentials=None, *, interceptors=(), client_interceptors=(), **settings):
+    """A fake, and a client of it whose pauses are short. With credentials it speaks TLS."""
+    scheme = "http" if credentials is None else "https"
+    settings = {"retry": wald.RetryPolicy(first_pause=0.001, max_pause=0.01), **settings}
+    async with running(credentials, interceptors=interceptors) as (fake, port):
+        async with wald.Client(f"{scheme}://127.0.0.1:{port}", interceptors=client_interceptors, **settings) as client:
+            yield fake, client

@@ -348,7 +348,7 @@ async def ended(call, monkeypatch):
     monkeypatch.setattr("wald.session._STATUS_SECONDS", 0.05)
     found = asyncio.get_running_loop().create_future()
     client = wald.Client(channel=SimpleNamespace())
-    client._stubs[wal_pb2_grpc.WalServiceStub] = SimpleNamespace(AppendSession=lambda: call)
+    client._open()._stubs[wal_pb2_grpc.WalServiceStub] = SimpleNamespace(AppendSession=lambda: call)
     stream = AppendStream(client, lambda ack: None, lambda error, handed: found.set_result(error))
     await stream.ended
     return found.result()

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from authority import Authority
-from fake import serving
+from fake import moved, running, serving
 
 import wald
 from wald import Outcome, Retry, TlsFailure
@@ -29,9 +29,9 @@ def other(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("other") / "other")
 
 
-def secured(authority, *, expired=False, clients=False):
+def secured(authority, *, clients=False, **more):
     """The settings of a fake with TLS."""
-    pem, key = authority.issue("old" if expired else "server", expired=expired)
+    pem, key = authority.issue("server", **more)
     with open(pem, "rb") as certificate, open(key, "rb") as secret:
         pair = [(secret.read(), certificate.read())]
     roots = authority.pem.read_bytes() if clients else None
@@ -77,6 +77,24 @@ async def test_server_of_another_name_is_refused(authority):
         await refused(url, TlsFailure.WRONG_NAME, "not for wald.internal", tls_ca=authority.pem, server_name="wald.internal")
         async with client_of(url, tls_ca=authority.pem, server_name="localhost") as named:
             await named.append("log", "x")
+
+
+async def test_certificate_of_an_owner_must_name_its_host(authority):
+    twice = wald.RetryPolicy(max_attempts=2)
+    async with serving(secured(authority), tls_ca=authority.pem) as (other, client):
+        async with running(secured(authority, names="DNS:localhost")) as (owner, port):
+            url = f"https://{client.endpoint}"
+            other.refuses = moved(f"localhost:{port}")
+            async with client_of(url, tls_ca=authority.pem, retry=twice) as first:
+                await first.append("log", "x")
+            other.refuses = moved(f"127.0.0.1:{port}")
+            async with client_of(url, tls_ca=authority.pem, retry=twice) as second:
+                with pytest.raises(wald.TlsError, match="not for 127.0.0.1"):
+                    await second.append("log", "x")
+            assert len(owner.attempts) == 1
+            async with client_of(url, tls_ca=authority.pem, server_name="localhost", retry=twice) as named:
+                await named.append("log", "x")
+            assert len(owner.attempts) == 2
 
 
 async def test_expired_server_is_refused(authority):

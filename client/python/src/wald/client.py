@@ -18,10 +18,12 @@ from wald.errors import (
     NotSent,
     Outcome,
     TlsError,
+    TokenError,
     WaldError,
     connection_lost,
     from_status,
 )
+from wald.nodes import DEFAULT_ENDPOINT, Connection, Nodes, endpoints, owner_of
 from wald.producer import Producer
 from wald.records import (
     Ack,
@@ -47,7 +49,7 @@ from wald.records import (
 from wald.retry import Repeat, RetryPolicy
 from wald.scan import Scan
 from wald.session import Session
-from wald.tls import TLS_PAUSE, Credentials, TlsFiles, problem_of
+from wald.tls import Credentials, TlsFiles, problem_of
 from wald.tokens import CarryingChannel, TokenSource, bad_token, is_loopback
 from wald.v1 import (
     cursor_pb2,
@@ -60,25 +62,25 @@ from wald.v1 import (
     wal_pb2_grpc,
 )
 
-DEFAULT_ENDPOINT = "127.0.0.1:6925"
-# Port of an endpoint that names none.
-_DEFAULT_PORT = 6925
-# Maximum seconds that the streams of a channel continue after another one has replaced it.
-_OLD_CHANNEL_SECONDS = 60.0
-
 # Answers stay below 1 MiB unless one record alone is larger; the server's limit on records
 # can be raised, so leave room.
 _MAX_ANSWER_BYTES = 64 << 20
 
 
 class Client:
-    """A client of one Wald server: one connection, made with the first call and again when it breaks.
+    """A client of one Wald server, or of several that share a store: one connection to each server that it calls,
+    made with the first call and again when it breaks.
 
     **The client repeats automatically**, within `retry` and the deadline of the call: reads,
     after any passing failure; appends, when the server or the transport reports that nothing
     was applied; appends with an expected lsn or a producer, also when the connection broke
     underway, because they cannot be applied twice. A plain append whose connection broke is
     *not* repeated: it raises with `outcome` UNKNOWN.
+
+    `endpoint` can name several servers with commas (`a:6925,b:6925`, `https://a,https://b`). The client calls one
+    at a time, first the first. A server that does not own the store names the owner (reason MOVED): the client
+    repeats the call there at once, and goes on there. If a server cannot be reached, starts, stops, or knows no
+    owner, the next attempt goes to the next server of the list, in a ring.
 
     Spans are in seconds. `timeout` is the deadline of calls that name none, over all their
     attempts; scans, sessions and producers have none of it. The connection is pinged every
@@ -98,7 +100,7 @@ class Client:
 
     `metadata` (pairs) goes with every call. `interceptors` are grpc.aio's. `channel` is a channel of the
     caller's own, which the caller closes; the endpoint and the settings of connections and TLS do not count
-    then.
+    then. The client never leaves it for another server.
     """
 
     def __init__(
@@ -122,7 +124,8 @@ class Client:
         silence_timeout: float = 60.0,
         retry: RetryPolicy = RetryPolicy(),
     ):
-        self.endpoint, secure = _complete(endpoint)
+        listed, secure = endpoints(endpoint)
+        self._nodes = Nodes(listed, self._connect)
         self.timeout = timeout
         self.silence_timeout = silence_timeout
         self.retry = retry
@@ -147,23 +150,27 @@ class Client:
             self._options.append(("grpc.ssl_target_name_override", server_name))
         self._credentials = None if self._files is None else Credentials(self._files)
         self._token: TokenSource | None = None
+        # A token of this client would cross plaintext, so it must stay on this machine.
+        self._keeps_token_here = False
         if token is not None or token_file is not None:
             self._token = TokenSource(token, None if token_file is None else os.fspath(token_file))
-            self._refuse_plaintext(allow_insecure_token, channel is not None)
+            self._keeps_token_here = self._files is None and not allow_insecure_token
+        self._own: grpc.aio.Channel | None = channel
+        if self._keeps_token_here:
+            if channel is not None:
+                raise bad_token("whether one's own channel is encrypted is not known: set allow_insecure_token if it is")
+            for target in listed:
+                self._refuse_plaintext(target)
+            # gRPC would pass connections to loopback through the proxy of the environment, too.
+            self._options.append(("grpc.enable_http_proxy", 0))
         self._metadata = tuple(metadata)
         self._interceptors = list(interceptors)
-        self._own: grpc.aio.Channel | None = channel
-        self._channel: grpc.aio.Channel | None = None
-        self._stubs: dict[type, object] = {}
-        self._old_channels: set[asyncio.Task] = set()
-        # The last TLS failure, and the time until which no connection begins.
         self._tls_failure: TlsError | None = None
-        self._pause_until = 0.0
         self._closed = False
 
     @classmethod
     def from_env(cls, **settings) -> Client:
-        """A client of the server that the environment names. An empty variable counts as absent, and
+        """A client of the servers that the environment names. An empty variable counts as absent, and
         `settings` come before the environment.
 
         `WALD_ENDPOINT` (default: `DEFAULT_ENDPOINT`), `WALD_TLS_CA`, `WALD_TLS_CERT`, `WALD_TLS_KEY`,
@@ -182,18 +189,10 @@ class Client:
         found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
         return cls(**{**found, **settings})
 
-    def _refuse_plaintext(self, allowed: bool, own_channel: bool) -> None:
+    def _refuse_plaintext(self, target: str) -> None:
         """A token must not cross plaintext to another machine."""
-        if self._files is not None or allowed:
-            return
-        if own_channel:
-            raise bad_token("whether one's own channel is encrypted is not known: set allow_insecure_token if it is")
-        if not is_loopback(self.endpoint):
-            raise bad_token(
-                f"a token must not cross plaintext to {self.endpoint}: use https://, or allow_insecure_token"
-            )
-        # gRPC would pass connections to loopback through the proxy of the environment, too.
-        self._options.append(("grpc.enable_http_proxy", 0))
+        if self._keeps_token_here and not is_loopback(target):
+            raise bad_token(f"a token must not cross plaintext to {target}: use https://, or allow_insecure_token")
 
     async def __aenter__(self) -> Client:
         return self
@@ -202,14 +201,11 @@ class Client:
         await self.close()
 
     async def close(self, grace: float | None = 10.0) -> None:
-        """Ends the connection. Calls underway have `grace` seconds to end; scans and sessions should
+        """Ends the connections. Calls underway have `grace` seconds to end; scans and sessions should
         have been closed before."""
         self._closed = True
-        if self._channel is not None and self._own is None:
-            await self._channel.close(grace)
-        for closing in self._old_channels:
-            closing.cancel()
-        await asyncio.gather(*self._old_channels, return_exceptions=True)
+        if self._own is None:
+            await self._nodes.close(grace)
 
     @property
     def closed(self) -> bool:
@@ -626,25 +622,29 @@ class Client:
     # The connection.
 
     @property
+    def endpoint(self) -> str:
+        """The current server, as `HOST:PORT`: the one that the next call asks."""
+        return self._nodes.current
+
+    @property
     def channel(self) -> grpc.aio.Channel:
-        """The connection, for generated stubs (`wald.v1`) that this package does not wrap.
-        Nothing is repeated there. Use it within the event loop only."""
+        """The connection to the current server, for generated stubs (`wald.v1`) that this package does not wrap.
+        Nothing is repeated there, and no other server is called. Use it within the event loop only."""
+        return self._open().channel
+
+    def _open(self) -> Connection:
+        """The connection to the current server."""
         if self._closed:
             raise RuntimeError("the client is closed")
-        if self._channel is None and self._tls_failure is not None:
-            if asyncio.get_running_loop().time() < self._pause_until:
-                raise self._tls_failure
-        if self._channel is None:
-            self._channel = self._connect()
-        return self._channel
+        return self._nodes.open()
 
-    def _connect(self) -> grpc.aio.Channel:
+    def _connect(self, endpoint: str) -> grpc.aio.Channel:
         inner = self._own
         if inner is None and self._files is None:
-            inner = grpc.aio.insecure_channel(self.endpoint, self._options, interceptors=self._interceptors)
+            inner = grpc.aio.insecure_channel(endpoint, self._options, interceptors=self._interceptors)
         elif inner is None and self._credentials is not None:
             inner = grpc.aio.secure_channel(
-                self.endpoint,
+                endpoint,
                 self._credentials.of_channel(),
                 self._options,
                 interceptors=self._interceptors,
@@ -661,49 +661,57 @@ class Client:
 
     @property
     def wal(self) -> wal_pb2_grpc.WalServiceStub:
-        """The generated stub of WalService. Nothing is repeated there."""
-        return self._stub(wal_pb2_grpc.WalServiceStub)
+        """The generated stub of WalService at the current server. Nothing is repeated there."""
+        return self._open().stub(wal_pb2_grpc.WalServiceStub)
 
     @property
     def logs(self) -> log_pb2_grpc.LogServiceStub:
-        """The generated stub of LogService."""
-        return self._stub(log_pb2_grpc.LogServiceStub)
+        """The generated stub of LogService at the current server."""
+        return self._open().stub(log_pb2_grpc.LogServiceStub)
 
     @property
     def cursors(self) -> cursor_pb2_grpc.CursorServiceStub:
-        """The generated stub of CursorService."""
-        return self._stub(cursor_pb2_grpc.CursorServiceStub)
+        """The generated stub of CursorService at the current server."""
+        return self._open().stub(cursor_pb2_grpc.CursorServiceStub)
 
     @property
     def ops(self) -> ops_pb2_grpc.OpsServiceStub:
-        """The generated stub of OpsService."""
-        return self._stub(ops_pb2_grpc.OpsServiceStub)
+        """The generated stub of OpsService at the current server."""
+        return self._open().stub(ops_pb2_grpc.OpsServiceStub)
 
-    def _stub(self, kind):
-        channel = self.channel
-        if kind not in self._stubs:
-            self._stubs[kind] = kind(channel)
-        return self._stubs[kind]
-
-    def _error(self, code: grpc.StatusCode, message: str, metadata, channel) -> WaldError:
-        """Reads a status of a call on a channel. A channel without TLS connection is given up: gRPC would try
-        again at its own pace, and would never read the files again."""
+    def _error(self, code: grpc.StatusCode, message: str, metadata, connection: Connection) -> WaldError:
+        """Reads a status of a call on a connection, and chooses the server of the next one."""
         error = from_status(code, message, metadata)
-        if not isinstance(error, NotSent) or self._own is not None:
+        if self._own is not None:
             return error
-        problem = problem_of(message, self._files, self.endpoint.rpartition(":")[0].strip("[]"))
-        if channel is None or channel is not self._channel:
-            return problem or error
-        renewed = self._credentials is not None and self._credentials.renew()
-        if problem is not None:
-            self._tls_failure = problem
-            self._pause_until = asyncio.get_running_loop().time() + TLS_PAUSE
-        if problem is not None or renewed:
-            self._channel = None
-            self._stubs.clear()
-            closing = asyncio.ensure_future(channel.close(_OLD_CHANNEL_SECONDS))
-            self._old_channels.add(closing)
-            closing.add_done_callback(self._old_channels.discard)
+        if isinstance(error, NotSent):
+            error = self._not_connected(error, connection)
+        asked = connection.endpoint
+        owner = None
+        try:
+            owner = owner_of(error)
+            if owner is not None:
+                self._refuse_plaintext(owner)
+        except (ValueError, TokenError) as refused:
+            owner = None
+            error.message += f"; the client does not call that owner: {refused}"
+        self._nodes.failed(asked, error, owner)
+        if self._nodes.several:
+            error.message += f" (server {asked})"
+        return error
+
+    def _not_connected(self, error: NotSent, connection: Connection) -> WaldError:
+        """The failure of TLS behind a connection that could not be made, if there is one. The channel is given up
+        then: gRPC would try again at its own pace, and would never read the files again."""
+        problem = problem_of(error.message, self._files, connection.endpoint.rpartition(":")[0].strip("[]"))
+        if self._nodes.uses(connection):
+            if problem is not None:
+                self._tls_failure = problem
+                self._nodes.pause(connection.endpoint, problem)
+            if self._credentials is not None and self._credentials.renew():
+                self._nodes.give_up_all()
+            elif problem is not None:
+                self._nodes.give_up(connection.endpoint)
         return problem or error
 
     def _answered(self) -> None:
@@ -727,25 +735,28 @@ class Client:
 
     async def _call(self, name: str, request, repeat: Repeat, timeout: float | None):
         """Makes a unary call, and repeats it as far as that is safe and the deadline reaches. `name` is that of a
-        stub and a method, because another attempt may have another channel."""
+        stub and a method, because another attempt may have another server or channel."""
         now = asyncio.get_running_loop().time
         method = attrgetter(name)
         deadline = now() + (self.timeout if timeout is None else timeout)
         failures = 0
         unknown = False
+        # The last attempt followed at once, without a pause.
+        hurried = False
         while True:
             if self._closed:
                 raise RuntimeError("the client is closed")
             used = self._used_token()
-            channel = None
+            owned = False
             try:
-                channel = self.channel
+                connection = self._open()
                 # The server must not write a request that no caller waits for any more.
                 answer = await method(self)(request, timeout=max(deadline - now(), 0.0))
                 self._answered()
                 return answer
             except grpc.aio.AioRpcError as failure:
-                error = self._error(failure.code(), failure.details() or "", failure.trailing_metadata(), channel)
+                error = self._error(failure.code(), failure.details() or "", failure.trailing_metadata(), connection)
+                owned = self._nodes.follows(connection.endpoint, error)
             except TlsError as failure:
                 error = failure
             except asyncio.CancelledError:
@@ -754,7 +765,9 @@ class Client:
                 # The call was cancelled, not its caller.
                 error = connection_lost("the client was closed")
             failures += 1
-            pause = self.retry.pause(failures, error)
+            # Two servers that name each other must not make the client spin.
+            hurried = owned and not hurried
+            pause = 0.0 if hurried else self.retry.pause(failures, error)
             tired = failures >= self.retry.max_attempts or now() + pause >= deadline
             if self._closed or tired or not self._allows(repeat, error, used):
                 if repeat is Repeat.READ:
@@ -780,26 +793,6 @@ def _tls_files(ca, cert, key, server_name, secure: bool, own_channel: bool) -> T
     if files and not secure:
         raise ValueError("with settings of TLS the endpoint must begin with https://")
     return files if secure and not own_channel else None
-
-
-def _complete(endpoint: str) -> tuple[str, bool]:
-    """The endpoint as `HOST:PORT`, and whether it asks for TLS. The transport would take port 443 for one
-    without a port."""
-    secure = endpoint.startswith("https://")
-    target = endpoint.removeprefix("https://" if secure else "http://").rstrip("/")
-    if "@" in target:
-        raise ValueError(f"an endpoint has no user name; give one such as {DEFAULT_ENDPOINT}")
-    if target.startswith(("unix:", "dns:", "ipv4:", "ipv6:")):
-        return target, secure
-    wrong = f"`{endpoint}` is not an endpoint such as {DEFAULT_ENDPOINT}"
-    host, colon, port = target.rpartition(":")
-    if not colon or (target.startswith("[") and target.endswith("]")):
-        host, port = target, str(_DEFAULT_PORT)
-    if not host or "/" in host:
-        raise ValueError(wrong)
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f"{wrong}: its port is not a number from 1 to 65535")
-    return f"{host}:{port}", secure
 
 
 def _milliseconds(seconds: float) -> int:

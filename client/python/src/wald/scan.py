@@ -79,8 +79,8 @@ class Scan:
         self._request = request
         self._remaining = request.max_records or None
         self._call = None
-        # The channel and the token of the last connection.
-        self._channel = None
+        # The last connection, and the token of its call.
+        self._connection = None
         self._token: str | None = None
         self._reading: asyncio.Future | None = None
         self._event: ScanEvent | None = None
@@ -138,7 +138,7 @@ class Scan:
         except grpc.aio.AioRpcError as failure:
             self._survive(
                 self._client._error(
-                    failure.code(), failure.details() or "", failure.trailing_metadata(), self._channel
+                    failure.code(), failure.details() or "", failure.trailing_metadata(), self._connection
                 )
             )
         except WaldError as error:
@@ -153,14 +153,14 @@ class Scan:
             self._pause = 0.0
         await self._pin_tail_offset()
         self._token = self._client._used_token()
-        self._channel = self._client.channel
+        self._connection = self._client._open()
         call = self._client.wal.Scan(self._request)
         try:
             # Only the answer's headers say that the server has begun.
             headers = await asyncio.wait_for(call.initial_metadata(), self._client.silence_timeout)
             if not headers and call.done() and await call.code() is not grpc.StatusCode.OK:
                 raise self._client._error(
-                    await call.code(), await call.details(), await call.trailing_metadata(), self._channel
+                    await call.code(), await call.details(), await call.trailing_metadata(), self._connection
                 )
         except asyncio.TimeoutError:
             raise self._silent() from None

@@ -52,7 +52,7 @@ class AppendStream:
         # A separate writer task: a cancelled sender must not break the stream.
         self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
         self._client = client
-        self._channel = client.channel
+        self._connection = client._open()
         self.token = client._used_token()
         """The token that the call carries."""
         self._call = client.wal.AppendSession()
@@ -116,7 +116,7 @@ class AppendStream:
         code, message, metadata = self._status
         if code is grpc.StatusCode.OK:
             return None if self._acked == self._sent else connection_lost("the server ended the session")
-        error = self._client._error(code, message, metadata, self._channel)
+        error = self._client._error(code, message, metadata, self._connection)
         # Every ack due before a failure comes before it.
         in_order = error.number("request_id") in (None, self._acked)
         return error if in_order else error.after_unknown()
