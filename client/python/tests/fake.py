@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections import deque
 
 import grpc
@@ -172,6 +173,14 @@ async def endlessly(send, seconds=20):
         await send()
         await asyncio.sleep(0)
     raise AssertionError("nothing interrupted it")
+
+
+@contextlib.contextmanager
+def no_server():
+    """An endpoint that refuses connections."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{unused.getsockname()[1]}"
 
 
 @contextlib.asynccontextmanager

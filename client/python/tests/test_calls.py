@@ -1,9 +1,7 @@
 """Calls are repeated when that is safe, and never otherwise."""
 
-import socket
-
 import pytest
-from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, UNKNOWN, refusal, serving
+from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, UNKNOWN, no_server, refusal, serving
 from grpc import StatusCode
 
 import wald
@@ -79,9 +77,7 @@ async def test_call_does_not_outlast_its_deadline():
 
 
 async def test_connection_that_was_never_made_means_not_applied():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{unused.getsockname()[1]}"
+    with no_server() as endpoint:
         async with wald.Client(endpoint, retry=wald.RetryPolicy(max_attempts=2)) as client:
             with pytest.raises(wald.NotSent) as failed:
                 await client.append("log", "x")

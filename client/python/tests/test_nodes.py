@@ -2,12 +2,11 @@
 
 import asyncio
 import contextlib
-import socket
 
 import grpc
 import grpc.aio
 import pytest
-from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, Unanswered, message, moved, refusal, running
+from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, Unanswered, message, moved, no_server, refusal, running
 
 import wald
 from wald import LogBatch, Outcome
@@ -46,10 +45,9 @@ async def cluster(count):
 
 @pytest.fixture
 def dead():
-    """An endpoint that no server has."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{unused.getsockname()[1]}"
+    """An endpoint that refuses connections."""
+    with no_server() as endpoint:
+        yield endpoint
 
 
 def client_of(*endpoints, **settings):
@@ -124,17 +122,16 @@ async def test_refusal_of_the_owner_moves_nobody():
         assert (len(a.attempts), len(b.attempts)) == (3, 0)
 
 
-async def test_owner_outside_of_the_list_is_left_for_the_first_of_it(dead):
-    async with cluster(2) as ((a, b), (at_a, at_b)):
-        async with client_of(dead, at_a) as client:
-            a.refuses = moved(at_b)
+async def test_owner_outside_of_the_list_is_left_for_the_first_of_it():
+    async with cluster(3) as ((a, b, outside), (at_a, at_b, at_outside)):
+        async with client_of(at_a, at_b) as client:
+            a.refuses = moved(at_outside)
             await client.append("log", "x")
-            assert client.endpoint == at_b
-            a.refuses, b.refuses = None, DRAINING
-            # Over the dead one, the first of the list.
+            assert client.endpoint == at_outside
+            a.refuses, outside.refuses = None, DRAINING
             await client.append("log", "y")
             assert client.endpoint == at_a
-        assert (len(a.attempts), len(b.attempts)) == (2, 2)
+        assert [len(fake.attempts) for fake in (a, b, outside)] == [2, 0, 2]
 
 
 async def test_at_most_one_channel_is_kept_beside_the_list(dead):
@@ -237,18 +234,27 @@ async def test_channel_of_ones_own_is_not_left(pauses):
         assert (len(a.attempts), len(b.attempts), pauses) == (4, 0, [1, 2, 3])
 
 
-@pytest.mark.parametrize("owner", ["10.255.255.1:6925", "unix:/x", "me@127.0.0.1:1", "http://127.0.0.1:1", "127.0.0.1:x"])
-async def test_owner_that_must_not_be_called_is_named_and_not_called(owner):
+@pytest.mark.parametrize(
+    ("owner", "settings"),
+    [
+        # In plaintext, a token goes only to loopback.
+        ("10.255.255.1:6925", {"token": "k7Qp"}),
+        ("unix:80", {}),
+        ("me@127.0.0.1:1", {}),
+        ("http://127.0.0.1:1", {}),
+        ("127.0.0.1:x", {}),
+    ],
+)
+async def test_owner_that_must_not_be_called_is_named_and_not_called(owner, settings):
     async with cluster(2) as ((a, b), (at_a, at_b)):
         a.refuses = b.refuses = moved(owner)
-        # In plaintext, a token goes only to loopback.
-        async with client_of(at_a, token="k7Qp", retry=Counting(max_attempts=3)) as client:
+        async with client_of(at_a, retry=Counting(max_attempts=3), **settings) as client:
             with pytest.raises(wald.Unavailable, match="does not call that owner") as failed:
                 await client.append("log", "x")
             assert owner in str(failed.value) and "k7Qp" not in str(failed.value)
             assert client.endpoint == at_a and len(a.attempts) == 3
         # It counts as no owner.
-        async with client_of(at_a, at_b, token="k7Qp", retry=Counting(max_attempts=2)) as client:
+        async with client_of(at_a, at_b, retry=Counting(max_attempts=2), **settings) as client:
             with pytest.raises(wald.Unavailable):
                 await client.append("log", "x")
             assert len(b.attempts) == 1

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from authority import Authority
-from fake import moved, running, serving
+from fake import DRAINING, moved, no_server, running, serving
 
 import wald
 from wald import Outcome, Retry, TlsFailure
@@ -95,6 +95,32 @@ async def test_certificate_of_an_owner_must_name_its_host(authority):
             async with client_of(url, tls_ca=authority.pem, server_name="localhost", retry=twice) as named:
                 await named.append("log", "x")
             assert len(owner.attempts) == 2
+
+
+async def test_server_without_tls_does_not_keep_a_client_from_the_next(authority):
+    async with serving() as (_, plain), serving(secured(authority), tls_ca=authority.pem) as (_, client):
+        url = f"https://{plain.endpoint},https://{client.endpoint}"
+        async with client_of(url, tls_ca=authority.pem) as both:
+            with pytest.raises(wald.TlsError):
+                await both.append("log", "x")
+            # The pause after a failure of TLS is for one server only.
+            await both.append("log", "x")
+
+
+async def test_replaced_files_count_for_the_channels_to_all_servers(authority, other, tmp_path, monkeypatch):
+    monkeypatch.setattr("wald.tls._READ_PAUSE", 0.0)
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.pem.read_bytes())
+    async with running(secured(authority)) as (fake, port):
+        with no_server() as dead:
+            url = f"https://127.0.0.1:{port},https://{dead}"
+            async with client_of(url, tls_ca=ca, retry=wald.RetryPolicy(first_pause=0.001)) as client:
+                await client.append("log", "x")
+                old = client.channel
+                ca.write_bytes(authority.pem.read_bytes() + other.pem.read_bytes())
+                fake.script.append(DRAINING)
+                await client.append("log", "x")
+                assert client.endpoint.endswith(f":{port}") and client.channel is not old
 
 
 async def test_expired_server_is_refused(authority):

@@ -298,7 +298,8 @@ class Quota(Overloaded):
 
 
 class Unavailable(WaldError):
-    """The server is starting, draining, or waits for a restart; nothing was written, if `outcome` says so."""
+    """The server is starting, draining, waits for a restart, or does not own the store (reason MOVED, facts `owner`
+    and `term`); nothing was written, if `outcome` says so."""
 
 
 class Unauthenticated(WaldError):

@@ -39,7 +39,8 @@ class RetryPolicy:
     """Number and pace of repeats of a call, within its deadline. Pauses in seconds."""
 
     max_attempts: int = 16
-    """Maximum attempts, the first included; 1 repeats nothing. The pauses of 16 are longer
+    """Maximum attempts, the first included; 1 repeats nothing. An attempt at an owner that a server
+    names counts, though no pause is before it. The pauses of 16 are longer
     than the default deadline, so that the deadline decides. A producer counts none, and
     follows its deadline. A follower that was open once retries without end."""
     first_pause: float = 0.05
