@@ -10,6 +10,7 @@
 //! The thread that opens the store does all steps before the daemon serves. Then the shipper runs on a thread of its own,
 //! so that no event loop waits for it. `none.rs` takes the place of this module in builds without object stores.
 
+mod cluster;
 mod events;
 pub(crate) mod fetch;
 mod manifests;
@@ -41,6 +42,7 @@ use crate::host;
 use crate::metrics::{Metrics, ReplicaMetrics};
 use crate::serve::{Exit, StartFacts, no_store};
 
+use self::cluster::Cluster;
 use self::events::{Events, Requests};
 use self::fetch::{Fetch, FetchError};
 use self::manifests::ProtoManifests;
@@ -51,6 +53,9 @@ pub(crate) struct ReplicaStart {
     claim: OwnerClaim,
     /// This process among the nodes of the store, if there may be several.
     membership: Option<Arc<Membership>>,
+    cluster: Arc<Cluster>,
+    /// Begin of a take-over as a stand-by.
+    decided: Option<Instant>,
     settings: ShipSettings,
     directory: PathBuf,
     metrics: Arc<ReplicaMetrics>,
@@ -59,7 +64,6 @@ pub(crate) struct ReplicaStart {
 /// The replica of a daemon that serves.
 pub(crate) struct RunningReplica {
     place: String,
-    node: String,
     stop: watch::Sender<bool>,
     runs: JoinHandle<ShipEnd>,
     has_ended: bool,
@@ -69,17 +73,21 @@ pub(crate) struct RunningReplica {
     remote: Arc<Remote>,
 }
 
-/// Describes the replica of a daemon that serves.
+/// Describes the replica for as long as the process runs.
 pub(crate) struct ReplicaWatch {
     place: String,
     node: String,
     metrics: Arc<ReplicaMetrics>,
+    cluster: Arc<Cluster>,
 }
 
 impl ReplicaWatch {
     /// The replica as it is now.
     pub(crate) fn now(&self) -> v1::ReplicaStatus {
-        convert::replica_status(&self.place, &self.node, &self.metrics.figures())
+        let figures = self.metrics.figures();
+        let mut status = convert::replica_status(&self.place, &self.node, &figures);
+        self.cluster.show(&mut status);
+        status
     }
 }
 
@@ -152,8 +160,16 @@ impl ReplicaStart {
             directory: config.data_dir.clone(),
             metrics,
             membership: None,
+            cluster: Arc::default(),
+            decided: None,
             remote,
         };
+        let _ = facts.replica.set(ReplicaWatch {
+            place: start.remote.bucket.place().to_owned(),
+            node: start.claim.node.clone(),
+            metrics: Arc::clone(&start.metrics),
+            cluster: Arc::clone(&start.cluster),
+        });
         if fetches {
             start.fetch(config, 0)?;
         } else if config.stand_by {
@@ -240,7 +256,11 @@ impl ReplicaStart {
             bucket: self.remote.bucket.clone(),
             settings: self.settings,
             format: Arc::new(ProtoManifests),
-            observer: Arc::new(Events::new(&self.remote.bucket, Arc::clone(&self.metrics))),
+            observer: Arc::new(Events::new(
+                &self.remote.bucket,
+                Arc::clone(&self.metrics),
+                Arc::clone(&self.cluster),
+            )),
             claim: self.claim.clone(),
             membership: self.membership.clone(),
             keep_term: Arc::new(move |term| term::keep(&directory, store_id, term)),
@@ -255,12 +275,16 @@ impl ReplicaStart {
             }
         };
         self.took_over(owner.before());
+        self.cluster.note_role(v1::ReplicaRole::Owner);
+        if let Some(decided) = self.decided {
+            self.metrics.takeover_took(decided.elapsed());
+        }
+        self.cluster.note(owner.record(), None);
         self.watch(engine);
         let (stop, stopped) = watch::channel(false);
         let runtime = &self.remote.runtime;
         Ok(RunningReplica {
             place: self.remote.bucket.place().to_owned(),
-            node: self.claim.node,
             stop,
             runs: runtime.spawn(owner.run(stopped)),
             has_ended: false,
@@ -285,15 +309,6 @@ impl RunningReplica {
                 %error,
                 "the credentials of the bucket were not read again; the earlier ones stay"
             ),
-        }
-    }
-
-    /// Describes the replica for as long as the process runs.
-    pub(crate) fn described(&self) -> ReplicaWatch {
-        ReplicaWatch {
-            place: self.place.clone(),
-            node: self.node.clone(),
-            metrics: Arc::clone(&self.metrics),
         }
     }
 

@@ -22,7 +22,7 @@ use http::Extensions;
 use tokio::sync::watch;
 use tonic::{Response, Status};
 use wald_proto::v1;
-use wald_storage::{RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
+use wald_storage::{Limits, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
 
 use crate::auth::{Caller, Engine};
 use crate::config::LogPatterns;
@@ -44,14 +44,21 @@ pub(crate) struct OpenStore {
     pub(crate) epoch: RecoveryEpoch,
     /// The findings of opening it.
     pub(crate) report: RecoveryReport,
-    /// Describes its replica; `None` without one.
-    pub(crate) replica: Option<ReplicaWatch>,
+}
+
+/// The order of an operator to end as SIGTERM does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DrainOrder {
+    /// Time for which calls are still accepted; `None`: the setting `drain_delay`.
+    pub(crate) delay: Option<Duration>,
 }
 
 /// State that the RPCs share.
 pub(crate) struct Node {
     /// Empty until the store is recovered.
     pub(crate) store: OnceLock<OpenStore>,
+    /// Describes the replica of the store; empty without one, or while the daemon starts.
+    pub(crate) replica: Arc<OnceLock<ReplicaWatch>>,
     /// The owner of the store while this node is a stand-by.
     pub(crate) owner: watch::Receiver<Option<StoreOwner>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -63,6 +70,10 @@ pub(crate) struct Node {
     pub(crate) sync_interval: Duration,
     pub(crate) retention: Retention,
     pub(crate) limits: ServerLimits,
+    /// Limits of the engine before it is open.
+    pub(crate) engine_limits: Limits,
+    /// Takes the order of an operator to end.
+    pub(crate) drain: watch::Sender<Option<DrainOrder>>,
     pub(crate) auto_create: bool,
     /// The protection against strangers.
     pub(crate) protection: v1::Protection,
@@ -74,7 +85,7 @@ pub(crate) struct Node {
 impl Node {
     /// The replica of the store; `None` without one, or while the daemon starts.
     pub(crate) fn replica(&self) -> Option<&ReplicaWatch> {
-        self.store.get()?.replica.as_ref()
+        self.replica.get()
     }
 
     pub(crate) fn store(&self, access: Access) -> Result<&OpenStore, Status> {
@@ -109,11 +120,6 @@ pub(crate) use reflection::FirstFault;
 pub(crate) use wal::WalCalls;
 
 type RpcResult<T> = Result<Response<T>, Status>;
-
-/// An RPC of the contract that this version does not have.
-fn unbuilt(name: &str, access: Access) -> Status {
-    status::not_supported(name, access)
-}
 
 #[cfg(test)]
 mod tests;

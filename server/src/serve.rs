@@ -32,8 +32,8 @@ use crate::metrics::Metrics;
 use crate::offline::{Gaps, few};
 use crate::plan::HostLimits;
 use crate::reload::{Reload, ReloadThread, Reloader};
-use crate::replica::RunningReplica;
-use crate::rpc::{Echo, Node, OpenStore, Services, WalCalls};
+use crate::replica::{ReplicaWatch, RunningReplica};
+use crate::rpc::{DrainOrder, Echo, Node, OpenStore, Services, WalCalls};
 use crate::tls::{self, TlsSource};
 use crate::transport::{Calls, HttpUrl, Listener, Routes, Transport};
 use crate::{host, http};
@@ -94,7 +94,6 @@ pub(crate) struct StoreOwner {
 }
 
 /// The facts of a start that the replica depends on.
-#[derive(Debug)]
 #[cfg_attr(
     not(feature = "object"),
     allow(dead_code, reason = "builds without object stores have no replica")
@@ -106,6 +105,8 @@ pub(crate) struct StartFacts {
     pub(crate) address: SocketAddr,
     /// The owner of the store that is gone, if the operator says so.
     pub(crate) take_over: Option<TakeOver>,
+    /// Takes the description of the replica, as soon as its bucket is known.
+    pub(crate) replica: Arc<OnceLock<ReplicaWatch>>,
     /// Takes the owner while this node is a stand-by.
     pub(crate) owner: watch::Sender<Option<StoreOwner>>,
     /// Whether the process must end. A stand-by leaves the nodes then.
@@ -178,7 +179,8 @@ struct Server {
 
 /// The reason why serving ended.
 enum StopReason {
-    Asked,
+    /// Calls are still accepted for this time.
+    Asked(Duration),
     JournalFailed,
     /// Another node owns the store.
     Moved(Exit),
@@ -215,11 +217,13 @@ impl Server {
         let audit = AuditLog::start(config, &metrics)?;
         // Without ports the daemon only finds out who has the directory, and takes no store from anybody.
         let (owner, owner_seen) = watch::channel(None);
+        let replica = Arc::new(OnceLock::new());
         let (stop, stopped) = watch::channel(false);
         let facts = ports.as_ref().ok().map(|(listener, _)| StartFacts {
             is_new: !existing,
             address: listener.address(),
             take_over,
+            replica: Arc::clone(&replica),
             owner,
             stop: stopped,
         });
@@ -244,6 +248,7 @@ impl Server {
         let node = Arc::new(Node {
             store: OnceLock::new(),
             owner: owner_seen,
+            replica,
             metrics,
             phase: receiver,
             heartbeat_interval: config.heartbeat_interval,
@@ -259,6 +264,8 @@ impl Server {
                 session_window_bytes: config.session_window_bytes.0,
                 producer_max_idle: config.producer_max_idle,
             },
+            engine_limits: config.storage().limits(),
+            drain: watch::Sender::new(None),
             auto_create: config.auto_create,
             protection: convert::protection(config),
             cursor_lag_logs: config.cursor_lag_logs.clone(),
@@ -374,9 +381,15 @@ impl Server {
         };
 
         let mut opening = std::pin::pin!(opening.opened());
+        let ends = async {
+            tokio::select! {
+                () = signals.stop() => {}
+                _ = drain_order(&node) => {}
+            }
+        };
         let mut opened = tokio::select! {
             opened = &mut opening => opened?,
-            () = signals.stop() => {
+            () = ends => {
                 // Nothing was accepted yet, and the next start goes on wherever recovery or a take-over ends.
                 stop.send_replace(true);
                 if *node.phase.borrow() == Phase::StandBy {
@@ -396,14 +409,13 @@ impl Server {
             engine: Engine::new(Arc::clone(&engine)),
             epoch: opened.report.recovery_epoch,
             report: opened.report.clone(),
-            replica: replica.as_ref().map(RunningReplica::described),
         });
         life.enter(Phase::Serving).await;
         announce(config, &opened, addresses, try_line);
         limits.tell(config);
 
         let end = life
-            .serve(config, &*engine, &mut replica, signals, &reload)
+            .serve(&node, config, &*engine, &mut replica, signals, &reload)
             .await;
         let store = (&*engine, replica);
         life.leave(config, end, store, &mut transport, signals)
@@ -523,6 +535,7 @@ impl ServerLife {
     /// Serves until someone or something ends it.
     async fn serve(
         &self,
+        node: &Node,
         config: &Config,
         engine: &dyn LogEngine,
         replica: &mut Option<RunningReplica>,
@@ -540,7 +553,7 @@ impl ServerLife {
                     tokio::task::spawn_blocking(wald_storage::give_back_memory);
                 }
                 request = signals.next() => match request {
-                    Request::Stop => return StopReason::Asked,
+                    Request::Stop => return StopReason::Asked(config.drain_delay),
                     Request::Reload => {
                         reload();
                         if let Some(replica) = replica {
@@ -548,6 +561,9 @@ impl ServerLife {
                         }
                     }
                 },
+                order = drain_order(node) => {
+                    return StopReason::Asked(order.delay.unwrap_or(config.drain_delay));
+                }
                 exit = moved(replica) => return StopReason::Moved(exit),
                 _ = &mut failed, if !read_only => match config.on_flush_failure {
                     FlushFailurePolicy::Exit => return StopReason::JournalFailed,
@@ -571,7 +587,7 @@ impl ServerLife {
         signals: &mut Signals,
     ) -> Result<(), Exit> {
         let cut_short = match &end {
-            StopReason::Asked => Exit::new(
+            StopReason::Asked(_) => Exit::new(
                 Exit::CUT_SHORT,
                 "a second signal: exiting at once, the next start recovers",
             ),
@@ -599,9 +615,9 @@ impl ServerLife {
         transport: &mut Transport,
     ) -> Result<(), Exit> {
         self.enter(Phase::Leaving).await;
-        if matches!(end, StopReason::Asked) {
-            tracing::info!(drain_delay = ?config.drain_delay, "stopping: not ready any more");
-            tokio::time::sleep(config.drain_delay).await;
+        if let StopReason::Asked(delay) = end {
+            tracing::info!(drain_delay = ?delay, "stopping: not ready any more");
+            tokio::time::sleep(delay).await;
         }
         self.enter(Phase::Draining).await;
         // Ends the streams of health watchers, which would keep their connections open.
@@ -630,7 +646,7 @@ impl ServerLife {
                 "the journal failed; exiting (on_flush_failure = exit): a restart recovers the records in the data directory",
             )),
             StopReason::Moved(exit) => Err(exit),
-            StopReason::Asked => match timeout_at(until, engine.drain()).await {
+            StopReason::Asked(_) => match timeout_at(until, engine.drain()).await {
                 Ok(Ok(())) => {
                     tracing::info!("stopped: everything accepted is on the device");
                     match replica {
@@ -645,6 +661,16 @@ impl ServerLife {
                 )),
             },
         }
+    }
+}
+
+/// Resolves when an operator has ordered the end.
+async fn drain_order(node: &Node) -> DrainOrder {
+    let mut orders = node.drain.subscribe();
+    let order = orders.wait_for(Option::is_some).await;
+    match order.ok().and_then(|order| *order) {
+        Some(order) => order,
+        None => std::future::pending().await,
     }
 }
 

@@ -76,6 +76,9 @@ pub(crate) enum Command {
     /// Show who the server takes this caller for: principal, tenant, rights, and the expiry of the
     /// credential
     Whoami,
+    /// Show the nodes of a store in a bucket, or hand the store to another node
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Name the settings of servers: add, use, list, show or remove contexts
     #[command(subcommand)]
     Context(ContextCommand),
@@ -498,6 +501,15 @@ pub(crate) struct SyncArgs {
     /// To the operating system only, not to the device.
     #[arg(long)]
     pub(crate) os: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Show the owner, the stand-bys and the other nodes; exits with 4 if no node owns the store.
+    Status,
+    /// End the owner as SIGTERM does: it hands the store to the first stand-by. Ask the owner. Its service
+    /// manager starts it again, as a stand-by.
+    HandOver,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -6,6 +6,7 @@ mod append;
 mod args;
 mod backup;
 mod batch;
+mod cluster;
 mod contexts;
 mod cursors;
 mod exit;
@@ -171,6 +172,7 @@ async fn other(
         Command::Producer(command) => producers::producer(client, command, output).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, output).await,
+        Command::Cluster(command) => cluster::run(client, command, output).await,
         Command::Whoami => whoami::run(client, settings, output).await,
         Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,

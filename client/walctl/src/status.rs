@@ -472,6 +472,7 @@ mod tests {
             max_lag_bytes: 64 << 20,
             put_p50: millis(25),
             put_p99: millis(90),
+            ..ReplicaStatus::default()
         }
     }
 

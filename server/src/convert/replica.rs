@@ -30,5 +30,6 @@ pub(crate) fn replica_status(
         max_lag_bytes: now.max_lag,
         put_p50: now.puts.map(|(p50, _)| proto_duration(p50)),
         put_p99: now.puts.map(|(_, p99)| proto_duration(p99)),
+        ..v1::ReplicaStatus::default()
     }
 }

@@ -5,10 +5,13 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use prometheus::{Error, Gauge, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{Error, Gauge, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use wald_storage::{Position, ReplicaProgress};
 
 use super::{Maker, signed};
+
+/// Roles of a node, as `wald_replica_role` has them.
+pub(crate) const ROLES: [&str; 3] = ["owner", "stand_by", "joining"];
 
 /// Labels of results.
 const RESULTS: [&str; 2] = ["ok", "failed"];
@@ -33,6 +36,10 @@ pub(crate) struct ReplicaMetrics {
     term: IntGauge,
     fenced: IntCounter,
     takeovers: IntCounter,
+    takeover_seconds: Gauge,
+    role: IntGaugeVec,
+    stand_bys: IntGauge,
+    lease_age: Gauge,
     requests: IntCounterVec,
     request_seconds: HistogramVec,
     bytes: IntCounterVec,
@@ -126,11 +133,30 @@ impl ReplicaMetrics {
             )?,
             fenced: make.counter(
                 "wald_fenced_total",
-                "Times that another node has taken the store from this one. Above 0 this node ends.",
+                "Times that another node has taken the store from this one. Above 0 this node ends, or begins again as a stand-by.",
             )?,
             takeovers: make.counter(
                 "wald_takeovers_total",
-                "Times that this process has taken the store over from another node, by --take-over. Above 0: the node before ends, and DURABLE records that it had not shipped are lost.",
+                "Times that this process has taken the store over from another node that had not released it: as a stand-by, or by --take-over. Above 0: the node before ends, and DURABLE records that it had not shipped are lost.",
+            )?,
+            takeover_seconds: make.float_gauge(
+                "wald_takeover_seconds",
+                "Duration of the last take-over of this process in seconds, from the decision until the store was open. 0: it has taken nothing over. Above 30: the stand-by had to fetch files, or the bucket is slow.",
+            )?,
+            role: make.register(IntGaugeVec::new(
+                prometheus::Opts::new(
+                    "wald_replica_role",
+                    "1 for the role of this node among the nodes of the store, else 0. Roles: owner, stand_by (has a current copy), joining (has none yet). All 0: the setting stand_by is off.",
+                ),
+                &["role"],
+            )?)?,
+            stand_bys: make.gauge(
+                "wald_stand_bys",
+                "Stand-bys that may take the store over now, as the record of the owner names them. 0: nobody follows when the owner dies.",
+            )?,
+            lease_age: make.float_gauge(
+                "wald_lease_age_seconds",
+                "Time in seconds since the last sign of life of this node that the bucket has taken began. At 4/5 of lease_ttl an owner with stand-bys answers nothing but REPLICATED.",
             )?,
             requests: make.register(IntCounterVec::new(
                 prometheus::Opts::new(
@@ -161,6 +187,9 @@ impl ReplicaMetrics {
                 let labels = [kind, result];
                 metrics.uploads.get_metric_with_label_values(&labels)?;
             }
+        }
+        for role in ROLES {
+            metrics.role.get_metric_with_label_values(&[role])?;
         }
         // So that a metric without requests has its name.
         let put = ["put", "ok"];
@@ -242,6 +271,22 @@ impl ReplicaMetrics {
     /// This node has taken the store over.
     pub(crate) fn took_over(&self) {
         self.takeovers.inc();
+    }
+
+    /// A take-over of this process has ended.
+    pub(crate) fn takeover_took(&self, took: Duration) {
+        self.takeover_seconds.set(took.as_secs_f64());
+    }
+
+    /// The nodes as they are now. `role`: one of [`ROLES`].
+    pub(crate) fn nodes(&self, role: &str, stand_bys: usize, lease_age: Duration) {
+        for known in ROLES {
+            let is_role = i64::from(known == role);
+            self.role.with_label_values(&[known]).set(is_role);
+        }
+        self.stand_bys
+            .set(i64::try_from(stand_bys).unwrap_or(i64::MAX));
+        self.lease_age.set(lease_age.as_secs_f64());
     }
 
     /// A request to the bucket has ended.

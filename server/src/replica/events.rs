@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use wald_bucket::{Bucket, BucketRequest, RequestObserver, ShipError, ShipEvent, ShipObserver};
 
+use super::cluster::Cluster;
 use crate::metrics::{ReplicaMetrics, UploadKind};
 
 /// Counts requests.
@@ -28,12 +29,20 @@ impl RequestObserver for Requests {
 pub(super) struct Events {
     place: String,
     metrics: Arc<ReplicaMetrics>,
+    cluster: Arc<Cluster>,
 }
 
 impl Events {
-    pub(super) fn new(bucket: &Bucket, metrics: Arc<ReplicaMetrics>) -> Self {
-        let place = bucket.place().to_owned();
-        Self { place, metrics }
+    pub(super) fn new(
+        bucket: &Bucket,
+        metrics: Arc<ReplicaMetrics>,
+        cluster: Arc<Cluster>,
+    ) -> Self {
+        Self {
+            place: bucket.place().to_owned(),
+            metrics,
+            cluster,
+        }
     }
 
     fn count(&self, event: &ShipEvent<'_>) {
@@ -52,6 +61,7 @@ impl Events {
             ShipEvent::Down | ShipEvent::Failed(ShipError::Tail(_)) => (UploadKind::Rows, false),
             ShipEvent::Failed(_) => (UploadKind::Files, false),
             ShipEvent::Owns { term } => return self.metrics.owns(*term),
+            ShipEvent::Nodes { owner, nodes } => return self.cluster.note(owner, Some(nodes)),
             ShipEvent::Up | ShipEvent::Unread(_) | ShipEvent::NotOpened(_) => return,
         };
         self.metrics.uploaded(kind, is_done);
@@ -63,7 +73,7 @@ impl ShipObserver for Events {
         self.count(event);
         let place = &*self.place;
         match event {
-            ShipEvent::Stored { .. } => {}
+            ShipEvent::Stored { .. } | ShipEvent::Nodes { .. } => {}
             ShipEvent::Owns { term } => {
                 tracing::info!(place, term, "this node owns the store in the bucket");
             }

@@ -14,10 +14,11 @@ use tokio::time::{Instant, timeout_at};
 use wald_bucket::{
     Membership, NodeState, OwnerRecord, OwnerState, ReplicaCopy, StandByTurn, StandByWatch,
 };
+use wald_proto::v1;
 use wald_storage::{KeptContent, RealDisk, remove_kept_content, set_aside};
 
 use super::fetch::{Fetch, FetchError};
-use super::{ReplicaStart, exit, fetch_code, term};
+use super::{ReplicaStart, SAMPLE_PAUSE, exit, fetch_code, term};
 use crate::config::Config;
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 
@@ -70,6 +71,8 @@ impl ReplicaStart {
         );
         self.claim.process = membership.incarnation().to_owned();
         self.membership = Some(Arc::clone(&membership));
+        self.cluster.note_role(v1::ReplicaRole::Joining);
+        self.sample_nodes(&membership);
         let mut watch = StandByWatch::new(bucket, &self.claim.node, config.lease_ttl);
         let mut is_new = facts.is_new;
         let mut seen: Option<OwnerRecord> = None;
@@ -113,6 +116,7 @@ impl ReplicaStart {
                 }
                 StandByTurn::Claim(owner, inherits) => (owner, Some(inherits)),
             };
+            self.cluster.note(&owner, Some(watch.nodes()));
             let directory = self.directory_beside(&owner, is_new)?;
             if let OwnDirectory::Older(term) = directory {
                 self.set_aside(term)?;
@@ -136,6 +140,7 @@ impl ReplicaStart {
                         self.set_aside(owner.term)?;
                     }
                     membership.enter(NodeState::Owner);
+                    self.decided = Some(Instant::now());
                     tracing::info!(
                         place = bucket.place(),
                         owner = owner.node,
@@ -156,6 +161,19 @@ impl ReplicaStart {
                 }
             }
         }
+    }
+
+    /// Shows the nodes in metrics from now on.
+    fn sample_nodes(&self, membership: &Membership) {
+        let lease = Arc::clone(membership.lease());
+        let (metrics, cluster) = (Arc::clone(&self.metrics), Arc::clone(&self.cluster));
+        self.remote.runtime.spawn(async move {
+            let mut samples = tokio::time::interval(SAMPLE_PAUSE);
+            loop {
+                samples.tick().await;
+                metrics.nodes(cluster.role(), cluster.stand_bys(), lease.age());
+            }
+        });
     }
 
     /// The store of the bucket; `None` if there is none.
@@ -252,11 +270,13 @@ impl ReplicaStart {
                 keeping.kept = kept;
                 keeping.error.clear();
                 membership.enter(NodeState::StandBy);
+                self.cluster.note_role(v1::ReplicaRole::StandBy);
             }
             // The owner has stored nothing yet.
             Err(FetchError::Empty { .. }) => {}
             Err(error) => {
                 membership.enter(NodeState::Joining);
+                self.cluster.note_role(v1::ReplicaRole::Joining);
                 keeping.report(&error.to_string());
             }
         }

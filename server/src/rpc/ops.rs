@@ -6,10 +6,10 @@ use futures_util::stream;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use wald_proto::v1::{self, Reason};
-use wald_storage::{Position, Verification, VerifyProgress};
+use wald_storage::{EngineKind, Position, Verification, VerifyProgress};
 
-use super::{Answers, RpcResult, Services, backup, caller, unbuilt};
-use crate::auth::{HeldRight, ServerRight, leased};
+use super::{Answers, DrainOrder, RpcResult, Services, backup, caller};
+use crate::auth::{Engine, HeldRight, ServerRight, leased};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::status::{self, Access};
@@ -81,6 +81,21 @@ impl VerificationDelivery {
     }
 }
 
+/// The delay of an order to drain; `None`: the server's own.
+fn drain_delay(request: &v1::DrainRequest) -> Result<Option<Duration>, Status> {
+    let Some(delay) = request.delay else {
+        return Ok(None);
+    };
+    match Duration::try_from(delay) {
+        Ok(delay) => Ok(Some(delay)),
+        Err(_) => Err(status::not_supported_value(
+            "delay",
+            "a negative time",
+            Access::Write,
+        )),
+    }
+}
+
 #[tonic::async_trait]
 impl v1::ops_service_server::OpsService for Services {
     type VerifyStream = Answers<v1::VerifyResponse>;
@@ -91,21 +106,38 @@ impl v1::ops_service_server::OpsService for Services {
         request: Request<v1::GetServerInfoRequest>,
     ) -> RpcResult<v1::GetServerInfoResponse> {
         let node = &self.0;
-        let store = node.store(Access::Read)?;
-        let engine = &store.engine;
-        let profile = engine.profile();
+        // A stand-by has no store. It answers for itself.
+        let is_stand_by = node.owner.borrow().is_some();
+        let store = match is_stand_by {
+            true => node.store.get(),
+            false => Some(node.store(Access::Read)?),
+        };
+        let engine = store.map(|store| &store.engine);
+        let profile = engine.map(Engine::profile);
         let is_operator = caller(request.extensions())?
             .current()?
             .may_operate(ServerRight::Ops);
-        let truth = is_operator.then(|| engine.durability_truth());
-        let now = is_operator.then(|| engine.statistics());
+        let engine = engine.filter(|_| is_operator);
+        let truth = engine.map(Engine::durability_truth);
+        let now = engine.map(Engine::statistics);
+        let limits = profile
+            .as_ref()
+            .map_or(&node.engine_limits, |profile| &profile.limits);
+        let kind = (profile.as_ref()).map_or(EngineKind::Local, |profile| profile.kind);
+        let (store_id, epoch) = match &profile {
+            Some(profile) => (
+                convert::uuid(profile.store_id),
+                profile.recovery_epoch.get(),
+            ),
+            None => (String::new(), 0),
+        };
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            store_id: convert::uuid(profile.store_id),
-            recovery_epoch: profile.recovery_epoch.get(),
-            engine: convert::engine_kind(profile.kind).into(),
+            store_id,
+            recovery_epoch: epoch,
+            engine: convert::engine_kind(kind).into(),
             start_time: Some(convert::proto_timestamp(node.start_time)),
-            limits: Some(convert::server_limits(&profile.limits, &node.limits)),
+            limits: Some(convert::server_limits(limits, &node.limits)),
             sync_modes: convert::sync_modes(node.has_replica)
                 .into_iter()
                 .map(i32::from)
@@ -125,7 +157,7 @@ impl v1::ops_service_server::OpsService for Services {
             archive_failure: now.and_then(|now| now.archive_failing),
             default_retention: Some(convert::proto_retention(&node.retention)),
             protection: Some(node.protection),
-            replica: match (&store.replica, is_operator) {
+            replica: match (node.replica(), is_operator) {
                 (Some(replica), true) => Some(replica.now()),
                 _ => None,
             },
@@ -196,7 +228,15 @@ impl v1::ops_service_server::OpsService for Services {
         Ok(Response::new(stream))
     }
 
-    async fn drain(&self, _request: Request<v1::DrainRequest>) -> RpcResult<v1::DrainResponse> {
-        Err(unbuilt("wald.v1.OpsService.Drain", Access::Write))
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> RpcResult<v1::DrainResponse> {
+        let delay = drain_delay(request.get_ref())?;
+        let is_first = self.0.drain.send_if_modified(|asked| {
+            let is_first = asked.is_none();
+            *asked = asked.or(Some(DrainOrder { delay }));
+            is_first
+        });
+        Ok(Response::new(v1::DrainResponse {
+            already_draining: !is_first,
+        }))
     }
 }

@@ -48,6 +48,7 @@ impl Fixture {
         let node = Arc::new(Node {
             store: OnceLock::new(),
             owner: watch::channel(None).1,
+            replica: Arc::default(),
             metrics: Arc::clone(&metrics),
             phase: receiver,
             heartbeat_interval,
@@ -55,6 +56,8 @@ impl Fixture {
             has_replica: true,
             sync_interval: config.sync_interval,
             retention: config.retention(),
+            engine_limits: StorageConfig::default().limits(),
+            drain: watch::Sender::new(None),
             limits: ServerLimits {
                 max_timestamp_ahead: config.max_timestamp_ahead,
                 producer_window: config.producer_window,
@@ -132,7 +135,6 @@ impl Fixture {
             engine: Engine::new(engine),
             epoch: report.recovery_epoch,
             report,
-            replica: None,
         };
         assert!(self.node.store.set(store).is_ok());
         self

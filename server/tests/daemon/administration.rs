@@ -196,8 +196,30 @@ async fn server_tells_its_limits_and_what_a_flush_really_is() {
         .into_inner()
         .segments;
     assert_eq!(segments.last().unwrap().state(), v1::SegmentState::Active);
-    let told = Told::of(&ops.drain(v1::DrainRequest::default()).await.unwrap_err());
-    assert_eq!(told.fact("field"), "wald.v1.OpsService.Drain");
+}
+
+#[tokio::test]
+async fn drain_ends_the_process_as_sigterm_does() {
+    let daemon = Daemon::start(&[]);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", "0")).await.unwrap();
+    let mut ops = daemon.ops().await;
+    let seconds = |seconds| v1::DrainRequest {
+        delay: Some(prost_types::Duration { seconds, nanos: 0 }),
+    };
+    let told = Told::of(&ops.drain(seconds(-1)).await.unwrap_err());
+    assert_eq!(told.fact("field"), "delay");
+    let first = ops.drain(seconds(1)).await.unwrap().into_inner();
+    assert!(!first.already_draining);
+    // It still accepts calls, and is not ready any more.
+    daemon.wait_for_log("stopping: not ready any more");
+    assert_eq!(daemon.http("/readyz").0, 503);
+    wal.append(append("a", "1")).await.unwrap();
+    let again = ops.drain(seconds(0)).await.unwrap().into_inner();
+    assert!(again.already_draining);
+    drop((wal, ops));
+    daemon.wait_for_log("stopped: everything accepted is on the device");
+    assert!(daemon.ended().await.success());
 }
 
 async fn reflect(daemon: &Daemon, request: MessageRequest) -> MessageResponse {

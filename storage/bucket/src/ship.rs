@@ -123,6 +123,13 @@ pub enum ShipEvent<'a> {
     Failed(&'a ShipError),
     /// A tail that had stopped was not opened again. The next attempt follows.
     NotOpened(&'a OwnerError),
+    /// The nodes of the store were looked at.
+    Nodes {
+        /// The record of this node.
+        owner: &'a OwnerRecord,
+        /// The nodes, by name.
+        nodes: &'a [SeenNode],
+    },
     /// This node owns the store, and everything durable is stored.
     Owns {
         /// Number of its term.

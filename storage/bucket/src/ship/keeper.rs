@@ -119,6 +119,11 @@ impl ReplicaOwner {
         self.owned.before.as_ref()
     }
 
+    /// The record of this node.
+    pub fn record(&self) -> &OwnerRecord {
+        self.owned.record()
+    }
+
     /// Number of its term.
     pub fn term(&self) -> u64 {
         self.owned.tail.term()
@@ -131,7 +136,11 @@ impl ReplicaOwner {
             let membership = self.parts.membership.clone();
             let end = {
                 let ships = Box::pin(self.shipper.run(stop.clone()));
-                let names = name_stand_bys(&mut self.owned, membership.as_deref());
+                let names = name_stand_bys(
+                    &mut self.owned,
+                    membership.as_deref(),
+                    &*self.parts.observer,
+                );
                 tokio::select! {
                     end = ships => Some(end),
                     () = names => None,
@@ -213,7 +222,11 @@ impl ReplicaOwner {
 
 /// Keeps the names of the stand-bys that live in the record of the owner. Returns when another node has declared this one
 /// dead. Without a membership it does nothing, and never returns.
-async fn name_stand_bys(owned: &mut Owned, membership: Option<&Membership>) {
+async fn name_stand_bys(
+    owned: &mut Owned,
+    membership: Option<&Membership>,
+    observer: &dyn ShipObserver,
+) {
     let Some(membership) = membership else {
         return std::future::pending().await;
     };
@@ -226,6 +239,10 @@ async fn name_stand_bys(owned: &mut Owned, membership: Option<&Membership>) {
         let Ok(seen) = nodes.look().await else {
             continue;
         };
+        observer.event(&ShipEvent::Nodes {
+            owner: owned.record(),
+            nodes: &seen,
+        });
         let stand_bys = seen.into_iter().filter(|node| {
             let is_ready = node.record.state == NodeState::StandBy;
             is_ready && node.is_alive() && node.name != owned.record().node

@@ -22,9 +22,8 @@ pub struct StandByWatch {
     ttl: Duration,
     clock: fn() -> Duration,
     nodes: NodeWatch,
-    /// Time of the last look at the nodes.
-    looked: Option<Duration>,
-    owner_node: Option<SeenNode>,
+    /// The nodes at the last look at them, and its time.
+    seen: Option<Since<Vec<SeenNode>>>,
     owner: Option<Since<BucketRecord<OwnerRecord>>>,
     /// The term whose process was seen to be replaced.
     replaced: Option<Since<u64>>,
@@ -56,8 +55,7 @@ impl StandByWatch {
             ttl,
             clock,
             nodes: NodeWatch::by(bucket, clock),
-            looked: None,
-            owner_node: None,
+            seen: None,
             owner: None,
             replaced: None,
         }
@@ -80,6 +78,7 @@ impl StandByWatch {
         let owner = found.value.clone();
         self.owner = Some(Since(found, since));
         let unchanged = now.saturating_sub(since);
+        self.look_at_nodes().await?;
         let may_claim = match owner.state {
             OwnerState::Released => {
                 let successor = owner.successor.as_ref();
@@ -100,18 +99,27 @@ impl StandByWatch {
         })
     }
 
+    /// The nodes at the last look, by name.
+    pub fn nodes(&self) -> &[SeenNode] {
+        self.seen.as_ref().map_or(&[], |seen| &seen.0)
+    }
+
+    async fn look_at_nodes(&mut self) -> Result<(), BucketError> {
+        let now = (self.clock)();
+        let is_due = |seen: &Since<_>| now.saturating_sub(seen.1) >= self.ttl / 6;
+        if self.seen.as_ref().is_none_or(is_due) {
+            self.seen = Some(Since(self.nodes.look().await?, (self.clock)()));
+        }
+        Ok(())
+    }
+
     /// Whether the process of the owner is gone for good.
     async fn is_gone(&mut self, owner: &OwnerRecord) -> Result<bool, BucketError> {
         let now = (self.clock)();
-        let is_due = |looked: Duration| now.saturating_sub(looked) >= self.ttl / 6;
-        if self.looked.is_none_or(is_due) {
-            let nodes = self.nodes.look().await?;
-            self.owner_node = nodes.into_iter().find(|node| node.name == owner.node);
-            self.looked = Some((self.clock)());
-        }
-        let Some(node) = &self.owner_node else {
+        let Some(node) = self.nodes().iter().find(|node| node.name == owner.node) else {
             return Ok(false);
         };
+        let node = node.clone();
         if node.record.incarnation == owner.process {
             self.replaced = None;
             let ended = matches!(node.record.state, NodeState::Left | NodeState::Dead);
