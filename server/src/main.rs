@@ -40,7 +40,6 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr as _;
-use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -108,14 +107,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Pause before the process begins again: a fault that comes back at once must not fill the log.
-const AGAIN_PAUSE: Duration = Duration::from_secs(1);
-
 /// Replaces the process by a new one with the same settings, so that nothing of the old one stays. Returns only if the
 /// system refuses it.
 fn begin_again() -> u8 {
     logging::flush();
-    std::thread::sleep(AGAIN_PAUSE);
     // An owner that the operator called gone was another one than today's.
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "wald".into());

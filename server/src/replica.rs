@@ -271,7 +271,13 @@ impl ReplicaStart {
             Err(error) => {
                 // The next start is then a clean one.
                 let _ = block_on(engine.drain());
-                return Err(exit(&error).or_again(self.membership.is_some()));
+                let is_lost = matches!(
+                    error,
+                    OwnerError::Owned { .. }
+                        | OwnerError::Superseded { .. }
+                        | OwnerError::Contended { .. }
+                );
+                return Err(exit(&error).or_again(is_lost && self.membership.is_some()));
             }
         };
         self.took_over(owner.before());

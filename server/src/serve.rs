@@ -113,6 +113,9 @@ pub(crate) struct StartFacts {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
+/// Pause before the process begins again: a fault that comes back at once must not fill the log.
+const AGAIN_PAUSE: Duration = Duration::from_secs(1);
+
 /// Maximum time for a stand-by to leave the other nodes.
 const LEAVE_TIME: Duration = Duration::from_secs(3);
 
@@ -144,7 +147,16 @@ pub(crate) fn run(
         let mut signals = Signals::new().map_err(system)?;
         let server = Server::start(config, take_over)?;
         let audit = server.audit.clone();
-        let result = Box::pin(server.live(config, limits, &mut signals, reload, try_line)).await;
+        let mut result =
+            Box::pin(server.live(config, limits, &mut signals, reload, try_line)).await;
+        if let Err(exit) = &mut result
+            && exit.again
+        {
+            tokio::select! {
+                () = tokio::time::sleep(AGAIN_PAUSE) => {}
+                () = signals.stop() => exit.again = false,
+            }
+        }
         if let Some(audit) = audit {
             let ended = match &result {
                 Ok(()) => Ok(()),
@@ -596,10 +608,7 @@ impl ServerLife {
                 Exit::JOURNAL_FAILED,
                 "the journal failed, and a signal: exiting at once, the next start recovers",
             ),
-            StopReason::Moved(exit) => Exit {
-                message: exit.message.clone(),
-                ..*exit
-            },
+            StopReason::Moved(exit) => Exit::new(exit.code, exit.message.clone()),
         };
         tokio::select! {
             result = self.finish(config, end, store, transport) => result,

@@ -455,18 +455,6 @@ pub(crate) fn invalid_field(reason: Reason, field: &str, why: &str, access: Acce
         .status()
 }
 
-/// A field (or a whole RPC) of the contract that this version has not built.
-pub(crate) fn not_supported(field: &str, access: Access) -> Status {
-    Failure::new(
-        Code::Unimplemented,
-        Reason::NotSupported,
-        format!("{field} is not supported by this version"),
-    )
-    .fact("field", field)
-    .refused_if_write(access, Retry::Never)
-    .status()
-}
-
 /// A value of an enumeration that this version has not built, or does not know.
 pub(crate) fn not_supported_value(
     field: &str,

@@ -468,6 +468,13 @@ pub(crate) fn page(
     request: &ReadRequest,
     reach: Reach,
 ) -> Result<Page, ReadError> {
+    let page = page_now(store, request, reach);
+    // A refusal says something about the log, too.
+    store.check_lease()?;
+    page
+}
+
+fn page_now(store: &Arc<Store>, request: &ReadRequest, reach: Reach) -> Result<Page, ReadError> {
     let visibility = store.visibility(request.visibility, Some(&request.log.name))?;
     let log = store.resolve(&request.log, visibility)?;
     let tail = store.tail(&log, visibility);
@@ -512,7 +519,6 @@ pub(crate) fn page(
         return Err(quarantined(&log, start, None));
     }
     let replicated_lsn = store.replicated_lsn(&log);
-    store.check_lease()?;
     Ok(Page {
         log_id: log.id,
         next_lsn: found.next,

@@ -8,14 +8,17 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use wald_bucket::{
-    Membership, NodeState, OwnerRecord, OwnerState, ReplicaCopy, StandByTurn, StandByWatch,
+    BucketError, Membership, NodeState, OwnerRecord, OwnerState, ReplicaCopy, SeenNode, ShipError,
+    StandByTurn, StandByWatch,
 };
 use wald_proto::v1;
-use wald_storage::{KeptContent, RealDisk, remove_kept_content, set_aside};
+use wald_storage::{KeptContent, RealDisk, refuse_if_locked, remove_kept_content, set_aside};
 
 use super::fetch::{Fetch, FetchError};
 use super::{ReplicaStart, SAMPLE_PAUSE, exit, fetch_code, term};
@@ -24,6 +27,8 @@ use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 
 /// Pause between two looks at the owner. A hand-over takes half of it longer on average.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
+/// Maximum time for the record of a stand-by that ends.
+const LEAVE_TIME: Duration = Duration::from_secs(2);
 /// Pause between two looks for new content.
 const KEEP_PAUSE: Duration = Duration::from_secs(10);
 
@@ -34,19 +39,73 @@ enum OwnDirectory {
     Empty,
     /// It is the newest one of the store, as far as the record shows.
     Newest,
-    /// An owner has claimed the store since. It has not served yet.
-    Undecided,
-    /// Another owner has served the store since, in a later term than this one.
+    /// An owner has claimed the store since the term with this number, and has not served yet.
+    Undecided(u64),
+    /// Another owner has served the store since the term with this number.
     Older(u64),
 }
 
-/// What a stand-by does between two looks.
+/// The step after a look.
+enum Step {
+    /// Look again later.
+    Wait,
+    /// The directory has the store, or is the one in which it is made.
+    Ready,
+}
+
+/// The stand-by's work for its copy, on a thread of its own.
 struct Keeping {
     /// Time of the next look for content.
     due: Instant,
+    runs: Option<JoinHandle<Result<KeptContent, FetchError>>>,
+    /// Ends the thread soon.
+    stop: Arc<AtomicBool>,
     kept: KeptContent,
     /// The last error, which is reported once.
     error: String,
+}
+
+/// An error of a step.
+enum StepError {
+    /// The next step may succeed.
+    Bucket(String),
+    Exit(Exit),
+}
+
+impl From<Exit> for StepError {
+    fn from(exit: Exit) -> Self {
+        Self::Exit(exit)
+    }
+}
+
+impl From<BucketError> for StepError {
+    fn from(error: BucketError) -> Self {
+        Self::Bucket(error.to_string())
+    }
+}
+
+impl From<ShipError> for StepError {
+    fn from(error: ShipError) -> Self {
+        Self::Bucket(error.to_string())
+    }
+}
+
+/// State of the wait.
+struct StandBy<'a> {
+    start: &'a mut ReplicaStart,
+    config: &'a Config,
+    facts: &'a StartFacts,
+    membership: Arc<Membership>,
+    watch: StandByWatch,
+    /// Whether the directory has no store.
+    is_new: bool,
+    store_id: Option<u128>,
+    seen: Option<OwnerRecord>,
+    /// Whether the operator knows that no node may follow.
+    has_warned: bool,
+    /// The last error of a look, which is reported once.
+    error: String,
+    keeping: Keeping,
 }
 
 impl ReplicaStart {
@@ -56,110 +115,48 @@ impl ReplicaStart {
     /// # Errors
     /// If the directory and the bucket do not fit each other, or if a take-over fails.
     pub(super) fn stand_by(&mut self, config: &Config, facts: &StartFacts) -> Result<(), Exit> {
-        let remote = Arc::clone(&self.remote);
-        let (bucket, runtime) = (&remote.bucket, &remote.runtime);
-        let joins = Membership::join(
-            bucket,
-            &self.claim.node,
-            &self.claim.endpoint,
-            config.lease_ttl,
-        );
-        let membership = Arc::new(
-            runtime
-                .block_on(joins)
-                .map_err(|error| exit(&error.into()))?,
-        );
+        // A process that has the directory already is the node. It must not be replaced among the nodes.
+        let disk = RealDisk::open(&self.directory).map_err(|error| unkept(&error.into()))?;
+        refuse_if_locked(&*disk).map_err(|error| unkept(&error.into()))?;
+        let bucket = self.remote.bucket.clone();
+        let (name, endpoint) = (&self.claim.node, &self.claim.endpoint);
+        let joins = Membership::join(&bucket, name, endpoint, config.lease_ttl);
+        let joined = self.remote.runtime.block_on(joins);
+        let membership = Arc::new(joined.map_err(|error| exit(&error.into()))?);
         self.claim.process = membership.incarnation().to_owned();
         self.membership = Some(Arc::clone(&membership));
         self.cluster.note_role(v1::ReplicaRole::Joining);
         self.sample_nodes(&membership);
-        let mut watch = StandByWatch::new(bucket, &self.claim.node, config.lease_ttl);
-        let mut is_new = facts.is_new;
-        let mut seen: Option<OwnerRecord> = None;
-        let mut keeping = Keeping {
-            due: Instant::now(),
-            kept: KeptContent::default(),
+        let mut wait = StandBy {
+            watch: StandByWatch::new(&bucket, &self.claim.node, config.lease_ttl),
+            start: self,
+            config,
+            facts,
+            membership,
+            is_new: facts.is_new,
+            store_id: None,
+            seen: None,
+            has_warned: false,
             error: String::new(),
+            keeping: Keeping {
+                due: Instant::now(),
+                runs: None,
+                stop: Arc::default(),
+                kept: KeptContent::default(),
+                error: String::new(),
+            },
         };
         loop {
             if *facts.stop.borrow() {
-                drop(membership);
-                if let Some(membership) = self.membership.take().and_then(Arc::into_inner) {
-                    let until = Instant::now() + Duration::from_secs(2);
-                    runtime.block_on(async { leave(membership, until).await });
-                }
-                return Err(Exit::new(Exit::UNAVAILABLE, "the stand-by has left"));
+                return Err(wait.leave());
             }
-            let turn = match runtime.block_on(watch.look()) {
-                Ok(turn) => turn,
-                Err(error) => {
-                    keeping.report(&error.to_string());
-                    runtime.block_on(async { tokio::time::sleep(LOOK_PAUSE).await });
-                    continue;
-                }
-            };
-            let (owner, inherits) = match turn {
-                StandByTurn::Wait(None) => {
-                    if is_new && !config.create_store {
-                        return Err(no_store(&config.data_dir));
-                    }
-                    let reserves = runtime.block_on(self.claim.reserve(bucket));
-                    match reserves.map_err(|error| exit(&error.into()))? {
-                        true => return Ok(()),
-                        false => continue,
-                    }
-                }
-                StandByTurn::Wait(Some(owner)) => {
-                    let is_named = self.claim.names(&owner);
-                    let inherits = is_named.then_some(owner.term);
-                    (owner, inherits.map(Some))
-                }
-                StandByTurn::Claim(owner, inherits) => (owner, Some(inherits)),
-            };
-            self.cluster.note(&owner, Some(watch.nodes()));
-            let directory = self.directory_beside(&owner, is_new)?;
-            if let OwnDirectory::Older(term) = directory {
-                self.set_aside(term)?;
-                is_new = true;
-                continue;
+            match wait.step() {
+                Ok(Step::Ready) => return Ok(()),
+                Ok(Step::Wait) => wait.error.clear(),
+                Err(StepError::Bucket(error)) => report(&mut wait.error, &error),
+                Err(StepError::Exit(exit)) => return Err(exit),
             }
-            if directory == OwnDirectory::Newest && is_free_for(&self.claim.node, &owner) {
-                return Ok(());
-            }
-            match inherits {
-                Some(inherits) => {
-                    self.claim.inherits = inherits;
-                    if directory == OwnDirectory::Newest {
-                        return Ok(());
-                    }
-                    if self.store_id()?.is_none() {
-                        // The node that reserved the bucket has made nothing.
-                        return Ok(());
-                    }
-                    if directory == OwnDirectory::Undecided {
-                        self.set_aside(owner.term)?;
-                    }
-                    membership.enter(NodeState::Owner);
-                    self.decided = Some(Instant::now());
-                    tracing::info!(
-                        place = bucket.place(),
-                        owner = owner.node,
-                        term = owner.term,
-                        "the owner has ended; this node takes the store over"
-                    );
-                    self.fetch(config, keeping.kept.bytes)?;
-                    let disk = RealDisk::open(&self.directory);
-                    let disk = disk.map_err(|error| unkept(&error.into()))?;
-                    return remove_kept_content(&*disk).map_err(|error| unkept(&error.into()));
-                }
-                None => {
-                    self.show(facts, &owner, &mut seen);
-                    if directory == OwnDirectory::Empty {
-                        self.keep(config, facts, &membership, &mut keeping);
-                    }
-                    runtime.block_on(async { tokio::time::sleep(LOOK_PAUSE).await });
-                }
-            }
+            wait.pause();
         }
     }
 
@@ -175,46 +172,159 @@ impl ReplicaStart {
             }
         });
     }
+}
 
-    /// The store of the bucket; `None` if there is none.
-    fn store_id(&self) -> Result<Option<u128>, Exit> {
-        let found = ReplicaCopy::store_of(&self.remote.bucket);
-        let found = self.remote.runtime.block_on(found);
-        found.map_err(|error| exit(&error.into()))
+impl StandBy<'_> {
+    fn pause(&self) {
+        let runtime = &self.start.remote.runtime;
+        runtime.block_on(async { tokio::time::sleep(LOOK_PAUSE).await });
     }
 
-    fn directory_beside(
-        &mut self,
-        owner: &OwnerRecord,
-        is_new: bool,
-    ) -> Result<OwnDirectory, Exit> {
-        let Some(store_id) = self.store_id()? else {
-            // The first owner has not begun. A store that is here already is decided by its claim.
-            return Ok(match is_new {
-                true if !self.claim.is_mine(owner) => OwnDirectory::Empty,
-                _ => OwnDirectory::Newest,
+    /// Looks at the owner, and does the next thing.
+    fn step(&mut self) -> Result<Step, StepError> {
+        let remote = Arc::clone(&self.start.remote);
+        let (bucket, runtime) = (&remote.bucket, &remote.runtime);
+        let limit = self.config.lease_ttl / 3;
+        let looks = async { timeout(limit, self.watch.look()).await };
+        let Ok(turn) = runtime.block_on(looks) else {
+            return Err(StepError::Bucket(format!(
+                "the bucket gave no answer within {limit:?}"
+            )));
+        };
+        let claim = &self.start.claim;
+        let (owner, inherits) = match turn? {
+            StandByTurn::Wait(None) => {
+                if self.is_new && !self.config.create_store {
+                    return Err(no_store(&self.config.data_dir).into());
+                }
+                return Ok(match runtime.block_on(claim.reserve(bucket))? {
+                    true => Step::Ready,
+                    false => Step::Wait,
+                });
+            }
+            // An operator says that the owner is gone.
+            StandByTurn::Wait(Some(owner)) if claim.names(&owner) => {
+                let inherits = Some(owner.term);
+                (owner, Some(inherits))
+            }
+            StandByTurn::Wait(Some(owner)) => (owner, None),
+            StandByTurn::Claim(owner, inherits) => (owner, Some(inherits)),
+        };
+        self.start.cluster.note(&owner, Some(self.watch.nodes()));
+        self.find_store()?;
+        let directory = self.directory_beside(&owner)?;
+        match (directory, inherits) {
+            (OwnDirectory::Older(term), _) => {
+                self.set_aside(term)?;
+                Ok(Step::Wait)
+            }
+            (OwnDirectory::Newest, None) if self.goes_on(&owner) => Ok(Step::Ready),
+            (OwnDirectory::Newest, Some(inherits)) => {
+                self.start.claim.inherits = inherits;
+                Ok(Step::Ready)
+            }
+            // The node that reserved the bucket has made nothing.
+            (OwnDirectory::Empty, Some(inherits)) if self.store_id.is_none() => {
+                self.start.claim.inherits = inherits;
+                Ok(Step::Ready)
+            }
+            (OwnDirectory::Undecided(term), Some(_)) => {
+                self.set_aside(term)?;
+                Ok(Step::Wait)
+            }
+            (OwnDirectory::Empty, Some(inherits)) => {
+                self.start.claim.inherits = inherits;
+                self.take_over(&owner)?;
+                Ok(Step::Ready)
+            }
+            (OwnDirectory::Empty | OwnDirectory::Newest | OwnDirectory::Undecided(_), None) => {
+                self.show(&owner);
+                if directory == OwnDirectory::Empty {
+                    self.keep();
+                }
+                Ok(Step::Wait)
+            }
+        }
+    }
+
+    /// Leaves the nodes, because the process must end.
+    fn leave(mut self) -> Exit {
+        self.keeping.end();
+        drop(self.membership);
+        if let Some(membership) = self.start.membership.take().and_then(Arc::into_inner) {
+            let until = Instant::now() + LEAVE_TIME;
+            let runtime = &self.start.remote.runtime;
+            runtime.block_on(async { leave(membership, until).await });
+        }
+        Exit::new(Exit::UNAVAILABLE, "the stand-by has left")
+    }
+
+    /// Fences the owner, and makes a store of the kept content and the rest.
+    fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), Exit> {
+        self.start.decided = Some(Instant::now());
+        self.keeping.end();
+        self.membership.enter(NodeState::Owner);
+        tracing::info!(
+            place = self.start.remote.bucket.place(),
+            owner = owner.node,
+            term = owner.term,
+            "the owner has ended; this node takes the store over"
+        );
+        // The owner is fenced, so this node must go on, whatever fails.
+        let fetched = self.start.fetch(self.config, self.keeping.kept.bytes);
+        fetched.map_err(|exit| exit.or_again(true))?;
+        let disk = RealDisk::open(&self.start.directory).map_err(|error| unkept(&error.into()))?;
+        remove_kept_content(&*disk).map_err(|error| unkept(&error.into()))
+    }
+
+    /// Finds the identity of the store in the bucket, which never changes.
+    fn find_store(&mut self) -> Result<(), StepError> {
+        if self.store_id.is_none() {
+            let found = ReplicaCopy::store_of(&self.start.remote.bucket);
+            self.store_id = self.start.remote.runtime.block_on(found)?;
+        }
+        Ok(())
+    }
+
+    fn directory_beside(&mut self, owner: &OwnerRecord) -> Result<OwnDirectory, Exit> {
+        let claim = &mut self.start.claim;
+        let Some(store_id) = self.store_id else {
+            // The first owner has not begun. The claim of a store that is here already compares it with the bucket.
+            return Ok(match self.is_new && !claim.is_mine(owner) {
+                true => OwnDirectory::Empty,
+                false => OwnDirectory::Newest,
             });
         };
-        let kept = term::kept(&self.directory, store_id)?;
-        self.claim.kept_term = kept;
-        Ok(match kept {
-            None if is_new => OwnDirectory::Empty,
-            // Its claim compares it with the bucket.
+        claim.kept_term = term::kept(&self.start.directory, store_id)?;
+        let is_own = owner.node == claim.node;
+        Ok(match claim.kept_term {
+            None if self.is_new => OwnDirectory::Empty,
             None => OwnDirectory::Newest,
-            Some(kept) if kept >= owner.term => OwnDirectory::Newest,
-            Some(_) if owner.state == OwnerState::Opening => OwnDirectory::Undecided,
+            // A term that another node has got was kept here for a claim that failed.
+            Some(kept) if is_own && kept >= owner.term => OwnDirectory::Newest,
+            Some(kept) if owner.state == OwnerState::Opening => OwnDirectory::Undecided(kept),
             Some(kept) => OwnDirectory::Older(kept),
         })
     }
 
+    /// Whether a node whose directory is the newest one may go on with it at once: it is the owner, and has not handed the
+    /// store over.
+    fn goes_on(&self, owner: &OwnerRecord) -> bool {
+        let claim = &self.start.claim;
+        let is_other = |successor: &String| *successor != claim.node;
+        let is_handed_over = owner.successor.as_ref().is_some_and(is_other);
+        claim.is_mine(owner) && !(owner.state == OwnerState::Released && is_handed_over)
+    }
+
     /// Moves a store away that is no longer the newest one, and keeps content that the bucket has, too.
-    fn set_aside(&self, term: u64) -> Result<(), Exit> {
-        let copy = ReplicaCopy::open(&self.remote.bucket, &super::ProtoManifests, None);
-        let copy = self.remote.runtime.block_on(copy);
-        let copy = copy.map_err(|error| exit(&error.into()))?;
+    fn set_aside(&mut self, term: u64) -> Result<(), StepError> {
+        let remote = &self.start.remote;
+        let copy = ReplicaCopy::open(&remote.bucket, &super::ProtoManifests, None);
+        let copy = remote.runtime.block_on(copy)?;
         let manifest = copy.as_ref().and_then(ReplicaCopy::manifest);
-        let disk = RealDisk::open(&self.directory).map_err(|error| unkept(&error.into()))?;
+        let disk = RealDisk::open(&self.start.directory).map_err(|error| unkept(&error.into()))?;
         let done = set_aside(&*disk, manifest, term).map_err(|error| unkept(&error.into()))?;
+        self.is_new = true;
         tracing::warn!(
             term,
             kept = done.kept,
@@ -226,82 +336,111 @@ impl ReplicaStart {
     }
 
     /// Shows the owner to clients and operators.
-    fn show(&self, facts: &StartFacts, owner: &OwnerRecord, seen: &mut Option<OwnerRecord>) {
+    fn show(&mut self, owner: &OwnerRecord) {
         let ends = owner.state == OwnerState::Released;
         let endpoint = if ends { "" } else { &*owner.endpoint };
-        facts.owner.send_replace(Some(StoreOwner {
+        self.facts.owner.send_replace(Some(StoreOwner {
             endpoint: endpoint.to_owned(),
             term: owner.term,
         }));
-        let is_known = |seen: &OwnerRecord| {
-            let key = |owner: &OwnerRecord| (owner.term, owner.state, owner.stand_bys.clone());
-            key(seen) == key(owner)
-        };
-        if !seen.as_ref().is_some_and(is_known) {
+        let place = self.start.remote.bucket.place();
+        let is_named = owner.stand_bys.contains(&self.start.claim.node);
+        let key = |owner: &OwnerRecord| (owner.term, owner.state, owner.stand_bys.clone());
+        if self.seen.as_ref().map(key) != Some(key(owner)) {
             tracing::info!(
-                place = self.remote.bucket.place(),
+                place,
                 owner = owner.node,
                 endpoint = owner.endpoint,
                 term = owner.term,
-                is_named = owner.stand_bys.contains(&self.claim.node),
+                is_named,
                 "another node owns the store"
             );
-            *seen = Some(owner.clone());
+            self.seen = Some(owner.clone());
+            self.has_warned = false;
+        }
+        let mut nodes = self.watch.nodes().iter();
+        let lives = |node: &SeenNode| node.name == owner.node && node.is_alive();
+        let is_alone = !owner.process.is_empty() && !ends && owner.stand_bys.is_empty();
+        if is_alone && !nodes.any(lives) && !self.has_warned {
+            tracing::warn!(
+                place,
+                owner = owner.node,
+                term = owner.term,
+                "the owner shows no sign of life, and has named no stand-by, so nobody follows it; start it again with its \
+                 directory, or a node with --take-over={term} if it is gone for good",
+                term = owner.term
+            );
+            self.has_warned = true;
         }
     }
 
     /// Keeps the newest content, if it is time.
-    fn keep(
-        &self,
-        config: &Config,
-        facts: &StartFacts,
-        membership: &Membership,
-        keeping: &mut Keeping,
-    ) {
-        if Instant::now() < keeping.due {
+    fn keep(&mut self) {
+        if let Some(runs) = self.keeping.runs.take_if(|runs| runs.is_finished()) {
+            match runs.join() {
+                Ok(Ok(kept)) => {
+                    self.keeping.error.clear();
+                    self.keeping.kept = kept;
+                    self.membership.enter(NodeState::StandBy);
+                    self.start.cluster.note_role(v1::ReplicaRole::StandBy);
+                }
+                // The owner has stored nothing yet.
+                Ok(Err(FetchError::Empty { .. })) => {}
+                Ok(Err(error)) => {
+                    self.membership.enter(NodeState::Joining);
+                    self.start.cluster.note_role(v1::ReplicaRole::Joining);
+                    self.keeping.report(&error.to_string());
+                }
+                Err(_) => self
+                    .keeping
+                    .report("the thread that keeps content panicked"),
+            }
+            self.keeping.due = Instant::now() + KEEP_PAUSE;
+        }
+        if self.keeping.runs.is_some() || Instant::now() < self.keeping.due {
             return;
         }
-        keeping.due = Instant::now() + KEEP_PAUSE;
-        let mut goes_on = || !*facts.stop.borrow();
-        let fetch = Fetch::begin(&self.remote, config, None);
-        let kept = fetch.and_then(|fetch| fetch.keep(&self.directory, &mut goes_on));
-        match kept {
-            Ok(kept) => {
-                keeping.kept = kept;
-                keeping.error.clear();
-                membership.enter(NodeState::StandBy);
-                self.cluster.note_role(v1::ReplicaRole::StandBy);
-            }
-            // The owner has stored nothing yet.
-            Err(FetchError::Empty { .. }) => {}
-            Err(error) => {
-                membership.enter(NodeState::Joining);
-                self.cluster.note_role(v1::ReplicaRole::Joining);
-                keeping.report(&error.to_string());
-            }
+        let (remote, config) = (Arc::clone(&self.start.remote), self.config.clone());
+        let (directory, stop) = (self.start.directory.clone(), Arc::clone(&self.keeping.stop));
+        let keeps = move || {
+            let fetch = Fetch::begin(&remote, &config, None)?;
+            fetch.keep(&directory, &mut || !stop.load(Ordering::Relaxed))
+        };
+        let named = std::thread::Builder::new().name("wald-stand-by".to_owned());
+        match named.spawn(keeps) {
+            Ok(runs) => self.keeping.runs = Some(runs),
+            Err(error) => self
+                .keeping
+                .report(&format!("cannot start a thread: {error}")),
         }
     }
 }
 
 impl Keeping {
-    /// Reports an error that is not the last one.
-    fn report(&mut self, error: &str) {
-        if self.error != error {
-            tracing::warn!(
-                error,
-                "this stand-by does not follow the store; it tries again"
-            );
-            error.clone_into(&mut self.error);
+    /// Ends the thread.
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(runs) = self.runs.take()
+            && let Ok(Ok(kept)) = runs.join()
+        {
+            self.kept = kept;
         }
+    }
+
+    fn report(&mut self, error: &str) {
+        report(&mut self.error, error);
     }
 }
 
-/// Whether a node whose directory is the newest one may go on with it at once: it is the owner, and has not handed the store
-/// over.
-fn is_free_for(node: &str, owner: &OwnerRecord) -> bool {
-    let is_other = |successor: &String| successor != node;
-    let is_handed_over = owner.successor.as_ref().is_some_and(is_other);
-    owner.node == node && !(owner.state == OwnerState::Released && is_handed_over)
+/// Reports an error that is not the last one.
+fn report(last: &mut String, error: &str) {
+    if last != error {
+        tracing::warn!(
+            error,
+            "this stand-by does not follow the store; it tries again"
+        );
+        error.clone_into(last);
+    }
 }
 
 /// Leaves the other nodes, until a time at most. They see it within their `lease_ttl` otherwise.

@@ -512,7 +512,7 @@ async fn refused_take_over_of_an_old_directory_ends_no_healthy_owner() {
     assert_eq!(std::fs::read(&term).unwrap(), b"wald term\n");
     // A directory that no restore takes is refused before the claim, too.
     let used = private_directory();
-    std::fs::write(used.path().join("LOCK"), "").unwrap();
+    std::fs::write(used.path().join("BACKUP"), "").unwrap();
     let (code, log) = refused(&store, used.path(), "three", &["--take-over"]);
     assert_eq!(code, Some(78), "{log}");
     assert!(log.contains("is not empty"), "{log}");

@@ -48,6 +48,7 @@ impl<T: Beating> Beats<T> {
     /// Rewrites the record until it is another's. `next` makes the next version of it. A change of `early` makes a beat at
     /// once.
     pub(crate) async fn run<E>(mut self, next: impl Fn(&mut T), mut early: watch::Receiver<E>) {
+        let mut pause = self.pause;
         loop {
             let changed = async {
                 if early.changed().await.is_err() {
@@ -55,18 +56,26 @@ impl<T: Beating> Beats<T> {
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep(self.pause) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = changed => {}
             }
-            if !self.beat(&next).await {
-                self.progress.send_modify(|progress| progress.lost = true);
-                return;
+            // A request that hangs must not silence the rest.
+            let beat = tokio::time::timeout(self.pause / 2, self.beat(&next));
+            match beat.await {
+                Ok(Some(true)) => pause = self.pause,
+                Ok(Some(false)) => {
+                    self.progress.send_modify(|progress| progress.lost = true);
+                    return;
+                }
+                // The next one comes soon.
+                Ok(None) | Err(_) => pause = self.pause / 4,
             }
         }
     }
 
-    /// Whether the record is still this process's, as far as the bucket says.
-    async fn beat(&mut self, next: &impl Fn(&mut T)) -> bool {
+    /// Makes one beat. Returns whether the record is still this process's; `None` if it is not beaten, and the bucket says
+    /// nothing else.
+    async fn beat(&mut self, next: &impl Fn(&mut T)) -> Option<bool> {
         let began = (self.clock)();
         let mut value = self.record.value.clone();
         next(&mut value);
@@ -74,16 +83,16 @@ impl<T: Beating> Beats<T> {
         if let Ok(Some(now)) = written {
             self.record = now;
             self.progress.send_modify(|progress| progress.began = began);
-            return true;
+            return Some(true);
         }
         // An earlier beat, whose answer was an error, may have arrived late. It is this process's, too.
         match BucketRecord::read(&self.bucket, &self.path).await {
             Ok(Some(now)) if self.record.value.is_by_writer_of(&now.value) => {
                 self.record = now;
-                true
+                None
             }
-            Ok(_) => false,
-            Err(_) => true,
+            Ok(_) => Some(false),
+            Err(_) => None,
         }
     }
 }

@@ -289,12 +289,13 @@ mod tests {
         let (bucket, faults, _) = faulty();
         let first = mine(take(&bucket, "first").await);
         // No beat gets through.
-        faults.next_puts([StoreFault::Unavailable; 2]);
+        faults.next_puts([StoreFault::Unavailable; 100]);
         tokio::time::sleep(TTL / 2).await;
         first.check().unwrap();
         tokio::time::sleep(TTL / 6 + TTL / 30).await;
         assert!(first.check().is_err(), "sure for 2/3 ttl only");
         drop(first);
+        faults.puts.lock().unwrap().clear();
         let began = paused_clock();
         let second = mine(take(&bucket, "second").await);
         assert!(paused_clock() - began >= TTL && paused_clock() - began <= TTL + TTL / 3);

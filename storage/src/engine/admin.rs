@@ -147,6 +147,17 @@ impl Core {
         visibility: Option<Visibility>,
         of_epoch: Option<RecoveryEpoch>,
     ) -> Result<LogStat, ReadError> {
+        let stat = self.stat_now(target, visibility, of_epoch);
+        self.check_lease()?;
+        stat
+    }
+
+    fn stat_now(
+        &self,
+        target: &LogTarget,
+        visibility: Option<Visibility>,
+        of_epoch: Option<RecoveryEpoch>,
+    ) -> Result<LogStat, ReadError> {
         let visibility = self.visibility(visibility, Some(&target.name))?;
         let log = self.resolve(target, visibility)?;
         if visibility.sees_unflushed()
@@ -154,14 +165,12 @@ impl Core {
         {
             return Err(ReadError::JournalFailed(error));
         }
-        let info = self.info_of(
-            &log,
-            self.tail(&log, visibility),
-            self.journal.published(visibility),
-        );
-        self.check_lease()?;
         Ok(LogStat {
-            info,
+            info: self.info_of(
+                &log,
+                self.tail(&log, visibility),
+                self.journal.published(visibility),
+            ),
             survived_position: of_epoch.and_then(|epoch| self.survived(epoch)),
         })
     }

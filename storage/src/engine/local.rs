@@ -279,7 +279,11 @@ impl Administer for LocalEngine {
         after: Option<String>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<LogInfo>, ReadError>> {
-        Box::pin(async move { Ok(self.core.list_logs(&prefix, after.as_deref(), limit)) })
+        Box::pin(async move {
+            let logs = self.core.list_logs(&prefix, after.as_deref(), limit);
+            self.core.check_lease()?;
+            Ok(logs)
+        })
     }
 
     fn trim(&self, log: LogTarget, before: Lsn) -> BoxFuture<'_, Result<Lsn, TrimError>> {

@@ -23,7 +23,7 @@ use crate::api::watch::{Watch, Watched};
 use crate::base::ids::Position;
 use crate::base::metrics::AppendPhase;
 use crate::base::sync::Mutex;
-use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Groups whose readers wait for the replica, kept apart. Beyond this all share one entry, which names each log once.
 const MOST_GROUPS: usize = 256;
@@ -41,6 +41,8 @@ pub(crate) struct Replication {
     lag: Mutex<ReplicaLag>,
     /// Set if other nodes may take the store over.
     lease: OnceLock<Arc<dyn Lease>>,
+    /// Whether another node owns the store.
+    has_moved: AtomicBool,
     /// The shipper waits here.
     shipper: Arc<ShipperWatch>,
 }
@@ -83,6 +85,7 @@ impl Replication {
             state: Mutex::default(),
             lag: Mutex::default(),
             lease: OnceLock::new(),
+            has_moved: AtomicBool::new(false),
             shipper: Arc::default(),
         }
     }
@@ -116,7 +119,8 @@ impl Replication {
 
     /// Whether this node may answer although the replica does not confirm it.
     pub(crate) fn may_answer(&self) -> bool {
-        self.lease.get().is_none_or(|lease| lease.holds())
+        let has_moved = self.has_moved.load(Ordering::SeqCst);
+        !has_moved && self.lease.get().is_none_or(|lease| lease.holds())
     }
 
     /// A group with this number of records was written.
@@ -326,6 +330,9 @@ impl Journal {
         };
         let (ready, readers) = {
             let mut state = replication.state.lock();
+            if matches!(reason, Unreplicated::Moved { .. }) {
+                replication.has_moved.store(true, Ordering::SeqCst);
+            }
             // A store that moved does not come back to this process.
             if !matches!(state.stopped, Some(Unreplicated::Moved { .. })) {
                 state.stopped = Some(reason);

@@ -648,7 +648,12 @@ impl LogScan {
 
 impl Scan for LogScan {
     fn next(&mut self) -> BoxFuture<'_, Result<Option<ScanChunk>, ReadError>> {
-        Box::pin(self.advance())
+        Box::pin(async {
+            let chunk = self.advance().await;
+            // The end of the records, and a log that is missing, are answers, too.
+            self.common.store.check_lease()?;
+            chunk
+        })
     }
 
     fn read_in(&mut self, room: Arc<dyn Room>) {

@@ -365,10 +365,20 @@ fn without_its_lease_a_node_answers_only_with_records_that_are_replicated() {
     assert!(matches!(f.read("a", 0), Err(ReadError::LeaseLost)));
     let stat = || f.core.stat(&target("a"), None, None);
     assert!(matches!(stat(), Err(ReadError::LeaseLost)));
+    // A refusal says something about the store, too.
+    assert!(matches!(f.read("none", 0), Err(ReadError::LeaseLost)));
+    let scan = || contents(&f.core, "a", Visibility::Written);
+    assert!(matches!(scan(), Err(ReadError::LeaseLost)));
     holds(true);
     f.append("a", b"again").unwrap();
     f.read("a", 0).unwrap();
     stat().unwrap();
+    // Another node owns the store, and the lease holds.
+    f.core.journal.stop_replication(Unreplicated::Moved {
+        owner: "other:1".to_owned(),
+        term: 2,
+    });
+    assert!(matches!(f.read("a", 0), Err(ReadError::LeaseLost)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use wald_storage::Unreplicated;
 
 use super::error::{OwnerError, ShipError};
@@ -230,13 +230,13 @@ async fn name_stand_bys(
     let Some(membership) = membership else {
         return std::future::pending().await;
     };
-    let mut nodes = NodeWatch::new(membership.bucket());
+    let mut nodes = NodeWatch::new(membership.bucket(), membership.beat_pause());
     loop {
         tokio::select! {
             () = membership.lost() => return,
             () = sleep(membership.beat_pause()) => {}
         }
-        let Ok(seen) = nodes.look().await else {
+        let Ok(Ok(seen)) = timeout(membership.beat_pause(), nodes.look()).await else {
             continue;
         };
         observer.event(&ShipEvent::Nodes {

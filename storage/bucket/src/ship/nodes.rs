@@ -275,23 +275,42 @@ impl SeenNode {
 /// Looks at the nodes of a store again and again.
 pub struct NodeWatch {
     bucket: Bucket,
+    /// Time from one look to the next.
+    pause: Duration,
     clock: fn() -> Duration,
+    /// End of the last look that succeeded.
+    looked: Option<Duration>,
     /// The newest version of each, and the time at which it was seen first.
     seen: HashMap<String, (BucketRecord<NodeRecord>, Duration)>,
 }
 
 impl NodeWatch {
-    /// A watch that has seen nothing yet.
-    pub fn new(bucket: &Bucket) -> Self {
-        Self::by(bucket, boottime)
+    /// A watch that has seen nothing yet, and looks once in each `pause`.
+    pub fn new(bucket: &Bucket, pause: Duration) -> Self {
+        Self::by(bucket, pause, boottime)
     }
 
-    pub(super) fn by(bucket: &Bucket, clock: fn() -> Duration) -> Self {
+    pub(super) fn by(bucket: &Bucket, pause: Duration, clock: fn() -> Duration) -> Self {
         Self {
             bucket: bucket.clone(),
+            pause,
             clock,
+            looked: None,
             seen: HashMap::new(),
         }
+    }
+
+    /// Forgets how long the nodes have been silent if this process could not see them: it has slept, or the bucket gave no
+    /// answer. The nodes may have been in the same trouble.
+    fn forget_blind_time(&mut self) {
+        let now = (self.clock)();
+        let is_blind = |looked: Duration| now.saturating_sub(looked) > 2 * self.pause;
+        if self.looked.is_some_and(is_blind) {
+            for (_, since) in self.seen.values_mut() {
+                *since = now;
+            }
+        }
+        self.looked = Some(now);
     }
 
     /// The nodes now, by name; 64 at most.
@@ -307,6 +326,7 @@ impl NodeWatch {
         for name in &names {
             self.look_at(name).await?;
         }
+        self.forget_blind_time();
         let now = (self.clock)();
         let seen = self.seen.iter().map(|(name, (record, since))| SeenNode {
             name: name.clone(),
@@ -340,6 +360,7 @@ impl NodeWatch {
     pub async fn bury(&mut self, name: &str) -> Result<bool, BucketError> {
         // A process that has slept looks again before it judges.
         self.look_at(name).await?;
+        self.forget_blind_time();
         let Some((record, since)) = self.seen.get(name) else {
             return Ok(false);
         };
@@ -381,7 +402,7 @@ mod tests {
         paused_clock();
         let (bucket, faults, _) = faulty();
         let a = join(&bucket, "a").await;
-        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        let mut watch = NodeWatch::by(&bucket, TTL / 6, paused_clock);
         watch.look().await.unwrap();
         a.enter(NodeState::StandBy);
         // Beats whose answers are lost, or that fail once, kill nobody.
@@ -406,7 +427,7 @@ mod tests {
         let a = join(&bucket, "a").await;
         let lease = Arc::clone(a.lease());
         lease.set_named(true);
-        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        let mut watch = NodeWatch::by(&bucket, TTL / 6, paused_clock);
         sleep(TTL / 3 + TTL / 100).await;
         watch.look().await.unwrap();
         // The process dies, or its machine is cut off.
@@ -434,12 +455,16 @@ mod tests {
         let (bucket, faults, _) = faulty();
         let a = join(&bucket, "a").await;
         a.lease().set_named(true);
-        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        let mut watch = NodeWatch::by(&bucket, TTL / 6, paused_clock);
         watch.look().await.unwrap();
         // It lives, but its beats do not arrive.
-        faults.next_puts([StoreFault::Unavailable; 3]);
-        sleep(TTL + TTL / 6).await;
+        faults.next_puts([StoreFault::Unavailable; 100]);
+        for _ in 0..8 {
+            sleep(TTL / 6).await;
+            watch.look().await.unwrap();
+        }
         assert!(!a.lease().holds());
+        faults.puts.lock().unwrap().clear();
         assert!(watch.bury("a").await.unwrap());
         let lost = tokio::time::timeout(TTL, a.lost()).await;
         lost.expect("the next beat says so");
@@ -457,7 +482,7 @@ mod tests {
         paused_clock();
         let (bucket, _, _) = faulty();
         let a = join(&bucket, "a").await;
-        let mut watch = NodeWatch::by(&bucket, paused_clock);
+        let mut watch = NodeWatch::by(&bucket, TTL / 6, paused_clock);
         watch.look().await.unwrap();
         sleep(10 * TTL).await;
         assert!(!watch.bury("a").await.unwrap());

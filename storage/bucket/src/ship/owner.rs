@@ -183,7 +183,8 @@ impl OwnerClaim {
         };
         let owner = found.value;
         self.check(bucket, &owner)?;
-        Ok(owner.state != OwnerState::Released || self.kept_term != Some(owner.term))
+        let is_last = owner.node == self.node && self.kept_term == Some(owner.term);
+        Ok(owner.state != OwnerState::Released || !is_last)
     }
 
     /// Whether an owner has served after this directory did. It has stored its begin first, which the directory lacks.
@@ -259,8 +260,12 @@ impl Owned {
                 Some(TakeOver::Term(term)) if before.is_some() => Some(term),
                 _ => None,
             };
-            let stand_bys = other.map(|owner| owner.stand_bys.iter());
-            let stand_bys = stand_bys.into_iter().flatten();
+            // The owner before may follow again. A process that is none of the nodes holds no lease, so it names nobody.
+            let is_node = !claim.process.is_empty();
+            let followers = other.filter(|owner| is_node && !owner.process.is_empty());
+            let followers = followers.map(|owner| owner.stand_bys.iter().chain([&owner.node]));
+            let mut stand_bys: Vec<String> = followers.into_iter().flatten().cloned().collect();
+            stand_bys.retain(|name| *name != claim.node);
             let mine = OwnerRecord {
                 term,
                 node: claim.node.clone(),
@@ -269,10 +274,7 @@ impl Owned {
                 state: OwnerState::Opening,
                 taken,
                 process: claim.process.clone(),
-                stand_bys: stand_bys
-                    .filter(|name| **name != claim.node)
-                    .cloned()
-                    .collect(),
+                stand_bys,
                 successor: None,
             };
             let Some(record) = mine.write(bucket, found.as_ref()).await? else {

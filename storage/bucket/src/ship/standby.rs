@@ -22,6 +22,8 @@ pub struct StandByWatch {
     ttl: Duration,
     clock: fn() -> Duration,
     nodes: NodeWatch,
+    /// Time of the last look at the owner that succeeded.
+    looked: Option<Duration>,
     /// The nodes at the last look at them, and its time.
     seen: Option<Since<Vec<SeenNode>>>,
     owner: Option<Since<BucketRecord<OwnerRecord>>>,
@@ -54,7 +56,8 @@ impl StandByWatch {
             name: name.to_owned(),
             ttl,
             clock,
-            nodes: NodeWatch::by(bucket, clock),
+            nodes: NodeWatch::by(bucket, ttl / 6, clock),
+            looked: None,
             seen: None,
             owner: None,
             replaced: None,
@@ -71,6 +74,11 @@ impl StandByWatch {
             return Ok(StandByTurn::Wait(None));
         };
         let now = (self.clock)();
+        // What this process could not see does not count.
+        let is_blind = |looked: Duration| now.saturating_sub(looked) > self.ttl / 3;
+        if self.looked.replace(now).is_some_and(is_blind) {
+            (self.owner, self.replaced) = (None, None);
+        }
         let since = match &self.owner {
             Some(Since(seen, since)) if seen.is_same_version(&found) => *since,
             _ => now,
@@ -85,7 +93,11 @@ impl StandByWatch {
                 let is_mine = successor.is_none_or(|successor| *successor == self.name);
                 is_mine || unchanged >= self.ttl
             }
-            _ if owner.node == self.name => unchanged >= 2 * self.ttl,
+            // An owner without stand-bys needs no lease, and may still serve elsewhere. One that opens serves nowhere.
+            _ if owner.node == self.name => {
+                let may_serve = owner.state == OwnerState::Serving && owner.stand_bys.is_empty();
+                !may_serve && unchanged >= 2 * self.ttl
+            }
             _ if owner.stand_bys.contains(&self.name) => self.is_gone(&owner).await?,
             _ => false,
         };
@@ -115,6 +127,10 @@ impl StandByWatch {
 
     /// Whether the process of the owner is gone for good.
     async fn is_gone(&mut self, owner: &OwnerRecord) -> Result<bool, BucketError> {
+        if owner.process.is_empty() {
+            // It shows no signs of life.
+            return Ok(false);
+        }
         let now = (self.clock)();
         let Some(node) = self.nodes().iter().find(|node| node.name == owner.node) else {
             return Ok(false);

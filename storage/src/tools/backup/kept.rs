@@ -52,8 +52,8 @@ pub struct SetAside {
 }
 
 impl BackupView {
-    /// Fetches the content of the view that the directory does not keep yet, and removes kept content that the view does not
-    /// name. Each file is compared with its digest. `goes_on` is asked before each file.
+    /// Removes kept content that the view does not name, and fetches the content of the view that the directory does not
+    /// keep yet. Each file is compared with its digest. `goes_on` is asked before each piece.
     ///
     /// # Errors
     /// `Open` if another process uses the directory; others if content does not match its digest, or if the file system fails.
@@ -67,33 +67,44 @@ impl BackupView {
         let _lock = directory::lock(target)?;
         target.create_directory(KEPT).map_err(io())?;
         let mut kept = KeptContent::default();
-        let mut names = HashSet::new();
+        let named = self.files.values().filter_map(|shown| shown.file.as_ref());
+        let named: HashSet<String> = named.map(|file| format!("{:032x}", file.digest)).collect();
+        // First, so that old and new content need not fit together.
+        for name in directory::list(target, KEPT).map_err(io())? {
+            if !named.contains(&name) {
+                target.remove(&format!("{KEPT}/{name}")).map_err(io())?;
+            }
+        }
         for file in self.files.values().filter_map(|shown| shown.file.as_ref()) {
             if !goes_on() {
                 return Ok(kept);
             }
             let path = kept_path(file.digest);
-            names.insert(path.clone());
             kept.bytes += file.bytes;
             if has(target, &path, file.bytes).map_err(io())? {
                 continue;
             }
             let new = format!("{path}.new");
-            remove_if_there(target, &new).map_err(io())?;
             let copy = target.create(&new).map_err(io())?;
-            self.read_content(file, &mut |bytes, offset| {
-                copy.write_all_at(bytes, offset).map_err(io())
-            })?;
+            let mut is_stopped = false;
+            let read = self.read_content(file, &mut |bytes, offset| {
+                is_stopped |= !goes_on();
+                match is_stopped {
+                    true => Err(RestoreError::Io {
+                        action: "keeping content".to_owned(),
+                        source: io::ErrorKind::Interrupted.into(),
+                    }),
+                    false => copy.write_all_at(bytes, offset).map_err(io()),
+                }
+            });
+            if is_stopped {
+                return Ok(kept);
+            }
+            read?;
             copy.sync().map_err(io())?;
             target.rename(&new, &path).map_err(io())?;
             kept.fetched += 1;
             kept.fetched_bytes += file.bytes;
-        }
-        for name in directory::list(target, KEPT).map_err(io())? {
-            let path = format!("{KEPT}/{name}");
-            if !names.contains(&path) {
-                target.remove(&path).map_err(io())?;
-            }
         }
         flush_names(target, &[KEPT])?;
         Ok(kept)
@@ -222,10 +233,12 @@ fn has(target: &dyn Disk, path: &str, bytes: u64) -> io::Result<bool> {
     }
 }
 
-/// Whether a file begins with this content. Then it is cut to the content.
+/// Whether a file has this content, and only zeros behind it, which are cut off then. A segment of the old owner may have
+/// records behind the content that no other node has.
 fn matches(target: &dyn Disk, path: &str, content: &BackupFile) -> io::Result<bool> {
     let file: Arc<dyn DiskFile> = target.open(path)?;
-    if file.size()? < content.bytes {
+    let size = file.size()?;
+    if size < content.bytes {
         return Ok(false);
     }
     let mut digest = Xxh3::new();
@@ -245,14 +258,17 @@ fn matches(target: &dyn Disk, path: &str, content: &BackupFile) -> io::Result<bo
     if digest.digest128() != content.digest {
         return Ok(false);
     }
-    file.set_size(content.bytes)?;
-    file.sync()?;
-    Ok(true)
-}
-
-fn remove_if_there(target: &dyn Disk, path: &str) -> io::Result<()> {
-    match target.remove(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+    while offset < size {
+        let most = usize::try_from(size - offset).unwrap_or(STEP).min(STEP);
+        let length = file.read_full_at(&mut buffer[..most], offset)?;
+        if length < most || buffer[..length].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        offset += length as u64;
     }
+    if size > content.bytes {
+        file.set_size(content.bytes)?;
+        file.sync()?;
+    }
+    Ok(true)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::view::{BackupView, ViewFile};
 use crate::api::config::StorageConfig;
-use crate::api::error::RestoreError;
+use crate::api::error::{OpenError, RestoreError};
 use crate::base::ids::Position;
 use crate::disk::directory;
 use crate::disk::directory::{DIRECTORIES, FORMAT, LOCK, RESTORING};
@@ -148,6 +148,14 @@ pub(crate) fn finish(
     removed.map_err(failed("removing RESTORING", &**target))?;
     flush_names(&**target, &[""])?;
     Ok(report)
+}
+
+/// Refuses a directory that another process has locked.
+///
+/// # Errors
+/// `Locked` if one has; others if the file system fails.
+pub fn refuse_if_locked(target: &dyn Disk) -> Result<(), OpenError> {
+    directory::lock(target).map(drop)
 }
 
 /// Refuses a directory in use, as each restore does: existing files are never overwritten. Files in other directories, such

@@ -250,3 +250,72 @@ async fn a_process_that_replaces_the_owner_without_its_directory_waits_behind_st
     assert_eq!(again.claims(TTL).await, Some(Some(1)));
     assert_eq!(again.take(&remote, Some(1)).await.unwrap(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_the_bucket_for_all_nodes_kills_no_owner() {
+    paused_clock();
+    let inner = Arc::default();
+    let (remote, others) = (remote_over(Arc::clone(&inner)), remote_over(inner));
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&others, "b").await;
+    until_named(&others, &["b"]).await;
+    a.append(0, Durability::Durable).await.unwrap();
+    for outage in [TTL / 4, TTL / 2, TTL, 5 * TTL] {
+        assert_eq!(b.claims(TTL).await, None, "before an outage of {outage:?}");
+        // The stand-by reads nothing, and the owner writes nothing.
+        remote.faults.next_puts([StoreFault::Unavailable; 100_000]);
+        sleep(outage).await;
+        remote.faults.puts.lock().unwrap().clear();
+        assert_eq!(
+            b.claims(2 * TTL).await,
+            None,
+            "after an outage of {outage:?}"
+        );
+        let answers = async || a.append(1, Durability::Durable).await.is_ok();
+        until("the owner answers", answers).await;
+    }
+    a.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_beat_that_hangs_does_not_end_the_lease() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    for _ in 0..5 {
+        remote.faults.next_puts([StoreFault::Slow]);
+        assert_eq!(b.claims(2 * TTL).await, None);
+        let answers = async || a.append(1, Durability::Durable).await.is_ok();
+        until("the owner answers", answers).await;
+    }
+    a.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    a.stop.send(true).unwrap();
+    assert!(matches!(a.runs.await.unwrap(), ShipEnd::Shipped));
+    // A node without `stand_by` owns the store now. It has no lease.
+    let claim = OwnerClaim {
+        node: "old".to_owned(),
+        endpoint: String::new(),
+        kept_term: None,
+        take_over: None,
+        inherits: None,
+        process: String::new(),
+    };
+    assert_eq!(
+        ReplicaOwner::fence(&remote.bucket, &claim).await.unwrap().0,
+        2
+    );
+    let owner = record(&remote).await;
+    assert_eq!((&*owner.process, owner.stand_bys.len()), ("", 0));
+    drop(b);
+}
