@@ -50,7 +50,8 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   #problem: { at: number; problem: TlsProblem } | undefined;
 
   constructor(authority: string, settings: ConnectionSettings) {
-    this.authority = authority;
+    // The origin of a URL has no port that is its scheme's default, and connect-node compares it with this one.
+    this.authority = new URL(authority).origin;
     this.#settings = settings;
   }
 

@@ -5,7 +5,7 @@ import { syncBuiltinESMExports } from "node:module";
 import net from "node:net";
 import test, { type TestContext } from "node:test";
 
-import { WaldError } from "../src/index.js";
+import { Client, WaldError } from "../src/index.js";
 import { Fake } from "./fake.js";
 
 /**
@@ -58,4 +58,13 @@ test("a call whose connection breaks as it is made was not sent", async (context
   await client.append("log", "x");
   await client.close();
   await fake.stop();
+});
+
+test("the default ports of HTTP can be named", async () => {
+  for (const endpoint of ["http://127.0.0.1:80", "https://127.0.0.1:443"]) {
+    const client = Client.lazy(endpoint, { retry: { maxAttempts: 1 }, connectTimeoutMs: 1_000 });
+    // Nobody listens there, or at least no server of Wald: the call was not sent.
+    await assert.rejects(client.append("log", "x"), { outcome: "NOT_APPLIED", message: /^(?!.*cannot make a request)/ });
+    await client.close();
+  }
 });
