@@ -79,6 +79,12 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
       count(session, +1);
       let answered = false;
       stream.once("response", () => (answered = true));
+      stream.once("end", () => {
+        // connect-node leaves the requests open if the server ends the call before they do.
+        if (!stream.writableEnded) {
+          stream.close(http2.constants.NGHTTP2_NO_ERROR);
+        }
+      });
       stream.once("close", () => {
         if (count(session, -1) === 0 && !this.#closed) {
           session.unref();

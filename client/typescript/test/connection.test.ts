@@ -5,8 +5,10 @@ import { syncBuiltinESMExports } from "node:module";
 import net from "node:net";
 import test, { type TestContext } from "node:test";
 
+import { Code } from "@connectrpc/connect";
+
 import { Client, WaldError } from "../src/index.js";
-import { Fake } from "./fake.js";
+import { Fake, refusal } from "./fake.js";
 
 /**
  * Destroys the sessions of the first connections right after their sockets have connected. Node emits
@@ -58,6 +60,24 @@ test("a call whose connection breaks as it is made was not sent", async (context
   await client.append("log", "x");
   await client.close();
   await fake.stop();
+});
+
+test("a call that the server ends before its requests end does not stay open", { timeout: 10_000 }, async (context) => {
+  const fake = await Fake.start();
+  context.after(() => fake.stop());
+  const client = fake.client();
+  fake.before = () => {
+    if (fake.records.length === 250) {
+      throw refusal(Code.Unavailable, "DRAINING", "NOT_APPLIED", "SAFE");
+    }
+  };
+  const session = client.session();
+  const sends = Array.from({ length: 400 }, (_, index) => session.send({ batches: [{ log: "log", records: [`${index}`] }] }));
+  await Promise.allSettled(sends);
+  await assert.rejects(session.close(), { reason: "DRAINING" });
+  assert.equal(fake.records.length, 250);
+  // Waits for all calls of the connection.
+  await client.close();
 });
 
 test("the default ports of HTTP can be named", async () => {
