@@ -1,10 +1,9 @@
-/** A client of one server: the calls, each in a few lines. */
+/** A client of one store: the calls, each in a few lines. */
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
 import { createClient, type Client as Stub, type Interceptor, type Transport } from "@connectrpc/connect";
-import { createGrpcTransport } from "@connectrpc/connect-node";
 
-import { Connection } from "./connection.js";
+import { authoritiesOf, DEFAULT_ENDPOINT } from "./endpoint.js";
 import { failedFor, tlsError, tokenError, toWaldError, usageError, type Access, type WaldError } from "./errors.js";
 import { CursorService, type Cursor } from "./gen/wald/v1/cursor_pb.js";
 import { LogService, type Log, type LogConfigSchema, type LogProducer } from "./gen/wald/v1/log_pb.js";
@@ -37,21 +36,13 @@ import {
   type Tail,
   type Visibility,
 } from "./messages.js";
+import { Nodes } from "./nodes.js";
 import { Producer, type ProducerOptions } from "./producer.js";
 import { call, DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, type Attempt, type Repeat, type RetryPolicy } from "./retry.js";
 import { Follower, type ScanOptions, type Selector } from "./scan.js";
 import { Session, type SessionOptions } from "./session.js";
 import { TlsFiles, TlsProblem, type TlsOptions } from "./tls.js";
 import { carrying, isLoopback, TokenSource, TokenUse, type TokenOptions } from "./token.js";
-
-/** Default address of a server. */
-export const DEFAULT_ENDPOINT = "http://127.0.0.1:6925";
-
-/** Port of an endpoint that names none. */
-const DEFAULT_PORT = 6925;
-
-/** Answers stay below 1 MiB unless one record alone is larger; the server's limit on records can be raised, so leave room. */
-const MAX_ANSWER_BYTES = 64 << 20;
 
 /** Settings of a {@link Client}. TLS is for endpoints that begin with `https://`. */
 export interface ClientOptions extends TlsOptions, TokenOptions {
@@ -113,18 +104,23 @@ export interface Stubs {
 export type LogConfigInput = MessageInitShape<typeof LogConfigSchema>;
 
 /**
- * A client of one Wald server, with one connection, which is made again when it breaks.
+ * A client of one Wald store. It talks to one server at a time, on one connection, which is made again when it breaks.
  *
  * **The client repeats automatically**, within the retry policy and the deadline of the call:
  * reads, after any passing failure; appends, when the server or the transport reports that
  * nothing was applied; appends with an expected lsn or a producer, also when the connection
  * broke underway, because they cannot be applied twice. A plain append whose connection broke
  * is *not* repeated: its error's `outcome` is UNKNOWN.
+ *
+ * **A server that does not own the store names the owner** (MOVED), and the client turns to that one. A server that
+ * cannot be reached, starts or stops is left for the next one of the endpoint. Sessions, producers and followers that
+ * begin, or begin again, use the current server. A transport of one's own is never left.
  */
 export class Client {
   /** The generated stubs. Nothing is repeated there, and connect raises its own errors. */
   readonly stubs: Stubs;
-  readonly #connection: Connection | undefined;
+  /** Undefined: a transport of one's own. */
+  readonly #nodes: Nodes | undefined;
   readonly #token: TokenSource | undefined;
   readonly #wal: Stub<typeof WalService>;
   readonly #logs: Stub<typeof LogService>;
@@ -136,23 +132,18 @@ export class Client {
   readonly #open = new Set<{ close(): Promise<void> }>();
 
   private constructor(endpoint: string, options: ClientOptions) {
-    const authority = authorityOf(endpoint);
-    const files = tlsFiles(authority, options);
-    this.#token = tokenSource(authority, options);
+    const authorities = authoritiesOf(endpoint);
+    const files = tlsFiles(authorities[0], options);
+    this.#token = tokenSource(authorities, options);
     let inner = options.transport;
     if (inner === undefined) {
-      this.#connection = new Connection(authority, {
+      inner = this.#nodes = new Nodes(authorities, {
         connectTimeoutMs: options.connectTimeoutMs ?? 5_000,
         keepaliveIntervalMs: options.keepaliveIntervalMs ?? 10_000,
         keepaliveTimeoutMs: options.keepaliveTimeoutMs ?? 5_000,
         tls: files,
-      });
-      inner = createGrpcTransport({
-        baseUrl: authority,
-        sessionManager: this.#connection,
-        acceptCompression: [],
-        readMaxBytes: MAX_ANSWER_BYTES,
         interceptors: options.interceptors ?? [],
+        refusal: (authority) => (this.#token === undefined ? undefined : exposing(authority, options)),
       });
     }
     const { headers } = options;
@@ -172,14 +163,15 @@ export class Client {
   }
 
   /**
-   * Connects to a server, such as `localhost:6925` or `https://wald.internal`.
+   * Connects to a server, such as `localhost:6925` or `https://wald.internal`; or to the first that can be reached of
+   * several servers of one store, such as `https://a,https://b`.
    *
    * @throws WaldError of kind USAGE, TLS, TOKEN, or NOT_SENT if there is no server.
    */
   static async connect(endpoint: string = DEFAULT_ENDPOINT, options: ClientOptions = {}): Promise<Client> {
     const client = Client.lazy(endpoint, options);
     try {
-      await client.#connection?.connect();
+      await client.#nodes?.connect();
     } catch (thrown) {
       throw toWaldError(thrown, "READ");
     }
@@ -187,8 +179,8 @@ export class Client {
   }
 
   /**
-   * Connects to the server that the environment names: `WALD_ENDPOINT` (default: {@link DEFAULT_ENDPOINT}),
-   * `WALD_TLS_CA`, `WALD_TLS_CERT`, `WALD_TLS_KEY`, `WALD_TLS_SERVER_NAME`, and `WALD_TOKEN_FILE` or else
+   * Connects to the server, or to one of the servers, that the environment names: `WALD_ENDPOINT` (default:
+   * {@link DEFAULT_ENDPOINT}), `WALD_TLS_CA`, `WALD_TLS_CERT`, `WALD_TLS_KEY`, `WALD_TLS_SERVER_NAME`, and `WALD_TOKEN_FILE` or else
    * `WALD_TOKEN`. An empty variable counts as absent, and options come before the environment.
    *
    * @throws WaldError as {@link connect}.
@@ -202,23 +194,28 @@ export class Client {
     return Client.lazy(process.env["WALD_ENDPOINT"] || undefined, withEnvironment(options));
   }
 
-  /** A client that connects with its first call. Files of TLS and of the token are read now. */
+  /** A client that connects with its first call; endpoints as for {@link connect}. Files of TLS and of the token are read now. */
   static lazy(endpoint: string = DEFAULT_ENDPOINT, options: ClientOptions = {}): Client {
     return new Client(endpoint, options);
   }
 
   /**
-   * Ends followers, waits for sessions, producers and calls underway, and closes the
-   * connection. A failure meanwhile is reported by the call that it concerns.
+   * Ends followers, waits for sessions, producers and calls underway, and closes all
+   * connections. A failure meanwhile is reported by the call that it concerns.
    */
   async close(): Promise<void> {
     await Promise.allSettled([...this.#open].map((each) => each.close()));
-    await this.#connection?.close();
+    await this.#nodes?.close();
+  }
+
+  /** The current server, such as `http://127.0.0.1:6925`; undefined with a transport of one's own. */
+  get endpoint(): string | undefined {
+    return this.#nodes?.current;
   }
 
   /** The last failure of TLS, unless a server has answered since. Calls repeat such failures silently within their deadline. */
   get tlsFailure(): WaldError | undefined {
-    const problem = this.#connection?.tlsProblem;
+    const problem = this.#nodes?.tlsProblem;
     return problem === undefined ? undefined : tlsError(problem);
   }
 
@@ -593,33 +590,11 @@ function logIdOf({ logId }: { logId?: bigint }): { logId?: bigint } {
   return logId === undefined ? {} : { logId };
 }
 
-/** `localhost` -> `http://localhost:6925`. */
-function authorityOf(endpoint: string): string {
-  let url: URL;
-  try {
-    url = new URL(endpoint.includes("://") ? endpoint : `http://${endpoint}`);
-  } catch {
-    throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}`);
-  }
-  if (!["http:", "https:"].includes(url.protocol) || url.hostname === "") {
-    throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}`);
-  }
-  if (url.username !== "" || url.password !== "") {
-    throw usageError(`an endpoint has no user name; give one such as ${DEFAULT_ENDPOINT}`);
-  }
-  // The URL leaves out port 80, which is the default of HTTP and not of Wald.
-  const named = /:(\d+)\/?$/.exec(endpoint);
-  if (named !== null && Number(named[1]) === 0) {
-    throw usageError(`\`${endpoint}\` is not an endpoint such as ${DEFAULT_ENDPOINT}: its port is 0`);
-  }
-  return `${url.protocol}//${url.hostname}:${named === null ? DEFAULT_PORT : Number(named[1])}`;
-}
-
 /** The settings of TLS; undefined: plaintext, or a transport of one's own. */
 function tlsFiles(authority: string, options: ClientOptions): TlsFiles | undefined {
   const { tlsCa, tlsCert, tlsKey, serverName } = options;
   const given = [tlsCa, tlsCert, tlsKey, serverName].some((setting) => setting !== undefined);
-  const { protocol, hostname } = new URL(authority);
+  const { protocol } = new URL(authority);
   if (given && options.transport !== undefined) {
     throw usageError("a transport of one's own excludes settings of TLS");
   }
@@ -630,23 +605,33 @@ function tlsFiles(authority: string, options: ClientOptions): TlsFiles | undefin
     return undefined;
   }
   try {
-    return new TlsFiles(options, hostname.replace(/^\[|\]$/g, ""));
+    return new TlsFiles(options);
   } catch (thrown) {
     throw thrown instanceof TlsProblem ? tlsError(thrown) : thrown;
   }
 }
 
 /** The token; it must not cross plaintext to another machine. */
-function tokenSource(authority: string, options: ClientOptions): TokenSource | undefined {
+function tokenSource(authorities: readonly string[], options: ClientOptions): TokenSource | undefined {
   if (options.token === undefined && options.tokenFile === undefined) {
     return undefined;
   }
-  const { protocol, hostname, host } = new URL(authority);
   if (options.transport !== undefined && !options.allowInsecureToken) {
     throw tokenError("whether a transport of one's own is encrypted is not known: set allowInsecureToken if it is");
   }
-  if (protocol !== "https:" && !isLoopback(hostname) && !options.allowInsecureToken) {
-    throw tokenError(`a token must not cross plaintext to ${host}: use https://, or allowInsecureToken`);
+  for (const authority of authorities) {
+    const refusal = exposing(authority, options);
+    if (refusal !== undefined) {
+      throw tokenError(refusal);
+    }
   }
   return new TokenSource(options);
+}
+
+/** Returns the reason why a server must not get a token; undefined: it may. */
+function exposing(authority: string, { allowInsecureToken }: ClientOptions): string | undefined {
+  const { protocol, hostname, host } = new URL(authority);
+  return protocol === "https:" || isLoopback(hostname) || allowInsecureToken
+    ? undefined
+    : `a token must not cross plaintext to ${host}: use https://, or allowInsecureToken`;
 }

@@ -35,6 +35,8 @@ export interface ConnectionSettings {
   keepaliveTimeoutMs: number;
   /** Undefined: plaintext. */
   tls?: TlsFiles | undefined;
+  /** Called once an attempt to connect has ended: with its failure, or undefined once the server has answered. */
+  onDialed: (failure: Error | undefined) => void;
 }
 
 /** A connection to one server. */
@@ -46,7 +48,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   /** All sessions, also those that only finish their calls. */
   readonly #alive = new Map<http2.ClientHttp2Session, Promise<void>>();
   #closed = false;
-  /** The last TLS failure; undefined once a server has answered. */
+  /** The last TLS failure; undefined once the server has answered. */
   #problem: { at: number; problem: TlsProblem } | undefined;
 
   constructor(authority: string, settings: ConnectionSettings) {
@@ -100,11 +102,6 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     }
   }
 
-  /** The last TLS failure, unless a server has answered since. */
-  get tlsProblem(): TlsProblem | undefined {
-    return this.#problem?.problem;
-  }
-
   /** Bytes that arrive count for nothing here: pings tell whether the server lives. */
   notifyResponseByteRead(): void {}
 
@@ -140,15 +137,15 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   }
 
   #dial(): Promise<http2.ClientHttp2Session> {
-    const { connectTimeoutMs, tls: files } = this.#settings;
+    const { connectTimeoutMs, onDialed, tls: files } = this.#settings;
+    const { hostname, port } = new URL(this.authority);
+    const host = hostname.replace(/^\[|\]$/g, "");
     const dialing = new Promise<http2.ClientHttp2Session>((resolve, reject) => {
       let socket: tls.TLSSocket | undefined;
       let peer: tls.PeerCertificate | undefined;
       let secured = false;
       if (files !== undefined) {
-        const { hostname, port } = new URL(this.authority);
-        const host = hostname.replace(/^\[|\]$/g, "");
-        socket = tls.connect({ ...files.current(), host, port: Number(port || 443) });
+        socket = tls.connect({ ...files.current(host), host, port: Number(port || 443) });
         socket.setNoDelay(true);
         // Node forgets the certificate once it has refused it.
         const kept = socket;
@@ -179,7 +176,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         }
         // No connection, or one that ended for a reason of this side.
         const elsewhere = "syscall" in error && ["connect", "getaddrinfo"].includes(String(error.syscall));
-        return elsewhere || !("code" in error) ? undefined : handshakeProblem(error, files, peer);
+        return elsewhere || !("code" in error) ? undefined : handshakeProblem(error, files, host, peer);
       };
       const failed = (error: Error): void => {
         forget();
@@ -235,6 +232,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
       session.on("error", failed);
       session.on("close", () => ended(new Error("the connection was closed")));
     });
+    dialing.then(() => onDialed(undefined), onDialed);
     return dialing;
   }
 

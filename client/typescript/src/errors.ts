@@ -77,7 +77,26 @@ export interface Failure {
   failedChecks?: readonly FailedCheck[];
   retryAfterMs?: number | undefined;
   tlsFailure?: TlsFailure | undefined;
+  server?: string | undefined;
+  followed?: boolean;
   cause?: unknown;
+}
+
+/** Facts of a failed attempt besides its error, which nodes.ts knows. */
+export interface FailedAttempt {
+  /** The server that the attempt went to. */
+  server: string;
+  /** The server named another one as the owner, and the client has left it. */
+  followed: boolean;
+  /** The reason why the owner must not get the calls of this client. */
+  refusal: string | undefined;
+}
+
+const attempts = new WeakMap<ConnectError, FailedAttempt>();
+
+/** Notes facts for {@link toWaldError}. */
+export function noteAttempt(error: ConnectError, attempt: FailedAttempt): void {
+  attempts.set(error, attempt);
 }
 
 /** The reason why a call failed, and the outcome for the data. */
@@ -113,6 +132,12 @@ export class WaldError extends Error {
   readonly retryAfterMs: number | undefined;
   /** Why there is no TLS connection; undefined of other failures. */
   readonly tlsFailure: TlsFailure | undefined;
+  /**
+   * The server that the attempt went to, such as `http://127.0.0.1:6925`. Undefined if the failure is of the client
+   * alone, and with a transport of one's own.
+   */
+  readonly server: string | undefined;
+  readonly #followed: boolean;
 
   constructor(failure: Failure) {
     super(failure.message, failure.cause === undefined ? undefined : { cause: failure.cause });
@@ -125,6 +150,13 @@ export class WaldError extends Error {
     this.failedChecks = failure.failedChecks ?? [];
     this.retryAfterMs = failure.retryAfterMs;
     this.tlsFailure = failure.tlsFailure;
+    this.server = failure.server;
+    this.#followed = failure.followed ?? false;
+  }
+
+  /** @internal The server named another one as the owner, and the client has turned to that one. */
+  get followed(): boolean {
+    return this.#followed;
   }
 
   /** This error, for a call whose earlier attempt may have been applied. */
@@ -175,6 +207,17 @@ export function toWaldError(thrown: unknown, access: Access, cancelled?: AbortSi
     return thrown;
   }
   const error = ConnectError.from(thrown);
+  const read = readStatus(error, thrown, access, cancelled);
+  const attempt = attempts.get(error);
+  if (attempt === undefined) {
+    return read;
+  }
+  const { refusal, ...facts } = attempt;
+  const more = refusal === undefined ? "" : ` (the owner is not asked: ${refusal})`;
+  return new WaldError({ ...read, ...facts, message: read.message + more, cause: read.cause });
+}
+
+function readStatus(error: ConnectError, thrown: unknown, access: Access, cancelled?: AbortSignal): WaldError {
   const unknown = unknownOf(access);
   const info = details(error, "google.rpc.ErrorInfo", ErrorInfoSchema);
   if (info?.domain === DOMAIN) {
@@ -243,13 +286,14 @@ export function lostError(access: Access, detail: string, cause?: unknown): Wald
 }
 
 /** The deadline passed; a write may have been applied, or still be. */
-export function timeoutError(access: Access, message: string): WaldError {
+export function timeoutError(access: Access, message: string, server?: string): WaldError {
   return new WaldError({
     kind: "TIMEOUT",
     code: "DEADLINE_EXCEEDED",
     message,
     outcome: unknownOf(access),
     retry: "SAFE_WITH_CONDITION",
+    server,
   });
 }
 
@@ -330,6 +374,7 @@ export function earlierFailed(first: WaldError, outcome: Outcome): WaldError {
     facts: first.facts,
     failedChecks: first.failedChecks,
     retryAfterMs: first.retryAfterMs,
+    server: first.server,
     cause: first,
   });
 }

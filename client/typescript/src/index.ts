@@ -1,13 +1,13 @@
 /** Client of Wald, write-ahead logs as a service. */
 export {
   Client,
-  DEFAULT_ENDPOINT,
   type AppendOptions,
   type ClientOptions,
   type LogConfigInput,
   type ReadOptions,
   type Stubs,
 } from "./client.js";
+export { DEFAULT_ENDPOINT } from "./endpoint.js";
 export { WaldError, type FailedCheck, type FailureKind, type Outcome, type ReasonName, type Retry } from "./errors.js";
 export type { Cursor } from "./gen/wald/v1/cursor_pb.js";
 export type { Log, LogConfig, LogProducer } from "./gen/wald/v1/log_pb.js";

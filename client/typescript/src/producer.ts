@@ -19,7 +19,7 @@ import { randomUUID } from "node:crypto";
 import { AppendStream, failedRequest, type OpenSession, type ProtoBatch } from "./append-stream.js";
 import { cancelledError, earlierFailed, timeoutError, usageError, type WaldError } from "./errors.js";
 import { missing, protoBatch, recordBytes, type Durability, type RecordInput } from "./messages.js";
-import { pauseMs, type RetryPolicy } from "./retry.js";
+import { Backoff, type RetryPolicy } from "./retry.js";
 import type { TokenUse } from "./token.js";
 import type { Sent } from "./session.js";
 import { Window } from "./window.js";
@@ -161,7 +161,7 @@ export class Producer {
   #pauseTimer: NodeJS.Timeout | undefined;
   /** Runs while a batch is not acked; each ack restarts it. */
   #patience: NodeJS.Timeout | undefined;
-  #failures = 0;
+  readonly #backoff: Backoff;
   #lastFailure: WaldError | undefined;
   #fatal: WaldError | undefined;
   #closed = false;
@@ -175,6 +175,7 @@ export class Producer {
     this.id = setup.id ?? randomUUID();
     this.epoch = setup.epoch ?? 0n;
     this.#setup = setup;
+    this.#backoff = new Backoff(setup.policy);
     this.#nextSequence = setup.firstSequence ?? 0n;
     this.#window = new Window(setup.windowBytes ?? PRODUCER_DEFAULTS.windowBytes);
     setup.signal?.addEventListener("abort", this.#cancel);
@@ -352,7 +353,7 @@ export class Producer {
         return;
       }
       this.#underway--;
-      this.#failures = 0;
+      this.#backoff.succeeded();
       this.#lastFailure = undefined;
       clearTimeout(this.#patience);
       this.#patience = this.#entries.length > 0 ? this.#wait() : undefined;
@@ -386,15 +387,11 @@ export class Producer {
       return;
     }
     this.#note(error, stream);
-    this.#failures++;
     this.#lastFailure = error;
-    this.#pauseTimer = setTimeout(
-      () => {
-        this.#pauseTimer = undefined;
-        this.#connect();
-      },
-      pauseMs(this.#setup.policy, this.#failures, error),
-    );
+    this.#pauseTimer = setTimeout(() => {
+      this.#pauseTimer = undefined;
+      this.#connect();
+    }, this.#backoff.failed(error));
   }
 
   /** Keeps in mind which batches may have been applied without an ack. */

@@ -43,6 +43,38 @@ export function pauseMs(policy: RetryPolicy, failures: number, error: WaldError)
   return Math.max(full * (0.5 + Math.random() / 2), error.retryAfterMs ?? 0);
 }
 
+/** The failures in a row of one call, scan or producer, and the pauses after them. */
+export class Backoff {
+  readonly #policy: RetryPolicy;
+  #failures = 0;
+  #paused = true;
+
+  constructor(policy: RetryPolicy) {
+    this.#policy = policy;
+  }
+
+  /** Whether the policy allows no attempt after those that failed. */
+  get exhausted(): boolean {
+    return this.#failures >= this.#policy.maxAttempts;
+  }
+
+  /**
+   * Counts a failure, and returns the time to wait after it. An owner that the server named is asked at once, but
+   * only once between two pauses: two servers may name each other.
+   */
+  failed(error: WaldError): number {
+    this.#failures++;
+    this.#paused = !(this.#paused && error.followed);
+    return this.#paused ? pauseMs(this.#policy, this.#failures, error) : 0;
+  }
+
+  /** An attempt has succeeded. */
+  succeeded(): void {
+    this.#failures = 0;
+    this.#paused = true;
+  }
+}
+
 /** Waits; ends early, and well, when the signal is aborted. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
@@ -84,8 +116,9 @@ export interface Attempt {
 export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>): Promise<A> {
   const { policy, repeat, access, timeoutMs, signal, token } = plan;
   const deadline = performance.now() + timeoutMs;
+  const backoff = new Backoff(policy);
   let unknown = false;
-  for (let failures = 1; ; failures++) {
+  for (;;) {
     if (signal?.aborted) {
       throw cancelledError(unknown ? "UNKNOWN" : "NOT_APPLIED", signal.reason);
     }
@@ -98,12 +131,12 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
       error = toWaldError(thrown, access, signal);
     }
     if (error.kind === "TIMEOUT") {
-      error = timeoutError(access, `no answer within ${timeoutMs} ms`);
+      error = timeoutError(access, `no answer within ${timeoutMs} ms`, error.server);
     }
-    const pause = pauseMs(policy, failures, error);
+    const pause = backoff.failed(error);
     const last =
       !(token?.allows(repeat, error) ?? mayRepeat(repeat, error)) ||
-      failures >= policy.maxAttempts ||
+      backoff.exhausted ||
       performance.now() + pause >= deadline;
     if (last) {
       throw unknown && error.outcome !== "UNKNOWN" ? error.afterUnknown() : error;

@@ -19,7 +19,7 @@ import { cancelledError, failedFor, lostError, timeoutError, toWaldError, usageE
 import { GapReason as ProtoGapReason } from "./gen/wald/v1/types_pb.js";
 import { ScanRequestSchema, type ScanRequest, type ScanResponse } from "./gen/wald/v1/wal_pb.js";
 import { protoStart, protoVisibility, storedBatch, type Batch, type Start, type Tail, type Visibility } from "./messages.js";
-import { pauseMs, sleep, type RetryPolicy } from "./retry.js";
+import { Backoff, sleep, type RetryPolicy } from "./retry.js";
 import type { TokenUse } from "./token.js";
 
 /** The logs to scan: the log with this name, all logs with a prefix, or all. */
@@ -116,7 +116,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
   #begun = false;
   #caughtUp = false;
   #ended = false;
-  #failures = 0;
+  readonly #backoff: Backoff;
   /** Begin of the first failed attempt, or of the one under way. */
   #failingSince: number | undefined;
   #pauseMs = 0;
@@ -128,6 +128,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
   /** @internal */
   constructor(setup: ScanSetup) {
     this.#setup = setup;
+    this.#backoff = new Backoff(setup.policy);
     const { selector, options, follow } = setup;
     const start = protoStart(options);
     if (options.cursor !== undefined && start.case !== undefined) {
@@ -309,7 +310,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       // Asked again it would be 0, which is: without bound.
       this.#ended = this.#remaining <= 0n;
     }
-    this.#failures = 0;
+    this.#backoff.succeeded();
     this.#failingSince = undefined;
   }
 
@@ -324,15 +325,14 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
 
   /** Prepares the next connection, if there can be one. */
   async #survive(error: WaldError): Promise<void> {
-    const { policy, timeoutMs, options, token } = this.#setup;
-    this.#failures++;
-    const pause = pauseMs(policy, this.#failures, error);
+    const { timeoutMs, options, token } = this.#setup;
+    const pause = this.#backoff.failed(error);
     this.#failingSince ??= performance.now();
     // A follower that has begun has no end to its patience; the caller may have.
     const patient = this.#request.follow && this.#begun;
     const tired =
       !patient &&
-      (this.#failures >= policy.maxAttempts || performance.now() - this.#failingSince + pause >= timeoutMs);
+      (this.#backoff.exhausted || performance.now() - this.#failingSince + pause >= timeoutMs);
     if (this.#place === "LOST" || tired || !token.allows("HARMLESS", error, patient)) {
       await this.close();
       throw error;

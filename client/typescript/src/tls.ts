@@ -50,7 +50,7 @@ export interface TlsOptions {
   tlsCert?: string;
   /** File with the key of the client's certificate. */
   tlsKey?: string;
-  /** Name or address that the server's certificate must have, instead of the host of the endpoint. */
+  /** Name or address that the server's certificate must have, instead of the host of each endpoint. */
   serverName?: string;
 }
 
@@ -93,19 +93,16 @@ interface Contents {
 /** The settings in force, which follow the files. */
 export class TlsFiles {
   readonly #options: TlsOptions;
-  readonly #host: string;
   #contents: Contents;
 
-  /** `host`: of the endpoint. */
-  constructor(options: TlsOptions, host: string) {
+  constructor(options: TlsOptions) {
     this.#options = options;
-    this.#host = host;
     this.#contents = this.#read();
   }
 
-  /** The name that the server's certificate must have. */
-  get name(): string {
-    return this.#options.serverName ?? this.#host;
+  /** The name that the certificate of a server at this host must have. */
+  nameAt(host: string): string {
+    return this.#options.serverName ?? host;
   }
 
   /** Whether the client sends a certificate. */
@@ -114,22 +111,23 @@ export class TlsFiles {
   }
 
   /**
-   * The settings of the next connection. A certificate and its key are replaced one after the other, so a fault
+   * The settings of the next connection to a host. A certificate and its key are replaced one after the other, so a fault
    * may last for a moment only: the earlier settings stay in force.
    */
-  current(): tls.ConnectionOptions {
+  current(host: string): tls.ConnectionOptions {
     try {
       this.#contents = this.#read();
     } catch {
       // The earlier ones.
     }
     const { ca, cert, key } = this.#contents;
+    const name = this.nameAt(host);
     return {
       ...(ca !== undefined && { ca }),
       ...(cert !== undefined && { cert }),
       ...(key !== undefined && { key }),
-      ...(isIP(this.name) === 0 && { servername: this.name }),
-      checkServerIdentity: (_, certificate) => tls.checkServerIdentity(this.name, certificate),
+      ...(isIP(name) === 0 && { servername: name }),
+      checkServerIdentity: (_, certificate) => tls.checkServerIdentity(name, certificate),
       ALPNProtocols: ["h2"],
       minVersion: "TLSv1.2",
     };
@@ -206,11 +204,11 @@ function systemCas(): Buffer | string[] | undefined {
 }
 
 /** Reads the failure of a handshake. `peer`: the server's certificate, as far as it came. */
-export function handshakeProblem(error: Error, files: TlsFiles, peer?: tls.PeerCertificate): TlsProblem {
+export function handshakeProblem(error: Error, files: TlsFiles, host: string, peer?: tls.PeerCertificate): TlsProblem {
   const code = "code" in error ? String(error.code) : "";
   switch (code) {
     case "ERR_TLS_CERT_ALTNAME_INVALID":
-      return new TlsProblem("WRONG_NAME", `the server's certificate is for ${namesOf(peer)}, not for ${files.name}`);
+      return new TlsProblem("WRONG_NAME", `the server's certificate is for ${namesOf(peer)}, not for ${files.nameAt(host)}`);
     case "CERT_HAS_EXPIRED":
       return new TlsProblem("EXPIRED", `the server's certificate expired${day(" on ", peer?.valid_to)}`);
     case "CERT_NOT_YET_VALID":

@@ -27,10 +27,9 @@ export class Authority {
   }
 
   /** Issues a certificate; another one under the same name replaces it. Expired: for two days. */
-  issue(name: string, { expired = false } = {}): Issued {
+  issue(name: string, { expired = false, names = "DNS:localhost,IP:127.0.0.1" } = {}): Issued {
     const [tlsCert, tlsKey, request] = [this.path(`${name}.pem`), this.path(`${name}.key`), this.path(`${name}.csr`)];
-    const names = "subjectAltName=DNS:localhost,IP:127.0.0.1";
-    openssl("req", "-new", ...NEW_KEY, "-keyout", tlsKey, "-out", request, "-subj", `/CN=${name}`, "-addext", names);
+    openssl("req", "-new", ...NEW_KEY, "-keyout", tlsKey, "-out", request, "-subj", `/CN=${name}`, "-addext", `subjectAltName=${names}`);
     writeFileSync(this.path("index"), "");
     writeFileSync(
       this.path("ca.cnf"),

@@ -27,9 +27,9 @@ export class Fake {
   /** Producers that were to be forgotten. */
   readonly forgotten: string[] = [];
   /** Every record, as text. */
-  readonly records: string[] = [];
+  readonly records: string[];
   /** The ack of every batch of every producer. */
-  readonly #acks = new Map<string, { firstLsn: bigint; nextLsn: bigint }>();
+  readonly #acks: Map<string, { firstLsn: bigint; nextLsn: bigint }>;
   /** Sequences in the order in which they came, repeats too. */
   readonly sequences: bigint[] = [];
   /** Requests that came on sessions. */
@@ -51,7 +51,9 @@ export class Fake {
   readonly #scheme: string;
   readonly #sockets = new Set<Socket>();
 
-  private constructor(tls?: http2.SecureServerOptions) {
+  private constructor(tls?: http2.SecureServerOptions, beside?: Fake) {
+    this.records = beside?.records ?? [];
+    this.#acks = beside === undefined ? new Map() : beside.#acks;
     const authorizing: Interceptor = (next) => (request) => {
       this.authorize(request.header.get("authorization"));
       return next(request);
@@ -70,16 +72,25 @@ export class Fake {
     this.#server.on("session", (session) => session.on("error", () => {}));
   }
 
-  /** Serves in plaintext, or with these settings of TLS. */
-  static async start(tls?: http2.SecureServerOptions): Promise<Fake> {
-    const fake = new Fake(tls);
+  /** Serves in plaintext, or with these settings of TLS; its own log, or that of another server. */
+  static async start(tls?: http2.SecureServerOptions, beside?: Fake): Promise<Fake> {
+    const fake = new Fake(tls, beside);
     fake.#server.listen(0, "127.0.0.1");
     await once(fake.#server, "listening");
     return fake;
   }
 
   get endpoint(): string {
-    return `${this.#scheme}127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
+    return `${this.#scheme}127.0.0.1:${this.port}`;
+  }
+
+  get port(): number {
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  /** Number of connections. */
+  get connections(): number {
+    return this.#sockets.size;
   }
 
   client(options: ClientOptions = {}): Client {
@@ -178,6 +189,12 @@ export class Refusal extends ConnectError {
 export function refusal(code: Code, reason: string, outcome?: string, retry?: string): Refusal {
   const metadata = { ...(outcome && { outcome }), ...(retry && { retry }) };
   return new Refusal(code, { reason, domain: "wald.dev", metadata });
+}
+
+/** The answer of a server that does not own the store. The owner: `HOST:PORT`, or empty if the server does not know it. */
+export function moved(owner: string): Refusal {
+  const metadata = { outcome: "NOT_APPLIED", retry: "SAFE", owner, term: "4" };
+  return new Refusal(Code.Unavailable, { reason: "MOVED", domain: "wald.dev", metadata });
 }
 
 /** Adds RetryInfo. */
