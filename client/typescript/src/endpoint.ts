@@ -15,14 +15,16 @@ export function authoritiesOf(endpoint: string): [string, ...string[]] {
   }
   const authority = authorityOf(first);
   const { protocol } = new URL(authority);
-  const authorities = others.map((part) => {
+  const further = others.map((part) => {
     const other = authorityOf(part);
     if (new URL(other).protocol !== protocol) {
       throw usageError(`\`${part}\` is not an endpoint to use with \`${first}\`: all must begin with ${protocol}//`);
     }
     return other;
   });
-  return [authority, ...new Set(authorities.filter((other) => other !== authority))];
+  const once = new Set(further);
+  once.delete(authority);
+  return [authority, ...once];
 }
 
 /** The authority of an owner, `HOST:PORT`, beside a server with this authority. Undefined: not such a text. */

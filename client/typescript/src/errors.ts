@@ -86,7 +86,7 @@ export interface Failure {
 export interface FailedAttempt {
   /** The server that the attempt went to. */
   server: string;
-  /** The server named another one as the owner, and the client has left it. */
+  /** The server named another one as the owner, and the client has left this server. */
   followed: boolean;
   /** The reason why the owner must not get the calls of this client. */
   refusal: string | undefined;

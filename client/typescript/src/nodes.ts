@@ -127,7 +127,7 @@ export class Nodes implements Transport {
     if (failure.reason === undefined ? failure.code === "UNAVAILABLE" : AWAY.includes(failure.reason)) {
       this.#leave(node, owner);
     }
-    noteAttempt(error, { server: node.authority, followed: owner !== undefined && this.#current !== node, refusal });
+    noteAttempt(error, { server: node.authority, followed: owner !== undefined, refusal });
     return error;
   }
 
