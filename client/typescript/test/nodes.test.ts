@@ -80,7 +80,7 @@ test("owner that a server names is asked at once, and first from then on", async
   assert.deepEqual([a.calls, b.calls, a.records], [1, 3, ["x", "y"]]);
 });
 
-test("a call of the stubs is not repeated, but the next one goes to the owner", async () => {
+test("call of the stubs is not repeated, and the next one goes to the owner", async () => {
   leaves(a, b.endpoint);
   const client = listed([a], NEVER);
   await assert.rejects(client.stubs.wal.getTail({ log: "log" }), { code: Code.Unavailable });
@@ -245,7 +245,7 @@ test("producer goes on at each owner: every batch once, in order", { timeout: 30
   await producer.close();
 });
 
-test("session of an owner that leaves ends, and the next one is at the new owner", async () => {
+test("session of an owner that leaves ends; the next one is at the new owner", async () => {
   const one = (record: string) => ({ batches: [{ log: "log", records: [record] }] });
   const client = listed([a, b], NEVER);
   a.before = ([record]) => {
