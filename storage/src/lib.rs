@@ -46,8 +46,8 @@ pub use crate::api::record::{
 };
 pub use crate::api::records::Records;
 pub use crate::api::replica::{
-    JournalPart, Lease, MAX_REPLICA_LAG, MOST_UNRELEASED, Replica, ReplicaBounds, ReplicaProgress,
-    ReplicaState, Unreplicated,
+    JournalPart, MAX_REPLICA_LAG, MOST_UNRELEASED, OwnerLease, Replica, ReplicaBounds,
+    ReplicaProgress, ReplicaState, Unreplicated,
 };
 pub use crate::api::ticket::{TicketAnswer, block_on};
 pub use crate::api::verification::{Reports, Verification};

@@ -10,10 +10,10 @@ use crate::convert;
 
 /// The owner and the nodes.
 #[derive(Default)]
-pub(crate) struct Cluster(Mutex<Seen>);
+pub(crate) struct Cluster(Mutex<SeenCluster>);
 
 #[derive(Default)]
-struct Seen {
+struct SeenCluster {
     role: v1::ReplicaRole,
     owner: Option<OwnerRecord>,
     nodes: Vec<SeenNode>,

@@ -46,7 +46,7 @@ enum OwnDirectory {
 }
 
 /// The step after a look.
-enum Step {
+enum StandByStep {
     /// Look again later.
     Wait,
     /// The directory has the store, or is the one in which it is made.
@@ -54,7 +54,7 @@ enum Step {
 }
 
 /// The stand-by's work for its copy, on a thread of its own.
-struct Keeping {
+struct KeepingThread {
     /// Time of the next look for content.
     due: Instant,
     runs: Option<JoinHandle<Result<KeptContent, FetchError>>>,
@@ -66,25 +66,25 @@ struct Keeping {
 }
 
 /// An error of a step.
-enum StepError {
+enum StandByError {
     /// The next step may succeed.
     Bucket(String),
     Exit(Exit),
 }
 
-impl From<Exit> for StepError {
+impl From<Exit> for StandByError {
     fn from(exit: Exit) -> Self {
         Self::Exit(exit)
     }
 }
 
-impl From<BucketError> for StepError {
+impl From<BucketError> for StandByError {
     fn from(error: BucketError) -> Self {
         Self::Bucket(error.to_string())
     }
 }
 
-impl From<ShipError> for StepError {
+impl From<ShipError> for StandByError {
     fn from(error: ShipError) -> Self {
         Self::Bucket(error.to_string())
     }
@@ -105,7 +105,7 @@ struct StandBy<'a> {
     has_warned: bool,
     /// The last error of a look, which is reported once.
     error: String,
-    keeping: Keeping,
+    keeping: KeepingThread,
 }
 
 impl ReplicaStart {
@@ -138,7 +138,7 @@ impl ReplicaStart {
             seen: None,
             has_warned: false,
             error: String::new(),
-            keeping: Keeping {
+            keeping: KeepingThread {
                 due: Instant::now(),
                 runs: None,
                 stop: Arc::default(),
@@ -151,10 +151,10 @@ impl ReplicaStart {
                 return Err(wait.leave());
             }
             match wait.step() {
-                Ok(Step::Ready) => return Ok(()),
-                Ok(Step::Wait) => wait.error.clear(),
-                Err(StepError::Bucket(error)) => report(&mut wait.error, &error),
-                Err(StepError::Exit(exit)) => return Err(exit),
+                Ok(StandByStep::Ready) => return Ok(()),
+                Ok(StandByStep::Wait) => wait.error.clear(),
+                Err(StandByError::Bucket(error)) => report(&mut wait.error, &error),
+                Err(StandByError::Exit(exit)) => return Err(exit),
             }
             wait.pause();
         }
@@ -181,13 +181,13 @@ impl StandBy<'_> {
     }
 
     /// Looks at the owner, and does the next thing.
-    fn step(&mut self) -> Result<Step, StepError> {
+    fn step(&mut self) -> Result<StandByStep, StandByError> {
         let remote = Arc::clone(&self.start.remote);
         let (bucket, runtime) = (&remote.bucket, &remote.runtime);
         let limit = self.config.lease_ttl / 3;
         let looks = async { timeout(limit, self.watch.look()).await };
         let Ok(turn) = runtime.block_on(looks) else {
-            return Err(StepError::Bucket(format!(
+            return Err(StandByError::Bucket(format!(
                 "the bucket gave no answer within {limit:?}"
             )));
         };
@@ -198,8 +198,8 @@ impl StandBy<'_> {
                     return Err(no_store(&self.config.data_dir).into());
                 }
                 return Ok(match runtime.block_on(claim.reserve(bucket))? {
-                    true => Step::Ready,
-                    false => Step::Wait,
+                    true => StandByStep::Ready,
+                    false => StandByStep::Wait,
                 });
             }
             // An operator says that the owner is gone.
@@ -216,33 +216,33 @@ impl StandBy<'_> {
         match (directory, inherits) {
             (OwnDirectory::Older(term), _) => {
                 self.set_aside(term)?;
-                Ok(Step::Wait)
+                Ok(StandByStep::Wait)
             }
-            (OwnDirectory::Newest, None) if self.goes_on(&owner) => Ok(Step::Ready),
+            (OwnDirectory::Newest, None) if self.goes_on(&owner) => Ok(StandByStep::Ready),
             (OwnDirectory::Newest, Some(inherits)) => {
                 self.start.claim.inherits = inherits;
-                Ok(Step::Ready)
+                Ok(StandByStep::Ready)
             }
             // The node that reserved the bucket has made nothing.
             (OwnDirectory::Empty, Some(inherits)) if self.store_id.is_none() => {
                 self.start.claim.inherits = inherits;
-                Ok(Step::Ready)
+                Ok(StandByStep::Ready)
             }
             (OwnDirectory::Undecided(term), Some(_)) => {
                 self.set_aside(term)?;
-                Ok(Step::Wait)
+                Ok(StandByStep::Wait)
             }
             (OwnDirectory::Empty, Some(inherits)) => {
                 self.start.claim.inherits = inherits;
                 self.take_over(&owner)?;
-                Ok(Step::Ready)
+                Ok(StandByStep::Ready)
             }
             (OwnDirectory::Empty | OwnDirectory::Newest | OwnDirectory::Undecided(_), None) => {
                 self.show(&owner);
                 if directory == OwnDirectory::Empty {
                     self.keep();
                 }
-                Ok(Step::Wait)
+                Ok(StandByStep::Wait)
             }
         }
     }
@@ -278,7 +278,7 @@ impl StandBy<'_> {
     }
 
     /// Finds the identity of the store in the bucket, which never changes.
-    fn find_store(&mut self) -> Result<(), StepError> {
+    fn find_store(&mut self) -> Result<(), StandByError> {
         if self.store_id.is_none() {
             let found = ReplicaCopy::store_of(&self.start.remote.bucket);
             self.store_id = self.start.remote.runtime.block_on(found)?;
@@ -317,7 +317,7 @@ impl StandBy<'_> {
     }
 
     /// Moves a store away that is no longer the newest one, and keeps content that the bucket has, too.
-    fn set_aside(&mut self, term: u64) -> Result<(), StepError> {
+    fn set_aside(&mut self, term: u64) -> Result<(), StandByError> {
         let remote = &self.start.remote;
         let copy = ReplicaCopy::open(&remote.bucket, &super::ProtoManifests, None);
         let copy = remote.runtime.block_on(copy)?;
@@ -416,7 +416,7 @@ impl StandBy<'_> {
     }
 }
 
-impl Keeping {
+impl KeepingThread {
     /// Ends the thread.
     fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);

@@ -15,8 +15,8 @@ use wald_storage::{
 pub(super) use contract::assert_in_contract;
 
 use super::{
-    Access, admin, append, cursor, fence, in_session, invalid_log_name, message_too_large,
-    not_supported, read, starting, sync, trim,
+    Access, admin, append, cursor, fence, in_session, invalid_log_name, message_too_large, moved,
+    not_supported_value, read, starting, sync, trim,
 };
 
 fn log() -> LogName {
@@ -746,12 +746,27 @@ fn refusals_of_the_server_itself_tell_an_outcome_only_for_writes() {
     assert_eq!(name(Access::Write).effect, effect("NOT_APPLIED", "NEVER"));
     assert_eq!(name(Access::Read).effect, None);
     assert_eq!(name(Access::Read).reason, "INVALID_LOG_NAME");
-    let got = seen(&not_supported("config.retention", Access::Write));
+    let got = seen(&not_supported_value(
+        "delay",
+        "a negative time",
+        Access::Write,
+    ));
     assert_eq!(
         (got.code, got.reason.as_str()),
         (Code::Unimplemented, "NOT_SUPPORTED")
     );
-    assert_eq!(got.fact("field"), Some("config.retention"));
+    assert_eq!(got.fact("field"), Some("delay"));
+    let got = seen(&moved(Access::Write, "b:6925", 7));
+    assert_eq!(
+        (got.code, got.reason.as_str()),
+        (Code::Unavailable, "MOVED")
+    );
+    assert_eq!(
+        (got.fact("owner"), got.fact("term")),
+        (Some("b:6925"), Some("7"))
+    );
+    assert_eq!(got.effect, effect("NOT_APPLIED", "SAFE"));
+    assert_eq!(seen(&moved(Access::Read, "", 7)).effect, None);
     let got = seen(&starting(Access::Write));
     assert_eq!(
         (got.code, got.reason.as_str()),

@@ -133,7 +133,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn owner_that_is_killed_goes_on_in_its_directory_before_anybody_takes_over() {
+async fn killed_owner_goes_on_in_its_directory_before_anybody_follows() {
     let store = Store::start();
     let one = node(&store, "one");
     let two = node(&store, "two");

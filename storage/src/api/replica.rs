@@ -64,7 +64,7 @@ pub enum Unreplicated {
 }
 
 /// The right to answer without the replica, while other nodes may take the store over.
-pub trait Lease: Send + Sync + 'static {
+pub trait OwnerLease: Send + Sync + 'static {
     /// Whether no other node can own the store now. Called before each answer, so it must return at once.
     fn holds(&self) -> bool;
 }
@@ -135,7 +135,7 @@ pub trait Replica: Send + Sync + 'static {
     /// Sets the lease of this node; later calls change nothing. While it does not hold, new requests and reads are refused, and
     /// requests in flight are answered with an unknown outcome unless they are replicated. Without a lease no other node
     /// takes the store over by itself.
-    fn hold_lease(&self, lease: Arc<dyn Lease>);
+    fn hold_lease(&self, lease: Arc<dyn OwnerLease>);
 
     /// Ends replication for a reason. Requests in flight are answered with an unknown outcome.
     fn stop(&self, reason: Unreplicated);

@@ -9,7 +9,7 @@ use super::{Core, LocalEngine};
 use crate::api::engine::BoxFuture;
 use crate::api::error::ReadError;
 use crate::api::record::Visibility;
-use crate::api::replica::{JournalPart, Lease, Replica, ReplicaProgress, Unreplicated};
+use crate::api::replica::{JournalPart, OwnerLease, Replica, ReplicaProgress, Unreplicated};
 use crate::api::watch::{Until, Watched};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
@@ -230,7 +230,7 @@ impl Replica for LocalEngine {
         self.core.journal.release(end);
     }
 
-    fn hold_lease(&self, lease: Arc<dyn Lease>) {
+    fn hold_lease(&self, lease: Arc<dyn OwnerLease>) {
         if let Some(replication) = self.core.journal.replication() {
             replication.hold_lease(lease);
         }

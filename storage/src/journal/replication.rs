@@ -17,7 +17,7 @@ use super::waiting::{UnflushedGroup, Waiter};
 use crate::api::error::AppendError;
 use crate::api::record::{Durability, Visibility};
 use crate::api::replica::{
-    Lease, MOST_UNRELEASED, ReplicaBounds, ReplicaProgress, ReplicaState, Unreplicated,
+    MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaProgress, ReplicaState, Unreplicated,
 };
 use crate::api::watch::{Watch, Watched};
 use crate::base::ids::Position;
@@ -40,7 +40,7 @@ pub(crate) struct Replication {
     state: Mutex<ReplicationState>,
     lag: Mutex<ReplicaLag>,
     /// Set if other nodes may take the store over.
-    lease: OnceLock<Arc<dyn Lease>>,
+    lease: OnceLock<Arc<dyn OwnerLease>>,
     /// Whether another node owns the store.
     has_moved: AtomicBool,
     /// The shipper waits here.
@@ -113,7 +113,7 @@ impl Replication {
     }
 
     /// Sets the lease, unless there is one.
-    pub(crate) fn hold_lease(&self, lease: Arc<dyn Lease>) {
+    pub(crate) fn hold_lease(&self, lease: Arc<dyn OwnerLease>) {
         let _ = self.lease.set(lease);
     }
 

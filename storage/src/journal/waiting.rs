@@ -257,7 +257,7 @@ impl Journal {
         self.answer_anyway(waiter, reached);
     }
 
-    /// Answers one request, whoever owns the store.
+    /// Answers one request, also if another node owns the store.
     pub(super) fn answer_anyway(&self, waiter: Waiter, reached: Durability) {
         self.inflight.fetch_sub(waiter.cost, Ordering::SeqCst);
         match waiter.reply {

@@ -1198,7 +1198,7 @@ fn content_that_is_kept_is_moved_to_its_place_and_not_read_again() {
 }
 
 #[test]
-fn an_old_store_is_set_aside_in_any_number_of_attempts_and_its_files_are_used_again() {
+fn an_old_store_is_set_aside_after_any_cut_and_its_files_are_used_again() {
     let (fixture, _) = busy_store(8);
     let shelf = Shelf::default();
     let (manifest, _) = shelf.save(&fixture, || ()).unwrap();

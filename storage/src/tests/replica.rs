@@ -5,7 +5,7 @@ use super::*;
 use crate::api::error::RestoreError;
 use crate::api::record::{GapReason, SyncMode};
 use crate::api::replica::{
-    JournalPart, Lease, MOST_UNRELEASED, ReplicaBounds, ReplicaState, Unreplicated,
+    JournalPart, MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaState, Unreplicated,
 };
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
@@ -313,7 +313,7 @@ fn a_lost_replica_leaves_an_unknown_outcome_and_refuses_the_rest() {
 /// A lease that a test ends.
 struct TestLease(std::sync::atomic::AtomicBool);
 
-impl Lease for TestLease {
+impl OwnerLease for TestLease {
     fn holds(&self) -> bool {
         self.0.load(std::sync::atomic::Ordering::SeqCst)
     }
@@ -324,7 +324,7 @@ fn without_its_lease_a_node_answers_only_with_records_that_are_replicated() {
     let f = Fixture::replicated();
     let lease = Arc::new(TestLease(true.into()));
     let replication = f.core.journal.replication().unwrap();
-    replication.hold_lease(Arc::clone(&lease) as Arc<dyn Lease>);
+    replication.hold_lease(Arc::clone(&lease) as Arc<dyn OwnerLease>);
     f.append("a", b"0").unwrap();
     f.ship();
     let holds = |holds| lease.0.store(holds, std::sync::atomic::Ordering::SeqCst);

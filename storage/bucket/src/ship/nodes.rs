@@ -17,7 +17,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use wald_storage::Lease;
+use wald_storage::OwnerLease;
 
 use crate::beat::{BeatProgress, Beating, Beats, boottime};
 use crate::bucket::Bucket;
@@ -107,7 +107,7 @@ impl NodeLease {
     }
 }
 
-impl Lease for NodeLease {
+impl OwnerLease for NodeLease {
     fn holds(&self) -> bool {
         if !self.named.load(Ordering::SeqCst) {
             return true;

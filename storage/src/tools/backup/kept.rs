@@ -156,7 +156,8 @@ pub fn remove_kept_content(target: &dyn Disk) -> Result<(), RestoreError> {
 }
 
 /// Sets a store aside whose directory is no longer the newest one: content that the manifest names is kept, and everything
-/// else moves to `diverged/<term>`. TERM moves last, so that a set-aside that was cut off goes on with the same term.
+/// else moves to `diverged/<term>`. `term`: number of the term that the directory has kept. TERM moves last, so that a set-aside
+/// that was cut off goes on with the same number.
 ///
 /// # Errors
 /// `Open` if another process uses the directory; others if the file system fails.

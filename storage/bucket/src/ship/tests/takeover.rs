@@ -232,7 +232,7 @@ async fn a_store_that_is_handed_over_goes_to_the_successor_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_replaces_the_owner_without_its_directory_waits_behind_stand_bys() {
+async fn a_process_that_replaces_the_owner_waits_behind_stand_bys() {
     paused_clock();
     let remote = remote();
     let a = owner(&remote, "a").await;
