@@ -24,7 +24,7 @@ WRITE = "--write" in sys.argv
 # The chart sets these itself: addresses, a directory, and the settings that must agree with Secrets and probes.
 OURS = {"listen", "http_listen", "insecure_listen", "insecure_tokens", "data_dir", "tls_cert", "tls_key", "tls_client_auth",
         "tls_client_ca", "tls_client_crl", "http_tls", "bucket_url", "bucket_endpoint", "bucket_region", "bucket_credentials_file",
-        "bucket_insecure", "node_id", "advertise", "auth_file", "metrics_open"}
+        "bucket_insecure", "stand_by", "node_id", "advertise", "auth_file", "metrics_open"}
 # Kinds of volumes that the Pod Security Standard `restricted` permits.
 VOLUMES_ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -129,9 +129,14 @@ def lint():
         expect(f"helm lint with {values.name}", done.returncode == 0, said(done) if done.returncode else "")
 
 
-def environment(container):
-    """The variables of a container in a manifest."""
-    return {item["name"]: item["value"] for item in container.get("env", [])}
+def environment(container, pod="wald-0"):
+    """The variables of a container in a manifest. Names of variables before are replaced in values, as the kubelet does it."""
+    found = {}
+    for item in container.get("env", []):
+        field = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        value = {"metadata.name": pod}[field] if field else item["value"]
+        found[item["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found.get(name[1], name[0]), value)
+    return found
 
 
 @functools.cache
@@ -219,6 +224,7 @@ def stores():
 TLS = ["tls.enabled=true", "tls.existingSecret=cert"]
 BACKUP = ["backup.enabled=true", "backup.url=s3://wald/orders"]
 REPLICA = ["replica.enabled=true", "replica.url=s3://wald/orders"]
+ONLY_BUCKET = ["persistence.enabled=false", "config.sync_mode=replicated"]
 # Values that give the scraper a token.
 SCRAPER = ["serviceMonitor.enabled=true", "serviceMonitor.authorization.credentials.name=scraper", "serviceMonitor.authorization.credentials.key=token"]
 
@@ -226,7 +232,7 @@ SCRAPER = ["serviceMonitor.enabled=true", "serviceMonitor.authorization.credenti
 @check("Impossible values are refused with a sentence")
 def refused():
     for arguments, sentence in [
-        (["replicaCount=2"], 'more than one needs engine.kind "object"'),
+        (["replicaCount=2"], "more than one pod needs replica.enabled and replica.url"),
         (["engine.kind=object"], 'only the engine "local"'),
         (["replicacount=1"], "replicacount"),
         (["config.drain_dely=5s"], "drain_dely"),
@@ -281,7 +287,15 @@ def refused():
         ([*REPLICA, *BACKUP[:1], "backup.url=s3://wald/orders/backups"], "neither may contain the other"),
         ([*REPLICA, "serviceAccountName=wald", "replica.serviceAccountAnnotations.role=wald"], "replica.serviceAccountAnnotations makes"),
         ([*REPLICA, "extraArgs={--take-over}"], "set replica.takeOverTerm"),
-        ([*REPLICA, "replicaCount=2"], 'more than one needs engine.kind "object"'),
+        ([*REPLICA, "replicaCount=4"], "set 2 or 3"),
+        ([*REPLICA, "replicaCount=2", "persistence.existingClaim=mine"], "each pod needs a volume of its own"),
+        ([*REPLICA, "replicaCount=2", "replica.nodeId=eu-1"], "put $(POD_NAME) into it"),
+        ([*REPLICA, "replicaCount=3", "replica.advertise=ledgers.example.com:443"], "put $(POD_NAME) into it"),
+        ([*REPLICA, "config.stand_by=false"], "stand_by"),
+        ([*REPLICA, "config.lease_ttl=10"], "want string"),
+        (["persistence.enabled=false"], "the records would end with the pod"),
+        ([*REPLICA, "persistence.enabled=false"], "set config.sync_mode=replicated"),
+        ([*REPLICA, *ONLY_BUCKET, "persistence.existingClaim=mine"], "persistence.existingClaim has no effect"),
     ]:
         text = said(done := helm("template", "wald", CHART, *itertools.chain(*(["--set", a] for a in arguments))))
         expect(f"{', '.join(arguments)} is refused", done.returncode != 0 and sentence in text,
@@ -345,8 +359,8 @@ def labels(peer):
 @check("The bucket of a replica is reached: egress, credentials, and the account with an identity")
 def replica_pods():
     for name, account, rules in [
-        ("replica", None, [([4317], 1), ([53, 53], 0), ([9000], 1)]),
-        ("replica-identity", "wald", [([53, 53], 0), ([443], 0), ([80, 988], 1)]),
+        ("replica", None, [([4317], 1), ([6925], 1), ([53, 53], 0), ([9000], 1)]),
+        ("replica-identity", "wald", [([6925], 1), ([53, 53], 0), ([443], 0), ([80, 988], 1)]),
     ]:
         objects = of_values(CHART / "ci" / f"{name}-values.yaml")
         egress = only(objects, "NetworkPolicy")["spec"]["egress"]

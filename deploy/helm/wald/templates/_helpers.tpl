@@ -32,11 +32,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{/* Every name of the Services and of the pod inside the cluster, in JSON. Wildcards need three labels, so the short name of the pod is whole. */}}
+{{/*
+Every name of the Services and of the pods inside the cluster, in JSON. Wildcards need three labels, so the short names of pods are whole. A
+replica has the names of as many pods as it may have, so that no change of replicaCount changes certificates and settings.
+*/}}
 {{- define "wald.names" -}}
 {{- $name := include "wald.fullname" . }}
 {{- $headless := printf "%s-headless" $name }}
-{{- $names := list $name $headless (printf "%s-0.%s" $name $headless) }}
+{{- $names := list $name $headless }}
+{{- range $ordinal := until (ternary 3 1 .Values.replica.enabled) }}
+{{- $names = append $names (printf "%s-%d.%s" $name $ordinal $headless) }}
+{{- end }}
 {{- range $host := list $name $headless (printf "*.%s" $headless) }}
 {{- range $domain := list "" ".svc" ".svc.cluster.local" }}
 {{- $names = append $names (printf "%s.%s%s" $host $.Release.Namespace $domain) }}
@@ -124,9 +130,8 @@ bucket_insecure = true
 {{- if .credentialsSecret }}
 bucket_credentials_file = "/etc/wald-bucket/credentials"
 {{- end }}
-# A restart of the pod needs the same name.
-node_id = {{ .nodeId | default (printf "%s-0.%s" (include "wald.fullname" $) $.Release.Namespace) | toJson }}
-advertise = {{ .advertise | default (printf "%s-0.%s-headless.%s.svc:6925" (include "wald.fullname" $) (include "wald.fullname" $) $.Release.Namespace) | toJson }}
+# Each pod is a node of the store, also a single one: more may follow without a restart of the owner.
+stand_by = true
 {{- end }}
 {{- end }}
 {{- if not (hasKey .Values.config "console_hosts") }}
@@ -139,6 +144,36 @@ advertise = {{ .advertise | default (printf "%s-0.%s-headless.%s.svc:6925" (incl
 {{- end }}
 console_hosts = {{ join ", " $hosts | toJson }}
 {{- end }}
+{{- end }}
+
+{{/* The affinity of the pods. Those of a replica keep away from each other, but start where they must. */}}
+{{- define "wald.affinity" -}}
+{{- $affinity := deepCopy .Values.affinity -}}
+{{- if and .Values.replica.enabled (not (hasKey $affinity "podAntiAffinity")) -}}
+{{- $terms := list -}}
+{{- $labels := include "wald.selectorLabels" . | fromYaml | merge (dict "app.kubernetes.io/component" "daemon") -}}
+{{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" -}}
+{{- $term := dict "topologyKey" $key "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $terms = append $terms (dict "weight" 100 "podAffinityTerm" $term) -}}
+{{- end -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $terms) -}}
+{{- end -}}
+{{- with $affinity -}}
+{{ toYaml . }}
+{{- end -}}
+{{- end }}
+
+{{/*
+"true" if the StatefulSet starts its pods at once. Otherwise a pod that cannot start, as after the loss of its zone, would keep those behind it
+from starting. Kubernetes refuses to change that, so an upgrade keeps the policy of the StatefulSet that is there.
+*/}}
+{{- define "wald.startsAtOnce" -}}
+{{- if .Values.replica.enabled -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "wald.fullname" .) -}}
+{{- if eq (dig "spec" "podManagementPolicy" "Parallel" $there) "Parallel" -}}
+true
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/* The pod's service account. */}}
@@ -209,13 +244,11 @@ grpc:
 {{- if ne .Values.engine.kind "local" -}}
 {{- fail (printf "engine.kind is %q: this version of Wald has only the engine \"local\"" .Values.engine.kind) -}}
 {{- end -}}
-{{- if gt (int .Values.replicaCount) 1 -}}
-{{- fail (printf "replicaCount is %d: the engine \"local\" keeps one journal on one volume, so it runs in one pod, and two would be two stores that know nothing of each other; more than one needs engine.kind \"object\", which this version does not have yet" (int .Values.replicaCount)) -}}
-{{- end -}}
 {{- include "wald.checkTLS" . -}}
 {{- include "wald.checkAuth" . -}}
 {{- include "wald.checkBackup" . -}}
 {{- include "wald.checkReplica" . -}}
+{{- include "wald.checkPods" . -}}
 {{- end }}
 
 {{/* TLS that is set up halfway is refused: someone may count on it. */}}
@@ -306,6 +339,47 @@ grpc:
 {{- if and .certSecret (not $.Values.tls.enabled) -}}
 {{- fail "backup.certSecret has no effect without tls.enabled: set tls.enabled=true" -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Several pods that do not share a store, or cannot start, are refused, and so is one that would lose its records. */}}
+{{- define "wald.checkPods" -}}
+{{- $name := include "wald.fullname" . -}}
+{{- $count := int .Values.replicaCount -}}
+{{- if gt $count 1 -}}
+{{- if not .Values.replica.enabled -}}
+{{- fail (printf "replicaCount is %d: one pod keeps one journal on its volume, and two would be two stores that know nothing of each other; more than one pod needs replica.enabled and replica.url, the bucket that they share" $count) -}}
+{{- end -}}
+{{- if gt $count 3 -}}
+{{- fail (printf "replicaCount is %d: one pod owns the store, and each other one only costs requests to the bucket and a copy; set 2 or 3" $count) -}}
+{{- end -}}
+{{- if .Values.persistence.existingClaim -}}
+{{- fail (printf "replicaCount is %d, and persistence.existingClaim is one volume: each pod needs a volume of its own; leave it empty" $count) -}}
+{{- end -}}
+{{- range $key := list "nodeId" "advertise" -}}
+{{- $value := get $.Values.replica $key -}}
+{{- if and $value (not (contains "$(POD_NAME)" $value)) -}}
+{{- fail (printf "replica.%s is %q, and replicaCount is %d: no two pods may have the same; put $(POD_NAME) into it, which becomes the name of the pod" $key $value $count) -}}
+{{- end -}}
+{{- end -}}
+{{- $settings := dig "data" "wald.toml" "" (lookup "v1" "ConfigMap" .Release.Namespace $name) -}}
+{{- if and $settings (not (contains "\nstand_by = true" $settings)) -}}
+{{- fail (printf "replicaCount is %d, and the pod of this release ships nothing to the bucket yet, so that others could not begin: upgrade with replica.enabled and replicaCount 1 first, and wait until the pod is ready" $count) -}}
+{{- end -}}
+{{- if not (include "wald.startsAtOnce" .) -}}
+{{- fail (printf "replicaCount is %d, and the StatefulSet %s starts its pods one after the other, which Kubernetes refuses to change: remove it without its pod by `kubectl -n %s delete statefulset %s --cascade=orphan`, and upgrade again" $count $name .Release.Namespace $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.persistence.enabled -}}
+{{- if not .Values.replica.enabled -}}
+{{- fail "persistence.enabled is false: the records would end with the pod; that needs replica.enabled and replica.url, the bucket that keeps them" -}}
+{{- end -}}
+{{- if ne (toString .Values.config.sync_mode) "replicated" -}}
+{{- fail "persistence.enabled is false: acknowledged records that are not in the bucket yet would end with the pod; set config.sync_mode=replicated" -}}
+{{- end -}}
+{{- if .Values.persistence.existingClaim -}}
+{{- fail "persistence.existingClaim has no effect while persistence.enabled is false: leave it empty" -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
