@@ -127,10 +127,11 @@ class Daemon:
 
     `strace` are arguments for strace, which then sees every call from the first on; its output
     is in `trace`. The process is still the daemon's. `under` is a command that becomes
-    the command after it. `variables` are added to its environment. `binary` is another build.
+    the command after it. `variables` are added to its environment. `binary` is another build. `begins` are the
+    messages that may end its start.
     """
 
-    def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=(), variables=None, binary=None):
+    def __init__(self, data_dir, *arguments, listen=":0", strace=None, under=(), variables=None, binary=None, begins=("wald is serving",)):
         self.data_dir = data_dir
         command = [binary or WALD, "--data-dir", data_dir, "--listen", listen, "--http-listen", ":0",
                    "--log-format", "json", *arguments]
@@ -145,7 +146,7 @@ class Daemon:
         self.start = None
         for line in self.process.stderr:
             self.lines.append(line)
-            if "wald is serving" in line:
+            if any(message in line for message in begins):
                 self.start = json.loads(line)
                 break
         if self.start is None:

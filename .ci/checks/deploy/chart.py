@@ -15,7 +15,7 @@ import ssl
 import tarfile
 import urllib.error
 
-from buckets import S3, own, programs
+from buckets import BUCKET, PREFIX, own, programs
 from certificates import *
 from deploy import *
 
@@ -382,46 +382,112 @@ def sets(*values):
     return itertools.chain(*(["--set", value] for value in values))
 
 
-@check("A pod with an empty volume takes the store over from the owner of the term in the values, and from no other")
+SERVES, STANDS_BY = "wald is serving", "wald is standing by"
+
+
+class Pods:
+    """Daemons of the chart's pods on volumes, and the bucket that they share."""
+
+    def __init__(self, directory, store):
+        self.directory, self.store, self.numbers = directory, store, itertools.count()
+        names = {name: value for name, value in store.variables.items() if name.startswith("AWS_")}
+        self.secret = "".join(f"{name} = {value}\n" for name, value in names.items()).encode()
+
+    def start(self, pod, volume, *values):
+        """The daemon of a pod. It serves or stands by, and is killed at the end."""
+        bucket = [f"replica.url={self.store.url}", f"replica.endpoint={self.store.base}", "replica.insecure=true", "replica.credentialsSecret=bucket"]
+        objects = rendered("--is-upgrade", *sets(*REPLICA[:1], *bucket, "replicaCount=2", "config.lease_ttl=2s", "config.drain_delay=0s", *values))
+        made = only(objects, "StatefulSet")["spec"]["template"]["spec"]
+        mounts = Mounts(self.directory / f"mounts-{next(self.numbers)}", made, settings_file(objects), {"bucket": {"credentials": self.secret}})
+        self.container = made["containers"][0]
+        variables = environment(self.container, pod) | {"WALD_CONFIG": f"{mounts.directory}/etc/wald/wald.toml"}
+        return Daemon(self.directory / volume, *self.container.get("args", []), variables=variables, binary=programs() / "wald",
+                      begins=(SERVES, STANDS_BY))
+
+    def owner(self):
+        """The record of the owner in the bucket."""
+        return json.loads((self.store.objects / BUCKET / PREFIX / "shards/0/owner").read_text())["value"]
+
+    def named(self):
+        """The stand-bys that the owner names."""
+        return self.owner().get("stand_bys", [])
+
+
+def has_begun(daemon, message):
+    """Whether a daemon logs a message within a minute."""
+    return wait_until(lambda: any(message in line for line in daemon.lines), 60)
+
+
+def has_record(daemon):
+    """Whether a daemon answers a read with the record of this check."""
+    _, answer, said_of_it = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": 0})
+    return "batch" in (answer or {}) or said_of_it
+
+
+def appended(daemon):
+    """Appends the record of this check, and waits for the bucket."""
+    code, _, text = daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": "x"}, "durability": "DURABILITY_REPLICATED"})
+    return code == 0 or text
+
+
+@check("Pods share a store: one owns it, another lives and follows, and an empty volume is filled again")
+def nodes(directory):
+    with own(directory) as (store, _):
+        pods = Pods(directory, store)
+        try:
+            with pods.start("wald-1", "second") as daemon:
+                expect("an upgrade makes no store in an empty bucket", False, daemon.start["message"])
+        except Ended as ended:
+            expect("an upgrade makes no store in an empty bucket", ended.code == 65, ended.code)
+        with pods.start("wald-0", "first", "config.create_store=true") as first:
+            expect("the first pod makes the store, and owns it by its name", first.start["message"] == SERVES and pods.owner()["node"] == "wald-0.default",
+                   first.start["message"])
+            expect("an append is acknowledged from the bucket", (text := appended(first)) is True, text)
+            with pods.start("wald-1", "second") as second:
+                address = "wald-0.wald-headless.default.svc:6925"
+                expect("the second pod stands by, and names the owner", (second.start["message"], second.start.get("owner")) == (STANDS_BY, address), second.start["message"])
+                for kind in "startup", "liveness":
+                    service = pods.container[f"{kind}Probe"]["grpc"]["service"]
+                    _, answer, text = second.call("grpc.health.v1.Health/Check", {"service": service})
+                    expect(f"its {kind} probe succeeds", answer == {"status": "SERVING"}, text)
+                status = asked(f"http://{second.http}/livez")
+                expect("and so does the one by HTTP", status == 200, status)
+                expect("the owner names it", wait_until(lambda: pods.named() == ["wald-1.default"], 60), pods.named())
+                first.kill()
+                expect("it serves when the owner has died", has_begun(second, SERVES) and pods.owner()["node"] == "wald-1.default", pods.owner()["node"])
+                expect("and has the record", (text := has_record(second)) is True, text)
+                with pods.start("wald-0", "first") as first:
+                    expect("the pod of the old owner stands by then", first.start["message"] == STANDS_BY, first.start["message"])
+                    expect("the new owner names it", wait_until(lambda: pods.named() == ["wald-0.default"], 60), pods.named())
+                    code = second.stop()
+                    expect("it serves when the owner is stopped", code == 0 and has_begun(first, SERVES) and has_record(first) is True, code)
+        with pods.start("wald-0", "empty") as first:
+            expect("the owner's pod with an empty volume waits, and fetches the store", first.start["message"] == STANDS_BY and has_begun(first, SERVES)
+                   and has_record(first) is True, first.start["message"])
+
+
+@check("Pods of another name take the store over from the owner of the term in the values, and from no other")
 def take_overs(directory):
     with own(directory) as (store, _):
-        secret = "".join(f"{name} = {value}\n" for name, value in store.variables.items() if name.startswith("AWS_")).encode()
-        numbers = itertools.count()
-
-        def serve(data, *values):
-            """The daemon of the pod, on a volume. Its node is killed at the end."""
-            bucket = [f"replica.url={store.url}", f"replica.endpoint={store.base}", "replica.insecure=true", "replica.credentialsSecret=bucket"]
-            objects = rendered("--is-upgrade", *sets(*REPLICA[:1], *bucket, *values))
-            pod = only(objects, "StatefulSet")["spec"]["template"]["spec"]
-            mounts = Mounts(directory / f"mounts-{next(numbers)}", pod, settings_file(objects), {"bucket": {"credentials": secret}})
-            container = pod["containers"][0]
-            variables = environment(container) | {"WALD_CONFIG": f"{mounts.directory}/etc/wald/wald.toml"}
-            return Daemon(directory / data, *container.get("args", []), variables=variables, binary=programs() / "wald")
-
-        def refused_with(data, *values):
-            try:
-                with serve(data, *values):
-                    return None, "it serves"
-            except Ended as ended:
-                return ended.code, "".join(ended.lines)
-
-        with serve("first", "config.create_store=true") as daemon:
-            _, info, _ = daemon.call("wald.v1.OpsService/GetServerInfo", {})
-            named = info["replica"]["nodeId"], int(info["replica"]["term"])
-            expect("the pod owns the store by its name", named == ("wald-0.default", 1), named)
-            code, _, text = daemon.call("wald.v1.WalService/Append", {"log": "a", "record": {"text": "x"}, "durability": "DURABILITY_REPLICATED"})
-            expect("an append is acknowledged from the bucket", code == 0, text)
-        code, text = refused_with("second")
-        expect("an empty volume is refused, and the term is named", code == 78 and "--take-over=1" in text, text[-500:])
-        code, text = refused_with("second", "replica.takeOverTerm=2")
-        expect("so it is with another term", code == 78 and "--take-over=1" in text, text[-500:])
-        for starts, metric in [("the first start", 1), ("each later one", 0)]:
-            with serve("second", "replica.takeOverTerm=1") as daemon:
-                found = daemon.metric("wald_takeovers_total")
-                _, answer, _ = daemon.call("wald.v1.WalService/Read", {"log": "a", "lsn": 0})
-                expect(f"with its term, {starts} takes over {metric} times and has the record", found == metric and "batch" in (answer or {}), (found, answer))
-        code, text = refused_with("third", "replica.takeOverTerm=1")
-        expect("the value that stayed takes nothing from the new owner", code == 78 and "names the term 1" in text, text[-500:])
+        pods = Pods(directory, store)
+        with pods.start("wald-0", "first", "config.create_store=true") as first:
+            expect("an append is acknowledged from the bucket", (text := appended(first)) is True, text)
+            term = pods.owner()["term"]
+        moved = "replica.nodeId=moved-$(POD_NAME)"
+        for what, values, message in [("without a term the pod waits", [], STANDS_BY), ("so it does with another term", [f"replica.takeOverTerm={term + 1}"], STANDS_BY),
+                                      ("with its term it serves", [f"replica.takeOverTerm={term}"], SERVES)]:
+            with pods.start("wald-0", "second", moved, *values) as daemon:
+                expect(what, daemon.start["message"] == message, daemon.start["message"])
+                if message == STANDS_BY:
+                    expect("and its log names the owner's term", daemon.start["term"] == term, term)
+                else:
+                    found = daemon.metric("wald_takeovers_total"), has_record(daemon), pods.owner()["node"]
+                    expect("it has taken the store over once, and has the record", found == (1, True, "moved-wald-0"), found)
+        with pods.start("wald-0", "second", moved, f"replica.takeOverTerm={term}") as daemon:
+            found = daemon.start["message"], daemon.metric("wald_takeovers_total")
+            expect("the value that stayed takes nothing over again", found == (SERVES, 0), found)
+            with pods.start("wald-0", "first", f"replica.takeOverTerm={term}") as first:
+                expect("and takes nothing from the new owner", first.start["message"] == STANDS_BY and pods.owner()["node"] == "moved-wald-0", first.start["message"])
 
 
 @check("walctl accepts the command line of the backup job, and the policy lets its pod in")
@@ -655,13 +721,42 @@ def package(directory):
 def rest():
     done = run(PYTHON / "hadolint", ROOT / "deploy" / "Dockerfile")
     expect("hadolint has nothing against the Dockerfile", done.returncode == 0, said(done))
-    done = run(PYTHON / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "deploy" / "compose.yaml")
-    expect("compose.yaml matches the schema of compose files", done.returncode == 0, said(done) if done.returncode else "")
+    for name in "compose.yaml", "compose.replica.yaml":
+        done = run(PYTHON / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "deploy" / name)
+        expect(f"{name} matches the schema of compose files", done.returncode == 0, said(done) if done.returncode else "")
     compose = documents((ROOT / "deploy" / "compose.yaml").read_bytes())[0]
     mounts = [v.split(":")[0] for s in compose["services"].values() for v in s.get("volumes", []) if v.startswith(".")]
     prometheus(compose)
     expect("the files it mounts exist", mounts and all((ROOT / "deploy" / m).exists() for m in mounts), ", ".join(mounts))
     systemd()
+
+
+@check("The daemons of compose.replica.yaml share a store, and one follows the other")
+def compose_nodes(directory):
+    services = documents((ROOT / "deploy" / "compose.replica.yaml").read_bytes())[0]["services"]
+    published = {port.partition(":")[2] for port in services["bucket"]["ports"]}
+    with own(directory) as (store, _):
+
+        def start(name):
+            """A daemon of the file, with the bucket of this check and with free ports."""
+            variables = services[name]["environment"] | store.variables | {"WALD_BUCKET_URL": store.url}
+            return Daemon(directory / name, "--lease-ttl", "2s", variables=variables, binary=programs() / "wald", begins=(SERVES, STANDS_BY))
+
+        for name in "one", "two":
+            settings = services[name]["environment"]
+            ports = {settings[key].partition(":")[2] for key in ("WALD_LISTEN", "WALD_HTTP_LISTEN")}
+            expect(f"{name}: its ports are published, and it advertises one", {f"{port}:{port}" for port in ports} <= published
+                   and settings["WALD_ADVERTISE"] == f"127.0.0.1:{min(ports)}", ports)
+        with start("one") as one:
+            text = appended(one)
+            expect("one serves, and acknowledges from the bucket", one.start["message"] == SERVES and text is True, text)
+            with start("two") as two:
+                expect("two stands by, and names the address of one", (two.start["message"], two.start.get("owner")) == (STANDS_BY, "127.0.0.1:6925"), two.start)
+                record = store.objects / BUCKET / PREFIX / "shards/0/owner"
+                expect("one names two", wait_until(lambda: '"stand_bys":["two"]' in re.sub(r"\s", "", record.read_text()), 60))
+                one.kill()
+                text = has_begun(two, SERVES) and has_record(two)
+                expect("two serves when one has died, and has the record", text is True, text)
 
 
 def promtool():
