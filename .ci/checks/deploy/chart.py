@@ -382,6 +382,48 @@ def sets(*values):
     return itertools.chain(*(["--set", value] for value in values))
 
 
+@check("Pods that share a store start at once, keep apart, and reach each other; their number changes nothing in them")
+def several():
+    one, three = (rendered("--is-upgrade", *sets(*REPLICA, f"replicaCount={number}")) for number in (1, 3))
+    changed = [new["kind"] for old, new in zip(one, three, strict=True) if old != new]
+    specs = [only(objects, "StatefulSet")["spec"] for objects in (one, three)]
+    expect("a larger replicaCount changes the StatefulSet alone, and not its pods", changed == ["StatefulSet"]
+           and [spec.pop("replicas") for spec in specs] == [1, 3] and specs[0] == specs[1], changed)
+    alone = only(of_values(CHART / "ci/default-values.yaml"), "StatefulSet")["spec"]
+    expect("the default has neither a policy for several pods nor an affinity", "podManagementPolicy" not in alone and "affinity" not in alone["template"]["spec"])
+    objects = of_values(CHART / "ci/nodes-values.yaml")
+    spec = only(objects, "StatefulSet")["spec"]
+    expect("three pods start at once", (spec["replicas"], spec.get("podManagementPolicy")) == (3, "Parallel"))
+    affinity = spec["template"]["spec"]["affinity"]
+    terms = [term["podAffinityTerm"] for term in affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]]
+    expect("they prefer other zones and other nodes, and keep the affinity of the values", "nodeAffinity" in affinity
+           and [term["topologyKey"] for term in terms] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+           and all(term["labelSelector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items() for term in terms), affinity)
+    theirs = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack", "labelSelector": {}}]}
+    given = rendered(*sets(*REPLICA), "--set-json", f"affinity.podAntiAffinity={json.dumps(theirs)}")
+    found = only(given, "StatefulSet")["spec"]["template"]["spec"]["affinity"]
+    expect("a podAntiAffinity of the values stands", found == {"podAntiAffinity": theirs}, found)
+    variables = [environment(spec["template"]["spec"]["containers"][0], f"wald-{number}") for number in range(3)]
+    found = [(one["WALD_NODE_ID"], one["WALD_ADVERTISE"]) for one in variables]
+    expect("each has its own name and address", found == [(f"eu-wald-{n}", f"wald-{n}.ledgers.example.com:6925") for n in range(3)], found)
+    policy = only(objects, "NetworkPolicy")["spec"]
+    grpc = [labels(peer) for peer in policy["ingress"][0]["from"]]
+    expect("the policy lets them in beside the clients", grpc == [{"matchLabels": {"app": "orders"}}, "daemon", "test"], grpc)
+    names = only(objects, "Certificate")["spec"]["dnsNames"]
+    expect("the certificate has their names, and the advertised ones", {"*.wald-headless.default.svc", *(f"wald-{n}.wald-headless" for n in range(3)),
+           *(f"wald-{n}.ledgers.example.com" for n in range(3))} <= set(names), names)
+    for advertise in "10.0.0.7:6925", "[fd00::7]:6925":
+        values = ["tls.enabled=true", "tls.certManager.enabled=true", "tls.certManager.issuerRef.name=ca", "auth.existingSecret=auth"]
+        names = only(rendered(*sets(*REPLICA, *values, f"replica.advertise={advertise}")), "Certificate")["spec"]["dnsNames"]
+        expect(f"an address, {advertise}, is no name in it", not any("7" in name for name in names), names)
+    budget = only(objects, "PodDisruptionBudget")["spec"]
+    expect("one may go at a time", budget["maxUnavailable"] == 1 and budget["selector"] == spec["selector"], budget)
+    spec = only(of_values(CHART / "ci/nodes-bucket-values.yaml"), "StatefulSet")["spec"]
+    (data,) = [volume for volume in spec["template"]["spec"]["volumes"] if volume["name"] == "data"]
+    expect("without persistence a pod has an emptyDir and no claim", data == {"name": "data", "emptyDir": {"sizeLimit": "20Gi"}}
+           and "volumeClaimTemplates" not in spec, data)
+
+
 SERVES, STANDS_BY = "wald is serving", "wald is standing by"
 
 

@@ -1,6 +1,6 @@
 """Tests the Helm chart on a real Kubernetes API (kubernetes.py). The objects of each values file pass strict
 validation and Pod Security `restricted`. helm does install, test, upgrade from an earlier version, refusals,
-stop and uninstall, and the claim is kept throughout.
+stop and uninstall, and the claim is kept throughout. One pod becomes three that share a bucket, and one again.
 
 kwok plays the nodes. The test covers the API, the controllers and helm with the
 chart. The test hook's pod is created, admitted and waited for, but its commands do not run here:
@@ -121,6 +121,7 @@ def life(cluster, directory):
     expect("a larger persistence.size is taken, and the claim template stays", done.returncode == 0
            and cluster.get(APPS)["spec"]["volumeClaimTemplates"] == template, said(done)[-300:] if done.returncode else "")
     expect("the upgrade says how to grow the claim", "patch pvc data-wald-0" in said(done) and "200Gi" in said(done))
+    several(cluster, current)
     end(cluster, current, kept)
 
 
@@ -129,8 +130,44 @@ def refusal(cluster, chart):
     for number in 2, 3:
         done = cluster.helm("upgrade", "wald", chart, "--reuse-values", "--set", f"replicaCount={number}")
         line = next((line for line in said(done).splitlines() if "replicaCount is" in line), said(done))
-        expect(f"replicaCount: {number} is refused", done.returncode != 0 and 'needs engine.kind "object"' in line, line)
+        expect(f"replicaCount: {number} is refused", done.returncode != 0 and "needs replica.enabled" in line, line)
     expect("and changed nothing", cluster.get(APPS)["spec"] == before)
+
+
+def several(cluster, chart):
+    """One pod becomes three that share a store in a bucket, and one again."""
+    replica = "replica.enabled=true,replica.url=s3://ledgers/wald"
+
+    def upgraded(what, values):
+        return succeeded(cluster, what, "upgrade", "wald", chart, "--wait", "--timeout", "2m", "--reuse-values", "--set", values)
+
+    def refused(what, values, sentence):
+        done = cluster.helm("upgrade", "wald", chart, "--reuse-values", "--set", values)
+        expect(what, done.returncode != 0 and sentence in said(done), said(done)[-400:])
+
+    refused("three pods are refused while the store is not in a bucket", f"{replica},replicaCount=3", "upgrade with replica.enabled and replicaCount 1 first")
+    upgraded("a replica of one pod", replica)
+    orphan = "kubectl -n wald delete statefulset wald --cascade=orphan"
+    refused("three pods are refused while pods start one after the other", "replicaCount=3", orphan)
+    first, policy = pod(cluster)["metadata"]["uid"], cluster.get(APPS)["spec"]["podManagementPolicy"]
+    options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Orphan"}
+    status, _, _ = cluster.request("DELETE", APPS, options)
+    expect("the StatefulSet goes, and its pod stays", status == 200 and wait_for(lambda: cluster.get(APPS) is None)
+           and pod(cluster)["metadata"]["uid"] == first, status)
+    upgraded("three pods", "replicaCount=3")
+    after = cluster.get(APPS)
+    expect("all start at once, and are ready", (policy, after["spec"]["podManagementPolicy"]) == ("OrderedReady", "Parallel")
+           and after["status"].get("readyReplicas") == 3, after["status"])
+    expect("the first pod is the one before", pod(cluster)["metadata"]["uid"] == first)
+    claims = cluster.get("/api/v1/namespaces/wald/persistentvolumeclaims")["items"]
+    bound = sorted(item["metadata"]["name"] for item in claims if item["status"]["phase"] == "Bound")
+    expect("each has a volume", bound == [f"data-wald-{number}" for number in range(3)], bound)
+    budget = wait_for(lambda: cluster.get("/apis/policy/v1/namespaces/wald/poddisruptionbudgets/wald")["status"].get("expectedPods") == 3
+                      and cluster.get("/apis/policy/v1/namespaces/wald/poddisruptionbudgets/wald")["status"]["disruptionsAllowed"])
+    expect("one disruption is allowed", budget == 1, budget)
+    upgraded("one pod again", "replicaCount=1")
+    others = [f"/api/v1/namespaces/wald/pods/wald-{number}" for number in (1, 2)]
+    expect("removes the others, and keeps the first", wait_for(lambda: not any(map(cluster.get, others))) and pod(cluster)["metadata"]["uid"] == first)
 
 
 def end(cluster, chart, kept):
@@ -149,7 +186,8 @@ def install(directory):
     with Cluster(directory) as cluster:
         began = time.monotonic()
         cluster.start()
-        cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"), volume("one"), volume("two"))
+        cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"),
+                            *map(volume, ("one", "two", "three")))
         taken = wait_for(lambda: cluster.get("/apis/monitoring.coreos.com/v1") and cluster.get("/apis/cert-manager.io/v1")
                          and cluster.get("/api/v1/namespaces/wald/serviceaccounts/default"))
         version = json.loads(cluster.get("/version", plain=True))["gitVersion"]

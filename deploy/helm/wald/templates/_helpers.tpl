@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-Every name of the Services and of the pods inside the cluster, in JSON. Wildcards need three labels, so the short names of pods are whole. A
+Every name of the Services and of the pods inside the cluster, and those that pods advertise, in JSON. Wildcards need three labels, so the short names of pods are whole. A
 replica has the names of as many pods as it may have, so that no change of replicaCount changes certificates and settings.
 */}}
 {{- define "wald.names" -}}
@@ -42,13 +42,17 @@ replica has the names of as many pods as it may have, so that no change of repli
 {{- $names := list $name $headless }}
 {{- range $ordinal := until (ternary 3 1 .Values.replica.enabled) }}
 {{- $names = append $names (printf "%s-%d.%s" $name $ordinal $headless) }}
+{{- $host := $.Values.replica.advertise | replace "$(POD_NAME)" (printf "%s-%d" $name $ordinal) | regexFind "^[^:]+" }}
+{{- if and $host (not (regexMatch "^([0-9.]+|\\[.*)$" $host)) }}
+{{- $names = append $names $host }}
+{{- end }}
 {{- end }}
 {{- range $host := list $name $headless (printf "*.%s" $headless) }}
 {{- range $domain := list "" ".svc" ".svc.cluster.local" }}
 {{- $names = append $names (printf "%s.%s%s" $host $.Release.Namespace $domain) }}
 {{- end }}
 {{- end }}
-{{- toJson $names }}
+{{- toJson (uniq $names) }}
 {{- end }}
 
 {{/* The Secret with the server's certificate. */}}
