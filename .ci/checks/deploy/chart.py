@@ -1,10 +1,10 @@
 """Checks the Helm chart without a cluster. It is linted and rendered with every file in its ci/, and the
 objects are validated against the schemas of Kubernetes. The daemon accepts the settings, and serves with them and
-with real certificates and tokens. Impossible values are refused with a sentence, and dashboards and alerts are in the package. The settings in
-values.schema.json come from the daemon, and the chart's README from the comments in values.yaml:
+with real certificates and tokens. Daemons of several pods share a store, and one follows the other. Impossible values
+are refused with a sentence, and dashboards and alerts are in the package. The settings in values.schema.json come from the daemon, and the chart's README from the comments in values.yaml:
 --write generates both again.
 
-Also checks the parts of deploy/ that need no engine: Dockerfile, compose file, systemd unit. The unit
+Also checks the parts of deploy/ that need no engine: Dockerfile, compose files, systemd unit. The unit
 needs the static binaries, too (setup/builds:static).
 """
 
@@ -420,8 +420,9 @@ def several():
     expect("one may go at a time", budget["maxUnavailable"] == 1 and budget["selector"] == spec["selector"], budget)
     spec = only(of_values(CHART / "ci/nodes-bucket-values.yaml"), "StatefulSet")["spec"]
     (data,) = [volume for volume in spec["template"]["spec"]["volumes"] if volume["name"] == "data"]
-    expect("without persistence a pod has an emptyDir and no claim", data == {"name": "data", "emptyDir": {"sizeLimit": "20Gi"}}
-           and "volumeClaimTemplates" not in spec, data)
+    place = environment(spec["template"]["spec"]["containers"][0])["WALD_DATA_DIR"]
+    expect("without persistence a pod has a directory in an emptyDir, and no claim", data == {"name": "data", "emptyDir": {"sizeLimit": "20Gi"}}
+           and place == "/data/store" and "volumeClaimTemplates" not in spec, (data, place))
 
 
 SERVES, STANDS_BY = "wald is serving", "wald is standing by"
@@ -759,7 +760,7 @@ def package(directory):
            sum(len(group["rules"]) for o in rules for group in o["spec"]["groups"]))
 
 
-@check("Dockerfile, compose file and systemd unit are valid")
+@check("Dockerfile, compose files and systemd unit are valid")
 def rest():
     done = run(PYTHON / "hadolint", ROOT / "deploy" / "Dockerfile")
     expect("hadolint has nothing against the Dockerfile", done.returncode == 0, said(done))
