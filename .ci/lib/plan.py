@@ -133,11 +133,14 @@ LAST = [
     Step("durability/replica:zombie,unfenced,costs,refused", "wait", (*BINARIES, "disk/bucket:units")),
     # Both install the packages of the reader.
     Step("durability/replica:upgrade", "wait", (*BINARIES, "disk/bucket:units", "disk/reader")),
+    Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
+    Step("durability/takeover:contenders,forgotten", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
     Step("durability/outages:faults,away", "wait", (*BINARIES, "disk/bucket:units")),
     Step("durability/outages:silent", "wait", (*BINARIES, "disk/bucket:units")),
     Step("durability/outages:full", "wait", (*BINARIES, "disk/bucket:units")),
     Step("durability/outages:full_gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("durability/replica:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
+    Step("durability/takeover:gateway", "wait", (*BINARIES, STORES, CLIENTS, "disk/bucket:units"), ("clients*",)),
     Step("durability/replica:others", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("durability/replica:known", "wait", (*BINARIES, STORES, "disk/bucket:units")),
     Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
@@ -155,8 +158,8 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 #   another C library. disk/bucket:units builds their features in every run.
 # - the engine under a scheduler of its own, which needs another build of the engine; the fuzz targets' builds; the book,
 #   whose program is built from source.
-# - servers of object stores from source (five minutes of processor time). disk/bucket, durability/replica and
-#   durability/outages have a server of their own in every run.
+# - servers of object stores from source (five minutes of processor time). disk/bucket, durability/replica,
+#   durability/takeover and durability/outages have a server of their own in every run.
 # - the speed of the replica, which needs a quiet machine and another build of the daemon.
 # - engines with a deliberate mistake: they test the tests, and need eight minutes. A change of the engine's tests should run
 #   them by name.
@@ -164,7 +167,8 @@ PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
 # - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
-            STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/outages:full_gateway", "bench/replica",
+            STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",
+            "durability/outages:full_gateway", "bench/replica",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
             "bench/million", "bench/bounded", "bench/clustered", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
 # Steps that judge the speed only with --all: in a default run they may have others next to them.

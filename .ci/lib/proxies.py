@@ -57,7 +57,8 @@ class Way:
         self.writers |= both
         pumps = [asyncio.ensure_future(self.pump(reader, server_writer, False)), asyncio.ensure_future(self.pump(server_reader, writer, True))]
         # When one side has closed, the connection is of no use to the other.
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         self.writers -= both
         for pump in pumps:
             pump.cancel()

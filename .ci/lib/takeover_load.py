@@ -28,7 +28,7 @@ import wald
 from wald import Durability, Visibility
 
 REPLICATED, DURABLE = Durability.REPLICATED, Durability.DURABLE
-PACE = 0.02
+PACE = 0.04
 # Unacknowledged records of a producer.
 WINDOW = 8
 # Requests of a writer of one node that may wait: those of a node that sleeps.
