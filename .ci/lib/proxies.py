@@ -11,7 +11,7 @@ class Way:
 
     - None: everything passes.
     - "refused": connections are closed, and no new one is taken.
-    - "silent": nothing passes. What was sent arrives once the mode has ended.
+    - "silent": nothing passes. The bytes arrive once the mode has ended.
     - "unanswered": requests arrive, and answers are lost. Such connections are closed once the mode has ended.
     """
 

@@ -13,7 +13,7 @@ Each line of the ledger is a JSON list:
 
 Commands are lines of standard input, and each has one line of answer: `truth` with the next lsn of each log (all newer
 records of the level REPLICATED), `survived` with a recovery epoch, `stop` (the writers end, and the follower
-gets what is there). The program ends with its input.
+gets the last records). The program ends with its input.
 """
 
 import asyncio
@@ -183,7 +183,7 @@ class Load:
                     self.stopping = True
                     *writers, follower = self.tasks
                     await asyncio.wait(writers, timeout=60)
-                    # The follower gets what is there.
+                    # The follower gets the last records.
                     until = time.monotonic() + 60
                     tails = {log.name: (await client.tail(log.name, visibility=Visibility.REPLICATED)).replicated_lsn
                              async for log in client.list_logs()}

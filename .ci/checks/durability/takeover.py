@@ -35,8 +35,8 @@ class Node:
         # Kept after the run.
         self.log, self.process = SCRATCH / f"takeover-{check}-{name}.log", None
         self.log.unlink(missing_ok=True)
-        self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0", "--log-format", "json",
-                        "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{TTL}s", *SEGMENTS, "--replica-interval", "200ms"]
+        self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
+                        "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{TTL}s", *SEGMENTS, "--replica-interval", "200ms"]
         self.environment = store.environment(WALD_BUCKET_ENDPOINT=way.url)
         self.data.mkdir(mode=0o700)
 
@@ -79,7 +79,7 @@ class Clients:
         return json.loads(line)
 
     def read(self):
-        """Takes what is new in the ledger."""
+        """Takes the new lines of the ledger."""
         if not self.path.exists():
             return
         with self.path.open() as file:
@@ -148,7 +148,7 @@ def backward_reads(tails, acks):
 
 
 class Truth:
-    """The records of the level REPLICATED, as an owner shows them. What was there once must stay."""
+    """The records of the level REPLICATED, as an owner shows them. A record must stay."""
 
     def __init__(self):
         self.records, self.next = {}, {}
@@ -188,18 +188,23 @@ class Drill:
         self.nodes = {name: Node(name, check, directory, store, self.proxies.way(), port) for name, port in zip(names, ports)}
         self.truth, self.waiting, self.judged = Truth(), [], 0
         self.pauses, self.counts, self.ends = defaultdict(list), Counter(), []
-        for node in self.nodes.values():
-            node.start()
-        if not wait_until(self.is_whole, PATIENCE):
-            raise SystemExit("the nodes do not begin:\n" + self.said())
-        self.clients = Clients(directory, self.nodes.values())
-        self.settle(f"{len(names)} nodes begin")
+        self.clients, self.directory = None, directory
 
     def __enter__(self):
+        try:
+            for node in self.nodes.values():
+                node.start()
+            if not wait_until(self.is_whole, PATIENCE):
+                raise SystemExit("the nodes do not begin:\n" + self.said())
+            self.clients = Clients(self.directory, self.nodes.values())
+            self.settle(f"{len(self.nodes)} nodes begin")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
-        if hasattr(self, "clients"):
+        if self.clients is not None:
             self.clients.close()
         for node in self.nodes.values():
             node.kill()
@@ -251,7 +256,10 @@ class Drill:
     def strike(self, kind, owner):
         """The fault of a round, until its end."""
         node, seconds = self.nodes[owner], self.draw.uniform(0.8, 2.5) * TTL
-        taken = lambda: wait_until(lambda: self.serves_other(owner), PATIENCE)
+
+        def taken():
+            expect(f"  another node than {owner} serves", wait_until(lambda: self.serves_other(owner), PATIENCE))
+
         match kind:
             case "killed":
                 node.kill()
@@ -323,7 +331,7 @@ class Drill:
         return sorted(longest.values())
 
     def faults(self):
-        """What is wrong since the last call: fact -> its faults. Counts the new acks, and the DURABLE ones that are lost."""
+        """Each fact, and its faults since the last call. Counts the new acks, and the DURABLE ones that are lost."""
         clients, there = self.clients, self.truth.records
         clients.read()
         # The records are newer than these acks.
