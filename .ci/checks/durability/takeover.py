@@ -69,7 +69,8 @@ class Clients:
         self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
                                         text=True, env=clean_environment())
         self.offset = 0
-        self.acks, self.tails, self.seen, self.bad, self.ended = [], [], [], Counter(), []
+        self.acks, self.tails, self.seen, self.ended = [], [], [], []
+        self.bad, self.held = Counter(), 0
 
     def ask(self, what, detail=None):
         self.process.stdin.write(json.dumps([what, detail]) + "\n")
@@ -97,7 +98,10 @@ class Clients:
                 case "seen":
                     self.seen.append(facts)
                 case "bad":
-                    self.bad[facts[1], facts[2]] += 1
+                    writer, reason, outcome, begin, end = facts
+                    self.bad[f"{reason}, {outcome}"] += 1
+                    # An old owner has held it, asleep or without its bucket.
+                    self.held += writer.startswith("n/") and end - begin > TTL / 2
                 case "ended":
                     self.ended.append(facts)
 
@@ -393,7 +397,8 @@ class Drill:
             code = node.process.wait(PATIENCE)
             expect(f"{name} ends by plan", code in (0, 69), code)
         print(f"     {self.counts['REPLICATED']} REPLICATED acks, {self.counts['DURABLE']} DURABLE ones, {self.counts['lost']} of them lost; "
-              f"{len(clients.tails)} tails; {len(again.records)} records; appends without an ack: {dict(clients.bad)}", flush=True)
+              f"{len(clients.tails)} tails; {len(again.records)} records; appends without an ack: {dict(clients.bad)}, "
+              f"{clients.held} of them held by one node for more than {TTL / 2:.0f} s", flush=True)
 
     def report(self):
         """Prints the pauses of the writers, and states their bounds."""
