@@ -190,7 +190,10 @@ impl ReplicaStart {
         host::check_fetch(config, &self.directory, missing_bytes)?;
         drop(seen);
         let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
-        let (term, before) = fenced.map_err(|error| exit(&error).or_again(config.stand_by))?;
+        let (term, before) = fenced.map_err(|error| {
+            let is_lost = config.stand_by && is_lost(&error);
+            exit(&error).or_again(is_lost)
+        })?;
         self.took_over(before.as_ref());
         tracing::info!(
             place,
@@ -271,13 +274,8 @@ impl ReplicaStart {
             Err(error) => {
                 // The next start is then a clean one.
                 let _ = block_on(engine.drain());
-                let is_lost = matches!(
-                    error,
-                    OwnerError::Owned { .. }
-                        | OwnerError::Superseded { .. }
-                        | OwnerError::Contended { .. }
-                );
-                return Err(exit(&error).or_again(is_lost && self.membership.is_some()));
+                let is_lost = self.membership.is_some() && is_lost(&error);
+                return Err(exit(&error).or_again(is_lost));
             }
         };
         self.took_over(owner.before());
@@ -492,6 +490,14 @@ fn fenced(place: &str, owner: Option<&OwnerRecord>) -> Exit {
         format!(
             "{place}: {owner}; this node has ended, and its data directory may hold records that were never REPLICATED"
         ),
+    )
+}
+
+/// Whether another node owns the store, or was faster.
+fn is_lost(error: &OwnerError) -> bool {
+    matches!(
+        error,
+        OwnerError::Owned { .. } | OwnerError::Superseded { .. } | OwnerError::Contended { .. }
     )
 }
 

@@ -260,21 +260,24 @@ impl StandBy<'_> {
     }
 
     /// Fences the owner, and makes a store of the kept content and the rest.
-    fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), Exit> {
+    fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), StandByError> {
         self.start.decided = Some(Instant::now());
         self.keeping.end();
-        self.membership.enter(NodeState::Owner);
         tracing::info!(
             place = self.start.remote.bucket.place(),
             owner = owner.node,
             term = owner.term,
             "the owner has ended; this node takes the store over"
         );
-        // The owner is fenced, so this node must go on, whatever fails.
-        let fetched = self.start.fetch(self.config, self.keeping.kept.bytes);
-        fetched.map_err(|exit| exit.or_again(true))?;
+        match self.start.fetch(self.config, self.keeping.kept.bytes) {
+            Ok(()) => {}
+            // Another node was faster, or the owner lives.
+            Err(exit) if exit.again => return Err(StandByError::Bucket(exit.message)),
+            // The owner may be fenced, so this node must go on, whatever fails.
+            Err(exit) => return Err(exit.or_again(true).into()),
+        }
         let disk = RealDisk::open(&self.start.directory).map_err(|error| unkept(&error.into()))?;
-        remove_kept_content(&*disk).map_err(|error| unkept(&error.into()))
+        remove_kept_content(&*disk).map_err(|error| unkept(&error.into()).into())
     }
 
     /// Finds the identity of the store in the bucket, which never changes.
@@ -417,9 +420,9 @@ impl StandBy<'_> {
 }
 
 impl KeepingThread {
-    /// Ends the thread.
+    /// Ends the thread. The next one begins at the next look.
     fn end(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        std::mem::take(&mut self.stop).store(true, Ordering::Relaxed);
         if let Some(runs) = self.runs.take()
             && let Ok(Ok(kept)) = runs.join()
         {

@@ -90,11 +90,12 @@ impl ReplicaOwner {
         }
         if let Some(membership) = &parts.membership {
             parts.source.hold_lease(Arc::clone(membership.lease()) as _);
-            membership.enter(NodeState::Owner);
         }
         let claimed = Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term);
         let mut owned = claimed.await?;
         if let Some(membership) = &parts.membership {
+            // Not before the claim: an owner that lives names no other owner as its stand-by.
+            membership.enter(NodeState::Owner);
             let is_named = !owned.record().stand_bys.is_empty();
             membership.lease().set_named(is_named);
         }
