@@ -290,6 +290,10 @@ wald_storage::engine_settings! { settings
         /// a stand-by, and takes the store over when the owner ends or dies. All nodes need it. Without it, a start
         /// beside an owner is refused.
         stand_by: bool = "false";
+        /// File with the certificates of the CAs of the other nodes in PEM (empty = the CAs of the system). A
+        /// stand-by with TLS forwards calls over TLS, and the certificate of the owner must have the host of
+        /// the owner's address. The stand-by presents tls_cert if the owner asks for a certificate.
+        peer_ca: String = "";
         /// Time without a sign of life after which the other nodes count a node as dead: from 2s to 10min. The
         /// same for all nodes. A shorter one makes a take-over faster, and costs more requests: each node
         /// sends about 8 in this time.
@@ -792,6 +796,11 @@ impl Config {
         if self.stand_by && !self.has_replica() {
             let needed = "it needs bucket_url, the bucket that the nodes share";
             return Err(Wrong::new("stand_by", needed));
+        }
+        let connects_by_tls = self.stand_by && self.has_tls();
+        if !connects_by_tls && !self.peer_ca.is_empty() {
+            let needed = "it has no effect without stand_by, tls_cert and tls_key";
+            return Err(Wrong::new("peer_ca", needed));
         }
         if !is_node_name(&self.node_id) {
             return Err(Wrong::new(

@@ -3,7 +3,9 @@
 //! ```text
 //! Starting --> Serving --> Leaving --> Draining --> (process ends)
 //!    |  ^         |                  ^
-//!  StandBy        |  not ready,      |  GOAWAY, following scans end,
+//!  StandBy        |  not ready,      |
+//!   | ^           |                  |
+//! Forwarding      |                  |  GOAWAY, following scans end,
 //!                 |  still accepting |  what was accepted is finished
 //!                 +--> ReadOnly -----+
 //!                      the journal failed and on_flush_failure = read_only
@@ -19,13 +21,15 @@ use tokio::time::Instant;
 /// the same Ctrl-C, and fingers bounce.
 const ECHO: Duration = Duration::from_secs(1);
 
-/// Phase of the server's life. Only ever goes forward.
+/// Phase of the server's life. Only ever goes forward, but for a stand-by, which may lose its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// The store is being recovered.
     Starting,
-    /// Another node owns the store.
+    /// Another node owns the store, and calls cannot go on to it, or this one lags far behind.
     StandBy,
+    /// Another node owns the store, and calls go on to it.
+    Forwarding,
     /// Everything works.
     Serving,
     /// The journal failed; reads continue.
@@ -40,9 +44,11 @@ impl Phase {
     /// The reason why the server is not ready, for people; `None` if it is.
     pub(crate) fn not_ready(self) -> Option<&'static str> {
         match self {
-            Self::Serving => None,
+            Self::Forwarding | Self::Serving => None,
             Self::Starting => Some("starting: the store is being recovered"),
-            Self::StandBy => Some("standing by: another node owns the store"),
+            Self::StandBy => {
+                Some("standing by: no owner takes calls, or this node has no copy of the store yet")
+            }
             Self::ReadOnly => Some("the journal failed: read only until a restart"),
             Self::Leaving | Self::Draining => Some("shutting down"),
         }
@@ -129,8 +135,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_serving_is_ready() {
-        assert_eq!(Phase::Serving.not_ready(), None);
+    fn only_a_node_that_answers_calls_is_ready() {
+        for ready in [Phase::Forwarding, Phase::Serving] {
+            assert_eq!(ready.not_ready(), None);
+        }
         for phase in [
             Phase::Starting,
             Phase::StandBy,

@@ -13,6 +13,8 @@ mod config;
 mod console;
 mod convert;
 mod drain;
+#[cfg_attr(not(feature = "object"), path = "forward/none.rs")]
+mod forward;
 mod grpc;
 mod host;
 mod http;

@@ -78,6 +78,8 @@ pub(crate) struct Rpc {
     pub(crate) need: Need,
     /// Whether the audit log has its calls.
     pub(crate) recorded: Recorded,
+    /// Whether the owner of the store answers it, not each node. A stand-by forwards such calls.
+    pub(crate) is_of_store: bool,
 }
 
 impl Rpc {
@@ -102,6 +104,39 @@ const fn row(class: Class, access: Access, need: Need) -> Rpc {
         access,
         need,
         recorded: Recorded::Never,
+        is_of_store: false,
+    }
+}
+
+/// Whether calls of a method are about the store, not about the node that gets them.
+const fn is_of_store(method: Method) -> bool {
+    match method {
+        Method::GetServerInfo
+        | Method::ListSegments
+        | Method::Verify
+        | Method::Backup
+        | Method::Drain => false,
+        Method::Append
+        | Method::AppendBatch
+        | Method::AppendSession
+        | Method::Sync
+        | Method::Trim
+        | Method::Fence
+        | Method::Read
+        | Method::Scan
+        | Method::GetTail
+        | Method::CreateLog
+        | Method::UpdateLog
+        | Method::DeleteLog
+        | Method::GetLog
+        | Method::ListLogs
+        | Method::ListProducers
+        | Method::ForgetProducer
+        | Method::CommitCursor
+        | Method::DeleteCursor
+        | Method::GetCursor
+        | Method::ListCursors
+        | Method::GetCaller => true,
     }
 }
 
@@ -146,6 +181,7 @@ pub(crate) const fn of(method: Method) -> Rpc {
     Rpc {
         name,
         recorded: recorded(method),
+        is_of_store: is_of_store(method),
         ..needs(method)
     }
 }

@@ -10,6 +10,8 @@ mod audit;
 mod auth;
 mod calls;
 mod deadline;
+#[cfg(feature = "object")]
+mod forward;
 mod lag;
 mod observer;
 mod process;
@@ -48,6 +50,8 @@ pub(crate) use calls::{CallCounter, CallFuture, RequestHead};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
+#[cfg(feature = "object")]
+pub(crate) use forward::{ForwardMetrics, ForwardResult};
 pub(crate) use lag::{Lag, lags};
 use quotas::QuotaGauges;
 #[cfg(feature = "object")]
@@ -736,6 +740,15 @@ impl Metrics {
     pub(crate) fn replica(&self) -> Result<Arc<replica::ReplicaMetrics>, Error> {
         let made = Arc::new(replica::ReplicaMetrics::new(&Maker(&self.registry))?);
         Ok(Arc::clone(self.replica.get_or_init(|| made)))
+    }
+
+    /// The metric of forwarded calls, which is shown from now on. To be called once.
+    ///
+    /// # Errors
+    /// If two metrics have one name, which is a bug that the first test finds.
+    #[cfg(feature = "object")]
+    pub(crate) fn forwards(&self) -> Result<forward::ForwardMetrics, Error> {
+        forward::ForwardMetrics::new(&Maker(&self.registry))
     }
 
     /// All metrics in the text format, with the engine's current state.

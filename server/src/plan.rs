@@ -36,6 +36,7 @@ const RUNTIMES: u64 = 2;
 const OF_REPLICA: u64 = PER_RUNTIME + 32;
 
 /// Memory of the replica, bytes: 200 MiB of rows, a part of the journal of 8 MiB, files on their way of 40 MiB.
+/// A stand-by has no rows, but the windows of forwarded calls: 64 MiB.
 const REPLICA_BYTES: u64 = 248 << 20;
 
 /// Both ports, the two ends of the signal pipe, a socket that is accepted and waits for a permit, a

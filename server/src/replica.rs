@@ -40,7 +40,7 @@ use crate::config::{BucketGap, Config};
 use crate::convert;
 use crate::host;
 use crate::metrics::{Metrics, ReplicaMetrics};
-use crate::serve::{Exit, StartFacts, no_store};
+use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 
 use self::cluster::Cluster;
 use self::events::{Events, Requests};
@@ -77,6 +77,7 @@ pub(crate) struct RunningReplica {
 pub(crate) struct ReplicaWatch {
     place: String,
     node: String,
+    endpoint: String,
     metrics: Arc<ReplicaMetrics>,
     cluster: Arc<Cluster>,
 }
@@ -88,6 +89,15 @@ impl ReplicaWatch {
         let mut status = convert::replica_status(&self.place, &self.node, &figures);
         self.cluster.show(&mut status);
         status
+    }
+
+    /// This node as the owner of the store, in its term.
+    pub(crate) fn owner(&self) -> StoreOwner {
+        StoreOwner {
+            endpoint: self.endpoint.clone(),
+            term: self.metrics.term(),
+            is_followed: true,
+        }
     }
 }
 
@@ -167,6 +177,7 @@ impl ReplicaStart {
         let _ = facts.replica.set(ReplicaWatch {
             place: start.remote.bucket.place().to_owned(),
             node: start.claim.node.clone(),
+            endpoint: start.claim.endpoint.clone(),
             metrics: Arc::clone(&start.metrics),
             cluster: Arc::clone(&start.cluster),
         });

@@ -27,6 +27,7 @@ use crate::auth::{self, AuthSources, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
+use crate::forward::Forwarder;
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::offline::{Gaps, few};
@@ -91,6 +92,21 @@ pub(crate) struct StoreOwner {
     pub(crate) endpoint: String,
     /// Number of its term.
     pub(crate) term: u64,
+    /// Whether this node keeps a copy of the store, and follows it.
+    pub(crate) is_followed: bool,
+}
+
+impl StoreOwner {
+    /// Whether calls can go on to it from a node that follows it.
+    fn takes_calls(&self) -> bool {
+        self.is_followed && !self.endpoint.is_empty()
+    }
+
+    /// Whether it is the same node in the same term.
+    #[cfg(feature = "object")]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (self.term, &self.endpoint) == (other.term, &other.endpoint)
+    }
 }
 
 /// The facts of a start that the replica depends on.
@@ -319,7 +335,7 @@ impl Server {
             mut auth,
             audit,
         } = self;
-        let life = ServerLife { phase, health };
+        let mut life = ServerLife { phase, health };
         life.enter(Phase::Starting).await;
         life.health
             .set_service_status(LIVENESS, ServingStatus::Serving)
@@ -340,6 +356,7 @@ impl Server {
                 node.phase.clone(),
             ),
             routes: routes(&node, &life.health, config)?,
+            forward: Forwarder::new(&node, config)?,
             http: addresses.1.map(|address| HttpUrl {
                 address,
                 has_tls: config.http_tls,
@@ -404,8 +421,14 @@ impl Server {
             () = ends => {
                 // Nothing was accepted yet, and the next start goes on wherever recovery or a take-over ends.
                 stop.send_replace(true);
-                if *node.phase.borrow() == Phase::StandBy {
-                    let _ = timeout(LEAVE_TIME, &mut opening).await;
+                let phase = *node.phase.borrow();
+                if matches!(phase, Phase::StandBy | Phase::Forwarding) {
+                    let leaves = timeout(LEAVE_TIME, &mut opening);
+                    let ends = life.leave_standing_by(config, &mut transport);
+                    tokio::select! {
+                        _ = async { tokio::join!(leaves, ends) } => {}
+                        () = signals.stop() => {}
+                    }
                 }
                 return Ok(());
             }
@@ -523,25 +546,57 @@ impl ServerLife {
         self.phase.send_replace(phase);
     }
 
-    /// Shows that this node is a stand-by as soon as it is one.
+    /// Shows that this node is a stand-by as soon as it is one, and whether it can forward calls.
     async fn stand_by(
         &self,
         mut owner: watch::Receiver<Option<StoreOwner>>,
         (grpc, http): (SocketAddr, Option<SocketAddr>),
     ) -> Infallible {
-        let seen = owner.wait_for(Option::is_some).await;
-        if let Some(owner) = seen.ok().and_then(|seen| seen.clone()) {
-            self.enter(Phase::StandBy).await;
-            tracing::info!(
-                version = env!("CARGO_PKG_VERSION"),
-                grpc = %grpc,
-                http = %http.map(|http| http.to_string()).unwrap_or_default(),
-                owner = owner.endpoint,
-                term = owner.term,
-                "wald is standing by"
-            );
+        let mut shown = Phase::Starting;
+        loop {
+            let now = owner.borrow_and_update().clone();
+            if let Some(now) = now {
+                let next = match now.takes_calls() {
+                    true => Phase::Forwarding,
+                    false => Phase::StandBy,
+                };
+                if next != shown {
+                    self.enter(next).await;
+                }
+                if shown == Phase::Starting {
+                    tracing::info!(
+                        version = env!("CARGO_PKG_VERSION"),
+                        grpc = %grpc,
+                        http = %http.map(|http| http.to_string()).unwrap_or_default(),
+                        owner = now.endpoint,
+                        term = now.term,
+                        "wald is standing by"
+                    );
+                }
+                shown = next;
+            }
+            // The sender goes once the node is no stand-by any more.
+            if owner.changed().await.is_err() {
+                return std::future::pending().await;
+            }
         }
-        std::future::pending().await
+    }
+
+    /// The way out of a stand-by: calls that go on to the owner may finish.
+    async fn leave_standing_by(&mut self, config: &Config, transport: &mut Transport) {
+        self.enter(Phase::Leaving).await;
+        tracing::info!(drain_delay = ?config.drain_delay, "stopping: not ready any more");
+        tokio::time::sleep(config.drain_delay).await;
+        self.enter(Phase::Draining).await;
+        for service in READINESS.into_iter().chain([LIVENESS]) {
+            self.health.clear_service_status(service).await;
+        }
+        if timeout(config.shutdown_timeout, transport.ended())
+            .await
+            .is_err()
+        {
+            tracing::warn!("some calls did not end within shutdown_timeout: they are cut off");
+        }
     }
 
     /// Serves until someone or something ends it.

@@ -15,6 +15,7 @@
 //! | `clients.rs` | verifies the certificate of a client |
 //! | `handshake.rs` | one handshake |
 //! | `pem.rs` | items of PEM files, and faults with their place |
+//! | `peer.rs`, `roots.rs` | connections to other nodes, and CAs of other servers |
 //! | `reload.rs` | puts changed files in force |
 //! | `revocation.rs` | checks the signatures of revocation lists |
 //! | `stream.rs` | the bytes of a connection, in plaintext or inside TLS |
@@ -23,9 +24,12 @@ mod check;
 mod clients;
 mod files;
 mod handshake;
+#[cfg(feature = "object")]
+mod peer;
 mod pem;
 mod reload;
 mod revocation;
+mod roots;
 mod stream;
 
 use std::sync::Arc;
@@ -38,8 +42,11 @@ use tokio::sync::watch;
 use crate::auth::CertNames;
 use clients::ClientVerifier;
 pub(crate) use handshake::TlsAcceptor;
+#[cfg(feature = "object")]
+pub(crate) use peer::PeerTls;
 pub(crate) use pem::{PemItem, PemKind};
 pub(crate) use reload::{TlsSource, start};
+pub(crate) use roots::{roots_of, system_roots};
 pub(crate) use stream::ConnStream;
 
 /// First byte of a connection that begins with a handshake of TLS.

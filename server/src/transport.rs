@@ -52,6 +52,7 @@ use tonic::transport::server::TcpIncoming;
 use crate::auth::{ConnectionTenants, LastCaller};
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
+use crate::forward::Forwarder;
 use crate::metrics::AcceptWaits;
 use crate::reload::Reloader;
 use crate::tls::{TlsAcceptor, TlsPort, TlsSource};
@@ -410,6 +411,7 @@ async fn serve(
     mut phase: watch::Receiver<Phase>,
 ) {
     let settings = Arc::new(settings);
+    let forward = calls.forward.as_ref().map(Forwarder::pool);
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -427,6 +429,7 @@ async fn serve(
                             names: None,
                             tenants: ConnectionTenants::default(),
                             last: LastCaller::default(),
+                            forward: forward.clone(),
                         };
                         let phase = phase.clone();
                         connections.spawn(async move {

@@ -219,7 +219,7 @@ impl ReplicaMetrics {
         };
         let (progress, lag_records) = progress();
         ReplicaFigures {
-            term: u64::try_from(self.term.get()).unwrap_or(0),
+            term: self.term(),
             progress,
             lag_records,
             lag_age: self.age.lock().of(&progress, Instant::now()),
@@ -261,6 +261,11 @@ impl ReplicaMetrics {
     /// This node owns the store in a term.
     pub(crate) fn owns(&self, term: u64) {
         self.term.set(signed(term));
+    }
+
+    /// The term in which this node owns the store; 0: it does not own it yet.
+    pub(crate) fn term(&self) -> u64 {
+        u64::try_from(self.term.get()).unwrap_or(0)
     }
 
     /// Another node owns the store.

@@ -61,6 +61,8 @@ struct KeepingThread {
     /// Ends the thread soon.
     stop: Arc<AtomicBool>,
     kept: KeptContent,
+    /// Whether this node has the newest content of the last look.
+    is_caught_up: bool,
     /// The last error, which is reported once.
     error: String,
 }
@@ -143,6 +145,7 @@ impl ReplicaStart {
                 runs: None,
                 stop: Arc::default(),
                 kept: KeptContent::default(),
+                is_caught_up: false,
                 error: String::new(),
             },
         };
@@ -263,6 +266,12 @@ impl StandBy<'_> {
     fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), StandByError> {
         self.start.decided = Some(Instant::now());
         self.keeping.end();
+        // Calls must not go to the owner that is gone.
+        self.facts.owner.send_replace(Some(StoreOwner {
+            endpoint: String::new(),
+            term: owner.term,
+            is_followed: false,
+        }));
         tracing::info!(
             place = self.start.remote.bucket.place(),
             owner = owner.node,
@@ -342,10 +351,16 @@ impl StandBy<'_> {
     fn show(&mut self, owner: &OwnerRecord) {
         let ends = owner.state == OwnerState::Released;
         let endpoint = if ends { "" } else { &*owner.endpoint };
-        self.facts.owner.send_replace(Some(StoreOwner {
+        let shown = Some(StoreOwner {
             endpoint: endpoint.to_owned(),
             term: owner.term,
-        }));
+            is_followed: self.keeping.is_caught_up && owner.state == OwnerState::Serving,
+        });
+        self.facts.owner.send_if_modified(|before| {
+            let is_news = *before != shown;
+            *before = shown;
+            is_news
+        });
         let place = self.start.remote.bucket.place();
         let is_named = owner.stand_bys.contains(&self.start.claim.node);
         let key = |owner: &OwnerRecord| (owner.term, owner.state, owner.stand_bys.clone());
@@ -383,6 +398,7 @@ impl StandBy<'_> {
             match runs.join() {
                 Ok(Ok(kept)) => {
                     self.keeping.error.clear();
+                    self.keeping.is_caught_up = true;
                     self.keeping.kept = kept;
                     self.membership.enter(NodeState::StandBy);
                     self.start.cluster.note_role(v1::ReplicaRole::StandBy);
@@ -390,6 +406,7 @@ impl StandBy<'_> {
                 // The owner has stored nothing yet.
                 Ok(Err(FetchError::Empty { .. })) => {}
                 Ok(Err(error)) => {
+                    self.keeping.is_caught_up = false;
                     self.membership.enter(NodeState::Joining);
                     self.start.cluster.note_role(v1::ReplicaRole::Joining);
                     self.keeping.report(&error.to_string());

@@ -84,6 +84,7 @@ impl Fixture {
             audit: None,
             admission: Admission::new(64 << 20, 4 << 20, 16 << 20, node.phase.clone()),
             routes,
+            forward: None,
             http: None,
         });
         let mut config = Layers::default().resolve().unwrap().config;

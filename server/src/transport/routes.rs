@@ -34,6 +34,7 @@ use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, Trail};
 use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, LastCaller};
+use crate::forward::{ForwardPool, Forwarder, Route};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
@@ -145,6 +146,8 @@ pub(crate) struct Calls {
     pub(crate) audit: Option<Arc<AuditLog>>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) routes: Routes,
+    /// Forwards calls while this node is a stand-by. `None` without a replica.
+    pub(crate) forward: Option<Arc<Forwarder>>,
     /// The HTTP port, for clients that look for it here.
     pub(crate) http: Option<HttpUrl>,
 }
@@ -174,6 +177,8 @@ pub(super) struct ConnectionCalls {
     pub(super) audited: Option<Arc<AuditedPeer>>,
     /// The tenants whose calls it has had.
     pub(super) tenants: ConnectionTenants,
+    /// Forwards its calls; `None` without a replica.
+    pub(super) forward: Option<Arc<ForwardPool>>,
 }
 
 impl ConnectionCalls {
@@ -186,6 +191,7 @@ impl ConnectionCalls {
             audit,
             admission,
             routes,
+            forward: _,
             http,
         } = &*self.calls;
         counter.call(request, |mut request, head| {
@@ -227,6 +233,11 @@ impl ConnectionCalls {
                 return (CheckedCall::refused(status::audit_failed(rpc.access)), None);
             }
             let recorded = caller.trail().call().cloned();
+            let forward = self.forward.as_ref();
+            let route = forward.map(|forward| forward.route(rpc, request.headers(), &caller));
+            if let Some(Route::Moved(moved)) = route {
+                return (CheckedCall::refused(moved), recorded);
+            }
             // The answers of the others are small, or bounded by their own windows.
             if !matches!(
                 rpc.class,
@@ -241,10 +252,20 @@ impl ConnectionCalls {
                 Ok(body) => body,
                 Err(busy) => return (CheckedCall::refused(busy), recorded),
             };
-            let call = CheckedCall::Served {
-                is_uncharged: body.is_uncharged(),
-                goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
-                answer: Some(routes.serve(Request::from_parts(head, body), rpc, caller)),
+            let is_uncharged = body.is_uncharged();
+            let request = Request::from_parts(head, body);
+            let call = match (route, forward) {
+                (Some(Route::Owner(owner)), Some(forward)) => CheckedCall::Served {
+                    is_uncharged,
+                    // The owner decides.
+                    goes_on: false,
+                    answer: Some(forward.forward(owner, request, rpc)),
+                },
+                _ => CheckedCall::Served {
+                    is_uncharged,
+                    goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
+                    answer: Some(routes.serve(request, rpc, caller)),
+                },
             };
             (call, recorded)
         })

@@ -3,6 +3,7 @@
 #![cfg(feature = "object")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod forward;
 mod objects;
 mod stand_by;
 #[path = "../support/mod.rs"]

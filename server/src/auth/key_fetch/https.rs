@@ -11,9 +11,9 @@ use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -21,12 +21,10 @@ use tokio_rustls::TlsConnector;
 use crate::auth::issuer::KeyUrl;
 use crate::auth::jwks::KEY_SET_BYTES;
 use crate::reload::{Fault, Secrecy, read_file};
-use crate::tls::{PemItem, PemKind};
+use crate::tls::{roots_of, system_roots};
 
 /// Longest time of a fetch. A start waits for the first one.
 const FETCH: Duration = Duration::from_secs(5);
-/// Maximum size of a file of CA certificates, bytes.
-const CA_BYTES: u64 = 512 << 10;
 /// Maximum size of a file with a token, bytes.
 const TOKEN_BYTES: u64 = 16 << 10;
 
@@ -47,7 +45,7 @@ pub(super) async fn get(source: &KeyUrl) -> Result<Bytes, String> {
 /// With the first file that cannot be used.
 pub(in crate::auth) fn check_files(source: &KeyUrl) -> Result<(), Fault> {
     if let Some(path) = &source.ca {
-        roots_of(path)?;
+        roots_of("jwks_ca", path)?;
     }
     if let Some(path) = &source.token {
         authorization(path)?;
@@ -58,8 +56,8 @@ pub(in crate::auth) fn check_files(source: &KeyUrl) -> Result<(), Fault> {
 async fn get_whole(source: &KeyUrl) -> Result<Bytes, String> {
     let shown = |fault: Fault| fault.to_string();
     let roots = match &source.ca {
-        Some(path) => roots_of(path).map_err(shown)?,
-        None => system_roots()?,
+        Some(path) => roots_of("jwks_ca", path).map_err(shown)?,
+        None => system_roots("jwks_ca")?,
     };
     let token = source.token.as_deref().map(authorization);
     let token = token.transpose().map_err(shown)?;
@@ -128,32 +126,6 @@ fn request(source: &KeyUrl, token: Option<HeaderValue>) -> Result<Request<Empty<
         request.headers_mut().insert(AUTHORIZATION, token);
     }
     Ok(request)
-}
-
-fn roots_of(path: &Path) -> Result<RootCertStore, Fault> {
-    let fault = |why: String| Fault::new("jwks_ca", path, why);
-    let pem = read_file("jwks_ca", path, CA_BYTES, Secrecy::Public)?;
-    let mut roots = RootCertStore::empty();
-    let items = PemKind::Certificate.items::<CertificateDer<'static>>(&pem);
-    for PemItem { block, item } in items.map_err(fault)? {
-        (roots.add(item))
-            .map_err(|error| fault(format!("{block} is of no use as a CA: {error}")))?;
-    }
-    Ok(roots)
-}
-
-/// The CAs of the system: `SSL_CERT_FILE`, `SSL_CERT_DIR`, or the usual places.
-fn system_roots() -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    // Systems keep some certificates that no TLS library accepts.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    match roots.is_empty() {
-        true => Err(
-            "the system has no CA certificates; name a file with jwks_ca, or set SSL_CERT_FILE"
-                .to_owned(),
-        ),
-        false => Ok(roots),
-    }
 }
 
 /// The token of a file, as a header.

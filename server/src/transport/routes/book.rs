@@ -163,6 +163,7 @@ mod tests {
             class: Class::Append,
             access: Access::Write,
             need: Need::Logs(LogRight::Append),
+            is_of_store: true,
         }),
         timeout: Ok(()),
     };

@@ -1,0 +1,379 @@
+//! A stand-by takes calls and forwards them to the owner of the store.
+//!
+//! ```text
+//! client ──▶ head checked, caller known ──▶ messages bounded and admitted ──▶ owner, over a link of this event loop
+//! client ◀── pieces as the client takes them ◀── window of the stream ◀────────────────┘
+//! ```
+//!
+//! No message is decoded. The owner gets the caller's credential, and checks it again. A call goes on once: it carries
+//! the term in which the receiver should own the store, and a receiver that does not own it in that term answers MOVED.
+//!
+//! **Bounds**: messages of requests stay in the budgets of [`crate::admission`] until the link has them. A client that
+//! reads slowly leaves the window of its stream closed. At most [`MOST_CALLS`] calls are forwarded at a time; further
+//! ones get MOVED, as all calls do whose owner is out of reach.
+//!
+//! | file | purpose |
+//! |---|---|
+//! | `link.rs` | connections to the owner |
+//! | `stream.rs` | the messages of one call, in both directions |
+
+mod link;
+mod stream;
+
+use std::future::{Future as _, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Request, Response, Uri};
+use tonic::Status;
+use tonic::body::Body;
+use wald_proto::Method;
+
+use crate::answers::{AnswerShare, Counted, may_be_hurried};
+use crate::audit::ShownCredential;
+use crate::auth::Caller;
+use crate::config::Config;
+use crate::drain::bound;
+use crate::grpc::{OneMessage, RequestBody, receive};
+use crate::methods::{self, Rpc};
+use crate::metrics::{Deadline, ForwardMetrics, ForwardResult};
+use crate::rpc::Node;
+use crate::serve::{Exit, StoreOwner};
+use crate::status::{self, Access};
+use crate::tls::PeerTls;
+use crate::transport::HttpAnswer;
+pub(crate) use link::ForwardPool;
+use link::OpenLink;
+use stream::{ForwardedAnswer, Outgoing};
+
+/// Term in which the receiver of a forwarded call should own the store.
+static FORWARDED: HeaderName = HeaderName::from_static("wald-forwarded");
+/// Address of the owner, which has answered.
+static OWNER: HeaderName = HeaderName::from_static("wald-owner");
+static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+/// Maximum number of calls that are forwarded at a time. Each has a window of [`link::STREAM_WINDOW`] bytes.
+const MOST_CALLS: usize = 1024;
+
+/// Knows the owner of the store, and the way to it.
+pub(crate) struct Forwarder {
+    node: Arc<Node>,
+    /// `None`: plaintext.
+    tls: Option<Arc<PeerTls>>,
+    metrics: ForwardMetrics,
+    calls: AtomicUsize,
+    /// `None`: the owner is never asked whether it is there.
+    keepalive_interval: Option<Duration>,
+    keepalive_timeout: Duration,
+}
+
+/// The node that answers a call.
+pub(crate) enum Route {
+    /// This one.
+    Here,
+    /// The owner of the store.
+    Owner(StoreOwner),
+    /// Another node than its sender expects.
+    Moved(Status),
+}
+
+/// A place among the calls that are forwarded.
+struct Slot(Arc<Forwarder>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Forwarder {
+    /// Forwards calls of this node. `None` without a replica: then there is no other owner.
+    ///
+    /// # Errors
+    /// If the files of TLS for connections to other nodes cannot be used.
+    pub(crate) fn new(node: &Arc<Node>, config: &Config) -> Result<Option<Arc<Self>>, Exit> {
+        if !config.has_replica() {
+            return Ok(None);
+        }
+        let tls = PeerTls::new(config).filter(|_| config.stand_by);
+        if let Some(tls) = &tls {
+            tls.terms().map_err(|why| Exit::new(Exit::CONFIG, why))?;
+        }
+        let metrics = node.metrics.forwards().map_err(|error| {
+            let text = format!("metrics cannot be registered: {error}");
+            Exit::new(Exit::SYSTEM, text)
+        })?;
+        Ok(Some(Arc::new(Self {
+            node: Arc::clone(node),
+            tls: tls.map(Arc::new),
+            metrics,
+            calls: AtomicUsize::new(0),
+            keepalive_interval: bound(config.keepalive_interval),
+            keepalive_timeout: config.keepalive_timeout,
+        })))
+    }
+
+    /// Connections of one event loop.
+    pub(crate) fn pool(self: &Arc<Self>) -> Arc<ForwardPool> {
+        ForwardPool::new(self)
+    }
+
+    /// Decides which node answers a call with this head.
+    fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> Route {
+        if !rpc.is_of_store {
+            return Route::Here;
+        }
+        let term = headers.get(&FORWARDED);
+        if self.node.store.get().is_some() {
+            return match (term, self.node.replica()) {
+                (Some(term), Some(replica)) => {
+                    let own = replica.owner();
+                    match term.as_bytes() == own.term.to_string().as_bytes() {
+                        true => Route::Here,
+                        false => Route::Moved(moved(rpc.access, &own)),
+                    }
+                }
+                _ => Route::Here,
+            };
+        }
+        // The owner could not know a caller by a certificate of another connection.
+        let is_known_here_alone = (caller.identity())
+            .is_some_and(|known| matches!(known.credential(), ShownCredential::Certificate));
+        if term.is_some() || is_known_here_alone {
+            return Route::Here;
+        }
+        let owner = self.node.owner.borrow().clone();
+        let owner = owner.filter(|owner| !owner.endpoint.is_empty());
+        owner.map_or(Route::Here, Route::Owner)
+    }
+
+    /// A place for one more call, if there is one.
+    fn slot(self: &Arc<Self>) -> Option<Slot> {
+        let open = self.calls.fetch_add(1, Ordering::Relaxed);
+        let slot = Slot(Arc::clone(self));
+        (open < MOST_CALLS).then_some(slot)
+    }
+}
+
+impl ForwardPool {
+    /// Decides which node answers a call with this head.
+    pub(crate) fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> Route {
+        self.forwarder.route(rpc, headers, caller)
+    }
+
+    /// Answers a call with the answer of the owner.
+    pub(crate) fn forward(
+        self: &Arc<Self>,
+        owner: StoreOwner,
+        request: Request<RequestBody>,
+        rpc: Rpc,
+    ) -> HttpAnswer {
+        let pool = Arc::clone(self);
+        Box::pin(async move {
+            let answer = Box::pin(pool.call(owner, request, rpc)).await;
+            Ok(answer.unwrap_or_else(Status::into_http))
+        })
+    }
+
+    async fn call(
+        self: &Arc<Self>,
+        owner: StoreOwner,
+        request: Request<RequestBody>,
+        rpc: Rpc,
+    ) -> Result<Response<Body>, Status> {
+        let access = rpc.access;
+        let (mut head, body) = request.into_parts();
+        let share = head.extensions.get::<AnswerShare>().cloned();
+        // The message stays charged until the owner answers.
+        let is_session = matches!(body, RequestBody::Many(_));
+        let (_charged, messages): (Option<OneMessage>, _) = match body {
+            RequestBody::One(mut one) => {
+                let message = receive(&head, &mut one, access).await?;
+                (Some(one), Outgoing::one(message))
+            }
+            RequestBody::Many(messages) => (None, Outgoing::many(messages)),
+            RequestBody::Unbounded(_) => return Err(status::unknown_method(head.uri.path())),
+        };
+        let mut counted = self.forwarder.metrics.begin(rpc);
+        let Some(slot) = self.forwarder.slot() else {
+            counted.ended(ForwardResult::Unreachable);
+            return Err(moved(access, &owner));
+        };
+        let sent = self.send(&mut head, &owner).await?;
+        let Some((link, mut response, sender)) = sent else {
+            counted.ended(ForwardResult::Unreachable);
+            return Err(moved(access, &owner));
+        };
+        let mut upload = Some(messages.to(sender));
+        let answer = poll_fn(|context| {
+            if let Some(sending) = &mut upload
+                && let Poll::Ready(sent) = sending.poll(context)
+            {
+                upload = None;
+                if let Err(status) = sent {
+                    return Poll::Ready(Err(status));
+                }
+            }
+            let answer = Pin::new(&mut response).poll(context);
+            answer.map(Ok)
+        });
+        let answer = match answer.await? {
+            Ok(answer) => answer,
+            // The owner has made nothing of it.
+            Err(error) if error.reason() == Some(h2::Reason::REFUSED_STREAM) => {
+                counted.ended(ForwardResult::Unreachable);
+                return Err(moved(access, &owner));
+            }
+            Err(error) => {
+                counted.ended(ForwardResult::Broken);
+                return Err(broken(&owner, &error));
+            }
+        };
+        counted.ended(ForwardResult::Answered);
+        let (mut parts, received) = answer.into_parts();
+        let code = parts.headers.get(&GRPC_STATUS);
+        // A node that is not available is not named as the owner.
+        if code.is_none_or(|code| code != "14")
+            && let Ok(endpoint) = HeaderValue::from_str(&owner.endpoint)
+        {
+            parts.headers.insert(&OWNER, endpoint);
+        }
+        if received.is_end_stream() {
+            return Ok(Response::from_parts(parts, Body::empty()));
+        }
+        let is_scan = rpc.name == methods::of(Method::Scan).name;
+        let ends_at_drain = is_session || is_scan;
+        let phase = ends_at_drain.then(|| self.forwarder.node.phase.clone());
+        let body = ForwardedAnswer::new(upload, received, owner, phase, (link, slot));
+        let answer = Response::from_parts(parts, Body::new(body));
+        let answer = Counted::answer(answer, share, None);
+        Ok(match access {
+            Access::Read => may_be_hurried(answer),
+            // It tells its client whether the write was applied, and is never cut off.
+            Access::Write => answer,
+        })
+    }
+
+    /// Sends the head of a call. `None` if the owner is out of reach: then it has got nothing.
+    ///
+    /// # Errors
+    /// If nobody waits for the answer any more.
+    async fn send(
+        self: &Arc<Self>,
+        head: &mut Parts,
+        owner: &StoreOwner,
+    ) -> Result<
+        Option<(
+            OpenLink,
+            h2::client::ResponseFuture,
+            h2::SendStream<stream::Piece>,
+        )>,
+        Status,
+    > {
+        let Some(uri) = self.uri(owner, &head.uri) else {
+            return Ok(None);
+        };
+        let deadline = head.extensions.get::<Deadline>().cloned();
+        let headers = &mut head.headers;
+        headers.remove(HOST);
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(&FORWARDED, owner.term.into());
+        // A link that its owner closes is found out when it is used.
+        for _ in 0..2 {
+            let Some(link) = self.link(owner).await else {
+                break;
+            };
+            let Ok(mut requests) = link.requests().ready().await else {
+                self.remove(&link);
+                continue;
+            };
+            if let Some(deadline) = &deadline {
+                if !deadline.begin() {
+                    return Err(status::deadline_before_start());
+                }
+                headers.insert(&GRPC_TIMEOUT, left(deadline.at));
+            }
+            let mut request = Request::post(uri.clone()).version(http::Version::HTTP_2);
+            if let Some(to) = request.headers_mut() {
+                to.clone_from(headers);
+            }
+            let Ok(request) = request.body(()) else {
+                break;
+            };
+            match requests.send_request(request, false) {
+                Ok((response, sender)) => return Ok(Some((link, response, sender))),
+                Err(_) => self.remove(&link),
+            }
+        }
+        Ok(None)
+    }
+
+    fn uri(&self, owner: &StoreOwner, uri: &Uri) -> Option<Uri> {
+        let scheme = match self.forwarder.tls {
+            Some(_) => "https",
+            None => "http",
+        };
+        Uri::builder()
+            .scheme(scheme)
+            .authority(&*owner.endpoint)
+            .path_and_query(uri.path())
+            .build()
+            .ok()
+    }
+}
+
+/// The answer to a call that has not gone on.
+fn moved(access: Access, owner: &StoreOwner) -> Status {
+    status::moved(access, &owner.endpoint, owner.term)
+}
+
+/// The answer to a call that may have reached the owner, as a broken connection gives it to a client.
+fn broken(owner: &StoreOwner, error: &h2::Error) -> Status {
+    Status::unavailable(format!(
+        "the connection to the owner of the store at {} broke: {error}",
+        owner.endpoint
+    ))
+}
+
+/// The time until `at`, as `grpc-timeout` has it: at most 8 digits.
+fn left(at: Instant) -> HeaderValue {
+    let left = at.saturating_duration_since(Instant::now());
+    let text = match left.as_micros() {
+        micros @ ..=99_999_999 => format!("{micros}u"),
+        micros => format!("{}S", (micros / 1_000_000).min(99_999_999)),
+    };
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("0u"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_that_is_left_has_at_most_eight_digits_and_is_never_longer() {
+        for (seconds, digits) in [(0, 2), (1, 7), (99, 9), (101, 4), (1 << 40, 9)] {
+            let Some(at) = Instant::now().checked_add(Duration::from_secs(seconds)) else {
+                continue;
+            };
+            let text = left(at);
+            let text = text.to_str().unwrap();
+            let (number, unit) = text.split_at(text.len() - 1);
+            let each = if unit == "u" { 1 } else { 1_000_000 };
+            let micros = number.parse::<u64>().unwrap() * each;
+            assert!(
+                text.len() <= digits && micros <= seconds * 1_000_000,
+                "{text}"
+            );
+            assert!(
+                micros + 2_000_000 >= seconds.min(99_999_999) * 1_000_000,
+                "{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The messages of one forwarded call.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use futures_util::future::BoxFuture;
+use h2::{Reason, RecvStream, SendStream};
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use tokio::sync::watch;
+use tonic::Status;
+
+use super::link::{OpenLink, nothing};
+use super::{GRPC_STATUS, Slot, broken};
+use crate::admission::Passage;
+use crate::drain::{Phase, draining};
+use crate::grpc::{Message, Messages};
+use crate::serve::StoreOwner;
+use crate::status;
+
+/// Bytes on their way to the owner. The room of a message is free once its last byte has left.
+pub(super) struct Piece {
+    bytes: Bytes,
+    _room: Option<Passage>,
+}
+
+impl Piece {
+    pub(super) fn new(bytes: Bytes, room: Option<Passage>) -> Self {
+        Self { bytes, _room: room }
+    }
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+/// The messages of a request before the owner has its head.
+pub(super) struct Outgoing {
+    /// Bytes of the message that is sent, and its room.
+    bytes: Bytes,
+    room: Option<Passage>,
+    /// The messages behind it; `None`: it is the only one.
+    rest: Option<Box<Messages>>,
+}
+
+impl Outgoing {
+    pub(super) fn one(message: Message) -> Self {
+        Self {
+            bytes: message.framed(),
+            room: None,
+            rest: None,
+        }
+    }
+
+    pub(super) fn many(messages: Box<Messages>) -> Self {
+        Self {
+            bytes: Bytes::new(),
+            room: None,
+            rest: Some(messages),
+        }
+    }
+
+    /// Sends them to the owner.
+    pub(super) fn to(self, sender: SendStream<Piece>) -> Upload {
+        Upload {
+            messages: self,
+            sender,
+            is_cut_short: false,
+        }
+    }
+}
+
+/// The messages of a request on their way to the owner.
+pub(super) struct Upload {
+    messages: Outgoing,
+    sender: SendStream<Piece>,
+    /// Whether no further message is taken from the client.
+    is_cut_short: bool,
+}
+
+impl Upload {
+    /// Resolves when the owner has all messages, or takes no more. Then its answer has the reason.
+    ///
+    /// # Errors
+    /// The refusal of a message.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        loop {
+            while !self.messages.bytes.is_empty() {
+                if !ready!(self.poll_piece(context)) {
+                    return Poll::Ready(Ok(()));
+                }
+            }
+            let Some(rest) = &mut self.messages.rest else {
+                return Poll::Ready(Ok(()));
+            };
+            let next = match self.is_cut_short {
+                true => None,
+                false => {
+                    rest.take_in(context);
+                    ready!(rest.poll_message(context))
+                }
+            };
+            match next {
+                Some(Ok((message, room))) => {
+                    (self.messages.bytes, self.messages.room) = (message.framed(), Some(room));
+                }
+                Some(Err(status)) => {
+                    self.sender.send_reset(Reason::CANCEL);
+                    return Poll::Ready(Err(status));
+                }
+                None => {
+                    // Fails only on a stream that has ended.
+                    let _ = self.sender.send_data(nothing(), true);
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+    }
+
+    /// Sends as much of the message as the owner has room for. False: the owner takes no more.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<bool> {
+        let messages = &mut self.messages;
+        self.sender.reserve_capacity(messages.bytes.len());
+        let capacity = loop {
+            match self.sender.capacity() {
+                0 => {}
+                capacity => break capacity,
+            }
+            match ready!(self.sender.poll_capacity(context)) {
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Poll::Ready(false),
+            }
+        };
+        let piece = messages.bytes.split_to(capacity.min(messages.bytes.len()));
+        let is_whole = messages.bytes.is_empty();
+        let room = messages.room.take_if(|_| is_whole);
+        let is_last = is_whole && messages.rest.is_none();
+        let sent = self.sender.send_data(Piece::new(piece, room), is_last);
+        Poll::Ready(sent.is_ok())
+    }
+}
+
+/// The answer of the owner, as its client takes it.
+pub(super) struct ForwardedAnswer {
+    /// `None` once the owner has the whole request.
+    upload: Option<Upload>,
+    received: RecvStream,
+    owner: StoreOwner,
+    /// Bytes that were handed to the client, whose window the owner does not have back.
+    unreleased: usize,
+    /// Resolves when this node ends; `None`: the call may finish.
+    drains: Option<BoxFuture<'static, ()>>,
+    /// Whether this node ends, and the owner finishes a session.
+    is_draining: bool,
+    has_ended: bool,
+    _place: (OpenLink, Slot),
+}
+
+impl ForwardedAnswer {
+    /// `phase`: the call ends when this node does.
+    pub(super) fn new(
+        upload: Option<Upload>,
+        received: RecvStream,
+        owner: StoreOwner,
+        phase: Option<watch::Receiver<Phase>>,
+        place: (OpenLink, Slot),
+    ) -> Self {
+        let drains =
+            |mut phase| Box::pin(async move { draining(&mut phase).await }) as BoxFuture<_>;
+        Self {
+            upload,
+            received,
+            owner,
+            unreleased: 0,
+            drains: phase.map(drains),
+            is_draining: false,
+            has_ended: false,
+            _place: place,
+        }
+    }
+
+    /// The end of the answer.
+    fn end(&mut self, status: &Status) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.has_ended = true;
+        let mut trailers = HeaderMap::new();
+        let added = status.add_header(&mut trailers);
+        Poll::Ready(Some(added.map(|()| Frame::trailers(trailers))))
+    }
+}
+
+/// Never fails: a failure is sent as a status.
+impl Body for ForwardedAnswer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        if let Some(drains) = &mut self.drains
+            && drains.as_mut().poll(context).is_ready()
+        {
+            self.drains = None;
+            self.is_draining = true;
+            match &mut self.upload {
+                // The owner answers the requests that it has.
+                Some(upload) => upload.is_cut_short = true,
+                None => return self.end(&status::draining()),
+            }
+        }
+        if let Some(upload) = &mut self.upload
+            && let Poll::Ready(sent) = upload.poll(context)
+        {
+            self.upload = None;
+            if let Err(status) = sent {
+                return self.end(&status);
+            }
+        }
+        let taken = std::mem::take(&mut self.unreleased);
+        // Fails only on a stream that has ended.
+        let _ = self.received.flow_control().release_capacity(taken);
+        match ready!(self.received.poll_data(context)) {
+            Some(Ok(data)) => {
+                self.unreleased = data.len();
+                Poll::Ready(Some(Ok(Frame::data(data))))
+            }
+            Some(Err(error)) => {
+                let status = broken(&self.owner, &error);
+                self.end(&status)
+            }
+            None => match ready!(self.received.poll_trailers(context)) {
+                Ok(Some(trailers)) => {
+                    let is_good = trailers.get(&GRPC_STATUS).is_some_and(|code| code == "0");
+                    if is_good && self.is_draining {
+                        return self.end(&status::draining());
+                    }
+                    self.has_ended = true;
+                    Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+                }
+                Ok(None) => Poll::Ready(None),
+                Err(error) => {
+                    let status = broken(&self.owner, &error);
+                    self.end(&status)
+                }
+            },
+        }
+    }
+}
