@@ -24,7 +24,7 @@ WRITE = "--write" in sys.argv
 # The chart sets these itself: addresses, a directory, and the settings that must agree with Secrets and probes.
 OURS = {"listen", "http_listen", "insecure_listen", "insecure_tokens", "data_dir", "tls_cert", "tls_key", "tls_client_auth",
         "tls_client_ca", "tls_client_crl", "http_tls", "bucket_url", "bucket_endpoint", "bucket_region", "bucket_credentials_file",
-        "bucket_insecure", "stand_by", "node_id", "advertise", "auth_file", "metrics_open"}
+        "bucket_insecure", "stand_by", "peer_ca", "node_id", "advertise", "auth_file", "metrics_open"}
 # Kinds of volumes that the Pod Security Standard `restricted` permits.
 VOLUMES_ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -416,6 +416,11 @@ def several():
         values = ["tls.enabled=true", "tls.certManager.enabled=true", "tls.certManager.issuerRef.name=ca", "auth.existingSecret=auth"]
         names = only(rendered(*sets(*REPLICA, *values, f"replica.advertise={advertise}")), "Certificate")["spec"]["dnsNames"]
         expect(f"an address, {advertise}, is no name in it", not any("7" in name for name in names), names)
+    expect("stand-bys verify the owner", 'peer_ca = "/etc/wald-tls/ca.crt"' in settings_file(objects) and "peer_ca" not in settings_file(given))
+    values = [*TLS[:1], "tls.certManager.enabled=true", "tls.certManager.issuerRef.name=ca", "tls.clientAuth=require", "tls.clientCASecret=ca",
+              "tests.enabled=false"]
+    usages = [only(made, "Certificate")["spec"]["usages"] for made in (objects, rendered(*sets(*REPLICA, *values)))]
+    expect("their certificate is one of a client, too, if the owner asks for one", ["client auth" in used for used in usages] == [False, True], usages)
     budget = only(objects, "PodDisruptionBudget")["spec"]
     expect("one may go at a time", budget["maxUnavailable"] == 1 and budget["selector"] == spec["selector"], budget)
     spec = only(of_values(CHART / "ci/nodes-bucket-values.yaml"), "StatefulSet")["spec"]

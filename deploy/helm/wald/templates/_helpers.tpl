@@ -136,6 +136,10 @@ bucket_credentials_file = "/etc/wald-bucket/credentials"
 {{- end }}
 # Each pod is a node of the store, also a single one: more may follow without a restart of the owner.
 stand_by = true
+{{- if $.Values.tls.enabled }}
+# Stand-bys forward calls to the owner over TLS.
+peer_ca = "/etc/wald-tls/ca.crt"
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if not (hasKey .Values.config "console_hosts") }}
