@@ -41,10 +41,6 @@ impl RunningReplica {
         match *self {}
     }
 
-    pub(crate) fn described(&self) -> ReplicaWatch {
-        match *self {}
-    }
-
     #[allow(clippy::unused_async, reason = "as with object stores")]
     pub(crate) async fn moved(&mut self) -> Exit {
         match *self {}

@@ -106,6 +106,8 @@ async fn stand_by_follows_a_dead_owner_and_the_old_one_stands_by_then() {
     drop(wal);
     let begun = Instant::now();
     two.daemon.signal(Signal::TERM);
+    // Calls before go on to the owner.
+    one.daemon.wait_for_log("wald is serving");
     one.takes("22", v1::Durability::Replicated).await;
     println!("handed over within {:?}", begun.elapsed());
     assert!(two.daemon.ended().await.success());
