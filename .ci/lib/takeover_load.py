@@ -31,7 +31,7 @@ REPLICATED, DURABLE = Durability.REPLICATED, Durability.DURABLE
 PACE = 0.04
 # Unacknowledged records of a producer.
 WINDOW = 8
-# Requests of a writer of one node that may wait: those of a node that sleeps.
+# Requests of a writer to one node that may wait while the node sleeps.
 MOST_WAITING = 500
 
 

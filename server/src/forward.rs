@@ -48,8 +48,8 @@ use crate::status::{self, Access};
 use crate::tls::PeerTls;
 use crate::transport::HttpAnswer;
 pub(crate) use link::ForwardPool;
-use link::OpenLink;
-use stream::{ForwardedAnswer, Outgoing};
+use link::OpenOwnerLink;
+use stream::{ForwardedAnswer, ForwardedRequest};
 
 /// Term in which the receiver of a forwarded call should own the store.
 static FORWARDED: HeaderName = HeaderName::from_static("wald-forwarded");
@@ -74,7 +74,7 @@ pub(crate) struct Forwarder {
 }
 
 /// The node that answers a call.
-pub(crate) enum Route {
+pub(crate) enum CallRoute {
     /// This one.
     Here,
     /// The owner of the store.
@@ -84,9 +84,9 @@ pub(crate) enum Route {
 }
 
 /// A place among the calls that are forwarded.
-struct Slot(Arc<Forwarder>);
+struct ForwardSlot(Arc<Forwarder>);
 
-impl Drop for Slot {
+impl Drop for ForwardSlot {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::Relaxed);
     }
@@ -125,9 +125,9 @@ impl Forwarder {
     }
 
     /// Decides which node answers a call with this head.
-    fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> Route {
+    fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> CallRoute {
         if !rpc.is_of_store {
-            return Route::Here;
+            return CallRoute::Here;
         }
         let term = headers.get(&FORWARDED);
         if self.node.store.get().is_some() {
@@ -135,35 +135,35 @@ impl Forwarder {
                 (Some(term), Some(replica)) => {
                     let own = replica.owner();
                     match term.as_bytes() == own.term.to_string().as_bytes() {
-                        true => Route::Here,
-                        false => Route::Moved(moved(rpc.access, &own)),
+                        true => CallRoute::Here,
+                        false => CallRoute::Moved(moved(rpc.access, &own)),
                     }
                 }
-                _ => Route::Here,
+                _ => CallRoute::Here,
             };
         }
         // The owner could not know a caller by a certificate of another connection.
         let is_known_here_alone = (caller.identity())
             .is_some_and(|known| matches!(known.credential(), ShownCredential::Certificate));
         if term.is_some() || is_known_here_alone {
-            return Route::Here;
+            return CallRoute::Here;
         }
         let owner = self.node.owner.borrow().clone();
         let owner = owner.filter(|owner| !owner.endpoint.is_empty());
-        owner.map_or(Route::Here, Route::Owner)
+        owner.map_or(CallRoute::Here, CallRoute::Owner)
     }
 
     /// A place for one more call, if there is one.
-    fn slot(self: &Arc<Self>) -> Option<Slot> {
+    fn slot(self: &Arc<Self>) -> Option<ForwardSlot> {
         let open = self.calls.fetch_add(1, Ordering::Relaxed);
-        let slot = Slot(Arc::clone(self));
+        let slot = ForwardSlot(Arc::clone(self));
         (open < MOST_CALLS).then_some(slot)
     }
 }
 
 impl ForwardPool {
     /// Decides which node answers a call with this head.
-    pub(crate) fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> Route {
+    pub(crate) fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> CallRoute {
         self.forwarder.route(rpc, headers, caller)
     }
 
@@ -195,9 +195,9 @@ impl ForwardPool {
         let (_charged, messages): (Option<OneMessage>, _) = match body {
             RequestBody::One(mut one) => {
                 let message = receive(&head, &mut one, access).await?;
-                (Some(one), Outgoing::one(message))
+                (Some(one), ForwardedRequest::one(message))
             }
-            RequestBody::Many(messages) => (None, Outgoing::many(messages)),
+            RequestBody::Many(messages) => (None, ForwardedRequest::many(messages)),
             RequestBody::Unbounded(_) => return Err(status::unknown_method(head.uri.path())),
         };
         let mut counted = self.forwarder.metrics.begin(rpc);
@@ -270,9 +270,9 @@ impl ForwardPool {
         owner: &StoreOwner,
     ) -> Result<
         Option<(
-            OpenLink,
+            OpenOwnerLink,
             h2::client::ResponseFuture,
-            h2::SendStream<stream::Piece>,
+            h2::SendStream<stream::ForwardedPiece>,
         )>,
         Status,
     > {

@@ -174,7 +174,7 @@ class Truth:
                 faults.append(f"{log} has a hole below {lsn}")
             tails[log] = lsn + 1
             writer, _, number = payload.partition(" ")
-            # A producer's records have no hole; others may have failed. Those of one node are sent side by side.
+            # A producer's records have no hole; others may have failed. Requests to one node are sent side by side.
             if not writer.startswith("n/") and (int(number) <= last[writer] or (writer.startswith("p/") and int(number) != lsn)):
                 faults.append(f"{payload} is at {log}/{lsn}, after {last[writer]}")
             last[writer] = int(number)

@@ -152,6 +152,9 @@ const DEFINED_TWICE: &[&str] = &[
     // the same table, and its type also parses and prints.
     "Size",
     // Builds without object stores have empty types in their place.
+    "CallRoute",
+    "ForwardPool",
+    "Forwarder",
     "ReplicaStart",
     "ReplicaWatch",
     "RunningReplica",

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 use super::Forwarder;
-use super::stream::Piece;
+use super::stream::ForwardedPiece;
 use crate::serve::StoreOwner;
 
 /// Bytes of an answer that the owner may send ahead of its client.
@@ -46,25 +46,25 @@ trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
 
-type LinkConnection = Connection<Box<dyn Socket>, Piece>;
+type LinkConnection = Connection<Box<dyn Socket>, ForwardedPiece>;
 
 /// A connection to the owner.
-pub(super) struct Link {
+pub(super) struct OwnerLink {
     owner: StoreOwner,
-    requests: SendRequest<Piece>,
+    requests: SendRequest<ForwardedPiece>,
     calls: AtomicUsize,
     used: Mutex<Instant>,
 }
 
-impl Link {
+impl OwnerLink {
     /// Counts one more call, if the link has room for it.
-    fn enter(self: &Arc<Self>) -> Option<OpenLink> {
+    fn enter(self: &Arc<Self>) -> Option<OpenOwnerLink> {
         let most = self
             .requests
             .current_max_send_streams()
             .clamp(1, LINK_CALLS.into());
         let before = self.calls.fetch_add(1, Ordering::Relaxed);
-        let open = OpenLink(Arc::clone(self));
+        let open = OpenOwnerLink(Arc::clone(self));
         (before < most).then_some(open)
     }
 
@@ -74,15 +74,15 @@ impl Link {
 }
 
 /// A link with one call on it.
-pub(super) struct OpenLink(Arc<Link>);
+pub(super) struct OpenOwnerLink(Arc<OwnerLink>);
 
-impl OpenLink {
-    pub(super) fn requests(&self) -> SendRequest<Piece> {
+impl OpenOwnerLink {
+    pub(super) fn requests(&self) -> SendRequest<ForwardedPiece> {
         self.0.requests.clone()
     }
 }
 
-impl Drop for OpenLink {
+impl Drop for OpenOwnerLink {
     fn drop(&mut self) {
         *self.0.used.lock() = Instant::now();
         self.0.calls.fetch_sub(1, Ordering::Relaxed);
@@ -90,11 +90,11 @@ impl Drop for OpenLink {
 }
 
 /// A link that is being made; `None` if the owner is out of reach. All calls that need it wait together.
-type Dialing = Shared<BoxFuture<'static, Option<Arc<Link>>>>;
+type Dialing = Shared<BoxFuture<'static, Option<Arc<OwnerLink>>>>;
 
 #[derive(Default)]
 struct Links {
-    open: Vec<Arc<Link>>,
+    open: Vec<Arc<OwnerLink>>,
     dialing: Option<(StoreOwner, Dialing)>,
 }
 
@@ -113,7 +113,7 @@ impl ForwardPool {
     }
 
     /// A link to the owner with a place for a call. `None` if the owner is out of reach.
-    pub(super) async fn link(self: &Arc<Self>, owner: &StoreOwner) -> Option<OpenLink> {
+    pub(super) async fn link(self: &Arc<Self>, owner: &StoreOwner) -> Option<OpenOwnerLink> {
         loop {
             let dialing = {
                 let mut links = self.links.lock();
@@ -136,11 +136,11 @@ impl ForwardPool {
     }
 
     /// Takes a link out, which ends with its last call.
-    pub(super) fn remove(&self, link: &OpenLink) {
+    pub(super) fn remove(&self, link: &OpenOwnerLink) {
         self.remove_link(&Arc::downgrade(&link.0));
     }
 
-    fn remove_link(&self, link: &Weak<Link>) {
+    fn remove_link(&self, link: &Weak<OwnerLink>) {
         let links = &mut self.links.lock().open;
         links.retain(|other| !Weak::ptr_eq(&Arc::downgrade(other), link));
     }
@@ -157,7 +157,7 @@ impl ForwardPool {
             }
             match made {
                 Ok((requests, connection)) => {
-                    let link = Arc::new(Link {
+                    let link = Arc::new(OwnerLink {
                         owner: owner.clone(),
                         requests,
                         calls: AtomicUsize::new(0),
@@ -184,7 +184,7 @@ impl ForwardPool {
     async fn connect(
         &self,
         owner: &StoreOwner,
-    ) -> Result<(SendRequest<Piece>, LinkConnection), String> {
+    ) -> Result<(SendRequest<ForwardedPiece>, LinkConnection), String> {
         let (host, port) = owner
             .endpoint
             .rsplit_once(':')
@@ -217,16 +217,16 @@ impl ForwardPool {
             .enable_push(false)
             // The windows bound the bytes of an answer.
             .data_frame_budget(usize::MAX)
-            .handshake::<_, Piece>(socket);
+            .handshake::<_, ForwardedPiece>(socket);
         handshake.await.map_err(|error| error.to_string())
     }
 }
 
 impl Links {
     /// A place on a link to the owner. Links to earlier owners go.
-    fn enter(&mut self, owner: &StoreOwner) -> Option<OpenLink> {
+    fn enter(&mut self, owner: &StoreOwner) -> Option<OpenOwnerLink> {
         self.open.retain(|link| link.owner.is_same(owner));
-        self.open.iter().find_map(Link::enter)
+        self.open.iter().find_map(OwnerLink::enter)
     }
 }
 
@@ -235,7 +235,7 @@ async fn drive(
     mut connection: LinkConnection,
     owner: StoreOwner,
     pool: Weak<ForwardPool>,
-    link: Weak<Link>,
+    link: Weak<OwnerLink>,
 ) {
     let Some(forwarder) = pool.upgrade().map(|pool| Arc::clone(&pool.forwarder)) else {
         return;
@@ -308,6 +308,6 @@ fn silence(
 }
 
 /// Bytes without room of their own.
-pub(super) fn nothing() -> Piece {
-    Piece::new(Bytes::new(), None)
+pub(super) fn nothing() -> ForwardedPiece {
+    ForwardedPiece::new(Bytes::new(), None)
 }

@@ -21,7 +21,7 @@ pub(crate) enum ForwardPool {}
 
 /// This node answers.
 #[allow(dead_code, reason = "as with object stores")]
-pub(crate) enum Route {
+pub(crate) enum CallRoute {
     Here,
     Owner(StoreOwner),
     Moved(Status),
@@ -39,7 +39,7 @@ impl Forwarder {
 }
 
 impl ForwardPool {
-    pub(crate) fn route(&self, _: Rpc, _: &HeaderMap, _: &Caller) -> Route {
+    pub(crate) fn route(&self, _: Rpc, _: &HeaderMap, _: &Caller) -> CallRoute {
         match *self {}
     }
 

@@ -11,8 +11,8 @@ use http_body::{Body, Frame};
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::link::{OpenLink, nothing};
-use super::{GRPC_STATUS, Slot, broken};
+use super::link::{OpenOwnerLink, nothing};
+use super::{ForwardSlot, GRPC_STATUS, broken};
 use crate::admission::Passage;
 use crate::drain::{Phase, draining};
 use crate::grpc::{Message, Messages};
@@ -20,18 +20,18 @@ use crate::serve::StoreOwner;
 use crate::status;
 
 /// Bytes on their way to the owner. The room of a message is free once its last byte has left.
-pub(super) struct Piece {
+pub(super) struct ForwardedPiece {
     bytes: Bytes,
     _room: Option<Passage>,
 }
 
-impl Piece {
+impl ForwardedPiece {
     pub(super) fn new(bytes: Bytes, room: Option<Passage>) -> Self {
         Self { bytes, _room: room }
     }
 }
 
-impl Buf for Piece {
+impl Buf for ForwardedPiece {
     fn remaining(&self) -> usize {
         self.bytes.len()
     }
@@ -46,7 +46,7 @@ impl Buf for Piece {
 }
 
 /// The messages of a request before the owner has its head.
-pub(super) struct Outgoing {
+pub(super) struct ForwardedRequest {
     /// Bytes of the message that is sent, and its room.
     bytes: Bytes,
     room: Option<Passage>,
@@ -54,7 +54,7 @@ pub(super) struct Outgoing {
     rest: Option<Box<Messages>>,
 }
 
-impl Outgoing {
+impl ForwardedRequest {
     pub(super) fn one(message: Message) -> Self {
         Self {
             bytes: message.framed(),
@@ -72,8 +72,8 @@ impl Outgoing {
     }
 
     /// Sends them to the owner.
-    pub(super) fn to(self, sender: SendStream<Piece>) -> Upload {
-        Upload {
+    pub(super) fn to(self, sender: SendStream<ForwardedPiece>) -> ForwardedUpload {
+        ForwardedUpload {
             messages: self,
             sender,
             is_cut_short: false,
@@ -82,14 +82,14 @@ impl Outgoing {
 }
 
 /// The messages of a request on their way to the owner.
-pub(super) struct Upload {
-    messages: Outgoing,
-    sender: SendStream<Piece>,
+pub(super) struct ForwardedUpload {
+    messages: ForwardedRequest,
+    sender: SendStream<ForwardedPiece>,
     /// Whether no further message is taken from the client.
     is_cut_short: bool,
 }
 
-impl Upload {
+impl ForwardedUpload {
     /// Resolves when the owner has all messages, or takes no more. Then its answer has the reason.
     ///
     /// # Errors
@@ -146,7 +146,9 @@ impl Upload {
         let is_whole = messages.bytes.is_empty();
         let room = messages.room.take_if(|_| is_whole);
         let is_last = is_whole && messages.rest.is_none();
-        let sent = self.sender.send_data(Piece::new(piece, room), is_last);
+        let sent = self
+            .sender
+            .send_data(ForwardedPiece::new(piece, room), is_last);
         Poll::Ready(sent.is_ok())
     }
 }
@@ -154,7 +156,7 @@ impl Upload {
 /// The answer of the owner, as its client takes it.
 pub(super) struct ForwardedAnswer {
     /// `None` once the owner has the whole request.
-    upload: Option<Upload>,
+    upload: Option<ForwardedUpload>,
     received: RecvStream,
     owner: StoreOwner,
     /// Bytes that were handed to the client, whose window the owner does not have back.
@@ -164,17 +166,17 @@ pub(super) struct ForwardedAnswer {
     /// Whether this node ends, and the owner finishes a session.
     is_draining: bool,
     has_ended: bool,
-    _place: (OpenLink, Slot),
+    _place: (OpenOwnerLink, ForwardSlot),
 }
 
 impl ForwardedAnswer {
     /// `phase`: the call ends when this node does.
     pub(super) fn new(
-        upload: Option<Upload>,
+        upload: Option<ForwardedUpload>,
         received: RecvStream,
         owner: StoreOwner,
         phase: Option<watch::Receiver<Phase>>,
-        place: (OpenLink, Slot),
+        place: (OpenOwnerLink, ForwardSlot),
     ) -> Self {
         let drains =
             |mut phase| Box::pin(async move { draining(&mut phase).await }) as BoxFuture<_>;

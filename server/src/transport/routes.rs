@@ -34,7 +34,7 @@ use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, Trail};
 use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, LastCaller};
-use crate::forward::{ForwardPool, Forwarder, Route};
+use crate::forward::{CallRoute, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
@@ -235,7 +235,7 @@ impl ConnectionCalls {
             let recorded = caller.trail().call().cloned();
             let forward = self.forward.as_ref();
             let route = forward.map(|forward| forward.route(rpc, request.headers(), &caller));
-            if let Some(Route::Moved(moved)) = route {
+            if let Some(CallRoute::Moved(moved)) = route {
                 return (CheckedCall::refused(moved), recorded);
             }
             // The answers of the others are small, or bounded by their own windows.
@@ -255,7 +255,7 @@ impl ConnectionCalls {
             let is_uncharged = body.is_uncharged();
             let request = Request::from_parts(head, body);
             let call = match (route, forward) {
-                (Some(Route::Owner(owner)), Some(forward)) => CheckedCall::Served {
+                (Some(CallRoute::Owner(owner)), Some(forward)) => CheckedCall::Served {
                     is_uncharged,
                     // The owner decides.
                     goes_on: false,
