@@ -10,7 +10,11 @@ mod audit;
 mod auth;
 mod calls;
 mod deadline;
-#[cfg(feature = "object")]
+#[cfg(any(feature = "object", test))]
+#[cfg_attr(
+    not(feature = "object"),
+    allow(dead_code, reason = "builds without object stores forward nothing")
+)]
 mod forward;
 mod lag;
 mod observer;
@@ -746,7 +750,7 @@ impl Metrics {
     ///
     /// # Errors
     /// If two metrics have one name, which is a bug that the first test finds.
-    #[cfg(feature = "object")]
+    #[cfg(any(feature = "object", test))]
     pub(crate) fn forwards(&self) -> Result<forward::ForwardMetrics, Error> {
         forward::ForwardMetrics::new(&Maker(&self.registry))
     }

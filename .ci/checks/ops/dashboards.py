@@ -27,7 +27,7 @@ UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreada
           "WaldCertificateExpires", "WaldCertificateExpiresSoon", "WaldReloadFails", "WaldCredentialsFail", "WaldRequestsDenied", "WaldAuditFails", "WaldTenantNearQuota", "WaldTenantRateRefused"}
 # No daemon here has a bucket, so these have no data.
 REPLICA = "wald-replica"
-OF_REPLICA = {"WaldReplicaLag", "WaldReplicaTakenOver"}
+OF_REPLICA = {"WaldReplicaLag", "WaldReplicaTakenOver", "WaldNoStandBy", "WaldLeaseOld"}
 # Panels about faults: a constant 0 counts as no data here.
 FAULTS = ["Journal", "Damaged records", "Error ratio", "Errors", "Refused calls", "Conditions that did not hold",
           "Durable lag", "Checksum failures", "Quarantined records", "Answers with data loss",

@@ -134,6 +134,7 @@ fn exported() -> BTreeMap<String, Vec<String>> {
     // A tenant and a replica have metrics of their own.
     let metrics = Metrics::new().unwrap();
     metrics.replica().unwrap();
+    metrics.forwards().unwrap();
     let tenant = std::sync::Arc::new(TenantUsage::new("a", 1));
     metrics.watch_tenants(move || vec![std::sync::Arc::clone(&tenant)]);
     let quota = Quota {
