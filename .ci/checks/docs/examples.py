@@ -410,8 +410,9 @@ def shells():
             helm_line(line)
     values = WORK / "values.yaml"
     for containing in ("segment_bytes", "audit_log", "networkPolicy", "replica:"):
-        values.write_text(take_one("deploy/helm/wald/README.md", "yaml", containing))
-        helm_line("helm install wald deploy/helm/wald", values)
+        for text in take("deploy/helm/wald/README.md", "yaml", containing):
+            values.write_text(text)
+            helm_line("helm install wald deploy/helm/wald", values)
     for block in take("deploy/README.md", "sh"):
         for line in lines_of(block):
             # The lines that are not skipped: commands for an installed daemon.
