@@ -266,12 +266,16 @@ impl StandBy<'_> {
     fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), StandByError> {
         self.start.decided = Some(Instant::now());
         self.keeping.end();
-        // Calls must not go to the owner that is gone.
-        self.facts.owner.send_replace(Some(StoreOwner {
-            endpoint: String::new(),
-            term: owner.term,
-            is_followed: false,
-        }));
+        // Calls must not go to the owner that is gone. A node that has not stood by shows no owner.
+        self.facts.owner.send_if_modified(|shown| {
+            let has_stood_by = shown.is_some();
+            *shown = has_stood_by.then(|| StoreOwner {
+                endpoint: String::new(),
+                term: owner.term,
+                is_followed: false,
+            });
+            has_stood_by
+        });
         tracing::info!(
             place = self.start.remote.bucket.place(),
             owner = owner.node,
