@@ -49,7 +49,7 @@ impl Cluster {
         seen.owner.as_ref().map_or(0, |owner| owner.stand_bys.len())
     }
 
-    /// Adds what was seen to the status of a node.
+    /// Adds the owner and the nodes to the status of a node.
     pub(super) fn show(&self, status: &mut v1::ReplicaStatus) {
         let seen = self.0.lock();
         status.role = seen.role.into();

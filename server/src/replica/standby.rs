@@ -25,7 +25,7 @@ use super::{ReplicaStart, SAMPLE_PAUSE, exit, fetch_code, term};
 use crate::config::Config;
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 
-/// Pause between two looks at the owner. A hand-over takes half of it longer on average.
+/// Longest pause between two looks at the owner. A hand-over takes half of it longer on average.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum time for the record of a stand-by that ends.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
@@ -180,7 +180,9 @@ impl ReplicaStart {
 impl StandBy<'_> {
     fn pause(&self) {
         let runtime = &self.start.remote.runtime;
-        runtime.block_on(async { tokio::time::sleep(LOOK_PAUSE).await });
+        // A stand-by that looks less often than three times in the ttl counts as blind. The looks take time, too.
+        let pause = LOOK_PAUSE.min(self.config.lease_ttl / 10);
+        runtime.block_on(async { tokio::time::sleep(pause).await });
     }
 
     /// Looks at the owner, and does the next thing.
@@ -367,8 +369,11 @@ impl StandBy<'_> {
         });
         let place = self.start.remote.bucket.place();
         let is_named = owner.stand_bys.contains(&self.start.claim.node);
-        let key = |owner: &OwnerRecord| (owner.term, owner.state, owner.stand_bys.clone());
-        if self.seen.as_ref().map(key) != Some(key(owner)) {
+        let is_known = |seen: &OwnerRecord| {
+            (seen.term, seen.state) == (owner.term, owner.state)
+                && seen.stand_bys == owner.stand_bys
+        };
+        if !self.seen.as_ref().is_some_and(is_known) {
             tracing::info!(
                 place,
                 owner = owner.node,
@@ -402,7 +407,13 @@ impl StandBy<'_> {
             match runs.join() {
                 Ok(Ok(kept)) => {
                     self.keeping.error.clear();
-                    self.keeping.is_caught_up = true;
+                    if !std::mem::replace(&mut self.keeping.is_caught_up, true) {
+                        tracing::info!(
+                            fetched = kept.fetched,
+                            bytes = kept.bytes,
+                            "this stand-by has the files of the store, and may take it over"
+                        );
+                    }
                     self.keeping.kept = kept;
                     self.membership.enter(NodeState::StandBy);
                     self.start.cluster.note_role(v1::ReplicaRole::StandBy);

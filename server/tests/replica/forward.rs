@@ -187,7 +187,7 @@ async fn call_goes_on_once_and_only_to_the_owner_of_the_term() {
         request
     };
     let term = owner(&store)["term"].to_string();
-    // A stand-by does not forward what was forwarded.
+    // A stand-by does not forward a call a second time.
     let refused = two.wal().await.append(of_term(&term)).await.unwrap_err();
     assert_moved(&refused, address(&one), &term);
     assert_eq!(Told::of(&refused).fact("outcome"), "NOT_APPLIED");

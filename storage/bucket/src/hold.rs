@@ -216,19 +216,9 @@ impl Hold {
     pub async fn release(self) -> Result<(), BucketError> {
         self.beats.abort();
         // A beat may have ended after its task was stopped, so the version is read again.
-        while let Some(record) = BucketRecord::<HoldRecord>::read(&self.bucket, &self.path).await? {
-            if record.value.id != self.id || record.value.free {
-                break;
-            }
-            let done = HoldRecord {
-                free: true,
-                ..record.value.clone()
-            };
-            if record.swap(&self.bucket, &self.path, done).await?.is_some() {
-                break;
-            }
-        }
-        Ok(())
+        let is_own = |record: &HoldRecord| record.id == self.id && !record.free;
+        let free = |record: &mut HoldRecord| record.free = true;
+        BucketRecord::change(&self.bucket, &self.path, is_own, free).await
     }
 }
 

@@ -66,6 +66,32 @@ impl<T: Serialize + DeserializeOwned> BucketRecord<T> {
         Self::write(bucket, path, value, WriteCondition::Is(&self.tag)).await
     }
 
+    /// Changes a record as often as it takes, until it is another writer's or is gone.
+    ///
+    /// # Errors
+    /// As [`BucketRecord::read`] and [`BucketRecord::swap`].
+    pub(crate) async fn change(
+        bucket: &Bucket,
+        path: &str,
+        is_own: impl Fn(&T) -> bool,
+        change: impl Fn(&mut T),
+    ) -> Result<(), BucketError>
+    where
+        T: Clone,
+    {
+        while let Some(found) = Self::read(bucket, path)
+            .await?
+            .filter(|it| is_own(&it.value))
+        {
+            let mut next = found.value.clone();
+            change(&mut next);
+            if found.swap(bucket, path, next).await?.is_some() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether both are one version.
     pub fn is_same_version(&self, other: &Self) -> bool {
         self.tag == other.tag

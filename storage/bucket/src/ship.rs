@@ -223,9 +223,7 @@ impl Shipper {
             _ => ShipEnd::Stopped(error),
         }
     }
-}
 
-impl Shipper {
     /// Tells the engine that another node takes the store over, and returns its record if there is one.
     async fn moved(&self) -> Option<OwnerRecord> {
         self.ship.moved(self.tail.term()).await

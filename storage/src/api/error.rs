@@ -677,8 +677,8 @@ pub enum ReadError {
     NotSupported(Visibility),
     /// Another node may own the store by now, and may have newer records.
     #[error(
-        "this node has not reached the bucket of its replica for too long, so another node may own the store; nothing is read \
-         here until the bucket answers"
+        "another node may own the store: this node has lost it, or has not reached the bucket of its replica for too long; \
+         nothing is read here until the bucket answers"
     )]
     LeaseLost,
     /// The answer depends on changes that cannot be made durable now.

@@ -113,17 +113,19 @@ impl Core {
         target: &LogTarget,
         look: impl FnOnce((LogId, Position), &Extras) -> Option<T>,
     ) -> Result<Option<T>, CursorError> {
-        let log = self.resolve(target, Visibility::Durable)?;
-        let safe = match self.safety_of(Some(&log)) {
-            Durability::Replicated => self.journal.settled(),
-            _ => self.journal.durable(),
-        };
-        let state = log.state.read();
-        let extras = state.extras.as_deref();
-        let found = extras.and_then(|extras| look((log.id, safe), extras));
-        drop(state);
+        let resolved = self.resolve(target, Visibility::Durable);
+        let found = resolved.map(|log| {
+            let safe = match self.safety_of(Some(&log)) {
+                Durability::Replicated => self.journal.settled(),
+                _ => self.journal.durable(),
+            };
+            let state = log.state.read();
+            let extras = state.extras.as_deref();
+            extras.and_then(|extras| look((log.id, safe), extras))
+        });
         match self.check_lease() {
-            Ok(()) => Ok(found),
+            Ok(()) => Ok(found?),
+            // A log that is missing here may exist at the next owner.
             Err(_) => Err(AppendError::BucketDown.into()),
         }
     }

@@ -341,7 +341,11 @@ impl Administer for LocalEngine {
         after: Option<String>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<ProducerInfo>, ReadError>> {
-        Box::pin(self.core.list_producers(log, after, limit))
+        Box::pin(async move {
+            let producers = self.core.list_producers(log, after, limit).await;
+            self.core.check_lease()?;
+            producers
+        })
     }
 
     fn forget_producer(

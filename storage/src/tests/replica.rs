@@ -2,13 +2,13 @@
 //! journal.
 
 use super::*;
-use crate::api::error::RestoreError;
+use crate::api::error::{CursorError, RestoreError};
 use crate::api::record::{GapReason, SyncMode};
 use crate::api::replica::{
     JournalPart, MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaState, Unreplicated,
 };
 use crate::base::bounds::LIFE_BYTES;
-use crate::base::ids::Position;
+use crate::base::ids::{Name, Position};
 use crate::base::promise::Awaited;
 use crate::disk::Disk;
 use crate::format::life::journal_path;
@@ -367,6 +367,14 @@ fn without_its_lease_a_node_answers_only_with_records_that_are_replicated() {
     assert!(matches!(stat(), Err(ReadError::LeaseLost)));
     // A refusal says something about the store, too.
     assert!(matches!(f.read("none", 0), Err(ReadError::LeaseLost)));
+    let name = Name::new("c").unwrap();
+    for log in ["a", "none"] {
+        let cursor = f.core.cursor(&target(log), &name);
+        assert!(
+            matches!(cursor, Err(CursorError::Append(AppendError::BucketDown))),
+            "{cursor:?}"
+        );
+    }
     let scan = || contents(&f.core, "a", Visibility::Written);
     assert!(matches!(scan(), Err(ReadError::LeaseLost)));
     holds(true);

@@ -231,19 +231,9 @@ impl Membership {
     pub async fn leave(self) -> Result<(), BucketError> {
         self.beats.abort();
         // A beat may have ended after its task was stopped, so the version is read again.
-        while let Some(record) = BucketRecord::<NodeRecord>::read(&self.bucket, &self.path).await? {
-            if record.value.incarnation != self.incarnation {
-                break;
-            }
-            let left = NodeRecord {
-                state: NodeState::Left,
-                ..record.value.clone()
-            };
-            if record.swap(&self.bucket, &self.path, left).await?.is_some() {
-                break;
-            }
-        }
-        Ok(())
+        let is_own = |record: &NodeRecord| record.incarnation == self.incarnation;
+        let leave = |record: &mut NodeRecord| record.state = NodeState::Left;
+        BucketRecord::change(&self.bucket, &self.path, is_own, leave).await
     }
 }
 
@@ -316,7 +306,7 @@ impl NodeWatch {
     /// The nodes now, by name; 64 at most.
     ///
     /// # Errors
-    /// `Damaged` if a record is none; others if the bucket fails. Then what was seen before stays.
+    /// `Damaged` if a record is none; others if the bucket fails. The nodes of the last look are still known then.
     pub async fn look(&mut self) -> Result<Vec<SeenNode>, BucketError> {
         let listed = self.bucket.list(NODES).await?;
         let mut names: Vec<String> = listed.into_iter().map(|entry| entry.name).collect();

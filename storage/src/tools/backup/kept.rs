@@ -3,13 +3,13 @@
 //! ```text
 //! stand-by     bucket ─▶ standby/<digest>             content that the newest manifest names
 //! take-over    standby/<digest> ─▶ sorted/, journal/   a move, without a copy
-//! old owner    sorted/, journal/ ─▶ standby/<digest>   what the manifest names, too
+//! old owner    sorted/, journal/ ─▶ standby/<digest>   content that the manifest names
 //!              everything else ─▶ diverged/<term>/     for `wald dump`
 //! ```
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
+use std::ops::Range;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -36,8 +36,6 @@ fn kept_path(digest: u128) -> String {
 pub struct KeptContent {
     /// Number of files that were fetched now.
     pub fetched: u64,
-    /// Bytes of them.
-    pub fetched_bytes: u64,
     /// Bytes of all kept files.
     pub bytes: u64,
 }
@@ -57,7 +55,7 @@ impl BackupView {
     ///
     /// # Errors
     /// `Open` if another process uses the directory; others if content does not match its digest, or if the file system fails.
-    /// What was fetched before stays.
+    /// Files that were fetched before stay.
     pub fn keep(
         &self,
         target: &dyn Disk,
@@ -80,8 +78,8 @@ impl BackupView {
                 return Ok(kept);
             }
             let path = kept_path(file.digest);
-            kept.bytes += file.bytes;
             if has(target, &path, file.bytes).map_err(io())? {
+                kept.bytes += file.bytes;
                 continue;
             }
             let new = format!("{path}.new");
@@ -104,7 +102,7 @@ impl BackupView {
             copy.sync().map_err(io())?;
             target.rename(&new, &path).map_err(io())?;
             kept.fetched += 1;
-            kept.fetched_bytes += file.bytes;
+            kept.bytes += file.bytes;
         }
         flush_names(target, &[KEPT])?;
         Ok(kept)
@@ -235,41 +233,43 @@ fn has(target: &dyn Disk, path: &str, bytes: u64) -> io::Result<bool> {
 }
 
 /// Whether a file has this content, and only zeros behind it, which are cut off then. A segment of the old owner may have
-/// records behind the content that no other node has.
+/// records behind the content that no other node has. The content is on the device then: the old owner may have left it in memory.
 fn matches(target: &dyn Disk, path: &str, content: &BackupFile) -> io::Result<bool> {
-    let file: Arc<dyn DiskFile> = target.open(path)?;
+    let file = target.open(path)?;
     let size = file.size()?;
-    if size < content.bytes {
-        return Ok(false);
-    }
     let mut digest = Xxh3::new();
-    let mut buffer = vec![0; STEP];
-    let mut offset = 0;
-    while offset < content.bytes {
-        let most = usize::try_from(content.bytes - offset)
-            .unwrap_or(STEP)
-            .min(STEP);
-        let length = file.read_full_at(&mut buffer[..most], offset)?;
-        if length < most {
-            return Ok(false);
-        }
-        digest.update(&buffer[..length]);
-        offset += length as u64;
-    }
-    if digest.digest128() != content.digest {
+    let mut update = |piece: &[u8]| {
+        digest.update(piece);
+        true
+    };
+    let mut is_zero = |piece: &[u8]| piece.iter().all(|byte| *byte == 0);
+    let is_content =
+        read_pieces(&*file, 0..content.bytes, &mut update)? && digest.digest128() == content.digest;
+    if !is_content || !read_pieces(&*file, content.bytes..size, &mut is_zero)? {
         return Ok(false);
-    }
-    while offset < size {
-        let most = usize::try_from(size - offset).unwrap_or(STEP).min(STEP);
-        let length = file.read_full_at(&mut buffer[..most], offset)?;
-        if length < most || buffer[..length].iter().any(|byte| *byte != 0) {
-            return Ok(false);
-        }
-        offset += length as u64;
     }
     if size > content.bytes {
         file.set_size(content.bytes)?;
-        file.sync()?;
+    }
+    file.sync()?;
+    Ok(true)
+}
+
+/// Passes a range of a file to `each`, a piece at a time. False if the file ends before, or if `each` returns false.
+fn read_pieces(
+    file: &dyn DiskFile,
+    range: Range<u64>,
+    each: &mut dyn FnMut(&[u8]) -> bool,
+) -> io::Result<bool> {
+    let mut buffer = vec![0; STEP];
+    let mut offset = range.start;
+    while offset < range.end {
+        let rest = usize::try_from(range.end - offset).unwrap_or(STEP);
+        let piece = &mut buffer[..rest.min(STEP)];
+        if file.read_full_at(piece, offset)? < piece.len() || !each(piece) {
+            return Ok(false);
+        }
+        offset += piece.len() as u64;
     }
     Ok(true)
 }

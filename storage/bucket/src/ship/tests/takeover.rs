@@ -246,7 +246,7 @@ async fn a_process_that_replaces_the_owner_waits_behind_stand_bys() {
     let (of_b, of_a) = tokio::join!(b.claims(3 * TTL), again.claims(TTL * 3 / 2));
     assert_eq!((of_b, of_a), (Some(Some(1)), None));
     assert!(from.elapsed() >= TTL, "the old process may be alive");
-    // Without stand-bys it continues the store itself.
+    // The stand-by does not claim the store, so it goes on itself.
     assert_eq!(again.claims(TTL).await, Some(Some(1)));
     assert_eq!(again.take(&remote, Some(1)).await.unwrap(), 2);
 }
@@ -298,7 +298,7 @@ async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
     paused_clock();
     let remote = remote();
     let a = owner(&remote, "a").await;
-    let b = Waiting::new(&remote, "b").await;
+    let mut b = Waiting::new(&remote, "b").await;
     until_named(&remote, &["b"]).await;
     a.stop.send(true).unwrap();
     assert!(matches!(a.runs.await.unwrap(), ShipEnd::Shipped));
@@ -317,5 +317,5 @@ async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
     );
     let owner = record(&remote).await;
     assert_eq!((&*owner.process, owner.stand_bys.len()), ("", 0));
-    drop(b);
+    assert_eq!(b.claims(5 * TTL).await, None);
 }
