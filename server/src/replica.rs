@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use wald_bucket::{
-    Bucket, BucketUrl, Membership, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord,
+    Bucket, BucketUrl, FencedStore, Membership, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord,
     OwnerState, ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError,
     ShipGap, ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
 };
@@ -56,6 +56,8 @@ pub(crate) struct ReplicaStart {
     cluster: Arc<Cluster>,
     /// Begin of a take-over as a stand-by.
     decided: Option<Instant>,
+    /// The store of a take-over, in the term that the owner keeps.
+    fenced: Option<FencedStore>,
     settings: ShipSettings,
     directory: PathBuf,
     metrics: Arc<ReplicaMetrics>,
@@ -172,6 +174,7 @@ impl ReplicaStart {
             membership: None,
             cluster: Arc::default(),
             decided: None,
+            fenced: None,
             remote,
         };
         let _ = facts.replica.set(ReplicaWatch {
@@ -201,11 +204,12 @@ impl ReplicaStart {
         host::check_fetch(config, &self.directory, missing_bytes)?;
         drop(seen);
         let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
-        let (term, before) = fenced.map_err(|error| {
+        let fenced = fenced.map_err(|error| {
             let is_lost = config.stand_by && is_lost(&error);
             exit(&error).or_again(is_lost)
         })?;
-        self.took_over(before.as_ref());
+        let term = fenced.term();
+        self.took_over(fenced.before());
         tracing::info!(
             place,
             term,
@@ -233,7 +237,7 @@ impl ReplicaStart {
         );
         term::keep(&self.directory, store_id, term)
             .map_err(|error| exit(&OwnerError::Kept(error)))?;
-        (self.claim.take_over, self.claim.inherits) = (None, None);
+        self.fenced = Some(fenced);
         Ok(())
     }
 
@@ -280,7 +284,9 @@ impl ReplicaStart {
             keep_term: Arc::new(move |term| term::keep(&directory, store_id, term)),
         };
         let runtime = &self.remote.runtime;
-        let owner = match runtime.block_on(ReplicaOwner::begin(parts)) {
+        let has_fenced = self.fenced.is_some();
+        let begins = ReplicaOwner::begin(parts, self.fenced.take());
+        let owner = match runtime.block_on(begins) {
             Ok(owner) => owner,
             Err(error) => {
                 // The next start is then a clean one.
@@ -289,7 +295,9 @@ impl ReplicaStart {
                 return Err(exit(&error).or_again(is_lost));
             }
         };
-        self.took_over(owner.before());
+        if !has_fenced {
+            self.took_over(owner.before());
+        }
         self.cluster.note_role(v1::ReplicaRole::Owner);
         if let Some(decided) = self.decided {
             self.metrics.takeover_took(decided.elapsed());

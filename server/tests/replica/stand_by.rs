@@ -89,6 +89,8 @@ async fn stand_by_follows_a_dead_owner_and_the_old_one_stands_by_then() {
     let one = one.killed_only().await;
     two.takes("20", v1::Durability::Replicated).await;
     println!("the stand-by serves after {:?}", died.elapsed());
+    // A take-over needs one term: it serves in the one that fenced the owner.
+    assert_eq!(owner(&store)["term"], 2);
     let mut wal = two.daemon.wal().await;
     assert_eq!(payloads(&mut wal).await, numbered(21));
 

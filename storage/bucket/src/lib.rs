@@ -64,7 +64,7 @@ pub use {
 
 #[cfg(feature = "replica")]
 pub use ship::{
-    DOWN_AFTER, ManifestFormat, Membership, NodeLease, NodeRecord, NodeState, NodeWatch,
+    DOWN_AFTER, FencedStore, ManifestFormat, Membership, NodeLease, NodeRecord, NodeState, NodeWatch,
     OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy, ReplicaFile, ReplicaOwner,
     ReplicaParts, SeenNode, ShipEnd, ShipError, ShipEvent, ShipGap, ShipObserver, ShipSettings,
     ShipSource, Shipper, StandByTurn, StandByWatch,

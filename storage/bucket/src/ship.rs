@@ -45,7 +45,7 @@ use crate::tail::{LARGEST_PART, ReplicaTail, TailError, TailErrorKind, TailPart}
 
 pub use self::copy::{ReplicaCopy, ReplicaFile};
 pub use self::error::{OwnerError, ShipError};
-pub use self::keeper::{ReplicaOwner, ReplicaParts};
+pub use self::keeper::{FencedStore, ReplicaOwner, ReplicaParts};
 pub use self::nodes::{Membership, NodeLease, NodeRecord, NodeState, NodeWatch, SeenNode};
 pub use self::owner::{OwnerClaim, OwnerRecord, OwnerState};
 pub use self::pace::ShipGap;

@@ -42,6 +42,21 @@ pub struct ReplicaParts {
     pub keep_term: Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>,
 }
 
+/// A store whose earlier owner stores nothing any more. This node owns it, and does not serve yet.
+pub struct FencedStore(Owned);
+
+impl FencedStore {
+    /// Number of this node's term.
+    pub fn term(&self) -> u64 {
+        self.0.tail.term()
+    }
+
+    /// The owner before, if this node took the store from it.
+    pub fn before(&self) -> Option<&OwnerRecord> {
+        self.0.before.as_ref()
+    }
+}
+
 /// The owner of a store.
 pub struct ReplicaOwner {
     parts: ReplicaParts,
@@ -50,13 +65,17 @@ pub struct ReplicaOwner {
 }
 
 impl ReplicaOwner {
-    /// Becomes the owner, and stores everything that is durable. Only then may the engine serve.
+    /// Becomes the owner, unless this node has `fenced` the store before, and stores everything that is durable. Only then may
+    /// the engine serve.
     ///
     /// # Errors
     /// `Owned` if another node is the owner; others if the bucket or the journal fails, or the directory is not the newest
     /// one of the store.
-    pub async fn begin(mut parts: ReplicaParts) -> Result<Self, OwnerError> {
-        let (owned, shipper) = Self::open(&mut parts).await?;
+    pub async fn begin(
+        mut parts: ReplicaParts,
+        fenced: Option<FencedStore>,
+    ) -> Result<Self, OwnerError> {
+        let (owned, shipper) = Self::open(&mut parts, fenced).await?;
         // Later terms follow this one.
         (parts.claim.take_over, parts.claim.inherits) = (None, None);
         Ok(Self {
@@ -66,33 +85,35 @@ impl ReplicaOwner {
         })
     }
 
-    /// Becomes the owner of a store that this node does not have yet, so that it does not change while it is fetched.
-    /// Returns the term, which the next claim of this node keeps, and the owner before.
+    /// Becomes the owner of a store that this node does not have yet, so that it does not change while it is fetched. The
+    /// caller keeps the term in the directory when the directory has the store.
     ///
     /// # Errors
     /// As [`ReplicaOwner::begin`].
-    pub async fn fence(
-        bucket: &Bucket,
-        claim: &OwnerClaim,
-    ) -> Result<(u64, Option<OwnerRecord>), OwnerError> {
+    pub async fn fence(bucket: &Bucket, claim: &OwnerClaim) -> Result<FencedStore, OwnerError> {
         let owned = Owned::claim(bucket, &mut claim.clone(), &|_| Ok(())).await?;
-        owned.tail.close().await?;
-        Ok((owned.tail.term(), owned.before))
+        Ok(FencedStore(owned))
     }
 
-    async fn open(parts: &mut ReplicaParts) -> Result<(Owned, Shipper), OwnerError> {
+    async fn open(
+        parts: &mut ReplicaParts,
+        fenced: Option<FencedStore>,
+    ) -> Result<(Owned, Shipper), OwnerError> {
         // A store at the wrong bucket must not become its owner.
         cluster::claim(&parts.bucket, parts.source.profile().store_id).await?;
-        // Nor must a directory that lacks a part of the store: its claim would end an owner that serves, or keep out the next one.
-        if parts.claim.must_compare(&parts.bucket).await? {
+        // Nor must a directory that lacks a part of the store: its claim would end an owner that serves, or keep out the next
+        // one.
+        if fenced.is_none() && parts.claim.must_compare(&parts.bucket).await? {
             let has_all = compare(&*parts.source, &parts.bucket, &*parts.format);
             Box::pin(has_all).await?;
         }
         if let Some(membership) = &parts.membership {
             parts.source.hold_lease(Arc::clone(membership.lease()) as _);
         }
-        let claimed = Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term);
-        let mut owned = claimed.await?;
+        let mut owned = match fenced {
+            Some(FencedStore(owned)) => owned,
+            None => Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term).await?,
+        };
         if let Some(membership) = &parts.membership {
             // Not before the claim: an owner that lives names no other owner as its stand-by.
             membership.enter(NodeState::Owner);
@@ -201,7 +222,7 @@ impl ReplicaOwner {
             if self.parts.source.progress().ended || *stop.borrow() {
                 return Some(ShipEnd::Journal);
             }
-            match Self::open(&mut self.parts).await {
+            match Self::open(&mut self.parts, None).await {
                 Ok((owned, shipper)) => {
                     (self.owned, self.shipper) = (owned, shipper);
                     return None;

@@ -804,7 +804,7 @@ async fn an_owner_that_ends_releases_the_store_with_all_its_records() {
     let remote = remote();
     let machine = tempfile::tempdir().unwrap();
     let engine = open(machine.path(), config(true));
-    let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None)).await;
+    let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None), None).await;
     let (stop, stopped) = watch::channel(false);
     let runs = tokio::spawn(owner.unwrap().run(stopped));
     for number in 0..20 {
@@ -831,7 +831,7 @@ async fn a_directory_of_another_or_an_older_store_takes_it_from_nobody() {
         let engine = open(directory, config(true));
         let mut parts = parts(&remote, Arc::clone(&engine), kept_term);
         parts.claim.take_over = take_over;
-        let owner = ReplicaOwner::begin(parts).await?;
+        let owner = ReplicaOwner::begin(parts, None).await?;
         let (stop, stopped) = watch::channel(false);
         let runs = tokio::spawn(owner.run(stopped));
         let appended = append(&engine, data(1, 100), Durability::Replicated).await;
@@ -888,7 +888,7 @@ async fn a_take_over_that_is_refused_leaves_the_healthy_owner_alone() {
             .await;
         let old = copied(machine.path());
         let engine = open(machine.path(), config(true));
-        let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), Some(1))).await;
+        let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), Some(1)), None).await;
         let (_stop, stopped) = watch::channel(false);
         let runs = tokio::spawn(owner.unwrap().run(stopped));
         let replicate = async |number| {
@@ -908,7 +908,7 @@ async fn a_take_over_that_is_refused_leaves_the_healthy_owner_alone() {
             let mut parts = parts(&remote, Arc::clone(&late), kept_term);
             parts.claim.node = node.to_owned();
             parts.claim.take_over = take_over;
-            let refused = ReplicaOwner::begin(parts).await.err().unwrap();
+            let refused = ReplicaOwner::begin(parts, None).await.err().unwrap();
             assert!(
                 matches!(refused, OwnerError::Ship(ShipError::Diverged { .. })),
                 "{refused}"
@@ -989,7 +989,7 @@ async fn an_owner_ends_with_its_journal() {
     let remote = remote();
     let machine = tempfile::tempdir().unwrap();
     let engine = open(machine.path(), config(true));
-    let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None)).await;
+    let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None), None).await;
     let (_stop, stopped) = watch::channel(false);
     let runs = tokio::spawn(owner.unwrap().run(stopped));
     engine.stop(Unreplicated::Moved {

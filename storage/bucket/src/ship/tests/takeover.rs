@@ -38,7 +38,7 @@ async fn owner(remote: &Remote, name: &str) -> OwnerNode {
     parts.claim.node = name.to_owned();
     parts.claim.process = membership.incarnation().to_owned();
     parts.membership = Some(Arc::clone(&membership));
-    let owner = ReplicaOwner::begin(parts).await.unwrap();
+    let owner = ReplicaOwner::begin(parts, None).await.unwrap();
     let (stop, stopped) = watch::channel(false);
     OwnerNode {
         engine,
@@ -94,7 +94,7 @@ impl Waiting {
             process: self.membership.incarnation().to_owned(),
         };
         let fenced = ReplicaOwner::fence(&remote.bucket, &claim).await;
-        fenced.map(|(term, _)| term)
+        fenced.map(|fenced| fenced.term())
     }
 }
 
@@ -312,7 +312,7 @@ async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
         process: String::new(),
     };
     assert_eq!(
-        ReplicaOwner::fence(&remote.bucket, &claim).await.unwrap().0,
+        ReplicaOwner::fence(&remote.bucket, &claim).await.unwrap().term(),
         2
     );
     let owner = record(&remote).await;
