@@ -5,6 +5,7 @@
 
 mod admin;
 mod callers;
+pub(crate) mod copy;
 mod cursors;
 mod drive;
 pub(crate) mod expiry_clock;

@@ -62,6 +62,7 @@ pub use crate::base::metrics::{
 };
 pub use crate::disk::directory::{KeptTerm, is_own_name};
 pub use crate::engine::LocalEngine;
+pub use crate::engine::copy::{CopyReader, StoreCopy};
 pub use crate::engine::expiry_clock::{expiry_clock, reset_expiry_clock};
 pub use crate::engine::repair::{accept_loss, examine, logs};
 pub use crate::format::digest::Digest;
@@ -74,9 +75,9 @@ pub use crate::tools::archive::list::{
 pub use crate::tools::archive::restore::restore as restore_archive;
 pub use crate::tools::archive::restore::{ArchiveRestored, SkippedLog};
 pub use crate::tools::backup::{
-    BackupCheck, BackupView, KeptContent, ReplicaCheck, ReplicaContent, Restored, RestoredAs,
-    SetAside, clear_unfinished_take_over, content_path, refuse_if_locked, refuse_if_used,
-    remove_kept_content, set_aside,
+    BackupCheck, BackupView, CopyTail, KeptContent, ReplicaCheck, ReplicaContent, Restored,
+    RestoredAs, SetAside, clear_unfinished_take_over, content_path, refuse_if_locked,
+    refuse_if_used, remove_kept_content, set_aside,
 };
 pub use crate::tools::dump::{
     DumpFilter, Dumped, DumpedBody, DumpedCheckpoint, DumpedEntry, DumpedFrame, DumpedLog,

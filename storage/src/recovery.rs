@@ -11,6 +11,7 @@ mod history;
 mod key;
 mod known;
 mod runs;
+mod shown;
 mod survey;
 mod witness;
 
@@ -212,6 +213,8 @@ pub(crate) struct Recovered {
     trust: Trust,
     /// The store will not be served: all segments are read, and none of their indexes is kept.
     only_looks: bool,
+    /// Nothing may be written: all indexes of this start stay in memory.
+    only_shows: bool,
 }
 
 /// The engine's parts, ready to serve.
@@ -240,6 +243,8 @@ pub(crate) enum Purpose {
     /// The store will be served. Nothing is changed, except for unfinished files in `index/`. If the start fails,
     /// they are removed.
     Serve,
+    /// Readers will see the store. Nothing is changed.
+    Show,
     /// Nothing is changed.
     Look,
 }
@@ -254,6 +259,7 @@ pub(crate) fn recover(
 ) -> Result<Recovered, OpenError> {
     let new = || Recovered {
         only_looks: purpose == Purpose::Look,
+        only_shows: purpose == Purpose::Show,
         ..Recovered::new(disk, store, config.producer_window)
     };
     let recovered = match new().read_store(&**disk, (clock, observer), Trust::Checkpoint)? {
@@ -377,6 +383,7 @@ impl Recovered {
             accepting: None,
             trust: Trust::Frames,
             only_looks: false,
+            only_shows: false,
         }
     }
 
@@ -659,8 +666,8 @@ impl Recovered {
 
     /// The segment that the seal of the last one names, if its file is missing.
     fn missing_successor(&self, limit: Position) -> Option<SegmentId> {
-        // After a restore, the last segment names a successor that the backup did not have.
-        let restored = self.begun_base() > limit;
+        // After a restore, the last segment names a successor that the backup did not have. A copy gets it later.
+        let restored = self.begun_base() > limit || self.only_shows;
         let there = |id: &SegmentId| self.unused.contains(id) || self.unreadable.contains(id);
         self.expected.filter(|id| !restored && !there(id))
     }

@@ -7,6 +7,7 @@ mod backups;
 mod bounds;
 mod combined;
 mod compression;
+mod copies;
 mod copy_on_write;
 mod crafted;
 mod cursors;

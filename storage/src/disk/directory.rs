@@ -234,7 +234,7 @@ fn file_of_records(disk: &dyn Disk) -> Result<Option<String>, OpenError> {
 }
 
 /// Encodes FORMAT. States the largest body only if it exceeds the limit for all stores.
-fn encode_format(id: u128, largest_body: u32) -> String {
+pub(crate) fn encode_format(id: u128, largest_body: u32) -> String {
     let text = match largest_body <= bounds::LARGEST_BODY {
         true => format!("wald store\nversion 1\nid {id:032x}\n"),
         false => format!("wald store\nversion 2\nid {id:032x}\nlargest_body {largest_body}\n"),

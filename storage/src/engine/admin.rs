@@ -18,6 +18,7 @@ use crate::journal::committer::{AdminChange, Operation};
 use crate::journal::segment::Segment;
 use crate::logs::Log;
 use crate::logs::extras::Extras;
+use crate::read::store::Store;
 use crate::upkeep::archive::Archive;
 
 impl Core {
@@ -131,48 +132,6 @@ impl Core {
             }
             None => Err(TargetError::NotFound { log: name }.into()),
         }
-    }
-
-    /// A log with this tail, for a reader that sees everything below `published`.
-    fn info_of(&self, log: &Log, tail: Lsn, published: Position) -> LogInfo {
-        LogInfo {
-            replicated_lsn: self.replicated_lsn(log),
-            ..log.info(tail, self.journal.durable(), published)
-        }
-    }
-
-    pub(crate) fn stat(
-        &self,
-        target: &LogTarget,
-        visibility: Option<Visibility>,
-        of_epoch: Option<RecoveryEpoch>,
-    ) -> Result<LogStat, ReadError> {
-        let stat = self.stat_now(target, visibility, of_epoch);
-        self.check_lease()?;
-        stat
-    }
-
-    fn stat_now(
-        &self,
-        target: &LogTarget,
-        visibility: Option<Visibility>,
-        of_epoch: Option<RecoveryEpoch>,
-    ) -> Result<LogStat, ReadError> {
-        let visibility = self.visibility(visibility, Some(&target.name))?;
-        let log = self.resolve(target, visibility)?;
-        if visibility.sees_unflushed()
-            && let Some(error) = self.journal.failure()
-        {
-            return Err(ReadError::JournalFailed(error));
-        }
-        Ok(LogStat {
-            info: self.info_of(
-                &log,
-                self.tail(&log, visibility),
-                self.journal.published(visibility),
-            ),
-            survived_position: of_epoch.and_then(|epoch| self.survived(epoch)),
-        })
     }
 
     /// Trims a log. `bytes` is the result of [`Core::bytes_before`].
@@ -413,4 +372,48 @@ fn told_by(index: &SealedIndex) -> SegmentContents {
         contents.records += counts.sum::<u64>();
     }
     contents
+}
+
+impl Store {
+    /// A log with this tail, for a reader that sees everything below `published`.
+    pub(super) fn info_of(&self, log: &Log, tail: Lsn, published: Position) -> LogInfo {
+        LogInfo {
+            replicated_lsn: self.replicated_lsn(log),
+            ..log.info(tail, self.journal.durable(), published)
+        }
+    }
+
+    pub(crate) fn stat(
+        &self,
+        target: &LogTarget,
+        visibility: Option<Visibility>,
+        of_epoch: Option<RecoveryEpoch>,
+    ) -> Result<LogStat, ReadError> {
+        let stat = self.stat_now(target, visibility, of_epoch);
+        self.check_lease()?;
+        stat
+    }
+
+    fn stat_now(
+        &self,
+        target: &LogTarget,
+        visibility: Option<Visibility>,
+        of_epoch: Option<RecoveryEpoch>,
+    ) -> Result<LogStat, ReadError> {
+        let visibility = self.visibility(visibility, Some(&target.name))?;
+        let log = self.resolve(target, visibility)?;
+        if visibility.sees_unflushed()
+            && let Some(error) = self.journal.failure()
+        {
+            return Err(ReadError::JournalFailed(error));
+        }
+        Ok(LogStat {
+            info: self.info_of(
+                &log,
+                self.tail(&log, visibility),
+                self.journal.published(visibility),
+            ),
+            survived_position: of_epoch.and_then(|epoch| self.survived(epoch)),
+        })
+    }
 }

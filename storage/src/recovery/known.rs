@@ -234,7 +234,7 @@ impl Recovered {
         self.indexes.pin(Arc::clone(&index));
         self.progress.unwritten.push_back(index);
         let most = MOST_UNWRITTEN_BYTES.min(segment_bytes);
-        if self.unwritten_bytes <= most {
+        if self.unwritten_bytes <= most || self.only_shows {
             return;
         }
         while let Some(index) = self.progress.unwritten.front() {

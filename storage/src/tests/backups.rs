@@ -19,7 +19,9 @@ use crate::disk::directory::KeptTerm;
 use crate::disk::held_files;
 use crate::engine::repair::accept_loss;
 use crate::tools::backup;
-use crate::tools::backup::{BackupView, ReplicaContent, RestoredAs, content_path, refuse_if_used};
+use crate::tools::backup::{
+    BackupView, CopyTail, ReplicaContent, RestoredAs, content_path, refuse_if_used,
+};
 use crate::tools::verify::Offline;
 
 /// State of a store: for each log its first kept lsn and its records.
@@ -1179,11 +1181,14 @@ fn content_that_is_kept_is_moved_to_its_place_and_not_read_again() {
         pieces += 1;
         pieces <= 4
     };
-    let some = view.keep(&target, &mut half).unwrap();
+    let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
+    let some = view.keep(&copy, &mut half).unwrap();
     assert!((1..4).contains(&some.fetched), "the caller stopped it");
-    let rest = view.keep(&target, &mut || true).unwrap();
+    let rest = view.keep(&copy, &mut || true).unwrap();
     assert_eq!(rest.fetched + some.fetched, manifest.files.len() as u64);
-    assert_eq!(view.keep(&target, &mut || true).unwrap().fetched, 0);
+    assert_eq!(view.keep(&copy, &mut || true).unwrap().fetched, 0);
+    view.forget_others(&copy).unwrap();
+    drop(copy);
     assert_eq!(target.list("standby").unwrap().len(), manifest.files.len());
     let total: u64 = manifest.files.iter().map(|file| file.bytes).sum();
     assert_eq!(rest.bytes, total);
@@ -1235,7 +1240,9 @@ fn an_old_store_is_set_aside_after_any_cut_and_its_files_are_used_again() {
         refuse_if_used(&disk).unwrap();
         let kept = disk.list("standby").unwrap().len();
         let view = shelf.view(&manifest, None).unwrap();
-        let fetched = view.keep(&disk, &mut || true).unwrap().fetched;
+        let copy = CopyTail::new(Arc::new(disk.clone()), manifest.store_id).unwrap();
+        let fetched = view.keep(&copy, &mut || true).unwrap().fetched;
+        drop(copy);
         assert_eq!(kept as u64 + fetched, manifest.files.len() as u64);
         assert!(kept > 2, "cut in call {nth}: {kept} files are kept");
         let next = unreadable(&shelf);

@@ -42,7 +42,7 @@ impl Fixture {
     }
 
     /// Everything durable is replicated.
-    fn ship(&self) {
+    pub(super) fn ship(&self) {
         self.core.publish_replicated(self.core.journal.durable());
     }
 

@@ -19,6 +19,7 @@
 //!
 //! [`UNREAD`]: crate::disk::held_files::UNREAD
 
+mod copy;
 mod frames;
 mod kept;
 mod replica;
@@ -26,6 +27,7 @@ mod restore;
 mod take;
 mod view;
 
+pub use self::copy::CopyTail;
 pub use self::kept::{KeptContent, SetAside, remove_kept_content, set_aside};
 pub use self::replica::{ReplicaCheck, ReplicaContent, RestoredAs, clear_unfinished_take_over};
 pub use self::restore::{Restored, refuse_if_locked, refuse_if_used};

@@ -14,6 +14,7 @@ use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::STEP;
+use super::copy::{CopyTail, TAIL};
 use super::restore::flush_names;
 use super::view::{BackupView, ViewFile};
 use crate::api::engine::{BackupFile, BackupManifest};
@@ -26,8 +27,11 @@ use crate::disk::{Disk, DiskFile};
 /// The directory of segments that are empty, and need not be kept.
 const POOL: &str = "pool";
 
+/// End of the name of content that is on its way.
+const UNFINISHED: &str = ".new";
+
 /// Path of kept content.
-fn kept_path(digest: u128) -> String {
+pub(super) fn kept_path(digest: u128) -> String {
     format!("{KEPT}/{digest:032x}")
 }
 
@@ -50,26 +54,21 @@ pub struct SetAside {
 }
 
 impl BackupView {
-    /// Removes kept content that the view does not name, and fetches the content of the view that the directory does not
-    /// keep yet. Each file is compared with its digest. `goes_on` is asked before each piece.
+    /// Fetches the content of the view that the stand-by does not keep yet. Each file is compared with its digest. `goes_on`
+    /// is asked before each piece.
     ///
     /// # Errors
-    /// `Open` if another process uses the directory; others if content does not match its digest, or if the file system fails.
-    /// Files that were fetched before stay.
+    /// If content does not match its digest, or if the file system fails. Files that were fetched before stay.
     pub fn keep(
         &self,
-        target: &dyn Disk,
+        copy: &CopyTail,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<KeptContent, RestoreError> {
+        let target = copy.disk();
         let io = || RestoreError::io(format!("keeping content in {}", target.location()));
-        let _lock = directory::lock(target)?;
-        target.create_directory(KEPT).map_err(io())?;
         let mut kept = KeptContent::default();
-        let named = self.files.values().filter_map(|shown| shown.file.as_ref());
-        let named: HashSet<String> = named.map(|file| format!("{:032x}", file.digest)).collect();
-        // First, so that old and new content need not fit together.
         for name in directory::list(target, KEPT).map_err(io())? {
-            if !named.contains(&name) {
+            if name.ends_with(UNFINISHED) {
                 target.remove(&format!("{KEPT}/{name}")).map_err(io())?;
             }
         }
@@ -82,7 +81,7 @@ impl BackupView {
                 kept.bytes += file.bytes;
                 continue;
             }
-            let new = format!("{path}.new");
+            let new = format!("{path}{UNFINISHED}");
             let copy = target.create(&new).map_err(io())?;
             let mut is_stopped = false;
             let read = self.read_content(file, &mut |bytes, offset| {
@@ -106,6 +105,23 @@ impl BackupView {
         }
         flush_names(target, &[KEPT])?;
         Ok(kept)
+    }
+
+    /// Removes kept content that the view does not name. Other views of the copy must be outdated.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub fn forget_others(&self, copy: &CopyTail) -> Result<(), RestoreError> {
+        let target = copy.disk();
+        let io = || RestoreError::io(format!("removing kept content in {}", target.location()));
+        let named = self.files.values().filter_map(|shown| shown.file.as_ref());
+        let named: HashSet<String> = named.map(|file| format!("{:032x}", file.digest)).collect();
+        for name in directory::list(target, KEPT).map_err(io())? {
+            if !named.contains(&name) && !name.starts_with(TAIL) {
+                target.remove(&format!("{KEPT}/{name}")).map_err(io())?;
+            }
+        }
+        Ok(())
     }
 
     /// Moves the content of a file to its place, if the directory keeps it. Returns whether it did.

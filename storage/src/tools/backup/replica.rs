@@ -69,11 +69,11 @@ pub struct ReplicaCheck {
 }
 
 /// The segment that parts are written to, or only read.
-struct PartWriter {
-    life: Life,
-    base: Position,
+pub(super) struct PartWriter {
+    pub(super) life: Life,
+    pub(super) base: Position,
     file: Option<Arc<dyn DiskFile>>,
-    end: Position,
+    pub(super) end: Position,
     epoch: RecoveryEpoch,
     frames: Option<FrameCheck>,
 }
@@ -95,9 +95,9 @@ struct Done {
 
 /// The end of the journal so far.
 #[derive(Clone, Copy)]
-struct JournalEnd {
-    segment: SegmentId,
-    position: Position,
+pub(super) struct JournalEnd {
+    pub(super) segment: SegmentId,
+    pub(super) position: Position,
 }
 
 impl ReplicaContent<'_> {
@@ -260,7 +260,11 @@ impl ReplicaContent<'_> {
                     return Err(hole(part.segment, "its parts are not in order"));
                 }
                 let before = end.filter(|_| !replaces);
-                let begun = PartWriter::begin(target, &part, self.store_id, before, self.until)?;
+                let file = match target {
+                    Some(target) => Some((target, journal_path(part.segment))),
+                    None => None,
+                };
+                let begun = PartWriter::begin(file, &part, self.store_id, before, self.until)?;
                 written.epoch = written.epoch.max(begun.epoch);
                 open = Some(begun);
             }
@@ -303,9 +307,10 @@ impl ReplicaContent<'_> {
 }
 
 impl PartWriter {
-    /// Begins a segment with its first part. Its link must name `before`, the end of the journal so far.
-    fn begin(
-        target: Option<&dyn Disk>,
+    /// Begins a segment with its first part, in a new file of this disk if one is given. Its link must name `before`, the
+    /// end of the journal so far.
+    pub(super) fn begin(
+        target: Option<(&dyn Disk, String)>,
         part: &JournalPart,
         store_id: u128,
         before: Option<JournalEnd>,
@@ -336,12 +341,12 @@ impl PartWriter {
         }
         let file = match target {
             None => None,
-            Some(target) => {
-                let file = target.create(&journal_path(id));
+            Some((target, path)) => {
+                let file = target.create(&path);
                 Some(file.map_err(failed("writing a segment", target))?)
             }
         };
-        // A restore of everything verifies its frames when all is written.
+        // A restore of everything verifies its frames when all is written, and a copy when it is opened.
         let verifies = until.is_some() || file.is_none();
         let end = until.unwrap_or(Position::new(u64::MAX));
         Ok(Self {
@@ -354,7 +359,11 @@ impl PartWriter {
         })
     }
 
-    fn write(&mut self, target: Option<&dyn Disk>, part: &JournalPart) -> Result<(), RestoreError> {
+    pub(super) fn write(
+        &mut self,
+        target: Option<&dyn Disk>,
+        part: &JournalPart,
+    ) -> Result<(), RestoreError> {
         let end = part.position.advance(part.bytes.len() as u64);
         if part.position != self.end || end.since(self.base) > self.life.size {
             let what = format!(
@@ -494,11 +503,11 @@ fn end_of_link(part: &JournalPart) -> Option<Position> {
 }
 
 /// Whether a part begins with a life block.
-fn is_life(part: &JournalPart) -> bool {
+pub(super) fn is_life(part: &JournalPart) -> bool {
     Life::decode(&part.bytes).is_ok_and(|life| life.id == part.segment)
 }
 
-fn hole(segment: SegmentId, what: &str) -> RestoreError {
+pub(super) fn hole(segment: SegmentId, what: &str) -> RestoreError {
     RestoreError::Damaged {
         path: journal_path(segment),
         what: format!("the replica is incomplete: {what}"),

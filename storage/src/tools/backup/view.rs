@@ -5,12 +5,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::STEP;
+use super::copy::CopyTail;
 use super::frames::FrameCheck;
+use super::kept::kept_path;
 use crate::api::config::StorageConfig;
 use crate::api::engine::{BackupFile, BackupManifest};
 use crate::api::error::RestoreError;
@@ -18,7 +21,7 @@ use crate::base::bounds;
 use crate::base::bounds::LARGEST_SEGMENT;
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
-use crate::disk::directory::{BEGUN, FORMAT, LastBegun};
+use crate::disk::directory::{BEGUN, FORMAT, LastBegun, encode_format};
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
 use crate::format::frame;
 use crate::format::life::{Life, id_of, journal_path};
@@ -48,8 +51,10 @@ pub fn content_path(digest: u128) -> String {
 
 /// One file of the view.
 pub(super) struct ViewFile {
-    /// Its entry in the manifest; `None` = made here.
+    /// Its entry in the manifest; `None` = no manifest has it.
     pub(super) file: Option<BackupFile>,
+    /// Path of its content below the directory of the content; `None` = made here.
+    pub(super) at: Option<String>,
     /// Bytes of the stored content.
     pub(super) bytes: u64,
     /// Size of the file in bytes: zeros follow the content.
@@ -57,9 +62,23 @@ pub(super) struct ViewFile {
     pub(super) made: Bytes,
 }
 
+impl ViewFile {
+    fn made(text: Bytes) -> Self {
+        Self {
+            file: None,
+            at: None,
+            bytes: text.len() as u64,
+            size: text.len() as u64,
+            made: text,
+        }
+    }
+}
+
 /// A backup as a read-only directory.
 pub struct BackupView {
     content: Arc<dyn Disk>,
+    /// Whether the content may be gone by now.
+    is_outdated: AtomicBool,
     pub(super) files: BTreeMap<String, ViewFile>,
     /// The position at which the view ends.
     pub(super) position: Position,
@@ -104,34 +123,11 @@ impl BackupView {
     ) -> Result<Self, RestoreError> {
         let mut view = Self {
             content,
-            files: BTreeMap::new(),
+            is_outdated: AtomicBool::new(false),
+            files: files_of(manifest, content_path)?,
             position: manifest.position,
             last: SegmentId::FIRST,
         };
-        check_numbers(manifest)?;
-        let mut digests = HashSet::new();
-        for file in &manifest.files {
-            let shown = ViewFile {
-                file: Some(file.clone()),
-                bytes: file.bytes,
-                size: file.bytes,
-                made: Bytes::new(),
-            };
-            let refused = |what: &str| {
-                let (path, bytes) = (&file.path, file.bytes);
-                RestoreError::Manifest(format!("the file {path:?} of {bytes} bytes {what}"))
-            };
-            if !is_of_a_store(file) {
-                return Err(refused("is none that a store has"));
-            }
-            if view.files.insert(file.path.clone(), shown).is_some() {
-                return Err(refused("is there twice"));
-            }
-            // Each file has an id or a name of its own in its content.
-            if !digests.insert(file.digest) {
-                return Err(refused("has the same content as another"));
-            }
-        }
         if !view.files.contains_key(FORMAT) {
             return Err(RestoreError::Manifest("it has no FORMAT".to_owned()));
         }
@@ -161,14 +157,59 @@ impl BackupView {
         )
         .map_err(RestoreError::io("drawing where a restored store goes on"))?;
         let text = Bytes::from(text);
-        let shown = ViewFile {
-            file: None,
-            bytes: text.len() as u64,
-            size: text.len() as u64,
-            made: text,
-        };
-        view.files.insert(BEGUN.to_owned(), shown);
+        view.files.insert(BEGUN.to_owned(), ViewFile::made(text));
         Ok(view)
+    }
+
+    /// Shows the copy of a store that another node writes: the kept content of a manifest, and the tail behind it, in the
+    /// directory `content`. A copy has no BEGUN: nothing goes on in it.
+    ///
+    /// # Errors
+    /// If the manifest is malformed.
+    pub fn of_copy(
+        content: Arc<dyn Disk>,
+        manifest: Option<&BackupManifest>,
+        tail: &CopyTail,
+        config: &StorageConfig,
+    ) -> Result<Self, RestoreError> {
+        let position = manifest.map_or(Position::ZERO, |manifest| manifest.position);
+        let mut files = match manifest {
+            Some(manifest) => files_of(manifest, kept_path)?,
+            None => BTreeMap::new(),
+        };
+        let format = || {
+            let text = encode_format(tail.store_id(), config.largest_body());
+            ViewFile::made(Bytes::from(text))
+        };
+        files.entry(FORMAT.to_owned()).or_insert_with(format);
+        let newer = tail.segments().filter(|segment| segment.end > position);
+        for segment in newer {
+            let shown = ViewFile {
+                file: None,
+                at: Some(segment.at.clone()),
+                bytes: segment.end.since(segment.base),
+                // A short segment would look like one with lost bytes.
+                size: segment.size,
+                made: Bytes::new(),
+            };
+            files.insert(journal_path(segment.id), shown);
+        }
+        let segments = files
+            .keys()
+            .filter_map(|path| path.strip_prefix("journal/"));
+        let last = segments.filter_map(id_of).max();
+        Ok(Self {
+            content,
+            is_outdated: AtomicBool::new(false),
+            last: last.unwrap_or(SegmentId::FIRST),
+            position: position.max(tail.end()),
+            files,
+        })
+    }
+
+    /// The content may be removed from now on. Readers get an error, and not damage.
+    pub fn outdate(&self) {
+        self.is_outdated.store(true, Ordering::SeqCst);
     }
 
     /// The position at which the view ends: the end of the backup, or the end of the last unit at or below the
@@ -417,6 +458,43 @@ impl BackupView {
     }
 }
 
+/// The files of a manifest, each with the path of its content.
+///
+/// # Errors
+/// If the manifest is malformed.
+fn files_of(
+    manifest: &BackupManifest,
+    at: fn(u128) -> String,
+) -> Result<BTreeMap<String, ViewFile>, RestoreError> {
+    check_numbers(manifest)?;
+    let mut files = BTreeMap::new();
+    let mut digests = HashSet::new();
+    for file in &manifest.files {
+        let shown = ViewFile {
+            file: Some(file.clone()),
+            at: Some(at(file.digest)),
+            bytes: file.bytes,
+            size: file.bytes,
+            made: Bytes::new(),
+        };
+        let refused = |what: &str| {
+            let (path, bytes) = (&file.path, file.bytes);
+            RestoreError::Manifest(format!("the file {path:?} of {bytes} bytes {what}"))
+        };
+        if !is_of_a_store(file) {
+            return Err(refused("is none that a store has"));
+        }
+        if files.insert(file.path.clone(), shown).is_some() {
+            return Err(refused("is there twice"));
+        }
+        // Each file has an id or a name of its own in its content.
+        if !digests.insert(file.digest) {
+            return Err(refused("has the same content as another"));
+        }
+    }
+    Ok(files)
+}
+
 /// A BEGUN with which a restored store goes on far beyond the store that was saved: `epoch`, its newest segment, and the
 /// end of its journal.
 pub(super) fn leap_beyond(
@@ -607,8 +685,13 @@ impl Disk for BackupView {
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let shown = self.files.get(path).ok_or(io::ErrorKind::NotFound)?;
-        let content = match &shown.file {
-            Some(file) => Some(self.content.open(&content_path(file.digest))?),
+        let content = match &shown.at {
+            Some(at) => match self.content.open(at) {
+                Err(_) if self.is_outdated.load(Ordering::SeqCst) => {
+                    return Err(io::ErrorKind::StaleNetworkFileHandle.into());
+                }
+                opened => Some(opened?),
+            },
             None => None,
         };
         Ok(Arc::new(OpenContent {
