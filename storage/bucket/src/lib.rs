@@ -64,13 +64,13 @@ pub use {
 
 #[cfg(feature = "replica")]
 pub use ship::{
-    DOWN_AFTER, FencedStore, ManifestFormat, Membership, NodeLease, NodeRecord, NodeState, NodeWatch,
-    OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy, ReplicaFile, ReplicaOwner,
-    ReplicaParts, SeenNode, ShipEnd, ShipError, ShipEvent, ShipGap, ShipObserver, ShipSettings,
-    ShipSource, Shipper, StandByTurn, StandByWatch,
+    DOWN_AFTER, FencedStore, ManifestFormat, Membership, NodeLease, NodeRecord, NodeState,
+    NodeWatch, OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy, ReplicaFile,
+    ReplicaOwner, ReplicaParts, SeenNode, ShipEnd, ShipError, ShipEvent, ShipGap, ShipObserver,
+    ShipSettings, ShipSource, Shipper, StandByTurn, StandByWatch,
 };
 #[cfg(feature = "replica")]
 pub use tail::{
     LARGEST_PART, LONGEST_MANIFEST_NAME, ReplicaTail, TailCopy, TailError, TailErrorKind,
-    TailManifest, TailPart, TailRows, probe_metadata,
+    TailFollower, TailManifest, TailPart, TailRows, probe_metadata,
 };

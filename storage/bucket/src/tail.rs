@@ -18,8 +18,10 @@
 mod clock;
 mod compact;
 mod error;
+mod follow;
 mod keys;
 mod metadata;
+mod probes;
 mod reader;
 mod rows;
 mod settings;
@@ -47,6 +49,7 @@ use self::writer::Writer;
 use crate::bucket::Bucket;
 
 pub use self::error::{TailError, TailErrorKind};
+pub use self::follow::TailFollower;
 pub use self::keys::{LARGEST_PART, LONGEST_MANIFEST_NAME, TailManifest, TailPart};
 pub use self::metadata::probe_metadata;
 pub(crate) use self::reader::COPY_ATTEMPTS;

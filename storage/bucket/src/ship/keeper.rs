@@ -116,6 +116,7 @@ impl ReplicaOwner {
         };
         if let Some(membership) = &parts.membership {
             // Not before the claim: an owner that lives names no other owner as its stand-by.
+            membership.show_position(&parts.source);
             membership.enter(NodeState::Owner);
             let is_named = !owned.record().stand_bys.is_empty();
             membership.lease().set_named(is_named);

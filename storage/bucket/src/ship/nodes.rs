@@ -10,8 +10,8 @@
 //! The lease protects answers that the bucket does not confirm. The term of the tail protects the rest.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use wald_storage::OwnerLease;
 
+use super::ShipSource;
 use crate::beat::{BeatProgress, Beating, Beats, boottime};
 use crate::bucket::Bucket;
 use crate::error::BucketError;
@@ -58,6 +59,17 @@ pub struct NodeRecord {
     pub ttl_ms: u64,
     /// Its state.
     pub state: NodeState,
+    /// Of an owner: the bucket has everything below this position of the journal, and more by now; 0: unknown.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub replicated: u64,
+}
+
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl NodeRecord {
@@ -79,6 +91,7 @@ pub struct Membership {
     path: String,
     incarnation: String,
     state: watch::Sender<NodeState>,
+    source: Arc<OnceLock<Weak<dyn ShipSource>>>,
     lease: Arc<NodeLease>,
     pause: Duration,
     beats: JoinHandle<()>,
@@ -145,6 +158,7 @@ impl Membership {
             beat: 0,
             ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
             state: NodeState::Joining,
+            replicated: 0,
         };
         let (record, began) = loop {
             let began = clock();
@@ -168,15 +182,21 @@ impl Membership {
             clock,
             progress,
         };
+        let source: Arc<OnceLock<Weak<dyn ShipSource>>> = Arc::default();
+        let shipped = Arc::clone(&source);
         let next = move |record: &mut NodeRecord| {
             record.beat += 1;
             record.state = *shown.borrow();
+            let source = shipped.get().and_then(Weak::upgrade);
+            let replicated = source.map(|source| source.progress().replicated.get());
+            record.replicated = replicated.unwrap_or(0);
         };
         Ok(Self {
             bucket: bucket.clone(),
             path,
             incarnation: mine.incarnation,
             state,
+            source,
             lease: Arc::new(NodeLease {
                 progress: seen,
                 good: ttl * 4 / 5,
@@ -204,6 +224,11 @@ impl Membership {
             *now = state;
             changed
         });
+    }
+
+    /// Shows the replicated position of this engine in each beat.
+    pub(super) fn show_position(&self, source: &Arc<dyn ShipSource>) {
+        let _ = self.source.set(Arc::downgrade(source));
     }
 
     /// Identity of this process among the nodes.

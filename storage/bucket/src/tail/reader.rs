@@ -154,7 +154,19 @@ impl TailCopy {
 }
 
 /// A reader that is closed at its end, also after an error: it has a task that would keep its rows in memory.
-struct OpenReader(Option<DbReader>);
+pub(super) struct OpenReader(Option<DbReader>);
+
+impl OpenReader {
+    pub(super) fn new(reader: DbReader) -> Self {
+        Self(Some(reader))
+    }
+
+    /// The reader, which is there until the end.
+    pub(super) fn get(&self, place: &str) -> Result<&DbReader, TailError> {
+        let closed = || TailError::new(TailErrorKind::Stopped, place, "the reader is closed");
+        self.0.as_ref().ok_or_else(closed)
+    }
+}
 
 impl Drop for OpenReader {
     fn drop(&mut self) {

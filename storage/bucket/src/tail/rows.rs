@@ -56,6 +56,14 @@ impl TailRows {
         }
     }
 
+    /// The parts behind this segment and end.
+    pub(super) fn after(place: &str, parts: DbIterator, before: Option<(u64, u64)>) -> Self {
+        Self {
+            order: Order { before },
+            ..Self::new(place, parts)
+        }
+    }
+
     /// The next part; `None` behind the last.
     ///
     /// # Errors

@@ -140,6 +140,15 @@ pub(super) fn reader() -> DbReaderOptions {
     }
 }
 
+/// Settings of a stand-by, which reads rows as they come.
+pub(super) fn follower() -> DbReaderOptions {
+    DbReaderOptions {
+        // Two requests each time.
+        manifest_poll_interval: Duration::from_secs(1),
+        ..reader()
+    }
+}
+
 /// Settings of a read of all rows.
 pub(super) fn scan() -> ScanOptions {
     ScanOptions {

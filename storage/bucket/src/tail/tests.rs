@@ -720,3 +720,88 @@ async fn the_last_owner_has_every_acknowledged_row() {
         assert!(count > 0 && count <= rows.len());
     }
 }
+
+/// All parts that have come, once the newest one is this.
+async fn until_followed(follower: &mut TailFollower, newest: &TailPart) -> Vec<TailPart> {
+    let mut parts = Vec::new();
+    for _ in 0..600 {
+        while let Some(part) = follower.next().await.unwrap() {
+            parts.push(part);
+        }
+        if parts.last() == Some(newest) {
+            return parts;
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    panic!("the follower never has {newest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn follower_gets_each_part_once_over_owners_drains_and_files() {
+    let store = Arc::new(InMemory::new());
+    let reads = node(&store);
+    assert!(TailFollower::open(&reads.bucket).await.unwrap().is_none());
+    let owns = node(&store);
+    let mut tail = owns.own().await;
+    tail.put(&part(1, 0, "first")).await.unwrap();
+    let mut follower = TailFollower::open(&reads.bucket).await.unwrap().unwrap();
+    let mut sent = vec![part(1, 0, "first")];
+    let mut got = until_followed(&mut follower, &sent[0]).await;
+    assert_eq!(follower.manifest().await.unwrap(), None);
+    let mut position = 5;
+    for segment in 1..6 {
+        // More rows than one file of the database has.
+        for number in 0..300_u64 {
+            let next = part(segment, position, number.to_le_bytes().to_vec());
+            tail.put(&next).await.unwrap();
+            position += 8;
+            sent.push(next);
+        }
+        if segment == 3 {
+            tail.close().await.unwrap();
+            tail = node(&store).own().await;
+        }
+        got.extend(until_followed(&mut follower, sent.last().unwrap()).await);
+        let name = format!("1-{segment}");
+        tail.put_manifest(&name, position).await.unwrap();
+        tail.drain(segment);
+        for _ in 0..600 {
+            let newest = follower.manifest().await.unwrap();
+            if newest.is_some_and(|newest| newest.name == name && newest.position == position) {
+                break;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        let newest = follower.manifest().await.unwrap().unwrap();
+        assert_eq!(newest.name, name);
+    }
+    assert_eq!(got, sent);
+    // An idle follower sends few requests.
+    let before = reads.requests();
+    sleep(Duration::from_secs(100)).await;
+    let rate = (reads.requests() - before) / 100;
+    assert!((2..=3).contains(&rate), "{rate} requests a second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn follower_that_was_away_too_long_reports_a_hole() {
+    let store = Arc::new(InMemory::new());
+    let tail = node(&store).own().await;
+    tail.put(&part(1, 0, "a")).await.unwrap();
+    let reads = node(&store);
+    let mut follower = TailFollower::open(&reads.bucket).await.unwrap().unwrap();
+    until_followed(&mut follower, &part(1, 0, "a")).await;
+    // Rows come and leave with their segment while it does not look.
+    tail.put(&part(1, 1, "b")).await.unwrap();
+    tail.put_manifest("1-1", 2).await.unwrap();
+    tail.drain(1);
+    let late = part(1, 3, "late");
+    tail.put(&late).await.unwrap();
+    let error = loop {
+        match follower.next().await {
+            Ok(_) => sleep(Duration::from_millis(100)).await,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), TailErrorKind::Damaged);
+}

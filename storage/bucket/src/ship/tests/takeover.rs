@@ -312,7 +312,10 @@ async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
         process: String::new(),
     };
     assert_eq!(
-        ReplicaOwner::fence(&remote.bucket, &claim).await.unwrap().term(),
+        ReplicaOwner::fence(&remote.bucket, &claim)
+            .await
+            .unwrap()
+            .term(),
         2
     );
     let owner = record(&remote).await;
