@@ -73,7 +73,7 @@ use crate::metrics::{AuthFailure, AuthMetrics};
 use crate::status;
 pub(crate) use caller::Caller;
 pub(crate) use commands::{command, run};
-pub(crate) use engine::Engine;
+pub(crate) use engine::{Engine, ReadEngine};
 pub(crate) use jwt::VerifiedJwt;
 use jwt::{CredentialFault, PresentedJwt, SignatureFault};
 pub(crate) use key_fetch::KeyRequests;

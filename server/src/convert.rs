@@ -202,6 +202,18 @@ pub(crate) fn visibility(number: i32) -> Result<Option<Visibility>, Status> {
     }
 }
 
+/// The visibility of a read. Only replicated records can be read at any node.
+fn visibility_at(number: i32, any_node: bool) -> Result<Option<Visibility>, Status> {
+    match visibility(number)? {
+        None if any_node => Ok(Some(Visibility::Replicated)),
+        Some(lower) if any_node && lower != Visibility::Replicated => {
+            let what = "a visibility below REPLICATED, which other nodes do not have,";
+            Err(status::not_supported_value("any_node", what, Access::Read))
+        }
+        seen => Ok(seen),
+    }
+}
+
 /// In which form to answer.
 pub(crate) fn view(number: i32) -> Result<v1::RecordView, Status> {
     v1::RecordView::try_from(number)
@@ -241,7 +253,7 @@ pub(crate) fn read(
             0 => most,
             given => given.min(most),
         },
-        visibility: visibility(request.visibility)?,
+        visibility: visibility_at(request.visibility, request.any_node)?,
     };
     // A negative wait is no wait.
     let wait = request
@@ -280,7 +292,7 @@ pub(crate) fn scan(request: v1::ScanRequest) -> Result<(ScanRequest, v1::RecordV
         until_lsn: request.until_lsn.map(Lsn::new),
         max_records: request.max_records,
         follow: request.follow,
-        visibility: visibility(request.visibility)?,
+        visibility: visibility_at(request.visibility, request.any_node)?,
         chunk_bytes: match view {
             v1::RecordView::Unspecified => SCAN_CHUNK_BYTES,
             v1::RecordView::Text => TEXT_CHUNK_BYTES,

@@ -30,9 +30,10 @@ use std::time::{Duration, Instant};
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Request, Response, Uri};
+use prost::Message as _;
 use tonic::Status;
 use tonic::body::Body;
-use wald_proto::Method;
+use wald_proto::{Method, v1};
 
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::ShownCredential;
@@ -167,18 +168,48 @@ impl ForwardPool {
         self.forwarder.route(rpc, headers, caller)
     }
 
-    /// Answers a call with the answer of the owner.
+    /// Answers a call with the answer of the owner, or `here` if any node may answer and this one has a copy of the store.
     pub(crate) fn forward(
         self: &Arc<Self>,
         owner: StoreOwner,
-        request: Request<RequestBody>,
+        mut request: Request<RequestBody>,
         rpc: Rpc,
+        here: impl FnOnce(Request<RequestBody>) -> HttpAnswer + Send + 'static,
     ) -> HttpAnswer {
         let pool = Arc::clone(self);
         Box::pin(async move {
-            let answer = Box::pin(pool.call(owner, request, rpc)).await;
+            let answer = match pool.may_answer(&mut request, rpc).await {
+                Ok(true) => return here(request).await,
+                Ok(false) => Box::pin(pool.call(owner, request, rpc)).await,
+                Err(status) => Err(status),
+            };
             Ok(answer.unwrap_or_else(Status::into_http))
         })
+    }
+
+    /// Whether this node may answer a call instead of the owner. Only reads are looked into, and only if there is a copy.
+    async fn may_answer(
+        &self,
+        request: &mut Request<RequestBody>,
+        rpc: Rpc,
+    ) -> Result<bool, Status> {
+        let is_read = rpc.name == methods::of(Method::Read).name;
+        let is_scan = rpc.name == methods::of(Method::Scan).name;
+        if !(is_read || is_scan) || !self.forwarder.node.has_copy() {
+            return Ok(false);
+        }
+        let RequestBody::One(body) = request.body_mut() else {
+            return Ok(false);
+        };
+        let message = body.receive().await?;
+        let payload = message.clone().payload();
+        // The owner refuses a message that is none.
+        let is_for_any = match is_scan {
+            true => v1::ScanRequest::decode(payload).is_ok_and(|request| request.any_node),
+            false => v1::ReadRequest::decode(payload).is_ok_and(|request| request.any_node),
+        };
+        body.put_back(message);
+        Ok(is_for_any)
     }
 
     async fn call(

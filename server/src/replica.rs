@@ -11,6 +11,7 @@
 //! so that no event loop waits for it. `none.rs` takes the place of this module in builds without object stores.
 
 mod cluster;
+mod copy;
 mod events;
 pub(crate) mod fetch;
 mod manifests;
@@ -27,9 +28,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use wald_bucket::{
-    Bucket, BucketUrl, FencedStore, Membership, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError, OwnerRecord,
-    OwnerState, ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd, ShipError,
-    ShipGap, ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
+    Bucket, BucketUrl, FencedStore, Membership, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError,
+    OwnerRecord, OwnerState, ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd,
+    ShipError, ShipGap, ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
 };
 use wald_proto::v1;
 use wald_storage::{LocalEngine, Operate as _, Replica as _, RestoreError, RestoredAs, block_on};

@@ -22,9 +22,11 @@ use http::Extensions;
 use tokio::sync::watch;
 use tonic::{Response, Status};
 use wald_proto::v1;
-use wald_storage::{Limits, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp};
+use wald_storage::{
+    CopyReader, Limits, RecoveryEpoch, RecoveryReport, Retention, SyncMode, Timestamp,
+};
 
-use crate::auth::{Caller, Engine};
+use crate::auth::{Caller, Engine, ReadEngine};
 use crate::config::LogPatterns;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
@@ -46,6 +48,12 @@ pub(crate) struct OpenStore {
     pub(crate) report: RecoveryReport,
 }
 
+/// An engine or a copy that reads, and the recovery epoch of its answers.
+pub(crate) struct OpenReads<'a> {
+    pub(crate) engine: ReadEngine<'a>,
+    pub(crate) epoch: RecoveryEpoch,
+}
+
 /// The order of an operator to end as SIGTERM does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DrainOrder {
@@ -59,6 +67,8 @@ pub(crate) struct Node {
     pub(crate) store: OnceLock<OpenStore>,
     /// Describes the replica of the store; empty without one, or while the daemon starts.
     pub(crate) replica: Arc<OnceLock<ReplicaWatch>>,
+    /// Reads the copy of a stand-by; empty on other nodes.
+    pub(crate) copies: Arc<OnceLock<Arc<CopyReader>>>,
     /// The owner of the store while this node is a stand-by.
     pub(crate) owner: watch::Receiver<Option<StoreOwner>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -86,6 +96,32 @@ impl Node {
     /// The replica of the store; `None` without one, or while the daemon starts.
     pub(crate) fn replica(&self) -> Option<&ReplicaWatch> {
         self.replica.get()
+    }
+
+    /// The reads of this node: of its store, or of its copy of the owner's if `any_node` may answer.
+    ///
+    /// # Errors
+    /// MOVED and the others of [`Node::store`], if there is neither.
+    pub(crate) fn reads(&self, any_node: bool) -> Result<OpenReads<'_>, Status> {
+        if any_node
+            && self.store.get().is_none()
+            && let Some(copies) = self.copies.get()
+            && let Ok(epoch) = copies.epoch()
+        {
+            let engine = ReadEngine::new(copies);
+            return Ok(OpenReads { engine, epoch });
+        }
+        let store = self.store(Access::Read)?;
+        Ok(OpenReads {
+            engine: store.engine.reads(),
+            epoch: store.epoch,
+        })
+    }
+
+    /// Whether a stand-by can read its copy now.
+    pub(crate) fn has_copy(&self) -> bool {
+        let copies = self.copies.get();
+        copies.is_some_and(|copies| copies.epoch().is_ok())
     }
 
     pub(crate) fn store(&self, access: Access) -> Result<&OpenStore, Status> {

@@ -19,7 +19,7 @@ use tonic_health::server::HealthReporter;
 use wald_bucket::TakeOver;
 use wald_proto::echo::echo_service_server::EchoServiceServer;
 use wald_proto::v1;
-use wald_storage::{Clock, Gap, LogEngine, RecoveryReport, SystemClock};
+use wald_storage::{Clock, CopyReader, Gap, LogEngine, RecoveryReport, SystemClock};
 
 use crate::admission::Admission;
 use crate::audit::AuditLog;
@@ -123,6 +123,8 @@ pub(crate) struct StartFacts {
     pub(crate) take_over: Option<TakeOver>,
     /// Takes the description of the replica, as soon as its bucket is known.
     pub(crate) replica: Arc<OnceLock<ReplicaWatch>>,
+    /// Takes the reader of the copy, if this node becomes a stand-by.
+    pub(crate) copies: Arc<OnceLock<Arc<CopyReader>>>,
     /// Takes the owner while this node is a stand-by.
     pub(crate) owner: watch::Sender<Option<StoreOwner>>,
     /// Whether the process must end. A stand-by leaves the nodes then.
@@ -246,12 +248,14 @@ impl Server {
         // Without ports the daemon only finds out who has the directory, and takes no store from anybody.
         let (owner, owner_seen) = watch::channel(None);
         let replica = Arc::new(OnceLock::new());
+        let copies = Arc::new(OnceLock::new());
         let (stop, stopped) = watch::channel(false);
         let facts = ports.as_ref().ok().map(|(listener, _)| StartFacts {
             is_new: !existing,
             address: listener.address(),
             take_over,
             replica: Arc::clone(&replica),
+            copies: Arc::clone(&copies),
             owner,
             stop: stopped,
         });
@@ -276,6 +280,7 @@ impl Server {
         let node = Arc::new(Node {
             store: OnceLock::new(),
             owner: owner_seen,
+            copies,
             replica,
             metrics,
             phase: receiver,

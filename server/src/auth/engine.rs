@@ -6,7 +6,7 @@ use std::sync::Arc;
 use wald_storage::{
     AdminError, Backup, BackupError, Batch, CursorCommit, CursorError, Durability, DurabilityTruth,
     FenceError, Fenced, LogConfig, LogConfigChange, LogEngine, LogInfo, LogName, LogStat,
-    LogTarget, Lsn, Name, NamedCursor, Page, Position, ProducerInfo, Profile, ReadError,
+    LogTarget, Lsn, Name, NamedCursor, Page, Position, ProducerInfo, Profile, ReadError, ReadLogs,
     ReadRequest, ReadStart, RecoveryEpoch, Scan, ScanRequest, SegmentInfo, Selector, Session,
     Statistics, SyncError, SyncTarget, Ticket, TrimError, Verification, VerifyError, Visibility,
 };
@@ -19,6 +19,39 @@ use crate::wakes;
 /// The engine of RPCs and console.
 #[derive(Clone)]
 pub(crate) struct Engine(Arc<dyn LogEngine>);
+
+/// The reads of an engine, or of a copy of a store, behind the check of rights.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadEngine<'a>(&'a dyn ReadLogs);
+
+impl<'a> ReadEngine<'a> {
+    pub(crate) fn new(reads: &'a dyn ReadLogs) -> Self {
+        Self(reads)
+    }
+
+    pub(crate) async fn read(&self, request: &Permitted<ReadRequest>) -> Result<Page, ReadError> {
+        self.0.read(request.get().clone()).await
+    }
+
+    /// Waits for records behind `lsn` in the log of the request.
+    pub(crate) async fn tail_beyond(
+        &self,
+        request: &Permitted<ReadRequest>,
+        lsn: Lsn,
+    ) -> Result<(), ReadError> {
+        let request = request.get();
+        (self.0)
+            .tail_beyond(request.log.clone(), lsn, request.visibility)
+            .await
+    }
+
+    pub(crate) async fn scan(
+        &self,
+        request: Permitted<ScanRequest>,
+    ) -> Result<Box<dyn Scan>, ReadError> {
+        self.0.scan(request.into_inner()).await
+    }
+}
 
 /// Passes requests on to the engine, without their wrapper.
 impl Engine {
@@ -80,20 +113,8 @@ impl Engine {
 
     // Reads.
 
-    pub(crate) async fn read(&self, request: &Permitted<ReadRequest>) -> Result<Page, ReadError> {
-        self.0.read(request.get().clone()).await
-    }
-
-    /// Waits for records behind `lsn` in the log of the request.
-    pub(crate) async fn tail_beyond(
-        &self,
-        request: &Permitted<ReadRequest>,
-        lsn: Lsn,
-    ) -> Result<(), ReadError> {
-        let request = request.get();
-        (self.0)
-            .tail_beyond(request.log.clone(), lsn, request.visibility)
-            .await
+    pub(crate) fn reads(&self) -> ReadEngine<'_> {
+        ReadEngine::new(&*self.0)
     }
 
     /// Waits for records behind `lsn` in the log.
@@ -109,7 +130,7 @@ impl Engine {
         &self,
         request: Permitted<ScanRequest>,
     ) -> Result<Box<dyn Scan>, ReadError> {
-        self.0.scan(request.into_inner()).await
+        self.reads().scan(request).await
     }
 
     pub(crate) async fn stat(

@@ -48,6 +48,7 @@ impl ForwardPool {
         _: StoreOwner,
         _: Request<RequestBody>,
         _: Rpc,
+        _: impl FnOnce(Request<RequestBody>) -> HttpAnswer + Send + 'static,
     ) -> HttpAnswer {
         match **self {}
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use wald_bucket::{BucketErrorKind, ReplicaCopy, ShipError, TailErrorKind};
 use wald_storage::{
-    BackupManifest, BackupView, Disk, KeptContent, OpenError, Position, RealDisk, RecoveryReport,
-    ReplicaCheck, ReplicaContent, RestoreError, Restored, RestoredAs, StorageConfig,
-    refuse_if_used,
+    BackupManifest, BackupView, CopyTail, Disk, KeptContent, OpenError, Position, RealDisk,
+    RecoveryReport, ReplicaCheck, ReplicaContent, RestoreError, Restored, RestoredAs,
+    StorageConfig, refuse_if_used,
 };
 
 use super::manifests::ProtoManifests;
@@ -73,6 +73,15 @@ impl FetchError {
             }
             Self::Open(_) | Self::Empty { .. } | Self::Outside { .. } => false,
         }
+    }
+
+    /// Whether the disk of this node is full.
+    pub(crate) fn is_out_of_space(&self) -> bool {
+        let is_full = |source: &io::Error| {
+            let kind = source.kind();
+            [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&kind)
+        };
+        matches!(self, Self::Restore(RestoreError::Io { source, .. }) if is_full(source))
     }
 
     /// Whether the owner has removed rows during the read, which shows for certain.
@@ -215,19 +224,36 @@ impl Fetch {
         Ok(())
     }
 
-    /// Keeps the content of the files in the directory, for a later restore there. `goes_on` is asked before each file.
+    /// Keeps the content of the files in the directory of a copy, for readers and for a later restore there. `goes_on` is
+    /// asked before each file.
     ///
     /// # Errors
     /// If the bucket or the file system fails.
     pub(crate) fn keep(
         &self,
-        target: &Path,
+        copy: &CopyTail,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<KeptContent, FetchError> {
         match &self.files {
-            Some(files) => Ok(files.keep(&*RealDisk::open(target)?, goes_on)?),
+            Some(files) => Ok(files.keep(copy, goes_on)?),
             None => Ok(KeptContent::default()),
         }
+    }
+
+    /// Removes content that the files do not name. Nobody may read an earlier copy any more.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub(crate) fn forget_others(&self, copy: &CopyTail) -> Result<(), FetchError> {
+        match &self.files {
+            Some(files) => Ok(files.forget_others(copy)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The files, if there are any.
+    pub(crate) fn into_files(self) -> Option<Arc<BackupView>> {
+        self.files
     }
 
     /// Makes a store of it in an empty directory. Begins again with the newest manifest if the owner removes rows or files

@@ -3,13 +3,11 @@
 //! ```text
 //! directory is the newest one ───────────────────────────────────────────────▶ opens it
 //! directory is older ─▶ sets it aside ─┐
-//! empty directory ─────────────────────┴▶ keeps content ─▶ may claim ─▶ fence, rows, move content ─▶ opens it
+//! empty directory ─────────────────────┴▶ keeps a copy ──▶ may claim ─▶ fence, rows, move content ─▶ opens it
 //! empty bucket ─▶ reserves it ───────────────────────────────────────────────▶ makes the store
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
@@ -18,9 +16,12 @@ use wald_bucket::{
     StandByTurn, StandByWatch,
 };
 use wald_proto::v1;
-use wald_storage::{KeptContent, RealDisk, refuse_if_locked, remove_kept_content, set_aside};
+use wald_storage::{
+    CopyReader, RealDisk, SystemClock, refuse_if_locked, remove_kept_content, set_aside,
+};
 
-use super::fetch::{Fetch, FetchError};
+use super::copy::Copying;
+use super::fetch::FetchError;
 use super::{ReplicaStart, SAMPLE_PAUSE, exit, fetch_code, term};
 use crate::config::Config;
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
@@ -29,8 +30,8 @@ use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum time for the record of a stand-by that ends.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
-/// Pause between two looks for new content.
-const KEEP_PAUSE: Duration = Duration::from_secs(10);
+/// Time for which a copy without news counts as a current one, at least.
+const CAUGHT_UP: Duration = Duration::from_secs(10);
 
 /// The data directory beside the owner's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,20 +52,6 @@ enum StandByStep {
     Wait,
     /// The directory has the store, or is the one in which it is made.
     Ready,
-}
-
-/// The stand-by's work for its copy, on a thread of its own.
-struct KeepingThread {
-    /// Time of the next look for content.
-    due: Instant,
-    runs: Option<JoinHandle<Result<KeptContent, FetchError>>>,
-    /// Ends the thread soon.
-    stop: Arc<AtomicBool>,
-    kept: KeptContent,
-    /// Whether this node has the newest content of the last look.
-    is_caught_up: bool,
-    /// The last error, which is reported once.
-    error: String,
 }
 
 /// An error of a step.
@@ -107,7 +94,9 @@ struct StandBy<'a> {
     has_warned: bool,
     /// The last error of a look, which is reported once.
     error: String,
-    keeping: KeepingThread,
+    copy: Copying,
+    /// Whether the copy has everything that the bucket showed lately.
+    is_caught_up: bool,
 }
 
 impl ReplicaStart {
@@ -129,6 +118,13 @@ impl ReplicaStart {
         self.membership = Some(Arc::clone(&membership));
         self.cluster.note_role(v1::ReplicaRole::Joining);
         self.sample_nodes(&membership);
+        let threads = config.storage().reader_threads;
+        let reader = CopyReader::new(threads, config.lease_ttl, Arc::new(SystemClock));
+        let reader = reader.map_err(|error| {
+            let text = format!("cannot start the threads of readers: {error}");
+            Exit::new(Exit::SYSTEM, text)
+        })?;
+        let _ = facts.copies.set(Arc::clone(&reader));
         let mut wait = StandBy {
             watch: StandByWatch::new(&bucket, &self.claim.node, config.lease_ttl),
             start: self,
@@ -140,14 +136,8 @@ impl ReplicaStart {
             seen: None,
             has_warned: false,
             error: String::new(),
-            keeping: KeepingThread {
-                due: Instant::now(),
-                runs: None,
-                stop: Arc::default(),
-                kept: KeptContent::default(),
-                is_caught_up: false,
-                error: String::new(),
-            },
+            copy: Copying::new(reader),
+            is_caught_up: false,
         };
         loop {
             if *facts.stop.borrow() {
@@ -243,10 +233,10 @@ impl StandBy<'_> {
                 Ok(StandByStep::Ready)
             }
             (OwnDirectory::Empty | OwnDirectory::Newest | OwnDirectory::Undecided(_), None) => {
-                self.show(&owner);
                 if directory == OwnDirectory::Empty {
-                    self.keep();
+                    self.follow(&owner);
                 }
+                self.show(&owner);
                 Ok(StandByStep::Wait)
             }
         }
@@ -254,7 +244,7 @@ impl StandBy<'_> {
 
     /// Leaves the nodes, because the process must end.
     fn leave(mut self) -> Exit {
-        self.keeping.end();
+        self.copy.end();
         drop(self.membership);
         if let Some(membership) = self.start.membership.take().and_then(Arc::into_inner) {
             let until = Instant::now() + LEAVE_TIME;
@@ -267,7 +257,7 @@ impl StandBy<'_> {
     /// Fences the owner, and makes a store of the kept content and the rest.
     fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), StandByError> {
         self.start.decided = Some(Instant::now());
-        self.keeping.end();
+        let kept = self.copy.end();
         // Calls must not go to the owner that is gone. A node that has not stood by shows no owner.
         self.facts.owner.send_if_modified(|shown| {
             let has_stood_by = shown.is_some();
@@ -284,7 +274,7 @@ impl StandBy<'_> {
             term = owner.term,
             "the owner has ended; this node takes the store over"
         );
-        match self.start.fetch(self.config, self.keeping.kept.bytes) {
+        match self.start.fetch(self.config, kept.bytes) {
             Ok(()) => {}
             // Another node was faster, or the owner lives.
             Err(exit) if exit.again => return Err(StandByError::Bucket(exit.message)),
@@ -360,7 +350,7 @@ impl StandBy<'_> {
         let shown = Some(StoreOwner {
             endpoint: endpoint.to_owned(),
             term: owner.term,
-            is_followed: self.keeping.is_caught_up && owner.state == OwnerState::Serving,
+            is_followed: self.is_caught_up && owner.state == OwnerState::Serving,
         });
         self.facts.owner.send_if_modified(|before| {
             let is_news = *before != shown;
@@ -401,74 +391,27 @@ impl StandBy<'_> {
         }
     }
 
-    /// Keeps the newest content, if it is time.
-    fn keep(&mut self) {
-        if let Some(runs) = self.keeping.runs.take_if(|runs| runs.is_finished()) {
-            match runs.join() {
-                Ok(Ok(kept)) => {
-                    self.keeping.error.clear();
-                    if !std::mem::replace(&mut self.keeping.is_caught_up, true) {
-                        tracing::info!(
-                            fetched = kept.fetched,
-                            bytes = kept.bytes,
-                            "this stand-by has the files of the store, and may take it over"
-                        );
-                    }
-                    self.keeping.kept = kept;
-                    self.membership.enter(NodeState::StandBy);
-                    self.start.cluster.note_role(v1::ReplicaRole::StandBy);
-                }
-                // The owner has stored nothing yet.
-                Ok(Err(FetchError::Empty { .. })) => {}
-                Ok(Err(error)) => {
-                    self.keeping.is_caught_up = false;
-                    self.membership.enter(NodeState::Joining);
-                    self.start.cluster.note_role(v1::ReplicaRole::Joining);
-                    self.keeping.report(&error.to_string());
-                }
-                Err(_) => self
-                    .keeping
-                    .report("the thread that keeps content panicked"),
-            }
-            self.keeping.due = Instant::now() + KEEP_PAUSE;
+    /// Follows the owner, and shows the other nodes whether this one may take the store over.
+    fn follow(&mut self, owner: &OwnerRecord) {
+        let start = &self.start;
+        self.copy
+            .begin(&start.remote, self.config, &start.directory);
+        let mut nodes = self.watch.nodes().iter();
+        if let Some(node) = nodes.find(|node| node.name == owner.node) {
+            self.copy.note_position(node.record.replicated);
         }
-        if self.keeping.runs.is_some() || Instant::now() < self.keeping.due {
-            return;
-        }
-        let (remote, config) = (Arc::clone(&self.start.remote), self.config.clone());
-        let (directory, stop) = (self.start.directory.clone(), Arc::clone(&self.keeping.stop));
-        let keeps = move || {
-            let fetch = Fetch::begin(&remote, &config, None)?;
-            fetch.keep(&directory, &mut || !stop.load(Ordering::Relaxed))
+        self.is_caught_up = self.copy.is_caught_up(CAUGHT_UP.max(self.config.lease_ttl));
+        let (state, role) = match self.is_caught_up {
+            true => (NodeState::StandBy, v1::ReplicaRole::StandBy),
+            false => (NodeState::Joining, v1::ReplicaRole::Joining),
         };
-        let named = std::thread::Builder::new().name("wald-stand-by".to_owned());
-        match named.spawn(keeps) {
-            Ok(runs) => self.keeping.runs = Some(runs),
-            Err(error) => self
-                .keeping
-                .report(&format!("cannot start a thread: {error}")),
-        }
-    }
-}
-
-impl KeepingThread {
-    /// Ends the thread. The next one begins at the next look.
-    fn end(&mut self) {
-        std::mem::take(&mut self.stop).store(true, Ordering::Relaxed);
-        if let Some(runs) = self.runs.take()
-            && let Ok(Ok(kept)) = runs.join()
-        {
-            self.kept = kept;
-        }
-    }
-
-    fn report(&mut self, error: &str) {
-        report(&mut self.error, error);
+        self.membership.enter(state);
+        start.cluster.note_role(role);
     }
 }
 
 /// Reports an error that is not the last one.
-fn report(last: &mut String, error: &str) {
+pub(super) fn report(last: &mut String, error: &str) {
     if last != error {
         tracing::warn!(
             error,

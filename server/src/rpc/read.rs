@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status};
 use wald_proto::v1;
 use wald_storage::{LogTarget, Page, ReadRequest, ReadStart, RecoveryEpoch, Selector};
 
-use super::{Node, OpenStore, RpcResult};
+use super::{Node, OpenReads, RpcResult};
 use crate::answers::{AnswerShare, Held};
 use crate::auth::{Amount, Caller, HeldRight, LogRight, Permitted, TenantUsage};
 use crate::convert;
@@ -23,7 +23,8 @@ pub(super) async fn read(
     caller: &Caller,
     request: Request<v1::ReadRequest>,
 ) -> RpcResult<v1::ReadResponse> {
-    let store = node.store(Access::Read)?;
+    let any_node = request.get_ref().any_node;
+    let store = node.reads(any_node)?;
     let (domain, view, wait) = convert::read(request.get_ref())?;
     let mut domain = caller.allow(domain)?;
     let until = wait_until(&request, wait);
@@ -43,9 +44,10 @@ pub(super) async fn read(
         caller.check_again(&domain)?;
         let (page, held) = match counted {
             Some((tenant, place)) => {
-                Box::pin(page_of_tenant(node, tenant, place, held, &domain)).await?
+                let place = (place, held);
+                Box::pin(page_of_tenant(node, tenant, place, &domain, any_node)).await?
             }
-            None => (page(node, store, &domain).await?, held),
+            None => (page(node, &store, &domain).await?, held),
         };
         if !page.batches.is_empty() {
             break (page, held);
@@ -55,7 +57,7 @@ pub(super) async fn read(
         // Boxed: most calls do not wait, and are smaller without it.
         if !Box::pin(wait_for_more(
             node,
-            store,
+            &store,
             caller,
             &mut domain,
             &page,
@@ -71,7 +73,9 @@ pub(super) async fn read(
         let first = page.batches.first();
         facts.range(first.map(|batch| batch.first_lsn), Some(page.next_lsn));
     });
-    let answer = convert::read_response(&page, view, store.epoch)?;
+    // A newer copy has all replicated records of the epochs before.
+    let epoch = node.reads(any_node).map_or(store.epoch, |now| now.epoch);
+    let answer = convert::read_response(&page, view, epoch)?;
     let mut response = Response::new(answer);
     if let Some(held) = held {
         held.travel_with(response.extensions_mut());
@@ -95,7 +99,7 @@ fn wait_until(request: &Request<v1::ReadRequest>, wait: Duration) -> Option<Inst
 
 async fn page(
     node: &Node,
-    store: &OpenStore,
+    store: &OpenReads<'_>,
     request: &Permitted<ReadRequest>,
 ) -> Result<Page, Status> {
     let asked = Instant::now();
@@ -109,13 +113,13 @@ async fn page(
 async fn page_of_tenant(
     node: &Arc<Node>,
     tenant: &Arc<TenantUsage>,
-    place: Option<OwnedSemaphorePermit>,
-    held: Option<Held>,
+    (place, held): (Option<OwnedSemaphorePermit>, Option<Held>),
     request: &Permitted<ReadRequest>,
+    any_node: bool,
 ) -> Result<(Page, Option<Held>), Status> {
     let (node, tenant, request) = (Arc::clone(node), Arc::clone(tenant), request.clone());
     let read = tokio::spawn(async move {
-        let page = page(&node, node.store(Access::Read)?, &request).await?;
+        let page = page(&node, &node.reads(any_node)?, &request).await?;
         tenant.delivered(Amount::of(&page.batches));
         drop(place);
         Ok((page, held))
@@ -128,7 +132,7 @@ async fn page_of_tenant(
 /// time is over, or the server is leaving.
 async fn wait_for_more(
     node: &Node,
-    store: &OpenStore,
+    store: &OpenReads<'_>,
     caller: &Caller,
     request: &mut Permitted<ReadRequest>,
     page: &Page,
@@ -215,9 +219,9 @@ mod tests {
         let mut read = Box::pin(page_of_tenant(
             &fixture.node,
             &tenant,
-            place,
-            None,
+            (place, None),
             &request,
+            false,
         ));
         let mut context = Context::from_waker(Waker::noop());
         assert!(read.as_mut().poll(&mut context).is_pending());

@@ -18,14 +18,14 @@ use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{Clock, ReadError, Scan, ScanChunk, SystemClock, Timestamp};
 
-use super::{Answers, Node, OpenStore};
+use super::{Answers, Node};
 use crate::answers::{AnswerShare, ScanRoom};
 use crate::auth::{Amount, Caller, CountedUse, HeldRight, Lease, LogRight, TenantUsage, leased};
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::grpc::Framed;
 use crate::metrics::ReadOp;
-use crate::status::{self, Access};
+use crate::status;
 
 /// `share`: the share of the client's connection in the memory of answers.
 pub(super) async fn scan(
@@ -67,6 +67,7 @@ struct Delivery {
     _follower: Option<CountedUse>,
     phase: watch::Receiver<Phase>,
     view: v1::RecordView,
+    any_node: bool,
     follow: bool,
     /// The last message reached the end; the next records are still to come.
     caught_up: bool,
@@ -89,7 +90,8 @@ impl Delivery {
         caller: &Caller,
         request: v1::ScanRequest,
     ) -> Result<(Self, Option<Lease>), Status> {
-        let store = node.store(Access::Read)?;
+        let any_node = request.any_node;
+        let store = node.reads(any_node)?;
         let (request, view) = convert::scan(request)?;
         let request = caller.allow(request)?;
         let follow = request.get().follow;
@@ -113,6 +115,7 @@ impl Delivery {
             tenant,
             _follower: follower,
             view,
+            any_node,
             follow,
             caught_up: false,
             at_end: None,
@@ -176,7 +179,8 @@ impl Delivery {
     }
 
     fn message(&self, chunk: ScanChunk) -> Result<Framed, Status> {
-        let epoch = self.node.store(Access::Read)?.epoch;
+        // A newer copy has all replicated records of the epochs before.
+        let epoch = self.node.reads(self.any_node)?.epoch;
         let held = self.room.as_ref().and_then(|room| room.take());
         let message = Framed::new(convert::scan_response(chunk, self.view, epoch)?)?;
         Ok(match held {
@@ -204,10 +208,10 @@ impl Delivery {
     }
 
     fn heartbeat(&self) -> Result<Framed, Status> {
-        let store: &OpenStore = self.node.store(Access::Read)?;
+        let epoch = self.node.reads(self.any_node)?.epoch;
         Framed::new(Encoded::from(&v1::ScanResponse {
             cursor: self.scan.cursor(),
-            recovery_epoch: store.epoch.get(),
+            recovery_epoch: epoch.get(),
             ..v1::ScanResponse::default()
         }))
     }

@@ -49,6 +49,7 @@ impl Fixture {
             store: OnceLock::new(),
             owner: watch::channel(None).1,
             replica: Arc::default(),
+            copies: Arc::default(),
             metrics: Arc::clone(&metrics),
             phase: receiver,
             heartbeat_interval,

@@ -259,7 +259,11 @@ impl ConnectionCalls {
                     is_uncharged,
                     // The owner decides.
                     goes_on: false,
-                    answer: Some(forward.forward(owner, request, rpc)),
+                    answer: Some({
+                        let calls = Arc::clone(&self.calls);
+                        let here = move |request| calls.routes.serve(request, rpc, caller);
+                        forward.forward(owner, request, rpc, here)
+                    }),
                 },
                 _ => CheckedCall::Served {
                     is_uncharged,

@@ -5,6 +5,7 @@
 
 mod forward;
 mod objects;
+mod reads;
 mod stand_by;
 #[path = "../support/mod.rs"]
 mod support;

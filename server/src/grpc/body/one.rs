@@ -37,6 +37,8 @@ pub(crate) struct OneMessage<S = Incoming> {
     /// Whether [`WAITING_BYTES`] are charged.
     is_waiting: bool,
     refused: Option<Status>,
+    /// The message, if it was received and put back.
+    again: Option<Message>,
     dropped: u64,
     /// Made by the first wait for the client.
     wait: Option<Box<Wait>>,
@@ -53,6 +55,7 @@ impl<S: Source> OneMessage<S> {
             uncharged: 0,
             is_waiting: false,
             refused: None,
+            again: None,
             dropped: 0,
             wait: None,
         }
@@ -66,7 +69,15 @@ impl<S: Source> OneMessage<S> {
     /// - `REQUEST_TOO_SLOW` if the client takes too long.
     /// - `BUSY` if there is no room.
     pub(crate) async fn receive(&mut self) -> Result<Message, Status> {
+        if let Some(message) = self.again.take() {
+            return Ok(message);
+        }
         poll_fn(|context| self.poll(context)).await
+    }
+
+    /// Gives a message back that was received, for another receiver.
+    pub(crate) fn put_back(&mut self, message: Message) {
+        self.again = Some(message);
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Message, Status>> {

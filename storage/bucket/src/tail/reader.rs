@@ -11,6 +11,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use slatedb::admin::Admin;
 use slatedb::{DbReader, DbReaderMode, VersionedManifest};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::error::{TailError, TailErrorKind};
@@ -91,10 +92,8 @@ impl TailCopy {
             .build()
             .await
             .map_err(failed)?;
-        let open = OpenReader(Some(reader));
-        let Some(reader) = &open.0 else {
-            return Ok(None);
-        };
+        let open = OpenReader::new(reader);
+        let reader = open.get(place)?;
         let seen = reader.manifest().id();
         // The rows come first: a manifest that is newer than they are has more in its files, never less.
         let options = settings::scan();
@@ -153,26 +152,33 @@ impl TailCopy {
     }
 }
 
-/// A reader that is closed at its end, also after an error: it has a task that would keep its rows in memory.
-pub(super) struct OpenReader(Option<DbReader>);
+/// A reader that is closed at its end, also after an error and on a thread without a runtime: it has a task that would keep its
+/// rows in memory.
+pub(super) struct OpenReader {
+    reader: Option<DbReader>,
+    runtime: Handle,
+}
 
 impl OpenReader {
+    /// Keeps a reader that was opened in the current runtime.
     pub(super) fn new(reader: DbReader) -> Self {
-        Self(Some(reader))
+        Self {
+            reader: Some(reader),
+            runtime: Handle::current(),
+        }
     }
 
     /// The reader, which is there until the end.
     pub(super) fn get(&self, place: &str) -> Result<&DbReader, TailError> {
         let closed = || TailError::new(TailErrorKind::Stopped, place, "the reader is closed");
-        self.0.as_ref().ok_or_else(closed)
+        self.reader.as_ref().ok_or_else(closed)
     }
 }
 
 impl Drop for OpenReader {
     fn drop(&mut self) {
-        if let (Some(reader), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current())
-        {
-            runtime.spawn(async move { reader.close().await });
+        if let Some(reader) = self.reader.take() {
+            self.runtime.spawn(async move { reader.close().await });
         }
     }
 }

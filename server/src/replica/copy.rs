@@ -1,0 +1,307 @@
+//! The copy of a stand-by: content and rows of the bucket as they come, and their readers.
+//!
+//! ```text
+//! manifest's row ─ new ─▶ content: standby/<digest> ─┐
+//! rows, once a second ──▶ standby/tail-<segment> ────┴▶ StoreCopy ─▶ CopyReader ─▶ reads of any node
+//! ```
+//!
+//! One thread does all of it. After an error it tries again; after a hole between rows it begins anew with the newest files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use wald_bucket::{ShipError, TailErrorKind, TailFollower, TailPart};
+use wald_storage::{
+    BackupManifest, BackupView, CopyReader, CopyTail, Disk, JournalPart, KeptContent, Position,
+    RealDisk, SegmentId, StoreCopy, SystemClock,
+};
+
+use super::fetch::{Fetch, FetchError};
+use crate::backups::bucket::Remote;
+use crate::config::Config;
+
+/// Pause between two looks at the rows. The reader of the bucket asks for newer ones once a second.
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
+/// Pause after an error.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// A copy is opened again after this many times the time that it took: it takes a tenth of one processor at most.
+const REST: u32 = 9;
+
+/// The stand-by's work for its copy, on a thread of its own.
+pub(super) struct Copying {
+    shared: Arc<SharedCopy>,
+    runs: Option<JoinHandle<()>>,
+}
+
+/// State of the copy.
+struct SharedCopy {
+    /// Ends the thread soon.
+    stop: AtomicBool,
+    state: Mutex<CopyState>,
+    /// End of the rows in the copy that readers see.
+    shown: AtomicU64,
+    reader: Arc<CopyReader>,
+}
+
+#[derive(Default)]
+struct CopyState {
+    kept: KeptContent,
+    /// Time at which the copy had everything that the bucket showed.
+    seen: Option<Instant>,
+    /// The last error, which is reported once.
+    error: String,
+}
+
+impl Copying {
+    /// A copy that has not begun.
+    pub(super) fn new(reader: Arc<CopyReader>) -> Self {
+        Self {
+            shared: Arc::new(SharedCopy {
+                stop: AtomicBool::new(false),
+                state: Mutex::default(),
+                shown: AtomicU64::new(0),
+                reader,
+            }),
+            runs: None,
+        }
+    }
+
+    /// Begins the copy of the bucket in this empty directory, unless it runs.
+    pub(super) fn begin(&mut self, remote: &Arc<Remote>, config: &Config, directory: &Path) {
+        if self.runs.as_ref().is_some_and(|runs| !runs.is_finished()) {
+            return;
+        }
+        if let Some(runs) = self.runs.take()
+            && runs.join().is_err()
+        {
+            self.shared
+                .report("the thread that keeps the copy panicked");
+        }
+        self.shared.stop.store(false, Ordering::SeqCst);
+        let work = CopyWork {
+            shared: Arc::clone(&self.shared),
+            remote: Arc::clone(remote),
+            config: config.clone(),
+            directory: directory.to_owned(),
+        };
+        let named = std::thread::Builder::new().name("wald-stand-by".to_owned());
+        match named.spawn(move || work.run()) {
+            Ok(runs) => self.runs = Some(runs),
+            Err(error) => self
+                .shared
+                .report(&format!("cannot start a thread: {error}")),
+        }
+    }
+
+    /// Ends the copy, and its readers. Returns the content that is kept.
+    pub(super) fn end(&mut self) -> KeptContent {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(runs) = self.runs.take() {
+            let _ = runs.join();
+        }
+        self.shared.reader.hide();
+        self.shared.state.lock().kept
+    }
+
+    /// Whether the copy has had everything within this time.
+    pub(super) fn is_caught_up(&self, within: Duration) -> bool {
+        let seen = self.shared.state.lock().seen;
+        seen.is_some_and(|seen| seen.elapsed() < within)
+    }
+
+    /// Notes a position up to which the bucket has everything. Readers learn that their copy is a new one.
+    pub(super) fn note_position(&self, replicated: u64) {
+        let shown = self.shared.shown.load(Ordering::SeqCst);
+        if replicated > 0 && shown >= replicated {
+            self.shared.reader.is_newest();
+        }
+    }
+}
+
+impl SharedCopy {
+    fn report(&self, error: &str) {
+        super::standby::report(&mut self.state.lock().error, error);
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::SeqCst)
+    }
+}
+
+/// The input of the thread.
+struct CopyWork {
+    shared: Arc<SharedCopy>,
+    remote: Arc<Remote>,
+    config: Config,
+    directory: PathBuf,
+}
+
+/// A copy under way.
+struct Followed {
+    tail: TailFollower,
+    rows: CopyTail,
+    /// Name of the newest manifest whose content is kept.
+    name: Option<String>,
+    manifest: Option<BackupManifest>,
+    files: Option<Arc<BackupView>>,
+    /// Whether something has come since the copy was opened.
+    is_new: bool,
+    /// Time before which the copy is not opened again.
+    due: Instant,
+}
+
+impl CopyWork {
+    fn run(self) {
+        let mut followed = None;
+        while self.shared.goes_on() {
+            let pause = match self.step(&mut followed) {
+                Ok(()) => LOOK_PAUSE,
+                // The owner has stored nothing yet.
+                Err(FetchError::Empty { .. }) => RETRY_PAUSE,
+                Err(error) => {
+                    self.shared.report(&error.to_string());
+                    if !is_unreachable(&error) {
+                        followed = None;
+                    }
+                    let is_old = |age: Duration| age > self.config.lease_ttl;
+                    if followed.is_none() || self.shared.reader.age().is_some_and(is_old) {
+                        self.shared.reader.hide();
+                    }
+                    RETRY_PAUSE
+                }
+            };
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// Takes everything that is new.
+    fn step(&self, followed: &mut Option<Followed>) -> Result<(), FetchError> {
+        let runtime = &self.remote.runtime;
+        let followed = match followed {
+            Some(followed) => followed,
+            None => followed.insert(self.begin()?),
+        };
+        let newest = runtime.block_on(followed.tail.manifest());
+        let newest = newest.map_err(ShipError::Tail)?.map(|row| row.name);
+        if newest != followed.name {
+            self.keep(followed)?;
+            followed.name = newest;
+            followed.is_new = true;
+        }
+        while self.shared.goes_on()
+            && let Some(part) = (runtime.block_on(followed.tail.next())).map_err(ShipError::Tail)?
+        {
+            followed
+                .rows
+                .add(&journal_part(part), followed.files.as_deref())?;
+            followed.is_new = true;
+        }
+        if !self.shared.goes_on() {
+            return Ok(());
+        }
+        if followed.is_new && Instant::now() >= followed.due {
+            self.show(followed)?;
+        }
+        let mut state = self.shared.state.lock();
+        if state.seen.replace(Instant::now()).is_none() {
+            tracing::info!(
+                fetched = state.kept.fetched,
+                bytes = state.kept.bytes,
+                "this stand-by has the files of the store, and may take it over"
+            );
+        }
+        state.error.clear();
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<Followed, FetchError> {
+        self.shared.reader.hide();
+        let fetch = Fetch::begin(&self.remote, &self.config, None)?;
+        let opened = (self.remote.runtime).block_on(TailFollower::open(&self.remote.bucket));
+        let tail = opened.map_err(ShipError::Tail)?;
+        let tail = tail.ok_or_else(|| FetchError::Empty {
+            place: self.remote.bucket.place().to_owned(),
+        })?;
+        Ok(Followed {
+            tail,
+            rows: CopyTail::new(RealDisk::open(&self.directory)?, fetch.store_id())?,
+            name: None,
+            manifest: None,
+            files: None,
+            is_new: true,
+            due: Instant::now(),
+        })
+    }
+
+    /// Fetches the content of the newest manifest that the directory does not keep.
+    fn keep(&self, followed: &mut Followed) -> Result<(), FetchError> {
+        let fetch = Fetch::begin(&self.remote, &self.config, None)?;
+        let mut goes_on = || self.shared.goes_on();
+        let kept = match fetch.keep(&followed.rows, &mut goes_on) {
+            // Old and new content do not fit together.
+            Err(error) if error.is_out_of_space() => {
+                self.shared.reader.hide();
+                fetch.forget_others(&followed.rows)?;
+                fetch.keep(&followed.rows, &mut goes_on)?
+            }
+            kept => kept?,
+        };
+        self.shared.state.lock().kept = kept;
+        followed.manifest = fetch.manifest().cloned();
+        followed.files = fetch.into_files();
+        Ok(())
+    }
+
+    /// Shows readers the newest copy, and removes the files of the one before.
+    fn show(&self, followed: &mut Followed) -> Result<(), FetchError> {
+        let begun = Instant::now();
+        let disk: Arc<dyn Disk> = RealDisk::open(&self.directory)?;
+        let config = self.config.storage();
+        let manifest = followed.manifest.as_ref();
+        let view = BackupView::of_copy(disk, manifest, &followed.rows, &config)?;
+        match StoreCopy::open(view, config, Arc::new(SystemClock)) {
+            Ok(copy) => {
+                let position = copy.position().get();
+                self.shared.reader.show(copy);
+                self.shared.shown.store(position, Ordering::SeqCst);
+            }
+            // Nobody reads here then. The node may still take the store over.
+            Err(error) => {
+                self.shared.reader.hide();
+                self.shared.report(&error.to_string());
+            }
+        }
+        if let (Some(files), Some(manifest)) = (&followed.files, &followed.manifest) {
+            files.forget_others(&followed.rows)?;
+            followed.rows.forget_below(manifest.position)?;
+        }
+        followed.is_new = false;
+        let now = Instant::now();
+        followed.due = now + now.duration_since(begun) * REST;
+        Ok(())
+    }
+}
+
+fn journal_part(row: TailPart) -> JournalPart {
+    let position = Position::new(row.position);
+    JournalPart {
+        segment: SegmentId::new(row.segment),
+        position,
+        end: position.advance(row.bytes.len() as u64),
+        bytes: row.bytes,
+    }
+}
+
+/// Whether the bucket may answer the same question later.
+fn is_unreachable(error: &FetchError) -> bool {
+    match error {
+        FetchError::Ship(ShipError::Tail(error)) => error.kind() == TailErrorKind::Unreachable,
+        FetchError::Ship(ShipError::Bucket(_)) => true,
+        _ => false,
+    }
+}
