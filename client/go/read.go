@@ -82,6 +82,16 @@ func Visible(visibility Visibility) RangeOption {
 	}
 }
 
+// AnyNode lets any node of the store answer from its copy, which is about half a second old, and
+// at most twice its lease_ttl. Readers then do not load the owner if the client begins with a
+// stand-by. It implies the visibility REPLICATED.
+func AnyNode() RangeOption {
+	return RangeOption{
+		read: func(r *waldv1.ReadRequest) { r.AnyNode = true },
+		scan: func(r *waldv1.ScanRequest) { r.AnyNode = true },
+	}
+}
+
 // OfLog: the log must have this number, or LOG_REPLACED; one log only.
 func OfLog(id uint64) RangeOption {
 	return RangeOption{

@@ -104,6 +104,13 @@ impl Read {
         self
     }
 
+    /// Any node of the store may answer from its copy, which is about half a second old, and at most twice its `lease_ttl`.
+    /// Readers then do not load the owner if the client begins with a stand-by. Implies the visibility REPLICATED.
+    pub fn any_node(mut self) -> Self {
+        self.request.any_node = true;
+        self
+    }
+
     /// The log must have this number, or LOG_REPLACED.
     pub fn log_id(mut self, log_id: u64) -> Self {
         self.request.log_id = Some(log_id);

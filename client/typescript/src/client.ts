@@ -88,6 +88,11 @@ export interface ReadOptions extends Start, CallOptions {
   waitMs?: number;
   /** Which records to see. Default: those that the log's sync mode acks. */
   visibility?: Visibility;
+  /**
+   * Any node of the store may answer from its copy, which is about half a second old, and at most twice its
+   * `lease_ttl`. Implies the visibility REPLICATED.
+   */
+  anyNode?: boolean;
   /** The log must have this number. */
   logId?: bigint;
 }
@@ -299,6 +304,7 @@ export class Client {
       maxRecords: options.maxRecords ?? 0,
       maxBytes: options.maxBytes ?? 0,
       visibility: protoVisibility(options.visibility),
+      anyNode: options.anyNode ?? false,
       ...(waitMs > 0 && { wait: durationFromMs(waitMs) }),
       ...logIdOf(options),
     };

@@ -35,6 +35,11 @@ export interface ScanOptions extends Start {
   maxRecords?: number | bigint;
   /** Which records to see. Default: those that each log's sync mode acks. */
   visibility?: Visibility;
+  /**
+   * Any node of the store may answer from its copy, which is about half a second old, and at most twice its
+   * `lease_ttl`. Implies the visibility REPLICATED.
+   */
+  anyNode?: boolean;
   /** The log must have this number; one log only. */
   logId?: bigint;
   /** Ends the scan. */
@@ -147,6 +152,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       maxRecords: this.#remaining ?? 0n,
       follow,
       visibility: protoVisibility(options.visibility),
+      anyNode: options.anyNode ?? false,
       ...(options.untilLsn !== undefined && { untilLsn: options.untilLsn }),
       ...(options.logId !== undefined && { logId: options.logId }),
     });

@@ -234,6 +234,9 @@ pub(crate) struct ReadArgs {
     /// Which records to see [default: those that the log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
+    /// Any node of the store may answer from its copy, about half a second old; implies --visibility replicated
+    #[arg(long)]
+    pub(crate) any_node: bool,
     /// Give a terminal raw bytes as they are, with --output raw or delimited
     #[arg(long)]
     pub(crate) unescaped: bool,
@@ -266,6 +269,9 @@ pub(crate) struct ScanArgs {
     /// Which records to see [default: those that each log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
+    /// Any node of the store may answer from its copy, about half a second old; implies --visibility replicated
+    #[arg(long)]
+    pub(crate) any_node: bool,
     /// Give a terminal raw bytes as they are, with --output raw or delimited
     #[arg(long)]
     pub(crate) unescaped: bool,
@@ -287,6 +293,9 @@ pub(crate) struct TailArgs {
     /// Which records to see [default: those that the log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
+    /// Any node of the store may answer from its copy, about half a second old; implies --visibility replicated
+    #[arg(long)]
+    pub(crate) any_node: bool,
     /// Give a terminal raw bytes as they are, with --output raw or delimited
     #[arg(long)]
     pub(crate) unescaped: bool,

@@ -25,6 +25,9 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
     if let Some(visibility) = args.visibility {
         read = read.visibility(visibility.into());
     }
+    if args.any_node {
+        read = read.any_node();
+    }
     let mut out = Out::of_records(output, args.unescaped)?;
     let page = read.await?;
     let (next, tail) = (page.next_lsn, page.tail_lsn);
@@ -106,6 +109,9 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
     let visibility = args
         .visibility
         .map_or(Visibility::Unspecified, Visibility::from);
+    if args.any_node {
+        scan = scan.any_node();
+    }
     print(scan.visibility(visibility), out, !one_log).await
 }
 
@@ -119,6 +125,9 @@ pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Res
         .follow(args.log)
         .last(args.last)
         .visibility(visibility);
+    if args.any_node {
+        scan = scan.any_node();
+    }
     match args.limit {
         Some(0) => return Ok(ExitKind::Ok),
         Some(count) => scan = scan.max_records(count),

@@ -40,6 +40,7 @@ pub(crate) struct ReplicaMetrics {
     role: IntGaugeVec,
     stand_bys: IntGauge,
     lease_age: Gauge,
+    copy_age: Gauge,
     requests: IntCounterVec,
     request_seconds: HistogramVec,
     bytes: IntCounterVec,
@@ -157,6 +158,10 @@ impl ReplicaMetrics {
             lease_age: make.float_gauge(
                 "wald_lease_age_seconds",
                 "Time in seconds since the last sign of life of this node that the bucket has taken began. At 4/5 of lease_ttl an owner with stand-bys answers nothing but REPLICATED.",
+            )?,
+            copy_age: make.float_gauge(
+                "wald_copy_age_seconds",
+                "Time in seconds since the copy of this stand-by was known to have everything; 0 without one. When it passes lease_ttl, reads of any_node go to the owner.",
             )?,
             requests: make.register(IntCounterVec::new(
                 prometheus::Opts::new(
@@ -283,8 +288,9 @@ impl ReplicaMetrics {
         self.takeover_seconds.set(took.as_secs_f64());
     }
 
-    /// The nodes as they are now. `role`: one of [`ROLES`].
-    pub(crate) fn nodes(&self, role: &str, stand_bys: usize, lease_age: Duration) {
+    /// The nodes as they are now. `role`: one of [`ROLES`]. `ages`: of the lease, and of the copy of a stand-by.
+    pub(crate) fn nodes(&self, role: &str, stand_bys: usize, ages: (Duration, Option<Duration>)) {
+        let (lease_age, copy_age) = ages;
         for known in ROLES {
             let is_role = i64::from(known == role);
             self.role.with_label_values(&[known]).set(is_role);
@@ -292,6 +298,8 @@ impl ReplicaMetrics {
         self.stand_bys
             .set(i64::try_from(stand_bys).unwrap_or(i64::MAX));
         self.lease_age.set(lease_age.as_secs_f64());
+        self.copy_age
+            .set(copy_age.unwrap_or_default().as_secs_f64());
     }
 
     /// A request to the bucket has ended.

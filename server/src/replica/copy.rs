@@ -5,7 +5,7 @@
 //! rows, once a second ──▶ standby/tail-<segment> ────┴▶ StoreCopy ─▶ CopyReader ─▶ reads of any node
 //! ```
 //!
-//! One thread does all of it. After an error it tries again; after a hole between rows it begins anew with the newest files.
+//! One thread does all of it. After an error it tries again; after a hole between rows it begins again with the newest files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -142,7 +142,7 @@ struct CopyWork {
 }
 
 /// A copy under way.
-struct Followed {
+struct CopyInProgress {
     tail: TailFollower,
     rows: CopyTail,
     /// Name of the newest manifest whose content is kept.
@@ -180,7 +180,7 @@ impl CopyWork {
     }
 
     /// Takes everything that is new.
-    fn step(&self, followed: &mut Option<Followed>) -> Result<(), FetchError> {
+    fn step(&self, followed: &mut Option<CopyInProgress>) -> Result<(), FetchError> {
         let runtime = &self.remote.runtime;
         let followed = match followed {
             Some(followed) => followed,
@@ -219,7 +219,7 @@ impl CopyWork {
         Ok(())
     }
 
-    fn begin(&self) -> Result<Followed, FetchError> {
+    fn begin(&self) -> Result<CopyInProgress, FetchError> {
         self.shared.reader.hide();
         let fetch = Fetch::begin(&self.remote, &self.config, None)?;
         let opened = (self.remote.runtime).block_on(TailFollower::open(&self.remote.bucket));
@@ -227,7 +227,7 @@ impl CopyWork {
         let tail = tail.ok_or_else(|| FetchError::Empty {
             place: self.remote.bucket.place().to_owned(),
         })?;
-        Ok(Followed {
+        Ok(CopyInProgress {
             tail,
             rows: CopyTail::new(RealDisk::open(&self.directory)?, fetch.store_id())?,
             name: None,
@@ -239,7 +239,7 @@ impl CopyWork {
     }
 
     /// Fetches the content of the newest manifest that the directory does not keep.
-    fn keep(&self, followed: &mut Followed) -> Result<(), FetchError> {
+    fn keep(&self, followed: &mut CopyInProgress) -> Result<(), FetchError> {
         let fetch = Fetch::begin(&self.remote, &self.config, None)?;
         let mut goes_on = || self.shared.goes_on();
         let kept = match fetch.keep(&followed.rows, &mut goes_on) {
@@ -258,7 +258,7 @@ impl CopyWork {
     }
 
     /// Shows readers the newest copy, and removes the files of the one before.
-    fn show(&self, followed: &mut Followed) -> Result<(), FetchError> {
+    fn show(&self, followed: &mut CopyInProgress) -> Result<(), FetchError> {
         let begun = Instant::now();
         let disk: Arc<dyn Disk> = RealDisk::open(&self.directory)?;
         let config = self.config.storage();

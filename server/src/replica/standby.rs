@@ -117,7 +117,6 @@ impl ReplicaStart {
         self.claim.process = membership.incarnation().to_owned();
         self.membership = Some(Arc::clone(&membership));
         self.cluster.note_role(v1::ReplicaRole::Joining);
-        self.sample_nodes(&membership);
         let threads = config.storage().reader_threads;
         let reader = CopyReader::new(threads, config.lease_ttl, Arc::new(SystemClock));
         let reader = reader.map_err(|error| {
@@ -125,6 +124,7 @@ impl ReplicaStart {
             Exit::new(Exit::SYSTEM, text)
         })?;
         let _ = facts.copies.set(Arc::clone(&reader));
+        self.sample_nodes(&membership, &reader);
         let mut wait = StandBy {
             watch: StandByWatch::new(&bucket, &self.claim.node, config.lease_ttl),
             start: self,
@@ -154,14 +154,15 @@ impl ReplicaStart {
     }
 
     /// Shows the nodes in metrics from now on.
-    fn sample_nodes(&self, membership: &Membership) {
-        let lease = Arc::clone(membership.lease());
+    fn sample_nodes(&self, membership: &Membership, reader: &Arc<CopyReader>) {
+        let (lease, reader) = (Arc::clone(membership.lease()), Arc::clone(reader));
         let (metrics, cluster) = (Arc::clone(&self.metrics), Arc::clone(&self.cluster));
         self.remote.runtime.spawn(async move {
             let mut samples = tokio::time::interval(SAMPLE_PAUSE);
             loop {
                 samples.tick().await;
-                metrics.nodes(cluster.role(), cluster.stand_bys(), lease.age());
+                let ages = (lease.age(), reader.age());
+                metrics.nodes(cluster.role(), cluster.stand_bys(), ages);
             }
         });
     }

@@ -57,7 +57,10 @@ async fn copied(wal: &mut WalServiceClient<Channel>, count: u64) -> Vec<String> 
     let mut found = Vec::new();
     while (found.len() as u64) < count {
         let answer = wal.read(page_from(found.len() as u64)).await.unwrap();
-        assert!(answer.metadata().get("wald-owner").is_none(), "the owner answered");
+        assert!(
+            answer.metadata().get("wald-owner").is_none(),
+            "the owner answered"
+        );
         let page = answer.into_inner();
         assert_eq!(page.replicated_lsn, page.tail_lsn);
         let batch = page.batch.expect("records come in time");

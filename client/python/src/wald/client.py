@@ -343,12 +343,14 @@ class Client:
         max_bytes: int = 0,
         wait: float = 0.0,
         visibility: Visibility | None = None,
+        any_node: bool = False,
         log_id: int | None = None,
         timeout: float | None = None,
     ) -> Page:
         """Reads a page of one log, from `lsn`, from a time, or the last `tail_offset`
         records; by default from the first record kept. `wait`: maximum seconds to wait for a
-        first record."""
+        first record. `any_node`: any node of the store may answer from its copy, which is about
+        half a second old, and at most twice its `lease_ttl`; implies REPLICATED."""
         one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset)
         answer = await self._call(
             "wal.Read",
@@ -361,6 +363,7 @@ class Client:
                 max_bytes=max_bytes,
                 wait=timedelta(seconds=wait) if wait else None,
                 visibility=visibility,
+                any_node=any_node,
                 log_id=log_id,
             ),
             Repeat.READ,
@@ -389,11 +392,12 @@ class Client:
         until_lsn: int | None = None,
         max_records: int = 0,
         visibility: Visibility | None = None,
+        any_node: bool = False,
         log_id: int | None = None,
         follow: bool = False,
     ) -> Scan:
         """A range of one log, of all logs with a prefix, or of everything, up to the tail of the moment:
-        an async iterator of `ScanEvent`."""
+        an async iterator of `ScanEvent`. `any_node`: as in `read`."""
         if (log is not None) + (prefix is not None) + all != 1:
             raise ValueError("exactly one of log, prefix and all says what to scan")
         one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset, cursor=cursor)
@@ -409,6 +413,7 @@ class Client:
             max_records=max_records,
             follow=follow,
             visibility=visibility,
+            any_node=any_node,
             log_id=log_id,
         )
         return Scan(self, request)

@@ -59,7 +59,7 @@ pub struct NodeRecord {
     pub ttl_ms: u64,
     /// Its state.
     pub state: NodeState,
-    /// Of an owner: the bucket has everything below this position of the journal, and more by now; 0: unknown.
+    /// Position of the journal below which the bucket has everything, if the node is the owner; 0: unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub replicated: u64,
 }
