@@ -45,8 +45,8 @@ COMPUTE = [
     Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
     Step(BUCKETS, "compute", BINARIES, ("debug",)),
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
+    Step("disk/bucket:units", "compute", (BUCKETS,), ("debug",)),
     Step("disk/reader", "compute", BINARIES),
-    Step("durability/syscalls", "compute", (*BINARIES, CLIENTS), ("clients*",)),
     Step(OBJECT, "compute", BINARIES),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
@@ -59,7 +59,8 @@ COMPUTE = [
 WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) else BINARIES, locks) for name, locks in [
     ("docs/start", ("release", "ports")),
     ("ops/dashboards", ()),
-    ("durability/full:makes_room,gives_back,rounds", ()),
+    ("durability/full:makes_room,rounds", ()),
+    ("durability/full:gives_back", ()),
     ("durability/full:copies", ()),
     ("durability/full:enabled_late", ()),
     ("clients/conformance:rpcs_are_reachable,well_formed,start_arguments,clients", ("clients*",)),
@@ -70,6 +71,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("wire/wire:sessions,neighbours,slow", ("clients*",)),
     ("clients/ledger", ("clients*",)),
     ("clients/rotation", ("clients*",)),
+    ("durability/syscalls", ("clients*",)),
     ("disk/archive", ()),
     ("disk/sorting", ()),
     ("disk/verify", ()),
@@ -124,7 +126,6 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "disk/backup",
 )]
 LAST = [
-    Step("disk/bucket:units", "wait", (*BINARIES, BUCKETS), ("debug",)),
     Step("ops/traces", "wait", (*BINARIES, STATIC)),
     Step("deploy/chart", "wait", (*BINARIES, BUCKETS)),
     Step("ops/console:replica", "wait", (*BINARIES, BUCKETS)),
@@ -170,18 +171,20 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # - engines with a deliberate mistake, and stores that lose rows or fences: they test the tests, and need nine minutes. A change
 #   of these tests should run them by name.
 # - the engine's simulations and the memory of the sorter at larger sizes. The tests of the workspace have them at their sizes.
-# - full disks that copy on write, and a sorter that is enabled late on a full disk. The engine's tests copy_on_write and space
-#   have both on the simulated disk.
+# - full disks that copy on write, of several sizes, and with a sorter that is enabled late. The engine's tests copy_on_write and
+#   space have them on the simulated disk.
 # - floods over TLS. The same code judges the frames in plaintext, and handshakes and stuck peers have TLS in every run.
 # - certificates, tokens and rights that change under the load of all clients. wire/tls and clients/conformance:tokens change
 #   them one at a time, and server/tests/daemon has each change.
+# - dashboards and alerts of a real Prometheus for two minutes. ops/grafana has each alert that fires and does not, and a test of
+#   the daemon (server/src/metrics/shown.rs) has each metric of a panel.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
 # - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
-            "durability/engine:power", "durability/engine:damage", "durability/engine:sorting_memory", "durability/full:copies",
-            "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "wire/wire:floods_over_tls",
-            "clients/rotation",
+            "durability/engine:power", "durability/engine:damage", "durability/engine:sorting_memory", "durability/full:gives_back",
+            "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "wire/wire:floods_over_tls",
+            "clients/rotation", "ops/dashboards",
             STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",
             "durability/outages:full_gateway", "bench/replica",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
