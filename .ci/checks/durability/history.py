@@ -9,4 +9,4 @@ from history_program import run_program
 
 @check("Concurrent callers get answers that one caller at a time could get; planted false answers are rejected")
 def histories():
-    run_program("check", ["--histories", sized("8", "2")], seconds=900)
+    run_program("check", ["--histories", sized("8", "4")], seconds=900)
