@@ -47,6 +47,8 @@ COMPUTE = [
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
     Step("disk/bucket:units", "compute", (BUCKETS,), ("debug",)),
     Step("disk/reader", "compute", BINARIES),
+    Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,texts,package,rest",
+         "compute", (*BINARIES, BUCKETS)),
     Step(OBJECT, "compute", BINARIES),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
@@ -127,7 +129,7 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
 )]
 LAST = [
     Step("ops/traces", "wait", (*BINARIES, STATIC)),
-    Step("deploy/chart", "wait", (*BINARIES, BUCKETS)),
+    Step("deploy/chart:consents,nodes,take_overs,names,grace_periods,secured,compose_nodes", "wait", (*BINARIES, BUCKETS)),
     Step("ops/console:replica", "wait", (*BINARIES, BUCKETS)),
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
