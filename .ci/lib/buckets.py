@@ -16,27 +16,35 @@ BUCKET = "wald-backups"
 PREFIX = "daily"
 # Bytes of manifest, record of the writer and probe beside the content of one run.
 BESIDE = 512 << 10
-# The tests of buckets. Tests that start the programs let cargo build these, with the features of the released ones.
-TESTED = ["cargo", "test", "-p", "wald-bucket", "-p", "wald-server", "-p", "walctl", "--features",
-          "wald-server/otlp,wald-server/zstd,wald-server/object,walctl/object", "--lib", "--test", "replica", "--test", "walctl"]
+# The tests of buckets: folder of the package, and name of the program.
+TESTS_OF_BUCKETS = [("storage/bucket", "wald_bucket"), ("server", "replica"), ("client/walctl", "walctl")]
+# Their build. With --workspace all libraries, and the engine, are those of `cargo test --workspace`. Tests that start the
+# programs let cargo build these.
+TESTED = ["cargo", "test", "--workspace", "--features", "wald-server/object,walctl/object", "--lib", "--test", "replica", "--test", "walctl",
+          "--no-run"]
 
 
 def programs():
-    """The directory of wald and walctl with the feature. In a whole run disk/bucket:units has built them."""
+    """The directory of wald and walctl with the feature. In a whole run setup/builds:buckets has built them."""
     there = SCRATCH / "bucket"
-    return there if os.environ.get("CI_BUILT") and (there / "wald").exists() else build()
+    return there if os.environ.get("CI_BUILT") and (there / "wald").exists() else build_programs()
 
 
 @functools.cache
-def build():
+def messages():
+    """The messages of cargo about the build with the feature."""
+    return parsed(linted(*TESTED))
+
+
+@functools.cache
+def build_programs():
     """Builds the programs. Returns the directory of copies, which no other build replaces."""
-    messages = parsed(linted(*TESTED, "--no-run"))
-    made = {m["target"]["name"]: m["executable"] for m in messages if m.get("executable") and not m["profile"]["test"]}
+    programs = made(messages(), test=False)
     directory = SCRATCH / "bucket"
     directory.mkdir(parents=True, exist_ok=True)
     for name in "wald", "walctl":
         # A program that runs cannot be written to.
-        shutil.copy2(made[name], directory / f"{name}.new")
+        shutil.copy2(programs[name], directory / f"{name}.new")
         (directory / f"{name}.new").rename(directory / name)
     return directory
 

@@ -21,12 +21,16 @@ def parsed(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
+def made(messages, test=True):
+    """The programs of a build by the name of their target: those with tests, or the others."""
+    return {m["target"]["name"]: m["executable"] for m in messages if m.get("executable") and m["profile"]["test"] == test}
+
+
 def binaries():
     """The test binaries of the workspace, by the name of their target. Builds them unless this run has done so."""
     if not TESTS.exists():
         TESTS.write_text(linted("cargo", "test", "--workspace", "--no-run"))
-    messages = parsed(TESTS.read_text())
-    return {m["target"]["name"]: m["executable"] for m in messages if m.get("executable") and m["profile"]["test"]}
+    return made(parsed(TESTS.read_text()))
 
 
 def tested(folder, name, *arguments, **environment):

@@ -4,10 +4,10 @@ The runner starts each `Step` as one process: a file, or some checks of a file. 
 
 - build: compiles things that later steps need. Starts first, with a full part of the processor time.
 - compute: only computes. One at a time, all through the run, with the processor time that others leave; two at a time
-  when nothing else is left.
+  beside a step that runs alone, and when nothing else is left.
 - wait: mostly waits, and judges no time that a busy machine changes. Several run next to each other.
-- alone: judges times, or the speed of this machine. After the waiting steps, with computing steps only. If it fails, it
-  runs once more at the end, with nothing beside it.
+- alone: judges times, or the speed of this machine. Before the waiting steps, with computing steps only, which use the time
+  that it waits. If it fails, it runs once more at the end, with nothing beside it.
 
 Steps start in the order of the list, those that take longest first. `after` names steps that must have ended.
 Steps with one of their `locks` in common never run at the same time:
@@ -25,7 +25,7 @@ Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
 STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
 STORES, OBJECT = "setup/tools:stores", "setup/builds:object_stores"
-TESTS = "rust/tests"
+BUCKETS, TESTS = "setup/builds:buckets", "rust/tests"
 # Steps that most others need.
 BINARIES = (TOOLS, RELEASE, TESTS)
 
@@ -34,14 +34,21 @@ FIRST = [
     Step(TESTS, "build", (), ("debug",)),
     Step(TOOLS, "build"),
     Step(CLIENTS, "build", (TOOLS,), ("clients",)),
-    Step("rust/lint:format", "wait", (TESTS,)),
-    Step("rust/lint:proto,compatible", "wait", (TOOLS,)),
+    Step("rust/lint:format,proto,compatible", "wait", (TOOLS,)),
 ]
 COMPUTE = [
     Step(CLUSTER, "compute", (TOOLS,)),
     Step(MDBOOK, "compute", (TOOLS,)),
     Step(STORES, "compute", (TOOLS,)),
-    Step("disk/bucket:units", "compute", BINARIES, ("debug",)),
+    # The build of the tests takes the longest, and their run leaves time.
+    Step("bench/guard", "compute", (TOOLS, RELEASE)),
+    Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
+    Step(BUCKETS, "compute", BINARIES, ("debug",)),
+    Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
+    Step("disk/bucket:units", "compute", (BUCKETS,), ("debug",)),
+    Step("disk/reader", "compute", BINARIES),
+    Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,texts,package,rest",
+         "compute", (*BINARIES, BUCKETS)),
     Step(OBJECT, "compute", BINARIES),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
     Step("durability/engine:schedules", "compute", BINARIES, ("debug",)),
@@ -53,10 +60,11 @@ COMPUTE = [
 ]
 WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) else BINARIES, locks) for name, locks in [
     ("docs/start", ("release", "ports")),
-    ("docs/examples", ("clients", "release")),
     ("ops/dashboards", ()),
-    ("durability/full", ()),
-    ("bench/guard", ()),
+    ("durability/full:makes_room,rounds", ()),
+    ("durability/full:gives_back", ()),
+    ("durability/full:copies", ()),
+    ("durability/full:enabled_late", ()),
     ("clients/conformance:rpcs_are_reachable,well_formed,start_arguments,clients", ("clients*",)),
     ("clients/conformance:tls,tokens", ("clients*",)),
     ("durability/history", ("clients*",)),
@@ -66,10 +74,8 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("clients/ledger", ("clients*",)),
     ("clients/rotation", ("clients*",)),
     ("durability/syscalls", ("clients*",)),
-    ("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", ()),
     ("disk/archive", ()),
     ("disk/sorting", ()),
-    ("disk/reader", ()),
     ("disk/verify", ()),
     ("durability/crashes:kills", ()),
     ("durability/crashes:power_cuts", ()),
@@ -103,7 +109,8 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
 ]]
 ALONE = [Step(name, "alone", BINARIES) for name in (
     "durability/volumes:fresh",
-    "wire/wire:stops,standing,crowds,over_tls,floods,floods_over_tls,handshakes,refusals",
+    "wire/wire:stops,standing,crowds,over_tls,floods,handshakes,refusals",
+    "wire/wire:floods_over_tls",
     "durability/modes:trickle",
     "wire/http_port",
     "wire/tls:stopped",
@@ -117,56 +124,69 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "bench/million",
     "bench/bounded",
     "bench/clustered",
-    "disk/backup",
     "durability/limits:stopped,memory,out_of_memory",
+    "disk/backup",
 )]
 LAST = [
     Step("ops/traces", "wait", (*BINARIES, STATIC)),
-    Step("deploy/chart", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("ops/console:replica", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("deploy/chart:consents,nodes,take_overs,names,grace_periods,secured,compose_nodes", "wait", (*BINARIES, BUCKETS)),
+    Step("ops/console:replica", "wait", (*BINARIES, BUCKETS)),
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
-    Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("clients/conformance:replica", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
-    Step("durability/replica:lost_machines", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("durability/replica:zombie,unfenced,costs,refused", "wait", (*BINARIES, "disk/bucket:units")),
+    Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, BUCKETS)),
+    Step("clients/conformance:replica", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/replica:lost_machines", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/replica:zombie,costs,refused", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/replica:unfenced", "wait", (*BINARIES, BUCKETS)),
     # Both install the packages of the reader.
-    Step("durability/replica:upgrade", "wait", (*BINARIES, "disk/bucket:units", "disk/reader")),
-    Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
-    Step("durability/takeover:contenders,forgotten", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
-    Step("durability/outages:faults,away", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("durability/outages:silent", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("durability/outages:full", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("durability/outages:full_gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
-    Step("durability/replica:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
-    Step("durability/takeover:gateway", "wait", (*BINARIES, STORES, CLIENTS, "disk/bucket:units"), ("clients*",)),
-    Step("durability/replica:others", "wait", (*BINARIES, STORES, "disk/bucket:units")),
-    Step("durability/replica:known", "wait", (*BINARIES, STORES, "disk/bucket:units")),
-    Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, "disk/bucket:units")),
-    Step("disk/bucket:others", "wait", (*BINARIES, STORES, "disk/bucket:units")),
-    Step("disk/bucket:refused", "wait", (*BINARIES, STORES, "disk/bucket:units")),
+    Step("durability/replica:upgrade", "wait", (*BINARIES, BUCKETS, "disk/reader")),
+    Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/takeover:contenders", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/takeover:forgotten", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/outages:faults,away", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/outages:silent", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/outages:full", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/outages:full_gateway", "wait", (*BINARIES, STORES, BUCKETS)),
+    Step("durability/replica:gateway", "wait", (*BINARIES, STORES, BUCKETS)),
+    Step("durability/takeover:gateway", "wait", (*BINARIES, STORES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/replica:others", "wait", (*BINARIES, STORES, BUCKETS)),
+    Step("durability/replica:known", "wait", (*BINARIES, STORES, BUCKETS)),
+    Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, BUCKETS)),
+    Step("disk/bucket:others", "wait", (*BINARIES, STORES, BUCKETS)),
+    Step("disk/bucket:refused", "wait", (*BINARIES, STORES, BUCKETS)),
     Step("docs/testing", "wait", ()),
     Step("bench/replica", "alone", (*BINARIES, STORES, OBJECT, CLIENTS)),
 ]
-PLAN = FIRST + COMPUTE + WAIT + ALONE + LAST
+PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # Steps that a run without --all leaves out, because their builds or stores take a large part of its time:
 #
 # - a Kubernetes API from source (20 minutes of processor time) and the installation of the chart in it. deploy/chart
 #   renders and judges each manifest in every run.
 # - the static binaries, and the image and the exporter of traces that only they have. They are the same code with
-#   another C library. disk/bucket:units builds their features in every run.
+#   another C library. Of their features, the tests of wald-storage have Zstandard in every run.
 # - the engine under a scheduler of its own, which needs another build of the engine; the fuzz targets' builds; the book,
 #   whose program is built from source.
 # - servers of object stores from source (five minutes of processor time). disk/bucket, durability/replica,
 #   durability/takeover and durability/outages have a server of their own in every run.
 # - the speed of the replica, which needs a quiet machine and another build of the daemon.
-# - engines with a deliberate mistake: they test the tests, and need eight minutes. A change of the engine's tests should run
-#   them by name.
+# - engines with a deliberate mistake, and stores that lose rows or fences: they test the tests, and need nine minutes. A change
+#   of these tests should run them by name.
+# - the engine's simulations and the memory of the sorter at larger sizes. The tests of the workspace have them at their sizes.
+# - full disks that copy on write, of several sizes, and with a sorter that is enabled late. The engine's tests copy_on_write and
+#   space have them on the simulated disk.
+# - floods over TLS. The same code judges the frames in plaintext, and handshakes and stuck peers have TLS in every run.
+# - certificates, tokens and rights that change under the load of all clients. wire/tls and clients/conformance:tokens change
+#   them one at a time, and server/tests/daemon has each change.
+# - dashboards and alerts of a real Prometheus for two minutes. ops/grafana has each alert that fires and does not, and a test of
+#   the daemon (server/src/metrics/shown.rs) has each metric of a panel.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
 # - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
+            "durability/engine:power", "durability/engine:damage", "durability/engine:sorting_memory", "durability/full:gives_back",
+            "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "wire/wire:floods_over_tls",
+            "clients/rotation", "ops/dashboards",
             STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",
             "durability/outages:full_gateway", "bench/replica",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",

@@ -58,7 +58,7 @@ class Prometheus:
         self.targets = here / "targets.json"
         self.scrape(targets)
         (here / "prometheus.yml").write_text(json.dumps({
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "5s"},
             "rule_files": [str(RULES)] if rules else [],
             "scrape_configs": [{"job_name": "wald", "file_sd_configs": [{"files": [str(self.targets)], "refresh_interval": "1s"}]}],
         }))

@@ -1,5 +1,5 @@
 """Tests a ledger in each language, written as its client's README shows: exactly-once producers, a follower with
-balances, state stored with its effects. Each is killed KILLS times (50; 5 in the default run), at random
+balances, state stored with its effects. Each is killed KILLS times (50; 3 in the default run), at random
 moments, and started again. In the end its balances are exact, and its logs hold every transfer once.
 Arguments: KILLS and a seed.
 """
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from clients import *
 
-KILLS = int(sys.argv[1]) if sys.argv[1:] else sized(50, 5)
+KILLS = int(sys.argv[1]) if sys.argv[1:] else sized(50, 3)
 SEED = int(sys.argv[2]) if sys.argv[2:] else random.randrange(1 << 32)
 # Transfers per kill: more than a life of half a second appends, so that the last kill finds work.
 TRANSFERS = 1200

@@ -2,7 +2,7 @@
 producer and a follower that keep their right, and a producer that loses it and gets it back, again and again. Rounds:
 a new certificate through a `..data` link; for each principal a second token, its file, and the first token revoked; the
 right to append taken and given. A reload follows SIGHUP; one round has no signal, and then takes at most 10 s. The audit
-log has the times. Argument: SECONDS (600; 36 in the default run).
+log has the times. Argument: SECONDS (600; 36 without --all).
 """
 
 import datetime

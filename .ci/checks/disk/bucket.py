@@ -204,12 +204,14 @@ def documented(directory, store, data):
     expect("the commands of docs/src/restore.md run", done.returncode == 0, (done.stdout + done.stderr).decode()[-1500:])
 
 
-@check("The tests of the crate, and the tests of backups by programs with the feature")
+@check("The tests of the crate, of the replica, and of walctl, by programs with the feature")
 def units():
-    build()
-    counted(*TESTED, cwd=ROOT)
+    tests = made(messages())
+    for folder, name in TESTS_OF_BUCKETS:
+        counted(tests[name], cwd=ROOT / folder)
     if not os.environ.get("CI_LIGHT"):
-        counted("cargo", "test", "-p", "wald-server", "--features", "otlp,zstd,object", "--bin", "wald", "backups::bucket", cwd=ROOT)
+        counted("cargo", "test", "--workspace", "--features", "wald-server/otlp,wald-server/zstd,wald-server/object", "--bin", "wald",
+                "backups::bucket", cwd=ROOT)
 
 
 @check("A lost machine is restored from a bucket; damage is found; a killed run is no backup; errors name the cause")

@@ -248,10 +248,12 @@ def rust():
         shutil.copy2(ROOT / "Cargo.lock", folder)
         for line in lines_of(take_one(readme, "sh", "cargo add")):
             shell(line, cwd=folder)
-        lend_libraries(PROGRAMS)
-        succeeds("the first Rust example builds and runs as a program of its own", "cargo", "run", "--quiet", cwd=folder,
-                 daemon=daemon, CARGO_TARGET_DIR=str(PROGRAMS), CARGO_PROFILE_DEV_DEBUG=DEBUG,
-                 prints="records, the tail is ")
+        # It is client/examples/tour.rs, which has run above. Its libraries have other features, and compile once more.
+        if not os.environ.get("CI_LIGHT"):
+            lend_libraries(PROGRAMS)
+            succeeds("the first Rust example builds and runs as a program of its own", "cargo", "run", "--quiet", cwd=folder,
+                     daemon=daemon, CARGO_TARGET_DIR=str(PROGRAMS), CARGO_PROFILE_DEV_DEBUG=DEBUG,
+                     prints="records, the tail is ")
     for line in lines_of(take_one(readme, "sh", "cargo build")):
         if "cargo build" not in line:
             with_harness(line)

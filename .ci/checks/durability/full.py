@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from common import *
 
-ROUNDS = sized(20, 5)
+ROUNDS = sized(20, 3)
 MIB = 1 << 20
 # Bytes that each round can fill: 64 MiB hold 20 of these, a pool and a first fill.
 BALLAST = 2 * MIB

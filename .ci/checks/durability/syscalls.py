@@ -5,7 +5,8 @@ rolls, a checkpoint, a clean stop; and more calls after such a stop and after ki
 fault the documented behaviour must hold. After a restart no acked record may be missing and no refused record
 may exist. Then faults are planted in the daemon's calls, which the check must find.
 
-With `-- --all` it runs each fault, else a sample: the first and the last call of each kind on each kind of file, and random others.
+With `-- --all` it runs each fault, else a sample: the first and the last call of each kind on each kind of file, and random
+others. The default run takes one call of each kind on each kind of file, and plants no faults.
 Prints its seed, and for each failure the fault that repeats it: new:fdatasync:journal/….seg:2:EIO.
 """
 
@@ -32,7 +33,7 @@ from story import *
 # Scrubbing reads at any time, and not in the order of the story.
 ARGUMENTS = ["--segment-bytes", "64KiB", "--sync-interval", "20ms", "--worker-threads", "2", "--scrub-bytes-per-second", "0"]
 # Minimum number of runs in the sample.
-RUNS = sized(600, 160)
+RUNS = sized(600, 0)
 WORKERS = 4
 # Seconds from the failure of a flush until all threads know of it.
 GRACE = 0.1
@@ -334,11 +335,11 @@ def faults_of(keys):
 
 
 def sample(faults, dice):
-    """The first and the last of each kind, some that bring each answer of the table, and random others."""
+    """The first and the last of each kind, or any one of it; some that bring each answer of the table, and random others."""
     groups = defaultdict(list)
     for fault in faults:
         groups[fault.group].append(fault)
-    chosen = {id(fault): fault for group in groups.values() for fault in (group[0], group[-1])}
+    chosen = {id(fault): fault for group in groups.values() for fault in sized((group[0], group[-1]), (dice.choice(group),))}
     # The first and the last of a kind are often calls of the start and of the stop.
     for kind in BRINGS.values():
         group = groups[kind]
@@ -436,4 +437,6 @@ def faults():
                 print(*run.lines, sep="")
         else:
             report(runs)
-            planted(directory, faults, pool)
+            # It tests this check.
+            if not os.environ.get("CI_LIGHT"):
+                planted(directory, faults, pool)

@@ -1,6 +1,6 @@
 """Builds the binaries that the other checks run."""
 
-from buckets import OPTIMISED
+from buckets import OPTIMISED, build_programs
 from clients import *
 
 
@@ -17,6 +17,11 @@ def static():
     counted("cargo", "build", "--release", "--locked", "--target", f"{os.uname().machine}-unknown-linux-musl",
             "-p", "wald-server", "-p", "walctl", "--bins", "--features",
             "wald-server/otlp,wald-server/zstd,wald-server/object,walctl/object", cwd=ROOT)
+
+
+@check("The daemon and walctl with object stores, and their tests; clippy has no warning")
+def buckets():
+    build_programs()
 
 
 @check("The daemon with object stores and a program that times PUTs, for bench/replica")
