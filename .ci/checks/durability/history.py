@@ -2,11 +2,21 @@
 histories of 5,000 calls each (appends plain and conditional, batches over logs, fences, tails and
 reads, by 12 callers, under kills of the daemon) and has Porcupine judge them. Then it plants a false answer
 in each, which must be rejected. Prints the seed, calls, histories and time.
+
+`histories_of_two_nodes` does it with two nodes that share a store in a bucket, and with trims. Callers enter at the owner and at the
+stand-by at the same time, and the owner is killed, sleeps, loses the bucket, or hands over, several times in each history. The calls have the level REPLICATED.
+Levels below have no such order over a takeover, by design: it may lose records that were DURABLE, after their acks. Reads with
+the visibility DURABLE are therefore in no history, and DURABLE appends only as calls whose outcome is unknown.
 """
 
 from common import *
-from history_program import run_program
+from history_program import run_on_nodes, run_program
 
 @check("Concurrent callers get answers that one caller at a time could get; planted false answers are rejected")
 def histories():
     run_program("check", ["--histories", sized("8", "4")], seconds=900)
+
+
+@check("The same of callers of two nodes that take the store over from each other, at the level REPLICATED")
+def histories_of_two_nodes(directory):
+    run_on_nodes(directory, ["--histories", sized("10", "2")], seconds=900)

@@ -10,8 +10,13 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// checkHistories records histories and judges each, first unchanged and then with a planted lie.
+// checkHistories records histories of one daemon and judges them.
 func checkHistories(plan plan, seed uint64) error {
+	return judgeHistories(plan, seed, lies, record, []string{"append acked", "append POSITION_MISMATCH", "append FENCED", "fence acked", "fence FENCED", "tail acked", "read acked"})
+}
+
+// judgeHistories records histories and judges each, first unchanged and then with a planted lie.
+func judgeHistories(plan plan, seed uint64, lies []lie, record func(plan, int, *rand.Rand) (*recording, error), kinds []string) error {
 	calls, undecided, judging := 0, 0, time.Duration(0)
 	outcomes := map[string]int{}
 	caught, planted := map[string]int{}, map[string]int{}
@@ -33,9 +38,15 @@ func checkHistories(plan plan, seed uint64) error {
 				undecided++
 			}
 		}
+		for name, count := range recording.pair.turned() {
+			outcomes[name] += count
+		}
 		what := "durable"
-		if recording.early {
+		switch {
+		case recording.early:
 			what = "written"
+		case recording.pair != nil:
+			what = "replicated"
 		}
 		check(verdict == porcupine.Ok, "history %d of %d calls, acked when %s, is linearizable: %s in %.2f s",
 			number, len(recording.events), what, verdict, took.Seconds())
@@ -49,7 +60,7 @@ func checkHistories(plan plan, seed uint64) error {
 		}
 		for _, lie := range lies {
 			// At the beginning of the history: a judge that finds no order tries all orders.
-			changed, is := lie.plant(recording.until(recording.pauses[random.IntN(2)]), random)
+			changed, is := lie.plant(recording, recording.until(recording.pauses[random.IntN(2)]), random)
 			if !is {
 				continue
 			}
@@ -71,7 +82,7 @@ func checkHistories(plan plan, seed uint64) error {
 	for _, name := range slices.Sorted(keys(outcomes)) {
 		fmt.Printf("  %6d %s\n", outcomes[name], name)
 	}
-	for _, name := range []string{"append acked", "append POSITION_MISMATCH", "append FENCED", "fence acked", "fence FENCED", "tail acked", "read acked"} {
+	for _, name := range kinds {
 		check(outcomes[name] > 0, "there were calls of the kind: %s", name)
 	}
 	return nil
@@ -108,12 +119,14 @@ func keys(counts map[string]int) func(yield func(string) bool) {
 }
 
 func outcome(event event) string {
-	name := [...]string{appends: "append", fences: "fence", tails: "tail", reads: "read"}[event.asked.kind]
+	name := event.asked.kind.String()
 	switch {
 	case event.told.refusal != nil:
 		return name + " " + event.told.refusal.reason
 	case event.told.unknown:
 		return name + " unknown"
+	case event.weak && event.told.firsts != nil:
+		return name + " that asked for less"
 	case event.undecided:
 		return name + " found, though its answer was lost"
 	}

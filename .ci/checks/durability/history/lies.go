@@ -7,7 +7,7 @@ import (
 // lie changes one answer in a history to one that a broken daemon could give.
 type lie struct {
 	name  string
-	plant func(events []event, random *rand.Rand) ([]event, bool)
+	plant func(recording *recording, events []event, random *rand.Rand) ([]event, bool)
 }
 
 var lies = []lie{
@@ -49,7 +49,7 @@ func shorten(told output, tail uint64) output {
 	return told
 }
 
-func staleTail(events []event, random *rand.Rand) ([]event, bool) {
+func staleTail(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	var before uint64
 	at, is := search(events, random, func(at int) bool {
 		question := events[at]
@@ -75,7 +75,7 @@ func staleTail(events []event, random *rand.Rand) ([]event, bool) {
 	return events, is
 }
 
-func appendPastFence(events []event, random *rand.Rand) ([]event, bool) {
+func appendPastFence(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	which, epoch := 0, uint64(0)
 	at, is := search(events, random, func(at int) bool {
 		late := events[at]
@@ -104,7 +104,7 @@ func appendPastFence(events []event, random *rand.Rand) ([]event, bool) {
 	return events, is
 }
 
-func halfBatch(events []event, random *rand.Rand) ([]event, bool) {
+func halfBatch(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	var half uint64
 	at, is := search(events, random, func(at int) bool {
 		question := events[at]
@@ -130,7 +130,7 @@ func halfBatch(events []event, random *rand.Rand) ([]event, bool) {
 	return events, is
 }
 
-func halfOfLogs(events []event, random *rand.Rand) ([]event, bool) {
+func halfOfLogs(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	second, before := 0, uint64(0)
 	_, is := search(events, random, func(at int) bool {
 		batch := events[at]
@@ -157,7 +157,7 @@ func halfOfLogs(events []event, random *rand.Rand) ([]event, bool) {
 	return events, is
 }
 
-func durableGoesBack(events []event, random *rand.Rand) ([]event, bool) {
+func durableGoesBack(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	var before uint64
 	at, is := search(events, random, func(at int) bool {
 		late := events[at]
