@@ -7,7 +7,7 @@ from replicas import *
 
 PROGRAM = ROOT / ".ci" / "checks" / "durability" / "history"
 # Lease of the nodes, and the longest wait for a takeover, or until both work again (s).
-TTL, PATIENCE = 2, 60
+TTL, PATIENCE = 2, 120
 
 
 def build_program():
@@ -44,7 +44,7 @@ def run_on_nodes(directory, flags, seconds):
 
 class Faults(harness.Control):
     """Faults of the owner, by HTTP. An answer comes when another node owns the store, except for `restart`, `nap` and `go_on`; to
-    `whole`, when both nodes work."""
+    `whole`, when both nodes work. A fault begins then, too."""
 
     def __init__(self, nodes):
         self.nodes, self.old = nodes, None
@@ -55,6 +55,7 @@ class Faults(harness.Control):
             if action in ("go_on", "whole"):
                 getattr(self, action)()
                 return
+            self.whole()
             name = self.nodes.record()["node"]
             self.old = self.nodes.nodes[name]
             getattr(self, action)(self.old)
@@ -92,9 +93,10 @@ class Faults(harness.Control):
         self.old.way.mode = None
 
     def hand_over(self, node):
-        done = run(programs() / "walctl", "--endpoint", f"http://{node.listen}", "cluster", "hand-over")
-        if done.returncode != 0:
-            raise RuntimeError(f"walctl cluster hand-over: {done.stderr.decode()}")
+        # The owner looks for stand-bys three times in the lease.
+        command = [programs() / "walctl", "--endpoint", f"http://{node.listen}", "cluster", "hand-over"]
+        if not wait_until(lambda: run(*command).returncode == 0, PATIENCE):
+            raise RuntimeError(f"walctl cluster hand-over fails: {run(*command).stderr.decode()}")
         self.taken()
 
     def end(self, node):
@@ -105,5 +107,5 @@ class Faults(harness.Control):
         node.start()
 
     def whole(self):
-        if not wait_until(self.nodes.revive, PATIENCE):
+        if not wait_until(lambda: self.nodes.revive() and self.nodes.is_ready(), PATIENCE):
             raise RuntimeError("the store is not whole")

@@ -139,14 +139,22 @@ class Nodes:
 
     def record(self):
         """The record of the owner, from the files of the store."""
+        return self.value("shards/0/owner") or {"node": None, "term": 0, "state": None}
+
+    def value(self, path):
+        """The value of a record of the store, or None."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return json.loads((self.store.objects / BUCKET / PREFIX / "shards/0/owner").read_text())["value"]
-        return {"node": None, "term": 0, "state": None}
+            return json.loads((self.store.objects / BUCKET / PREFIX / path).read_text())["value"]
 
     def is_whole(self):
         """Whether an owner serves and names all others."""
         record = self.record()
         return record["state"] == "serving" and {record["node"], *record.get("stand_bys", ())} == set(self.nodes)
+
+    def is_ready(self):
+        """Whether the store is whole, and each stand-by has a current copy. A new owner at first names those of the owner before."""
+        owner = self.record()["node"]
+        return self.is_whole() and all((self.value(f"nodes/{name}") or {}).get("state") == "stand_by" for name in self.nodes if name != owner)
 
     def serves_other(self, owner):
         record = self.record()

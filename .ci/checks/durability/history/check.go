@@ -65,6 +65,9 @@ func judgeHistories(plan plan, seed uint64, lies []lie, record func(plan, int, *
 				continue
 			}
 			planted[lie.name]++
+			if recording.pair != nil {
+				changed = thinned(changed)
+			}
 			began := time.Now()
 			verdict, _ := judge(recording, changed, plan.limit)
 			judging += time.Since(began)

@@ -70,7 +70,7 @@ func staleTail(_ *recording, events []event, random *rand.Rand) ([]event, bool) 
 		return false
 	})
 	if is {
-		events[at].told = shorten(events[at].told, before)
+		events[at].told, events[at].evidence = shorten(events[at].told, before), true
 	}
 	return events, is
 }
@@ -125,26 +125,26 @@ func halfBatch(_ *recording, events []event, random *rand.Rand) ([]event, bool) 
 		return false
 	})
 	if is {
-		events[at].told = shorten(events[at].told, half)
+		events[at].told, events[at].evidence = shorten(events[at].told, half), true
 	}
 	return events, is
 }
 
 func halfOfLogs(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
-	second, before := 0, uint64(0)
+	first, second, before := 0, 0, uint64(0)
 	_, is := search(events, random, func(at int) bool {
 		batch := events[at]
 		if !acked(batch) || len(batch.asked.parts) < 2 || len(batch.asked.parts[1].ids) == 0 {
 			return false
 		}
-		for _, one := range events {
+		for seen, one := range events {
 			// A caller that has seen the first part, if possible while the batch was in flight.
 			if !toldTail(one) || one.asked.log != batch.asked.parts[0].log || one.told.tail <= batch.told.firsts[0] {
 				continue
 			}
 			for at, other := range events {
 				if toldTail(other) && other.asked.log == batch.asked.parts[1].log && other.from > one.to {
-					second, before = at, batch.told.firsts[1]
+					first, second, before = seen, at, batch.told.firsts[1]
 					return true
 				}
 			}
@@ -152,7 +152,8 @@ func halfOfLogs(_ *recording, events []event, random *rand.Rand) ([]event, bool)
 		return false
 	})
 	if is {
-		events[second].told = shorten(events[second].told, before)
+		events[first].evidence = true
+		events[second].told, events[second].evidence = shorten(events[second].told, before), true
 	}
 	return events, is
 }
@@ -173,7 +174,7 @@ func durableGoesBack(_ *recording, events []event, random *rand.Rand) ([]event, 
 		return false
 	})
 	if is {
-		events[at].told = shorten(events[at].told, before)
+		events[at].told, events[at].evidence = shorten(events[at].told, before), true
 	}
 	return events, is
 }

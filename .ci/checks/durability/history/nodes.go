@@ -234,14 +234,14 @@ func (r *recording) more(ctx context.Context, calls int64) error {
 }
 
 // prepare completes a request for two nodes. False: choose another.
-func (p *pair) prepare(ctx context.Context, r *recording, way way, event *event, random *rand.Rand) (bool, error) {
+func (p *pair) prepare(ctx context.Context, r *recording, way way, event *event, random *rand.Rand) bool {
 	asked := &event.asked
 	switch dice := random.IntN(100); {
 	case dice < 3:
 		log := random.IntN(logs)
 		*asked = input{kind: trims, log: log, before: r.heardTail[log].Load() - min(r.heardTail[log].Load(), random.Uint64N(12))}
 		// A trimmed record could not be looked up.
-		return p.gather(ctx, r, log, asked.before)
+		return p.gather(ctx, r, way, log, asked.before)
 	case asked.kind == appends:
 		event.weak = random.IntN(8) == 0
 	case asked.kind == fences && asked.epoch == nil:
@@ -251,7 +251,7 @@ func (p *pair) prepare(ctx context.Context, r *recording, way way, event *event,
 			asked.epoch = &next
 		}
 	}
-	return true, nil
+	return true
 }
 
 // failed counts a call that got no answer to judge. A pause follows: a node that cannot answer says so at once.
@@ -271,7 +271,7 @@ func (p *pair) failed(ctx context.Context, r *recording, event event, failure fa
 	p.mutex.Unlock()
 	select {
 	case <-ctx.Done():
-	case <-time.After(10 * time.Millisecond):
+	case <-time.After(25 * time.Millisecond):
 	}
 }
 
@@ -282,25 +282,20 @@ func (p *pair) turned() map[string]int {
 	return p.passed
 }
 
-// gather reads a log up to an lsn. False: it has not been possible.
-func (p *pair) gather(ctx context.Context, r *recording, log int, before uint64) (bool, error) {
-	p.gathering[log].Lock()
+// gather reads a log up to an lsn on the way of a caller. False: it has not been possible.
+func (p *pair) gather(ctx context.Context, r *recording, way way, log int, before uint64) bool {
+	if !p.gathering[log].TryLock() {
+		return false
+	}
 	defer p.gathering[log].Unlock()
 	for uint64(len(p.gathered[log])) < before {
-		ids, _, err := p.main.page(ctx, r, log, uint64(len(p.gathered[log])))
-		var own *client.Error
-		if errors.As(err, &own) && own.Reason != client.ErrTrimmed {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		if len(ids) == 0 {
-			return false, nil
+		ids, _, err := way.page(ctx, r, log, uint64(len(p.gathered[log])))
+		if err != nil || len(ids) == 0 {
+			return false
 		}
 		p.gathered[log] = append(p.gathered[log], ids...)
 	}
-	return true, nil
+	return true
 }
 
 // gatherAll reads all logs, until two readings of all are equal: a call whose caller has gone may arrive between.
@@ -315,6 +310,9 @@ func (p *pair) gatherAll(ctx context.Context, r *recording) error {
 			ids, err := r.contents(ctx, p.main, log, p.kept[log])
 			if err != nil {
 				return err
+			}
+			if most := uint64(len(p.gathered[log])); p.kept[log] > most {
+				return fmt.Errorf("log%d is trimmed up to %d, but no trim went beyond %d", log, p.kept[log], most)
 			}
 			all := append(slices.Clone(p.gathered[log][:p.kept[log]]), ids...)
 			if seen := p.gathered[log]; len(all) < len(seen) || !slices.Equal(all[:len(seen)], seen) {

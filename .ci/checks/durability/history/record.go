@@ -40,6 +40,8 @@ type event struct {
 	undecided bool
 	// An append to a store of two nodes that asked for DURABLE only: a takeover may lose it after its ack.
 	weak bool
+	// A planted lie rests on it.
+	evidence bool
 }
 
 // recording drives callers against one set of logs, and keeps their calls.
@@ -223,14 +225,13 @@ func (r *recording) caller(ctx context.Context, way way, more func() bool, clien
 		event := event{client: client, asked: r.choose(random)}
 		limit := callTimeout
 		if r.pair != nil {
-			made, err := r.pair.prepare(ctx, r, way, &event, random)
-			if err != nil {
-				return err
-			}
+			limit = patience(random)
+			preparing, cancel := context.WithTimeout(ctx, limit)
+			made := r.pair.prepare(preparing, r, way, &event, random)
+			cancel()
 			if !made {
 				continue
 			}
-			limit = patience(random)
 		}
 		// Fences always are durable in such a recording.
 		event.durable = r.early && (event.asked.kind == fences || event.asked.kind == appends && random.IntN(4) == 0)
@@ -429,7 +430,11 @@ func (s stubs) call(ctx context.Context, r *recording, event *event) (output, er
 }
 
 func (s stubs) page(ctx context.Context, r *recording, log int, from uint64) ([]uint32, uint64, error) {
-	page, err := wald.NewWalServiceClient(s).Read(ctx, &wald.ReadRequest{Log: r.names[log], Start: &wald.ReadRequest_Lsn{Lsn: from}, MaxRecords: 10_000})
+	request := &wald.ReadRequest{Log: r.names[log], Start: &wald.ReadRequest_Lsn{Lsn: from}, MaxRecords: 10_000}
+	if r.pair != nil {
+		request.Visibility = wald.Visibility_VISIBILITY_REPLICATED
+	}
+	page, err := wald.NewWalServiceClient(s).Read(ctx, request)
 	if err != nil {
 		return nil, 0, err
 	}
