@@ -97,14 +97,18 @@ class Faults(harness.Control):
         command = [programs() / "walctl", "--endpoint", f"http://{node.listen}", "cluster", "hand-over"]
         if not wait_until(lambda: run(*command).returncode == 0, PATIENCE):
             raise RuntimeError(f"walctl cluster hand-over fails: {run(*command).stderr.decode()}")
+        self.ended(node)
+
+    def ended(self, node):
+        """A node that ends by plan; starts it again when the other one owns the store."""
+        if (code := node.process.wait(PATIENCE)) != 0:
+            raise RuntimeError(f"{node.name} ends with {code}")
         self.taken()
+        node.start()
 
     def end(self, node):
         node.signal(signal.SIGTERM)
-        if (code := node.process.wait(PATIENCE)) != 0:
-            raise RuntimeError(f"{node.name} ends with {code} after SIGTERM")
-        self.taken()
-        node.start()
+        self.ended(node)
 
     def whole(self):
         if not wait_until(lambda: self.nodes.revive() and self.nodes.is_ready(), PATIENCE):

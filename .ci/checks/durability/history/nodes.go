@@ -35,8 +35,8 @@ var faults = []string{
 	"sleep",     // stopped, and goes on when the other node has answered
 	"nap",       // stopped for about as long as the others wait, perhaps while the other node takes over
 	"cut",       // loses the bucket, not its callers, until the other node has answered
-	"hand_over", // hands over by plan
-	"end",       // ends by SIGTERM; starts again when the other node owns the store
+	"hand_over", // hands over by plan, and ends; starts again when the other node owns the store
+	"end",       // the same by SIGTERM
 }
 
 // Calls of a phase before its fault, while the old owner is not itself, and after the fault.
@@ -254,8 +254,17 @@ func (p *pair) prepare(ctx context.Context, r *recording, way way, event *event,
 	return true
 }
 
-// failed counts a call that got no answer to judge. A pause follows: a node that cannot answer says so at once.
-func (p *pair) failed(ctx context.Context, r *recording, event event, failure failure) {
+// rest is the pause of a caller before its next call. The nodes take less processor time, and a node that cannot answer
+// gets fewer calls.
+func (p *pair) rest(ctx context.Context, random *rand.Rand) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Duration(random.IntN(60)) * time.Millisecond):
+	}
+}
+
+// failed counts a call that got no answer to judge.
+func (p *pair) failed(event event, failure failure) {
 	if !failure.passing && !failure.unknown {
 		return
 	}
@@ -269,10 +278,6 @@ func (p *pair) failed(ctx context.Context, r *recording, event event, failure fa
 	p.mutex.Lock()
 	p.passed[event.asked.kind.String()+" "+name]++
 	p.mutex.Unlock()
-	select {
-	case <-ctx.Done():
-	case <-time.After(25 * time.Millisecond):
-	}
 }
 
 func (p *pair) turned() map[string]int {

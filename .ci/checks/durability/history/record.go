@@ -225,6 +225,7 @@ func (r *recording) caller(ctx context.Context, way way, more func() bool, clien
 		event := event{client: client, asked: r.choose(random)}
 		limit := callTimeout
 		if r.pair != nil {
+			r.pair.rest(ctx, random)
 			limit = patience(random)
 			preparing, cancel := context.WithTimeout(ctx, limit)
 			made := r.pair.prepare(preparing, r, way, &event, random)
@@ -251,7 +252,7 @@ func (r *recording) caller(ctx context.Context, way way, more func() bool, clien
 				return err
 			}
 			if r.pair != nil {
-				r.pair.failed(ctx, r, event, failure)
+				r.pair.failed(event, failure)
 			}
 			// A refusal of a weak append may rest on records that a takeover loses.
 			if failure.passing || (failure.unknown && !changes) || (event.weak && failure.refusal != nil) {
