@@ -10,8 +10,9 @@ PROGRAM = ROOT / ".ci" / "checks" / "durability" / "history"
 TTL, PATIENCE = 2, 120
 
 
-def build_program():
-    binary = SCRATCH / "history"
+def build_program(mode):
+    # Checks of different modes may run at the same time.
+    binary = SCRATCH / f"history-{mode}"
     go_stubs()
     subprocess.run(["go", "build", "-o", binary, "."], cwd=PROGRAM, check=True)
     return binary
@@ -19,22 +20,22 @@ def build_program():
 
 def run_program(mode, flags, seconds):
     """Runs one mode of the program, for at most `seconds`. The arguments of the script take the place of the flags."""
-    binary = build_program()
+    binary = build_program(mode)
     with scratch() as directory, harness.Served(WALD, directory) as served:
         counted("timeout", seconds, binary, mode, *(sys.argv[1:] or flags), env=clean_environment(**served.environment()))
         if served.control.trouble:
             expect("the control endpoint works", False, served.control.trouble)
 
 
-def run_on_nodes(directory, flags, seconds):
-    """Runs the mode `nodes` of the program against two nodes. As `run_program`."""
-    binary = build_program()
+def run_on_nodes(directory, flags, seconds, always=()):
+    """Runs the mode `nodes` of the program against two nodes, as `run_program`. No arguments take the place of the flags of `always`."""
+    binary = build_program("nodes")
     with own(directory) as (store, _), contextlib.closing(Nodes("history", directory, store, "ab", TTL)) as nodes:
         nodes.begin(PATIENCE)
         faults = Faults(nodes)
         environment = clean_environment(WALD_ENDPOINT=",".join(node.listen for node in nodes.nodes.values()),
                                         WALD_CONTROL=f"http://127.0.0.1:{faults.port}")
-        held = counted("timeout", seconds, binary, "nodes", *(sys.argv[1:] or flags), env=environment)
+        held = counted("timeout", seconds, binary, "nodes", *always, *(sys.argv[1:] or flags), env=environment)
         expect("each fault is made, and both nodes work afterwards", not faults.trouble, faults.trouble or dict(faults.done))
         # A start ends with 69 if the bucket gives no answer.
         expect("no node ends by itself, except without the bucket", {code for _, code in nodes.ends} <= {69}, nodes.ends)
@@ -69,6 +70,14 @@ class Faults(harness.Control):
         node.kill()
         self.taken()
         node.start()
+
+    def forget(self, node):
+        """The store forgets its newest rows, before the other node takes over."""
+        node.kill()
+        rows = self.nodes.store.objects / BUCKET / PREFIX / "shards/0/db/wal"
+        for row in sorted(path for path in rows.iterdir() if path.stat().st_size)[-5:]:
+            row.unlink()
+        self.taken()
 
     def restart(self, node):
         node.kill()

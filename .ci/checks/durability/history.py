@@ -19,4 +19,9 @@ def histories():
 
 @check("The same of callers of two nodes that take the store over from each other, at the level REPLICATED")
 def histories_of_two_nodes(directory):
-    run_on_nodes(directory, ["--histories", sized("10", "2")], seconds=900)
+    run_on_nodes(directory, ["--histories", sized("8", "2"), "--faults", sized("4", "3")], seconds=1500)
+
+
+@check("A store that forgets rows loses REPLICATED acks: the history of its nodes is rejected")
+def forgetful_store(directory):
+    run_on_nodes(directory, [], seconds=300, always=["--forgetful"])

@@ -67,7 +67,13 @@ func main() {
 		flags.IntVar(&plan.faults, "faults", 4, "faults in each history")
 		flags.IntVar(&plan.clients, "clients", 12, "concurrent callers")
 		flags.DurationVar(&plan.limit, "limit", time.Minute, "time to judge one history")
-		work = func() error { return checkNodes(plan, *seed) }
+		forgetful := flags.Bool("forgetful", false, "the store loses acked records, which must be seen")
+		work = func() error {
+			if *forgetful {
+				return checkForgetful(plan, *seed)
+			}
+			return checkNodes(plan, *seed)
+		}
 	case "fences":
 		fences := flags.Int("fences", 400, "fences without kills")
 		killed := flags.Int("killed", 60, "fences under kills")

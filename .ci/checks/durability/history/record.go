@@ -62,6 +62,8 @@ type recording struct {
 
 	// Contents of the logs at the end.
 	stored [logs][]uint32
+	// Answers that the contents contradict.
+	trouble []string
 
 	// Nil: one daemon.
 	pair *pair
@@ -505,7 +507,7 @@ func (r *recording) resolve(ctx context.Context, way way) error {
 		}
 		for lsn, id := range r.stored[log] {
 			if _, twice := found[id]; twice {
-				return fmt.Errorf("record %d is there twice", id)
+				r.trouble = append(r.trouble, fmt.Sprintf("record %d is there twice", id))
 			}
 			found[id], where[id] = uint64(lsn), log
 		}
@@ -540,12 +542,13 @@ func (r *recording) resolve(ctx context.Context, way way) error {
 				continue
 			}
 			if there < all {
-				return fmt.Errorf("%d of %d records are there of %s", there, all, describe(event.asked, event.told))
+				r.trouble = append(r.trouble, fmt.Sprintf("%d of %d records are there of %s", there, all, describe(event.asked, event.told)))
+			} else if event.told.firsts != nil && fmt.Sprint(firsts) != fmt.Sprint(event.told.firsts) {
+				r.trouble = append(r.trouble, fmt.Sprintf("found at %v: %s", firsts, describe(event.asked, event.told)))
 			}
-			if event.told.firsts != nil && fmt.Sprint(firsts) != fmt.Sprint(event.told.firsts) {
-				return fmt.Errorf("found at %v: %s", firsts, describe(event.asked, event.told))
+			if event.told.firsts == nil {
+				event.told.firsts = firsts
 			}
-			event.told.firsts = firsts
 			if event.undecided && r.pair != nil {
 				// A node that sleeps may take it later, and hand it on.
 				event.to = end
@@ -555,7 +558,10 @@ func (r *recording) resolve(ctx context.Context, way way) error {
 		kept = append(kept, event)
 	}
 	for id := range found {
-		return fmt.Errorf("record %d is there, and was refused", id)
+		r.trouble = append(r.trouble, fmt.Sprintf("record %d is there, and was refused", id))
+	}
+	if r.pair == nil && len(r.trouble) > 0 {
+		return errors.New(r.trouble[0])
 	}
 	if acked == 0 {
 		return errors.New("nothing was appended")
