@@ -1,8 +1,10 @@
-"""Daemons with a replica in a bucket, loads of all levels with ledgers, and the judgement of the acks of a lost machine."""
+"""Daemons with a replica in a bucket, loads of all levels with ledgers, the judgement of the acks of a lost machine, and nodes
+that share a store."""
 
 from collections import Counter
 
 from buckets import *
+from proxies import Proxies
 
 SEGMENTS = ["--segment-bytes", "1MiB"]
 # A short gap: rounds are shorter than a second.
@@ -74,6 +76,97 @@ def judge(what, daemon, directory, epoch):
         wrong = [entry for entry in entries if (entry not in gone) != (entry.position < position)]
         expect(f"{what}: {name}: survived_position names exactly the lost acks", position >= 0 and not wrong,
                f"{len(lost)} of {len(entries)} lost, from position {position}" if position >= 0 else said)
+
+
+
+class Node:
+    """One node: its process, its log, which is kept after the run, and its own way to the bucket."""
+
+    def __init__(self, name, log, data, store, way, port, ttl):
+        self.name, self.data, self.way, self.listen = name, data, way, f"127.0.0.1:{port}"
+        self.log, self.process = log, None
+        self.log.unlink(missing_ok=True)
+        self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
+                        "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{ttl}s", *SEGMENTS, "--replica-interval", "200ms"]
+        self.environment = store.environment(WALD_BUCKET_ENDPOINT=way.url)
+        self.data.mkdir(mode=0o700)
+
+    def start(self):
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen([str(part) for part in self.command], stdin=subprocess.DEVNULL, stderr=log, env=self.environment)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def said(self):
+        """The end of its log, for a failure."""
+        lines = [line for line in self.log.read_text().splitlines() if "object_store::client::retry" not in line]
+        return "\n".join([f"{self.name}, exit code {self.process.poll()}:", *lines[-10:]])
+
+
+class Nodes:
+    """Nodes that share a store. `logs` is the begin of the names of their logs, and `ttl` their lease (s)."""
+
+    def __init__(self, logs, directory, store, names, ttl):
+        self.store, self.proxies = store, Proxies(store.base)
+        with contextlib.ExitStack() as free:
+            sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+            ports = [one.getsockname()[1] for one in sockets]
+        self.nodes = {name: Node(name, SCRATCH / f"{logs}-{name}.log", directory / name, store, self.proxies.way(), port, ttl)
+                      for name, port in zip(names, ports)}
+        # Name and exit code of each node that has ended by itself.
+        self.ends = []
+
+    def begin(self, seconds):
+        """Starts all nodes, and waits until the store is whole."""
+        for node in self.nodes.values():
+            node.start()
+        if not wait_until(self.is_whole, seconds):
+            raise SystemExit("the nodes do not begin:\n" + self.said())
+
+    def close(self):
+        for node in self.nodes.values():
+            node.kill()
+        self.proxies.close()
+
+    def said(self):
+        return "\n".join(node.said() for node in self.nodes.values()) + f"\nowner: {self.record()}"
+
+    def record(self):
+        """The record of the owner, from the files of the store."""
+        return self.value("shards/0/owner") or {"node": None, "term": 0, "state": None}
+
+    def value(self, path):
+        """The value of a record of the store, or None."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return json.loads((self.store.objects / BUCKET / PREFIX / path).read_text())["value"]
+
+    def is_whole(self):
+        """Whether an owner serves and names all others."""
+        record = self.record()
+        return record["state"] == "serving" and {record["node"], *record.get("stand_bys", ())} == set(self.nodes)
+
+    def is_ready(self):
+        """Whether the store is whole, and each stand-by has a current copy. A new owner at first names those of the owner before."""
+        owner = self.record()["node"]
+        return self.is_whole() and all((self.value(f"nodes/{name}") or {}).get("state") == "stand_by" for name in self.nodes if name != owner)
+
+    def serves_other(self, owner):
+        record = self.record()
+        return record["state"] == "serving" and record["node"] != owner
+
+    def revive(self):
+        """Starts nodes that have ended by themselves, as an init system does, and whether the store is whole."""
+        for node in self.nodes.values():
+            if (code := node.process.poll()) is not None:
+                self.ends.append((node.name, code))
+                node.start()
+        return self.is_whole()
 
 
 __all__ = [name for name in dir() if not name.startswith("_")]

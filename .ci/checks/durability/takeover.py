@@ -9,7 +9,6 @@ import random
 from collections import Counter, defaultdict
 
 from clients import *
-from proxies import Proxies
 from replicas import *
 
 SEED = int(sys.argv[2]) if sys.argv[2:] else random.randrange(1 << 32)
@@ -26,37 +25,6 @@ PATIENCE = 60
 # Most seconds of a pause. The aims are TTL + 2 and 1, on a quiet machine with optimised builds. These bounds only find a take-over
 # that hangs: other checks run at the same time, the builds are not optimised, and with --all the store has many files.
 LONGEST, LONGEST_PLANNED = TTL + 28, 30
-
-
-class Node:
-    """One node: its process, its log and its own way to the bucket."""
-
-    def __init__(self, name, check, directory, store, way, port):
-        self.name, self.data, self.way, self.listen = name, directory / name, way, f"127.0.0.1:{port}"
-        # Kept after the run.
-        self.log, self.process = SCRATCH / f"takeover-{check}-{name}.log", None
-        self.log.unlink(missing_ok=True)
-        self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
-                        "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{TTL}s", *SEGMENTS, "--replica-interval", "200ms"]
-        self.environment = store.environment(WALD_BUCKET_ENDPOINT=way.url)
-        self.data.mkdir(mode=0o700)
-
-    def start(self):
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen([str(part) for part in self.command], stdin=subprocess.DEVNULL, stderr=log, env=self.environment)
-
-    def signal(self, number):
-        self.process.send_signal(number)
-
-    def kill(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    def said(self):
-        """The end of its log, for a failure."""
-        lines = [line for line in self.log.read_text().splitlines() if "object_store::client::retry" not in line]
-        return "\n".join([f"{self.name}, exit code {self.process.poll()}:", *lines[-10:]])
 
 
 class Clients:
@@ -181,26 +149,19 @@ class Truth:
         return faults
 
 
-class Drill:
+class Drill(Nodes):
     """Nodes, their clients, and the judgement of each round."""
 
     def __init__(self, check, directory, store, names):
-        self.draw, self.store = random.Random(SEED), store
-        self.proxies = Proxies(store.base)
-        with contextlib.ExitStack() as free:
-            sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
-            ports = [one.getsockname()[1] for one in sockets]
-        self.nodes = {name: Node(name, check, directory, store, self.proxies.way(), port) for name, port in zip(names, ports)}
+        super().__init__(f"takeover-{check}", directory, store, names, TTL)
+        self.draw = random.Random(SEED)
         self.truth, self.waiting, self.judged = Truth(), [], 0
-        self.pauses, self.counts, self.ends = defaultdict(list), Counter(), []
+        self.pauses, self.counts = defaultdict(list), Counter()
         self.clients, self.directory = None, directory
 
     def __enter__(self):
         try:
-            for node in self.nodes.values():
-                node.start()
-            if not wait_until(self.is_whole, PATIENCE):
-                raise SystemExit("the nodes do not begin:\n" + self.said())
+            self.begin(PATIENCE)
             self.clients = Clients(self.directory, self.nodes.values())
             self.settle(f"{len(self.nodes)} nodes begin")
         except BaseException:
@@ -211,36 +172,7 @@ class Drill:
     def __exit__(self, *_):
         if self.clients is not None:
             self.clients.close()
-        for node in self.nodes.values():
-            node.kill()
-        self.proxies.close()
-
-    def said(self):
-        return "\n".join(node.said() for node in self.nodes.values()) + f"\nowner: {self.record()}"
-
-    def record(self):
-        """The record of the owner, from the files of the store."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return json.loads((self.store.objects / BUCKET / PREFIX / "shards/0/owner").read_text())["value"]
-        return {"node": None, "term": 0, "state": None}
-
-    def is_whole(self):
-        """Whether an owner serves and names all others."""
-        record = self.record()
-        return record["state"] == "serving" and {record["node"], *record.get("stand_bys", ())} == set(self.nodes)
-
-    def serves_other(self, owner):
-        record = self.record()
-        return record["state"] == "serving" and record["node"] != owner
-
-    def revive(self):
-        """Starts nodes that have ended by themselves, as an init system does, and whether the store is whole."""
-        for node in self.nodes.values():
-            if (code := node.process.poll()) is not None:
-                self.counts[f"{node.name} ended by itself with {code}"] += 1
-                self.ends.append(code)
-                node.start()
-        return self.is_whole()
+        self.close()
 
     def settle(self, what):
         """Waits until all nodes are there and every writer has an ack."""
@@ -326,7 +258,9 @@ class Drill:
               f"to {pauses[-1]:.2f} s; {self.counts['lost'] - lost} DURABLE acks lost", flush=True)
         # A start ends with 69 if the bucket gives no answer; the init system tries again.
         cut = kind in (*CUTS, "all")
-        expect(f"{what}: no node ends by itself, except without the bucket", not self.ends or (cut and set(self.ends) == {69}), self.ends)
+        self.counts.update(f"{name} ended by itself with {code}" for name, code in self.ends)
+        codes = {code for _, code in self.ends}
+        expect(f"{what}: no node ends by itself, except without the bucket", not codes or (cut and codes == {69}), self.ends)
         self.ends = []
 
     def paused(self, began, ended):

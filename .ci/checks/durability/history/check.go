@@ -10,8 +10,13 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// checkHistories records histories and judges each, first unchanged and then with a planted lie.
+// checkHistories records histories of one daemon and judges them.
 func checkHistories(plan plan, seed uint64) error {
+	return judgeHistories(plan, seed, lies, record, []string{"append acked", "append POSITION_MISMATCH", "append FENCED", "fence acked", "fence FENCED", "tail acked", "read acked"})
+}
+
+// judgeHistories records histories and judges each, first unchanged and then with a planted lie.
+func judgeHistories(plan plan, seed uint64, lies []lie, record func(plan, int, *rand.Rand) (*recording, error), kinds []string) error {
 	calls, undecided, judging := 0, 0, time.Duration(0)
 	outcomes := map[string]int{}
 	caught, planted := map[string]int{}, map[string]int{}
@@ -33,9 +38,18 @@ func checkHistories(plan plan, seed uint64) error {
 				undecided++
 			}
 		}
+		for name, count := range recording.pair.turned() {
+			outcomes[name] += count
+		}
 		what := "durable"
-		if recording.early {
+		switch {
+		case recording.early:
 			what = "written"
+		case recording.pair != nil:
+			what = "replicated"
+		}
+		if recording.pair != nil {
+			check(len(recording.trouble) == 0, "history %d: at the end the logs have the records as all answers said%s", number, some(recording.trouble))
 		}
 		check(verdict == porcupine.Ok, "history %d of %d calls, acked when %s, is linearizable: %s in %.2f s",
 			number, len(recording.events), what, verdict, took.Seconds())
@@ -49,7 +63,7 @@ func checkHistories(plan plan, seed uint64) error {
 		}
 		for _, lie := range lies {
 			// At the beginning of the history: a judge that finds no order tries all orders.
-			changed, is := lie.plant(recording.until(recording.pauses[random.IntN(2)]), random)
+			changed, is := lie.plant(recording, recording.until(recording.pauses[random.IntN(2)]), random)
 			if !is {
 				continue
 			}
@@ -71,7 +85,7 @@ func checkHistories(plan plan, seed uint64) error {
 	for _, name := range slices.Sorted(keys(outcomes)) {
 		fmt.Printf("  %6d %s\n", outcomes[name], name)
 	}
-	for _, name := range []string{"append acked", "append POSITION_MISMATCH", "append FENCED", "fence acked", "fence FENCED", "tail acked", "read acked"} {
+	for _, name := range kinds {
 		check(outcomes[name] > 0, "there were calls of the kind: %s", name)
 	}
 	return nil
@@ -79,8 +93,12 @@ func checkHistories(plan plan, seed uint64) error {
 
 // judge returns whether a valid order exists, and the reason if a lagging answer breaks its rules.
 func judge(recording *recording, events []event, limit time.Duration) (porcupine.CheckResult, string) {
-	if why := lagBreaks(recording, events); why != "" {
-		return porcupine.Illegal, why
+	if recording.pair == nil {
+		if why := lagBreaks(recording, events); why != "" {
+			return porcupine.Illegal, why
+		}
+	} else if porcupine.CheckOperationsTimeout(model, operations(thinned(events)), limit) == porcupine.Illegal {
+		return porcupine.Illegal, ""
 	}
 	return porcupine.CheckOperationsTimeout(model, operations(events), limit), ""
 }
@@ -97,6 +115,14 @@ func (r *recording) until(pause int64) []event {
 	return made
 }
 
+// some shows the first few of a list.
+func some(trouble []string) string {
+	if len(trouble) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": %d, such as %s", len(trouble), strings.Join(trouble[:min(len(trouble), 3)], "; "))
+}
+
 func keys(counts map[string]int) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for name := range counts {
@@ -108,12 +134,14 @@ func keys(counts map[string]int) func(yield func(string) bool) {
 }
 
 func outcome(event event) string {
-	name := [...]string{appends: "append", fences: "fence", tails: "tail", reads: "read"}[event.asked.kind]
+	name := event.asked.kind.String()
 	switch {
 	case event.told.refusal != nil:
 		return name + " " + event.told.refusal.reason
 	case event.told.unknown:
 		return name + " unknown"
+	case event.weak && event.told.firsts != nil:
+		return name + " that asked for less"
 	case event.undecided:
 		return name + " found, though its answer was lost"
 	}

@@ -7,7 +7,7 @@ import (
 // lie changes one answer in a history to one that a broken daemon could give.
 type lie struct {
 	name  string
-	plant func(events []event, random *rand.Rand) ([]event, bool)
+	plant func(recording *recording, events []event, random *rand.Rand) ([]event, bool)
 }
 
 var lies = []lie{
@@ -49,7 +49,7 @@ func shorten(told output, tail uint64) output {
 	return told
 }
 
-func staleTail(events []event, random *rand.Rand) ([]event, bool) {
+func staleTail(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	var before uint64
 	at, is := search(events, random, func(at int) bool {
 		question := events[at]
@@ -70,12 +70,12 @@ func staleTail(events []event, random *rand.Rand) ([]event, bool) {
 		return false
 	})
 	if is {
-		events[at].told = shorten(events[at].told, before)
+		events[at].told, events[at].evidence = shorten(events[at].told, before), true
 	}
 	return events, is
 }
 
-func appendPastFence(events []event, random *rand.Rand) ([]event, bool) {
+func appendPastFence(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	which, epoch := 0, uint64(0)
 	at, is := search(events, random, func(at int) bool {
 		late := events[at]
@@ -104,7 +104,7 @@ func appendPastFence(events []event, random *rand.Rand) ([]event, bool) {
 	return events, is
 }
 
-func halfBatch(events []event, random *rand.Rand) ([]event, bool) {
+func halfBatch(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	var half uint64
 	at, is := search(events, random, func(at int) bool {
 		question := events[at]
@@ -125,26 +125,26 @@ func halfBatch(events []event, random *rand.Rand) ([]event, bool) {
 		return false
 	})
 	if is {
-		events[at].told = shorten(events[at].told, half)
+		events[at].told, events[at].evidence = shorten(events[at].told, half), true
 	}
 	return events, is
 }
 
-func halfOfLogs(events []event, random *rand.Rand) ([]event, bool) {
-	second, before := 0, uint64(0)
+func halfOfLogs(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
+	first, second, before := 0, 0, uint64(0)
 	_, is := search(events, random, func(at int) bool {
 		batch := events[at]
 		if !acked(batch) || len(batch.asked.parts) < 2 || len(batch.asked.parts[1].ids) == 0 {
 			return false
 		}
-		for _, one := range events {
+		for seen, one := range events {
 			// A caller that has seen the first part, if possible while the batch was in flight.
 			if !toldTail(one) || one.asked.log != batch.asked.parts[0].log || one.told.tail <= batch.told.firsts[0] {
 				continue
 			}
 			for at, other := range events {
 				if toldTail(other) && other.asked.log == batch.asked.parts[1].log && other.from > one.to {
-					second, before = at, batch.told.firsts[1]
+					first, second, before = seen, at, batch.told.firsts[1]
 					return true
 				}
 			}
@@ -152,12 +152,13 @@ func halfOfLogs(events []event, random *rand.Rand) ([]event, bool) {
 		return false
 	})
 	if is {
-		events[second].told = shorten(events[second].told, before)
+		events[first].evidence = true
+		events[second].told, events[second].evidence = shorten(events[second].told, before), true
 	}
 	return events, is
 }
 
-func durableGoesBack(events []event, random *rand.Rand) ([]event, bool) {
+func durableGoesBack(_ *recording, events []event, random *rand.Rand) ([]event, bool) {
 	var before uint64
 	at, is := search(events, random, func(at int) bool {
 		late := events[at]
@@ -173,7 +174,7 @@ func durableGoesBack(events []event, random *rand.Rand) ([]event, bool) {
 		return false
 	})
 	if is {
-		events[at].told = shorten(events[at].told, before)
+		events[at].told, events[at].evidence = shorten(events[at].told, before), true
 	}
 	return events, is
 }

@@ -2,12 +2,13 @@
 //
 //	history check   records histories of calls under kills and has Porcupine find, or fail to
 //	                find, an order in which one caller at a time would get the same answers
+//	history nodes   the same of two nodes that share a store and take it over from each other
 //	history fences  two writers fence each other out repeatedly; no record of an epoch may
 //	                lie at or beyond the tail that a later epoch's fence returned
 //
-// WALD_ENDPOINT is the daemon's address, WALD_CONTROL the one where it can be killed; see
-// client/conformance/README.md. Every check prints a line, `ok` or `FAIL`, and the
-// counts follow at the end. It calls the generated stubs: no client code repeats or hides a call.
+// WALD_ENDPOINT is the daemon's address, or those of both nodes with a comma. At WALD_CONTROL the
+// daemon can be killed; see client/conformance/README.md, and for nodes history_program.py. Every check prints a line, `ok` or `FAIL`, and the
+// counts follow at the end. Most callers use the generated stubs, which repeat and hide no call.
 package main
 
 import (
@@ -45,7 +46,7 @@ func check(holds bool, format string, values ...any) {
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: history check|fences [FLAGS]")
+		fmt.Fprintln(os.Stderr, "usage: history check|nodes|fences [FLAGS]")
 		os.Exit(2)
 	}
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
@@ -60,6 +61,19 @@ func main() {
 		flags.IntVar(&plan.kills, "kills", 4, "kills in each history")
 		flags.DurationVar(&plan.limit, "limit", time.Minute, "time to judge one history")
 		work = func() error { return checkHistories(plan, *seed) }
+	case "nodes":
+		var plan plan
+		flags.IntVar(&plan.histories, "histories", 8, "histories to record")
+		flags.IntVar(&plan.faults, "faults", 4, "faults in each history")
+		flags.IntVar(&plan.clients, "clients", 12, "concurrent callers")
+		flags.DurationVar(&plan.limit, "limit", time.Minute, "time to judge one history")
+		forgetful := flags.Bool("forgetful", false, "the store loses acked records, which must be seen")
+		work = func() error {
+			if *forgetful {
+				return checkForgetful(plan, *seed)
+			}
+			return checkNodes(plan, *seed)
+		}
 	case "fences":
 		fences := flags.Int("fences", 400, "fences without kills")
 		killed := flags.Int("killed", 60, "fences under kills")
@@ -81,9 +95,11 @@ func main() {
 }
 
 // connect opens a separate connection, so callers do not wait for each other.
-func connect() (*grpc.ClientConn, error) {
+func connect() (*grpc.ClientConn, error) { return connectTo(os.Getenv("WALD_ENDPOINT")) }
+
+func connectTo(endpoint string) (*grpc.ClientConn, error) {
 	soon := backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 100 * time.Millisecond}
-	return grpc.NewClient("passthrough:///"+os.Getenv("WALD_ENDPOINT"),
+	return grpc.NewClient("passthrough:///"+endpoint,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: time.Second}),
 		// A call waits for a connection: a failed call was sent, or its error says otherwise.

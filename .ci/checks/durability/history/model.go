@@ -17,7 +17,12 @@ const (
 	fences
 	tails
 	reads
+	trims
 )
+
+func (k kind) String() string {
+	return [...]string{appends: "append", fences: "fence", tails: "tail", reads: "read", trims: "trim"}[k]
+}
 
 // part is the request of a call for one log: records, or without records a check.
 type part struct {
@@ -31,9 +36,11 @@ type part struct {
 type input struct {
 	kind  kind
 	parts []part
-	// For fences (epoch nil: the current one plus 1), tails and reads.
+	// For all but appends. Fences without an epoch raise the current one by 1.
 	log   int
 	epoch *uint64
+	// For trims.
+	before uint64
 	// For tails and reads: the durable part, in a log whose appends are acked earlier. The answer
 	// may lag behind and is judged separately (lag.go).
 	lagging bool
@@ -41,7 +48,7 @@ type input struct {
 
 // output is one answer.
 type output struct {
-	// Its outcome is unknown. Only fences stay unknown; other calls are looked up (resolve).
+	// Its outcome is unknown. Only fences and trims stay unknown; other calls are looked up (resolve).
 	unknown bool
 	// lsn of the first record of each part.
 	firsts []uint64
@@ -49,6 +56,8 @@ type output struct {
 	refusal *refusal
 	tail    uint64
 	epoch   uint64
+	// For tails, reads and trims: the first lsn kept.
+	kept uint64
 	// For reads: the records from this lsn on.
 	first uint64
 	ids   []uint32
@@ -86,8 +95,8 @@ func (n *node) and(ids []uint32) *node {
 }
 
 type logState struct {
-	tail, epoch uint64
-	last        *node
+	kept, tail, epoch uint64
+	last              *node
 }
 
 type state [logs]logState
@@ -104,7 +113,7 @@ var model = porcupine.Model{
 		one, other := a.(state), b.(state)
 		for i := range one {
 			x, y := one[i], other[i]
-			if x.tail != y.tail || x.epoch != y.epoch || x.last.sum() != y.last.sum() {
+			if x.kept != y.kept || x.tail != y.tail || x.epoch != y.epoch || x.last.sum() != y.last.sum() {
 				return false
 			}
 		}
@@ -113,7 +122,7 @@ var model = porcupine.Model{
 	Hash: func(a any) uint64 {
 		sum := uint64(0)
 		for _, log := range a.(state) {
-			sum = (sum ^ log.last.sum() ^ log.tail<<32 ^ log.epoch<<16) * 1099511628211
+			sum = (sum ^ log.last.sum() ^ log.tail<<32 ^ log.epoch<<16 ^ log.kept) * 1099511628211
 		}
 		return sum
 	},
@@ -157,9 +166,15 @@ func step(now *state, asked input, told output) bool {
 		log.epoch = next
 		return holds
 	case tails:
-		return told.tail == log.tail && told.epoch == log.epoch
+		return told.tail == log.tail && told.epoch == log.epoch && told.kept == log.kept
 	case reads:
-		return told.tail == log.tail && readable(log, told)
+		return told.tail == log.tail && told.kept == log.kept && readable(log, told)
+	case trims:
+		holds := asked.before <= log.tail
+		if holds {
+			log.kept = max(log.kept, asked.before)
+		}
+		return told.unknown || holds && told.kept == log.kept
 	}
 	panic("unknown kind")
 }
@@ -204,6 +219,9 @@ func refused(now *state, asked input, told *refusal) bool {
 
 // readable says whether the records of a page are the log's, if the page's tail is the log's.
 func readable(log *logState, told output) bool {
+	if len(told.ids) > 0 && told.first < log.kept {
+		return false
+	}
 	last := log.last
 	for at := told.tail; at > told.first+uint64(len(told.ids)); at-- {
 		last = last.before
@@ -239,12 +257,14 @@ func describe(asked input, told output) string {
 		fmt.Fprintf(&text, "tail log%d lagging=%v", asked.log, asked.lagging)
 	case reads:
 		fmt.Fprintf(&text, "read log%d lagging=%v", asked.log, asked.lagging)
+	case trims:
+		fmt.Fprintf(&text, "trim log%d before=%d", asked.log, asked.before)
 	}
 	if told.refusal != nil {
 		fmt.Fprintf(&text, " -> %+v", *told.refusal)
 	} else {
 		told.refusal = nil
-		fmt.Fprintf(&text, " -> firsts=%v tail=%d epoch=%d first=%d ids=%v unknown=%v", told.firsts, told.tail, told.epoch, told.first, told.ids, told.unknown)
+		fmt.Fprintf(&text, " -> firsts=%v kept=%d tail=%d epoch=%d first=%d ids=%v unknown=%v", told.firsts, told.kept, told.tail, told.epoch, told.first, told.ids, told.unknown)
 	}
 	return text.String()
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	client "wald.dev/client/go"
 	wald "wald.dev/client/go/waldv1"
 )
 
@@ -25,8 +26,8 @@ const phases = 10
 
 // plan gives the size of the recording.
 type plan struct {
-	histories, calls, clients, kills int
-	limit                            time.Duration
+	histories, calls, clients, kills, faults int
+	limit                                    time.Duration
 }
 
 // event is one call: request, answer, and start and end in nanoseconds of the recording.
@@ -37,6 +38,10 @@ type event struct {
 	from, to  int64
 	durable   bool
 	undecided bool
+	// An append to a store of two nodes that asked for DURABLE only: a takeover may lose it after its ack.
+	weak bool
+	// A planted lie rests on it.
+	evidence bool
 }
 
 // recording drives callers against one set of logs, and keeps their calls.
@@ -57,7 +62,24 @@ type recording struct {
 
 	// Contents of the logs at the end.
 	stored [logs][]uint32
+	// Answers that the contents contradict.
+	trouble []string
+
+	// Nil: one daemon.
+	pair *pair
 }
+
+// way is the way of a caller to the daemon, or to the nodes of a store.
+type way interface {
+	// call sends a request.
+	call(ctx context.Context, r *recording, event *event) (output, error)
+	// page reads records of a log, and returns the lsn after them.
+	page(ctx context.Context, r *recording, log int, from uint64) (ids []uint32, next uint64, err error)
+	Close() error
+}
+
+// stubs is one connection. No client code repeats or hides a call.
+type stubs struct{ *grpc.ClientConn }
 
 func (r *recording) now() int64 { return time.Since(r.began).Nanoseconds() }
 
@@ -67,29 +89,42 @@ type failure struct {
 	unknown bool
 	// Not applied, for a temporary reason.
 	passing bool
+	reason  string
 }
 
-// failure takes an error apart. It returns an error for one that no call here should get.
-func (r *recording) failure(err error) (failure, error) {
-	said, is := status.FromError(err)
-	// After a deadline the call may still be applied later, so it has no usable outcome.
-	if !is || said.Code() == codes.DeadlineExceeded {
-		return failure{}, err
-	}
-	var reason string
+// failure takes an error apart. It returns an error for one that no call here should get. `changes`: the call may
+// have changed a log.
+func (r *recording) failure(err error, changes bool) (failure, error) {
+	var reason, outcome string
 	facts := map[string]string{}
 	var mismatched []int
-	for _, detail := range said.Details() {
-		switch detail := detail.(type) {
-		case *errdetails.ErrorInfo:
-			reason, facts = detail.GetReason(), detail.GetMetadata()
-		case *errdetails.PreconditionFailure:
-			for _, one := range detail.GetViolations() {
-				if one.GetType() == "POSITION_MISMATCH" {
-					mismatched = append(mismatched, slices.Index(r.names[:], one.GetSubject()))
+	var own *client.Error
+	if errors.As(err, &own) {
+		reason, outcome, facts = string(own.Reason), string(own.Outcome), own.Facts
+		for _, one := range own.Failed {
+			if one.Reason == client.ErrPositionMismatch {
+				mismatched = append(mismatched, slices.Index(r.names[:], one.Log))
+			}
+		}
+	} else {
+		said, is := status.FromError(err)
+		// A daemon with clients of its own alone answers within any deadline.
+		if !is || (r.pair == nil && said.Code() == codes.DeadlineExceeded) {
+			return failure{}, err
+		}
+		for _, detail := range said.Details() {
+			switch detail := detail.(type) {
+			case *errdetails.ErrorInfo:
+				reason, facts = detail.GetReason(), detail.GetMetadata()
+			case *errdetails.PreconditionFailure:
+				for _, one := range detail.GetViolations() {
+					if one.GetType() == "POSITION_MISMATCH" {
+						mismatched = append(mismatched, slices.Index(r.names[:], one.GetSubject()))
+					}
 				}
 			}
 		}
+		outcome = facts["outcome"]
 	}
 	number := func(name string) uint64 {
 		value, bad := strconv.ParseUint(facts[name], 10, 64)
@@ -99,16 +134,19 @@ func (r *recording) failure(err error) (failure, error) {
 		return value
 	}
 	log := slices.Index(r.names[:], facts["log"])
+	// Nothing was applied only if the error says so. Without a reason the connection was lost.
+	unknown := reason == "" && own == nil || outcome == "UNKNOWN" || changes && outcome != "NOT_APPLIED"
 	switch {
+	case unknown:
+		return failure{unknown: true, reason: reason}, nil
 	case reason == "POSITION_MISMATCH":
 		return failure{refusal: &refusal{reason, log, number("actual_lsn"), mismatched}}, nil
 	case reason == "FENCED":
 		return failure{refusal: &refusal{reason, log, number("writer_epoch"), nil}}, nil
-	case reason == "" || facts["outcome"] == "UNKNOWN":
-		// The connection was lost: a call that was not sent waits for the next.
-		return failure{unknown: true}, nil
 	case reason == "STARTING" || reason == "DRAINING" || reason == "BUSY" || reason == "JOURNAL_FAILED":
-		return failure{passing: true}, nil
+		return failure{passing: true, reason: reason}, nil
+	case r.pair != nil && (reason == "" || reason == "MOVED" || reason == "BUCKET_DOWN" || reason == "DEADLINE_EXCEEDED"):
+		return failure{passing: true, reason: reason}, nil
 	}
 	return failure{}, fmt.Errorf("a call was answered with %w", err)
 }
@@ -142,7 +180,14 @@ func record(plan plan, number int, random *rand.Rand) (*recording, error) {
 		callers, calling := newGroup(killing)
 		for client := range plan.clients {
 			own := rand.New(rand.NewPCG(random.Uint64(), uint64(client)))
-			callers.run(func() error { return r.caller(calling, plan.calls*(phase+1)/phases, client, own) })
+			more := func() bool { return r.calls.Load() < int64(plan.calls*(phase+1)/phases) }
+			callers.run(func() error {
+				connection, err := connect()
+				if err != nil {
+					return err
+				}
+				return r.caller(calling, stubs{connection}, more, client, own)
+			})
 		}
 		if err := callers.wait(); err != nil {
 			return nil, err
@@ -152,7 +197,7 @@ func record(plan plan, number int, random *rand.Rand) (*recording, error) {
 	if err := killer.wait(); err != nil {
 		return nil, err
 	}
-	return r, r.resolve(ctx, main)
+	return r, r.resolve(ctx, stubs{main})
 }
 
 // killer kills the daemon plan.kills times, spread over the calls.
@@ -175,30 +220,44 @@ func (r *recording) killer(ctx context.Context, plan plan, seed uint64) error {
 	return nil
 }
 
-// caller makes one call after another until the total is reached.
-func (r *recording) caller(ctx context.Context, calls, client int, random *rand.Rand) error {
-	connection, err := connect()
-	if err != nil {
-		return err
-	}
-	defer connection.Close()
-	for r.calls.Load() < int64(calls) {
+// caller makes one call after another while there are more to make, and closes its way.
+func (r *recording) caller(ctx context.Context, way way, more func() bool, client int, random *rand.Rand) error {
+	defer way.Close()
+	for more() {
 		event := event{client: client, asked: r.choose(random)}
+		limit := callTimeout
+		if r.pair != nil {
+			r.pair.rest(ctx, random)
+			limit = patience(random)
+			preparing, cancel := context.WithTimeout(ctx, limit)
+			made := r.pair.prepare(preparing, r, way, &event, random)
+			cancel()
+			if !made {
+				continue
+			}
+		}
 		// Fences always are durable in such a recording.
 		event.durable = r.early && (event.asked.kind == fences || event.asked.kind == appends && random.IntN(4) == 0)
 		event.from = r.now()
-		told, err := r.call(ctx, connection, &event)
+		calling, cancel := context.WithTimeout(ctx, limit)
+		told, err := way.call(calling, r, &event)
+		cancel()
 		event.to = r.now()
 		if err == nil {
 			event.told = told
 			r.heard(event)
+			event.undecided = event.weak
 		} else {
-			failure, err := r.failure(err)
+			changes := event.asked.kind != tails && event.asked.kind != reads
+			failure, err := r.failure(err, changes)
 			if err != nil {
 				return err
 			}
-			changes := event.asked.kind == appends || event.asked.kind == fences
-			if failure.passing || (failure.unknown && !changes) {
+			if r.pair != nil {
+				r.pair.failed(event, failure)
+			}
+			// A refusal of a weak append may rest on records that a takeover loses.
+			if failure.passing || (failure.unknown && !changes) || (event.weak && failure.refusal != nil) {
 				continue
 			}
 			event.told.refusal = failure.refusal
@@ -322,17 +381,34 @@ func numbers(batch *wald.RecordBatch) ([]uint32, error) {
 	return ids, nil
 }
 
-// call sends a request to the daemon.
-func (r *recording) call(ctx context.Context, connection *grpc.ClientConn, event *event) (output, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	wal := wald.NewWalServiceClient(connection)
-	asked := event.asked
-	visibility := wald.Visibility_VISIBILITY_UNSPECIFIED
+// visibility is that of a tail or a read.
+func (r *recording) visibility(event *event) wald.Visibility {
+	switch {
+	case r.pair != nil && r.pair.byMode:
+	case r.pair != nil:
+		return wald.Visibility_VISIBILITY_REPLICATED
 	// Where records are durable before they are visible, this visibility makes no difference.
-	if asked.lagging || (!r.early && event.from%2 == 0) {
-		visibility = wald.Visibility_VISIBILITY_DURABLE
+	case event.asked.lagging || (!r.early && event.from%2 == 0):
+		return wald.Visibility_VISIBILITY_DURABLE
 	}
+	return wald.Visibility_VISIBILITY_UNSPECIFIED
+}
+
+// durability is that of an append.
+func (r *recording) durability(event *event) wald.Durability {
+	switch {
+	case event.durable || event.weak:
+		return wald.Durability_DURABILITY_DURABLE
+	case r.pair != nil && !r.pair.byMode:
+		return wald.Durability_DURABILITY_REPLICATED
+	}
+	return wald.Durability_DURABILITY_UNSPECIFIED
+}
+
+func (s stubs) call(ctx context.Context, r *recording, event *event) (output, error) {
+	wal := wald.NewWalServiceClient(s)
+	asked := event.asked
+	visibility := r.visibility(event)
 	switch asked.kind {
 	case appends:
 		return r.append(ctx, wal, event)
@@ -341,24 +417,37 @@ func (r *recording) call(ctx context.Context, connection *grpc.ClientConn, event
 		return output{tail: answer.GetTailLsn(), epoch: answer.GetWriterEpoch()}, err
 	case tails:
 		answer, err := wal.GetTail(ctx, &wald.GetTailRequest{Log: r.names[asked.log], Visibility: visibility})
-		return output{tail: answer.GetTailLsn(), epoch: answer.GetWriterEpoch()}, err
+		return output{kept: answer.GetFirstLsn(), tail: answer.GetTailLsn(), epoch: answer.GetWriterEpoch()}, err
+	case trims:
+		answer, err := wal.Trim(ctx, &wald.TrimRequest{Log: r.names[asked.log], BeforeLsn: asked.before})
+		return output{kept: answer.GetFirstLsn()}, err
 	case reads:
 		answer, err := wal.Read(ctx, &wald.ReadRequest{Log: r.names[asked.log], Start: &wald.ReadRequest_TailOffset{TailOffset: 5}, Visibility: visibility})
 		if err != nil {
 			return output{}, err
 		}
 		ids, err := numbers(answer.GetBatch())
-		return output{tail: answer.GetTailLsn(), first: answer.GetNextLsn() - uint64(len(ids)), ids: ids}, err
+		return output{kept: answer.GetFirstLsn(), tail: answer.GetTailLsn(), first: answer.GetNextLsn() - uint64(len(ids)), ids: ids}, err
 	}
 	return output{}, errors.New("not a call")
 }
 
+func (s stubs) page(ctx context.Context, r *recording, log int, from uint64) ([]uint32, uint64, error) {
+	request := &wald.ReadRequest{Log: r.names[log], Start: &wald.ReadRequest_Lsn{Lsn: from}, MaxRecords: 10_000}
+	if r.pair != nil {
+		request.Visibility = wald.Visibility_VISIBILITY_REPLICATED
+	}
+	page, err := wald.NewWalServiceClient(s).Read(ctx, request)
+	if err != nil {
+		return nil, 0, err
+	}
+	ids, err := numbers(page.GetBatch())
+	return ids, page.GetNextLsn(), err
+}
+
 func (r *recording) append(ctx context.Context, wal wald.WalServiceClient, event *event) (output, error) {
 	parts := event.asked.parts
-	durability := wald.Durability_DURABILITY_UNSPECIFIED
-	if event.durable {
-		durability = wald.Durability_DURABILITY_DURABLE
-	}
+	durability := r.durability(event)
 	condition := func(part part) *wald.AppendCondition {
 		return &wald.AppendCondition{ExpectedLsn: part.expected, WriterEpoch: part.epoch}
 	}
@@ -385,41 +474,53 @@ func (r *recording) append(ctx context.Context, wal wald.WalServiceClient, event
 	return told, nil
 }
 
+// contents reads a log from an lsn to its tail.
+func (r *recording) contents(ctx context.Context, way way, log int, from uint64) ([]uint32, error) {
+	var all []uint32
+	for {
+		ids, next, err := way.page(ctx, r, log, from)
+		if err != nil || len(ids) == 0 {
+			return all, err
+		}
+		all, from = append(all, ids...), next
+	}
+}
+
 // resolve finds unknown outcomes of appends. By now every connection on which one could still arrive is
 // closed. A lost append that is in the log was applied, and its place shows when. Otherwise it never was,
 // and the call is dropped. Unresolved, a judge would have to try each at every point of the history.
-func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) error {
+func (r *recording) resolve(ctx context.Context, way way) error {
 	found := map[uint32]uint64{}
 	where := map[uint32]int{}
-	for log, name := range r.names {
-		for next := uint64(0); ; {
-			page, err := wald.NewWalServiceClient(connection).Read(ctx, &wald.ReadRequest{Log: name, Start: &wald.ReadRequest_Lsn{Lsn: next}, MaxRecords: 10_000})
+	if r.pair != nil {
+		if err := r.pair.gatherAll(ctx, r); err != nil {
+			return err
+		}
+	}
+	for log := range r.names {
+		if r.pair == nil {
+			ids, err := r.contents(ctx, way, log, 0)
 			if err != nil {
 				return err
 			}
-			ids, err := numbers(page.GetBatch())
-			if err != nil {
-				return err
+			r.stored[log] = ids
+		}
+		for lsn, id := range r.stored[log] {
+			if _, twice := found[id]; twice {
+				r.trouble = append(r.trouble, fmt.Sprintf("record %d is there twice", id))
 			}
-			if len(ids) == 0 {
-				break
-			}
-			for i, id := range ids {
-				if _, twice := found[id]; twice {
-					return fmt.Errorf("record %d is there twice", id)
-				}
-				found[id], where[id] = next+uint64(i), log
-			}
-			r.stored[log] = append(r.stored[log], ids...)
-			next = page.GetNextLsn()
+			found[id], where[id] = uint64(lsn), log
 		}
 	}
 	end := r.now() + 1
 	var kept []event
 	acked := 0
 	for _, event := range r.events {
-		if event.undecided && event.asked.kind == fences {
+		if event.undecided && event.asked.kind != appends {
 			event.told.unknown, event.to = true, end
+			if r.pair != nil && r.pair.neverApplied(event.asked) {
+				continue
+			}
 		}
 		if event.asked.kind == appends && event.told.refusal == nil {
 			there, all := 0, 0
@@ -441,19 +542,26 @@ func (r *recording) resolve(ctx context.Context, connection *grpc.ClientConn) er
 				continue
 			}
 			if there < all {
-				return fmt.Errorf("%d of %d records are there of %s", there, all, describe(event.asked, event.told))
+				r.trouble = append(r.trouble, fmt.Sprintf("%d of %d records are there of %s", there, all, describe(event.asked, event.told)))
+			} else if event.told.firsts != nil && fmt.Sprint(firsts) != fmt.Sprint(event.told.firsts) {
+				r.trouble = append(r.trouble, fmt.Sprintf("found at %v: %s", firsts, describe(event.asked, event.told)))
 			}
-			if event.undecided {
+			if event.told.firsts == nil {
 				event.told.firsts = firsts
-			} else if fmt.Sprint(firsts) != fmt.Sprint(event.told.firsts) {
-				return fmt.Errorf("found at %v: %s", firsts, describe(event.asked, event.told))
+			}
+			if event.undecided && r.pair != nil {
+				// A node that sleeps may take it later, and hand it on.
+				event.to = end
 			}
 			acked++
 		}
 		kept = append(kept, event)
 	}
 	for id := range found {
-		return fmt.Errorf("record %d is there, and was refused", id)
+		r.trouble = append(r.trouble, fmt.Sprintf("record %d is there, and was refused", id))
+	}
+	if r.pair == nil && len(r.trouble) > 0 {
+		return errors.New(r.trouble[0])
 	}
 	if acked == 0 {
 		return errors.New("nothing was appended")
