@@ -134,6 +134,7 @@ LAST = [
     # Both install the packages of the reader.
     Step("durability/replica:upgrade", "wait", (*BINARIES, "disk/bucket:units", "disk/reader")),
     Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
+    Step("durability/takeover:namespaces", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
     Step("durability/takeover:contenders,forgotten", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
     Step("durability/outages:faults,away", "wait", (*BINARIES, "disk/bucket:units")),
     Step("durability/outages:silent", "wait", (*BINARIES, "disk/bucket:units")),

@@ -1,14 +1,20 @@
 """Tests nodes that share a store in a bucket and take it over from each other. Owners are killed, sleep, end by plan, or are
-cut off from the bucket, while clients of all nodes write and read. No REPLICATED ack may be lost, nothing may be there twice,
-readers never go backwards, `survived_position` names the lost DURABLE acks exactly, and an old owner acks nothing that was
-asked after the first ack of the next one. The store is the check's own; with --all also the Versity gateway.
+cut off, nodes get little processor time, and clocks jump, while clients of all nodes write and read. No REPLICATED ack may be lost, nothing may
+be there twice, readers never go backwards, `survived_position` names the lost DURABLE acks exactly, and an old owner acks nothing that was
+asked after the first ack of the next one. Producers and followers of all languages outlive everything, and their records are there
+once and in order. Networks are cut by proxies before the bucket, and between network namespaces: `namespaces` needs root. The store is the
+check's own; with --all also the Versity gateway.
 """
 
 import bisect
 import random
 from collections import Counter, defaultdict
 
+import loads
+
 from clients import *
+from clocks import Clock, compiled
+from namespaces import Network
 from proxies import Proxies
 from replicas import *
 
@@ -17,10 +23,25 @@ SEED = int(sys.argv[2]) if sys.argv[2:] else random.randrange(1 << 32)
 TTL = 2
 # `restarted` is killed and begins again at a random time, perhaps before anybody has taken over. An owner that is cut off has
 # refused connections, no connection that works, or no answers. `all` cuts off all nodes, `slow` delays all of their requests.
-KINDS = ["killed", "slept", "ended", "refused", "silent", "unanswered", "restarted", "all", "slow"]
+# `stutters` lets one node after the other run for a part of the time only. `jumped` sets the clock of one node after the other.
+KINDS = ["killed", "slept", "ended", "refused", "silent", "unanswered", "restarted", "all", "slow", "stutters", "jumped"]
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] else sized(100, len(KINDS))
+# Cuts between network namespaces, of both directions or of one. The owner must lose the store if it is cut off from the bucket, and must keep
+# it otherwise. If only the owner has trouble, the clients go on meanwhile.
+BUCKET_CUTS = ["owner <-> bucket", "owner -> bucket", "bucket -> owner", "owner <-> all"]
+OTHER_CUTS = ["clients <-> owner", "clients -> owner", "owner -> clients", "stand-by <-> owner", "stand-by -> owner", "owner -> stand-by"]
+# The owner must stay.
+KEEPERS = [*OTHER_CUTS, "jumped"]
+CUT_ROUNDS = int(sys.argv[1]) if sys.argv[1:] else sized(30, len(BUCKET_CUTS + OTHER_CUTS))
 CONTENDED = ["killed", "silent", "ended", "slept", "restarted", "refused", "unanswered", "all"]
 CUTS = ["refused", "silent", "unanswered"]
+# Seconds of a node that stutters.
+RUNS, STOPS = 0.05, 0.3
+HOUR = 3600
+# Records per second of each producer of a language.
+RATE = 10
+# Writers that know all nodes.
+WRITERS = {f"{kind}/{number}" for kind in "prd" for number in range(3)}
 # Each round waits until every node is there again.
 PATIENCE = 60
 # Most seconds of a pause. The aims are TTL + 2 and 1, on a quiet machine with optimised builds. These bounds only find a take-over
@@ -28,21 +49,57 @@ PATIENCE = 60
 LONGEST, LONGEST_PLANNED = TTL + 28, 30
 
 
-class Node:
-    """One node: its process, its log and its own way to the bucket."""
+class Here:
+    """Nodes with ports of this machine. Each has a proxy before the bucket."""
 
-    def __init__(self, name, check, directory, store, way, port):
-        self.name, self.data, self.way, self.listen = name, directory / name, way, f"127.0.0.1:{port}"
+    def __init__(self, store, names):
+        self.proxies = Proxies(store.base)
+        self.ways = {name: self.proxies.way() for name in names}
+        with contextlib.ExitStack() as free:
+            sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+            self.addresses = {name: f"127.0.0.1:{one.getsockname()[1]}" for name, one in zip(names, sockets)}
+
+    def bucket(self, name):
+        return self.ways[name].url
+
+    def inside(self, _):
+        return contextlib.nullcontext()
+
+    def close(self):
+        self.proxies.close()
+
+
+class Apart:
+    """Nodes with network namespaces of their own. The clients have one, too, and the bucket."""
+
+    def __init__(self, network, store, names):
+        self.network, self.base, self.inside = network, store.base, network.inside
+        self.addresses = {name: f"{network.addresses[name]}:6925" for name in names}
+
+    def bucket(self, _):
+        return self.base
+
+    def close(self):
+        """The network ends with the check."""
+
+
+class Node:
+    """One node: its process, its log, its clock and its place."""
+
+    def __init__(self, name, check, directory, store, places, library):
+        self.name, self.data, self.places, self.listen = name, directory / name, places, places.addresses[name]
+        self.clock = Clock(library, directory / f"{name}.clock")
         # Kept after the run.
         self.log, self.process = SCRATCH / f"takeover-{check}-{name}.log", None
         self.log.unlink(missing_ok=True)
         self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
-                        "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{TTL}s", *SEGMENTS, "--replica-interval", "200ms"]
-        self.environment = store.environment(WALD_BUCKET_ENDPOINT=way.url)
+                        "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{TTL}s", *SEGMENTS, "--replica-interval", "200ms",
+                        "--insecure-listen"]
+        self.environment = store.environment(WALD_BUCKET_ENDPOINT=places.bucket(name), **self.clock.variables)
         self.data.mkdir(mode=0o700)
 
     def start(self):
-        with self.log.open("a") as log:
+        with self.log.open("a") as log, self.places.inside(self.name):
             self.process = subprocess.Popen([str(part) for part in self.command], stdin=subprocess.DEVNULL, stderr=log, env=self.environment)
 
     def signal(self, number):
@@ -62,13 +119,14 @@ class Node:
 class Clients:
     """The load, and the facts of its ledger."""
 
-    def __init__(self, directory, nodes):
+    def __init__(self, directory, places):
         interpreter, _ = runner("python")
         self.path = directory / "ledger"
         self.errors = (directory / "load.log").open("w")
-        command = [interpreter, ROOT / ".ci/lib/takeover_load.py", self.path, *(f"{node.name}={node.listen}" for node in nodes)]
-        self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-                                        text=True, env=clean_environment())
+        command = [interpreter, ROOT / ".ci/lib/takeover_load.py", self.path, *map("=".join, places.addresses.items())]
+        with places.inside("clients"):
+            self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                            text=True, env=clean_environment())
         self.offset = 0
         self.acks, self.tails, self.seen, self.ended = [], [], [], []
         self.bad, self.held = Counter(), 0
@@ -116,6 +174,57 @@ class Clients:
         self.process.kill()
         self.process.wait()
         self.errors.close()
+
+
+class Languages:
+    """A producer and a follower of each language. They know all nodes, not all in the same order, and use the level REPLICATED."""
+
+    PREFIX = "languages/"
+
+    def __init__(self, directory, places):
+        self.places, self.stop = places, directory / "stop"
+        self.endpoints = list(places.addresses.values())
+        self.logs = [f"{self.PREFIX}{language}" for language in BUILDERS]
+        self.producers, self.followers = [], []
+        with places.inside("clients"):
+            for log in self.logs:
+                run(programs() / "walctl", "log", "create", log, "--sync-mode", "replicated", env=self.environment(0), check=True)
+            for number, (language, log) in enumerate(zip(BUILDERS, self.logs)):
+                self.producers.append(loads.producer(language, language, log, RATE, self.environment(number), directory))
+                self.followers.append(loads.follower(language, f"follower-{language}", self.PREFIX, len(self.logs), self.environment(number + 1), directory))
+
+    def environment(self, first):
+        first %= len(self.endpoints)
+        return clean_environment(WALD_ENDPOINT=",".join(self.endpoints[first:] + self.endpoints[:first]), WALD_STOP=str(self.stop))
+
+    def marks(self):
+        return [part.out.stat().st_size for part in self.followers]
+
+    def lacking(self, marks):
+        """Each follower that has not seen a new record of each producer since the marks, and these logs."""
+        lacking = {}
+        for part, mark in zip(self.followers, marks):
+            with part.out.open() as file:
+                file.seek(mark)
+                seen = {line.partition(" ")[0] for line in file}
+            if missing := [log for log in self.logs if log not in seen]:
+                lacking[part.name] = missing
+        return lacking
+
+    def troubles(self):
+        return [f"{part.name}: {part.trouble()}" for part in self.producers + self.followers if part.process.poll() is not None]
+
+    def finish(self):
+        self.stop.touch()
+        loads.all_end(self.producers, PATIENCE)
+        loads.all_end(self.followers, PATIENCE)
+        with self.places.inside("clients"):
+            found = loads.scanned({"WALD_ENDPOINT": ",".join(self.endpoints)}, self.PREFIX)
+        loads.judge(self.producers, self.followers, found)
+
+    def close(self):
+        for part in self.producers + self.followers:
+            harness.end_group(part.process)
 
 
 class Ack:
@@ -173,27 +282,28 @@ class Truth:
             if lsn != tails[log]:
                 faults.append(f"{log} has a hole below {lsn}")
             tails[log] = lsn + 1
-            writer, _, number = payload.partition(" ")
+            if (parts := re.fullmatch(r"(.+)[ :](\d+)", payload)) is None:
+                # The end of a runner.
+                continue
+            writer, number = parts[1], int(parts[2])
             # A producer's records have no hole; others may have failed. Requests to one node are sent side by side.
-            if not writer.startswith("n/") and (int(number) <= last[writer] or (writer.startswith("p/") and int(number) != lsn)):
+            is_producer = log.startswith(("p/", Languages.PREFIX))
+            if not writer.startswith("n/") and (number <= last[writer] or (is_producer and number != lsn)):
                 faults.append(f"{payload} is at {log}/{lsn}, after {last[writer]}")
-            last[writer] = int(number)
+            last[writer] = number
         return faults
 
 
 class Drill:
     """Nodes, their clients, and the judgement of each round."""
 
-    def __init__(self, check, directory, store, names):
-        self.draw, self.store = random.Random(SEED), store
-        self.proxies = Proxies(store.base)
-        with contextlib.ExitStack() as free:
-            sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
-            ports = [one.getsockname()[1] for one in sockets]
-        self.nodes = {name: Node(name, check, directory, store, self.proxies.way(), port) for name, port in zip(names, ports)}
+    def __init__(self, check, directory, store, places, with_languages=False):
+        self.draw, self.store, self.places, library = random.Random(SEED), store, places, compiled(directory)
+        self.nodes = {name: Node(name, check, directory, store, places, library) for name in places.addresses}
         self.truth, self.waiting, self.judged = Truth(), [], 0
         self.pauses, self.counts, self.ends = defaultdict(list), Counter(), []
-        self.clients, self.directory = None, directory
+        self.kinds = defaultdict(lambda: (Counter(), []))
+        self.clients, self.languages, self.with_languages, self.directory = None, None, with_languages, directory
 
     def __enter__(self):
         try:
@@ -201,7 +311,9 @@ class Drill:
                 node.start()
             if not wait_until(self.is_whole, PATIENCE):
                 raise SystemExit("the nodes do not begin:\n" + self.said())
-            self.clients = Clients(self.directory, self.nodes.values())
+            self.clients = Clients(self.directory, self.places)
+            if self.with_languages:
+                self.languages = Languages(self.directory, self.places)
             self.settle(f"{len(self.nodes)} nodes begin")
         except BaseException:
             self.__exit__()
@@ -209,11 +321,12 @@ class Drill:
         return self
 
     def __exit__(self, *_):
-        if self.clients is not None:
-            self.clients.close()
+        for load in self.languages, self.clients:
+            if load is not None:
+                load.close()
         for node in self.nodes.values():
             node.kill()
-        self.proxies.close()
+        self.places.close()
 
     def said(self):
         return "\n".join(node.said() for node in self.nodes.values()) + f"\nowner: {self.record()}"
@@ -224,10 +337,19 @@ class Drill:
             return json.loads((self.store.objects / BUCKET / PREFIX / "shards/0/owner").read_text())["value"]
         return {"node": None, "term": 0, "state": None}
 
+    def beats(self, name, state):
+        """Whether a node has shown this state within half of its ttl."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            path = self.store.objects / BUCKET / PREFIX / "nodes" / name
+            return time.time() - path.stat().st_mtime < TTL / 2 and json.loads(path.read_text())["value"]["state"] == state
+        return False
+
     def is_whole(self):
-        """Whether an owner serves and names all others."""
+        """Whether an owner serves and names all others, and all live: a new owner names nodes that may have ended."""
         record = self.record()
-        return record["state"] == "serving" and {record["node"], *record.get("stand_bys", ())} == set(self.nodes)
+        names = {record["node"], *record.get("stand_bys", ())}
+        return record["state"] == "serving" and names == set(self.nodes) and all(
+            self.beats(name, "owner" if name == record["node"] else "stand_by") for name in names)
 
     def serves_other(self, owner):
         record = self.record()
@@ -243,20 +365,18 @@ class Drill:
         return self.is_whole()
 
     def settle(self, what):
-        """Waits until all nodes are there and every writer has an ack."""
+        """Waits until all nodes are there, every writer has an ack, and each follower has a new record of each producer."""
         until = time.monotonic() + PATIENCE
-        writers = {f"{kind}/{number}" for kind in "prd" for number in range(3)}
-        while True:
-            whole = wait_until(self.revive, until - time.monotonic())
-            since = time.monotonic()
-            acked = wait_until(lambda: self.clients.acked_since(since) >= writers, until - since)
-            # An owner that just began may name nodes that begin again.
-            if not whole or not acked or self.is_whole():
-                break
-        if not whole or not acked or self.clients.ended:
-            lacking = writers - self.clients.acked_since(since)
-            raise SystemExit(f"{what}: the store is {'' if whole else 'not '}whole; without an ack: {sorted(lacking)}; "
-                             f"ended: {self.clients.ended[:3]}\n{self.said()}")
+        marks = self.languages.marks() if self.languages else []
+        lacking = lambda: self.languages.lacking(marks) if self.languages else {}
+        whole = wait_until(self.revive, until - time.monotonic())
+        since = time.monotonic()
+        acked = wait_until(lambda: self.clients.acked_since(since) >= WRITERS, until - since)
+        seen = wait_until(lambda: not lacking(), until - time.monotonic())
+        ended = self.clients.ended + (self.languages.troubles() if self.languages else [])
+        if not whole or not acked or not seen or ended:
+            raise SystemExit(f"{what}: the store is {'' if whole else 'not '}whole; without an ack: {sorted(WRITERS - self.clients.acked_since(since))}; "
+                             f"followers that see no new records: {lacking()}; ended: {ended[:3]}\n{self.said()}")
 
     def strike(self, kind, owner):
         """The fault of a round, until its end."""
@@ -274,6 +394,7 @@ class Drill:
             else:
                 time.sleep(seconds)
 
+        ways = getattr(self.places, "ways", {})
         match kind:
             case "killed":
                 node.kill()
@@ -293,39 +414,83 @@ class Drill:
                 taken()
                 node.start()
             case "all":
-                for one in self.nodes.values():
-                    one.way.mode = self.draw.choice(CUTS)
+                for way in ways.values():
+                    way.mode = self.draw.choice(CUTS)
                 time.sleep(seconds)
-                for one in self.nodes.values():
-                    one.way.mode = None
+                for way in ways.values():
+                    way.mode = None
             case "slow":
-                for one in self.nodes.values():
-                    one.way.delay = 0.1
+                for way in ways.values():
+                    way.delay = 0.1
                 time.sleep(seconds)
-                for one in self.nodes.values():
-                    one.way.delay = 0
-            case _:
-                node.way.mode = kind
+                for way in ways.values():
+                    way.delay = 0
+            case "stutters":
+                for one in self.draw.sample(list(self.nodes.values()), len(self.nodes)):
+                    until = time.monotonic() + 2 * TTL
+                    while time.monotonic() < until:
+                        one.signal(signal.SIGSTOP)
+                        time.sleep(STOPS)
+                        one.signal(signal.SIGCONT)
+                        time.sleep(RUNS)
+            case "jumped":
+                for one in self.draw.sample(list(self.nodes.values()), len(self.nodes)):
+                    for ahead in self.draw.sample([HOUR, -HOUR], 2):
+                        one.clock.set_ahead(ahead)
+                        time.sleep(1.25 * TTL)
+                    one.clock.set_ahead(0)
+            case _ if kind in BUCKET_CUTS:
+                self.cut(kind, owner)
                 lasts()
-                node.way.mode = None
+                self.places.network.heal()
+            case _ if kind in OTHER_CUTS:
+                since = time.monotonic()
+                self.cut(kind, owner)
+                time.sleep(1.25 * TTL)
+                expect("  all writers go on", wait_until(lambda: self.clients.acked_since(since) >= WRITERS, PATIENCE))
+                self.places.network.heal()
+            case _:
+                ways[owner].mode = kind
+                lasts()
+                ways[owner].mode = None
+
+    def cut(self, kind, owner):
+        """Cuts the network of one direction (`->`) or both."""
+        one, arrow, other = kind.split(" ")
+        network = self.places.network
+        others = {"owner": [owner], "stand-by": [self.draw.choice([name for name in self.nodes if name != owner])],
+                  "all": [name for name in network.addresses if name != owner]}
+        for place in others.get(one, [one]):
+            for target in others.get(other, [other]):
+                network.cut(place, target)
+                if arrow == "<->":
+                    network.cut(target, place)
 
     def round(self, number, kind):
-        owner, began = self.record()["node"], time.monotonic()
+        if not wait_until(self.is_whole, PATIENCE):
+            raise SystemExit(f"round {number}: the store is not whole any more\n{self.said()}")
+        before = self.record()
+        owner, began = before["node"], time.monotonic()
         at = time.strftime("%T", time.gmtime())
         what = f"round {number}, {owner} {kind}"
         self.strike(kind, owner)
         self.settle(what)
-        ended, next_owner = time.monotonic(), self.record()["node"]
+        ended, after = time.monotonic(), self.record()
         pauses = self.paused(began, ended)
-        # A cut of all is a pause by itself.
-        moved = next_owner != owner
-        self.pauses[kind if kind in ("all", "slow", "ended") else "unplanned" if moved else "stayed"] += pauses
-        lost = self.counts["lost"]
+        moved = after["term"] != before["term"]
+        if kind in KEEPERS:
+            expect(f"{what}: the owner keeps the store", not moved, f"{after['node']} in term {after['term']}")
+        # Some faults are a pause by themselves.
+        self.pauses[kind if kind in ("all", "slow", "ended", "stutters") else "unplanned" if moved else "stayed"] += pauses
+        counts = self.counts.copy()
         self.judge(what)
-        print(f"     {at} {what}: {next_owner} owns in term {self.record()['term']}; {ended - began:.1f} s; pauses of writers {pauses[0]:.2f} "
-              f"to {pauses[-1]:.2f} s; {self.counts['lost'] - lost} DURABLE acks lost", flush=True)
+        counts = self.counts - counts
+        self.kinds[kind][0].update({**counts, "rounds": 1, "moved": moved})
+        self.kinds[kind][1].extend(pauses)
+        print(f"     {at} {what}: {after['node']} owns in term {after['term']}; {ended - began:.1f} s; pauses of writers {pauses[0]:.2f} "
+              f"to {pauses[-1]:.2f} s; {counts['lost']} DURABLE acks lost", flush=True)
         # A start ends with 69 if the bucket gives no answer; the init system tries again.
-        cut = kind in (*CUTS, "all")
+        cut = kind in (*CUTS, *BUCKET_CUTS, "all")
         expect(f"{what}: no node ends by itself, except without the bucket", not self.ends or (cut and set(self.ends) == {69}), self.ends)
         self.ends = []
 
@@ -379,6 +544,8 @@ class Drill:
     def finish(self):
         """Ends the clients and nodes, and judges all acks and records once more."""
         clients = self.clients
+        if self.languages:
+            self.languages.finish()
         clients.ask("stop")
         self.judge("at the end")
         again = Truth()
@@ -407,25 +574,32 @@ class Drill:
               f"{clients.held} of them held by one node for more than {TTL / 2:.0f} s", flush=True)
 
     def report(self):
-        """Prints the pauses of the writers, and states their bounds."""
+        """Prints the rounds and the pauses of the writers, and states bounds of the pauses."""
+        print("     kind               rounds  taken over  REPLICATED   DURABLE      lost   p50    p99 (s)")
+        for kind, (counts, pauses) in self.kinds.items():
+            print(f"     {kind:18} {counts['rounds']:6} {counts['moved']:11} {counts['REPLICATED']:11} {counts['DURABLE']:9} {counts['lost']:9} "
+                  f"{part_of(pauses, 0.5):5.2f} {part_of(pauses, 0.99):6.2f}", flush=True)
         for kind, pauses in sorted(self.pauses.items()):
-            pauses.sort()
-            at = lambda part: pauses[min(int(len(pauses) * part), len(pauses) - 1)]
-            print(f"     pauses, {kind}: {len(pauses)}; p50 {at(0.5):.2f}, p99 {at(0.99):.2f}, longest {pauses[-1]:.2f} s", flush=True)
+            most = part_of(pauses, 0.99)
+            print(f"     pauses, {kind}: {len(pauses)}; p50 {part_of(pauses, 0.5):.2f}, p99 {most:.2f}, longest {max(pauses):.2f} s", flush=True)
             if bound := {"unplanned": LONGEST, "ended": LONGEST_PLANNED}.get(kind):
-                expect(f"pauses, {kind}: p99 is at most {bound} s", at(0.99) <= bound, f"{at(0.99):.2f} s")
+                expect(f"pauses, {kind}: p99 is at most {bound} s", most <= bound, f"{most:.2f} s")
 
 
-def drill(name, directory, store, names, kinds):
+def part_of(values, part):
+    """The value below which this part of the values is."""
+    return sorted(values)[min(int(len(values) * part), len(values) - 1)]
+
+
+def drill(name, directory, store, places, kinds, with_languages=False):
     draw = random.Random(SEED)
     print(f"seed {SEED}: .ci/run durability/takeover:{name} -- {len(kinds)} {SEED}", flush=True)
     draw.shuffle(kinds)
-    with Drill(name, directory, store, names) as rounds:
+    with Drill(name, directory, store, places, with_languages) as rounds:
         for number, kind in enumerate(kinds):
             rounds.round(number, kind)
         rounds.finish()
         print(f"     {dict(rounds.counts)}", flush=True)
-        print(f"     rounds: {dict(Counter(kinds))}", flush=True)
         rounds.report()
 
 
@@ -436,24 +610,37 @@ def repeated(kinds, count):
 @check("Owners are killed, sleep, end by plan, or lose the bucket: the other node takes over without loss")
 def nodes(directory):
     with own(directory) as (store, _):
-        drill("nodes", directory, store, "ab", repeated(KINDS, ROUNDS))
+        drill("nodes", directory, store, Here(store, "ab"), repeated(KINDS, ROUNDS), with_languages=True)
+
+
+@check("Networks between owner, stand-by, clients and bucket are cut, in one or both directions: the same holds")
+def namespaces(directory):
+    names = sized("abc", "ab")
+    with Network([*names, "clients", "bucket"]) as network, contextlib.ExitStack() as servers:
+        network.cut("a", "b")
+        expect("a cut has one direction", not network.passes("a", "b") and network.passes("b", "a"))
+        network.heal()
+        expect("a cut ends", network.passes("a", "b"))
+        with network.inside("bucket"):
+            store, _ = servers.enter_context(own(directory, host=network.addresses["bucket"]))
+        drill("namespaces", directory, store, Apart(network, store, names), repeated(BUCKET_CUTS + OTHER_CUTS, CUT_ROUNDS), with_languages=True)
 
 
 @check("The same with two stand-bys, which contend for the store")
 def contenders(directory):
     with own(directory) as (store, _):
-        drill("contenders", directory, store, "abc", repeated(CONTENDED, max(1, ROUNDS // 4)))
+        drill("contenders", directory, store, Here(store, "abc"), repeated(CONTENDED, max(1, ROUNDS // 4)))
 
 
 @check("The same with the Versity gateway as the store")
 def gateway(directory):
     with versity(directory) as store:
-        drill("gateway", directory, store, "abc", repeated(KINDS, ROUNDS))
+        drill("gateway", directory, store, Here(store, "abc"), repeated(KINDS, ROUNDS))
 
 
 @check("A store that forgets rows loses REPLICATED acks, and an old owner acks too late: the drill sees both")
 def forgotten(directory):
-    with own(directory) as (store, _), Drill("forgotten", directory, store, "ab") as rounds:
+    with own(directory) as (store, _), Drill("forgotten", directory, store, Here(store, "ab")) as rounds:
         owner = rounds.record()["node"]
         kept = lambda: sorted(path for path in (store.objects / BUCKET / PREFIX / "shards/0/db/wal").iterdir() if path.stat().st_size)
         before = len(kept())
