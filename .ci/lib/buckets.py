@@ -127,7 +127,7 @@ def own(directory, **options):
     """The server of this check: (bucket, server)."""
     (directory / "objects" / BUCKET).mkdir(parents=True)
     with objects.Objects(directory / "objects", **options) as server:
-        yield Bucket(directory, f"http://127.0.0.1:{server.server_port}", variables=S3), server
+        yield Bucket(directory, f"http://{server.server_address[0]}:{server.server_port}", variables=S3), server
 
 
 def versity(directory):

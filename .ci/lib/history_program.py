@@ -30,7 +30,7 @@ def run_program(mode, flags, seconds):
 def run_on_nodes(directory, flags, seconds, always=()):
     """Runs the mode `nodes` of the program against two nodes, as `run_program`. No arguments take the place of the flags of `always`."""
     binary = build_program("nodes")
-    with own(directory) as (store, _), contextlib.closing(Nodes("history", directory, store, "ab", TTL)) as nodes:
+    with own(directory) as (store, _), contextlib.closing(Nodes("history", directory, store, Here(store, "ab"), TTL)) as nodes:
         nodes.begin(PATIENCE)
         faults = Faults(nodes)
         environment = clean_environment(WALD_ENDPOINT=",".join(node.listen for node in nodes.nodes.values()),
@@ -93,13 +93,13 @@ class Faults(harness.Control):
         node.signal(signal.SIGCONT)
 
     def cut(self, node):
-        node.way.mode = random.choice(["refused", "silent", "unanswered"])
+        self.nodes.places.ways[node.name].mode = random.choice(["refused", "silent", "unanswered"])
         self.taken()
 
     def go_on(self):
         """Ends a sleep or a cut."""
         self.old.signal(signal.SIGCONT)
-        self.old.way.mode = None
+        self.nodes.places.ways[self.old.name].mode = None
 
     def hand_over(self, node):
         # The owner looks for stand-bys three times in the lease.
@@ -120,5 +120,5 @@ class Faults(harness.Control):
         self.ended(node)
 
     def whole(self):
-        if not wait_until(lambda: self.nodes.revive() and self.nodes.is_ready(), PATIENCE):
+        if not wait_until(lambda: self.nodes.revive(), PATIENCE):
             raise RuntimeError("the store is not whole")

@@ -28,8 +28,8 @@ class Objects(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, objects, conditions="atomic"):
-        super().__init__(("127.0.0.1", 0), Request)
+    def __init__(self, objects, conditions="atomic", host="127.0.0.1"):
+        super().__init__((host, 0), Request)
         self.objects, self.conditions = objects, conditions
         self.fault = lambda request: None
         self.lock, self.uploads, self.metadata = threading.Lock(), {}, {}

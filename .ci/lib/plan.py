@@ -142,6 +142,7 @@ LAST = [
     # Both install the packages of the reader.
     Step("durability/replica:upgrade", "wait", (*BINARIES, BUCKETS, "disk/reader")),
     Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/takeover:namespaces", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/takeover:contenders", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/history:histories_of_two_nodes,forgetful_store", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/takeover:forgotten", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),

@@ -50,7 +50,7 @@ class Way:
             return
         try:
             server_reader, server_writer = await asyncio.open_connection(*self.target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         both = {writer, server_writer}

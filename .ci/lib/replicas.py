@@ -79,20 +79,41 @@ def judge(what, daemon, directory, epoch):
 
 
 
-class Node:
-    """One node: its process, its log, which is kept after the run, and its own way to the bucket."""
+class Here:
+    """Places of nodes on this machine. Each has a proxy before the bucket."""
 
-    def __init__(self, name, log, data, store, way, port, ttl):
-        self.name, self.data, self.way, self.listen = name, data, way, f"127.0.0.1:{port}"
+    def __init__(self, store, names):
+        self.proxies = Proxies(store.base)
+        self.ways = {name: self.proxies.way() for name in names}
+        with contextlib.ExitStack() as free:
+            sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+            self.addresses = {name: f"127.0.0.1:{one.getsockname()[1]}" for name, one in zip(names, sockets)}
+
+    def bucket(self, name):
+        return self.ways[name].url
+
+    def inside(self, _):
+        return contextlib.nullcontext()
+
+    def close(self):
+        self.proxies.close()
+
+
+class Node:
+    """One node: its process, its log, which is kept after the run, and its place."""
+
+    def __init__(self, name, log, data, store, places, ttl, *arguments, **variables):
+        self.name, self.data, self.places, self.listen = name, data, places, places.addresses[name]
         self.log, self.process = log, None
         self.log.unlink(missing_ok=True)
         self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
-                        "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{ttl}s", *SEGMENTS, "--replica-interval", "200ms"]
-        self.environment = store.environment(WALD_BUCKET_ENDPOINT=way.url)
+                        "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{ttl}s", *SEGMENTS,
+                        "--replica-interval", "200ms", *arguments]
+        self.environment = store.environment(WALD_BUCKET_ENDPOINT=places.bucket(name), **variables)
         self.data.mkdir(mode=0o700)
 
     def start(self):
-        with self.log.open("a") as log:
+        with self.log.open("a") as log, self.places.inside(self.name):
             self.process = subprocess.Popen([str(part) for part in self.command], stdin=subprocess.DEVNULL, stderr=log, env=self.environment)
 
     def signal(self, number):
@@ -110,15 +131,13 @@ class Node:
 
 
 class Nodes:
-    """Nodes that share a store. `logs` is the begin of the names of their logs, and `ttl` their lease (s)."""
+    """Nodes that share a store, at these places. `logs` is the begin of the names of their logs, `ttl` their lease (s), and
+    `variables` gives more of each node's environment by its name."""
 
-    def __init__(self, logs, directory, store, names, ttl):
-        self.store, self.proxies = store, Proxies(store.base)
-        with contextlib.ExitStack() as free:
-            sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
-            ports = [one.getsockname()[1] for one in sockets]
-        self.nodes = {name: Node(name, SCRATCH / f"{logs}-{name}.log", directory / name, store, self.proxies.way(), port, ttl)
-                      for name, port in zip(names, ports)}
+    def __init__(self, logs, directory, store, places, ttl, *arguments, variables=lambda _: {}):
+        self.store, self.places, self.ttl = store, places, ttl
+        self.nodes = {name: Node(name, SCRATCH / f"{logs}-{name}.log", directory / name, store, places, ttl, *arguments, **variables(name))
+                      for name in places.addresses}
         # Name and exit code of each node that has ended by itself.
         self.ends = []
 
@@ -132,7 +151,7 @@ class Nodes:
     def close(self):
         for node in self.nodes.values():
             node.kill()
-        self.proxies.close()
+        self.places.close()
 
     def said(self):
         return "\n".join(node.said() for node in self.nodes.values()) + f"\nowner: {self.record()}"
@@ -146,15 +165,20 @@ class Nodes:
         with contextlib.suppress(FileNotFoundError, ValueError):
             return json.loads((self.store.objects / BUCKET / PREFIX / path).read_text())["value"]
 
-    def is_whole(self):
-        """Whether an owner serves and names all others."""
-        record = self.record()
-        return record["state"] == "serving" and {record["node"], *record.get("stand_bys", ())} == set(self.nodes)
+    def beats(self, name, state):
+        """Whether a node has shown this state within half of its ttl."""
+        with contextlib.suppress(FileNotFoundError):
+            path = f"nodes/{name}"
+            age = time.time() - (self.store.objects / BUCKET / PREFIX / path).stat().st_mtime
+            return age < self.ttl / 2 and (self.value(path) or {}).get("state") == state
+        return False
 
-    def is_ready(self):
-        """Whether the store is whole, and each stand-by has a current copy. A new owner at first names those of the owner before."""
-        owner = self.record()["node"]
-        return self.is_whole() and all((self.value(f"nodes/{name}") or {}).get("state") == "stand_by" for name in self.nodes if name != owner)
+    def is_whole(self):
+        """Whether an owner serves and names all others, and all live: a new owner names nodes that may have ended."""
+        record = self.record()
+        names = {record["node"], *record.get("stand_bys", ())}
+        return record["state"] == "serving" and names == set(self.nodes) and all(
+            self.beats(name, "owner" if name == record["node"] else "stand_by") for name in names)
 
     def serves_other(self, owner):
         record = self.record()

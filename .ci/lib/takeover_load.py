@@ -156,10 +156,10 @@ class Load:
     async def truth(self, client, following):
         """The records of the level REPLICATED from these lsns on."""
         found = []
-        async for log in client.list_logs(timeout=30):
+        async for log in client.list_logs(timeout=120):
             lsn = following.get(log.name, 0)
             while True:
-                page = await client.read(log.name, lsn=lsn, visibility=Visibility.REPLICATED, timeout=30)
+                page = await client.read(log.name, lsn=lsn, visibility=Visibility.REPLICATED, timeout=120)
                 found += [[log.name, record.lsn, record.text] for record in page.records]
                 lsn = page.next_lsn
                 if not page.records:
@@ -178,7 +178,7 @@ class Load:
                 if what == "truth":
                     answer = await self.truth(client, detail)
                 elif what == "survived":
-                    answer = (await client.tail("p/0", recovery_epoch=detail, timeout=30)).survived_position
+                    answer = (await client.tail("p/0", recovery_epoch=detail, timeout=120)).survived_position
                 elif what == "stop":
                     self.stopping = True
                     *writers, follower = self.tasks

@@ -2,9 +2,7 @@
 not follow it.
 """
 
-import struct
-
-from common import *
+from clocks import *
 
 
 def stored(daemon):
@@ -20,20 +18,11 @@ def jumps(daemon, direction):
 
 def jumped(directory, direction, signed):
     """One jump of `signed` seconds, under its own daemon: further lines may be left out for 10 seconds."""
-    library, offset = directory / "clock.so", directory / "ahead"
-    run("cc", "-shared", "-fPIC", "-O2", "-o", library, ROOT / ".ci/checks/host/clock.c", check=True)
-    offset.write_bytes(struct.pack("<q", 0))
-
-    def set_ahead(seconds):
-        with open(offset, "r+b") as file:
-            file.write(struct.pack("<q", seconds))
-
-    under = ["/usr/bin/env", f"LD_PRELOAD={library}", f"CLOCK_AHEAD={offset}"]
-    set_ahead(0)
-    with Daemon(directory / f"data-{direction}", under=under) as daemon:
+    clock = Clock(compiled(directory), directory / "ahead")
+    with Daemon(directory / f"data-{direction}", variables=clock.variables) as daemon:
         daemon.walctl("append", "a", "-", input=b"x\n", check=True)
         expect(f"{direction}: no jump is counted before", (jumps(daemon, "ahead"), jumps(daemon, "back")) == (0, 0))
-        set_ahead(signed)
+        clock.set_ahead(signed)
         real = time.time()
 
         def counted():
