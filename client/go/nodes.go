@@ -31,6 +31,7 @@ type nodes struct {
 	// Gives the target of a named owner, or the reason why the owner gets no calls.
 	vet            func(owner string) (target, refusal string)
 	connectTimeout time.Duration
+	lastTLS        *lastTLSProblem
 	// Ends when the client is closed.
 	ctx  context.Context
 	stop context.CancelFunc
@@ -70,6 +71,7 @@ func newNodes(list []string, s *settings) (*nodes, *Error) {
 		dial:           func(target string) (*grpc.ClientConn, error) { return grpc.NewClient(target, s.dialOptions()...) },
 		vet:            s.vetOwner,
 		connectTimeout: s.connectTimeout,
+		lastTLS:        s.lastTLS,
 		left:           map[*node]struct{}{},
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
@@ -163,6 +165,8 @@ func (n *nodes) approach(through *node, owner string) {
 		for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
 			if state == connectivity.TransientFailure || !conn.WaitForStateChange(ctx, state) {
 				conn.Close()
+				// It stops no call: the current server answers.
+				n.lastTLS.set(nil)
 				return
 			}
 		}

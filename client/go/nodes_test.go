@@ -249,6 +249,34 @@ func TestStreamThroughAnotherNodeStaysAndTheNextGoesToTheOwner(t *testing.T) {
 	}
 }
 
+func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
+	a, b, c := newNode(t), newNode(t), newNode(t)
+	arrived, answer := make(chan struct{}), make(chan struct{})
+	a.tail = func(*waldv1.GetTailRequest) (*waldv1.GetTailResponse, error) {
+		close(arrived)
+		<-answer
+		return &waldv1.GetTailResponse{FirstLsn: new(uint64(0)), TailLsn: new(uint64(9))}, nil
+	}
+	a.speakFor(c.address)
+	client := dial(t, a.address)
+	late := make(chan error)
+	go func() {
+		_, err := client.Tail(context.Background(), "a")
+		late <- err
+	}()
+	<-arrived
+	a.fail(movedTo(b.address))
+	appends(t, client)
+	close(answer)
+	if err := <-late; err != nil {
+		t.Error(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if at(client) != b.address {
+		t.Errorf("the client is at %s", at(client))
+	}
+}
+
 func TestOwnerOutOfReachKeepsTheClientWhereItIsAnswered(t *testing.T) {
 	a := newNode(t)
 	// It takes connections and answers nothing, as a filter of packets in between.
