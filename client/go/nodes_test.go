@@ -548,6 +548,28 @@ func TestProducerFollowsTheOwnerWithoutLossOrRepeat(t *testing.T) {
 	}
 }
 
+func TestProducerComesBackFromAnOwnerOutOfReach(t *testing.T) {
+	a, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		return applyAll(j, stream, always)
+	})
+	a.serve(t, "127.0.0.1")
+	dead, session := deadAddress(t), a.session
+	a.session = func(stream sessionStream) error {
+		a.session = session
+		return movedTo(dead)
+	}
+	producer, err := a.dial(t).Producer(soon(t), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ack, err := producer.Append(soon(t), []Record{Text("0")}); err != nil || ack.FirstLSN != 0 {
+		t.Errorf("got %v, %v", ack, err)
+	}
+	if err := producer.Close(soon(t)); err != nil || !slices.Equal(j.applied, []string{"0"}) {
+		t.Errorf("the log has %v, %v", j.applied, err)
+	}
+}
+
 func TestIdleProducerFollowsTheOwner(t *testing.T) {
 	b, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
 		return applyAll(j, stream, always)
