@@ -278,14 +278,16 @@ func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
 }
 
 func TestOwnerOutOfReachKeepsTheClientWhereItIsAnswered(t *testing.T) {
-	a := newNode(t)
+	a, b := newNode(t), newNode(t)
+	// This is b, by an address that must not get the token in plaintext.
+	exposed := strings.Replace(b.address, "127.0.0.1", "0.0.0.0", 1)
 	// It takes connections and answers nothing, as a filter of packets in between.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	for _, owner := range []string{silent.Addr().String(), deadAddress(t), "192.0.2.1:6925", "a/b"} {
+	for _, owner := range []string{silent.Addr().String(), deadAddress(t), exposed, "a/b"} {
 		a.speakFor(owner)
 		client := dial(t, a.address, withoutPauses(), WithToken("k7Qp2mXa"), WithTimeout(2*time.Second))
 		for range 20 {

@@ -271,8 +271,10 @@ async def test_owner_out_of_reach_keeps_the_client_where_it_is_answered(dead):
     # It takes connections and answers nothing, as a filter of packets in between.
     silent = await asyncio.start_server(keep, "127.0.0.1", 0)
     at_silent = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-    async with silent, cluster(1) as ((a,), (at_a,)):
-        for owner in (at_silent, dead, "10.255.255.1:6925", "a/b", ""):
+    async with silent, cluster(2) as ((a, b), (at_a, at_b)):
+        # This is b, by an address that must not get the token in plaintext.
+        exposed = at_b.replace("127.0.0.1", "0.0.0.0")
+        for owner in (at_silent, dead, exposed, "a/b", ""):
             a.speaks_for = owner
             async with client_of(at_a, retry=NO_PAUSE, token="k7Qp", timeout=2.0) as client:
                 for _ in range(20):

@@ -397,10 +397,13 @@ async fn stream_through_another_server_stays_and_the_next_goes_to_the_owner() {
 async fn owner_out_of_reach_keeps_the_client_where_it_is_answered() {
     let (old, at_old) = Memory::start().await;
     let (_dead, nobody) = dead();
+    // An address that must not get the token in plaintext.
+    let (_exposed, at_exposed) = old.start_beside().await;
+    let at_exposed = at_exposed.replace("127.0.0.1", "0.0.0.0");
     // It takes connections and answers nothing, as a filter of packets in between.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at_silent = format!("http://{}", silent.local_addr().unwrap());
-    for owner in [&at_silent, &nobody, "http://192.0.2.1:6925", "http://a/b", ""] {
+    for owner in [&at_silent, &nobody, &at_exposed, "http://a/b", ""] {
         *old.speaks_for.lock().unwrap() = Some(owner.to_owned());
         let client = without_pauses(&at_old).token("k7Qp2mXa");
         let client = client.timeout(Duration::from_secs(2));
