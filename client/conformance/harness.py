@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""usage: harness.py --wald PATH [--tls] [--replica] [--start ARGUMENTS] [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
+"""usage: harness.py --wald PATH [--tls] [--replica] [--stand-by] [--start ARGUMENTS] [--only NAMES] [--cases FILE] [--log FILE] -- RUNNER...
        harness.py --check-cases [--cases FILE]
 
 Runs the conformance cases by a runner; README.md describes both. The harness starts the
@@ -12,6 +12,9 @@ With --tls the daemon requires a client certificate, and the cases of TLS run as
 is. Only where a case loses an answer, it has to see the frames, and is an end of both connections. The cases of TLS
 have no proxy.
 
+With --stand-by two daemons share the bucket of ARGUMENTS. The proxy leads to the one that does not own the store, and a
+runner cannot reach the owner. Linux only.
+
 With --check-cases no daemon runs: the file is checked to be well-formed.
 
 Only the standard library: everyone who has Python can check a client. --tls needs the command openssl.
@@ -19,6 +22,7 @@ Only the standard library: everyone who has Python can check a client. --tls nee
 
 import argparse
 import asyncio
+import contextlib
 import http.server
 import json
 import os
@@ -46,6 +50,9 @@ END_STREAM = 1
 CHUNK = 65536
 # A case takes at most a minute (README.md); a runner needs some time to start and to end.
 CASE_SECONDS, MORE_SECONDS = 60, 120
+# Of two nodes: nobody may take the store over from an owner that is killed and starts again. Maximum time for a node to own the
+# store or to stand by.
+LEASE, ROLE_SECONDS = "60s", 60
 
 
 def clean_environment(**more):
@@ -104,6 +111,9 @@ class Daemon:
             self.process.kill()
             self.process.wait()
 
+    def close(self):
+        self.kill()
+
     def stop(self, seconds=60):
         """SIGTERM, and the end of it: the exit status."""
         # Serves until it ends: earlier requests are answered, so the address stays.
@@ -111,6 +121,96 @@ class Daemon:
         code = self.process.wait(timeout=seconds)
         self.address = None
         return code
+
+
+class Node(Daemon):
+    """One of two daemons that share a store. `serving`: it owns the store; False: it stands by, and has the owner's address."""
+
+    def __init__(self, wald, directory, name, arguments, log):
+        # The address that the other node gets. It stays, as `kill` and `stop` need.
+        self.gate = Proxy(lambda: self.address, admits=lambda port: is_of(port, self.other.process.pid))
+        self.other = None
+        own = ["--node-id", name, "--stand-by", "--lease-ttl", LEASE, "--advertise", f"127.0.0.1:{self.gate.port}"]
+        data = Path(directory) / name
+        super().__init__(wald, data, [*arguments, *own], log)
+        self.serving = None
+        self.changed = threading.Condition()
+
+    def start(self):
+        self.serving = None
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, text=True, env=self.environment)
+        threading.Thread(target=self._follow, args=(self.process,), daemon=True).start()
+        self.await_role(True, False)
+        self.starts += 1
+
+    def _follow(self, process):
+        for line in process.stderr:
+            self._keep(line)
+            if "wald is serving" in line or "wald is standing by" in line:
+                host, _, port = json.loads(line)["grpc"].rpartition(":")
+                with self.changed:
+                    self.address, self.serving = (host.strip("[]"), int(port)), "wald is serving" in line
+                    self.changed.notify_all()
+
+    def await_role(self, *roles):
+        """Waits until `serving` is one of these."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.serving in roles or self.process.poll() is not None, ROLE_SECONDS):
+                raise RuntimeError(f"the node does not become {roles} within {ROLE_SECONDS} s")
+        if self.serving not in roles:
+            raise RuntimeError(f"the node ended with {self.process.wait()}")
+
+
+def is_of(port, pid):
+    """Whether a connection from this port of the machine is one of the process."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(entry))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(int(row[1].rpartition(":")[2], 16) == port and f"socket:[{row[9]}]" in found for row in rows)
+
+
+class Pair:
+    """The two nodes. `kill` and `stop` are about the owner; `address` is that of the other one, the stand-by."""
+
+    def __init__(self, wald, directory, arguments, log, on_move):
+        self.on_move = on_move
+        first, second = (Node(wald, directory, name, arguments, log) for name in ("first", "second"))
+        first.other, second.other = second, first
+        self.owner, self.stand_by = first, second
+
+    @property
+    def address(self):
+        return self.stand_by.address
+
+    @property
+    def starts(self):
+        return self.owner.starts + self.stand_by.starts
+
+    def start(self):
+        """Starts the owner, and at first the stand-by. A plain end of the owner gives the store to the stand-by."""
+        self.owner.start()
+        if self.stand_by.process is None:
+            self.stand_by.start()
+        if not self.owner.serving:
+            self.stand_by.await_role(True)
+            self.owner, self.stand_by = self.stand_by, self.owner
+            self.on_move()
+
+    def signal(self, number):
+        self.owner.signal(number)
+
+    def kill(self):
+        self.owner.kill()
+
+    def stop(self):
+        return self.owner.stop()
+
+    def close(self):
+        self.owner.kill()
+        self.stand_by.kill()
 
 
 class Certificates:
@@ -253,9 +353,10 @@ class Connection:
 class Proxy:
     """TCP, from one port that stays to a daemon whose port changes."""
 
-    def __init__(self, target, certificates=None):
-        """`target()` is where the daemon serves now, or None. With certificates the proxy is an end of TLS."""
-        self.target = target
+    def __init__(self, target, certificates=None, admits=lambda port: True):
+        """`target()` is where the daemon serves now, or None. With certificates the proxy is an end of TLS. `admits(port)`:
+        whether it serves a client at this port."""
+        self.target, self.admits = target, admits
         self.near = certificates and certificates.context(certificates.server, server=True)
         self.far = {} if certificates is None else {
             "ssl": certificates.context(certificates.client, server=False), "server_hostname": "localhost"}
@@ -285,7 +386,7 @@ class Proxy:
     async def _serve(self, reader, writer):
         target = self.target()
         try:
-            if target is None:
+            if target is None or not self.admits(writer.get_extra_info("peername")[1]):
                 raise ConnectionRefusedError
             daemon_reader, daemon_writer = await asyncio.open_connection(*target, **self.far)
         except OSError:
@@ -441,17 +542,21 @@ class Control:
 class Served:
     """Daemon, proxy and control endpoint together; a context that ends them.
 
-    `certificates`: with TLS. `sees_frames`: the proxy is an end of TLS then.
+    `certificates`: with TLS. `sees_frames`: the proxy is an end of TLS then. `stand_by`: two daemons, and the runner is at
+    the one that does not own the store.
     """
 
-    def __init__(self, wald, directory, arguments=(), log=None, certificates=None, sees_frames=True):
+    def __init__(self, wald, directory, arguments=(), log=None, certificates=None, sees_frames=True, stand_by=False):
         allow_many_connections()
         self.certificates, self.plain, self.expired = certificates, None, None
         more = [] if certificates is None else certificates.arguments()
-        self.daemon = Daemon(wald, Path(directory) / "data", [*arguments, *more], log)
-        self.daemon.start()
+        if stand_by:
+            self.daemon = Pair(wald, directory, arguments, log, lambda: self.proxy.drop())
+        else:
+            self.daemon = Daemon(wald, Path(directory) / "data", [*arguments, *more], log)
         self.proxy = Proxy(lambda: self.daemon.address, certificates if sees_frames else None)
         self.control = Control(self.daemon, self.proxy)
+        self.daemon.start()
         if certificates is not None:
             self.plain = Daemon(wald, Path(directory) / "plain", arguments, log)
             self.plain.start()
@@ -476,7 +581,7 @@ class Served:
 
     def __exit__(self, *_):
         with self.control.lock:
-            self.daemon.kill()
+            self.daemon.close()
         if self.certificates is not None:
             self.plain.kill()
             self.expired.close()
@@ -719,7 +824,7 @@ def run_some(arguments, cases, sees_frames=True, direct=False):
     with tempfile.TemporaryDirectory(prefix="wald-conformance-") as directory:
         certificates = Certificates(Path(directory) / "tls") if arguments.tls else None
         start = [*SETTINGS, *shlex.split(arguments.start)]
-        with Served(arguments.wald, directory, start, log, certificates, sees_frames) as served:
+        with Served(arguments.wald, directory, start, log, certificates, sees_frames, arguments.stand_by) as served:
             environment = clean_environment(**served.environment(direct), WALD_CASES=str(arguments.cases.resolve()),
                                             WALD_ONLY=",".join(wanted))
             runner = subprocess.Popen(arguments.runner, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
@@ -762,6 +867,7 @@ def main():
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--start", default="")
     parser.add_argument("--replica", action="store_true")
+    parser.add_argument("--stand-by", action="store_true")
     parser.add_argument("--only")
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--log", type=Path)
@@ -773,6 +879,8 @@ def main():
         sys.exit(check_cases(cases))
     if not arguments.wald or not arguments.runner:
         parser.error("--wald and a runner are needed")
+    if arguments.tls and arguments.stand_by:
+        parser.error("--tls and --stand-by exclude each other")
     # Everything ends in order, however it is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(run(arguments, cases))

@@ -122,7 +122,8 @@ const DefaultTimeout = 10 * time.Second
 // "https://a,https://b". All have the same scheme. Calls go to one of them, first to the first.
 // When it is not reached, starts or stops, the next attempt goes to the next of the list. When a
 // node names another as the owner of the store (MOVED), the client goes there at once, whether
-// the owner is in the list or not. It sends its token to the owner, too, and checks the owner's
+// the owner is in the list or not. When a node answers for the owner, the client goes there as soon
+// as it has a connection. It sends its token to the owner, too, and checks the owner's
 // certificate as always: without [WithServerName] it must name the owner's host.
 func Dial(endpoint string, options ...DialOption) (*Client, error) {
 	s := settings{
@@ -459,7 +460,7 @@ func (c *Client) failedAt(a *attempt, failure *Error) *Error {
 }
 
 // sentHandler notes which calls have left: a call that failed before may be repeated
-// whatever it does.
+// whatever it does. It also notes which answers came through a server that is not the owner.
 type sentHandler struct{}
 
 type attemptKey struct{}
@@ -485,12 +486,18 @@ func watchSending(ctx context.Context) (context.Context, *attempt) {
 func (sentHandler) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
 func (sentHandler) HandleRPC(ctx context.Context, event stats.RPCStats) {
-	// Comes once a connection has taken the request's headers.
-	if _, ok := event.(*stats.OutHeader); !ok {
+	a, ok := ctx.Value(attemptKey{}).(*attempt)
+	if !ok {
 		return
 	}
-	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
+	switch event := event.(type) {
+	// Comes once a connection has taken the request's headers.
+	case *stats.OutHeader:
 		a.sent.Store(true)
+	case *stats.InHeader:
+		if owner := event.Header.Get(ownerHeader); len(owner) > 0 {
+			a.at.of.approach(a.at, owner[0])
+		}
 	}
 }
 

@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 )
 
 // nodes are the servers of a client. Every call goes to the current one, at first the first of the
@@ -18,6 +20,7 @@ import (
 //	list: a, b, c
 //	not reached, starting, stopping, or knows no owner:  a ─▶ b ─▶ c ─▶ a
 //	names the owner d, in the list or not:               a ─▶ d
+//	answers for the owner d, which can be reached:       a ─▶ d
 //	the same failures of an owner outside of the list:   d ─▶ a
 //
 // The connection to a server that was left is closed when its last call has ended. Stubs use nodes
@@ -26,7 +29,12 @@ type nodes struct {
 	list []string
 	dial func(target string) (*grpc.ClientConn, error)
 	// Gives the target of a named owner, or the reason why the owner gets no calls.
-	vet func(owner string) (target, refusal string)
+	vet            func(owner string) (target, refusal string)
+	connectTimeout time.Duration
+	lastTLS        *lastTLSProblem
+	// Ends when the client is closed.
+	ctx  context.Context
+	stop context.CancelFunc
 
 	mutex   sync.Mutex
 	current *node
@@ -35,10 +43,19 @@ type nodes struct {
 	closed bool
 	// Servers that were left and have calls underway.
 	left map[*node]struct{}
+	// The time from which on an owner may be approached.
+	nextApproach time.Time
 }
+
+// ownerHeader is the owner of the store, in the header of an answer that came through another node.
+const ownerHeader = "wald-owner"
+
+// approachPause is the time between two attempts to reach such an owner, if the first one fails.
+const approachPause = time.Minute
 
 // node is a server since it became the current one.
 type node struct {
+	of     *nodes
 	target string
 	// Index in the list; -1: outside.
 	place int
@@ -50,11 +67,14 @@ type node struct {
 // newNodes begins at the first server of the list. It checks that each one can be dialled.
 func newNodes(list []string, s *settings) (*nodes, *Error) {
 	n := &nodes{
-		list: list,
-		dial: func(target string) (*grpc.ClientConn, error) { return grpc.NewClient(target, s.dialOptions()...) },
-		vet:  s.vetOwner,
-		left: map[*node]struct{}{},
+		list:           list,
+		dial:           func(target string) (*grpc.ClientConn, error) { return grpc.NewClient(target, s.dialOptions()...) },
+		vet:            s.vetOwner,
+		connectTimeout: s.connectTimeout,
+		lastTLS:        s.lastTLS,
+		left:           map[*node]struct{}{},
 	}
+	n.ctx, n.stop = context.WithCancel(context.Background())
 	for place, target := range list {
 		conn, err := n.dial(target)
 		if err != nil {
@@ -65,7 +85,7 @@ func newNodes(list []string, s *settings) (*nodes, *Error) {
 			conn.Close()
 			continue
 		}
-		n.current = &node{target: target, place: place, conn: conn}
+		n.current = &node{of: n, target: target, place: place, conn: conn}
 	}
 	return n, nil
 }
@@ -96,9 +116,9 @@ func (n *nodes) failed(at *node, e *Error) (named bool) {
 	defer n.mutex.Unlock()
 	if at == n.current && !n.closed {
 		if owner != "" {
-			n.move(owner, slices.Index(n.list, owner))
+			n.move(owner)
 		} else if next := (at.place + 1) % len(n.list); next != at.place {
-			n.move(n.list[next], next)
+			n.move(n.list[next])
 		}
 	}
 	return owner != "" && n.current != at
@@ -116,14 +136,62 @@ func elsewhere(e *Error) bool {
 	return false
 }
 
-// move makes a server the current one, unless it cannot be dialled.
-func (n *nodes) move(target string, place int) {
+// approach: a server has answered for the owner, which it names. Later calls go to the owner itself,
+// once there is a connection to it. Until then they stay: the owner may be out of this client's
+// reach, behind a balancer or a tunnel.
+func (n *nodes) approach(through *node, owner string) {
+	n.mutex.Lock()
+	now := time.Now()
+	due := through == n.current && !n.closed && !now.Before(n.nextApproach)
+	if due {
+		n.nextApproach = now.Add(approachPause)
+	}
+	n.mutex.Unlock()
+	if !due {
+		return
+	}
+	target, refusal := n.vet(owner)
+	if refusal != "" || target == through.target {
+		return
+	}
 	conn, err := n.dial(target)
 	if err != nil {
 		return
 	}
+	go func() {
+		ctx, cancel := context.WithTimeout(n.ctx, n.connectTimeout)
+		defer cancel()
+		conn.Connect()
+		for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+			if state == connectivity.TransientFailure || !conn.WaitForStateChange(ctx, state) {
+				conn.Close()
+				// It stops no call: the current server answers.
+				n.lastTLS.set(nil)
+				return
+			}
+		}
+		n.mutex.Lock()
+		defer n.mutex.Unlock()
+		n.nextApproach = now
+		if through != n.current || n.closed {
+			go conn.Close()
+			return
+		}
+		n.goTo(target, conn)
+	}()
+}
+
+// move makes a server the current one, unless it cannot be dialled.
+func (n *nodes) move(target string) {
+	if conn, err := n.dial(target); err == nil {
+		n.goTo(target, conn)
+	}
+}
+
+// goTo makes the server of a connection the current one.
+func (n *nodes) goTo(target string, conn *grpc.ClientConn) {
 	old := n.current
-	n.current, n.moved = &node{target: target, place: place, conn: conn}, true
+	n.current, n.moved = &node{of: n, target: target, place: slices.Index(n.list, target), conn: conn}, true
 	if old.calls > 0 {
 		n.left[old] = struct{}{}
 	} else {
@@ -191,6 +259,7 @@ func (n *nodes) NewStream(ctx context.Context, desc *grpc.StreamDesc, method str
 
 // close closes all connections, and ends the calls on them.
 func (n *nodes) close() error {
+	n.stop()
 	n.mutex.Lock()
 	current, left := n.current, n.left
 	n.closed, n.left = true, nil

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 
 	"wald.dev/client/go/waldv1"
@@ -34,6 +35,8 @@ type testNode struct {
 	mutex sync.Mutex
 	err   error
 	calls int
+	// The owner that answers through this node; empty: this node answers.
+	speaks string
 }
 
 func newNode(t *testing.T) *testNode { return newNodeOn(t, "127.0.0.1") }
@@ -41,7 +44,15 @@ func newNode(t *testing.T) *testNode { return newNodeOn(t, "127.0.0.1") }
 func newNodeOn(t *testing.T, host string, options ...grpc.ServerOption) *testNode {
 	t.Helper()
 	n := new(testNode)
-	n.options = options
+	n.options = append(options, grpc.UnaryInterceptor(
+		func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			grpc.SetHeader(ctx, n.header())
+			return handler(ctx, request)
+		}), grpc.StreamInterceptor(
+		func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			stream.SetHeader(n.header())
+			return handler(server, stream)
+		}))
 	n.append = func(*waldv1.AppendRequest) (*waldv1.AppendResponse, error) {
 		return &waldv1.AppendResponse{Lsn: new(uint64(7))}, n.answer()
 	}
@@ -57,6 +68,22 @@ func (n *testNode) answer() error {
 	defer n.mutex.Unlock()
 	n.calls++
 	return n.err
+}
+
+// header is that of the node's answers.
+func (n *testNode) header() metadata.MD {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if n.speaks == "" {
+		return nil
+	}
+	return metadata.Pairs("wald-owner", n.speaks)
+}
+
+func (n *testNode) speakFor(owner string) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.speaks = owner
 }
 
 func (n *testNode) fail(err error) {
@@ -125,6 +152,161 @@ func TestNamedOwnerIsFollowedAtOnceAndRemembered(t *testing.T) {
 	}
 	if got := calledEach(a, b); !slices.Equal(got, []int{2, 1}) {
 		t.Errorf("calls %v", got)
+	}
+}
+
+// at is the target of a client's current server.
+func at(client *Client) string {
+	client.nodes.mutex.Lock()
+	defer client.nodes.mutex.Unlock()
+	return client.nodes.current.target
+}
+
+// goesTo waits until a client has gone to a server.
+func goesTo(t *testing.T, client *Client, address string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); at(client) != address; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the client is still at %s", at(client))
+		}
+	}
+}
+
+func TestOwnerThatAnswersThroughAnotherNodeIsCalledItself(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	for _, list := range []string{a.address, a.address + "," + b.address} {
+		a.speakFor(b.address)
+		client := dial(t, list, withoutPauses())
+		appends(t, client)
+		goesTo(t, client, b.address)
+		appends(t, client)
+		if got := calledEach(a, b); !slices.Equal(got, []int{1, 1}) {
+			t.Errorf("calls %v", got)
+		}
+		// The store moves, and is back at once.
+		a.speakFor("")
+		b.fail(movedTo(a.address))
+		appends(t, client)
+		b.fail(nil)
+		a.speakFor(b.address)
+		appends(t, client)
+		if got := calledEach(a, b); !slices.Equal(got, []int{2, 1}) {
+			t.Errorf("calls %v", got)
+		}
+		goesTo(t, client, b.address)
+	}
+}
+
+func TestStreamThroughAnotherNodeStaysAndTheNextGoesToTheOwner(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	a.speakFor(b.address)
+	for _, n := range []*testNode{a, b} {
+		n.session = func(stream sessionStream) error {
+			n.answer()
+			return ackAll(stream, 0)
+		}
+		n.scan = func(_ *waldv1.ScanRequest, stream scanStream) error {
+			n.answer()
+			return stream.Send(messageOf(0, "one"))
+		}
+	}
+	client := dial(t, a.address)
+	opens := func() *Session {
+		session, err := client.Session(soon(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(session.Close)
+		return session
+	}
+	sends := func(session *Session) {
+		t.Helper()
+		sent, err := session.Send(soon(t), oneRecord("x"))
+		if err == nil {
+			_, err = sent.Wait(soon(t))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	first := opens()
+	sends(first)
+	goesTo(t, client, b.address)
+	sends(first)
+	sends(opens())
+	if got := calledEach(a, b); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("sessions %v", got)
+	}
+	client = dial(t, a.address)
+	for range 2 {
+		if _, err := collect(t, client.Scan(context.Background(), Log("a"))); err != nil {
+			t.Error(err)
+		}
+		goesTo(t, client, b.address)
+	}
+	if got := calledEach(a, b); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("scans %v", got)
+	}
+}
+
+func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
+	a, b, c := newNode(t), newNode(t), newNode(t)
+	arrived, answer := make(chan struct{}), make(chan struct{})
+	a.tail = func(*waldv1.GetTailRequest) (*waldv1.GetTailResponse, error) {
+		close(arrived)
+		<-answer
+		return &waldv1.GetTailResponse{FirstLsn: new(uint64(0)), TailLsn: new(uint64(9))}, nil
+	}
+	a.speakFor(c.address)
+	client := dial(t, a.address)
+	late := make(chan error)
+	go func() {
+		_, err := client.Tail(context.Background(), "a")
+		late <- err
+	}()
+	<-arrived
+	a.fail(movedTo(b.address))
+	appends(t, client)
+	close(answer)
+	if err := <-late; err != nil {
+		t.Error(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if at(client) != b.address {
+		t.Errorf("the client is at %s", at(client))
+	}
+}
+
+func TestOwnerOutOfReachKeepsTheClientWhereItIsAnswered(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	// This is b, by an address that must not get the token in plaintext.
+	exposed := strings.Replace(b.address, "127.0.0.1", "0.0.0.0", 1)
+	// It takes connections and answers nothing, as a filter of packets in between.
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for _, owner := range []string{silent.Addr().String(), deadAddress(t), exposed, "a/b"} {
+		a.speakFor(owner)
+		client := dial(t, a.address, withoutPauses(), WithToken("k7Qp2mXa"), WithTimeout(2*time.Second))
+		for range 20 {
+			if _, err := client.Append(context.Background(), "a", Text("x")); err != nil {
+				t.Errorf("%s: %v", owner, err)
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+		if at(client) != a.address {
+			t.Errorf("the client is at %s", at(client))
+		}
+	}
+	// All of these answers lead to one attempt.
+	if _, err := silent.Accept(); err != nil {
+		t.Error(err)
+	}
+	silent.(*net.TCPListener).SetDeadline(time.Now().Add(100 * time.Millisecond))
+	if _, err := silent.Accept(); err == nil {
+		t.Error("there was a second attempt")
 	}
 }
 
@@ -365,6 +547,28 @@ func TestProducerFollowsTheOwnerWithoutLossOrRepeat(t *testing.T) {
 	}
 	if streams != 1 || len(interruptions) != 1 || !errors.Is(interruptions[0], ErrMoved) {
 		t.Errorf("%d streams at the first owner, interrupted by %v", streams, interruptions)
+	}
+}
+
+func TestProducerComesBackFromAnOwnerOutOfReach(t *testing.T) {
+	a, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		return applyAll(j, stream, always)
+	})
+	a.serve(t, "127.0.0.1")
+	dead, session := deadAddress(t), a.session
+	a.session = func(stream sessionStream) error {
+		a.session = session
+		return movedTo(dead)
+	}
+	producer, err := a.dial(t).Producer(soon(t), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ack, err := producer.Append(soon(t), []Record{Text("0")}); err != nil || ack.FirstLSN != 0 {
+		t.Errorf("got %v, %v", ack, err)
+	}
+	if err := producer.Close(soon(t)); err != nil || !slices.Equal(j.applied, []string{"0"}) {
+		t.Errorf("the log has %v, %v", j.applied, err)
 	}
 }
 

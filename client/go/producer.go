@@ -382,7 +382,7 @@ func (p *Producer) deliver(running context.Context, a *attempt) (acked bool, fai
 	ctx, cancel := context.WithCancel(running)
 	stream, err := p.client.wal.AppendSession(ctx)
 	if err != nil {
-		cancel()
+		defer cancel()
 		return false, p.client.readError(ctx, err, a, false)
 	}
 	p.mutex.Lock()

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use wald_proto::v1::Reason;
@@ -38,6 +39,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// - MOVED with an `owner`: to the owner, in the list or not, at once;
 /// - MOVED without one, no connection, UNAVAILABLE from in between, STARTING, DRAINING: to the next
 ///   server of the list, after the usual pause.
+///
+/// If a server answers for the owner, the client calls the owner itself as soon as it can reach it.
 ///
 /// The client uses TLS with an owner as with every server: its certificate must name its host,
 /// unless [`TlsOptions::server_name`] gives another name. Token and client certificate go to the
@@ -366,6 +369,11 @@ impl Client {
         }
     }
 
+    /// Takes note of an answer of a server, and maybe goes on to the owner that it came from.
+    pub(crate) fn approach(&self, node: &Arc<ClientNode>, headers: &MetadataMap) {
+        self.nodes.approach(node, headers);
+    }
+
     /// Takes note of an attempt that failed, and maybe goes on to another server.
     pub(crate) fn leave(&self, node: &Arc<ClientNode>, error: &Error) -> NextNode {
         self.nodes.leave(node, error)
@@ -449,7 +457,10 @@ impl Client {
             // The server must not write a request that no caller waits for any more.
             attempt.set_timeout(deadline.saturating_duration_since(Instant::now()));
             let error = match tokio::time::timeout_at(deadline, send(&node, attempt)).await {
-                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                Ok(Ok(answer)) => {
+                    self.approach(&node, answer.metadata());
+                    return Ok(answer.into_inner());
+                }
                 Ok(Err(status)) => node.error(&status, timeout),
                 Err(_) => node.timed_out(timeout),
             };

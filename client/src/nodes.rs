@@ -5,15 +5,20 @@
 //!          ▲───────────┘        MOVED with an owner: the owner, in the list or not
 //! ```
 //!
-//! Only one server of several that share a store owns it, and the others answer MOVED. An attempt
-//! takes the current server and names it when it fails: an attempt that is late moves nothing.
+//! Only one server of several that share a store owns it. The others answer MOVED, or forward a call
+//! and name the owner in the answer ([`ClientNodes::approach`]). An attempt takes the current server
+//! and names it when it ends: an attempt that is late moves nothing.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use wald_proto::v1::Reason;
 use wald_proto::v1::cursor_service_client::CursorServiceClient;
@@ -29,6 +34,11 @@ use crate::transport::NodeTransport;
 /// Answers stay below 1 MiB unless one record alone is larger; the server's limit on
 /// records can be raised, so leave room.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// The owner of the store, in the headers of an answer that came through another server.
+const OWNER_HEADER: &str = "wald-owner";
+/// Time between two attempts to reach such an owner, if the first one fails.
+const APPROACH_PAUSE: Duration = Duration::from_secs(60);
 
 /// One server, with its channel. Errors name it.
 pub(crate) struct ClientNode {
@@ -95,6 +105,16 @@ impl ClientNode {
         }
     }
 
+    /// Whether this server answers within `timeout` that it serves.
+    async fn serves(&self, timeout: Duration) -> bool {
+        let mut health = self.health_service();
+        let check = health.check(HealthCheckRequest::default());
+        let answer = tokio::time::timeout(timeout, check).await;
+        answer.is_ok_and(|answer| {
+            answer.is_ok_and(|answer| answer.get_ref().status() == ServingStatus::Serving)
+        })
+    }
+
     pub(crate) fn timed_out(&self, after: Duration) -> Error {
         Error::new(ErrorKind::Timeout {
             endpoint: self.endpoint.clone(),
@@ -124,6 +144,8 @@ pub(crate) enum NextNode {
 pub(crate) struct ClientNodes {
     listed: Vec<Arc<ClientNode>>,
     current: Mutex<Arc<ClientNode>>,
+    /// Time from which on an owner may be approached.
+    next_approach: Mutex<Instant>,
     /// None: the only server is never left.
     transport: Option<NodeTransport>,
 }
@@ -143,6 +165,7 @@ impl ClientNodes {
         Self {
             listed: Vec::new(),
             current: Mutex::new(node),
+            next_approach: Mutex::new(Instant::now()),
             transport: None,
         }
     }
@@ -163,6 +186,7 @@ impl ClientNodes {
         let first = listed.first().ok_or_else(none)?;
         Ok(Self {
             current: Mutex::new(Arc::clone(first)),
+            next_approach: Mutex::new(Instant::now()),
             listed,
             transport: Some(transport),
         })
@@ -196,7 +220,7 @@ impl ClientNodes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<ClientNode>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.current)
     }
 
     pub(crate) fn current(&self) -> Arc<ClientNode> {
@@ -234,6 +258,38 @@ impl ClientNodes {
         }
     }
 
+    /// Takes note of an answer of `through`. If it came from an owner that `through` only forwards
+    /// to, later attempts go to the owner itself, once that one has answered. Until then they stay:
+    /// the owner may be out of this client's reach, behind a balancer or a tunnel.
+    pub(crate) fn approach(self: &Arc<Self>, through: &Arc<ClientNode>, headers: &MetadataMap) {
+        let (Some(address), Some(transport)) = (headers.get(OWNER_HEADER), &self.transport) else {
+            return;
+        };
+        let now = Instant::now();
+        {
+            let mut next = lock(&self.next_approach);
+            if now < *next || !Arc::ptr_eq(&self.lock(), through) {
+                return;
+            }
+            *next = now + APPROACH_PAUSE;
+        }
+        let address = address.to_str().unwrap_or_default();
+        let Some(owner) = self.owner(transport, address, through) else {
+            return;
+        };
+        let (nodes, through) = (Arc::clone(self), Arc::clone(through));
+        let timeout = transport.connect_timeout;
+        tokio::spawn(async move {
+            if owner.serves(timeout).await {
+                *lock(&nodes.next_approach) = now;
+                let mut current = nodes.lock();
+                if Arc::ptr_eq(&current, &through) {
+                    *current = owner;
+                }
+            }
+        });
+    }
+
     /// The server at an address that `failed` names as the owner. None if that is `failed` itself,
     /// or a server that these settings do not fit.
     fn owner(
@@ -262,6 +318,10 @@ impl ClientNodes {
         let next = place.map_or(0, |place| (place + 1) % self.listed.len());
         Arc::clone(self.listed.get(next).unwrap_or(failed))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether another server may do better: this one starts, stops, does not own the store, or there

@@ -169,6 +169,7 @@ impl Underway {
         let opened = tokio::time::timeout(timeout, wal.scan(request)).await;
         match opened {
             Ok(Ok(answer)) => {
+                self.client.approach(&node, answer.metadata());
                 self.connection = Some(answer.into_inner());
                 self.begun = true;
                 // From now on "the tail" is in the past, and only a cursor can name it.

@@ -102,9 +102,10 @@ def rpcs_are_reachable():
         expect(f"{language}: every RPC is reachable", not lacking, lacking)
 
 
-def conform(command, log, only=(), start="", tls=False, replica=None):
-    """Runs the cases by a runner: exit status, names that passed, lines of the failed cases. `replica` is a bucket for the daemon."""
-    named = [*(["--tls"] if tls else []), *(["--replica"] if replica else []), *(["--only", ",".join(only)] if only else [])]
+def conform(command, log, only=(), start="", tls=False, replica=None, stand_by=False):
+    """Runs the cases by a runner: exit status, names that passed, lines of the failed cases. `replica` is a bucket for the daemon,
+    and with `stand_by` for two of them."""
+    named = [*(["--tls"] if tls else []), *(["--replica"] if replica else []), *(["--stand-by"] if stand_by else []), *(["--only", ",".join(only)] if only else [])]
     variables = replica.environment() if replica else clean_environment()
     done = run(sys.executable, harness.HERE / "harness.py", "--wald", programs() / "wald" if replica else WALD, f"--start={start}", "--log", log,
                *named, "--", *command, timeout=3600, env={**variables, "TMPDIR": str(SCRATCH)})
@@ -113,6 +114,14 @@ def conform(command, log, only=(), start="", tls=False, replica=None):
     failed = [line for line in lines if line.startswith("FAIL ")]
     return done.returncode, passed, failed, done.stderr.decode(errors="replace")
 
+
+# At a stand-by: each kind of call, and the losses of both connections, that of the client and that of the owner.
+FORWARDED = """right-log-id-is-accepted-everywhere weaker-acks-become-durable-by-sync read-waits-for-a-record
+largest-records-and-requests-are-taken session-ends-at-the-first-failure cursor-is-committed-and-read
+configuration-of-a-log-is-changed producers-are-listed-and-forgotten follow-delivers-what-comes-later follow-goes-on-after-drop
+follow-goes-on-after-kill follow-goes-on-after-stop read-whose-answer-is-lost-is-repeated
+plain-append-whose-answer-is-lost-is-not-repeated session-whose-answer-is-lost-says-so
+append-with-a-producer-is-repeated-and-acked two-producers-share-a-log replicated-records-survive-a-kill-of-their-owner""".split()
 
 LANGUAGES = sys.argv[1:] or list(BUILDERS)
 cases = [case["name"] for case in ALL_CASES if "needs" not in case]
@@ -195,22 +204,33 @@ def tls():
             expect(*found)
 
 
-@check("Each client gets REPLICATED acks of a daemon with a replica; with --all it passes all cases on it")
-def replica(directory):
-    alone = [case["name"] for case in ALL_CASES if case.get("needs") == "replica"]
+def on_bucket(directory, what, some, stand_by):
+    """Each client passes some cases on a bucket of its own; with --all every case."""
+    every = [case["name"] for case in ALL_CASES if case.get("needs") != "tls"]
+    wanted = sized(every, some)
 
-    def on_replica(language):
+    def of_language(language):
         here = Path(directory) / language
         here.mkdir()
-        wanted = sized(cases + alone, alone)
         with own(here) as (bucket, _):
             start = f"--bucket-url {bucket.url} --bucket-endpoint {bucket.base} --bucket-insecure --bucket-gap 5ms"
-            status, ok, failures, said = conform(runner(language), SCRATCH / f"conformance-replica-{language}.log", wanted, start, replica=bucket)
-        return f"{language}: {len(wanted)} cases on a replica", status == 0 and set(ok) == set(wanted), "; ".join(failures) or said[-3000:]
+            log = SCRATCH / f"conformance-{what.split()[-1]}-{language}.log"
+            status, ok, failures, said = conform(runner(language), log, wanted, start, replica=bucket, stand_by=stand_by)
+        return f"{language}: {len(wanted)} cases {what}", status == 0 and set(ok) == set(wanted), "; ".join(failures) or said[-3000:]
 
     with ThreadPoolExecutor(len(LANGUAGES)) as pool:
-        for found in pool.map(on_replica, LANGUAGES):
+        for found in pool.map(of_language, LANGUAGES):
             expect(*found)
+
+
+@check("Each client gets REPLICATED acks of a daemon with a replica; with --all it passes all cases on it")
+def replica(directory):
+    on_bucket(directory, "on a replica", [case["name"] for case in ALL_CASES if case.get("needs") == "replica"], stand_by=False)
+
+
+@check("Each client is served by a node that does not own the store; with --all it passes all cases there")
+def stand_by(directory):
+    on_bucket(directory, "at a stand-by", FORWARDED, stand_by=True)
 
 
 @check("A producer of each client goes on across a token that expires, once its file has another one")

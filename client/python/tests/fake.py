@@ -74,6 +74,8 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     def __init__(self):
         self.script = deque()
         self.refuses = None
+        # The owner that answers through this server, as HOST:PORT; None: this server answers.
+        self.speaks_for = None
         self.attempts = []
         self.applied = {}
         self.log_exists = False
@@ -97,8 +99,12 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         if self.refuses is not None:
             await context.abort(*self.refuses)
 
+    def _metadata(self):
+        return () if self.speaks_for is None else (("wald-owner", self.speaks_for),)
+
     async def Append(self, request, context):
         await self._follow_script(request, context)
+        await context.send_initial_metadata(self._metadata())
         return wal_pb2.AppendResponse(lsn=len(self.attempts), durability=types_pb2.DURABILITY_DURABLE)
 
     async def GetTail(self, request, context):
@@ -123,6 +129,8 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return log_pb2.Log(name=name, log_id=42, first_producer_epoch=self.first_producer_epoch)
 
     async def AppendSession(self, requests, context):
+        if self.speaks_for is not None:
+            await context.send_initial_metadata(self._metadata())
         async for request in requests:
             await self.open.wait()
             failure = await self._follow_script(request, context)
@@ -146,7 +154,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     async def Scan(self, request, context):
         self.scans.append(request)
         await self._refuse(context)
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(self._metadata())
         while True:
             message = await self.messages.get()
             if isinstance(message, tuple):

@@ -6,7 +6,7 @@ import contextlib
 import grpc
 import grpc.aio
 import pytest
-from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, Unanswered, message, moved, no_server, refusal, running
+from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, Unanswered, message, moved, no_server, refusal, running, until
 
 import wald
 from wald import LogBatch, Outcome
@@ -225,13 +225,77 @@ async def test_scan_that_begins_elsewhere_goes_to_the_owner():
             assert [record.text async for event in scan for _, record in event.records()] == ["a"]
 
 
+async def test_owner_that_answers_through_another_server_is_called_itself():
+    async with cluster(2) as ((a, b), (at_a, at_b)):
+        for listed in ([at_a], [at_a, at_b]):
+            a.speaks_for = at_b
+            async with client_of(*listed, retry=NO_PAUSE) as client:
+                await client.append("log", "x")
+                await until(lambda: client.endpoint == at_b)
+                before = (len(a.attempts), len(b.attempts) + 1)
+                await client.append("log", "x")
+                assert (len(a.attempts), len(b.attempts)) == before
+                # The store moves, and is back at once.
+                a.speaks_for, b.refuses = None, moved(at_a)
+                await client.append("log", "x")
+                assert client.endpoint == at_a
+                a.speaks_for, b.refuses = at_b, None
+                await client.append("log", "x")
+                await until(lambda: client.endpoint == at_b)
+
+
+async def test_stream_through_another_server_stays_and_the_next_goes_to_the_owner():
+    async with cluster(2) as ((a, b), (at_a, at_b)):
+        a.speaks_for = at_b
+        async with client_of(at_a) as client:
+            async with client.session() as first:
+                await (await first.send([LogBatch("log", ["r0"])]))
+                await until(lambda: client.endpoint == at_b)
+                await (await first.send([LogBatch("log", ["r1"])]))
+            async with client.session() as second:
+                await (await second.send([LogBatch("log", ["r2"])]))
+            assert (len(a.attempts), len(b.attempts)) == (2, 1)
+        async with client_of(at_a) as client:
+            async with client.follow("log"):
+                await until(lambda: client.endpoint == at_b)
+            async with client.follow("log"):
+                assert (len(a.scans), len(b.scans)) == (1, 1)
+
+
+async def test_owner_out_of_reach_keeps_the_client_where_it_is_answered(dead):
+    connections = []
+
+    async def keep(reader, writer):
+        connections.append(writer)
+
+    # It takes connections and answers nothing, as a filter of packets in between.
+    silent = await asyncio.start_server(keep, "127.0.0.1", 0)
+    at_silent = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with silent, cluster(2) as ((a, b), (at_a, at_b)):
+        # This is b, by an address that must not get the token in plaintext.
+        exposed = at_b.replace("127.0.0.1", "0.0.0.0")
+        for owner in (at_silent, dead, exposed, "a/b", ""):
+            a.speaks_for = owner
+            async with client_of(at_a, retry=NO_PAUSE, token="k7Qp", timeout=2.0) as client:
+                for _ in range(20):
+                    await client.append("log", "x")
+                    await asyncio.sleep(0.002)
+                assert client.endpoint == at_a, owner
+        # All of these answers lead to one attempt.
+        assert len(connections) == 1
+        connections[0].close()
+
+
 async def test_channel_of_ones_own_is_not_left(pauses):
     async with cluster(2) as ((a, b), (at_a, at_b)):
         async with grpc.aio.insecure_channel(at_a) as channel:
             async with wald.Client(channel=channel, retry=Counting()) as client:
                 a.script.extend([moved(at_b), moved(""), DRAINING])
                 await client.append("log", "x")
-        assert (len(a.attempts), len(b.attempts), pauses) == (4, 0, [1, 2, 3])
+                a.speaks_for = at_b
+                await client.append("log", "x")
+                assert client._nodes._approaching is None
+        assert (len(a.attempts), len(b.attempts), pauses) == (5, 0, [1, 2, 3])
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ impl Driver {
     }
 
     /// One session: sends everything in flight, then the queued batches.
-    async fn serve(&mut self, node: &ClientNode) -> SessionEnd {
+    async fn serve(&mut self, node: &Arc<ClientNode>) -> SessionEnd {
         let again = self.stamp.is_some();
         let (requests, mut outgoing) = mpsc::unbounded_channel();
         for batch in &mut self.in_flight {
@@ -163,7 +163,10 @@ impl Driver {
             let give_up_at = self.progress + self.patience;
             tokio::select! {
                 opened = &mut opening, if answers.is_none() => match opened {
-                    Ok(opened) => answers = Some(opened.into_inner()),
+                    Ok(opened) => {
+                        self.client.approach(node, opened.metadata());
+                        answers = Some(opened.into_inner());
+                    }
                     Err(status) => return SessionEnd::Failed(node.error(&status, self.patience)),
                 },
                 message = next(&mut answers), if answers.is_some() => {

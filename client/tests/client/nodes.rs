@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::fake::{Fake, Step, refusal};
 use crate::memory::{Fault, Memory, moved};
-use tokio::net::TcpSocket;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Notify;
 use tonic::{Code, Status};
 use wald_client::{Client, ClientBuilder, ErrorKind, Lsn, Outcome, Reason, RetryPolicy, ScanEvent};
@@ -35,6 +35,18 @@ fn quick(endpoint: impl Into<String>) -> ClientBuilder {
         max_pause: Duration::from_millis(5),
         ..RetryPolicy::default()
     })
+}
+
+/// Waits until the client has gone to a server.
+async fn goes_to(client: &Client, endpoint: &str) {
+    let there = async {
+        while client.endpoint() != endpoint {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), there)
+        .await
+        .unwrap();
 }
 
 fn draining() -> Status {
@@ -333,6 +345,82 @@ async fn each_kind_of_call_follows_the_hint() {
 }
 
 #[tokio::test]
+async fn owner_that_answers_through_another_server_is_called_itself() {
+    let (old, at_old) = Memory::start().await;
+    let (owner, at_owner) = old.start_beside().await;
+    *old.speaks_for.lock().unwrap() = Some(at_owner.clone());
+    for list in [at_old.clone(), format!("{at_old},{at_owner}")] {
+        let client = without_pauses(list).connect().await.unwrap();
+        client.append("log", "x").await.unwrap();
+        goes_to(&client, &at_owner).await;
+        let before = (old.calls(), owner.calls());
+        client.append("log", "x").await.unwrap();
+        assert_eq!((old.calls(), owner.calls()), (before.0, before.1 + 1));
+        // The store moves, and is back at once.
+        *old.speaks_for.lock().unwrap() = None;
+        *owner.owner.lock().unwrap() = Some(at_old.clone());
+        client.append("log", "x").await.unwrap();
+        assert_eq!(client.endpoint(), at_old);
+        *owner.owner.lock().unwrap() = None;
+        *old.speaks_for.lock().unwrap() = Some(at_owner.clone());
+        client.append("log", "x").await.unwrap();
+        goes_to(&client, &at_owner).await;
+    }
+}
+
+#[tokio::test]
+async fn stream_through_another_server_stays_and_the_next_goes_to_the_owner() {
+    let (old, at_old) = Memory::start().await;
+    let (owner, at_owner) = old.start_beside().await;
+    *old.speaks_for.lock().unwrap() = Some(at_owner.clone());
+    let client = without_pauses(&at_old).connect().await.unwrap();
+    let first = client.appender().open();
+    first.append("log", "0").await.unwrap().await.unwrap();
+    goes_to(&client, &at_owner).await;
+    first.append("log", "1").await.unwrap().await.unwrap();
+    first.close().await.unwrap();
+    let sessions = || [&old, &owner].map(|memory| memory.sessions.load(Ordering::Relaxed));
+    assert_eq!(sessions(), [1, 0]);
+    let second = client.appender().open();
+    second.append("log", "2").await.unwrap().await.unwrap();
+    second.close().await.unwrap();
+    assert_eq!(sessions(), [1, 1]);
+    let client = without_pauses(&at_old).connect().await.unwrap();
+    let mut scan = client.scan("log").open();
+    while let Some(event) = scan.next().await {
+        event.unwrap();
+    }
+    goes_to(&client, &at_owner).await;
+}
+
+#[tokio::test]
+async fn owner_out_of_reach_keeps_the_client_where_it_is_answered() {
+    let (old, at_old) = Memory::start().await;
+    let (_dead, nobody) = dead();
+    // An address that must not get the token in plaintext.
+    let (_exposed, at_exposed) = old.start_beside().await;
+    let at_exposed = at_exposed.replace("127.0.0.1", "0.0.0.0");
+    // It takes connections and answers nothing, as a filter of packets in between.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at_silent = format!("http://{}", silent.local_addr().unwrap());
+    for owner in [&at_silent, &nobody, &at_exposed, "http://a/b", ""] {
+        *old.speaks_for.lock().unwrap() = Some(owner.to_owned());
+        let client = without_pauses(&at_old).token("k7Qp2mXa");
+        let client = client.timeout(Duration::from_secs(2));
+        let client = client.connect().await.unwrap();
+        for _ in 0..20 {
+            client.append("log", "x").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert_eq!(client.endpoint(), at_old, "{owner}");
+    }
+    // All of these answers lead to one attempt.
+    silent.accept().await.unwrap();
+    let second = tokio::time::timeout(Duration::from_millis(100), silent.accept());
+    second.await.unwrap_err();
+}
+
+#[tokio::test]
 async fn drain_means_the_current_server_and_no_other_one() {
     let (old, at_old) = Memory::start().await;
     let (owner, at_owner) = old.start_beside().await;
@@ -364,6 +452,14 @@ async fn channel_of_ones_own_is_not_left() {
     let own = without_pauses(&at_old).over(channel).unwrap();
     let error = own.append("log", "x").await.unwrap_err();
     assert_eq!(error.reason(), Some(Reason::Moved));
+    let (other, at_other) = Memory::start().await;
+    let (owner, at_owner) = other.start_beside().await;
+    *other.speaks_for.lock().unwrap() = Some(at_owner.clone());
+    let through = tonic::transport::Endpoint::from_shared(at_other.clone());
+    let through = quick(&at_other).over(through.unwrap().connect_lazy());
+    through.unwrap().append("log", "x").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!((other.calls(), owner.calls()), (1, 0));
 }
 
 #[tokio::test]

@@ -66,6 +66,8 @@ pub(crate) struct Memory {
     pub(crate) door: Mutex<Option<(&'static str, &'static str)>>,
     /// The owner of the state, to which every new call is referred; none: this server.
     pub(crate) owner: Mutex<Option<String>>,
+    /// The endpoint of the owner that answers append, scan and session through this server; none: it answers itself.
+    pub(crate) speaks_for: Mutex<Option<String>>,
     /// Text in front of the names of the caller.
     pub(crate) caller_prefix: Mutex<String>,
     /// The tokens of the calls so far.
@@ -116,6 +118,7 @@ impl Memory {
             this: this.clone(),
             state,
             owner: Mutex::default(),
+            speaks_for: Mutex::default(),
             requests: Mutex::default(),
             gap: Mutex::default(),
             faults: Mutex::default(),
@@ -221,6 +224,16 @@ impl Memory {
         };
         let logs = state.logs.iter();
         logs.filter(|(log, _)| matches(log)).map(batch).collect()
+    }
+
+    /// An answer, perhaps as the owner gives it through this server.
+    fn answer<T>(&self, message: T) -> Answer<T> {
+        let mut response = Response::new(message);
+        if let Some(owner) = &*self.speaks_for.lock().unwrap() {
+            let address = owner.replace("http://", "").parse().unwrap();
+            response.metadata_mut().insert("wald-owner", address);
+        }
+        Ok(response)
     }
 
     fn apply(&self, request: AppendBatchRequest) -> Result<AppendBatchResponse, Status> {
@@ -341,7 +354,7 @@ impl WalService for Memory {
             cursor: "end".into(),
             ..Default::default()
         };
-        Ok(Response::new(Box::pin(stream::iter([Ok(message)]))))
+        self.answer(Box::pin(stream::iter([Ok(message)])))
     }
 
     async fn append(&self, request: Request<AppendRequest>) -> Answer<AppendResponse> {
@@ -354,13 +367,13 @@ impl WalService for Memory {
             }],
             ..Default::default()
         })?;
-        Ok(Response::new(AppendResponse {
+        self.answer(AppendResponse {
             lsn: answer.appends[0].first_lsn,
             deduplicated: answer.appends[0].deduplicated,
             log_id: answer.appends[0].log_id,
             durability: answer.durability,
             ..Default::default()
-        }))
+        })
     }
 
     type AppendSessionStream = Answers<AppendSessionResponse>;
@@ -389,7 +402,7 @@ impl WalService for Memory {
                 }
             }
         });
-        Ok(Response::new(Box::pin(answers)))
+        self.answer(Box::pin(answers))
     }
 
     async fn sync(&self, _: Request<SyncRequest>) -> Answer<SyncResponse> {

@@ -57,10 +57,10 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     this.#settings = settings;
   }
 
-  /** Connects, if there is no connection. */
-  async connect(): Promise<void> {
+  /** Connects, if there is no connection. `background`: the process may end meanwhile. */
+  async connect(background = false): Promise<void> {
     try {
-      await this.#ready();
+      await this.#ready(background);
     } catch (error) {
       throw notSent(error);
     }
@@ -115,8 +115,16 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     await Promise.all(ends);
   }
 
+  /** Ends the connection now, and its calls. */
+  destroy(): void {
+    this.#closed = true;
+    for (const session of this.#alive.keys()) {
+      session.destroy();
+    }
+  }
+
   /** The connection, made if there is none that takes calls. */
-  async #ready(): Promise<http2.ClientHttp2Session> {
+  async #ready(background = false): Promise<http2.ClientHttp2Session> {
     for (;;) {
       if (this.#closed) {
         throw new Error("the client is closed");
@@ -125,7 +133,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
       if (this.#session === undefined && last !== undefined && performance.now() - last.at < TLS_PAUSE_MS) {
         throw last.problem;
       }
-      const current = (this.#session ??= this.#dial());
+      const current = (this.#session ??= this.#dial(background));
       const session = await current;
       if (!session.closed && !session.destroyed) {
         return session;
@@ -136,7 +144,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     }
   }
 
-  #dial(): Promise<http2.ClientHttp2Session> {
+  #dial(background: boolean): Promise<http2.ClientHttp2Session> {
     const { connectTimeoutMs, onDialed, tls: files } = this.#settings;
     const { hostname, port } = new URL(this.authority);
     const host = hostname.replace(/^\[|\]$/g, "");
@@ -207,6 +215,10 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         ended(error);
       };
       const timer = setTimeout(() => lost(new Error(`no connection within ${connectTimeoutMs} ms`)), connectTimeoutMs);
+      if (background) {
+        timer.unref();
+        session.unref();
+      }
       socket?.on("error", lost);
       socket?.on("close", () => lost(new Error("the connection was closed")));
       this.#alive.set(session, new Promise((resolve) => (tellGone = resolve)));

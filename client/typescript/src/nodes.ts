@@ -2,7 +2,9 @@
  * The servers of a client, and the one place that knows the current one.
  *
  * ```text
- *              MOVED with an owner
+ *              MOVED with an owner; an answer of the
+ *              owner through another server, and a
+ *              connection to the owner
  *            ┌────────────────────────────────────────▶ the owner, in the list or not
  *  (current) ┤
  *            └────────────────────────────────────────▶ the next of the list, in a ring;
@@ -28,6 +30,12 @@ const MAX_ANSWER_BYTES = 64 << 20;
 /** Reasons of a server that cannot serve now, while another one may. */
 const AWAY: readonly (string | undefined)[] = ["MOVED", "STARTING", "DRAINING"];
 
+/** The owner of the store, in the headers of an answer that came through another server. */
+const OWNER_HEADER = "wald-owner";
+
+/** Time between two attempts to reach such an owner, if the first one fails. */
+const APPROACH_PAUSE_MS = 60_000;
+
 /** One server. */
 interface Node {
   readonly authority: string;
@@ -45,13 +53,17 @@ export interface NodesSettings extends Omit<ConnectionSettings, "onDialed"> {
 /** A transport whose calls go to the current server. It keeps one connection to each server of the list, and one more. */
 export class Nodes implements Transport {
   readonly #settings: NodesSettings;
-  readonly #list: readonly Node[];
+  readonly #list: Node[];
   #current: Node;
   /** The last owner outside of the list. */
   #guest: Node | undefined;
-  /** Connections to earlier owners outside of the list, until their calls are done. */
+  /** Earlier connections, until their calls are done. */
   readonly #leaving = new Set<Connection>();
   #tlsProblem: TlsProblem | undefined;
+  /** An owner that this client tries to reach. */
+  #approached: Node | undefined;
+  /** Time from which on the next attempt may begin. */
+  #nextApproach = 0;
 
   constructor([first, ...others]: readonly [string, ...string[]], settings: NodesSettings) {
     this.#settings = settings;
@@ -72,7 +84,9 @@ export class Nodes implements Transport {
   readonly unary: Transport["unary"] = async (...call) => {
     const node = this.#current;
     try {
-      return await node.transport.unary(...call);
+      const response = await node.transport.unary(...call);
+      this.#approach(node, response.header);
+      return response;
     } catch (thrown) {
       throw this.#failed(node, thrown, call[1]);
     }
@@ -82,6 +96,7 @@ export class Nodes implements Transport {
     const node = this.#current;
     try {
       const response = await node.transport.stream(...call);
+      this.#approach(node, response.header);
       return { ...response, message: this.#messages(node, response.message, call[1]) };
     } catch (thrown) {
       throw this.#failed(node, thrown, call[1]);
@@ -105,6 +120,7 @@ export class Nodes implements Transport {
 
   /** Ends the connections once their calls are done. */
   async close(): Promise<void> {
+    this.#approached?.connection.destroy();
     const kept = [...this.#list, ...(this.#guest === undefined ? [] : [this.#guest])].map(({ connection }) => connection);
     await Promise.all([...kept, ...this.#leaving].map((connection) => connection.close()));
   }
@@ -131,9 +147,50 @@ export class Nodes implements Transport {
     return error;
   }
 
-  /** The owner that a server names, if it is another one. */
+  /**
+   * Takes note of an answer. If it came from an owner that this server only forwards to, later calls go to the owner
+   * itself, once there is a connection to it. Until then they stay: the owner may be out of this client's reach, behind a
+   * balancer or a tunnel.
+   */
+  #approach(through: Node, header: Headers): void {
+    const named = header.get(OWNER_HEADER);
+    const now = performance.now();
+    if (named === null || through !== this.#current || now < this.#nextApproach) {
+      return;
+    }
+    this.#nextApproach = now + APPROACH_PAUSE_MS;
+    const authority = this.#otherOwner(named, through);
+    if (authority === undefined || this.#settings.refusal(authority) !== undefined) {
+      return;
+    }
+    const owner = (this.#approached = this.#node(authority));
+    owner.connection
+      .connect(true)
+      .then(
+        () => {
+          this.#nextApproach = 0;
+          return through === this.#current;
+        },
+        () => false,
+      )
+      .then((reached) => {
+        this.#approached = undefined;
+        if (reached) {
+          this.#current = this.#keep(owner);
+        } else {
+          owner.connection.destroy();
+        }
+      });
+  }
+
+  /** The owner that an error of a server names, if it is another one. */
   #ownerOf({ reason, facts }: WaldError, node: Node): string | undefined {
-    const owner = reason === "MOVED" ? authorityOfOwner(facts["owner"] ?? "", node.authority) : undefined;
+    return reason === "MOVED" ? this.#otherOwner(facts["owner"] ?? "", node) : undefined;
+  }
+
+  /** The authority of an owner, `HOST:PORT`, if it is another one than this server. */
+  #otherOwner(named: string, node: Node): string | undefined {
+    const owner = authorityOfOwner(named, node.authority);
     return owner === node.authority ? undefined : owner;
   }
 
@@ -148,15 +205,23 @@ export class Nodes implements Transport {
 
   #find(authority: string): Node {
     const kept = [...this.#list, this.#guest].find((node) => node?.authority === authority);
-    if (kept !== undefined) {
-      return kept;
+    return kept ?? this.#keep(this.#node(authority));
+  }
+
+  /** Keeps a server instead of the earlier one of this authority in the list, or of the last one outside of it. */
+  #keep(node: Node): Node {
+    const place = this.#list.findIndex(({ authority }) => authority === node.authority);
+    const left = (place < 0 ? this.#guest : this.#list[place])?.connection;
+    if (place < 0) {
+      this.#guest = node;
+    } else {
+      this.#list[place] = node;
     }
-    const left = this.#guest?.connection;
     if (left !== undefined) {
       this.#leaving.add(left);
       void left.close().finally(() => this.#leaving.delete(left));
     }
-    return (this.#guest = this.#node(authority));
+    return node;
   }
 
   #node(authority: string): Node {
@@ -168,7 +233,7 @@ export class Nodes implements Transport {
           this.#tlsProblem = undefined;
           return;
         }
-        if (failure instanceof TlsProblem) {
+        if (failure instanceof TlsProblem && node !== this.#approached) {
           this.#tlsProblem = failure;
         }
         // The deadlines of all calls that waited for the connection may have passed.

@@ -47,6 +47,8 @@ export class Fake {
     async function* () {};
   /** Asked before each call, with its header `authorization`; throws to refuse it. */
   authorize: (authorization: string | null) => void = () => {};
+  /** The owner that answers through this server, `HOST:PORT`; undefined: this server answers. */
+  speaksFor: string | undefined;
   readonly #server: http2.Http2Server | http2.Http2SecureServer;
   readonly #scheme: string;
   readonly #sockets = new Set<Socket>();
@@ -61,6 +63,9 @@ export class Fake {
     const handler = connectNodeAdapter({ routes: (router) => this.#routes(router), interceptors: [authorizing] });
     const answer = (request: http2.Http2ServerRequest, response: http2.Http2ServerResponse): void => {
       this.calls++;
+      if (this.speaksFor !== undefined) {
+        response.setHeader("wald-owner", this.speaksFor);
+      }
       handler(request, response);
     };
     this.#scheme = tls === undefined ? "" : "https://";

@@ -88,6 +88,78 @@ test("call of the stubs is not repeated, and the next one goes to the owner", as
   assert.deepEqual([a.calls, b.calls], [1, 1]);
 });
 
+test("owner that answers through another server is called itself", async () => {
+  const at = (server: Fake): string => `http://${server.endpoint}`;
+  for (const servers of [[a], [a, b]]) {
+    a.speaksFor = b.endpoint;
+    const client = listed(servers, NEVER);
+    await client.append("log", "x");
+    await until(() => client.endpoint === at(b));
+    const before = [a.calls, b.calls + 1];
+    await client.append("log", "x");
+    assert.deepEqual([a.calls, b.calls], before);
+    // The store moves, and is back at once.
+    a.speaksFor = undefined;
+    leaves(b, a.endpoint);
+    await client.append("log", "x");
+    assert.equal(client.endpoint, at(a));
+    owns(b);
+    a.speaksFor = b.endpoint;
+    await client.append("log", "x");
+    await until(() => client.endpoint === at(b));
+    await client.append("log", "x");
+    await client.close();
+  }
+});
+
+test("stream through another server stays, and the next one goes to the owner", async () => {
+  a.speaksFor = b.endpoint;
+  const client = listed([a], SHORT);
+  const first = client.session();
+  await (await first.send({ batches: [{ log: "log", records: ["0"] }] })).ack;
+  await until(() => client.endpoint === `http://${b.endpoint}`);
+  await (await first.send({ batches: [{ log: "log", records: ["1"] }] })).ack;
+  await first.close();
+  const second = client.session();
+  await (await second.send({ batches: [{ log: "log", records: ["2"] }] })).ack;
+  await second.close();
+  assert.deepEqual([a.requests, b.requests], [2, 1]);
+  await client.close();
+  const scanning = listed([a], SHORT);
+  a.scan = b.scan = async function* () {
+    yield { cursor: Buffer.from("1"), caughtUp: true };
+  };
+  for await (const _ of scanning.scan("log"));
+  await until(() => scanning.endpoint === `http://${b.endpoint}`);
+});
+
+test("owner out of reach keeps the client where it is answered", async () => {
+  // It takes connections and answers nothing, as a filter of packets in between.
+  const connections: Socket[] = [];
+  const silent = createServer((socket) => connections.push(socket.resume())).listen(0, "127.0.0.1");
+  await once(silent, "listening");
+  const { port } = silent.address() as AddressInfo;
+  const dead = await gone();
+  // The last but two is b by an address that must not get the token in plaintext.
+  for (const owner of [`127.0.0.1:${port}`, dead.endpoint, `0.0.0.0:${b.port}`, "a/b", ""]) {
+    a.speaksFor = owner;
+    const client = listed([a], { ...NEVER, token: "k7Qp2mXa", timeoutMs: 2_000 });
+    for (let number = 0; number < 20; number++) {
+      await client.append("log", "x");
+      await new Promise((resolve) => setTimeout(resolve, 2));
+    }
+    assert.equal(client.endpoint, `http://${a.endpoint}`);
+    // The attempt ends with the client.
+    const began = performance.now();
+    await client.close();
+    await until(() => connections.every(({ closed }) => closed));
+    assert.ok(performance.now() - began < 2_000);
+  }
+  // All of these answers lead to one attempt.
+  assert.equal(connections.length, 1);
+  silent.close();
+});
+
 test("servers that name each other get two attempts for each pause", async () => {
   leaves(a, b.endpoint);
   leaves(b, a.endpoint);

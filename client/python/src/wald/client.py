@@ -23,7 +23,7 @@ from wald.errors import (
     connection_lost,
     from_status,
 )
-from wald.nodes import DEFAULT_ENDPOINT, Connection, Nodes, endpoints, owner_of
+from wald.nodes import DEFAULT_ENDPOINT, Connection, Nodes, endpoints, owner_at, owner_of
 from wald.producer import Producer
 from wald.records import (
     Ack,
@@ -79,7 +79,8 @@ class Client:
 
     `endpoint` can name several servers with commas (`a:6925,b:6925`, `https://a,https://b`). The client calls one
     at a time, first the first. A server that does not own the store names the owner (reason MOVED): the client
-    repeats the call there at once, and goes on there. If a server cannot be reached, starts, stops, or knows no
+    repeats the call there at once, and goes on there. It also goes there once it has a connection, if a server answers
+    for the owner. If a server cannot be reached, starts, stops, or knows no
     owner, the next attempt goes to the next server of the list, in a ring.
 
     Spans are in seconds. `timeout` is the deadline of calls that name none, over all their
@@ -128,6 +129,7 @@ class Client:
         self._nodes = Nodes(listed, self._connect)
         self.timeout = timeout
         self.silence_timeout = silence_timeout
+        self._connect_timeout = connect_timeout
         self.retry = retry
         self._options = [
             # One's own connection, whatever other clients of this process do to theirs.
@@ -719,9 +721,17 @@ class Client:
                 self._nodes.give_up(connection.endpoint)
         return problem or error
 
-    def _answered(self) -> None:
-        """There is a connection."""
+    def _answered(self, connection: Connection, metadata=()) -> None:
+        """A call has been answered. `metadata` is that before the answer."""
         self._tls_failure = None
+        if self._own is None:
+            self._nodes.approach(connection.endpoint, metadata, self._owner_at, self._connect_timeout)
+
+    def _owner_at(self, named: str) -> str:
+        """The owner of this name. Raises ValueError or TokenError if the client must not call it."""
+        owner = owner_at(named)
+        self._refuse_plaintext(owner)
+        return owner
 
     def _used_token(self) -> str | None:
         """The token that a call carries which begins now."""
@@ -756,8 +766,9 @@ class Client:
             try:
                 connection = self._open()
                 # The server must not write a request that no caller waits for any more.
-                answer = await method(self)(request, timeout=max(deadline - now(), 0.0))
-                self._answered()
+                call = method(self)(request, timeout=max(deadline - now(), 0.0))
+                answer = await call
+                self._answered(connection, await call.initial_metadata())
                 return answer
             except grpc.aio.AioRpcError as failure:
                 error = self._error(failure.code(), failure.details() or "", failure.trailing_metadata(), connection)

@@ -3,7 +3,8 @@
 ```text
  list:  a ──▶ b ──▶ c     no connection, a server that starts or stops, MOVED without owner
         ▲           │
-        └───────────┘     MOVED with an owner: from any server to the owner, in the list or not
+        └───────────┘     MOVED with an owner, or an answer of the owner through another server and a connection
+                          to the owner: to the owner, in the list or not
 ```
 
 A failure moves the client only if it is one of the current server: a late failure of a server that
@@ -17,7 +18,7 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from wald.errors import ConnectionLost, NotSent, TlsError, WaldError, spelled
+from wald.errors import ConnectionLost, NotSent, TlsError, TokenError, WaldError, spelled
 from wald.tls import TLS_PAUSE
 from wald.v1 import errors_pb2
 
@@ -26,6 +27,10 @@ DEFAULT_ENDPOINT = "127.0.0.1:6925"
 _DEFAULT_PORT = 6925
 # Targets of gRPC that are not HOST:PORT.
 _OTHER_TARGETS = ("unix:", "dns:", "ipv4:", "ipv6:")
+# The owner of the store, in the metadata of an answer that came through another server.
+_OWNER_KEY = "wald-owner"
+# Seconds between two attempts to reach such an owner, if the first one fails.
+_APPROACH_PAUSE = 60.0
 # Maximum seconds that the streams of a channel continue after the client has given it up.
 _OLD_CHANNEL_SECONDS = 60.0
 
@@ -62,6 +67,9 @@ class Nodes:
         # For each server its last failure of TLS, and the time until which no connection to it begins.
         self._pauses: dict[str, tuple[float, TlsError]] = {}
         self._closing: set[asyncio.Task] = set()
+        # The attempt to reach an owner, and the time from which on the next one may begin.
+        self._approaching: asyncio.Task | None = None
+        self._next_approach = 0.0
 
     @property
     def several(self) -> bool:
@@ -102,10 +110,13 @@ class Nodes:
 
     async def close(self, grace: float | None) -> None:
         """Closes every channel. Calls underway have `grace` seconds to end."""
+        if self._approaching is not None:
+            self._approaching.cancel()
         await asyncio.gather(*(connection.channel.close(grace) for connection in self._connections.values()))
         for closing in self._closing:
             closing.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        approaching = [] if self._approaching is None else [self._approaching]
+        await asyncio.gather(*self._closing, *approaching, return_exceptions=True)
 
     def failed(self, asked: str, error: WaldError, owner: str | None) -> None:
         """Chooses the server of the next attempt after this error of the server `asked`. `owner`: the one that a
@@ -118,11 +129,53 @@ class Nodes:
             # From an owner outside of the list to the first of the list.
             place = self._listed.index(asked) + 1 if asked in self._listed else 0
             self.current = self._listed[place % len(self._listed)]
+        self._keep_one_outside()
+
+    def _keep_one_outside(self) -> None:
+        """Gives up the channel to the last owner outside of the list, if the current server is another one."""
         if self.current not in (*self._listed, self._outside):
             if self._outside is not None:
                 self.give_up(self._outside)
                 self._pauses.pop(self._outside, None)
             self._outside = self.current
+
+    def approach(self, through: str, metadata, owner_of: Callable[[str], str], seconds: float) -> None:
+        """Takes note of the metadata of an answer. If it came from an owner that the server `through` only forwards to,
+        later calls go to the owner itself, once there is a connection to it, within `seconds`. Until then they stay: the
+        owner may be out of this client's reach, behind a balancer or a tunnel. `owner_of` reads the owner's address, and
+        raises ValueError or TokenError if the client must not call it."""
+        named = next((value for key, value in metadata or () if key == _OWNER_KEY), None)
+        now = asyncio.get_running_loop().time()
+        if named is None or through != self.current or now < self._next_approach:
+            return
+        self._next_approach = now + _APPROACH_PAUSE
+        try:
+            owner = owner_of(named)
+        except (ValueError, TokenError):
+            return
+        if owner != through:
+            self._approaching = asyncio.ensure_future(self._reach(through, owner, seconds))
+
+    async def _reach(self, through: str, owner: str, seconds: float) -> None:
+        """Makes the owner the current server once there is a connection to it."""
+        # A new channel: an earlier one to it may wait for its next attempt.
+        connection = Connection(owner, self._connect(owner))
+        goes = False
+        try:
+            await asyncio.wait_for(connection.channel.channel_ready(), seconds)
+            self._next_approach = 0.0
+            goes = through == self.current
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            if not goes:
+                await connection.channel.close()
+        if not goes:
+            return
+        self.give_up(owner)
+        self._connections[owner] = connection
+        self.current = owner
+        self._keep_one_outside()
 
     def follows(self, asked: str, error: WaldError) -> bool:
         """Whether the current server is the owner that this error of another server names."""
@@ -132,8 +185,11 @@ class Nodes:
 def owner_of(error: WaldError) -> str | None:
     """The server that a MOVED error names, as HOST:PORT; None if it names none. Raises ValueError for another text."""
     named = error.facts.get("owner", "") if error.reason == _MOVED else ""
-    if not named:
-        return None
+    return owner_at(named) if named else None
+
+
+def owner_at(named: str) -> str:
+    """The address of an owner, as HOST:PORT. Raises ValueError for another text."""
     if "@" in named or named.startswith(_OTHER_TARGETS):
         raise ValueError(f"`{named}` is not HOST:PORT")
     return _host_port(named, f"`{named}` is not HOST:PORT")

@@ -167,7 +167,7 @@ class Scan:
         except asyncio.CancelledError:
             call.cancel()
             raise
-        self._client._answered()
+        self._client._answered(self._connection, headers)
         self._call = call
         self._opened = True
         # From now on "the tail" is in the past, and only a cursor can name it.

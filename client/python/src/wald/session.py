@@ -107,7 +107,8 @@ class AppendStream:
                         f"the answer breaks the contract: ack of {answer.request_id}, due was {self._acked}"
                     )
                 self._acked += 1
-                self._client._answered()
+                metadata = await self._call.initial_metadata() if self._acked == 1 else ()
+                self._client._answered(self._connection, metadata)
                 self._on_ack(batch_ack(answer.ack))
         except grpc.aio.AioRpcError:
             await self._wait_for_status()
