@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use wald_storage::Unreplicated;
+use wald_storage::{OwnerLease as _, Unreplicated};
 
 use super::error::{OwnerError, ShipError};
 use super::nodes::{Membership, NodeState, NodeWatch};
@@ -17,6 +17,8 @@ use super::{
 };
 use crate::bucket::Bucket;
 use crate::error::BucketError;
+use crate::known_bad;
+use crate::known_bad::ShipMistake;
 
 /// First and longest pause before a tail that has stopped is opened again.
 const REOPEN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -145,6 +147,7 @@ impl ReplicaOwner {
                 tokio::select! {
                     end = ships => Some(end),
                     () = names => None,
+                    () = acks_on_lease(&self.parts), if known_bad::makes(ShipMistake::LeaseForFence) => None,
                 }
             };
             let end = match end {
@@ -217,6 +220,17 @@ impl ReplicaOwner {
                 }
                 Err(error) => self.parts.observer.event(&ShipEvent::NotOpened(&error)),
             }
+        }
+    }
+}
+
+/// A deliberate mistake: publishes everything durable while the lease holds. Never returns.
+async fn acks_on_lease(parts: &ReplicaParts) {
+    loop {
+        sleep(Duration::from_millis(50)).await;
+        let membership = parts.membership.as_ref();
+        if membership.is_some_and(|membership| membership.lease().holds()) {
+            parts.source.publish(parts.source.progress().durable);
         }
     }
 }

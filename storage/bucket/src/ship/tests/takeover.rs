@@ -319,3 +319,36 @@ async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
     assert_eq!((&*owner.process, owner.stand_bys.len()), ("", 0));
     assert_eq!(b.claims(5 * TTL).await, None);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_valid_lease_confirms_nothing_without_the_bucket() {
+    paused_clock();
+    let inner = Arc::default();
+    let (remote, others) = (remote_over(Arc::clone(&inner)), remote_over(inner));
+    let a = owner(&remote, "a").await;
+    let _b = Waiting::new(&others, "b").await;
+    until_named(&others, &["b"]).await;
+    a.append(0, Durability::Replicated).await.unwrap();
+    // Beats reach the bucket, so that the lease holds. Rows do not.
+    *remote.faults.only_in.lock().unwrap() = "/db/";
+    remote.faults.next_puts([StoreFault::Unavailable; 100_000]);
+    let engine = Arc::clone(&a.engine);
+    let waits =
+        tokio::spawn(async move { append(&engine, data(1, 100), Durability::Replicated).await });
+    a.append(2, Durability::Durable).await.unwrap();
+    // A person takes the store from this node, which works.
+    let claim = OwnerClaim {
+        node: "c".to_owned(),
+        endpoint: String::new(),
+        kept_term: None,
+        take_over: Some(TakeOver::Any),
+        inherits: None,
+        process: String::new(),
+    };
+    let fenced = ReplicaOwner::fence(&others.bucket, &claim).await;
+    assert_eq!(fenced.unwrap().0, 2);
+    waits.await.unwrap().unwrap_err();
+    let late = a.append(3, Durability::Replicated).await;
+    late.unwrap_err();
+    assert_eq!(others.restored().await, numbered(1, 100));
+}
