@@ -21,7 +21,7 @@ use wald_proto::v1;
 use wald_storage::{KeptContent, RealDisk, refuse_if_locked, remove_kept_content, set_aside};
 
 use super::fetch::{Fetch, FetchError};
-use super::{ReplicaStart, SAMPLE_PAUSE, exit, fetch_code, term};
+use super::{ReplicaStart, SAMPLE_PAUSE, diverged, doubled, exit, fetch_code, term};
 use crate::config::Config;
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 
@@ -129,6 +129,7 @@ impl ReplicaStart {
         self.membership = Some(Arc::clone(&membership));
         self.cluster.note_role(v1::ReplicaRole::Joining);
         self.sample_nodes(&membership);
+        diverged::report(&self.directory);
         let mut wait = StandBy {
             watch: StandByWatch::new(&bucket, &self.claim.node, config.lease_ttl),
             start: self,
@@ -152,6 +153,16 @@ impl ReplicaStart {
         loop {
             if *facts.stop.borrow() {
                 return Err(wait.leave());
+            }
+            if wait.membership.is_lost() {
+                wait.keeping.end();
+                let remote = &wait.start.remote;
+                let ended = doubled::lost(
+                    &wait.membership,
+                    &wait.start.claim.node,
+                    remote.bucket.place(),
+                );
+                return Err(remote.runtime.block_on(ended));
             }
             match wait.step() {
                 Ok(StandByStep::Ready) => return Ok(()),
@@ -223,7 +234,15 @@ impl StandBy<'_> {
                 self.set_aside(term)?;
                 Ok(StandByStep::Wait)
             }
-            (OwnDirectory::Newest, None) if self.goes_on(&owner) => Ok(StandByStep::Ready),
+            // Recovery may take longer than the ttl, and the nodes must see meanwhile that the owner lives.
+            (OwnDirectory::Newest, None) if self.goes_on(&owner) => {
+                let is_shown = runtime.block_on(self.start.claim.goes_on(bucket))?;
+                Ok(if is_shown {
+                    StandByStep::Ready
+                } else {
+                    StandByStep::Wait
+                })
+            }
             (OwnDirectory::Newest, Some(inherits)) => {
                 self.start.claim.inherits = inherits;
                 Ok(StandByStep::Ready)
@@ -343,6 +362,7 @@ impl StandBy<'_> {
         let disk = RealDisk::open(&self.start.directory).map_err(|error| unkept(&error.into()))?;
         let done = set_aside(&*disk, manifest, term).map_err(|error| unkept(&error.into()))?;
         self.is_new = true;
+        diverged::report(&self.start.directory);
         tracing::warn!(
             term,
             kept = done.kept,

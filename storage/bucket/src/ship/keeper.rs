@@ -258,6 +258,9 @@ async fn name_stand_bys(
             owner: owned.record(),
             nodes: &seen,
         });
+        // A failure shows at the next look.
+        let tidies = nodes.tidy(&owned.record().node);
+        let _ = timeout(membership.beat_pause(), tidies).await;
         let stand_bys = seen.into_iter().filter(|node| {
             let is_ready = node.record.state == NodeState::StandBy;
             is_ready && node.is_alive() && node.name != owned.record().node

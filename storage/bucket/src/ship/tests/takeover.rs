@@ -352,3 +352,33 @@ async fn a_valid_lease_confirms_nothing_without_the_bucket() {
     late.unwrap_err();
     assert_eq!(others.restored().await, numbered(1, 100));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_recovers_for_longer_than_the_ttl_is_not_followed() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    a.append(0, Durability::Replicated).await.unwrap();
+    a.kill().await;
+    // It begins again in its directory, and recovers.
+    let again = join(&remote, "a").await;
+    let mut claim = OwnerClaim {
+        node: "a".to_owned(),
+        endpoint: String::new(),
+        kept_term: Some(1),
+        take_over: None,
+        inherits: None,
+        process: again.incarnation().to_owned(),
+    };
+    assert!(claim.goes_on(&remote.bucket).await.unwrap());
+    assert_eq!(b.claims(5 * TTL).await, None, "it lives");
+    // Another directory with the same name shows nothing.
+    claim.kept_term = None;
+    claim.process = "other".to_owned();
+    assert!(!claim.goes_on(&remote.bucket).await.unwrap());
+    // It dies before it has recovered.
+    drop(again);
+    assert_eq!(b.claims(2 * TTL).await, Some(Some(1)));
+}
