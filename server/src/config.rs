@@ -38,6 +38,8 @@ const MOST_LEASE_TTL: Duration = Duration::from_secs(600);
 
 /// Maximum characters of the name of a node, as of a host.
 const LONGEST_NODE: usize = 253;
+/// Maximum length of the name of a node among others, in bytes: lists of the bucket leave longer names out.
+const LONGEST_LISTED_NODE: usize = 100;
 
 /// Whether a node may have the name, or the empty name that stands for a default.
 pub(crate) fn is_node_name(name: &str) -> bool {
@@ -280,8 +282,8 @@ wald_storage::engine_settings! { settings
         /// Minimum time for which the bucket keeps files that newer ones have replaced (> 0), for
         /// restores that still read them.
         replica_keep: Duration = "24h";
-        /// Name of this node in the bucket (empty = the host name): 1 to 253 printable characters. A
-        /// restart needs the same name. No two nodes may share one.
+        /// Name of this node in the bucket (empty = the host name): 1 to 253 printable characters, and
+        /// with stand_by at most 100 without a slash. A restart needs the same name. No two nodes may share one.
         node_id: String = "";
         /// HOST:PORT at which clients reach this node (empty = the address of listen; if that is
         /// unspecified, node_id with its port). The answer MOVED and messages of other nodes name it.
@@ -806,6 +808,13 @@ impl Config {
             return Err(Wrong::new(
                 "node_id",
                 "expected at most 253 printable characters of ASCII, without blanks",
+            ));
+        }
+        let is_listed = self.node_id.len() <= LONGEST_LISTED_NODE && !self.node_id.contains('/');
+        if self.stand_by && !is_listed {
+            return Err(Wrong::new(
+                "node_id",
+                "with stand_by, expected at most 100 characters without a slash; the other nodes would not see this one",
             ));
         }
         let has_port = |text: &str| {

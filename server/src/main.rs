@@ -18,6 +18,8 @@ mod forward;
 mod grpc;
 mod host;
 mod http;
+#[cfg(feature = "object")]
+mod known_bad;
 mod linger;
 mod logging;
 mod methods;

@@ -12,6 +12,8 @@
 
 mod cluster;
 mod copy;
+mod diverged;
+mod doubled;
 mod events;
 pub(crate) mod fetch;
 mod manifests;
@@ -67,6 +69,7 @@ pub(crate) struct ReplicaStart {
 /// The replica of a daemon that serves.
 pub(crate) struct RunningReplica {
     place: String,
+    node: String,
     stop: watch::Sender<bool>,
     runs: JoinHandle<ShipEnd>,
     has_ended: bool,
@@ -309,6 +312,7 @@ impl ReplicaStart {
         let runtime = &self.remote.runtime;
         Ok(RunningReplica {
             place: self.remote.bucket.place().to_owned(),
+            node: self.claim.node,
             stop,
             runs: runtime.spawn(owner.run(stopped)),
             has_ended: false,
@@ -345,6 +349,12 @@ impl RunningReplica {
             match end {
                 Ok(ShipEnd::Fenced { owner }) => {
                     self.metrics.fenced();
+                    if let Some(membership) = &self.membership
+                        && let Some(exit) =
+                            doubled::doubled(membership, &self.node, &self.place).await
+                    {
+                        return exit;
+                    }
                     let is_one_of_several = self.membership.is_some();
                     return fenced(&self.place, owner.as_ref()).or_again(is_one_of_several);
                 }

@@ -509,6 +509,18 @@ pub(crate) fn no_credential(access: Access) -> Status {
     .status()
 }
 
+/// The call was forwarded without a token. The certificate is of the node that has forwarded it, and never its caller's.
+pub(crate) fn forwarded_without_token(access: Access) -> Status {
+    Failure::new(
+        Code::Unauthenticated,
+        Reason::NoCredential,
+        "a stand-by has forwarded this call without a token, and the owner of the store does not see the caller's \
+         certificate: send the metadata \"authorization: Bearer TOKEN\", or call the owner itself",
+    )
+    .refused_if_write(access, Retry::Never)
+    .status()
+}
+
 /// The call has a client certificate and no token, and no principal has a name of the certificate. `names`: a sentence
 /// with them.
 pub(crate) fn unknown_certificate(names: &str, access: Access) -> Status {
@@ -538,7 +550,7 @@ pub(crate) fn credentials_differ(access: Access) -> Status {
         Code::Unauthenticated,
         Reason::BadCredential,
         "the token and the client certificate are not of the same principal: send one of them, or add the name of the \
-         certificate to cert of the token's principal",
+         certificate to cert of the token's principal. A node that passes on calls of others needs a principal with proxy = true",
     )
     .refused_if_write(access, Retry::Never)
     .status()
@@ -608,6 +620,19 @@ pub(crate) fn moved(access: Access, owner: &str, term: u64) -> Status {
         "" => "no node owns the store at the moment; try again".to_owned(),
         owner => format!("the node at {owner} owns the store; send the request there"),
     };
+    Failure::new(Code::Unavailable, Reason::Moved, message)
+        .fact("owner", owner)
+        .fact("term", term)
+        .refused_if_write(access, Retry::Safe)
+        .retry_after(RETRY_SOON)
+        .status()
+}
+
+/// Another node owns the store, and this one has not sent the call there.
+pub(crate) fn unforwarded(access: Access, owner: &str, term: u64) -> Status {
+    let message = format!(
+        "the node at {owner} owns the store, and this one cannot reach it now; send the request there"
+    );
     Failure::new(Code::Unavailable, Reason::Moved, message)
         .fact("owner", owner)
         .fact("term", term)

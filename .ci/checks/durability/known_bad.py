@@ -17,10 +17,14 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
             "unreadable_ends_read", "leftovers_stay", "sorted_indexes_stay", "producers_never_expire",
             "damage_stops_checkpoints", "unproven_forgotten", "ack_before_replica", "ship_from_written", "skip_row"]
-# Mistakes of the shipper of the replica, which only its own tests can meet.
+# Mistakes of the shipper of the replica and of nodes that take over, which only their own tests can meet.
 SHIP_MISTAKES = ["replica:" + name for name in [
     "ack_before_put", "publish_durable", "drain_before_upload", "skip_part", "manifest_before_content",
-    "manifest_before_trims", "fence_ignored", "named_content_removed"]]
+    "manifest_before_trims", "fence_ignored", "named_content_removed", "lease_for_fence", "stand_by_skips_row"]]
+# A mistake of the daemon: tests with several of them can meet it, and those of the shipper cannot. Only with --all.
+NODE_MISTAKES = ["replica:term_unchecked"]
+# Tests of the daemon with several nodes.
+NODES = ["forward::call_goes_on_once", "second_node_takes_over", "stand_by::"]
 # Modules of the other layers of the engine's own tests.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
 DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair"]
@@ -67,7 +71,8 @@ def layers(directory, every):
     if not every:
         return found
     threads = built("test", "--workspace", "--lib", "--features", "wald-storage/known-bad,wald-storage/shuttle")["wald_storage"]
-    tests = built("test", "-p", "wald-server", "--features", "known-bad", "--test", "kill", "--test", "power_cut")
+    tests = built("test", "-p", "wald-server", "--features", "known-bad,object", "--test", "kill", "--test", "power_cut",
+                  "--test", "replica")
     # A separate path, so that the next build does not replace it.
     daemon = shutil.copy2(tests["wald"], directory / "wald")
     own = {"WALD_BINARY": str(daemon)}
@@ -80,8 +85,15 @@ def layers(directory, every):
         "engine": ([engine, *skipped], {}),
         "kill -9": ([tests["kill"]], {**own, "WALD_KILLS": "6", "WALD_ACKS": "100"}),
         "syscalls": ([python, *script("durability/syscalls", *FAULTS)], own),
+        "nodes": ([tests["replica"], *NODES], own),
         "power cut": ([tests["power_cut"], "--ignored", "ext4"], {**own, "WALD_CUTS": "8"}),
     }
+
+
+def chosen_by(mistake):
+    """The variable of the environment that chooses a mistake, and its value."""
+    kind, _, name = mistake.rpartition(":")
+    return ("WALD_KNOWN_BAD_REPLICA" if kind else "WALD_KNOWN_BAD"), name
 
 
 def wrapped(daemon, mistake):
@@ -90,7 +102,8 @@ def wrapped(daemon, mistake):
     if not path.exists():
         # No process finds it half written, or still open for writing.
         temporary = Path(f"{path}.{threading.get_ident()}")
-        temporary.write_text(f'#!/bin/sh\nexec env WALD_KNOWN_BAD={mistake} "{daemon}" "$@"\n')
+        variable, name = chosen_by(mistake)
+        temporary.write_text(f'#!/bin/sh\nexec env {variable}={name} "{daemon}" "$@"\n')
         temporary.chmod(0o755)
         temporary.rename(path)
     return str(path)
@@ -102,10 +115,9 @@ def run(command, environment, mistake, directory):
     environment = {**clean_environment(), **environment, "TMPDIR": str(directory)}
     # Tests of a crate run in its directory.
     place = ROOT / ("server" if "WALD_BINARY" in environment else "storage")
-    if mistake in SHIP_MISTAKES:
-        environment["WALD_KNOWN_BAD_REPLICA"] = mistake.partition(":")[2]
-    elif mistake:
-        environment["WALD_KNOWN_BAD"] = mistake
+    if mistake:
+        variable, name = chosen_by(mistake)
+        environment[variable] = name
         if "WALD_BINARY" in environment:
             environment["WALD_BINARY"] = wrapped(environment["WALD_BINARY"], mistake)
     began = time.monotonic()
@@ -133,10 +145,12 @@ def run(command, environment, mistake, directory):
 
 
 def layers_for(every, mistake):
-    """The layers that can meet a mistake. Tests of the shipper use an engine without mistakes."""
+    """The layers that can meet a mistake. Tests of the shipper and of several nodes use an engine without mistakes."""
     if not mistake:
         return every
-    return {layer: how for layer, how in every.items() if (layer == "shipper") == (mistake in SHIP_MISTAKES)}
+    replica = {"nodes"} if mistake in NODE_MISTAKES else {"shipper", "nodes"}
+    is_met = lambda layer: layer in replica if mistake.startswith("replica:") else layer not in {"shipper", "nodes"}
+    return {layer: how for layer, how in every.items() if is_met(layer)}
 
 
 def until_caught(every, mistake, directory):
@@ -161,6 +175,7 @@ def mistakes():
         every = layers(Path(temporary), "--all" in sys.argv)
         print(f"built in {time.monotonic() - began:.0f} s", flush=True)
         few, rows = sized(False, "--all" not in sys.argv), {}
+        known = MISTAKES + SHIP_MISTAKES + (NODE_MISTAKES if "nodes" in every else [])
 
         def begin(mistake):
             """Starts the layers on a mistake; the result gives their cells."""
@@ -170,7 +185,7 @@ def mistakes():
             cells = {layer: pool.submit(run, *how, mistake, temporary) for layer, how in tried.items()}
             return lambda: {layer: cell.result() for layer, cell in cells.items()}
 
-        for mistake, result in [(mistake, begin(mistake)) for mistake in [None, *(chosen or MISTAKES + SHIP_MISTAKES)]]:
+        for mistake, result in [(mistake, begin(mistake)) for mistake in [None, *(chosen or known)]]:
             row = rows[mistake] = result()
             endless = [layer for layer, cell in row.items() if cell.end == "hangs"]
             if mistake is None:

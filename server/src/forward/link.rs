@@ -156,7 +156,7 @@ impl ForwardPool {
                 links.dialing = None;
             }
             match made {
-                Ok((requests, connection)) => {
+                Ok((requests, connection, pings)) => {
                     let link = Arc::new(OwnerLink {
                         owner: owner.clone(),
                         requests,
@@ -165,7 +165,7 @@ impl ForwardPool {
                     });
                     links.open.push(Arc::clone(&link));
                     let (pool, weak) = (Arc::downgrade(&pool), Arc::downgrade(&link));
-                    tokio::spawn(drive(connection, owner, pool, weak));
+                    tokio::spawn(drive(connection, pings, owner, pool, weak));
                     Some(link)
                 }
                 Err(why) => {
@@ -184,7 +184,14 @@ impl ForwardPool {
     async fn connect(
         &self,
         owner: &StoreOwner,
-    ) -> Result<(SendRequest<ForwardedPiece>, LinkConnection), String> {
+    ) -> Result<
+        (
+            SendRequest<ForwardedPiece>,
+            LinkConnection,
+            Option<PingPong>,
+        ),
+        String,
+    > {
         let (host, port) = owner
             .endpoint
             .rsplit_once(':')
@@ -218,7 +225,27 @@ impl ForwardPool {
             // The windows bound the bytes of an answer.
             .data_frame_budget(usize::MAX)
             .handshake::<_, ForwardedPiece>(socket);
-        handshake.await.map_err(|error| error.to_string())
+        let (requests, mut connection) = handshake.await.map_err(|error| error.to_string())?;
+        // An owner that refuses the certificate of this node, or wants TLS, shows it only now. No call was sent yet, so its
+        // client learns for certain that nothing was applied.
+        let mut pings = connection.ping_pong();
+        if let Some(pings) = &mut pings {
+            let ponged = pings.ping(Ping::opaque());
+            let end = tokio::select! {
+                ended = &mut connection => Some(ended.err()),
+                ponged = ponged => ponged.err().map(Some),
+            };
+            if let Some(error) = end {
+                let error = error.map_or("it closed the connection".to_owned(), |error| {
+                    error.to_string()
+                });
+                return Err(match self.forwarder.tls {
+                    Some(_) => error,
+                    None => format!("it does not answer in plaintext: {error}"),
+                });
+            }
+        }
+        Ok((requests, connection, pings))
     }
 }
 
@@ -232,7 +259,8 @@ impl Links {
 
 /// Moves the bytes of a link until it ends.
 async fn drive(
-    mut connection: LinkConnection,
+    connection: LinkConnection,
+    pings: Option<PingPong>,
     owner: StoreOwner,
     pool: Weak<ForwardPool>,
     link: Weak<OwnerLink>,
@@ -240,7 +268,6 @@ async fn drive(
     let Some(forwarder) = pool.upgrade().map(|pool| Arc::clone(&pool.forwarder)) else {
         return;
     };
-    let pings = connection.ping_pong();
     let mut connection = pin!(connection);
     let mut silent = pin!(silence(&forwarder, pings));
     let mut moved = pin!(superseded(&forwarder, &owner));

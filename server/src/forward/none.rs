@@ -24,7 +24,7 @@ pub(crate) enum ForwardPool {}
 pub(crate) enum CallRoute {
     Here,
     Owner(StoreOwner),
-    Moved(Status),
+    Refused(Status),
 }
 
 impl Forwarder {

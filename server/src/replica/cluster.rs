@@ -17,6 +17,30 @@ struct SeenCluster {
     role: v1::ReplicaRole,
     owner: Option<OwnerRecord>,
     nodes: Vec<SeenNode>,
+    /// Values of lease_ttl that the operator knows to differ.
+    known_ttls: Vec<u64>,
+}
+
+impl SeenCluster {
+    /// Warns once if nodes that live have different values of lease_ttl. Each is judged by its own, so this is safe.
+    fn compare_ttls(&mut self) {
+        let alive = self.nodes.iter().filter(|node| node.is_alive());
+        let mut ttls: Vec<u64> = alive.map(|node| node.record.ttl_ms).collect();
+        ttls.sort_unstable();
+        ttls.dedup();
+        if ttls.len() > 1 && ttls != self.known_ttls {
+            let alive = self.nodes.iter().filter(|node| node.is_alive());
+            let shown: Vec<String> = alive
+                .map(|node| format!("{} {} ms", node.name, node.record.ttl_ms))
+                .collect();
+            tracing::warn!(
+                nodes = shown.join(", "),
+                "the nodes of the store have different values of lease_ttl; the others judge each node by its own; set the same \
+                 value on all of them"
+            );
+        }
+        self.known_ttls = ttls;
+    }
 }
 
 impl Cluster {
@@ -26,6 +50,7 @@ impl Cluster {
         seen.owner = Some(owner.clone());
         if let Some(nodes) = nodes {
             seen.nodes = nodes.to_vec();
+            seen.compare_ttls();
         }
     }
 

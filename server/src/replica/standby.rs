@@ -22,7 +22,7 @@ use wald_storage::{
 
 use super::copy::Copying;
 use super::fetch::FetchError;
-use super::{ReplicaStart, SAMPLE_PAUSE, exit, fetch_code, term};
+use super::{ReplicaStart, SAMPLE_PAUSE, diverged, doubled, exit, fetch_code, term};
 use crate::config::Config;
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 
@@ -125,6 +125,7 @@ impl ReplicaStart {
         })?;
         let _ = facts.copies.set(Arc::clone(&reader));
         self.sample_nodes(&membership, &reader);
+        diverged::report(&self.directory);
         let mut wait = StandBy {
             watch: StandByWatch::new(&bucket, &self.claim.node, config.lease_ttl),
             start: self,
@@ -142,6 +143,16 @@ impl ReplicaStart {
         loop {
             if *facts.stop.borrow() {
                 return Err(wait.leave());
+            }
+            if wait.membership.is_lost() {
+                wait.keeping.end();
+                let remote = &wait.start.remote;
+                let ended = doubled::lost(
+                    &wait.membership,
+                    &wait.start.claim.node,
+                    remote.bucket.place(),
+                );
+                return Err(remote.runtime.block_on(ended));
             }
             match wait.step() {
                 Ok(StandByStep::Ready) => return Ok(()),
@@ -214,7 +225,15 @@ impl StandBy<'_> {
                 self.set_aside(term)?;
                 Ok(StandByStep::Wait)
             }
-            (OwnDirectory::Newest, None) if self.goes_on(&owner) => Ok(StandByStep::Ready),
+            // Recovery may take longer than the ttl, and the nodes must see meanwhile that the owner lives.
+            (OwnDirectory::Newest, None) if self.goes_on(&owner) => {
+                let is_shown = runtime.block_on(self.start.claim.goes_on(bucket))?;
+                Ok(if is_shown {
+                    StandByStep::Ready
+                } else {
+                    StandByStep::Wait
+                })
+            }
             (OwnDirectory::Newest, Some(inherits)) => {
                 self.start.claim.inherits = inherits;
                 Ok(StandByStep::Ready)
@@ -334,6 +353,7 @@ impl StandBy<'_> {
         let disk = RealDisk::open(&self.start.directory).map_err(|error| unkept(&error.into()))?;
         let done = set_aside(&*disk, manifest, term).map_err(|error| unkept(&error.into()))?;
         self.is_new = true;
+        diverged::report(&self.start.directory);
         tracing::warn!(
             term,
             kept = done.kept,

@@ -235,8 +235,8 @@ impl ConnectionCalls {
             let recorded = caller.trail().call().cloned();
             let forward = self.forward.as_ref();
             let route = forward.map(|forward| forward.route(rpc, request.headers(), &caller));
-            if let Some(CallRoute::Moved(moved)) = route {
-                return (CheckedCall::refused(moved), recorded);
+            if let Some(CallRoute::Refused(refusal)) = route {
+                return (CheckedCall::refused(refusal), recorded);
             }
             // The answers of the others are small, or bounded by their own windows.
             if !matches!(

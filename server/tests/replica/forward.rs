@@ -35,13 +35,13 @@ async fn pair(store: &Store, more: &[&str]) -> [(Daemon, tempfile::TempDir); 2] 
 }
 
 /// The value of `wald-owner` in metadata.
-fn named(metadata: &tonic::metadata::MetadataMap) -> &str {
+pub(crate) fn named(metadata: &tonic::metadata::MetadataMap) -> &str {
     let owner = metadata.get("wald-owner");
     owner.map_or("", |owner| owner.to_str().unwrap())
 }
 
 /// A refusal that names the owner and its term.
-fn assert_moved(refused: &Status, owner: &str, term: &str) {
+pub(crate) fn assert_moved(refused: &Status, owner: &str, term: &str) {
     let told = Told::of(refused);
     assert_eq!((told.code, &*told.reason), (Code::Unavailable, "MOVED"));
     assert_eq!((told.fact("owner"), told.fact("term")), (owner, term));

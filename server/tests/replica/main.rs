@@ -3,8 +3,15 @@
 #![cfg(feature = "object")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+#[allow(dead_code, reason = "the tests of the daemon use the rest")]
+#[path = "../daemon/tls/certificates.rs"]
+mod certificates;
+#[allow(dead_code, reason = "the tests of the daemon use the rest")]
+#[path = "../daemon/tls/client.rs"]
+mod client;
 mod forward;
 mod objects;
+mod peers;
 mod reads;
 mod stand_by;
 #[path = "../support/mod.rs"]

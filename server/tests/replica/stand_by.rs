@@ -216,3 +216,62 @@ async fn new_nodes_that_start_together_make_one_store() {
         tokio::time::sleep(TTL / 100).await;
     }
 }
+
+#[tokio::test]
+async fn node_id_of_two_processes_is_named_and_one_of_them_ends() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    one.takes("0", v1::Durability::Replicated).await;
+    // The stand-by, and then the owner.
+    for (first, name) in [(node(&store, "two"), "two"), (one, "one")] {
+        let second = node(&store, name);
+        let line = first.daemon.wait_for_log("with the node_id");
+        assert!(line.contains(&format!("{name}\\\"")), "{line}");
+        assert!(
+            line.contains(second.name()) && line.contains("of its own"),
+            "{line}"
+        );
+        let ended = tokio::time::timeout(PATIENCE, first.daemon.ended()).await;
+        assert_eq!(ended.unwrap().code(), Some(78));
+    }
+}
+
+#[tokio::test]
+async fn values_of_lease_ttl_that_differ_are_reported_and_each_counts() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    one.takes("0", v1::Durability::Replicated).await;
+    let directory = private_directory();
+    let two = start(
+        &store,
+        directory.path(),
+        "two",
+        &["--stand-by", "--lease-ttl", "4s"],
+    );
+    let line = one.daemon.wait_for_log("different values of lease_ttl");
+    assert!(line.contains("one 2000 ms, two 4000 ms"), "{line}");
+    // Longer than the owner's own ttl, and shorter than that of the stand-by.
+    until_named(&store, "two").await;
+    for _ in 0..15 {
+        tokio::time::sleep(TTL / 10).await;
+        assert_eq!(owner(&store)["stand_bys"], serde_json::json!(["two"]));
+    }
+    let begun = Instant::now();
+    one.killed_only().await;
+    two.wait_for_log("this node takes the store over");
+    assert!(begun.elapsed() >= TTL * 9 / 10, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn node_id_that_no_list_shows_is_refused() {
+    let store = Store::start();
+    let directory = private_directory();
+    for name in ["n".repeat(101), "rack/one".to_owned()] {
+        let (code, log) = refused(&store, directory.path(), &name, &["--stand-by"]);
+        assert_eq!(code, Some(78), "{log}");
+        assert!(
+            log.contains("node_id") && log.contains("at most 100"),
+            "{log}"
+        );
+    }
+}

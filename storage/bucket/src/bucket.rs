@@ -70,6 +70,8 @@ pub struct BucketEntry {
     pub name: String,
     /// Its size.
     pub bytes: u64,
+    /// Time of its last write by the clock of the bucket, in microseconds since 1970.
+    pub written_us: i64,
 }
 
 /// A bucket and a prefix.
@@ -210,6 +212,7 @@ impl Bucket {
                 found.push(BucketEntry {
                     name,
                     bytes: object.size,
+                    written_us: object.last_modified.timestamp_micros(),
                 });
             }
         }

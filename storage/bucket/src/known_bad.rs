@@ -1,4 +1,4 @@
-//! Shippers with deliberate mistakes, for testing the tests: at least one test must catch each mistake. Otherwise the tests
+//! Shippers, and nodes of a store, with deliberate mistakes, for testing the tests: at least one test must catch each mistake. Otherwise the tests
 //! prove nothing.
 //!
 //! Only in this crate's own tests, and with the feature `known-bad`, which no released build has. The environment variable
@@ -28,6 +28,12 @@ pub(crate) enum ShipMistake {
     FenceIgnored,
     /// Old content is removed although the newest manifest names it.
     NamedContentRemoved,
+    /// An owner with a valid lease acks REPLICATED although no PUT under its fence has succeeded.
+    LeaseForFence,
+    /// A take-over leaves out one row between the files and the end.
+    StandBySkipsRow,
+    /// An owner does not check the term that a forwarded call names. The server makes it.
+    TermUnchecked,
 }
 
 #[cfg(not(any(test, feature = "known-bad")))]
@@ -38,7 +44,7 @@ pub(crate) const fn makes(_mistake: ShipMistake) -> bool {
 #[cfg(any(test, feature = "known-bad"))]
 pub(crate) fn makes(mistake: ShipMistake) -> bool {
     /// Each mistake, by its name.
-    const NAMES: [(&str, ShipMistake); 8] = [
+    const NAMES: [(&str, ShipMistake); 11] = [
         ("ack_before_put", ShipMistake::AckBeforePut),
         ("publish_durable", ShipMistake::PublishDurable),
         ("drain_before_upload", ShipMistake::DrainBeforeUpload),
@@ -50,6 +56,9 @@ pub(crate) fn makes(mistake: ShipMistake) -> bool {
         ("manifest_before_trims", ShipMistake::ManifestBeforeTrims),
         ("fence_ignored", ShipMistake::FenceIgnored),
         ("named_content_removed", ShipMistake::NamedContentRemoved),
+        ("lease_for_fence", ShipMistake::LeaseForFence),
+        ("stand_by_skips_row", ShipMistake::StandBySkipsRow),
+        ("term_unchecked", ShipMistake::TermUnchecked),
     ];
     static CHOSEN: std::sync::OnceLock<Option<ShipMistake>> = std::sync::OnceLock::new();
     let chosen = CHOSEN.get_or_init(|| {
@@ -61,4 +70,10 @@ pub(crate) fn makes(mistake: ShipMistake) -> bool {
         Some(*mistake)
     });
     *chosen == Some(mistake)
+}
+
+/// Whether the server makes its mistake: an owner does not check the term that a forwarded call names.
+#[cfg(feature = "known-bad")]
+pub fn ignores_term() -> bool {
+    makes(ShipMistake::TermUnchecked)
 }

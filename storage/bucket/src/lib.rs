@@ -62,6 +62,8 @@ pub use {
     upload::{PART_BYTES, SLOTS, Upload, Uploads},
 };
 
+#[cfg(all(feature = "replica", feature = "known-bad"))]
+pub use known_bad::ignores_term;
 #[cfg(feature = "replica")]
 pub use ship::{
     DOWN_AFTER, FencedStore, ManifestFormat, Membership, NodeLease, NodeRecord, NodeState,

@@ -1278,3 +1278,46 @@ fn records_that_only_the_old_owner_has_stay_in_the_file_that_is_set_aside() {
     assert_eq!(aside.as_deref(), Some(&whole[..]));
     assert_eq!(disk.contents(&format!("standby/{digest:032x}")), None);
 }
+
+#[test]
+fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
+    let (fixture, _) = busy_store(10);
+    let before = standing(&fixture.core);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let target = SimDisk::new();
+    let take_over = |shelf: &Shelf| {
+        let view = shelf.view(&manifest, None).unwrap();
+        let content = ReplicaContent {
+            store_id: manifest.store_id,
+            files: Some(&view),
+            parts: &mut std::iter::empty(),
+            until: None,
+        };
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {})
+    };
+    let view = shelf.view(&manifest, None).unwrap();
+    view.keep(&target, &mut || true).unwrap();
+    let kept = || target.list("standby").unwrap().len();
+    let all = kept();
+    // This one comes last. It was not kept yet, and the bucket gives other bytes for it.
+    let others = manifest.files.iter().filter(|file| file.path.contains('/'));
+    let missing = others.max_by_key(|file| file.path.clone()).unwrap();
+    let path = format!("standby/{:032x}", missing.digest);
+    target.remove(&path).unwrap();
+    for _ in 0..2 {
+        let failed = take_over(&unreadable(&shelf)).unwrap_err();
+        assert!(matches!(failed, RestoreError::Damaged { .. }), "{failed}");
+        assert_eq!(kept(), all - 1);
+        refuse_if_used(&target).unwrap();
+    }
+    // The bucket need give this one alone.
+    let rest = unreadable(&shelf);
+    let content = content_path(missing.digest);
+    rest.0
+        .replace(&content, shelf.0.contents(&content).unwrap());
+    take_over(&rest).unwrap();
+    let taken = Fixture::with(target, small_config());
+    assert_eq!(standing(&taken.core), before);
+}

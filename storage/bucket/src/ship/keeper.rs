@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use wald_storage::Unreplicated;
+use wald_storage::{OwnerLease as _, Unreplicated};
 
 use super::error::{OwnerError, ShipError};
 use super::nodes::{Membership, NodeState, NodeWatch};
@@ -17,6 +17,8 @@ use super::{
 };
 use crate::bucket::Bucket;
 use crate::error::BucketError;
+use crate::known_bad;
+use crate::known_bad::ShipMistake;
 
 /// First and longest pause before a tail that has stopped is opened again.
 const REOPEN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -167,6 +169,7 @@ impl ReplicaOwner {
                 tokio::select! {
                     end = ships => Some(end),
                     () = names => None,
+                    () = acks_on_lease(&self.parts), if known_bad::makes(ShipMistake::LeaseForFence) => None,
                 }
             };
             let end = match end {
@@ -243,6 +246,17 @@ impl ReplicaOwner {
     }
 }
 
+/// A deliberate mistake: publishes everything durable while the lease holds. Never returns.
+async fn acks_on_lease(parts: &ReplicaParts) {
+    loop {
+        sleep(Duration::from_millis(50)).await;
+        let membership = parts.membership.as_ref();
+        if membership.is_some_and(|membership| membership.lease().holds()) {
+            parts.source.publish(parts.source.progress().durable);
+        }
+    }
+}
+
 /// Keeps the names of the stand-bys that live in the record of the owner. Returns when another node has declared this one
 /// dead. Without a membership it does nothing, and never returns.
 async fn name_stand_bys(
@@ -266,6 +280,9 @@ async fn name_stand_bys(
             owner: owned.record(),
             nodes: &seen,
         });
+        // A failure shows at the next look.
+        let tidies = nodes.tidy(&owned.record().node);
+        let _ = timeout(membership.beat_pause(), tidies).await;
         let stand_bys = seen.into_iter().filter(|node| {
             let is_ready = node.record.state == NodeState::StandBy;
             is_ready && node.is_alive() && node.name != owned.record().node

@@ -27,8 +27,13 @@ use crate::record::{BucketRecord, random};
 
 /// Directory of the records.
 const NODES: &str = "nodes";
-/// Maximum number of nodes of a store that are looked at. Operators run two or three.
+/// Maximum number of nodes of a store that are looked at: those that have written last. Operators run two or three.
 const MOST_NODES: usize = 64;
+/// Time without a beat after which the owner removes the record of a node that has ended. A name that never comes back, as of a
+/// pod, does not fill the directory.
+const FORGET_AFTER: Duration = Duration::from_secs(3600);
+/// Maximum number of records that one pass changes or removes.
+const FORGOTTEN_AT_ONCE: usize = 8;
 
 /// State of a node, as it says itself, except for `Dead`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -241,6 +246,21 @@ impl Membership {
         &self.lease
     }
 
+    /// Whether another process has replaced the record, or has declared this node dead, as far as a beat has shown.
+    pub fn is_lost(&self) -> bool {
+        self.lease.progress.borrow().lost
+    }
+
+    /// The record of another process that has joined with the name of this one, if there is one.
+    ///
+    /// # Errors
+    /// If the bucket fails.
+    pub async fn replaced_by(&self) -> Result<Option<NodeRecord>, BucketError> {
+        let found = BucketRecord::<NodeRecord>::read(&self.bucket, &self.path).await?;
+        let is_other = |record: &NodeRecord| record.incarnation != self.incarnation;
+        Ok(found.map(|found| found.value).filter(is_other))
+    }
+
     /// Resolves when another process has replaced the record, or has declared this node dead.
     pub async fn lost(&self) {
         let mut progress = self.lease.progress.clone();
@@ -279,11 +299,16 @@ pub struct SeenNode {
     pub unchanged: Duration,
 }
 
+impl NodeState {
+    fn has_ended(self) -> bool {
+        matches!(self, Self::Left | Self::Dead)
+    }
+}
+
 impl SeenNode {
     /// Whether it beats, as far as this process can know.
     pub fn is_alive(&self) -> bool {
-        let ended = matches!(self.record.state, NodeState::Left | NodeState::Dead);
-        !ended && self.unchanged < self.record.ttl()
+        !self.record.state.has_ended() && self.unchanged < self.record.ttl()
     }
 }
 
@@ -328,15 +353,17 @@ impl NodeWatch {
         self.looked = Some(now);
     }
 
-    /// The nodes now, by name; 64 at most.
+    /// The nodes now, by name; 64 at most: those whose records were written last.
     ///
     /// # Errors
     /// `Damaged` if a record is none; others if the bucket fails. The nodes of the last look are still known then.
     pub async fn look(&mut self) -> Result<Vec<SeenNode>, BucketError> {
-        let listed = self.bucket.list(NODES).await?;
+        let mut listed = self.bucket.list(NODES).await?;
+        // Nodes that beat come before those that have ended. The clock of the bucket decides nothing else.
+        listed.sort_by_key(|entry| std::cmp::Reverse(entry.written_us));
+        listed.truncate(MOST_NODES);
         let mut names: Vec<String> = listed.into_iter().map(|entry| entry.name).collect();
         names.sort_unstable();
-        names.truncate(MOST_NODES);
         self.seen.retain(|name, _| names.contains(name));
         for name in &names {
             self.look_at(name).await?;
@@ -379,7 +406,7 @@ impl NodeWatch {
         let Some((record, since)) = self.seen.get(name) else {
             return Ok(false);
         };
-        if matches!(record.value.state, NodeState::Left | NodeState::Dead) {
+        if record.value.state.has_ended() {
             return Ok(true);
         }
         if (self.clock)().saturating_sub(*since) < record.value.ttl() {
@@ -391,6 +418,39 @@ impl NodeWatch {
         };
         let path = format!("{NODES}/{name}");
         Ok(record.swap(&self.bucket, &path, dead).await?.is_some())
+    }
+
+    /// Removes the records of nodes that have ended, and have not changed for an hour. Declares nodes dead that are silent
+    /// for so long. `own`: the name of this node, which stays. A process that joins with such a name at the same moment may lose
+    /// its record: buckets have no conditional removal. Its next beat shows it, and it joins again.
+    ///
+    /// # Errors
+    /// If the bucket fails.
+    pub async fn tidy(&mut self, own: &str) -> Result<(), BucketError> {
+        let old = self.seen.keys().filter(|name| *name != own);
+        let old = old.filter(|name| self.is_old(name)).take(FORGOTTEN_AT_ONCE);
+        let old: Vec<String> = old.cloned().collect();
+        for name in &old {
+            let has_ended = |seen: &Self| {
+                let record = seen.seen.get(name).map(|(record, _)| &record.value);
+                record.is_some_and(|record| record.state.has_ended())
+            };
+            let had_ended = has_ended(self);
+            // Looks again.
+            self.bury(name).await?;
+            if had_ended && has_ended(self) && self.is_old(name) {
+                self.bucket.remove(&[format!("{NODES}/{name}")]).await?;
+                self.seen.remove(name);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_old(&self, name: &str) -> bool {
+        let now = (self.clock)();
+        self.seen.get(name).is_some_and(|(record, since)| {
+            now.saturating_sub(*since) >= FORGET_AFTER.max(record.value.ttl())
+        })
     }
 }
 
@@ -503,5 +563,60 @@ mod tests {
         assert!(!watch.bury("a").await.unwrap());
         assert!(!watch.bury("unknown").await.unwrap());
         assert!(a.lease().age() < TTL / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_nodes_that_have_ended_hide_none_and_are_removed_later() {
+        paused_clock();
+        let (bucket, _, _) = faulty();
+        let names = (0..MOST_NODES + 6).map(|number| format!("pod-{number:02}"));
+        for name in names {
+            join(&bucket, &name).await.leave().await.unwrap();
+        }
+        // It dies without a word.
+        drop(join(&bucket, "silent").await);
+        let own = join(&bucket, "z").await;
+        let mut watch = NodeWatch::by(&bucket, TTL / 6, paused_clock);
+        let count = async || bucket.list(NODES).await.unwrap().len();
+        let before = count().await;
+        // The clock of the bucket goes on by itself.
+        std::thread::sleep(Duration::from_millis(20));
+        sleep(TTL / 2).await;
+        let seen = watch.look().await.unwrap();
+        assert!(seen.iter().any(|node| node.name == "z" && node.is_alive()));
+        let mut look = async |time: Duration| {
+            let until = paused_clock() + time;
+            while paused_clock() < until {
+                sleep(TTL / 6).await;
+                watch.look().await.unwrap();
+                watch.tidy("z").await.unwrap();
+            }
+        };
+        look(FORGET_AFTER - TTL).await;
+        assert_eq!(count().await, before);
+        look(2 * TTL).await;
+        // Those that were seen for an hour are gone. A node that was silent is dead now.
+        assert!(count().await <= before - (MOST_NODES - 2));
+        let silent = BucketRecord::<NodeRecord>::read(&bucket, "nodes/silent").await;
+        let silent = silent.unwrap().unwrap();
+        assert_eq!(silent.value.state, NodeState::Dead);
+        look(2 * FORGET_AFTER).await;
+        assert_eq!(count().await, 1);
+        assert!(!own.is_lost());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_knows_that_another_one_has_its_name() {
+        paused_clock();
+        let (bucket, _, _) = faulty();
+        let first = join(&bucket, "a").await;
+        assert_eq!(first.replaced_by().await.unwrap(), None);
+        let second = Membership::join_by(&bucket, "a", "elsewhere:1", TTL, paused_clock);
+        let second = second.await.unwrap();
+        tokio::time::timeout(TTL, first.lost()).await.unwrap();
+        let other = first.replaced_by().await.unwrap().unwrap();
+        assert_eq!(other.endpoint, "elsewhere:1");
+        assert!(first.is_lost() && !second.is_lost());
+        assert_eq!(second.replaced_by().await.unwrap(), None);
     }
 }

@@ -145,6 +145,27 @@ impl OwnerClaim {
         Ok(mine.write(bucket, None).await?.is_some())
     }
 
+    /// Shows the beats of this process as those of the owner, while it still opens the store of an earlier process with the same
+    /// directory. Otherwise a stand-by would follow that process after its `lease_ttl`, however alive this one is. Returns
+    /// false if the record has changed.
+    ///
+    /// # Errors
+    /// If the bucket fails. Then the record may or may not show it.
+    pub async fn goes_on(&self, bucket: &Bucket) -> Result<bool, BucketError> {
+        let Some(found) = OwnerRecord::read(bucket).await? else {
+            return Ok(false);
+        };
+        let is_shown = found.value.process == self.process;
+        if is_shown || !self.is_mine(&found.value) || found.value.state == OwnerState::Released {
+            return Ok(self.is_mine(&found.value));
+        }
+        let mine = OwnerRecord {
+            process: self.process.clone(),
+            ..found.value.clone()
+        };
+        Ok(mine.write(bucket, Some(&found)).await?.is_some())
+    }
+
     /// Whether a person says that this owner is gone. A node that has taken over the named term and ended before it served
     /// is gone, too.
     pub fn names(&self, owner: &OwnerRecord) -> bool {

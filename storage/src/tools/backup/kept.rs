@@ -153,6 +153,29 @@ impl BackupView {
     }
 }
 
+impl BackupView {
+    /// Moves content of a take-over that failed back to the kept content, so that the next one need not fetch it. Each file is
+    /// compared with its digest. Other files stay where they are.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub(super) fn give_back(&self, target: &dyn Disk) -> io::Result<()> {
+        target.create_directory(KEPT)?;
+        for (path, shown) in &self.files {
+            let Some(file) = shown.file.as_ref().filter(|file| file.bytes == shown.bytes) else {
+                continue;
+            };
+            match matches(target, path, file) {
+                Ok(true) => target.rename(path, &kept_path(file.digest))?,
+                Ok(false) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        target.sync_directory(KEPT)
+    }
+}
+
 /// Removes kept content, after a take-over or without a use for it.
 ///
 /// # Errors

@@ -107,7 +107,8 @@ impl ReplicaContent<'_> {
     /// # Errors
     /// If the directory is not empty or in use, if a file does not match the manifest, if a part is missing between
     /// others, if the parts do not reach the requested position, or if the file system fails. In these cases no start accepts
-    /// the directory as a store. Everything that was written is removed again, if the file system allows it.
+    /// the directory as a store. Everything that was written is removed again, if the file system allows it; content of a
+    /// store that is taken over is kept for the next attempt.
     pub fn restore(
         self,
         target: &Arc<dyn Disk>,
@@ -121,8 +122,13 @@ impl ReplicaContent<'_> {
             RestoredAs::Store => UNFINISHED_TAKE_OVER,
         };
         let lock = begin_marked(&**target, mark)?;
+        let files = self.files;
         let restored = self.write(target, config, restored_as, progress);
         if restored.is_err() {
+            if let (RestoredAs::Store, Some(files)) = (restored_as, files) {
+                // Otherwise the next attempt fetches it again.
+                let _ = files.give_back(&**target);
+            }
             // RESTORING stays until the last file is gone.
             let _ = clear(&**target);
         }

@@ -322,3 +322,66 @@ async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
     assert_eq!((&*owner.process, owner.stand_bys.len()), ("", 0));
     assert_eq!(b.claims(5 * TTL).await, None);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_valid_lease_confirms_nothing_without_the_bucket() {
+    paused_clock();
+    let inner = Arc::default();
+    let (remote, others) = (remote_over(Arc::clone(&inner)), remote_over(inner));
+    let a = owner(&remote, "a").await;
+    let _b = Waiting::new(&others, "b").await;
+    until_named(&others, &["b"]).await;
+    a.append(0, Durability::Replicated).await.unwrap();
+    // Beats reach the bucket, so that the lease holds. Rows do not.
+    *remote.faults.only_in.lock().unwrap() = "/db/";
+    remote.faults.next_puts([StoreFault::Unavailable; 100_000]);
+    let engine = Arc::clone(&a.engine);
+    let waits =
+        tokio::spawn(async move { append(&engine, data(1, 100), Durability::Replicated).await });
+    a.append(2, Durability::Durable).await.unwrap();
+    // A person takes the store from this node, which works.
+    let claim = OwnerClaim {
+        node: "c".to_owned(),
+        endpoint: String::new(),
+        kept_term: None,
+        take_over: Some(TakeOver::Any),
+        inherits: None,
+        process: String::new(),
+    };
+    let fenced = ReplicaOwner::fence(&others.bucket, &claim).await;
+    assert_eq!(fenced.unwrap().term(), 2);
+    waits.await.unwrap().unwrap_err();
+    let late = a.append(3, Durability::Replicated).await;
+    late.unwrap_err();
+    assert_eq!(others.restored().await, numbered(1, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_recovers_for_longer_than_the_ttl_is_not_followed() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    a.append(0, Durability::Replicated).await.unwrap();
+    a.kill().await;
+    // It begins again in its directory, and recovers.
+    let again = join(&remote, "a").await;
+    let mut claim = OwnerClaim {
+        node: "a".to_owned(),
+        endpoint: String::new(),
+        kept_term: Some(1),
+        take_over: None,
+        inherits: None,
+        process: again.incarnation().to_owned(),
+    };
+    assert!(claim.goes_on(&remote.bucket).await.unwrap());
+    assert_eq!(b.claims(5 * TTL).await, None, "it lives");
+    // Another directory with the same name shows nothing.
+    claim.kept_term = None;
+    claim.process = "other".to_owned();
+    assert!(!claim.goes_on(&remote.bucket).await.unwrap());
+    // It dies before it has recovered.
+    drop(again);
+    assert_eq!(b.claims(2 * TTL).await, Some(Some(1)));
+}
