@@ -18,7 +18,7 @@ PREFIX = "daily"
 BESIDE = 512 << 10
 # The tests of buckets: folder of the package, and name of the program.
 TESTS_OF_BUCKETS = [("storage/bucket", "wald_bucket"), ("server", "replica"), ("client/walctl", "walctl")]
-# Their build. With --workspace all libraries, and the engine, are those of `cargo test --workspace`. Tests that start the
+# Their build. With --workspace it shares all libraries, and the engine, with `cargo test --workspace`. Tests that start the
 # programs let cargo build these.
 TESTED = ["cargo", "test", "--workspace", "--features", "wald-server/object,walctl/object", "--lib", "--test", "replica", "--test", "walctl",
           "--no-run"]

@@ -128,23 +128,24 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "disk/backup",
 )]
 LAST = [
-    Step("ops/traces", "wait", (*BINARIES, STATIC)),
+    Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/replica:zombie,costs,refused", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/takeover:contenders", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("deploy/chart:consents,nodes,take_overs,names,grace_periods,secured,compose_nodes", "wait", (*BINARIES, BUCKETS)),
+    Step("ops/traces", "wait", (*BINARIES, STATIC)),
     Step("ops/console:replica", "wait", (*BINARIES, BUCKETS)),
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
-    Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, BUCKETS)),
     Step("clients/conformance:replica", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/replica:lost_machines", "wait", (*BINARIES, BUCKETS)),
-    Step("durability/replica:zombie,costs,refused", "wait", (*BINARIES, BUCKETS)),
     Step("durability/replica:unfenced", "wait", (*BINARIES, BUCKETS)),
     # Both install the packages of the reader.
     Step("durability/replica:upgrade", "wait", (*BINARIES, BUCKETS, "disk/reader")),
-    Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/takeover:namespaces", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
-    Step("durability/takeover:contenders", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
-    Step("durability/history:histories_of_two_nodes,forgetful_store", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/history:forgetful_store", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/history:histories_of_two_nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/takeover:forgotten", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/outages:faults,away", "wait", (*BINARIES, BUCKETS)),
     Step("durability/outages:silent", "wait", (*BINARIES, BUCKETS)),
@@ -174,7 +175,11 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # - the speed of the replica, which needs a quiet machine and another build of the daemon.
 # - engines with a deliberate mistake, and stores that lose rows or fences: they test the tests, and need nine minutes. A change
 #   of these tests should run them by name.
-# - the engine's simulations and the memory of the sorter at larger sizes. The tests of the workspace have them at their sizes.
+# - the drill with three nodes. The tests of wald-bucket and the daemon's (stand_by::) have contenders, and the drill of two nodes is in
+#   every run.
+# - the engine's simulations, the memory of the sorter, and kills of the daemon at larger sizes. The tests of the workspace have
+#   them at their sizes.
+# - a bucket without space. In every run another bucket refuses all requests, and one gives no answer.
 # - full disks that copy on write, of several sizes, and with a sorter that is enabled late. The engine's tests copy_on_write and
 #   space have them on the simulated disk.
 # - floods over TLS. The same code judges the frames in plaintext, and handshakes and stuck peers have TLS in every run.
@@ -187,8 +192,9 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             "durability/engine:power", "durability/engine:damage", "durability/engine:sorting_memory", "durability/full:gives_back",
-            "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "wire/wire:floods_over_tls",
-            "clients/rotation", "ops/dashboards",
+            "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "durability/takeover:contenders",
+            "durability/history:forgetful_store", "wire/wire:floods_over_tls",
+            "clients/rotation", "ops/dashboards", "durability/crashes:kills", "durability/outages:full",
             STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",
             "durability/outages:full_gateway", "bench/replica",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",

@@ -182,7 +182,7 @@ impl Store {
 #[test]
 fn sorting_many_active_logs_takes_little_memory_and_disk() {
     let (logs, rounds) = (setting("WALD_LOGS", 30_000), setting("WALD_ROUNDS", 12));
-    let times = setting("WALD_HISTORY", 4);
+    let times = setting("WALD_HISTORY", 2);
     let store = Store::open(logs);
     store.round();
     store.rest();

@@ -27,3 +27,4 @@ def power():
 @check("Memory of the sorter stays within its bound")
 def sorting_memory():
     tested("storage", "sorting_memory", WALD_HISTORY="1", WALD_LOGS=sized("200000", "100000"))
+    tested("storage", "sorting_memory", WALD_HISTORY="4")
