@@ -46,8 +46,11 @@ func newNodeOn(t *testing.T, host string, options ...grpc.ServerOption) *testNod
 	n := new(testNode)
 	n.options = append(options, grpc.UnaryInterceptor(
 		func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			grpc.SetHeader(ctx, n.header())
-			return handler(ctx, request)
+			answer, err := handler(ctx, request)
+			if err == nil {
+				grpc.SetHeader(ctx, n.header())
+			}
+			return answer, err
 		}), grpc.StreamInterceptor(
 		func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 			stream.SetHeader(n.header())
