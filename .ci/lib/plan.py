@@ -138,7 +138,7 @@ LAST = [
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
-    Step("clients/conformance:replica", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("clients/conformance:replica,stand_by", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/replica:lost_machines", "wait", (*BINARIES, BUCKETS)),
     Step("durability/replica:unfenced", "wait", (*BINARIES, BUCKETS)),
     # Both install the packages of the reader.
