@@ -145,7 +145,7 @@ impl ReplicaStart {
                 return Err(wait.leave());
             }
             if wait.membership.is_lost() {
-                wait.keeping.end();
+                wait.copy.end();
                 let remote = &wait.start.remote;
                 let ended = doubled::lost(
                     &wait.membership,

@@ -1298,7 +1298,9 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
         content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {})
     };
     let view = shelf.view(&manifest, None).unwrap();
-    view.keep(&target, &mut || true).unwrap();
+    let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
+    view.keep(&copy, &mut || true).unwrap();
+    drop(copy);
     let kept = || target.list("standby").unwrap().len();
     let all = kept();
     // This one comes last. It was not kept yet, and the bucket gives other bytes for it.
