@@ -349,10 +349,7 @@ impl RunningReplica {
             match end {
                 Ok(ShipEnd::Fenced { owner }) => {
                     self.metrics.fenced();
-                    if let Some(membership) = &self.membership
-                        && let Some(exit) =
-                            doubled::doubled(membership, &self.node, &self.place).await
-                    {
+                    if let Some(exit) = self.doubled().await {
                         return exit;
                     }
                     let is_one_of_several = self.membership.is_some();
@@ -366,6 +363,14 @@ impl RunningReplica {
             }
         }
         pending().await
+    }
+
+    /// The end, if another process has the name of this one among the nodes.
+    async fn doubled(&self) -> Option<Exit> {
+        let membership = Arc::clone(self.membership.as_ref()?);
+        let (node, place) = (self.node.clone(), self.place.clone());
+        let asks = async move { doubled::doubled(&membership, &node, &place).await };
+        self.remote.runtime.spawn(asks).await.ok().flatten()
     }
 
     /// Ships the rest and releases the store, until a time at most. The engine must have drained.

@@ -576,7 +576,7 @@ mod tests {
         // It dies without a word.
         drop(join(&bucket, "silent").await);
         let own = join(&bucket, "z").await;
-        let mut watch = NodeWatch::by(&bucket, TTL / 6, paused_clock);
+        let mut watch = NodeWatch::by(&bucket, TTL, paused_clock);
         let count = async || bucket.list(NODES).await.unwrap().len();
         let before = count().await;
         // The clock of the bucket goes on by itself.
@@ -587,14 +587,14 @@ mod tests {
         let mut look = async |time: Duration| {
             let until = paused_clock() + time;
             while paused_clock() < until {
-                sleep(TTL / 6).await;
+                sleep(TTL).await;
                 watch.look().await.unwrap();
                 watch.tidy("z").await.unwrap();
             }
         };
-        look(FORGET_AFTER - TTL).await;
+        look(FORGET_AFTER - 2 * TTL).await;
         assert_eq!(count().await, before);
-        look(2 * TTL).await;
+        look(12 * TTL).await;
         // Those that were seen for an hour are gone. A node that was silent is dead now.
         assert!(count().await <= before - (MOST_NODES - 2));
         let silent = BucketRecord::<NodeRecord>::read(&bucket, "nodes/silent").await;

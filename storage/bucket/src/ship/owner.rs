@@ -145,9 +145,9 @@ impl OwnerClaim {
         Ok(mine.write(bucket, None).await?.is_some())
     }
 
-    /// Shows the beats of this process as those of the owner, while it still opens the store of an earlier process with the same
+    /// Makes the beats of this process count as the owner's, while it still opens the store of an earlier process with the same
     /// directory. Otherwise a stand-by would follow that process after its `lease_ttl`, however alive this one is. Returns
-    /// false if the record has changed.
+    /// false if another node has changed the record.
     ///
     /// # Errors
     /// If the bucket fails. Then the record may or may not show it.
