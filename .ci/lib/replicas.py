@@ -152,7 +152,7 @@ class Nodes:
         return record["state"] == "serving" and {record["node"], *record.get("stand_bys", ())} == set(self.nodes)
 
     def is_ready(self):
-        """Whether the store is whole, and each stand-by has a current copy. A new owner at first names those of the owner before."""
+        """Whether the store is whole, and each stand-by has a current copy. A new owner names the nodes of its predecessor until it has looked."""
         owner = self.record()["node"]
         return self.is_whole() and all((self.value(f"nodes/{name}") or {}).get("state") == "stand_by" for name in self.nodes if name != owner)
 
