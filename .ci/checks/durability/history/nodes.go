@@ -292,7 +292,7 @@ func (p *pair) prepare(ctx context.Context, r *recording, way way, event *event,
 func (p *pair) rest(ctx context.Context, random *rand.Rand) {
 	select {
 	case <-ctx.Done():
-	case <-time.After(time.Duration(random.IntN(60)) * time.Millisecond):
+	case <-time.After(time.Duration(random.IntN(100)) * time.Millisecond):
 	}
 }
 
