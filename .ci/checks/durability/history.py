@@ -21,7 +21,7 @@ def histories():
     run_program("check", ["--histories", sized("8", "4")], seconds=900)
 
 
-@check("The same at two nodes that take the store over from each other, at the level REPLICATED")
+@check("Answers of two nodes have one order through takeovers, at the level REPLICATED")
 def histories_of_two_nodes(directory):
     run_on_nodes(directory, ["--histories", sized("8", "2"), "--faults", sized("4", "3")], seconds=1500)
 

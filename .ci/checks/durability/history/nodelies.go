@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 )
 
-// nodeLies are lies of two nodes: those of one daemon that fit, and those that need a takeover.
+// nodeLies are the lies of one daemon that fit two nodes, and lies that need a takeover.
 var nodeLies = []lie{
 	{"a tail that is older than an ack before the question", staleTail},
 	{"an append of an older epoch, acked after a fence was answered", appendPastFence},

@@ -19,35 +19,34 @@ import (
 	wald "wald.dev/client/go/waldv1"
 )
 
-// Two nodes share a store. One owns it, and the other forwards calls and takes over. Appends ask for REPLICATED
-// and reads see REPLICATED: these answers must have one order, whichever node gave them and
-// whatever happened to the owner.
+// Two nodes share a store. One owns it; the other one forwards calls and takes over. Appends ask for REPLICATED, and
+// reads see REPLICATED. Their answers must have one order, no matter which node gave them.
 //
-// An ack of DURABLE promises nothing over a takeover. Some appends of a history ask for it
-// nevertheless. Their records may be lost or stay, so they count as calls of unknown outcome, and
-// their refusals are dropped. But no caller of the level REPLICATED may see a trace of a record that is lost
-// later. Reads below REPLICATED are in no history.
+// Some appends ask for DURABLE. A takeover may lose their records after the ack. They count as calls of unknown
+// outcome, and their refusals are dropped. Still, no call of the level REPLICATED may show a record that is
+// lost later. No history has reads below REPLICATED.
 //
-// Each log is one that asks for the level in each call, or in every second history one whose sync mode gives it.
+// In every second history the sync mode of the logs gives the level; in the others each call asks for it.
 
-// Faults of the owner. The next fault begins when both nodes work again.
+// Faults of the owner. A fault begins when both nodes work.
 var faults = []string{
 	"kill",      // killed; starts again when the other node owns the store
 	"restart",   // killed, and starts again at once in its directory
-	"sleep",     // stopped, and goes on when the other node has answered
-	"nap",       // stopped for about as long as the others wait, perhaps while the other node takes over
-	"cut",       // loses the bucket, not its callers, until the other node has answered
-	"hand_over", // hands over by plan, and ends; starts again when the other node owns the store
-	"end",       // the same by SIGTERM
+	"sleep",     // stopped until the other node has answered
+	"nap",       // stopped for about the lease, perhaps while the other node takes over
+	"cut",       // without the bucket, but not without callers, until the other node has answered
+	"hand_over", // ended by walctl; starts again when the other node owns the store
+	"end",       // ended by SIGTERM; starts again when the other node owns the store
 }
 
-// The store loses its newest rows while the owner is killed. A history of it must be rejected.
+// The owner is killed, and the store loses its newest rows. A history of it must be rejected.
 const forget = "forget"
 
-// Calls of a phase before its fault, while the old owner is not itself, and after the fault.
+// Calls of a phase: before its fault (from half to one and a half times the number), while the old owner sleeps or is
+// cut off, and after the fault.
 const callsBefore, callsMeanwhile, callsAfter = 100, 120, 60
 
-// takeover is the time of one fault: when it began, when the next owner was known, and when the old owner went on.
+// takeover has the times of a fault: it began, the next owner served, and the old owner went on after a sleep or a cut (else 0).
 type takeover struct {
 	kind                 string
 	began, taken, wentOn int64
@@ -74,13 +73,15 @@ type pair struct {
 	gathered  [logs][]uint32
 	// At the end.
 	epochs, kept [logs]uint64
+	// Number of acks of DURABLE whose records are not there.
+	lost int
 }
 
 // library is a client that knows both nodes. It goes to the owner and repeats calls.
 type library struct{ *client.Client }
 
 func checkNodes(size plan, seed uint64) error {
-	// All kinds of faults occur, dealt from shuffled decks. The first of a history has a takeover.
+	// Shuffled decks deal the faults, so that all kinds occur. The first one of a history has a takeover, because lies need one.
 	random := rand.New(rand.NewPCG(seed, ^uint64(0)))
 	var deck []string
 	deal := func() []string {
@@ -105,6 +106,7 @@ func checkNodes(size plan, seed uint64) error {
 		if err != nil {
 			return nil, err
 		}
+		counts["acks of DURABLE that a takeover has lost"] += r.pair.lost
 		entries := [3]int{}
 		for _, event := range r.events {
 			entries[event.client%3]++
@@ -271,12 +273,12 @@ func (p *pair) prepare(ctx context.Context, r *recording, way way, event *event,
 	case dice < 3:
 		log := random.IntN(logs)
 		*asked = input{kind: trims, log: log, before: r.heardTail[log].Load() - min(r.heardTail[log].Load(), random.Uint64N(12))}
-		// A trimmed record could not be looked up.
+		// A record that was trimmed unread could not be looked up.
 		return p.gather(ctx, r, way, log, asked.before)
 	case asked.kind == appends:
 		event.weak = random.IntN(8) == 0
 	case asked.kind == fences && asked.epoch == nil:
-		// This client may fence twice, as its documentation says. It must not with a given epoch.
+		// After a lost answer this client sends the fence again. Both may count, except with a given epoch.
 		if _, repeats := way.(library); repeats {
 			next := r.heardEpoch[asked.log].Load() + 1
 			asked.epoch = &next
@@ -290,7 +292,7 @@ func (p *pair) prepare(ctx context.Context, r *recording, way way, event *event,
 func (p *pair) rest(ctx context.Context, random *rand.Rand) {
 	select {
 	case <-ctx.Done():
-	case <-time.After(time.Duration(random.IntN(60)) * time.Millisecond):
+	case <-time.After(time.Duration(random.IntN(100)) * time.Millisecond):
 	}
 }
 
@@ -335,7 +337,7 @@ func (p *pair) gather(ctx context.Context, r *recording, way way, log int, befor
 	return true
 }
 
-// gatherAll reads all logs, until two readings of all are equal: a call whose caller has gone may arrive between.
+// gatherAll reads all logs until two readings are equal. A node may still hand on a call whose caller has given up.
 func (p *pair) gatherAll(ctx context.Context, r *recording) error {
 	for before := ""; ; {
 		for log, name := range r.names {

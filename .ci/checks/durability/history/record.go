@@ -539,6 +539,9 @@ func (r *recording) resolve(ctx context.Context, way way) error {
 				}
 			}
 			if event.undecided && there == 0 {
+				if event.told.firsts != nil {
+					r.pair.lost++
+				}
 				continue
 			}
 			if there < all {
