@@ -264,9 +264,11 @@ class Drill(Nodes):
         try:
             self.begin(PATIENCE)
             self.clients = Clients(self.directory, self.places)
-            if self.with_languages:
-                self.languages = Languages(self.check, self.places)
             self.settle(f"{len(self.nodes)} nodes begin")
+            if self.with_languages:
+                # They do not begin without a server.
+                self.languages = Languages(self.check, self.places)
+                self.settle("the clients of all languages begin")
         except BaseException:
             self.__exit__()
             raise
