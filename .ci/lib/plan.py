@@ -128,7 +128,7 @@ LAST = [
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
     Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, "disk/bucket:units")),
-    Step("clients/conformance:replica", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
+    Step("clients/conformance:replica,stand_by", "wait", (*BINARIES, CLIENTS, "disk/bucket:units"), ("clients*",)),
     Step("durability/replica:lost_machines", "wait", (*BINARIES, "disk/bucket:units")),
     Step("durability/replica:zombie,unfenced,costs,refused", "wait", (*BINARIES, "disk/bucket:units")),
     # Both install the packages of the reader.
