@@ -378,7 +378,7 @@ class Proxy:
         self.connections = set()
         self.loop = asyncio.new_event_loop()
         self.changed = asyncio.Event()
-        self.port = None
+        self.port = self.held = None
         started = threading.Event()
         threading.Thread(target=self._run, args=(started,), daemon=True).start()
         started.wait()
@@ -396,11 +396,20 @@ class Proxy:
 
     def refuse(self):
         """Refuses connections, until `listen`."""
-        self._call(self.server.close)
+        def close():
+            self.server.close()
+            # Keeps the port from others.
+            self.held = socket.socket()
+            self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.held.bind(("127.0.0.1", self.port))
+
+        self._call(close)
 
     def listen(self):
-        if not self.server.is_serving():
+        if self.held is not None:
             asyncio.run_coroutine_threadsafe(self._listen(), self.loop).result()
+            self.held.close()
+            self.held = None
 
     async def _serve(self, reader, writer):
         target = self.target()
