@@ -149,9 +149,20 @@ class Node(Daemon):
             self._keep(line)
             if "wald is serving" in line or "wald is standing by" in line:
                 host, _, port = json.loads(line)["grpc"].rpartition(":")
+                self.gate.listen()
                 with self.changed:
                     self.address, self.serving = (host.strip("[]"), int(port)), "wald is serving" in line
                     self.changed.notify_all()
+
+    def kill(self):
+        super().kill()
+        # Like a port at which nobody listens.
+        self.gate.refuse()
+
+    def stop(self, seconds=60):
+        code = super().stop(seconds)
+        self.gate.refuse()
+        return code
 
     def await_role(self, *roles):
         """Waits until `serving` is one of these."""
@@ -367,7 +378,7 @@ class Proxy:
         self.connections = set()
         self.loop = asyncio.new_event_loop()
         self.changed = asyncio.Event()
-        self.port = None
+        self.port = self.held = None
         started = threading.Event()
         threading.Thread(target=self._run, args=(started,), daemon=True).start()
         started.wait()
@@ -375,13 +386,30 @@ class Proxy:
     def _run(self, started):
         asyncio.set_event_loop(self.loop)
 
-        async def listen():
-            server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096, ssl=self.near)
-            self.port = server.sockets[0].getsockname()[1]
-
-        self.loop.run_until_complete(listen())
+        self.loop.run_until_complete(self._listen())
         started.set()
         self.loop.run_forever()
+
+    async def _listen(self):
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port or 0, backlog=4096, ssl=self.near)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    def refuse(self):
+        """Refuses connections, until `listen`."""
+        def close():
+            self.server.close()
+            # Keeps the port from others.
+            self.held = socket.socket()
+            self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.held.bind(("127.0.0.1", self.port))
+
+        self._call(close)
+
+    def listen(self):
+        if self.held is not None:
+            asyncio.run_coroutine_threadsafe(self._listen(), self.loop).result()
+            self.held.close()
+            self.held = None
 
     async def _serve(self, reader, writer):
         target = self.target()

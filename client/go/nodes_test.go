@@ -200,7 +200,7 @@ func TestOwnerThatAnswersThroughAnotherNodeIsCalledItself(t *testing.T) {
 	}
 }
 
-func TestStreamThroughAnotherNodeStaysAndTheNextGoesToTheOwner(t *testing.T) {
+func TestStreamThroughAnotherNodeStaysAndTheNextIsDirect(t *testing.T) {
 	a, b := newNode(t), newNode(t)
 	a.speakFor(b.address)
 	for _, n := range []*testNode{a, b} {

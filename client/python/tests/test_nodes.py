@@ -244,7 +244,7 @@ async def test_owner_that_answers_through_another_server_is_called_itself():
                 await until(lambda: client.endpoint == at_b)
 
 
-async def test_stream_through_another_server_stays_and_the_next_goes_to_the_owner():
+async def test_stream_through_another_server_stays_and_the_next_is_direct():
     async with cluster(2) as ((a, b), (at_a, at_b)):
         a.speaks_for = at_b
         async with client_of(at_a) as client:

@@ -369,7 +369,7 @@ async fn owner_that_answers_through_another_server_is_called_itself() {
 }
 
 #[tokio::test]
-async fn stream_through_another_server_stays_and_the_next_goes_to_the_owner() {
+async fn stream_through_another_server_stays_and_the_next_is_direct() {
     let (old, at_old) = Memory::start().await;
     let (owner, at_owner) = old.start_beside().await;
     *old.speaks_for.lock().unwrap() = Some(at_owner.clone());
