@@ -69,7 +69,7 @@ class Network:
             raise SystemExit(f"ip {command}: {ended.stderr.strip()}")
 
     def cut(self, one, other):
-        """From now on, all packets from one place to the other are lost. Those of the other direction arrive."""
+        """From now on, all packets from one place to the other are lost. Packets of the other direction arrive."""
         rule = f"from {self.addresses[one]} to {self.addresses[other]} blackhole"
         self.ip(ROUTER, f"rule add {rule}")
         self.rules.append(rule)

@@ -21,7 +21,7 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
 SHIP_MISTAKES = ["replica:" + name for name in [
     "ack_before_put", "publish_durable", "drain_before_upload", "skip_part", "manifest_before_content",
     "manifest_before_trims", "fence_ignored", "named_content_removed", "lease_for_fence", "stand_by_skips_row"]]
-# A mistake of the daemon: tests with several of them can meet it, and those of the shipper cannot. Only with --all.
+# A mistake of the daemon: tests with several daemons can meet it, and tests of the shipper cannot. Only with --all.
 NODE_MISTAKES = ["replica:term_unchecked"]
 # Tests of the daemon with several nodes.
 NODES = ["forward::call_goes_on_once", "second_node_takes_over", "stand_by::"]

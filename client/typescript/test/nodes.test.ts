@@ -112,7 +112,7 @@ test("owner that answers through another server is called itself", async () => {
   }
 });
 
-test("stream through another server stays, and the next one goes to the owner", async () => {
+test("a stream through another server stays; the next goes to the owner", async () => {
   a.speaksFor = b.endpoint;
   const client = listed([a], SHORT);
   const first = client.session();

@@ -1,4 +1,4 @@
-//! Connections of a stand-by to the owner: TLS in both directions, and the rights of callers beside those of the nodes.
+//! Connections of a stand-by to the owner: TLS in both directions, and the rights of callers beside the rights of the nodes.
 
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
@@ -266,7 +266,7 @@ async fn certificate_of_a_caller_never_gets_the_rights_of_the_node() {
             );
             assert!(refused.unwrap_err().message().contains("stand-by"));
         }
-        // A token counts all the same.
+        // A token still counts.
         let metadata = [("authorization", &*token)];
         let caller = Asked::Caller.of(&through, &metadata).await.unwrap();
         assert_eq!(caller.unwrap().principal, "writer");

@@ -6,7 +6,7 @@
 //	history fences  two writers fence each other out repeatedly; no record of an epoch may
 //	                lie at or beyond the tail that a later epoch's fence returned
 //
-// WALD_ENDPOINT is the daemon's address, or those of both nodes with a comma. At WALD_CONTROL the
+// WALD_ENDPOINT is the daemon's address, or the addresses of both nodes with a comma. At WALD_CONTROL the
 // daemon can be killed; see client/conformance/README.md, and for nodes history_program.py. Every check prints a line, `ok` or `FAIL`, and the
 // counts follow at the end. Most callers use the generated stubs, which repeat and hide no call.
 package main
