@@ -124,13 +124,13 @@ func (n *nodes) failed(at *node, e *Error) (named bool) {
 	return owner != "" && n.current != at
 }
 
-// elsewhere tells whether another server of the list may answer: this one was not reached, or is
-// starting or stopping.
+// elsewhere tells whether another server of the list may answer: this one was not reached, is
+// starting or stopping, or has lost its bucket and perhaps the store with it.
 func elsewhere(e *Error) bool {
 	switch e.Reason {
 	case "":
 		return e.Code == codes.Unavailable
-	case ErrStarting, ErrDraining:
+	case ErrStarting, ErrDraining, ErrBucketDown:
 		return true
 	}
 	return false

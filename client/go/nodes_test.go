@@ -367,10 +367,19 @@ func TestListIsTriedInARing(t *testing.T) {
 
 func TestFailureOfTheOwnerItselfKeepsTheServer(t *testing.T) {
 	a, b := newNode(t), newNode(t)
-	a.fail(refusal(codes.Unavailable, ErrBucketDown, stated(NotApplied, Safe)))
+	a.fail(refusal(codes.ResourceExhausted, ErrBusy, stated(NotApplied, Safe)))
 	_, err := dial(t, a.address+","+b.address).Append(soon(t), "a", Text("x"))
-	if !errors.Is(err, ErrBucketDown) || b.called() != 0 {
+	if !errors.Is(err, ErrBusy) || b.called() != 0 {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestServerWithoutItsBucketIsLeftForTheNextOne(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	a.fail(refusal(codes.Unavailable, ErrBucketDown, stated(NotApplied, Safe)))
+	appends(t, dial(t, a.address+","+b.address))
+	if b.called() != 1 {
+		t.Errorf("calls %d", b.called())
 	}
 }
 

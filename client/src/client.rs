@@ -37,8 +37,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// and goes on to another one before it repeats a call:
 ///
 /// - MOVED with an `owner`: to the owner, in the list or not, at once;
-/// - MOVED without one, no connection, UNAVAILABLE from in between, STARTING, DRAINING: to the next
-///   server of the list, after the usual pause.
+/// - MOVED without one, no connection, UNAVAILABLE from in between, STARTING, DRAINING, BUCKET_DOWN:
+///   to the next server of the list, after the usual pause.
 ///
 /// If a server answers for the owner, the client calls the owner itself as soon as it can reach it.
 ///

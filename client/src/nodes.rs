@@ -324,11 +324,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether another server may do better: this one starts, stops, does not own the store, or there
-/// is no connection to it.
+/// Whether another server may do better: this one starts, stops, does not own the store, has lost
+/// its bucket and perhaps the store with it, or there is no connection to it.
 fn cannot_serve(error: &Error) -> bool {
     match error.reason() {
-        Some(Reason::Moved | Reason::Starting | Reason::Draining) => true,
+        Some(Reason::Moved | Reason::Starting | Reason::Draining | Reason::BucketDown) => true,
         Some(_) => false,
         None => error.code() == Code::Unavailable,
     }

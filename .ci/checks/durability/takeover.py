@@ -482,8 +482,9 @@ class Drill(Nodes):
         again = Truth()
         again.add(clients.ask("truth", {}))
         changed = sum(again.records.get(where) != payload for where, payload in self.truth.records.items())
-        expect("at the end: each record is as it was seen first", not changed and len(again.records) == len(self.truth.records),
-               f"{changed} of {len(self.truth.records)} differ")
+        # An append that its client has given up may arrive at the very end.
+        late = len(again.records) - len(self.truth.records)
+        expect("at the end: each record is as it was seen first", not changed and late >= 0, f"{changed} of {len(self.truth.records)} differ, {late} came late")
         missing = [ack for ack in clients.acks if ack.level == "REPLICATED" and again.records.get((ack.log, ack.lsn)) != ack.payload]
         expect("at the end: every REPLICATED ack of all rounds is there", not missing, missing[:3] or self.counts["REPLICATED"])
         followed, wrong = Counter(), []
@@ -491,7 +492,8 @@ class Drill(Nodes):
             if lsn != followed[log] or again.records.get((log, lsn)) != payload:
                 wrong.append((log, lsn, payload))
             followed[log] = lsn + 1
-        expect("the follower has seen each record once and in order", not wrong and followed == Counter(again.next), wrong[:3] or len(clients.seen))
+        lacks = {log: end for log, end in self.truth.next.items() if followed[log] < end}
+        expect("the follower has seen each record once and in order", not wrong and not lacks, wrong[:3] or lacks or len(clients.seen))
         # The others first, so that nobody takes over.
         owner = self.record()["node"]
         for name in sorted(self.nodes, key=lambda name: name == owner):

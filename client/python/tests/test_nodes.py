@@ -114,12 +114,21 @@ async def test_lost_connection_leads_on_only_if_the_call_may_be_repeated():
 
 async def test_refusal_of_the_owner_moves_nobody():
     busy = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", NOT_APPLIED)
-    down = refusal(grpc.StatusCode.UNAVAILABLE, "BUCKET_DOWN", NOT_APPLIED)
     async with cluster(2) as ((a, b), (at_a, at_b)):
-        a.script.extend([busy, down])
+        a.script.extend([busy, busy])
         async with client_of(at_a, at_b) as client:
             await client.append("log", "x")
         assert (len(a.attempts), len(b.attempts)) == (3, 0)
+
+
+async def test_server_without_its_bucket_is_left_for_the_next_one():
+    down = refusal(grpc.StatusCode.UNAVAILABLE, "BUCKET_DOWN", NOT_APPLIED)
+    async with cluster(2) as ((a, b), (at_a, at_b)):
+        a.refuses = down
+        async with client_of(at_a, at_b) as client:
+            await client.append("log", "x")
+            assert client.endpoint == at_b
+        assert (len(a.attempts), len(b.attempts)) == (1, 1)
 
 
 async def test_owner_outside_of_the_list_is_left_for_the_first_of_it():

@@ -54,6 +54,11 @@ fn draining() -> Status {
     refusal(Code::Unavailable, "DRAINING", &facts)
 }
 
+fn without_bucket() -> Status {
+    let facts = [("outcome", "NOT_APPLIED"), ("retry", "SAFE")];
+    refusal(Code::Unavailable, "BUCKET_DOWN", &facts)
+}
+
 fn numbers(range: std::ops::Range<u64>) -> Vec<String> {
     range.map(|number| number.to_string()).collect()
 }
@@ -104,7 +109,7 @@ async fn servers_of_a_list_are_tried_in_a_ring() {
     let (second, at_second) = Fake::serve(0, 0).await;
     let (third, at_third) = Fake::serve(0, 0).await;
     second.script([Step::Fail(moved("")), Step::Ack(8)]);
-    third.script([Step::Ack(7), Step::Fail(draining())]);
+    third.script([Step::Ack(7), Step::Fail(without_bucket())]);
     let list = format!("{nobody},{at_second},{at_third}");
     let client = quick(list).connect_lazy().unwrap();
     assert_eq!(client.endpoint(), nobody);

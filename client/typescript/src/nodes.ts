@@ -27,8 +27,8 @@ import { TlsProblem } from "./tls.js";
 /** Answers stay below 1 MiB unless one record alone is larger; the server's limit on records can be raised, so leave room. */
 const MAX_ANSWER_BYTES = 64 << 20;
 
-/** Reasons of a server that cannot serve now, while another one may. */
-const AWAY: readonly (string | undefined)[] = ["MOVED", "STARTING", "DRAINING"];
+/** Reasons of a server that cannot serve now, while another one may: one without its bucket may have lost the store. */
+const AWAY: readonly (string | undefined)[] = ["MOVED", "STARTING", "DRAINING", "BUCKET_DOWN"];
 
 /** The owner of the store, in the headers of an answer that came through another server. */
 const OWNER_HEADER = "wald-owner";

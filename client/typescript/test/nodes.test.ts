@@ -225,11 +225,19 @@ test("a reason that says nothing about the owner keeps the server", async () => 
   let failures = 0;
   a.before = () => {
     if (failures++ === 0) {
-      throw refusal(Code.Unavailable, "BUCKET_DOWN", "NOT_APPLIED", "SAFE");
+      throw refusal(Code.ResourceExhausted, "BUSY", "NOT_APPLIED", "SAFE");
     }
   };
   await listed([a, b], SHORT).append("log", "x");
   assert.deepEqual([a.calls, b.calls], [2, 0]);
+});
+
+test("a server without its bucket is left for the next one", async () => {
+  a.before = () => {
+    throw refusal(Code.Unavailable, "BUCKET_DOWN", "NOT_APPLIED", "SAFE");
+  };
+  await listed([a, b], SHORT).append("log", "x");
+  assert.deepEqual([a.calls, b.calls], [1, 1]);
 });
 
 test("connecting finds the first server that can be reached", async () => {

@@ -41,6 +41,11 @@ const CONNECT: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(10);
 
+/// Longest pause between two pings, and longest wait for an answer. A network that swallows packets holds calls up for so long;
+/// their clients may have another way to the owner.
+const PING_PAUSE: Duration = Duration::from_secs(2);
+const PONG_TIME: Duration = Duration::from_secs(5);
+
 /// A byte stream to the owner.
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -322,6 +327,7 @@ fn silence(
         let (Some(interval), Some(mut pings)) = (interval, pings) else {
             return pending().await;
         };
+        let (interval, limit) = (interval.min(PING_PAUSE), limit.min(PONG_TIME));
         loop {
             tokio::time::sleep(interval).await;
             match timeout(limit, pings.ping(Ping::opaque())).await {

@@ -35,8 +35,14 @@ _APPROACH_PAUSE = 60.0
 _OLD_CHANNEL_SECONDS = 60.0
 
 _MOVED = spelled(errors_pb2.REASON_MOVED)
-# Reasons for which the next attempt goes to another server of the list.
-_ELSEWHERE = (_MOVED, spelled(errors_pb2.REASON_STARTING), spelled(errors_pb2.REASON_DRAINING))
+# Reasons for which the next attempt goes to another server of the list. A server that has lost its bucket may have lost
+# the store with it.
+_ELSEWHERE = (
+    _MOVED,
+    spelled(errors_pb2.REASON_STARTING),
+    spelled(errors_pb2.REASON_DRAINING),
+    spelled(errors_pb2.REASON_BUCKET_DOWN),
+)
 
 
 class Connection:

@@ -288,7 +288,10 @@ async fn name_stand_bys(
             is_ready && node.is_alive() && node.name != owned.record().node
         });
         let stand_bys: Vec<String> = stand_bys.map(|node| node.name).collect();
-        if stand_bys == owned.record().stand_bys {
+        // A stand-by would follow at once an owner whose own signs of life do not arrive.
+        let is_late =
+            !stand_bys.is_empty() && membership.lease().age() >= membership.beat_pause() * 2;
+        if is_late || stand_bys == owned.record().stand_bys {
             continue;
         }
         // The lease counts before a node is named, and until none is.
