@@ -115,13 +115,13 @@ def conform(command, log, only=(), start="", tls=False, replica=None, stand_by=F
     return done.returncode, passed, failed, done.stderr.decode(errors="replace")
 
 
-# At a stand-by: each kind of call, and the losses of both connections, that of the client and that of the owner.
+# At a stand-by: each kind of call, and the losses of both connections, that of the client and that of the owner. A start of a
+# debug build on a bucket takes much processor time, so only one of these cases kills the owner.
 FORWARDED = """right-log-id-is-accepted-everywhere weaker-acks-become-durable-by-sync read-waits-for-a-record
-largest-records-and-requests-are-taken session-ends-at-the-first-failure cursor-is-committed-and-read
-configuration-of-a-log-is-changed producers-are-listed-and-forgotten follow-delivers-what-comes-later follow-goes-on-after-drop
-follow-goes-on-after-kill follow-goes-on-after-stop read-whose-answer-is-lost-is-repeated
-plain-append-whose-answer-is-lost-is-not-repeated session-whose-answer-is-lost-says-so
-append-with-a-producer-is-repeated-and-acked two-producers-share-a-log replicated-records-survive-a-kill-of-their-owner""".split()
+session-ends-at-the-first-failure cursor-is-committed-and-read configuration-of-a-log-is-changed
+producers-are-listed-and-forgotten follow-delivers-what-comes-later follow-goes-on-after-drop
+read-whose-answer-is-lost-is-repeated plain-append-whose-answer-is-lost-is-not-repeated session-whose-answer-is-lost-says-so
+append-with-a-producer-is-repeated-and-acked two-producers-share-a-log replicated-ack-names-its-level""".split()
 
 LANGUAGES = sys.argv[1:] or list(BUILDERS)
 cases = [case["name"] for case in ALL_CASES if "needs" not in case]
