@@ -174,7 +174,7 @@ impl Scan {
         self
     }
 
-    /// Which records to see. Default: those that each log's sync mode acks.
+    /// Which records to see. Default: those that the log's sync mode acks; of several logs, those that the server's acks.
     pub fn visibility(mut self, visibility: Visibility) -> Self {
         self.request.visibility = visibility.into();
         self

@@ -33,7 +33,7 @@ export interface ScanOptions extends Start {
   untilLsn?: bigint;
   /** Ends after this number of records. */
   maxRecords?: number | bigint;
-  /** Which records to see. Default: those that each log's sync mode acks. */
+  /** Which records to see. Default: those that the log's sync mode acks; of several logs, those that the server's acks. */
   visibility?: Visibility;
   /**
    * Any node of the store may answer from its copy, which is about half a second old, and at most twice its

@@ -266,7 +266,7 @@ pub(crate) struct ScanArgs {
     /// Continue with records that are appended later; reconnects automatically
     #[arg(long, short = 'f')]
     pub(crate) follow: bool,
-    /// Which records to see [default: those that each log's sync mode acks].
+    /// Which records to see [default: those that the log's sync mode acks; of several logs, those that the server's acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
     /// Any node of the store may answer from its copy, about half a second old; implies --visibility replicated
