@@ -5,7 +5,7 @@
 //! client ◀── pieces as the client takes them ◀── window of the stream ◀────────────────┘
 //! ```
 //!
-//! No message is decoded. The owner gets the caller's token, and checks it again. The certificate of a stand-by is no
+//! No message is decoded, except that a stand-by with a copy looks whether any node may answer a read. The owner gets the caller's token, and checks it again. The certificate of a stand-by is no
 //! credential of its callers: a forwarded call without a token has no caller at an owner with `auth_file`. A call goes on once: it carries
 //! the term in which the receiver should own the store, and a receiver that does not own it in that term answers MOVED.
 //!

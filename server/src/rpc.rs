@@ -119,6 +119,7 @@ impl Node {
     }
 
     /// Whether a stand-by can read its copy now.
+    #[cfg(feature = "object")]
     pub(crate) fn has_copy(&self) -> bool {
         let copies = self.copies.get();
         copies.is_some_and(|copies| copies.epoch().is_ok())

@@ -510,6 +510,7 @@ pub(crate) fn no_credential(access: Access) -> Status {
 }
 
 /// The call was forwarded without a token. The certificate is of the node that has forwarded it, and never its caller's.
+#[cfg(feature = "object")]
 pub(crate) fn forwarded_without_token(access: Access) -> Status {
     Failure::new(
         Code::Unauthenticated,
@@ -629,6 +630,7 @@ pub(crate) fn moved(access: Access, owner: &str, term: u64) -> Status {
 }
 
 /// Another node owns the store, and this one has not sent the call there.
+#[cfg(feature = "object")]
 pub(crate) fn unforwarded(access: Access, owner: &str, term: u64) -> Status {
     let message = format!(
         "the node at {owner} owns the store, and this one cannot reach it now; send the request there"

@@ -766,9 +766,8 @@ class Client:
             try:
                 connection = self._open()
                 # The server must not write a request that no caller waits for any more.
-                call = method(self)(request, timeout=max(deadline - now(), 0.0))
-                answer = await call
-                self._answered(connection, await call.initial_metadata())
+                answer, metadata = await _answer_of(method(self), request, max(deadline - now(), 0.0))
+                self._answered(connection, metadata)
                 return answer
             except grpc.aio.AioRpcError as failure:
                 error = self._error(failure.code(), failure.details() or "", failure.trailing_metadata(), connection)
@@ -791,6 +790,13 @@ class Client:
                 raise error.after_unknown() if unknown else error
             unknown = unknown or error.outcome is Outcome.UNKNOWN
             await asyncio.sleep(pause)
+
+
+async def _answer_of(method, request, timeout: float):
+    """The answer, and the metadata before it. A call that has failed must not stay in a variable of a task: its channel would
+    count it among the calls that it waits for when it is closed, and would connect again meanwhile."""
+    call = method(request, timeout=timeout)
+    return await call, await call.initial_metadata()
 
 
 def one_start(**starts) -> None:

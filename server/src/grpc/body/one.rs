@@ -76,6 +76,7 @@ impl<S: Source> OneMessage<S> {
     }
 
     /// Gives a message back that was received, for another receiver.
+    #[cfg(feature = "object")]
     pub(crate) fn put_back(&mut self, message: Message) {
         self.again = Some(message);
     }
