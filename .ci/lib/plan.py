@@ -45,7 +45,6 @@ COMPUTE = [
     Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
     Step(BUCKETS, "compute", BINARIES, ("debug",)),
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
-    Step("disk/bucket:units", "compute", (BUCKETS,), ("debug",)),
     Step("disk/reader", "compute", BINARIES),
     Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,texts,package,rest",
          "compute", (*BINARIES, BUCKETS)),
@@ -128,6 +127,8 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "disk/backup",
 )]
 LAST = [
+    # Its nodes have leases of two seconds, and its commands short timeouts.
+    Step("disk/bucket:units", "wait", (BUCKETS,), ("debug",)),
     Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, BUCKETS)),
     Step("durability/replica:zombie,costs,refused", "wait", (*BINARIES, BUCKETS)),
