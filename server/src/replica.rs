@@ -189,7 +189,7 @@ impl ReplicaStart {
             cluster: Arc::clone(&start.cluster),
         });
         if fetches {
-            start.fetch(config, 0)?;
+            start.fetch(config, 0, false)?;
         } else if config.stand_by {
             start.stand_by(config, facts)?;
         }
@@ -197,16 +197,19 @@ impl ReplicaStart {
     }
 
     /// Takes the store over, and fetches it into the empty directory, which keeps content of this many bytes already.
-    fn fetch(&mut self, config: &Config, kept_bytes: u64) -> Result<(), Exit> {
+    /// `is_copied`: it keeps all content, and has read the rows before.
+    fn fetch(&mut self, config: &Config, kept_bytes: u64, is_copied: bool) -> Result<(), Exit> {
         let (bucket, runtime) = (&self.remote.bucket, &self.remote.runtime);
         let place = bucket.place();
         let unfetched = |error: FetchError| Exit::new(fetch_code(&error), error.to_string());
-        // A fetch that is refused must not end an owner that serves.
-        let mut seen = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
-        seen.may_restore(&self.directory).map_err(unfetched)?;
-        let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
-        host::check_fetch(config, &self.directory, missing_bytes)?;
-        drop(seen);
+        // A fetch that is refused must not end an owner that serves. A copy shows that the fetch will succeed, and each look
+        // at the rows takes time that clients wait for.
+        if !is_copied {
+            let mut seen = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
+            seen.may_restore(&self.directory).map_err(unfetched)?;
+            let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
+            host::check_fetch(config, &self.directory, missing_bytes)?;
+        }
         let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
         let fenced = fenced.map_err(|error| {
             let is_lost = config.stand_by && is_lost(&error);

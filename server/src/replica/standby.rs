@@ -294,7 +294,8 @@ impl StandBy<'_> {
             term = owner.term,
             "the owner has ended; this node takes the store over"
         );
-        match self.start.fetch(self.config, kept.bytes) {
+        let fetched = self.start.fetch(self.config, kept.bytes, self.is_caught_up);
+        match fetched {
             Ok(()) => {}
             // Another node was faster, or the owner lives.
             Err(exit) if exit.again => return Err(StandByError::Bucket(exit.message)),
