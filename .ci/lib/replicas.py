@@ -78,7 +78,6 @@ def judge(what, daemon, directory, epoch):
                f"{len(lost)} of {len(entries)} lost, from position {position}" if position >= 0 else said)
 
 
-
 class Here:
     """Places of nodes on this machine. Each has a proxy before the bucket."""
 

@@ -82,7 +82,7 @@ func Visible(visibility Visibility) RangeOption {
 	}
 }
 
-// AnyNode lets any node of the store answer from its copy, which is about half a second old, and
+// AnyNode lets any node of the store answer from its copy, which is usually a second old, and
 // at most twice its lease_ttl. Readers then do not load the owner if the client begins with a
 // stand-by. It implies the visibility REPLICATED.
 func AnyNode() RangeOption {

@@ -180,7 +180,7 @@ impl Scan {
         self
     }
 
-    /// Any node of the store may answer from its copy, which is about half a second old, and at most twice its `lease_ttl`.
+    /// Any node of the store may answer from its copy, which is usually a second old, and at most twice its `lease_ttl`.
     /// Readers then do not load the owner if the client begins with a stand-by. Implies the visibility REPLICATED.
     pub fn any_node(mut self) -> Self {
         self.request.any_node = true;

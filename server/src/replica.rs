@@ -35,7 +35,10 @@ use wald_bucket::{
     ShipError, ShipGap, ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
 };
 use wald_proto::v1;
-use wald_storage::{LocalEngine, Operate as _, Replica as _, RestoreError, RestoredAs, block_on};
+use wald_storage::{
+    LocalEngine, Operate as _, RealDisk, Replica as _, RestoreError, RestoredAs, block_on,
+    remove_kept_content,
+};
 
 use crate::backups::bucket::Remote;
 use crate::bucket::{self, BucketRuntime};
@@ -244,6 +247,8 @@ impl ReplicaStart {
         );
         term::keep(&self.directory, store_id, term)
             .map_err(|error| exit(&OwnerError::Kept(error)))?;
+        let kept = RealDisk::open(&self.directory).map_err(|error| unfetched(error.into()))?;
+        remove_kept_content(&*kept).map_err(|error| unfetched(error.into()))?;
         self.fenced = Some(fenced);
         Ok(())
     }

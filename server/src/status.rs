@@ -621,12 +621,7 @@ pub(crate) fn moved(access: Access, owner: &str, term: u64) -> Status {
         "" => "no node owns the store at the moment; try again".to_owned(),
         owner => format!("the node at {owner} owns the store; send the request there"),
     };
-    Failure::new(Code::Unavailable, Reason::Moved, message)
-        .fact("owner", owner)
-        .fact("term", term)
-        .refused_if_write(access, Retry::Safe)
-        .retry_after(RETRY_SOON)
-        .status()
+    moved_saying(message, access, owner, term)
 }
 
 /// Another node owns the store, and this one has not sent the call there.
@@ -635,6 +630,10 @@ pub(crate) fn unforwarded(access: Access, owner: &str, term: u64) -> Status {
     let message = format!(
         "the node at {owner} owns the store, and this one cannot reach it now; send the request there"
     );
+    moved_saying(message, access, owner, term)
+}
+
+fn moved_saying(message: String, access: Access, owner: &str, term: u64) -> Status {
     Failure::new(Code::Unavailable, Reason::Moved, message)
         .fact("owner", owner)
         .fact("term", term)

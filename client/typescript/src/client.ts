@@ -89,7 +89,7 @@ export interface ReadOptions extends Start, CallOptions {
   /** Which records to see. Default: those that the log's sync mode acks. */
   visibility?: Visibility;
   /**
-   * Any node of the store may answer from its copy, which is about half a second old, and at most twice its
+   * Any node of the store may answer from its copy, which is usually a second old, and at most twice its
    * `lease_ttl`. Implies the visibility REPLICATED.
    */
   anyNode?: boolean;

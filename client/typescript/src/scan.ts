@@ -36,7 +36,7 @@ export interface ScanOptions extends Start {
   /** Which records to see. Default: those that the log's sync mode acks; of several logs, those that the server's acks. */
   visibility?: Visibility;
   /**
-   * Any node of the store may answer from its copy, which is about half a second old, and at most twice its
+   * Any node of the store may answer from its copy, which is usually a second old, and at most twice its
    * `lease_ttl`. Implies the visibility REPLICATED.
    */
   anyNode?: boolean;

@@ -234,7 +234,7 @@ pub(crate) struct ReadArgs {
     /// Which records to see [default: those that the log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
-    /// Any node of the store may answer from its copy, about half a second old; implies --visibility replicated
+    /// Any node of the store may answer from its copy, usually a second old; implies --visibility replicated
     #[arg(long)]
     pub(crate) any_node: bool,
     /// Give a terminal raw bytes as they are, with --output raw or delimited
@@ -269,7 +269,7 @@ pub(crate) struct ScanArgs {
     /// Which records to see [default: those that the log's sync mode acks; of several logs, those that the server's acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
-    /// Any node of the store may answer from its copy, about half a second old; implies --visibility replicated
+    /// Any node of the store may answer from its copy, usually a second old; implies --visibility replicated
     #[arg(long)]
     pub(crate) any_node: bool,
     /// Give a terminal raw bytes as they are, with --output raw or delimited
@@ -293,7 +293,7 @@ pub(crate) struct TailArgs {
     /// Which records to see [default: those that the log's sync mode acks].
     #[arg(long, value_enum)]
     pub(crate) visibility: Option<VisibilityArg>,
-    /// Any node of the store may answer from its copy, about half a second old; implies --visibility replicated
+    /// Any node of the store may answer from its copy, usually a second old; implies --visibility replicated
     #[arg(long)]
     pub(crate) any_node: bool,
     /// Give a terminal raw bytes as they are, with --output raw or delimited

@@ -27,10 +27,14 @@ use crate::config::Config;
 
 /// Pause between two looks at the rows. The reader of the bucket asks for newer ones once a second.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
-/// Pause after an error.
+/// Pause after an error. It doubles up to the longest one while the copy must begin again, since each begin reads all rows.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A copy is opened again after this many times the time that it took: it takes a tenth of one processor at most.
 const REST: u32 = 9;
+
+/// The message for a panic.
+const PANICKED: &str = "the thread that keeps the copy panicked";
 
 /// The stand-by's work for its copy, on a thread of its own.
 pub(super) struct Copying {
@@ -79,8 +83,7 @@ impl Copying {
         if let Some(runs) = self.runs.take()
             && runs.join().is_err()
         {
-            self.shared
-                .report("the thread that keeps the copy panicked");
+            self.shared.report(PANICKED);
         }
         self.shared.stop.store(false, Ordering::SeqCst);
         let work = CopyWork {
@@ -102,7 +105,10 @@ impl Copying {
     pub(super) fn end(&mut self) -> KeptContent {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(runs) = self.runs.take() {
-            let _ = runs.join();
+            runs.thread().unpark();
+            if runs.join().is_err() {
+                self.shared.report(PANICKED);
+            }
         }
         self.shared.reader.hide();
         self.shared.state.lock().kept
@@ -118,7 +124,7 @@ impl Copying {
     pub(super) fn note_position(&self, replicated: u64) {
         let shown = self.shared.shown.load(Ordering::SeqCst);
         if replicated > 0 && shown >= replicated {
-            self.shared.reader.is_newest();
+            self.shared.reader.note_newest();
         }
     }
 }
@@ -157,25 +163,31 @@ struct CopyInProgress {
 
 impl CopyWork {
     fn run(self) {
-        let mut followed = None;
+        let (mut followed, mut retry_pause) = (None, RETRY_PAUSE);
         while self.shared.goes_on() {
             let pause = match self.step(&mut followed) {
-                Ok(()) => LOOK_PAUSE,
+                Ok(()) => {
+                    retry_pause = RETRY_PAUSE;
+                    LOOK_PAUSE
+                }
                 // The owner has stored nothing yet.
                 Err(FetchError::Empty { .. }) => RETRY_PAUSE,
                 Err(error) => {
                     self.shared.report(&error.to_string());
+                    let pause = retry_pause;
                     if !is_unreachable(&error) {
                         followed = None;
+                        retry_pause = (retry_pause * 2).min(LONGEST_PAUSE);
                     }
                     let is_old = |age: Duration| age > self.config.lease_ttl;
                     if followed.is_none() || self.shared.reader.age().is_some_and(is_old) {
                         self.shared.reader.hide();
                     }
-                    RETRY_PAUSE
+                    pause
                 }
             };
-            std::thread::sleep(pause);
+            // A take-over does not wait for it.
+            std::thread::park_timeout(pause);
         }
     }
 

@@ -16,9 +16,7 @@ use wald_bucket::{
     StandByTurn, StandByWatch,
 };
 use wald_proto::v1;
-use wald_storage::{
-    CopyReader, RealDisk, SystemClock, refuse_if_locked, remove_kept_content, set_aside,
-};
+use wald_storage::{CopyReader, RealDisk, SystemClock, refuse_if_locked, set_aside};
 
 use super::copy::Copying;
 use super::fetch::FetchError;
@@ -302,8 +300,7 @@ impl StandBy<'_> {
             // The owner may be fenced, so this node must go on, whatever fails.
             Err(exit) => return Err(exit.or_again(true).into()),
         }
-        let disk = RealDisk::open(&self.start.directory).map_err(|error| unkept(&error.into()))?;
-        remove_kept_content(&*disk).map_err(|error| unkept(&error.into()).into())
+        Ok(())
     }
 
     /// Finds the identity of the store in the bucket, which never changes.
@@ -418,8 +415,11 @@ impl StandBy<'_> {
         let start = &self.start;
         self.copy
             .begin(&start.remote, self.config, &start.directory);
-        let mut nodes = self.watch.nodes().iter();
-        if let Some(node) = nodes.find(|node| node.name == owner.node) {
+        let nodes = self.watch.nodes().iter();
+        // The owner shows its position three times in the ttl. An older one proves nothing about the present.
+        let is_present = |node: &&SeenNode| node.unchanged < self.config.lease_ttl / 2;
+        let mut shown = nodes.filter(is_present);
+        if let Some(node) = shown.find(|node| node.name == owner.node) {
             self.copy.note_position(node.record.replicated);
         }
         self.is_caught_up = self.copy.is_caught_up(CAUGHT_UP.max(self.config.lease_ttl));

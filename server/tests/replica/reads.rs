@@ -94,7 +94,9 @@ async fn stand_by_reads_its_copy_while_the_owner_sleeps() {
         replicated(&mut wal, &number.to_string()).await.unwrap();
         all.push(number.to_string());
     }
+    let acked = Instant::now();
     assert_eq!(copied(&mut reader, 130).await, all);
+    println!("the copy follows within {:?}", acked.elapsed());
     // The copy needs no owner. Another visibility does.
     one.signal(Signal::STOP);
     assert_eq!(copied(&mut reader, 130).await, all);

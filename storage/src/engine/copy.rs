@@ -54,7 +54,7 @@ impl StoreCopy {
     /// If it cannot be read, or has no segment.
     pub fn open(
         view: BackupView,
-        mut config: StorageConfig,
+        config: StorageConfig,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, OpenError> {
         config.check()?;
@@ -74,7 +74,6 @@ impl StoreCopy {
             config.read_strategy,
             config.max_open_segments,
         );
-        config.sorter_enabled = false;
         let store = Arc::new(Store {
             config,
             journal: shown.journal,
@@ -165,8 +164,8 @@ impl CopyReader {
         self.replace(Some(shown));
     }
 
-    /// The bucket has nothing newer.
-    pub fn is_newest(&self) {
+    /// Notes that the bucket has nothing newer.
+    pub fn note_newest(&self) {
         if let Some(shown) = &mut *self.shown.lock() {
             shown.seen = self.clock.monotonic();
         }

@@ -336,7 +336,7 @@ fn a_reader_without_a_new_copy_is_refused() {
     owner.clock.advance(11_000_000);
     let refused = copy.records("a").unwrap_err();
     assert!(matches!(refused, ReadError::LeaseLost));
-    copy.reader.is_newest();
+    copy.reader.note_newest();
     assert_eq!(copy.records("a").unwrap().len(), 21);
     let follows = scan_request(one("a"), ScanStart::TailOffset(0), true);
     let mut scan = block_on(copy.reader.scan(follows)).unwrap();

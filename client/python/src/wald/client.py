@@ -351,8 +351,8 @@ class Client:
     ) -> Page:
         """Reads a page of one log, from `lsn`, from a time, or the last `tail_offset`
         records; by default from the first record kept. `wait`: maximum seconds to wait for a
-        first record. `any_node`: any node of the store may answer from its copy, which is about
-        half a second old, and at most twice its `lease_ttl`; implies REPLICATED."""
+        first record. `any_node`: any node of the store may answer from its copy, which is usually a
+        second old, and at most twice its `lease_ttl`; implies REPLICATED."""
         one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset)
         answer = await self._call(
             "wal.Read",

@@ -151,9 +151,7 @@ impl BackupView {
         }
         Ok(true)
     }
-}
 
-impl BackupView {
     /// Moves content of a take-over that failed back to the kept content, so that the next one need not fetch it. Each file is
     /// compared with its digest. Other files stay where they are.
     ///

@@ -61,6 +61,18 @@ impl OwnerNode {
     }
 }
 
+/// A claim of this node by this process, which owns and takes nothing yet.
+fn claim(node: &str, process: &str) -> OwnerClaim {
+    OwnerClaim {
+        node: node.to_owned(),
+        endpoint: String::new(),
+        kept_term: None,
+        take_over: None,
+        inherits: None,
+        process: process.to_owned(),
+    }
+}
+
 impl Waiting {
     async fn new(remote: &Remote, name: &str) -> Self {
         let membership = join(remote, name).await;
@@ -86,12 +98,8 @@ impl Waiting {
 
     async fn take(&self, remote: &Remote, inherits: Option<u64>) -> Result<u64, OwnerError> {
         let claim = OwnerClaim {
-            node: self.name.clone(),
-            endpoint: String::new(),
-            kept_term: None,
-            take_over: None,
             inherits,
-            process: self.membership.incarnation().to_owned(),
+            ..claim(&self.name, self.membership.incarnation())
         };
         let fenced = ReplicaOwner::fence(&remote.bucket, &claim).await;
         fenced.map(|fenced| fenced.term())
@@ -303,14 +311,7 @@ async fn an_owner_that_shows_no_signs_of_life_is_followed_by_nobody() {
     a.stop.send(true).unwrap();
     assert!(matches!(a.runs.await.unwrap(), ShipEnd::Shipped));
     // A node without `stand_by` owns the store now. It has no lease.
-    let claim = OwnerClaim {
-        node: "old".to_owned(),
-        endpoint: String::new(),
-        kept_term: None,
-        take_over: None,
-        inherits: None,
-        process: String::new(),
-    };
+    let claim = claim("old", "");
     assert_eq!(
         ReplicaOwner::fence(&remote.bucket, &claim)
             .await
@@ -341,12 +342,8 @@ async fn a_valid_lease_confirms_nothing_without_the_bucket() {
     a.append(2, Durability::Durable).await.unwrap();
     // A person takes the store from this node, which works.
     let claim = OwnerClaim {
-        node: "c".to_owned(),
-        endpoint: String::new(),
-        kept_term: None,
         take_over: Some(TakeOver::Any),
-        inherits: None,
-        process: String::new(),
+        ..claim("c", "")
     };
     let fenced = ReplicaOwner::fence(&others.bucket, &claim).await;
     assert_eq!(fenced.unwrap().term(), 2);
@@ -368,12 +365,8 @@ async fn an_owner_that_recovers_for_longer_than_the_ttl_is_not_followed() {
     // It begins again in its directory, and recovers.
     let again = join(&remote, "a").await;
     let mut claim = OwnerClaim {
-        node: "a".to_owned(),
-        endpoint: String::new(),
         kept_term: Some(1),
-        take_over: None,
-        inherits: None,
-        process: again.incarnation().to_owned(),
+        ..claim("a", again.incarnation())
     };
     assert!(claim.goes_on(&remote.bucket).await.unwrap());
     assert_eq!(b.claims(5 * TTL).await, None, "it lives");
