@@ -275,6 +275,7 @@ class Entry:
         if self.acked:
             self.lsn, self.level = int(rest[0]), rest[1].removeprefix("DURABILITY_")
             self.position = None if rest[2] == "-" else int(rest[2])
+            self.epoch = int(rest[3])
         else:
             self.code, self.reason, self.outcome = rest
             self.error = " ".join(rest)

@@ -59,7 +59,8 @@ def lost_acks(daemon, directory, name):
 
 
 def judge(what, daemon, directory, epoch):
-    """States the fate of the acks of a machine whose recovery epoch was `epoch`."""
+    """States the fate of the acks of a machine whose recovery epoch was `epoch`. A load that the machine sends on to its
+    successor has acks of later epochs, too, and none of these may be lost."""
     for name, (level, across) in LOADS.items():
         entries, found, lost = lost_acks(daemon, directory, name)
         once = {(log, number) for (log, _), number in found.items()}
@@ -73,9 +74,10 @@ def judge(what, daemon, directory, epoch):
         _, tail, said = daemon.call("wald.v1.WalService/GetTail", {"log": f"{name}-{directory.name}/0", "recoveryEpoch": epoch})
         position = int((tail or {}).get("survivedPosition", -1))
         gone = set(lost)
-        wrong = [entry for entry in entries if (entry not in gone) != (entry.position < position)]
+        wrong = [entry for entry in entries if (entry not in gone) != (entry.epoch > epoch or entry.position < position)]
         expect(f"{what}: {name}: survived_position names exactly the lost acks", position >= 0 and not wrong,
-               f"{len(lost)} of {len(entries)} lost, from position {position}" if position >= 0 else said)
+               f"{len(lost)} of {len(entries)} lost, from position {position}, wrong: {[vars(entry) for entry in wrong[:3]]}"
+               if position >= 0 else said)
 
 
 class Here:

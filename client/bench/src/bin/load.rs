@@ -223,20 +223,23 @@ async fn append(
     if let [log] = logs {
         let ack = client.append(log.as_str(), record);
         let ack = ack.durability(durability).await?;
-        return Ok(vec![acked(ack.lsn, ack.durability, ack.position)]);
+        let epoch = ack.recovery_epoch;
+        return Ok(vec![acked(ack.lsn, ack.durability, ack.position, epoch)]);
     }
     let mut batch = client.append_batch().durability(durability);
     for log in logs {
         batch = batch.log(log.as_str(), [record.clone()]);
     }
     let ack = batch.await?;
-    let line = |of: &LogAck| acked(of.first_lsn, ack.durability, ack.position);
+    let epoch = ack.recovery_epoch;
+    let line = |of: &LogAck| acked(of.first_lsn, ack.durability, ack.position, epoch);
     Ok(ack.appends.iter().map(line).collect())
 }
 
-fn acked(lsn: Lsn, durability: Durability, position: Option<u64>) -> String {
+fn acked(lsn: Lsn, durability: Durability, position: Option<u64>, epoch: u64) -> String {
     let position = position.map_or("-".to_owned(), |at| at.to_string());
-    format!("ack {lsn} {} {position}", durability.as_str_name())
+    let level = durability.as_str_name();
+    format!("ack {lsn} {level} {position} {epoch}")
 }
 
 /// Code, reason and outcome, as `Internal JOURNAL_FAILED Unknown`.
