@@ -55,6 +55,8 @@ struct DriverState {
     /// Durable position when the queue was last written in order to join the coming flush.
     joined: Option<Position>,
     idle: usize,
+    /// Number of drivers that a panic has ended.
+    gone: usize,
     /// Latest time at which a sleeping driver looks again.
     looks_at: Option<Instant>,
     /// Number of requests that the last flush answered, and the end of the wait for their callers.
@@ -113,6 +115,11 @@ impl Accepts for Intake {
     /// driver: its caller writes it.
     fn push(&self, submission: Submission) {
         let mut state = self.state.lock();
+        if state.gone == DRIVERS {
+            // Nobody would take it. The drop answers it.
+            drop(state);
+            return drop(submission);
+        }
         let urgent = submission.level < Durability::Durable;
         let append = matches!(submission.operation, Operation::Append { .. });
         state.urgent |= urgent;
@@ -153,12 +160,18 @@ impl Intake {
         self.changed.notify_all();
     }
 
-    /// One driver is gone: the other must be able to answer all callers.
-    fn give_up(&self) {
+    /// A write or a driver has ended by a panic. The drivers that are left answer all callers. Returns the queue if none is
+    /// left: the drop answers it.
+    fn give_up(&self, ended_drivers: usize) -> Vec<Submission> {
         let mut state = self.state.lock();
         state.writing = false;
         state.flushing = false;
+        state.gone += ended_drivers;
         self.changed.notify_all();
+        match state.gone == DRIVERS {
+            true => state.take_queue(),
+            false => Vec::new(),
+        }
     }
 
     fn next(&self, core: &Core) -> Job {
@@ -283,18 +296,18 @@ impl Intake {
 pub(crate) fn drive(core: &Arc<Core>) {
     let run = std::panic::AssertUnwindSafe(|| run(core));
     if let Err(panic) = std::panic::catch_unwind(run) {
-        panicked(core, &*panic);
+        panicked(core, &*panic, 1);
     }
 }
 
 /// Fails the journal after a panic in a write, and answers all callers that wait.
-fn panicked(core: &Core, panic: &(dyn std::any::Any + Send)) {
+fn panicked(core: &Core, panic: &(dyn std::any::Any + Send), ended_drivers: usize) {
     vital::panicked(&core.journal, Worker::Commit, panic);
     // Answers the requests under way, since the journal has failed. Requests whose answer panics again are
     // dropped, and the drop answers them.
     let answer = || core.committer.lock().commit(core.intake.take());
     let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
-    core.intake.give_up();
+    drop(core.intake.give_up(ended_drivers));
 }
 
 fn run(core: &Arc<Core>) {
@@ -340,7 +353,7 @@ impl Core {
         let write = std::panic::AssertUnwindSafe(|| self.write(submissions));
         match std::panic::catch_unwind(write) {
             Ok(written) => self.intake.wrote_gathered(written, self, began),
-            Err(panic) => panicked(self, &*panic),
+            Err(panic) => panicked(self, &*panic, 0),
         }
     }
 
@@ -535,6 +548,23 @@ mod tests {
         assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(false));
         core.journal.flush();
         assert_eq!(core.journal.durable(), core.journal.written());
+    }
+
+    #[test]
+    fn requests_are_answered_when_no_driver_is_left() {
+        let core = core();
+        let is_answered = |ticket: &mut Ticket| {
+            let mut context = Context::from_waker(Waker::noop());
+            matches!(Pin::new(ticket).poll(&mut context), Poll::Ready(Err(_)))
+        };
+        let mut queued = core.enqueue(of(1), Durability::Durable);
+        drop(core.intake.give_up(DRIVERS - 1));
+        assert!(!is_answered(&mut queued), "a driver is left");
+        drop(core.intake.give_up(1));
+        assert!(is_answered(&mut queued));
+        // Its caller asked whether the journal works before the last driver ended.
+        let mut late = core.enqueue(of(1), Durability::Durable);
+        assert!(is_answered(&mut late));
     }
 
     #[test]
