@@ -149,9 +149,11 @@ class Node(Daemon):
             self._keep(line)
             if "wald is serving" in line or "wald is standing by" in line:
                 host, _, port = json.loads(line)["grpc"].rpartition(":")
+                # The gate resets connections while there is no address, and a reset may have lost an answer.
+                self.address = host.strip("[]"), int(port)
                 self.gate.listen()
                 with self.changed:
-                    self.address, self.serving = (host.strip("[]"), int(port)), "wald is serving" in line
+                    self.serving = "wald is serving" in line
                     self.changed.notify_all()
 
     def kill(self):
