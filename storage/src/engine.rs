@@ -39,7 +39,7 @@ use crate::disk::{Disk, DiskLock};
 pub use crate::engine::local::LocalEngine;
 use crate::format::digest::Secret;
 use crate::journal::committer::{Committer, Operation, Submission};
-use crate::journal::inbox::{Accepts as _, Inbox};
+use crate::journal::inbox::Inbox;
 use crate::journal::pool::Pool;
 use crate::read::OpenSegments;
 use crate::read::held_back::Unusable;
@@ -258,7 +258,7 @@ impl Core {
             submitted: self.journal.clock.monotonic(),
             session: session.cloned(),
         };
-        self.intake.push(submission);
+        self.inbox.hand_over(submission);
         ticket
     }
 

@@ -113,12 +113,10 @@ enum Job {
 impl Accepts for Intake {
     /// Queues a request and wakes an idle driver to take it. An append that waits for no flush wakes no
     /// driver: its caller writes it.
-    fn push(&self, submission: Submission) {
+    fn push(&self, submission: Submission) -> Option<Submission> {
         let mut state = self.state.lock();
         if state.gone == DRIVERS {
-            // Nobody would take it. The drop answers it.
-            drop(state);
-            return drop(submission);
+            return Some(submission);
         }
         let urgent = submission.level < Durability::Durable;
         let append = matches!(submission.operation, Operation::Append { .. });
@@ -130,6 +128,7 @@ impl Accepts for Intake {
         if !append || !urgent {
             self.hand_on(&state);
         }
+        None
     }
 }
 
@@ -161,7 +160,7 @@ impl Intake {
     }
 
     /// A write or a driver has ended by a panic. The drivers that are left answer all callers. Returns the queue if none is
-    /// left: the drop answers it.
+    /// left.
     fn give_up(&self, ended_drivers: usize) -> Vec<Submission> {
         let mut state = self.state.lock();
         state.writing = false;
@@ -307,7 +306,9 @@ fn panicked(core: &Core, panic: &(dyn std::any::Any + Send), ended_drivers: usiz
     // dropped, and the drop answers them.
     let answer = || core.committer.lock().commit(core.intake.take());
     let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
-    drop(core.intake.give_up(ended_drivers));
+    for late in core.intake.give_up(ended_drivers) {
+        late.answer_failed(&core.journal);
+    }
 }
 
 fn run(core: &Arc<Core>) {
@@ -388,6 +389,7 @@ mod tests {
     use super::super::callers::{MARGIN_BYTES, SHORT_BYTES};
     use super::*;
     use crate::api::config::StorageConfig;
+    use crate::api::error::AppendError;
     use crate::api::record::{Batch, LogRecords, Record};
     use crate::api::ticket::Ticket;
     use crate::base::clock::SystemClock;
@@ -553,18 +555,35 @@ mod tests {
     #[test]
     fn requests_are_answered_when_no_driver_is_left() {
         let core = core();
-        let is_answered = |ticket: &mut Ticket| {
-            let mut context = Context::from_waker(Waker::noop());
-            matches!(Pin::new(ticket).poll(&mut context), Poll::Ready(Err(_)))
+        // Its caller asked whether the journal works before the drivers ended.
+        let late = || {
+            let (ticket, answer) = Ticket::new();
+            core.inbox.hand_over(Submission {
+                operation: Operation::Append {
+                    batch: of(1),
+                    digests: Vec::new(),
+                    ticket: answer,
+                },
+                level: Durability::Durable,
+                cost: 0,
+                requests: 1,
+                submitted: core.journal.clock.monotonic(),
+                session: None,
+            });
+            ticket
         };
-        let mut queued = core.enqueue(of(1), Durability::Durable);
-        drop(core.intake.give_up(DRIVERS - 1));
-        assert!(!is_answered(&mut queued), "a driver is left");
-        drop(core.intake.give_up(1));
-        assert!(is_answered(&mut queued));
-        // Its caller asked whether the journal works before the last driver ended.
-        let mut late = core.enqueue(of(1), Durability::Durable);
-        assert!(is_answered(&mut late));
+        let answer = |mut ticket: Ticket| {
+            let mut context = Context::from_waker(Waker::noop());
+            Pin::new(&mut ticket).poll(&mut context)
+        };
+        panicked(&core, &"a trap", DRIVERS - 1);
+        assert!(answer(late()).is_pending(), "a driver is left");
+        assert_eq!(core.intake.give_up(1).len(), 1, "nobody else answers it");
+        let refused = answer(late());
+        assert!(
+            matches!(refused, Poll::Ready(Err(AppendError::JournalFailed(_)))),
+            "{refused:?}"
+        );
     }
 
     #[test]

@@ -165,6 +165,25 @@ pub(crate) struct Submission {
     pub(crate) session: Option<Session>,
 }
 
+impl Submission {
+    /// Answers the request after the journal failed. Nothing of it was done.
+    pub(crate) fn answer_failed(self, journal: &Journal) {
+        journal.answer_failed(self.refused());
+    }
+
+    fn refused(self) -> Waiter {
+        Waiter {
+            need: Position::ZERO,
+            level: self.level,
+            reply: self.operation.refused(AppendError::Draining),
+            cost: self.cost,
+            requests: self.requests,
+            since: self.submitted,
+            times: AppendTimes::default(),
+        }
+    }
+}
+
 /// Fields of a frame that do not follow from its log and its place.
 #[derive(Clone, Copy)]
 struct FrameFields {
@@ -400,6 +419,18 @@ impl<T: SegmentTail> Committer<T> {
     }
 
     fn place(&mut self, submission: Submission) {
+        if !matches!(
+            submission.operation,
+            Operation::Admin(AdminChange::Delete(_), _)
+        ) {
+            self.end_deletions();
+        }
+        if self.journal.failure().is_some() {
+            return submission.answer_failed(&self.journal);
+        }
+        if self.closed {
+            return (self.journal).answer(submission.refused(), Durability::Durable);
+        }
         let Submission {
             operation,
             level,
@@ -408,24 +439,6 @@ impl<T: SegmentTail> Committer<T> {
             submitted,
             session,
         } = submission;
-        if !matches!(operation, Operation::Admin(AdminChange::Delete(_), _)) {
-            self.end_deletions();
-        }
-        if self.closed || self.journal.failure().is_some() {
-            let waiter = Waiter {
-                need: Position::ZERO,
-                level,
-                reply: operation.refused(AppendError::Draining),
-                cost,
-                requests,
-                since: submitted,
-                times: AppendTimes::default(),
-            };
-            return match self.journal.failure() {
-                Some(_) => self.journal.answer_failed(waiter),
-                None => self.journal.answer(waiter, Durability::Durable),
-            };
-        }
         let ended = session.as_ref().is_some_and(Session::has_ended_in_turn);
         let mut deleted = None;
         let (need, reply) = match operation {

@@ -14,8 +14,9 @@ use crate::journal::{AnswerPromise, Journal};
 
 /// The queue of the committer.
 pub(crate) trait Accepts: Send + Sync {
-    /// Adds an operation. The committer answers it.
-    fn push(&self, submission: Submission);
+    /// Adds an operation, which the committer answers. Returns it if a panic has ended every thread that commits: the
+    /// journal has failed then.
+    fn push(&self, submission: Submission) -> Option<Submission>;
 }
 
 /// Hands operations to the committer. Clones share one queue.
@@ -43,7 +44,14 @@ impl Inbox {
             submitted: self.journal.clock.monotonic(),
             session: None,
         };
-        self.queue.push(submission);
+        self.hand_over(submission);
+    }
+
+    /// Queues a request.
+    pub(crate) fn hand_over(&self, submission: Submission) {
+        if let Some(late) = self.queue.push(submission) {
+            late.answer_failed(&self.journal);
+        }
     }
 
     /// Leaves the segment that is being written, so that all safe records are in finished segments.

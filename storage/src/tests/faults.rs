@@ -436,7 +436,7 @@ fn followers_are_woken_by_the_flush() {
             .unwrap();
     }
     let (tx, rx) = std::sync::mpsc::channel();
-    for l in ["x", "y"] {
+    let followers = ["x", "y"].map(|l| {
         let (engine, tx) = (Arc::clone(&engine), tx.clone());
         std::thread::spawn(move || {
             let mut next = 1;
@@ -448,8 +448,8 @@ fn followers_are_woken_by_the_flush() {
                     return;
                 }
             }
-        });
-    }
+        })
+    });
     #[allow(clippy::disallowed_methods)]
     let begun = Instant::now();
     let mut rounds = 0u64;
@@ -468,6 +468,13 @@ fn followers_are_woken_by_the_flush() {
             );
         }
         rounds += 1;
+    }
+    // One more record ends each follower.
+    drop(rx);
+    for (l, follower) in ["x", "y"].into_iter().zip(followers) {
+        let last = engine.submit(None, batch(&[(l, &[b"2"])]), None);
+        last.wait().unwrap();
+        follower.join().unwrap();
     }
 }
 
