@@ -34,7 +34,6 @@ CALLS = {
     "preadv2": (327, DESCRIPTOR, 0), "statx": (332, PATH, 1),
 }
 NAMES = {number: name for name, (number, _, _) in CALLS.items()}
-O_CREAT = os.O_CREAT
 
 # linux/seccomp.h, linux/audit.h, linux/filter.h
 X86_64 = 0xC000003E
@@ -78,8 +77,10 @@ def become(path, numbers, command):
 class Told:
     """One call as it begins."""
 
-    def __init__(self, name, path, number, at, creates, span=None):
-        self.name, self.path, self.number, self.at, self.creates = name, path, number, at, creates
+    def __init__(self, name, path, number, at, flags=0, span=None):
+        self.name, self.path, self.number, self.at = name, path, number, at
+        # Of an open.
+        self.creates, self.direct = bool(flags & os.O_CREAT), bool(flags & os.O_DIRECT)
         # Start and end of a read or write at an offset.
         self.span = span
 
@@ -168,9 +169,9 @@ class Interposer:
             return go_on
         place = name, path
         self.counts[place] = self.counts.get(place, 0) + 1
-        creates = name == "openat" and bool(arguments[2] & O_CREAT)
+        flags = arguments[2] if name == "openat" else 0
         span = (arguments[3], arguments[3] + arguments[2]) if name in ("pread64", "pwrite64") else None
-        call = Told(name, path, self.counts[place], time.time(), creates, span)
+        call = Told(name, path, self.counts[place], time.time(), flags, span)
         self.calls.append(call)
         match self.decide(call):
             case None:

@@ -75,9 +75,9 @@ def judge(what, daemon, directory, epoch):
         position = int((tail or {}).get("survivedPosition", -1))
         gone = set(lost)
         wrong = [entry for entry in entries if (entry not in gone) != (entry.epoch > epoch or entry.position < position)]
+        named = f"{len(lost)} of {len(entries)} lost, from position {position}" if position >= 0 else said
         expect(f"{what}: {name}: survived_position names exactly the lost acks", position >= 0 and not wrong,
-               f"{len(lost)} of {len(entries)} lost, from position {position}, wrong: {[vars(entry) for entry in wrong[:3]]}"
-               if position >= 0 else said)
+               "; ".join([named, *(str(vars(entry)) for entry in wrong[:3])]))
 
 
 class Here:

@@ -6,7 +6,7 @@ only this node, so that an owner which does not know its end is asked. All times
 Each line of the ledger is a JSON list:
 
     ack WRITER LEVEL LOG NUMBER LSN POSITION EPOCH BEGIN END
-    bad WRITER REASON OUTCOME BEGIN END            an append without an ack
+    bad WRITER NUMBER REASON OUTCOME BEGIN END     an append without an ack
     tail READER LOG REPLICATED_LSN BEGIN END       a question for the tail of the level REPLICATED
     seen LOG LSN PAYLOAD                           the follower got a record, or a gap: then PAYLOAD is null
     ended WRITER ERROR                             a writer or reader that must not end has ended
@@ -60,8 +60,8 @@ class Load:
     def acked(self, writer, log, number, ack, begin):
         self.note("ack", writer, ack.durability.name, log, number, ack.lsn, ack.position, ack.recovery_epoch, begin, time.monotonic())
 
-    def failed(self, writer, error, begin):
-        self.note("bad", writer, error.reason or error.code.name, error.outcome.name, begin, time.monotonic())
+    def failed(self, writer, number, error, begin):
+        self.note("bad", writer, number, error.reason or error.code.name, error.outcome.name, begin, time.monotonic())
 
     async def producer(self, number):
         """Records with the level REPLICATED, each once and in order."""
@@ -95,7 +95,7 @@ class Load:
                 try:
                     self.acked(name, name, count, await client.append(name, f"{name} {count}", durability=level, timeout=5), begin)
                 except wald.WaldError as error:
-                    self.failed(name, error, begin)
+                    self.failed(name, count, error, begin)
                     await asyncio.sleep(PACE)
                 count += 1
                 await asyncio.sleep(PACE)
@@ -110,7 +110,7 @@ class Load:
                 try:
                     self.acked(name, name, number, await client.append(name, f"{name} {number}", durability=DURABLE, timeout=30), begin)
                 except wald.WaldError as error:
-                    self.failed(name, error, begin)
+                    self.failed(name, number, error, begin)
 
             while not self.stopping:
                 if len(waiting) < MOST_WAITING:

@@ -149,7 +149,7 @@ class Node(Daemon):
             self._keep(line)
             if "wald is serving" in line or "wald is standing by" in line:
                 host, _, port = json.loads(line)["grpc"].rpartition(":")
-                # The gate resets connections while there is no address, and a reset may have lost an answer.
+                # Before the gate opens: without an address it resets each connection.
                 self.address = host.strip("[]"), int(port)
                 self.gate.listen()
                 with self.changed:

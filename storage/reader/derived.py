@@ -209,8 +209,8 @@ def check_checkpoint(segment, store, walked):
               told.get(8, 0), told.get(9, 0))
     before = walked[-2].id if len(walked) > 1 else store.runs[-1].last if store.runs else 0
     # A later process may write the checkpoint of the last segment of an earlier one.
-    latest = max(store.epoch, int(store.begun["epoch"]) if store.begun else 0)
-    epoch = min(max(told.get(3, 0), store.epoch), latest)
+    latest = int(store.begun["epoch"]) if store.begun else 0
+    epoch = told.get(3, 0) if store.epoch <= told.get(3, 0) <= latest else store.epoch
     held = (store.id, epoch, segment.id, before, segment.chain)
     if header != held:
         wrong.append(f"{what}: {header} instead of {held}")

@@ -88,6 +88,8 @@ class Run:
     def __init__(self, fault):
         self.fault = fault
         self.hit = self.phase = self.code = None
+        # Whether the call opens a file around the page cache.
+        self.direct = False
         self.refusals, self.wrong, self.lines, self.calls = [], [], [], []
         self.acks, self.late, self.again = 0, [], []
 
@@ -127,7 +129,7 @@ def one(directory, fault, names):
 
     def decide(call):
         if call.key == (fault.call, fault.path, fault.number):
-            run.hit = call.at
+            run.hit, run.direct = call.at, call.direct
             return KINDS[fault.kind]
         return None
 
@@ -254,8 +256,8 @@ def judged(run):
         codes, answers = {IO, FAILED}, {LATER, IN_FLIGHT, BEYOND}
         if helps or (fault.file == "directory" and fault.call not in CHANGES):
             codes.add(CLEAN)
-        if asked_again or (fault.call == "openat" and fault.file == "journal/*.seg"):
-            # Recovery opens a segment once more to read it around the page cache, and repeats that after an error.
+        if asked_again or run.direct:
+            # A read around the page cache that fails once is repeated in small pieces, and each opens the file.
             codes.add(CLEAN)
     elif reads:
         codes, answers = {CLEAN}, {UNREAD}

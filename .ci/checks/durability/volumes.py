@@ -5,7 +5,6 @@ took the free space. Mounts loop devices, so it needs root.
 """
 
 from contextlib import contextmanager
-import time
 
 from common import *
 
