@@ -10,7 +10,7 @@ NAME    a topic (durability), a step (durability/modes), or some of its checks (
         Only these run, one after the other, with the binaries that are there; missing ones are built first.
 --      the rest goes to the script, as in .ci/run clients/chaos -- SECONDS SEED
 
-All steps run, also after a failure. A step that judges times and fails runs once more at the end, with nothing beside it;
+All steps run, also after a failure. A step of a default run that has not ended after half an hour is killed, and fails. A step that judges times and fails runs once more at the end, with nothing beside it;
 the table then says "again", and only the second result counts. lib/plan.py has their order. The last lines are a table with the time of each
 step, the failures, and the counts.
 """
@@ -35,6 +35,8 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
 LOGS = TARGET / "ci" / "logs"
 # Waiting steps at a time.
 ROWS = 4
+# Seconds after which a step of a default run hangs. The longest takes about ten minutes.
+HANGS = 30 * 60
 # The kind of a step that runs once more at the end.
 AGAIN = "again"
 
@@ -112,7 +114,7 @@ def yield_to_others(kind):
 class Running:
     """A started step. Its output goes to a file; `ended` gets it when it ends."""
 
-    def __init__(self, step, known, arguments, live, ended):
+    def __init__(self, step, known, arguments, live, ended, limit=None):
         self.step, self.began = step, time.monotonic()
         name, _, checks = step.name.partition(":")
         self.log = LOGS / step.name.replace("/", "-").replace(":", "-")
@@ -121,6 +123,10 @@ class Running:
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True,
                                         stdout=subprocess.PIPE if live else self.output, stderr=subprocess.STDOUT,
                                         preexec_fn=lambda: yield_to_others(step.kind))
+        self.timer = threading.Timer(limit, self._hangs) if limit else None
+        if self.timer:
+            self.timer.daemon = True
+            self.timer.start()
         threading.Thread(target=self._wait, args=(live, ended), daemon=True).start()
 
     def _wait(self, live, ended):
@@ -131,6 +137,8 @@ class Running:
         # The time of the process and of all that it waited for.
         _, status, used = os.wait4(self.process.pid, 0)
         self.process.returncode = os.waitstatus_to_exitcode(status)
+        if self.timer:
+            self.timer.cancel()
         self.seconds, self.cpu = time.monotonic() - self.began, used.ru_utime + used.ru_stime
         self.output.close()
         # On a full disk correct builds and daemons fail, too.
@@ -151,6 +159,22 @@ class Running:
         group = subprocess.run(["ps", "-o", "pid=", "-s", str(self.process.pid)], capture_output=True, text=True).stdout
         for pid in group.split():
             subprocess.run(["chrt", "--other", "--pid", "0", pid], capture_output=True)
+
+    def _hangs(self):
+        """Kills the step and all that it has begun, and says where each process waits."""
+        listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,wchan:24=,etimes=,args="], capture_output=True, text=True).stdout
+        rows = {int(row.split()[0]): row for row in listed.splitlines()}
+        family = [self.process.pid]
+        for pid in family:
+            family += [other for other, row in rows.items() if int(row.split()[1]) == pid]
+        self.output.write(f"\nFAIL {self.step.name} has not ended in time; pid, parent, wait, seconds, command:\n".encode())
+        self.output.write("".join(f"{rows[pid]}\n" for pid in family if pid in rows).encode())
+        self.output.flush()
+        for pid in family:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
 
     def kill(self):
         try:
@@ -183,11 +207,12 @@ def may_start(step, pending, running, done):
         one.kind in ("wait", "build") and may_start(one, pending, running, done) for one in pending[:pending.index(step)])
 
 
-def perform(steps, known, arguments, live):
+def perform(steps, known, arguments, live, limit=None):
     """Runs the steps; returns how each ended, in the order of the ends. A step of the kind alone judges times, which
     computing steps and a shared machine stretch. If it fails, it runs once more at the end, with nothing beside it, and
     this result counts."""
     pending, running, done, again, ended = list(steps), [], [], [], queue.Queue()
+    LOGS.mkdir(parents=True, exist_ok=True)
     try:
         while pending or running or again:
             if not pending and not running:
@@ -196,7 +221,7 @@ def perform(steps, known, arguments, live):
                 if may_start(step, pending, running, done):
                     pending.remove(step)
                     print(f".. {step.name} begins", flush=True)
-                    running.append(Running(step, known, arguments, live, ended))
+                    running.append(Running(step, known, arguments, live, ended, limit))
             if not pending and all(one.step.kind == "compute" for one in running):
                 for one in running:
                     one.full_part()
@@ -239,7 +264,6 @@ def main():
         return
     if missing(known):
         sys.exit(f"lib/plan.py does not name {', '.join(missing(known))}")
-    LOGS.mkdir(parents=True, exist_ok=True)
     os.environ["PATH"] = f"{TARGET / 'ci' / 'bin'}:{os.environ['PATH']}"
     # Nothing is built twice here: incremental builds would only take as much space again.
     os.environ["CARGO_INCREMENTAL"] = "0"
@@ -261,7 +285,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     steps = chosen(known, names) if names else PLAN if "--all" in given else DEFAULT
-    done = perform(steps, known, arguments, bool(names))
+    done = perform(steps, known, arguments, bool(names), None if names or "--all" in given else HANGS)
     passed, failed = sum(one.passed for one in done), sum(one.failed for one in done)
     print("\n" + "\n".join(row(one) for one in done))
     # Repeats the failures at the end of the output, where readers look first.

@@ -1,7 +1,12 @@
-"""The table of all checks in docs/src/testing.md."""
+"""The table of all checks in docs/src/testing.md, and the time limit of a step."""
+
+import contextlib
+import io
+from types import SimpleNamespace
 
 from common import *
-from runner import files, missing, when
+from plan import Step
+from runner import files, missing, perform, when
 
 PAGE = ROOT / "docs" / "src" / "testing.md"
 START, END = "<!-- checks: written by .ci/run docs/testing -- --update -->", "<!-- end of checks -->"
@@ -33,3 +38,28 @@ def purposes():
         for name, purpose in file.checks.items():
             expect(f"{file.name}:{name}", "\n" not in purpose and 10 < len(purpose) <= 110, len(purpose))
     expect("the plan has every check", not missing(files()), ", ".join(missing(files())))
+
+
+@check("A step that hangs is killed with all that it has begun, and fails")
+def hangs(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    pids = directory / "pids"
+    (directory / "hanging.py").write_text(f"""
+import os
+from common import *
+
+@check("It waits for ever, and its child has a session of its own")
+def waits():
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    Path({str(pids)!r}).write_text(f"{{os.getpid()}} {{child.pid}}")
+    child.wait()
+""")
+    known = {"hanging": SimpleNamespace(path=directory / "hanging.py")}
+    # The log of that step has a line of a failure, which is not one of this check.
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+        [ended] = perform([Step("hanging", "wait")], known, [], False, limit=20)
+    expect("it fails", ended.failed == 1, ended.failed)
+    text = ended.log.read_text()
+    expect("its log says so, and names what waits", "FAIL hanging has not ended" in text and "sleep 1000" in text, text[-500:])
+    left = [pid for pid in pids.read_text().split() if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+    expect("none of its processes is left", not left, left)
