@@ -72,6 +72,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("wire/wire:sessions,neighbours,slow", ("clients*",)),
     ("clients/ledger", ("clients*",)),
     ("clients/rotation", ("clients*",)),
+    ("clients/testkit", ("clients*",)),
     ("durability/syscalls", ("clients*",)),
     ("disk/archive", ()),
     ("disk/sorting", ()),

@@ -48,6 +48,8 @@ mod retry;
 mod scan;
 mod scan_stream;
 mod small_file;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tls;
 mod token;
 mod transport;

@@ -13,6 +13,7 @@ mod config;
 mod console;
 mod convert;
 mod drain;
+mod ephemeral;
 #[cfg_attr(not(feature = "object"), path = "forward/none.rs")]
 mod forward;
 mod grpc;
@@ -54,7 +55,8 @@ use wald_bucket::TakeOver;
 use config::{
     ConfigProblem, Effective, Layers, LogFormat, SETTINGS, SettingValue as _, env_name, flag_name,
 };
-use serve::Exit;
+use ephemeral::Ephemeral;
+use serve::{Exit, StartLines};
 
 /// Static builds would otherwise have musl's allocator, which is slow with many threads.
 #[cfg(target_env = "musl")]
@@ -73,11 +75,15 @@ fn main() -> ExitCode {
             None => error.exit(),
         },
     };
-    let source = ConfigSource::new(&matches);
-    if matches.contains_id("take-over")
-        && !matches!(matches.subcommand_name(), None | Some("serve"))
+    let mut source = ConfigSource::new(&matches);
+    let of_serve = [
+        ("take-over", matches.contains_id("take-over")),
+        ("ephemeral", matches.get_flag("ephemeral")),
+    ];
+    if !matches!(matches.subcommand_name(), None | Some("serve"))
+        && let Some((option, _)) = of_serve.into_iter().find(|(_, is_given)| *is_given)
     {
-        eprintln!("wald: --take-over is an option of `wald serve`");
+        eprintln!("wald: --{option} is an option of `wald serve`");
         return ExitCode::from(2);
     }
     if let Some((name, matches)) = matches.subcommand() {
@@ -95,7 +101,7 @@ fn main() -> ExitCode {
             .and_then(|effective| auth::run(&effective.config, matches))
             .map_err(|exit| failed(&exit)),
         Some(("man", _)) => man().map_err(|exit| failed(&exit)),
-        _ => serve(&source, takes_over(&matches)).map_err(|exit| {
+        _ => serve(&mut source, takes_over(&matches), is_ephemeral(&matches)).map_err(|exit| {
             tell(&source, &exit);
             match exit.again {
                 true => begin_again(),
@@ -227,10 +233,12 @@ fn command() -> Command {
                 .global(true),
         )
         .arg(take_over_argument())
+        .arg(ephemeral_argument())
         .subcommand(
             Command::new("serve")
                 .about("Run the daemon (default without a command)")
-                .arg(take_over_argument()),
+                .arg(take_over_argument())
+                .arg(ephemeral_argument()),
         )
         .subcommands(offline::commands())
         .subcommand(
@@ -306,6 +314,25 @@ fn take_over_argument() -> Arg {
              it takes the store from the owner of that term alone, and has no effect once this node owns the store. A \
              command that starts again by itself needs a TERM.",
         )
+}
+
+fn ephemeral_argument() -> Arg {
+    Arg::new("ephemeral")
+        .long("ephemeral")
+        .action(ArgAction::SetTrue)
+        .help("Serve a new store for a test: temporary directory, free ports, and an end with the parent process")
+        .long_help(
+            "Serve a new store for a test. The store is in a temporary directory (TMPDIR), which goes when the daemon ends; \
+             only kill -9 leaves it. Both ports are free ones of 127.0.0.1, unless --listen or --http-listen names others. \
+             Once the daemon serves, it prints one line to the standard output: grpc=HOST:PORT http=HOST:PORT. The daemon \
+             ends when the process that started it ends. All other settings are as usual.",
+        )
+}
+
+fn is_ephemeral(matches: &ArgMatches) -> bool {
+    let of_serve = matches.subcommand_matches("serve");
+    let is_given = |matches: &ArgMatches| matches.get_flag("ephemeral");
+    of_serve.is_some_and(is_given) || is_given(matches)
 }
 
 /// The owner of the store that is gone, if the operator says so.
@@ -447,7 +474,14 @@ fn print(text: &[u8]) -> Result<(), Exit> {
     }
 }
 
-fn serve(source: &ConfigSource, take_over: Option<TakeOver>) -> Result<(), Exit> {
+fn serve(
+    source: &mut ConfigSource,
+    take_over: Option<TakeOver>,
+    is_ephemeral: bool,
+) -> Result<(), Exit> {
+    let ephemeral = is_ephemeral
+        .then(|| Ephemeral::begin(&mut source.flags))
+        .transpose()?;
     let Effective {
         mut config,
         entries: started,
@@ -482,7 +516,14 @@ fn serve(source: &ConfigSource, take_over: Option<TakeOver>) -> Result<(), Exit>
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
     host::write_no_core();
-    let result = serve::run(&config, take_over, &limits, &reload, !json);
+    if let Some(ephemeral) = &ephemeral {
+        ephemeral.watch_parent(&config)?;
+    }
+    let start_lines = StartLines {
+        hints: !json,
+        ports: ephemeral.is_some(),
+    };
+    let result = serve::run(&config, take_over, &limits, &reload, start_lines);
     #[cfg(feature = "otlp")]
     if let Some(exporter) = exporter {
         exporter.finish();

@@ -27,6 +27,7 @@ use crate::auth::{self, AuthSources, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
+use crate::ephemeral;
 use crate::forward::Forwarder;
 use crate::logging;
 use crate::metrics::Metrics;
@@ -144,8 +145,17 @@ const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 const READINESS: [&str; 2] = ["", "wald.v1.WalService"];
 const LIVENESS: &str = "liveness";
 
+/// Lines beside the log once the daemon serves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StartLines {
+    /// For people: a command to try it out, and the address of the console.
+    pub(crate) hints: bool,
+    /// For the program that started this one: the ports, on the standard output.
+    pub(crate) ports: bool,
+}
+
 /// Runs the daemon until it must stop. `take_over`: the owner of the store in the bucket that is gone. `reload` is called
-/// on SIGHUP; `try_line` prints a command to try it out.
+/// on SIGHUP.
 ///
 /// # Errors
 /// With the exit code and why.
@@ -154,7 +164,7 @@ pub(crate) fn run(
     take_over: Option<TakeOver>,
     limits: &HostLimits,
     reload: &dyn Fn(),
-    try_line: bool,
+    start_lines: StartLines,
 ) -> Result<(), Exit> {
     let system = |error: std::io::Error| Exit::new(Exit::SYSTEM, format!("cannot start: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -166,7 +176,7 @@ pub(crate) fn run(
         let server = Server::start(config, take_over)?;
         let audit = server.audit.clone();
         let mut result =
-            Box::pin(server.live(config, limits, &mut signals, reload, try_line)).await;
+            Box::pin(server.live(config, limits, &mut signals, reload, start_lines)).await;
         if let Err(exit) = &mut result
             && exit.again
         {
@@ -325,7 +335,7 @@ impl Server {
         limits: &HostLimits,
         signals: &mut Signals,
         reload: &dyn Fn(),
-        try_line: bool,
+        start_lines: StartLines,
     ) -> Result<(), Exit> {
         let Self {
             node,
@@ -451,7 +461,7 @@ impl Server {
             report: opened.report.clone(),
         });
         life.enter(Phase::Serving).await;
-        announce(config, &opened, addresses, try_line);
+        announce(config, &opened, addresses, start_lines);
         limits.tell(config);
 
         let end = life
@@ -767,7 +777,7 @@ fn announce(
     config: &Config,
     opened: &OpenedStore,
     (grpc, http): (SocketAddr, Option<SocketAddr>),
-    try_line: bool,
+    start_lines: StartLines,
 ) {
     let report = &opened.report;
     host::warn_of_strangers(&config.data_dir);
@@ -785,7 +795,10 @@ fn announce(
         recovery_ms = millis(report.duration),
         "wald is serving"
     );
-    if try_line {
+    if start_lines.ports {
+        ephemeral::print_ports(grpc, http);
+    }
+    if start_lines.hints {
         let security = match (config.has_tls(), config.tls_client_auth) {
             (false, _) => "-plaintext",
             (true, ClientAuth::Require) => "-cacert CA.pem -cert CLIENT.pem -key CLIENT.key",

@@ -16,7 +16,7 @@ QUICKSTART = "docs/src/quickstart.md"
 # Programs that checks run, by language; docs/ quotes them. READMEs of Python and TypeScript are run directly.
 QUOTED = {
     "rust": ["client/examples/*.rs", "client/tests/client/administration.rs"],
-    "go": ["client/go/example_test.go", "client/go/examples/*/main.go"],
+    "go": ["client/go/example_test.go", "client/go/examples/*/main.go", "client/go/examples/*/*_test.go"],
     "python": ["client/python/README.md", "client/python/examples/*.py"],
     "ts": ["client/typescript/README.md", "client/typescript/examples/*.ts"],
 }
@@ -31,6 +31,7 @@ ELSEWHERE = [
     ("docs/src/quickstart.md", "$ ", "docs/readme"),
     ("docs/src/restore.md", "$ ", "docs/readme"),
     ("docs/src/security.md", "$ ", "docs/readme"),
+    ("docs/src/test-kit.md", "wald --ephemeral", "clients/testkit"),
     ("docs/src/restore.md", "wald verify /backups/wald", "disk/backup"),
     ("docs/src/restore.md", "s3://", "disk/bucket"),
     ("server/README.md", "--bucket-url s3://", "durability/replica"),

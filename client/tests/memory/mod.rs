@@ -554,6 +554,7 @@ impl LogService for Memory {
             .take(2.min(request.page_size as usize))
             .map(|name| Log {
                 name: name.to_string(),
+                log_id: state.logs[*name].log_id,
                 ..Default::default()
             })
             .collect();
@@ -566,12 +567,14 @@ impl LogService for Memory {
     }
 
     async fn create_log(&self, request: Request<CreateLogRequest>) -> Answer<CreateLogResponse> {
-        let name = request.into_inner().log;
+        let CreateLogRequest { log: name, config } = request.into_inner();
         let mut state = self.state.lock().unwrap();
         if state.logs.contains_key(&name) {
             return Err(refuse(Code::AlreadyExists, "LOG_EXISTS", &[]));
         }
-        let log_id = state.log(&name).log_id;
+        let log = state.log(&name);
+        log.config = config.unwrap_or_default();
+        let log_id = log.log_id;
         Ok(Response::new(CreateLogResponse {
             log: Some(Log {
                 name,
@@ -591,6 +594,7 @@ impl LogService for Memory {
             log: Some(Log {
                 name,
                 log_id,
+                config: Some(log.config),
                 first_producer_epoch,
                 first_lsn: Some(0),
                 tail_lsn: Some(tail),
@@ -599,8 +603,20 @@ impl LogService for Memory {
         }))
     }
 
-    async fn update_log(&self, _: Request<UpdateLogRequest>) -> Answer<UpdateLogResponse> {
-        unforeseen()
+    /// Takes the configuration as a whole: callers here name every setting.
+    async fn update_log(&self, request: Request<UpdateLogRequest>) -> Answer<UpdateLogResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock().unwrap();
+        let log = state.existing(&request.log, None)?;
+        log.config = request.config.unwrap_or_default();
+        Ok(Response::new(UpdateLogResponse {
+            log: Some(Log {
+                name: request.log,
+                log_id: log.log_id,
+                config: Some(log.config),
+                ..Default::default()
+            }),
+        }))
     }
 
     async fn delete_log(&self, request: Request<DeleteLogRequest>) -> Answer<DeleteLogResponse> {

@@ -10,6 +10,7 @@ use wald_client::proto::*;
 #[derive(Default)]
 pub(crate) struct StoredLog {
     pub(crate) log_id: u64,
+    pub(crate) config: LogConfig,
     pub(crate) records: Vec<Record>,
     pub(crate) writer_epoch: u64,
     pub(crate) producers: BTreeMap<String, StoredProducer>,

@@ -57,6 +57,8 @@ pub(crate) enum Command {
     /// Create, show, change or delete a log.
     #[command(subcommand)]
     Log(LogCommand),
+    /// Make and change logs until they are as a file says. A second run changes nothing
+    Apply(ApplyArgs),
     /// Forget the records of a log below an lsn, for ever. Asks first on a terminal. A server
     /// that sorts (`sorter_enabled`) gives their space back to the disk.
     Trim(TrimArgs),
@@ -371,6 +373,40 @@ pub(crate) struct ConfigureArgs {
     /// Largest record, such as 64KiB (0 = the server's limit)
     #[arg(long, value_name = "SIZE", value_parser = parse::record_size)]
     pub(crate) max_record_bytes: Option<u32>,
+}
+
+const APPLY_HELP: &str = "\
+The file is YAML, or JSON:
+
+  logs:
+    - name: orders
+      sync_mode: batch
+      retention: { max_age: 30d, max_bytes: 10GiB }
+    - name: audit
+      compression: lz4
+      max_record_bytes: 64KiB
+
+Settings have the names and units of `walctl log create`. A setting that the file leaves out is the server's default, also if \
+the log had another value before. Logs that the file does not name stay as they are, except with --prune.
+
+Example: walctl apply -f logs.yaml --dry-run";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = APPLY_HELP)]
+pub(crate) struct ApplyArgs {
+    /// The file; - is stdin.
+    #[arg(long, short = 'f', value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Show the steps and do none of them
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Delete the logs whose names begin with PREFIX and that the file does not name, with all records. Asks first on a
+    /// terminal.
+    #[arg(long, value_name = "PREFIX", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) prune: Option<String>,
+    /// Do not ask
+    #[arg(long, short = 'y', requires = "prune")]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, ClapArgs)]

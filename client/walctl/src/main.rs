@@ -3,6 +3,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod append;
+mod apply;
 mod args;
 mod backup;
 mod batch;
@@ -166,6 +167,7 @@ async fn other(
         Command::Tail(args) => scan::tail(client, args, output).await,
         Command::Logs(args) => logs::list(client, args, output).await,
         Command::Log(command) => logs::log(client, command, output).await,
+        Command::Apply(args) => apply::run(client, args, output).await,
         Command::Trim(args) => trim(client, args, output).await,
         Command::Fence(args) => fence(client, args, output).await,
         Command::Cursor(command) => cursors::cursor(client, command, output).await,
