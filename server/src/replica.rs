@@ -208,7 +208,8 @@ impl ReplicaStart {
         // A fetch that is refused must not end an owner that serves. A copy shows that the fetch will succeed, and each look
         // at the rows takes time that clients wait for.
         if !is_copied {
-            let mut seen = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
+            let seen = Fetch::begin_with_kept(&self.remote, config, &self.directory);
+            let mut seen = seen.map_err(unfetched)?;
             seen.may_restore(&self.directory).map_err(unfetched)?;
             let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
             host::check_fetch(config, &self.directory, missing_bytes)?;
@@ -225,7 +226,8 @@ impl ReplicaStart {
             term,
             "fetching the store from the bucket; no other node owns it any more"
         );
-        let mut fetch = Fetch::begin(&self.remote, config, None).map_err(unfetched)?;
+        let fetch = Fetch::begin_with_kept(&self.remote, config, &self.directory);
+        let mut fetch = fetch.map_err(unfetched)?;
         let store_id = fetch.store_id();
         let mut repeats = |error: &FetchError| {
             tracing::warn!(place, %error, "the replica changed while it was fetched; fetching it again");

@@ -76,7 +76,7 @@ pub use crate::tools::archive::restore::restore as restore_archive;
 pub use crate::tools::archive::restore::{ArchiveRestored, SkippedLog};
 pub use crate::tools::backup::{
     BackupCheck, BackupView, CopyTail, KeptContent, ReplicaCheck, ReplicaContent, Restored,
-    RestoredAs, SetAside, clear_unfinished_take_over, content_path, refuse_if_locked,
+    RestoredAs, SetAside, clear_unfinished_take_over, content_path, open_kept, refuse_if_locked,
     refuse_if_used, remove_kept_content, set_aside,
 };
 pub use crate::tools::dump::{

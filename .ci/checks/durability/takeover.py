@@ -2,7 +2,7 @@
 cut off, nodes get little processor time, and clocks jump, while clients of all nodes write and read. No REPLICATED ack may be
 lost, nothing may be there twice, readers never go backwards, `survived_position` names the lost DURABLE acks exactly, and an
 old owner acks nothing that was asked after the first ack of the next one. Producers and followers of all languages outlive all
-rounds of `nodes` and `namespaces`: their records are there once and in order. A proxy before the bucket cuts off a node;
+rounds of `nodes`, `namespaces` and `gateway`: their records are there once and in order. A proxy before the bucket cuts off a node;
 `namespaces` cuts networks of Linux, in one direction or both, and needs root. The store is the check's own; with --all also
 the Versity gateway. Arguments: the number of rounds, a seed, and the nodes' `lease_ttl` in seconds.
 """
@@ -422,7 +422,7 @@ class Drill(Nodes):
         print(f"     {at} {what}: {after['node']} owns in term {after['term']}; {ended - began:.1f} s; pauses of writers {pauses[0]:.2f} "
               f"to {pauses[-1]:.2f} s; {counts['lost']} DURABLE acks lost", flush=True)
         # A start ends with 69 if the bucket gives no answer; the init system tries again.
-        cut = kind in (*CUTS, *BUCKET_CUTS, "all", "alone")
+        cut = kind in (*CUTS, *BUCKET_CUTS, "all", "alone") or (kind == "jumped" and "jumped" not in self.keepers)
         expect(f"{what}: no node ends by itself, except without the bucket", not self.ends or (cut and {code for _, code in self.ends} == {69}), self.ends)
         self.counts.update(f"{name} ended by itself with {code}" for name, code in self.ends)
         self.ends = []
@@ -577,7 +577,7 @@ def contenders(directory):
 def gateway(directory):
     with versity(directory) as store:
         # As S3 does, the gateway refuses all requests of a node whose clock is off by more than 15 minutes. It is cut off.
-        drill("gateway", directory, store, Here(store, "abc"), repeated(KINDS, ROUNDS), keepers=["alone"])
+        drill("gateway", directory, store, Here(store, "abc"), repeated(KINDS, ROUNDS), keepers=["alone"], with_languages=True)
 
 
 @check("A store that forgets rows loses REPLICATED acks, and an old owner acks too late: the drill sees both")

@@ -148,7 +148,7 @@ impl DeclaredLog {
 /// The step that a log needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Step {
+enum ApplyStep {
     Created,
     Changed,
     Unchanged,
@@ -167,7 +167,7 @@ struct Difference {
 #[derive(Debug, Serialize)]
 struct Applied {
     log: String,
-    step: Step,
+    step: ApplyStep,
     changes: Vec<Difference>,
     dry_run: bool,
 }
@@ -175,10 +175,10 @@ struct Applied {
 impl Applied {
     fn text(&self) -> String {
         let (done, would) = match self.step {
-            Step::Created => ("created", "would create"),
-            Step::Changed => ("changed", "would change"),
-            Step::Unchanged => ("unchanged", "unchanged"),
-            Step::Deleted => ("deleted", "would delete"),
+            ApplyStep::Created => ("created", "would create"),
+            ApplyStep::Changed => ("changed", "would change"),
+            ApplyStep::Unchanged => ("unchanged", "unchanged"),
+            ApplyStep::Deleted => ("deleted", "would delete"),
         };
         let step = if self.dry_run { would } else { done };
         let changes = self
@@ -267,7 +267,7 @@ async fn carry_out(
         }
         applied.push(Applied {
             log: log.name,
-            step: Step::Deleted,
+            step: ApplyStep::Deleted,
             changes: Vec::new(),
             dry_run: args.dry_run,
         });
@@ -285,8 +285,8 @@ async fn set(client: &Client, declared: &DeclaredLog, dry_run: bool) -> Result<A
                 client.update_log(name, config, SETTINGS).await?;
             }
             let step = match changes.is_empty() {
-                true => Step::Unchanged,
-                false => Step::Changed,
+                true => ApplyStep::Unchanged,
+                false => ApplyStep::Changed,
             };
             (step, changes)
         }
@@ -294,7 +294,7 @@ async fn set(client: &Client, declared: &DeclaredLog, dry_run: bool) -> Result<A
             if !dry_run {
                 client.create_log(name, config).await?;
             }
-            (Step::Created, Vec::new())
+            (ApplyStep::Created, Vec::new())
         }
         Err(error) => return Err(error.into()),
     };

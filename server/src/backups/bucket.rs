@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use wald_bucket::{Bucket, BucketError, BucketErrorKind, BucketUrl, ReplicaFile, Tally};
-use wald_storage::{Disk, DiskFile, DiskLock, FileSystem, Unreadable, content_path};
+use wald_storage::{Disk, DiskFile, DiskLock, FileSystem, Unreadable, content_path, open_kept};
 
 use super::{FAILED, USAGE};
 use crate::bucket::{self, BucketRuntime};
@@ -61,8 +61,10 @@ impl Remote {
 /// A bucket as a directory of backups.
 pub(crate) struct BucketDisk {
     remote: Arc<Remote>,
-    /// Paths and sizes of content that has other names in the bucket, by its path here.
-    renamed: HashMap<String, ReplicaFile>,
+    /// Digests, paths and sizes of content that has other names in the bucket, by its path here.
+    renamed: HashMap<String, (u128, ReplicaFile)>,
+    /// The directory of a stand-by, which keeps content that need not be read from the bucket again.
+    kept: Option<Arc<dyn Disk>>,
     /// Names and sizes by directory.
     sizes: Mutex<HashMap<String, Arc<HashMap<String, u64>>>>,
     unreadable: Unreadable,
@@ -82,20 +84,30 @@ fn read_only<T>() -> io::Result<T> {
 impl BucketDisk {
     /// The directory of backups in the bucket.
     pub(super) fn new(remote: Arc<Remote>) -> Self {
-        Self::with_names(remote, HashMap::new())
+        Self::with_names(remote, HashMap::new(), None)
     }
 
-    /// The content of a replica, under the names that content has in a directory of backups.
-    pub(crate) fn of_replica(remote: Arc<Remote>, files: &BTreeMap<u128, ReplicaFile>) -> Self {
+    /// The content of a replica, under the names that content has in a directory of backups. `kept`: the directory of a
+    /// stand-by; its content is read there.
+    pub(crate) fn of_replica(
+        remote: Arc<Remote>,
+        files: &BTreeMap<u128, ReplicaFile>,
+        kept: Option<Arc<dyn Disk>>,
+    ) -> Self {
         let named = files.iter();
-        let named = named.map(|(digest, file)| (content_path(*digest), file.clone()));
-        Self::with_names(remote, named.collect())
+        let named = named.map(|(digest, file)| (content_path(*digest), (*digest, file.clone())));
+        Self::with_names(remote, named.collect(), kept)
     }
 
-    fn with_names(remote: Arc<Remote>, renamed: HashMap<String, ReplicaFile>) -> Self {
+    fn with_names(
+        remote: Arc<Remote>,
+        renamed: HashMap<String, (u128, ReplicaFile)>,
+        kept: Option<Arc<dyn Disk>>,
+    ) -> Self {
         Self {
             remote,
             renamed,
+            kept,
             sizes: Mutex::default(),
             unreadable: Unreadable::default(),
         }
@@ -147,7 +159,14 @@ impl Disk for BucketDisk {
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let (path, size) = match self.renamed.get(path) {
-            Some(file) => (file.path.clone(), file.bytes),
+            Some((digest, file)) => {
+                if let Some(disk) = &self.kept
+                    && let Some(kept) = open_kept(&**disk, *digest, file.bytes)?
+                {
+                    return Ok(kept);
+                }
+                (file.path.clone(), file.bytes)
+            }
             None => {
                 let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
                 let sizes = self.sizes(directory)?;

@@ -106,6 +106,8 @@ pub(crate) struct Fetch {
     files: Option<Arc<BackupView>>,
     at: Option<Position>,
     storage: StorageConfig,
+    /// The directory of a stand-by.
+    kept: Option<Arc<dyn Disk>>,
 }
 
 /// Result of a verification.
@@ -141,19 +143,34 @@ impl Fetch {
         config: &Config,
         at: Option<Position>,
     ) -> Result<Self, FetchError> {
-        Self::open(remote, config.storage_without_replica(), at)
+        Self::open(remote, config.storage_without_replica(), at, None)
+    }
+
+    /// As [`Fetch::begin`], as of the newest position. Content that the stand-by keeps in its directory is not read from the
+    /// bucket: the time of a take-over does not grow with the store.
+    ///
+    /// # Errors
+    /// As [`Fetch::begin`].
+    pub(crate) fn begin_with_kept(
+        remote: &Arc<Remote>,
+        config: &Config,
+        directory: &Path,
+    ) -> Result<Self, FetchError> {
+        let kept: Arc<dyn Disk> = RealDisk::open(directory)?;
+        Self::open(remote, config.storage_without_replica(), None, Some(kept))
     }
 
     fn open(
         remote: &Arc<Remote>,
         storage: StorageConfig,
         at: Option<Position>,
+        kept: Option<Arc<dyn Disk>>,
     ) -> Result<Self, FetchError> {
         let mut attempt = 1;
         loop {
             let (copy, error) = match Self::copy(remote, at) {
                 Err(error) => (None, error),
-                Ok(copy) => match Self::files(remote, &copy, at) {
+                Ok(copy) => match Self::files(remote, &copy, at, kept.clone()) {
                     Ok(files) => {
                         return Ok(Self {
                             remote: Arc::clone(remote),
@@ -161,6 +178,7 @@ impl Fetch {
                             files,
                             at,
                             storage,
+                            kept,
                         });
                     }
                     Err(RestoreError::Before { asked, .. }) => {
@@ -188,11 +206,12 @@ impl Fetch {
         remote: &Arc<Remote>,
         copy: &ReplicaCopy,
         at: Option<Position>,
+        kept: Option<Arc<dyn Disk>>,
     ) -> Result<Option<Arc<BackupView>>, RestoreError> {
         let Some(manifest) = copy.manifest() else {
             return Ok(None);
         };
-        let content = BucketDisk::of_replica(Arc::clone(remote), copy.files());
+        let content = BucketDisk::of_replica(Arc::clone(remote), copy.files(), kept);
         let at = at.filter(|at| *at <= manifest.position);
         let view = BackupView::open(Arc::new(content), manifest, at)?;
         Ok(Some(Arc::new(view)))
@@ -293,7 +312,12 @@ impl Fetch {
             repeats(&error);
             earlier = Some(error);
             attempt += 1;
-            *self = Self::open(&self.remote, self.storage.clone(), self.at)?;
+            *self = Self::open(
+                &self.remote,
+                self.storage.clone(),
+                self.at,
+                self.kept.clone(),
+            )?;
         }
     }
 
@@ -322,7 +346,12 @@ impl Fetch {
                 repeats(error);
             }
             attempt += 1;
-            *self = Self::open(&self.remote, self.storage.clone(), self.at)?;
+            *self = Self::open(
+                &self.remote,
+                self.storage.clone(),
+                self.at,
+                self.kept.clone(),
+            )?;
         }
     }
 
@@ -425,9 +454,10 @@ fn outside(remote: &Arc<Remote>, storage: &StorageConfig, asked: Position) -> Fe
             copy,
             at: Some(earliest),
             storage: storage.clone(),
+            kept: None,
         };
         let first = if oldest.manifest().is_some() {
-            Fetch::files(remote, &oldest.copy, Some(earliest)).map(drop)
+            Fetch::files(remote, &oldest.copy, Some(earliest), None).map(drop)
         } else {
             match oldest.with_content(|content| content.check().map(drop)) {
                 Err(FetchError::Restore(error)) => Err(error),
@@ -439,7 +469,7 @@ fn outside(remote: &Arc<Remote>, storage: &StorageConfig, asked: Position) -> Fe
             Err(error) => return Err(error.into()),
             Ok(()) => earliest,
         };
-        let mut newest = Fetch::open(remote, storage.clone(), None)?;
+        let mut newest = Fetch::open(remote, storage.clone(), None, None)?;
         let end = newest.with_content(|content| content.check())?.position;
         Ok((first, end))
     };

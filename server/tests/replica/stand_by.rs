@@ -275,3 +275,36 @@ async fn node_id_that_no_list_shows_is_refused() {
         );
     }
 }
+
+/// Whether the stand-by keeps all content that the bucket has.
+fn keeps_all(store: &Store, directory: &Path) -> bool {
+    let names = store.names(CONTENT);
+    let mut digests = names.iter().filter_map(|name| name.rsplit('/').next());
+    digests.all(|digest| directory.join("standby").join(digest).exists())
+}
+
+#[tokio::test]
+async fn take_over_reads_no_content_that_the_stand_by_keeps() {
+    let store = Store::start();
+    let one = private_directory();
+    // Content stays in the bucket.
+    let arguments = [&SMALL[..6], &["--stand-by", "--lease-ttl", "2s"]].concat();
+    let owner = start(&store, one.path(), "one", &arguments);
+    fill(&mut owner.wal().await, 0, 60).await;
+    let two = node(&store, "two");
+    until_named(&store, "two").await;
+    until_store("the stand-by keeps the content", || {
+        !store.names(CONTENT).is_empty() && keeps_all(&store, two.directory.path())
+    })
+    .await;
+    store.hold(Some("/content/"));
+    owner.signal(Signal::KILL);
+    owner.ended().await;
+    two.takes("60", v1::Durability::Replicated).await;
+    assert_eq!(
+        filled(&mut two.daemon.wal().await).await,
+        numbered(61),
+        "nothing is lost"
+    );
+    store.hold(None);
+}

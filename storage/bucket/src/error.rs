@@ -9,6 +9,8 @@ const LONGEST_DETAIL: usize = 300;
 const EXPIRED: [&str; 2] = ["ExpiredToken", "TokenRefreshRequired"];
 /// The code with which S3 refuses temporary credentials that it does not know. Its status is 400.
 const UNKNOWN: &str = "InvalidToken";
+/// The code with which S3 refuses each request of a machine whose clock is off by more than 15 minutes. Its status is 403.
+const SKEWED: &str = "RequestTimeTooSkewed";
 
 /// Class of an error. Programs choose their exit code by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,11 @@ impl BucketError {
                 },
             ),
             _ if status("404") => (BucketErrorKind::NotFound, "there is no such bucket"),
+            // As an outage, it passes: once the clock is right.
+            _ if detail.starts_with(SKEWED) => (
+                BucketErrorKind::Unavailable,
+                "the store refuses the clock of this machine; check its synchronisation",
+            ),
             object_store::Error::PermissionDenied { .. }
             | object_store::Error::Unauthenticated { .. } => (
                 BucketErrorKind::Denied,
@@ -154,6 +161,11 @@ mod tests {
                 "403 Forbidden",
                 "InvalidAccessKeyId",
                 BucketErrorKind::Denied,
+            ),
+            (
+                "403 Forbidden",
+                "RequestTimeTooSkewed",
+                BucketErrorKind::Unavailable,
             ),
             ("400 Bad Request", "ExpiredToken", BucketErrorKind::Expired),
             ("400 Bad Request", "InvalidToken", BucketErrorKind::Denied),

@@ -28,7 +28,7 @@ mod take;
 mod view;
 
 pub use self::copy::CopyTail;
-pub use self::kept::{KeptContent, SetAside, remove_kept_content, set_aside};
+pub use self::kept::{KeptContent, SetAside, open_kept, remove_kept_content, set_aside};
 pub use self::replica::{ReplicaCheck, ReplicaContent, RestoredAs, clear_unfinished_take_over};
 pub use self::restore::{Restored, refuse_if_locked, refuse_if_used};
 pub(crate) use self::restore::{

@@ -10,6 +10,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -33,6 +34,23 @@ const UNFINISHED: &str = ".new";
 /// Path of kept content.
 pub(super) fn kept_path(digest: u128) -> String {
     format!("{KEPT}/{digest:032x}")
+}
+
+/// Opens the content with this digest (128 bits) and of this size in bytes, if a stand-by keeps it. It was compared with the
+/// digest when it was kept.
+///
+/// # Errors
+/// If the file system fails.
+pub fn open_kept(
+    target: &dyn Disk,
+    digest: u128,
+    bytes: u64,
+) -> io::Result<Option<Arc<dyn DiskFile>>> {
+    match target.open(&kept_path(digest)) {
+        Ok(file) => Ok((file.size()? == bytes).then_some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Content that a stand-by keeps.
