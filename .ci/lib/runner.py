@@ -123,6 +123,7 @@ class Running:
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True,
                                         stdout=subprocess.PIPE if live else self.output, stderr=subprocess.STDOUT,
                                         preexec_fn=lambda: yield_to_others(step.kind))
+        self.hung = False
         self.timer = threading.Timer(limit, self._hangs) if limit else None
         if self.timer:
             self.timer.daemon = True
@@ -162,19 +163,35 @@ class Running:
 
     def _hangs(self):
         """Kills the step and all that it has begun, and says where each process waits."""
-        listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,wchan:24=,etimes=,args="], capture_output=True, text=True).stdout
-        rows = {int(row.split()[0]): row for row in listed.splitlines()}
-        family = [self.process.pid]
+        self.hung = True
+        family = {self.process.pid: ""}
+        while True:
+            listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,sid=,wchan:24=,etimes=,args="], capture_output=True, text=True).stdout
+            rows = [(*map(int, row.split()[:3]), row) for row in listed.splitlines()]
+            # Children, and members of their sessions whose own parents have ended.
+            new = {pid: row for pid, parent, session, row in rows if (parent in family or session in family) and not family.get(pid)}
+            if not new:
+                break
+            family |= new
+            # Nobody begins another process meanwhile.
+            for pid in new:
+                self._send(pid, signal.SIGSTOP)
+        said = f"\nFAIL {self.step.name} has not ended in time; pid, parent, session, wait, seconds, command:\n"
+        try:
+            self.output.write((said + "".join(f"{row}\n" for row in family.values() if row)).encode())
+            self.output.flush()
+        except ValueError:
+            # It has ended at this moment, and its log is closed.
+            pass
         for pid in family:
-            family += [other for other, row in rows.items() if int(row.split()[1]) == pid]
-        self.output.write(f"\nFAIL {self.step.name} has not ended in time; pid, parent, wait, seconds, command:\n".encode())
-        self.output.write("".join(f"{rows[pid]}\n" for pid in family if pid in rows).encode())
-        self.output.flush()
-        for pid in family:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            self._send(pid, signal.SIGKILL)
+
+    @staticmethod
+    def _send(pid, number):
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
 
     def kill(self):
         try:
@@ -229,7 +246,7 @@ def perform(steps, known, arguments, live, limit=None):
                 sys.exit(f"these steps wait for each other: {', '.join(step.name for step in pending)}")
             one = ended.get()
             running.remove(one)
-            if one.failed and one.step.kind == "alone" and not live:
+            if one.failed and one.step.kind == "alone" and not live and not one.hung:
                 again.append(one.step)
             else:
                 done.append(one)

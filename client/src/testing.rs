@@ -47,7 +47,8 @@ impl EphemeralServer {
     /// # Errors
     /// If there is no such program, or it does not serve.
     pub fn start_with(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> io::Result<Self> {
-        let binary = std::env::var_os(BINARY).unwrap_or_else(|| "wald".into());
+        let named = std::env::var_os(BINARY).filter(|name| !name.is_empty());
+        let binary = named.unwrap_or_else(|| "wald".into());
         let mut command = Command::new(&binary);
         command.arg("--ephemeral").args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -82,7 +83,8 @@ impl EphemeralServer {
         })
     }
 
-    /// Address of the gRPC service, as [`Client::connect`](crate::Client::connect) takes it: `http://127.0.0.1:PORT`.
+    /// Address of the gRPC service, as [`Client::connect`](crate::Client::connect) takes it: `http://127.0.0.1:PORT`. A
+    /// server with TLS needs `https` instead.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }

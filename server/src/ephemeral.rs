@@ -18,17 +18,22 @@ use crate::serve::Exit;
 /// Port 0 takes a free one.
 const ANY_PORT: &str = "127.0.0.1:0";
 
-/// The directory of the store. It goes with this value.
+/// The directory of the store, which goes with this value, and the process that started this one.
 pub(crate) struct Ephemeral {
-    _directory: TempDir,
+    directory: TempDir,
+    /// `None`: it has none, as in a container of its own. It ends with the container.
+    parent: Option<OwnedFd>,
 }
 
 impl Ephemeral {
     /// Makes the directory, and sets the flags that the command line leaves out.
     ///
     /// # Errors
-    /// If the command line has a directory of its own, or the system makes none.
+    /// If the command line has a directory of its own, the system makes none, or it does not show the parent.
     pub(crate) fn begin(flags: &mut HashMap<&'static str, String>) -> Result<Self, Exit> {
+        // At once: after the end of the parent another process would be taken for it.
+        let parent = getppid().map(|parent| pidfd_open(parent, PidfdFlags::empty()));
+        let parent = parent.transpose().map_err(|error| unseen(error.into()))?;
         if flags.contains_key("data_dir") {
             let text = "--ephemeral makes a data directory of its own; leave out --data-dir, or --ephemeral";
             return Err(Exit::new(Exit::CONFIG, text));
@@ -56,40 +61,43 @@ impl Ephemeral {
         for setting in ["listen", "http_listen"] {
             flags.entry(setting).or_insert_with(|| ANY_PORT.to_owned());
         }
-        Ok(Self {
-            _directory: directory,
-        })
+        Ok(Self { directory, parent })
     }
 
-    /// Ends this process, as SIGTERM does, when its parent ends.
+    /// Refuses settings with which a test would write into a bucket.
     ///
     /// # Errors
-    /// If the settings name a bucket, or the system does not show the parent.
-    pub(crate) fn watch_parent(&self, config: &Config) -> Result<(), Exit> {
+    /// If they name a bucket.
+    pub(crate) fn check(config: &Config) -> Result<(), Exit> {
         if config.has_replica() {
-            // Perhaps a variable of the environment. A test must not write into a bucket.
+            // Perhaps a variable of the environment.
             let text = "an ephemeral store has no replica; leave out bucket_url, or --ephemeral";
             return Err(Exit::new(Exit::CONFIG, text));
         }
-        // In a container of its own it has no parent, and ends with the container.
-        let Some(parent) = getppid() else {
-            return Ok(());
-        };
-        let unseen = |error: std::io::Error| {
-            let text = format!("cannot watch the process that started this one: {error}");
-            Exit::new(Exit::SYSTEM, text)
-        };
-        let parent =
-            pidfd_open(parent, PidfdFlags::empty()).map_err(|error| unseen(error.into()))?;
-        std::thread::Builder::new()
-            .name("wald-parent".to_owned())
-            .spawn(move || end_with(&parent))
-            .map_err(unseen)?;
         Ok(())
+    }
+
+    /// Ends this process, as SIGTERM does, when its parent ends. The process must have its handlers of signals.
+    ///
+    /// # Errors
+    /// If the system makes no thread.
+    pub(crate) fn end_with_parent(self) -> Result<TempDir, Exit> {
+        if let Some(parent) = self.parent {
+            std::thread::Builder::new()
+                .name("wald-parent".to_owned())
+                .spawn(move || end_with(&parent))
+                .map_err(unseen)?;
+        }
+        Ok(self.directory)
     }
 }
 
-/// Shows the ports to the program that started this one, which perhaps reads nothing.
+fn unseen(error: std::io::Error) -> Exit {
+    let text = format!("cannot watch the process that started this one: {error}");
+    Exit::new(Exit::SYSTEM, text)
+}
+
+/// Shows the ports to the program that started this one.
 pub(crate) fn print_ports(grpc: SocketAddr, http: Option<SocketAddr>) {
     let http = http.map(|http| format!(" http={http}"));
     let line = format!("grpc={grpc}{}\n", http.unwrap_or_default());
@@ -103,7 +111,11 @@ fn end_with(parent: &OwnedFd) {
     // A descriptor of a process is readable once the process has ended.
     let mut ended = [PollFd::new(parent, PollFlags::IN)];
     if retry_on_intr(|| poll(&mut ended, None)).is_ok() {
-        // A process may always signal itself.
-        let _ = kill_process(getpid(), Signal::TERM);
+        stop();
     }
+}
+
+fn stop() {
+    // A process may always signal itself.
+    let _ = kill_process(getpid(), Signal::TERM);
 }

@@ -56,7 +56,7 @@ use config::{
     ConfigProblem, Effective, Layers, LogFormat, SETTINGS, SettingValue as _, env_name, flag_name,
 };
 use ephemeral::Ephemeral;
-use serve::{Exit, StartLines};
+use serve::Exit;
 
 /// Static builds would otherwise have musl's allocator, which is slow with many threads.
 #[cfg(target_env = "musl")]
@@ -323,7 +323,7 @@ fn ephemeral_argument() -> Arg {
         .help("Serve a new store for a test: temporary directory, free ports, and an end with the parent process")
         .long_help(
             "Serve a new store for a test. The store is in a temporary directory (TMPDIR), which goes when the daemon ends; \
-             only kill -9 leaves it. Both ports are free ones of 127.0.0.1, unless --listen or --http-listen names others. \
+             kill -9 and a second signal leave it. Both ports are free ones of 127.0.0.1, unless --listen or --http-listen names others. \
              Once the daemon serves, it prints one line to the standard output: grpc=HOST:PORT http=HOST:PORT. The daemon \
              ends when the process that started it ends. All other settings are as usual.",
         )
@@ -486,6 +486,9 @@ fn serve(
         mut config,
         entries: started,
     } = source.effective()?;
+    if is_ephemeral {
+        Ephemeral::check(&config)?;
+    }
     if take_over.is_some() && !config.has_replica() {
         let text = "--take-over needs bucket_url, the bucket of the replica to take over";
         return Err(Exit::new(Exit::CONFIG, text));
@@ -516,14 +519,16 @@ fn serve(
         Err(problem) => tracing::error!(%problem, "the configuration is not usable; unchanged"),
     };
     host::write_no_core();
-    if let Some(ephemeral) = &ephemeral {
-        ephemeral.watch_parent(&config)?;
-    }
-    let start_lines = StartLines {
-        hints: !json,
-        ports: ephemeral.is_some(),
-    };
-    let result = serve::run(&config, take_over, &limits, &reload, start_lines);
+    // Hints would disturb a program that reads the ports.
+    let is_read = ephemeral.is_some() && !std::io::stdout().is_terminal();
+    let result = serve::run(
+        &config,
+        take_over,
+        &limits,
+        &reload,
+        ephemeral,
+        !json && !is_read,
+    );
     #[cfg(feature = "otlp")]
     if let Some(exporter) = exporter {
         exporter.finish();

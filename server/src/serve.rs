@@ -27,7 +27,7 @@ use crate::auth::{self, AuthSources, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
-use crate::ephemeral;
+use crate::ephemeral::{self, Ephemeral};
 use crate::forward::Forwarder;
 use crate::logging;
 use crate::metrics::Metrics;
@@ -145,17 +145,9 @@ const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 const READINESS: [&str; 2] = ["", "wald.v1.WalService"];
 const LIVENESS: &str = "liveness";
 
-/// Lines beside the log once the daemon serves.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StartLines {
-    /// For people: a command to try it out, and the address of the console.
-    pub(crate) hints: bool,
-    /// For the program that started this one: the ports, on the standard output.
-    pub(crate) ports: bool,
-}
-
 /// Runs the daemon until it must stop. `take_over`: the owner of the store in the bucket that is gone. `reload` is called
-/// on SIGHUP.
+/// on SIGHUP. An `ephemeral` daemon prints its ports, and its directory is removed at the end. `try_line` prints a command to
+/// try it out.
 ///
 /// # Errors
 /// With the exit code and why.
@@ -164,7 +156,8 @@ pub(crate) fn run(
     take_over: Option<TakeOver>,
     limits: &HostLimits,
     reload: &dyn Fn(),
-    start_lines: StartLines,
+    ephemeral: Option<Ephemeral>,
+    try_line: bool,
 ) -> Result<(), Exit> {
     let system = |error: std::io::Error| Exit::new(Exit::SYSTEM, format!("cannot start: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -173,6 +166,11 @@ pub(crate) fn run(
         .map_err(system)?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new().map_err(system)?;
+        let directory = ephemeral.map(Ephemeral::end_with_parent).transpose()?;
+        let start_lines = StartLines {
+            hints: try_line,
+            ports: directory.is_some(),
+        };
         let server = Server::start(config, take_over)?;
         let audit = server.audit.clone();
         let mut result =
@@ -198,6 +196,15 @@ pub(crate) fn run(
     // Not waiting for tasks: all that matters has ended, or was given up on.
     runtime.shutdown_background();
     result
+}
+
+/// Lines beside the log once the daemon serves.
+#[derive(Debug, Clone, Copy)]
+struct StartLines {
+    /// For people: a command to try it out, and the address of the console.
+    hints: bool,
+    /// For the program that started this one: the ports, on the standard output.
+    ports: bool,
 }
 
 /// The daemon with its ports bound.

@@ -48,14 +48,14 @@ def parent(directory):
     # A shell that waits for it.
     starter = subprocess.Popen(["sh", "-c", f"{WALD} --ephemeral; true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, text=True, env={**clean_environment(), "TMPDIR": str(directory)})
-    found = LINE.fullmatch(starter.stdout.readline())
-    expect("it prints its ports", found)
+    line = starter.stdout.readline()
+    if not (found := LINE.fullmatch(line)):
+        raise SystemExit(f"it does not print its ports: {line!r}")
     ready = lambda: run("curl", "-sf", f"http://{found[2]}/readyz").returncode == 0
     expect("it is ready", ready())
     expect("its store is in TMPDIR", len(stores(directory)) == 1, stores(directory))
     starter.kill()
     starter.wait()
-    # The end of its output is the end of the server.
     expect("it ends with its parent", wait_until(lambda: not ready(), PATIENCE))
     expect("it removes its store", wait_until(lambda: not stores(directory), PATIENCE), stores(directory))
     starter.stdout.close()

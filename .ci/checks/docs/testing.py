@@ -48,10 +48,11 @@ def hangs(directory):
 import os
 from common import *
 
-@check("It waits for ever, and its child has a session of its own")
+@check("It waits for ever; its child has a session of its own, and its grandchild no parent")
 def waits():
-    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    Path({str(pids)!r}).write_text(f"{{os.getpid()}} {{child.pid}}")
+    child = subprocess.Popen(["sh", "-c", "sleep 1001 & echo $!; exec sleep 1000"], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    orphan = subprocess.run(["sh", "-c", "sleep 1002 >&2 & echo $!"], stdout=subprocess.PIPE, text=True).stdout
+    Path({str(pids)!r}).write_text(f"{{os.getpid()}} {{child.pid}} {{child.stdout.readline()}} {{orphan}}")
     child.wait()
 """)
     known = {"hanging": SimpleNamespace(path=directory / "hanging.py")}
@@ -60,7 +61,7 @@ def waits():
         [ended] = perform([Step("hanging", "wait")], known, [], False, limit=20)
     expect("it fails", ended.failed == 1, ended.failed)
     text = ended.log.read_text()
-    is_named = "FAIL hanging has not ended" in text and "sleep 1000" in text
+    is_named = "FAIL hanging has not ended" in text and all(f"sleep {number}" in text for number in (1000, 1001, 1002))
     expect("its log says so, and names what waits", is_named, "" if is_named else text[-500:])
     left = [pid for pid in pids.read_text().split() if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
     expect("none of its processes is left", not left, left)

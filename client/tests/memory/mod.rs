@@ -568,6 +568,9 @@ impl LogService for Memory {
 
     async fn create_log(&self, request: Request<CreateLogRequest>) -> Answer<CreateLogResponse> {
         let CreateLogRequest { log: name, config } = request.into_inner();
+        if name.starts_with('$') {
+            return Err(refuse(Code::InvalidArgument, "INVALID_LOG_NAME", &[]));
+        }
         let mut state = self.state.lock().unwrap();
         if state.logs.contains_key(&name) {
             return Err(refuse(Code::AlreadyExists, "LOG_EXISTS", &[]));

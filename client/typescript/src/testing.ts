@@ -11,7 +11,7 @@ import { createInterface } from "node:readline";
 export class EphemeralServer {
   /** Starts the server and waits until it serves. `args` are further arguments, such as `"--sync-mode", "written"`. */
   static async start(...args: string[]): Promise<EphemeralServer> {
-    const binary = process.env.WALD_BINARY ?? "wald";
+    const binary = process.env.WALD_BINARY || "wald";
     const child = spawn(binary, ["--ephemeral", ...args], {
       stdio: ["ignore", "pipe", "inherit"],
       env: { WALD_LOG_FILTER: "error", ...process.env },
@@ -24,9 +24,13 @@ export class EphemeralServer {
     const lines = createInterface({ input: child.stdout });
     const line = await Promise.race([once(lines, "line").then(([line]) => String(line)), ended.then(() => "")]);
     lines.close();
+    // A test that does not stop the server may still end, and the server ends with it.
+    child.stdout.destroy();
+    child.unref();
     const address = (name: string) => line.split(" ").find((word) => word.startsWith(`${name}=`))?.slice(name.length + 1);
     const [grpc, http] = [address("grpc"), address("http")];
     if (grpc === undefined || http === undefined) {
+      child.ref();
       child.kill("SIGKILL");
       await ended;
       throw new Error(`${binary} --ephemeral does not serve: status ${child.exitCode}; its own error is above`);
@@ -45,6 +49,7 @@ export class EphemeralServer {
 
   /** Ends the server, and removes its store. */
   async stop(): Promise<void> {
+    this.child.ref();
     this.child.kill("SIGTERM");
     await this.ended;
   }

@@ -197,6 +197,12 @@ impl Applied {
 }
 
 pub(crate) async fn run(client: &Client, args: ApplyArgs, output: Output) -> Result<ExitKind> {
+    if args.file.as_os_str() == "-" && args.prune.is_some() && !args.yes && !args.dry_run {
+        // Nobody can be asked: stdin is the file.
+        let text =
+            "--prune asks before it deletes, and stdin is the file: add --yes, or name a file";
+        return Err(Usage(text.to_owned()).into());
+    }
     let file = read(&args.file)?;
     let mut applied = Vec::new();
     let result = carry_out(client, &args, &file, &mut applied).await;
@@ -243,7 +249,8 @@ async fn carry_out(
     applied: &mut Vec<Applied>,
 ) -> Result<ExitKind> {
     for declared in &file.logs {
-        applied.push(set(client, declared, args.dry_run).await?);
+        let done = set(client, declared, args.dry_run).await;
+        applied.push(done.with_context(|| declared.name.clone())?);
     }
     let Some(prefix) = &args.prune else {
         return Ok(ExitKind::Ok);
@@ -261,9 +268,8 @@ async fn carry_out(
     for log in others {
         if !args.dry_run {
             // The log that was asked about, not a later one of its name.
-            client
-                .delete_log(log.name.as_str(), Some(log.log_id))
-                .await?;
+            let deleted = client.delete_log(log.name.as_str(), Some(log.log_id)).await;
+            deleted.with_context(|| log.name.clone())?;
         }
         applied.push(Applied {
             log: log.name,

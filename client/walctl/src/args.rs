@@ -397,11 +397,11 @@ pub(crate) struct ApplyArgs {
     /// The file; - is stdin.
     #[arg(long, short = 'f', value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Show the steps and do none of them
+    /// Show the steps and do none of them. The limits of the server are not checked
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Delete the logs whose names begin with PREFIX and that the file does not name, with all records. Asks first on a
-    /// terminal.
+    /// terminal. A file from stdin needs --yes
     #[arg(long, value_name = "PREFIX", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) prune: Option<String>,
     /// Do not ask

@@ -160,8 +160,11 @@ impl Disk for BucketDisk {
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let (path, size) = match self.renamed.get(path) {
             Some((digest, file)) => {
+                let unreadable = |path: &str, error: io::Error| {
+                    tracing::warn!(path, %error, "kept content cannot be read; reading it from the bucket");
+                };
                 if let Some(disk) = &self.kept
-                    && let Some(kept) = open_kept(&**disk, *digest, file.bytes)?
+                    && let Some(kept) = open_kept(&**disk, *digest, file.bytes, unreadable)
                 {
                     return Ok(kept);
                 }
@@ -339,5 +342,35 @@ mod tests {
         assert_eq!(file.read_full_at(&mut few, 7_000_000).unwrap(), 10);
         assert_eq!(few[..], content[7_000_000..7_000_010]);
         assert_eq!(tally.bytes(Direction::Received), content.len() as u64 + 10);
+    }
+
+    #[test]
+    fn content_of_a_replica_is_read_where_it_is_kept_and_whole() {
+        let url = "s3://memory/orders".parse().unwrap();
+        let bucket = Bucket::in_memory(&url, Arc::new(Tally::default()) as _);
+        let remote = Arc::new(Remote::new(bucket).unwrap());
+        let files: BTreeMap<u128, ReplicaFile> = (0..4)
+            .map(|digest| {
+                let path = format!("content/{digest}");
+                let put = remote.bucket.put(&path, b"bucket".as_slice().into());
+                remote.runtime.block_on(put).unwrap();
+                (digest, ReplicaFile { path, bytes: 6 })
+            })
+            .collect();
+        let directory = tempfile::tempdir().unwrap();
+        let kept = |digest: u128| directory.path().join(format!("standby/{digest:032x}"));
+        std::fs::create_dir(directory.path().join("standby")).unwrap();
+        std::fs::write(kept(1), "kept!!").unwrap();
+        std::fs::write(kept(2), "half").unwrap();
+        // It opens, or not, and cannot be read as a file.
+        std::fs::create_dir(kept(3)).unwrap();
+        let disk: Arc<dyn Disk> = wald_storage::RealDisk::open(directory.path()).unwrap();
+        let replica = BucketDisk::of_replica(remote, &files, Some(disk));
+        for (digest, content) in [(0, "bucket"), (1, "kept!!"), (2, "bucket"), (3, "bucket")] {
+            let file = replica.open(&content_path(digest)).unwrap();
+            let mut read = [0; 6];
+            assert_eq!(file.read_full_at(&mut read, 0).unwrap(), 6, "{digest}");
+            assert_eq!(read, content.as_bytes(), "{digest}");
+        }
     }
 }

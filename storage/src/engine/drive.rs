@@ -306,8 +306,14 @@ fn panicked(core: &Core, panic: &(dyn std::any::Any + Send), ended_drivers: usiz
     // dropped, and the drop answers them.
     let answer = || core.committer.lock().commit(core.intake.take());
     let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
-    for late in core.intake.give_up(ended_drivers) {
-        late.answer_failed(&core.journal);
+    end_drivers(core, ended_drivers);
+}
+
+/// Notes that drivers have ended. Answers the requests that no driver is left for.
+fn end_drivers(core: &Core, ended: usize) {
+    for late in core.intake.give_up(ended) {
+        let answer = || late.answer_failed(&core.journal);
+        let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
     }
 }
 
@@ -572,18 +578,24 @@ mod tests {
             });
             ticket
         };
-        let answer = |mut ticket: Ticket| {
+        let answer = |ticket: &mut Ticket| {
             let mut context = Context::from_waker(Waker::noop());
-            Pin::new(&mut ticket).poll(&mut context)
+            Pin::new(ticket).poll(&mut context)
         };
         panicked(&core, &"a trap", DRIVERS - 1);
-        assert!(answer(late()).is_pending(), "a driver is left");
-        assert_eq!(core.intake.give_up(1).len(), 1, "nobody else answers it");
-        let refused = answer(late());
-        assert!(
-            matches!(refused, Poll::Ready(Err(AppendError::JournalFailed(_)))),
-            "{refused:?}"
-        );
+        let mut tickets = vec![late(), late()];
+        for ticket in &mut tickets {
+            assert!(answer(ticket).is_pending(), "a driver is left");
+        }
+        end_drivers(&core, 1);
+        tickets.push(late());
+        for ticket in &mut tickets {
+            let refused = answer(ticket);
+            assert!(
+                matches!(refused, Poll::Ready(Err(AppendError::JournalFailed(_)))),
+                "{refused:?}"
+            );
+        }
     }
 
     #[test]

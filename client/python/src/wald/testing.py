@@ -28,7 +28,7 @@ class EphemeralServer:
     """Address of metrics, probes and the console: HOST:PORT."""
 
     def __init__(self, *arguments: str):
-        binary = os.environ.get("WALD_BINARY", "wald")
+        binary = os.environ.get("WALD_BINARY") or "wald"
         environment = {"WALD_LOG_FILTER": "error", **os.environ}
         try:
             self._process = subprocess.Popen(

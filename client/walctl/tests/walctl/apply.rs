@@ -78,6 +78,10 @@ async fn prune_asks_a_person() {
         screen.contains("delete 1 log with all records, for ever: shop/old?"),
         "{screen}"
     );
+    // With the file on stdin there is nobody to ask.
+    let unasked = fixture.walctl("apply -f - --prune shop/", FILE).await;
+    assert_eq!(unasked.code, 2, "{}", unasked.stderr);
+    assert!(unasked.stderr.contains("add --yes"), "{}", unasked.stderr);
     let left = fixture.walctl("logs --limit 0 -o raw", "").await;
     assert!(left.stdout.contains("shop/old"), "{}", left.stdout);
 }
@@ -92,4 +96,14 @@ async fn file_with_a_mistake_changes_nothing() {
     assert!(refused.stderr.contains("line 5"), "{}", refused.stderr);
     let left = fixture.walctl("logs --limit 0 -o raw", "").await;
     assert_eq!(left.stdout, "");
+}
+
+#[tokio::test]
+async fn error_names_the_log_and_the_steps_before_are_shown() {
+    let fixture = Fixture::new().await;
+    let wrong = format!("{FILE}  - name: $system\n");
+    let failed = fixture.walctl("apply -f -", &wrong).await;
+    assert_eq!(failed.code, 1, "{}", failed.stderr);
+    assert!(failed.stderr.contains("$system"), "{}", failed.stderr);
+    assert_eq!(failed.stdout, "created shop/orders\ncreated shop/audit\n");
 }

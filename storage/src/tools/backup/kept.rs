@@ -37,19 +37,32 @@ pub(super) fn kept_path(digest: u128) -> String {
 }
 
 /// Opens the content with this digest (128 bits) and of this size in bytes, if a stand-by keeps it. It was compared with the
-/// digest when it was kept.
-///
-/// # Errors
-/// If the file system fails.
+/// digest when it was kept. Content that cannot be read is removed, so that it is fetched again; `unreadable` gets the error.
 pub fn open_kept(
     target: &dyn Disk,
     digest: u128,
     bytes: u64,
-) -> io::Result<Option<Arc<dyn DiskFile>>> {
-    match target.open(&kept_path(digest)) {
-        Ok(file) => Ok((file.size()? == bytes).then_some(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+    unreadable: impl FnOnce(&str, io::Error),
+) -> Option<Arc<dyn DiskFile>> {
+    let path = kept_path(digest);
+    let open = || -> io::Result<Option<Arc<dyn DiskFile>>> {
+        let file = target.open(&path)?;
+        if file.size()? != bytes {
+            return Ok(None);
+        }
+        // A damaged sector shows now, while the bucket can still help.
+        file.read_at(&mut [0; 1], 0)?;
+        Ok(Some(file))
+    };
+    match open() {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            // If it cannot be removed, the next look fails in the same way.
+            let _ = target.remove(&path);
+            unreadable(&path, error);
+            None
+        }
     }
 }
 
