@@ -10,9 +10,10 @@ NAME    a topic (durability), a step (durability/modes), or some of its checks (
         Only these run, one after the other, with the binaries that are there; missing ones are built first.
 --      the rest goes to the script, as in .ci/run clients/chaos -- SECONDS SEED
 
-All steps run, also after a failure. A step of a default run that has not ended after half an hour is killed, and fails. A step that judges times and fails runs once more at the end, with nothing beside it;
-the table then says "again", and only the second result counts. lib/plan.py has their order. The last lines are a table with the time of each
-step, the failures, and the counts.
+All steps run, also after a failure. A step of a default run that has not ended after half an hour is killed, and fails.
+A step that judges times and fails runs once more at the end, with nothing beside it; the table then says "again", and only
+the second result counts. lib/plan.py has their order. The last lines are a table with the time of each step, the failures,
+and the counts.
 """
 
 import ast

@@ -42,7 +42,7 @@ impl EphemeralServer {
         Self::start_with([] as [&str; 0])
     }
 
-    /// Starts a server with further arguments, such as `--sync-mode` and `written`. Waits until it serves.
+    /// Starts a server with further arguments, such as `--sync-mode` and `async`. Waits until it serves.
     ///
     /// # Errors
     /// If there is no such program, or it does not serve.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::Permissions;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
@@ -102,9 +102,13 @@ pub(crate) fn print_ports(grpc: SocketAddr, http: Option<SocketAddr>) {
     let http = http.map(|http| format!(" http={http}"));
     let line = format!("grpc={grpc}{}\n", http.unwrap_or_default());
     let mut stdout = std::io::stdout();
-    let _ = stdout
+    let shown = stdout
         .write_all(line.as_bytes())
         .and_then(|()| stdout.flush());
+    // That program has ended before it could read them.
+    if shown.is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+        stop();
+    }
 }
 
 fn end_with(parent: &OwnedFd) {

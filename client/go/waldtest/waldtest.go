@@ -24,7 +24,7 @@ type Server struct {
 	HTTP string
 }
 
-// Start starts `wald --ephemeral` with these further arguments, such as "--sync-mode", "written", and waits until it serves.
+// Start starts `wald --ephemeral` with these further arguments, such as "--sync-mode", "async", and waits until it serves.
 // The server ends with the test, or with its process. If there is no server, the test fails.
 //
 // The program is the one of the variable WALD_BINARY, or else the wald of PATH. Its errors go to the standard error of the

@@ -9,7 +9,7 @@ import { createInterface } from "node:readline";
  * test; the variable WALD_LOG_FILTER shows more.
  */
 export class EphemeralServer {
-  /** Starts the server and waits until it serves. `args` are further arguments, such as `"--sync-mode", "written"`. */
+  /** Starts the server and waits until it serves. `args` are further arguments, such as `"--sync-mode", "async"`. */
   static async start(...args: string[]): Promise<EphemeralServer> {
     const binary = process.env.WALD_BINARY || "wald";
     const child = spawn(binary, ["--ephemeral", ...args], {
@@ -17,10 +17,9 @@ export class EphemeralServer {
       env: { WALD_LOG_FILTER: "error", ...process.env },
     });
     const ended = new Promise<void>((resolve) => child.once("close", () => resolve()));
-    const failed = once(child, "spawn").catch((error: unknown) => {
+    await once(child, "spawn").catch((error: unknown) => {
       throw new Error(`cannot start ${binary}: ${String(error)}; install wald, or set WALD_BINARY`);
     });
-    await failed;
     const lines = createInterface({ input: child.stdout });
     const line = await Promise.race([once(lines, "line").then(([line]) => String(line)), ended.then(() => "")]);
     lines.close();

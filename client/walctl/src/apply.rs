@@ -16,12 +16,10 @@ use wald_text::units;
 
 use crate::args::{ApplyArgs, CompressionArg, SyncModeArg};
 use crate::exit::{ExitKind, Usage};
-use crate::logs::{PAGE, retention, word};
+use crate::logs::{SETTINGS, setting_words, with_prefix};
 use crate::output::{Out, Output, confirmed, say};
 use crate::parse;
 
-/// Paths of all settings of a log. A setting that the file leaves out goes back to the server's default.
-const SETTINGS: [&str; 4] = ["sync_mode", "retention", "compression", "max_record_bytes"];
 /// Names that a question shows.
 const SHOWN_NAMES: usize = 5;
 
@@ -256,7 +254,7 @@ async fn carry_out(
         return Ok(ExitKind::Ok);
     };
     let declared: BTreeSet<&str> = file.logs.iter().map(|log| log.name.as_str()).collect();
-    let mut others = with_prefix(client, prefix).await?;
+    let (mut others, _) = with_prefix(client, prefix, 0, None).await?;
     others.retain(|log| !declared.contains(log.name.as_str()));
     if others.is_empty() {
         return Ok(ExitKind::Ok);
@@ -288,6 +286,7 @@ async fn set(client: &Client, declared: &DeclaredLog, dry_run: bool) -> Result<A
         Ok(there) => {
             let changes = differences(&there.config.unwrap_or_default(), &config);
             if !changes.is_empty() && !dry_run {
+                // A setting that the file leaves out goes back to the server's default.
                 client.update_log(name, config, SETTINGS).await?;
             }
             let step = match changes.is_empty() {
@@ -313,23 +312,13 @@ async fn set(client: &Client, declared: &DeclaredLog, dry_run: bool) -> Result<A
 }
 
 fn differences(before: &LogConfig, after: &LogConfig) -> Vec<Difference> {
-    let by_default = |text: Option<String>| text.unwrap_or_else(|| "the server's".to_owned());
-    let words = |config: &LogConfig| -> [String; SETTINGS.len()] {
-        let bytes = Some(config.max_record_bytes).filter(|bytes| *bytes != 0);
-        [
-            by_default(word(config.sync_mode().as_str_name(), "SYNC_MODE_")),
-            retention(config.retention.as_ref()),
-            by_default(word(config.compression().as_str_name(), "COMPRESSION_")),
-            by_default(bytes.map(|bytes| units::shown_size(bytes.into()))),
-        ]
-    };
     let same = [
         before.sync_mode == after.sync_mode,
         before.retention == after.retention,
         before.compression == after.compression,
         before.max_record_bytes == after.max_record_bytes,
     ];
-    let pairs = words(before).into_iter().zip(words(after));
+    let pairs = setting_words(before).into_iter().zip(setting_words(after));
     let rows = SETTINGS.into_iter().zip(same).zip(pairs);
     rows.filter(|((_, same), _)| !same)
         .map(|((setting, _), (before, after))| Difference {
@@ -338,19 +327,6 @@ fn differences(before: &LogConfig, after: &LogConfig) -> Vec<Difference> {
             after,
         })
         .collect()
-}
-
-async fn with_prefix(client: &Client, prefix: &str) -> Result<Vec<Log>> {
-    let mut logs = Vec::new();
-    let mut token = None;
-    loop {
-        let page = client.list_logs(prefix, PAGE, token).await?;
-        logs.extend(page.logs);
-        token = page.next_page_token;
-        if token.is_none() {
-            return Ok(logs);
-        }
-    }
 }
 
 /// Names the logs that `--prune` deletes.

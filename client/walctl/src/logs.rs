@@ -17,27 +17,34 @@ use crate::table::Table;
 /// Number of logs requested at a time.
 pub(crate) const PAGE: u32 = 1_000;
 
-pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<ExitKind> {
+/// The logs with a prefix, `limit` of them at most (0: all), and the token of the page behind them.
+pub(crate) async fn with_prefix(
+    client: &Client,
+    prefix: &str,
+    limit: u32,
+    mut token: Option<String>,
+) -> Result<(Vec<Log>, Option<String>)> {
     let mut logs: Vec<Log> = Vec::new();
-    let mut token = args.page_token;
     loop {
-        let page_size = match args.limit {
+        let page_size = match limit {
             0 => PAGE,
             limit => {
                 let have = u32::try_from(logs.len()).unwrap_or(u32::MAX);
                 limit.saturating_sub(have).min(PAGE)
             }
         };
-        let page = client
-            .list_logs(args.prefix.as_str(), page_size, token.take())
-            .await?;
+        let page = client.list_logs(prefix, page_size, token.take()).await?;
         logs.extend(page.logs);
         token = page.next_page_token;
-        let enough = args.limit != 0 && logs.len() as u64 >= u64::from(args.limit);
+        let enough = limit != 0 && logs.len() as u64 >= u64::from(limit);
         if token.is_none() || enough {
-            break;
+            return Ok((logs, token));
         }
     }
+}
+
+pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<ExitKind> {
+    let (logs, token) = with_prefix(client, &args.prefix, args.limit, args.page_token).await?;
     print(&logs, output)?;
     if let Some(token) = token {
         say(&format!(
@@ -181,8 +188,7 @@ fn details(log: &Log) -> String {
     let config = log.config.unwrap_or_default();
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let number = |lsn: Option<u64>| or_dash(lsn.map(|lsn| lsn.to_string()));
-    let or_default = |text: Option<String>| text.unwrap_or_else(|| "the server's".to_owned());
-    let most = Some(config.max_record_bytes).filter(|bytes| *bytes != 0);
+    let [sync_mode, retention, compression, max_record_bytes] = setting_words(&config);
     let mut table = Table::new();
     for (name, value) in [
         ("log", log.name.clone()),
@@ -193,22 +199,32 @@ fn details(log: &Log) -> String {
         ("replicated below", number(log.replicated_lsn)),
         ("writer epoch", number(log.writer_epoch)),
         ("stored", HumanBytes(log.stored_bytes).to_string()),
-        ("sync mode", or_default(sync_mode(log))),
-        (
-            "compression",
-            or_default(word(config.compression().as_str_name(), "COMPRESSION_")),
-        ),
-        (
-            "max record bytes",
-            or_default(most.map(|bytes| bytes.to_string())),
-        ),
-        ("retention", retention(config.retention.as_ref())),
+        ("sync mode", sync_mode),
+        ("compression", compression),
+        ("max record bytes", max_record_bytes),
+        ("retention", retention),
         ("created", or_dash(time(log.create_time.as_ref()))),
         ("updated", or_dash(time(log.update_time.as_ref()))),
     ] {
         table.row([name.to_owned(), value]);
     }
     table.text()
+}
+
+/// Paths of all settings of a log.
+pub(crate) const SETTINGS: [&str; 4] =
+    ["sync_mode", "retention", "compression", "max_record_bytes"];
+
+/// The values of [`SETTINGS`] in words.
+pub(crate) fn setting_words(config: &LogConfig) -> [String; SETTINGS.len()] {
+    let or_default = |text: Option<String>| text.unwrap_or_else(|| "the server's".to_owned());
+    let most = Some(config.max_record_bytes).filter(|bytes| *bytes != 0);
+    [
+        or_default(word(config.sync_mode().as_str_name(), "SYNC_MODE_")),
+        retention(config.retention.as_ref()),
+        or_default(word(config.compression().as_str_name(), "COMPRESSION_")),
+        or_default(most.map(|bytes| bytes.to_string())),
+    ]
 }
 
 /// Describes a log's retention in words.

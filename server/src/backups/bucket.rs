@@ -160,13 +160,17 @@ impl Disk for BucketDisk {
     fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
         let (path, size) = match self.renamed.get(path) {
             Some((digest, file)) => {
-                let unreadable = |path: &str, error: io::Error| {
-                    tracing::warn!(path, %error, "kept content cannot be read; reading it from the bucket");
-                };
-                if let Some(disk) = &self.kept
-                    && let Some(kept) = open_kept(&**disk, *digest, file.bytes, unreadable)
-                {
-                    return Ok(kept);
+                if let Some(disk) = &self.kept {
+                    match open_kept(&**disk, *digest, file.bytes) {
+                        Ok(Some(kept)) => return Ok(kept),
+                        Ok(None) => {}
+                        Err(error) => tracing::warn!(
+                            directory = disk.location(),
+                            object = file.path,
+                            %error,
+                            "the kept copy of an object cannot be read; reading it from the bucket"
+                        ),
+                    }
                 }
                 (file.path.clone(), file.bytes)
             }
@@ -362,7 +366,7 @@ mod tests {
         std::fs::create_dir(directory.path().join("standby")).unwrap();
         std::fs::write(kept(1), "kept!!").unwrap();
         std::fs::write(kept(2), "half").unwrap();
-        // It opens, or not, and cannot be read as a file.
+        // It cannot be read as a file.
         std::fs::create_dir(kept(3)).unwrap();
         let disk: Arc<dyn Disk> = wald_storage::RealDisk::open(directory.path()).unwrap();
         let replica = BucketDisk::of_replica(remote, &files, Some(disk));

@@ -147,7 +147,7 @@ impl Fetch {
     }
 
     /// As [`Fetch::begin`], as of the newest position. Content that the stand-by keeps in its directory is not read from the
-    /// bucket: the time of a take-over does not grow with the store.
+    /// bucket, so that a take-over needs no request for it.
     ///
     /// # Errors
     /// As [`Fetch::begin`].

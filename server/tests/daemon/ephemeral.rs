@@ -52,6 +52,19 @@ async fn ephemeral_daemons_share_nothing_and_leave_nothing() {
 }
 
 #[test]
+fn ephemeral_daemon_ends_if_nobody_can_read_its_ports() {
+    let directory = tempfile::tempdir().unwrap();
+    // The reader has ended; the parent of the daemon lives on.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = ephemeral(directory.path());
+    command.stdout(writer).stderr(Stdio::null());
+    let ended = command.spawn().unwrap().wait().unwrap();
+    assert_eq!(ended.code(), Some(0));
+    assert!(is_empty(directory.path()));
+}
+
+#[test]
 fn ephemeral_daemon_refuses_a_directory_and_a_bucket() {
     let directory = tempfile::tempdir().unwrap();
     let mut refusals = vec![(

@@ -18,7 +18,7 @@ class EphemeralServer:
     """A server with an empty store of its own. It ends with `close`, with the block of `with`, or with the process of the test.
 
     The program is the one of the variable `WALD_BINARY`, or else the `wald` of PATH. `arguments` are further ones of it,
-    such as `"--sync-mode", "written"`. Its errors go to the standard error of the test; the variable `WALD_LOG_FILTER` shows
+    such as `"--sync-mode", "async"`. Its errors go to the standard error of the test; the variable `WALD_LOG_FILTER` shows
     more. Raises RuntimeError if it does not serve.
     """
 

@@ -37,33 +37,31 @@ pub(super) fn kept_path(digest: u128) -> String {
 }
 
 /// Opens the content with this digest (128 bits) and of this size in bytes, if a stand-by keeps it. It was compared with the
-/// digest when it was kept. Content that cannot be read is removed, so that it is fetched again; `unreadable` gets the error.
+/// digest when it was kept.
+///
+/// # Errors
+/// If the file cannot be opened or read. A file that cannot be read is removed, so that its content is fetched again.
 pub fn open_kept(
     target: &dyn Disk,
     digest: u128,
     bytes: u64,
-    unreadable: impl FnOnce(&str, io::Error),
-) -> Option<Arc<dyn DiskFile>> {
+) -> io::Result<Option<Arc<dyn DiskFile>>> {
     let path = kept_path(digest);
-    let open = || -> io::Result<Option<Arc<dyn DiskFile>>> {
-        let file = target.open(&path)?;
-        if file.size()? != bytes {
-            return Ok(None);
-        }
-        // A damaged sector shows now, while the bucket can still help.
-        file.read_at(&mut [0; 1], 0)?;
-        Ok(Some(file))
+    let file = match target.open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // Perhaps this process has too many files open: the content may be whole.
+        file => file?,
     };
-    match open() {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => {
-            // If it cannot be removed, the next look fails in the same way.
-            let _ = target.remove(&path);
-            unreadable(&path, error);
-            None
-        }
+    if file.size()? != bytes {
+        return Ok(None);
     }
+    // A damaged sector shows now, while the bucket can still help.
+    if let Err(error) = file.read_at(&mut [0; 1], 0) {
+        // If it cannot be removed, the next look fails in the same way.
+        let _ = target.remove(&path);
+        return Err(error);
+    }
+    Ok(Some(file))
 }
 
 /// Content that a stand-by keeps.
