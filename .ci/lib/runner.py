@@ -140,7 +140,9 @@ class Running:
         _, status, used = os.wait4(self.process.pid, 0)
         self.process.returncode = os.waitstatus_to_exitcode(status)
         if self.timer:
+            # If it hung, the others are killed before it counts as ended.
             self.timer.cancel()
+            self.timer.join()
         self.seconds, self.cpu = time.monotonic() - self.began, used.ru_utime + used.ru_stime
         self.output.close()
         # On a full disk correct builds and daemons fail, too.
@@ -178,12 +180,8 @@ class Running:
             for pid in new:
                 self._send(pid, signal.SIGSTOP)
         said = f"\nFAIL {self.step.name} has not ended in time; pid, parent, session, wait, seconds, command:\n"
-        try:
-            self.output.write((said + "".join(f"{row}\n" for row in family.values() if row)).encode())
-            self.output.flush()
-        except ValueError:
-            # It has ended at this moment, and its log is closed.
-            pass
+        self.output.write((said + "".join(f"{row}\n" for row in family.values() if row)).encode())
+        self.output.flush()
         for pid in family:
             self._send(pid, signal.SIGKILL)
 
