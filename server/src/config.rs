@@ -146,6 +146,27 @@ macro_rules! settings {
     };
 }
 
+/// Headings of the settings in `wald --help` and in the reference: the first setting of each, and its text.
+const HEADINGS: [(&str, &str); 11] = [
+    ("listen", "Addresses and the HTTP port"),
+    ("tls_cert", "TLS"),
+    ("auth_file", "Access and audit"),
+    ("data_dir", "Store"),
+    ("sync_mode", "Durability and the journal"),
+    ("max_record_bytes", "Bounds of requests and of the store"),
+    ("on_damage", "Reading and scrubbing"),
+    ("retention_max_age", "Retention, sorting and the archive"),
+    ("bucket_endpoint", "Bucket, replica and nodes"),
+    ("worker_threads", "Threads, connections and calls"),
+    ("drain_delay", "End, log, metrics and traces"),
+];
+
+/// The heading that begins with this setting.
+pub(crate) fn heading(setting: &str) -> Option<&'static str> {
+    let found = HEADINGS.iter().find(|(first, _)| *first == setting)?;
+    Some(found.1)
+}
+
 // Addresses, limits of connections, the life cycle and the log are the server's. The settings
 // of the engine come between its first and its second group.
 wald_storage::engine_settings! { settings
@@ -236,17 +257,12 @@ wald_storage::engine_settings! { settings
         /// Permits root to serve, repair or restore to a directory of another user. The new files
         /// belong to root, so a daemon of that user cannot open the store afterwards.
         allow_foreign_owner: bool = "false";
-    }
-    {
         /// Reaction to a failed flush or write of the journal. exit: answer the requests in flight
         /// and exit with code 70; a supervisor restarts the daemon, and recovery decides which
         /// records survived. read_only: stay up, report not ready, and serve reads.
         on_flush_failure: FlushFailurePolicy = "exit";
-        /// Logs whose cursors have the metric wald_cursor_lag_records, separated by commas (empty =
-        /// none). A name that ends with an asterisk covers every name that begins with the rest. At
-        /// most 1,000 cursors are shown, the first by name. Names of logs and cursors become
-        /// labels.
-        cursor_lag_logs: LogPatterns = "";
+    }
+    {
         /// Directory, outside of data_dir, to which the sorter moves expired records before it
         /// drops them (empty = none). `wald archive` lists and restores them. The directory must
         /// exist. Records that a client trims or deletes are never kept.
@@ -375,6 +391,11 @@ wald_storage::engine_settings! { settings
         /// "info,wald=debug". SlateDB, which stores the replica, logs warnings only, unless a directive
         /// names slatedb. SIGHUP reads it again.
         log_filter: String = "info";
+        /// Logs whose cursors have the metric wald_cursor_lag_records, separated by commas (empty =
+        /// none). A name that ends with an asterisk covers every name that begins with the rest. At
+        /// most 1,000 cursors are shown, the first by name. Names of logs and cursors become
+        /// labels.
+        cursor_lag_logs: LogPatterns = "";
         /// Collector that receives traces by OTLP over gRPC, such as http://127.0.0.1:4317 (empty =
         /// no traces). Needs a wald that is built with the feature otlp. In a file this may also be
         /// endpoint in the table [otlp], as with every otlp_ setting.

@@ -54,6 +54,7 @@ use wald_bucket::TakeOver;
 
 use config::{
     ConfigProblem, Effective, Layers, LogFormat, SETTINGS, SettingValue as _, env_name, flag_name,
+    heading,
 };
 use ephemeral::Ephemeral;
 use serve::Exit;
@@ -216,10 +217,10 @@ fn misplaced(error: &clap::Error) -> Option<String> {
 
 fn command() -> Command {
     let mut command = Command::new("wald")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(wald_text::VERSION)
         .about("Write-ahead logs as a service: appends that are on the device when acked.")
         .after_help(
-            "Every setting is a flag (--segment-bytes), a variable (WALD_SEGMENT_BYTES) and a key of \
+            "Every setting is a flag (--segment-bytes), also of each command, a variable (WALD_SEGMENT_BYTES) and a key of \
              the file given with --config (segment_bytes); flags win over variables, variables over \
              the file. `wald --help` describes them all.",
         )
@@ -267,10 +268,12 @@ fn command() -> Command {
                 ),
         )
         .subcommand(backups::restore_command())
-        .subcommand(archive::command());
-    // Its help shows the one setting that it reads.
-    let mut token = auth::command();
+        .subcommand(archive::command())
+        .subcommand(auth::command())
+        .subcommand(Command::new("man").about("Print the man page, with every setting"));
+    let mut shown_under = None;
     for setting in SETTINGS.iter() {
+        shown_under = heading(setting.name).or(shown_under);
         let doc: Vec<&str> = setting.doc.lines().map(str::trim).collect();
         let mut arg = Arg::new(setting.name)
             // clap keeps names for ever; there are a few dozen, made once.
@@ -280,6 +283,7 @@ fn command() -> Command {
             .help(format!("{} [default: {}]", doc.join(" "), setting.default))
             .hide_short_help(true)
             .hide_env(true)
+            .help_heading(shown_under)
             .action(ArgAction::Set)
             .global(true);
         if setting.switch {
@@ -288,14 +292,17 @@ fn command() -> Command {
                 .require_equals(true)
                 .default_missing_value("true");
         }
-        let is_foreign = setting.name != "auth_file";
-        let shown = arg.clone().hide_short_help(is_foreign).hide(is_foreign);
-        token = token.arg(shown);
+        // The help of another command shows its own options, and of the settings only the one that `wald token` reads.
+        command = command.mut_subcommands(|subcommand| match subcommand.get_name() {
+            "serve" => subcommand,
+            name => {
+                let is_own = name == "token" && setting.name == "auth_file";
+                subcommand.arg(arg.clone().hide_short_help(!is_own).hide(!is_own))
+            }
+        });
         command = command.arg(arg);
     }
     command
-        .subcommand(token)
-        .subcommand(Command::new("man").about("Print the man page, with every setting"))
 }
 
 fn take_over_argument() -> Arg {

@@ -483,7 +483,7 @@ impl Server {
 /// The facts of a start, for the audit log.
 fn started(config: &Config) -> Value {
     json!({
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": wald_text::VERSION,
         "pid": std::process::id(),
         "listen": config.listen.to_string(),
         "data_dir": config.data_dir.display().to_string(),
@@ -587,7 +587,7 @@ impl ServerLife {
                 }
                 if shown == Phase::Starting {
                     tracing::info!(
-                        version = env!("CARGO_PKG_VERSION"),
+                        version = wald_text::VERSION,
                         grpc = %grpc,
                         http = %http.map(|http| http.to_string()).unwrap_or_default(),
                         owner = now.endpoint,
@@ -790,7 +790,7 @@ fn announce(
     host::warn_of_strangers(&config.data_dir);
     let recovery = recovery_result(report);
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
+        version = wald_text::VERSION,
         data_dir = %config.data_dir.display(),
         sync_mode = config.sync_mode.show(),
         grpc = %grpc,

@@ -25,7 +25,7 @@ only figures of one run.";
 
 /// Benchmark throughput, latency and resource use of a Wald server, and the transport's share
 #[derive(Debug, Clone, Parser)]
-#[command(name = "walbench", version, after_help = HELP)]
+#[command(name = "walbench", version = wald_text::VERSION, after_help = HELP)]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) connection: ConnectionArgs,

@@ -15,7 +15,7 @@ mod choice;
 mod contexts;
 mod edit;
 
-pub use args::ConnectionArgs;
+pub use args::{ConnectionArgs, HEADING};
 pub use choice::{ConnectionChoice, UsedContext};
 pub use contexts::{Context, ContextFile};
 pub use edit::{add, remove, select};

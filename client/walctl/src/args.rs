@@ -19,7 +19,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found or nothing there, 4 unavailable
 
 /// Append to the logs of a Wald server, and read them back.
 #[derive(Debug, Parser)]
-#[command(name = "walctl", version, after_help = EXIT_CODES)]
+#[command(name = "walctl", version = wald_text::VERSION, after_help = EXIT_CODES)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 pub(crate) struct Global {
     /// Maximum time for one call, such as 5s [default: 10s]. Until then walctl repeats
     /// connection attempts, and every request that is safe to repeat
-    #[arg(long, global = true, value_name = "SPAN", value_parser = wald_text::units::span)]
+    #[arg(long, global = true, value_name = "SPAN", value_parser = wald_text::units::span, help_heading = wald_connection::HEADING)]
     pub(crate) timeout: Option<Duration>,
     /// Form of the output on stdout
     #[arg(long, short = 'o', global = true, value_enum, default_value_t = Output::Text)]

@@ -12,3 +12,9 @@
 pub mod pem;
 pub mod shown;
 pub mod units;
+
+/// Version of the programs, as `--version` prints it: that of the workspace. `deploy/release` adds commit and date.
+pub const VERSION: &str = match option_env!("WALD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::{Config, SETTINGS};
+use super::{Config, SETTINGS, heading};
 
 /// The flag of a setting, without the dashes.
 pub(crate) fn flag_name(setting: &str) -> String {
@@ -175,6 +175,9 @@ pub(crate) fn reference() -> String {
          # environment (WALD_SEGMENT_BYTES), that over the file (--config), that over this.\n",
     );
     for setting in SETTINGS.iter() {
+        if let Some(heading) = heading(setting.name) {
+            let _ = write!(out, "\n# ---- {heading} ----\n");
+        }
         out.push('\n');
         for line in setting.doc.lines() {
             let _ = writeln!(out, "#{line}");

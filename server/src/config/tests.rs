@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::layers::{Origin, misspelt, nearest};
 use super::{
-    BucketGap, Config, Layers, LogPattern, LogPatterns, SETTINGS, SettingValue, Size, reference,
+    BucketGap, Config, HEADINGS, Layers, LogPattern, LogPatterns, SETTINGS, SettingValue, Size,
+    heading, reference,
 };
 
 fn file(text: &str) -> Layers {
@@ -92,6 +93,13 @@ fn reference_documents_every_setting_and_sets_nothing() {
         assert!(text.contains(&format!("\n# {} = ", setting.name)));
     }
     assert_eq!(resolved(&file(&text)), resolved(&Layers::default()));
+}
+
+#[test]
+fn each_heading_begins_with_a_setting_in_the_order_of_the_table() {
+    let begun = SETTINGS.iter().filter_map(|setting| heading(setting.name));
+    assert!(begun.eq(HEADINGS.iter().map(|(_, text)| *text)));
+    assert!(heading(SETTINGS[0].name).is_some());
 }
 
 #[test]
