@@ -136,9 +136,11 @@ const FORGET_TIMEOUT: Duration = Duration::from_secs(1);
 /// A name that no other producer has.
 fn random_id() -> Result<String, Error> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| {
+    // The random numbers of TLS: another library for them would be one more crate for every user.
+    let random = rustls::crypto::aws_lc_rs::default_provider().secure_random;
+    random.fill(&mut bytes).map_err(|error| {
         Error::new(ErrorKind::Random {
-            detail: error.to_string(),
+            detail: format!("{error:?}"),
         })
     })?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))

@@ -1,10 +1,11 @@
 //! The gRPC contract of Wald, generated from `wald/v1/*.proto`, and how its messages
-//! become bytes ([`codec`]) and files ([`backup`]). [`reasons`] spells and lists the reasons of
+//! become bytes ([`codec`]) and files (`backup`, a feature). [`reasons`] spells and lists the reasons of
 //! errors. No logic.
 //!
 //! Bytes fields decode to [`bytes::Bytes`]: a payload is a slice of the buffer that the
 //! request arrived in, not a copy.
 
+#[cfg(feature = "backup")]
 pub mod backup;
 pub mod codec;
 pub mod reasons;
