@@ -223,6 +223,7 @@ def stores():
 # Values that turn TLS on.
 TLS = ["tls.enabled=true", "tls.existingSecret=cert"]
 BACKUP = ["backup.enabled=true", "backup.url=s3://wald/orders"]
+LOGS = ["logs.items[0].name=orders"]
 REPLICA = ["replica.enabled=true", "replica.url=s3://wald/orders"]
 ONLY_BUCKET = ["persistence.enabled=false", "config.sync_mode=replicated"]
 # Values that give the scraper a token.
@@ -273,6 +274,11 @@ def refused():
         ([*BACKUP, *TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false"], "set backup.certSecret"),
         ([*BACKUP, "backup.certSecret=cert"], "backup.certSecret has no effect"),
         ([*BACKUP, "backup.keep=0"], "minimum"),
+        ([*LOGS, *TLS, "auth.existingSecret=auth"], "set logs.tokenSecret"),
+        ([*LOGS, *TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false"], "set logs.certSecret"),
+        ([*LOGS, "logs.certSecret=cert"], "logs.certSecret has no effect"),
+        ([*LOGS, "logs.items[0].sync=batch"], "additional properties 'sync'"),
+        (["logs.prune=shop/"], "which is empty"),
         (["replica.enabled=true"], "set replica.url"),
         (["replica.enabled=true", "replica.url=/replica"], "does not match pattern"),
         (["replica.url=s3://wald/orders"], "replica.url has no effect without replica.enabled"),
@@ -549,6 +555,28 @@ def backup_jobs():
     expect("walctl reads every argument", done.returncode == 2 and "object stores" in done.stderr.decode(), said(done))
     policy = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
     expect("its pod reaches gRPC", "backup" in map(labels, policy["from"]), policy)
+
+
+@check("The job of `logs` makes them, changes nothing at a second run, and deletes below its prefix; the policy lets its pod in")
+def log_jobs(directory):
+    objects = of_values(CHART / "ci" / "logs-values.yaml")
+    job = only(objects, "Job")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "logs.yaml"
+    file.write_text(only(objects, "ConfigMap", job["metadata"]["name"])["data"]["logs.yaml"])
+    [mount] = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "logs"]
+    arguments = [one.replace(f"{mount}/logs.yaml", str(file)) for one in container["args"]]
+    with Daemon(directory / "data") as daemon:
+        daemon.walctl("log", "create", "shop/old", check=True)
+        daemon.walctl("log", "create", "other", check=True)
+        first, second = daemon.walctl(*arguments), daemon.walctl(*arguments)
+        expect("it makes and deletes logs", first.returncode == 0 and b"created shop/orders" in first.stdout and b"deleted shop/old" in first.stdout, said(first))
+        expect("its second run changes nothing", second.returncode == 0 and b"created" not in second.stdout and b"deleted" not in second.stdout, said(second))
+        names = daemon.walctl("logs", "--output", "jsonl").stdout.decode()
+        expect("other logs stay", '"other"' in names and "shop/audit" in names and "shop/old" not in names, names)
+    policy = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
+    expect("its pod reaches gRPC", "logs" in map(labels, policy["from"]), policy)
 
 
 @check("A certificate of cert-manager has every name of the Services and of the pod")

@@ -255,6 +255,7 @@ grpc:
 {{- include "wald.checkTLS" . -}}
 {{- include "wald.checkAuth" . -}}
 {{- include "wald.checkBackup" . -}}
+{{- include "wald.checkLogs" . -}}
 {{- include "wald.checkReplica" . -}}
 {{- include "wald.checkPods" . -}}
 {{- end }}
@@ -324,6 +325,25 @@ grpc:
 {{- fail "config.console is on: tokens and logins would cross the network in plaintext; set http.tls, or insecure=true" -}}
 {{- else if not (or $auth (include "wald.insecureListen" .)) -}}
 {{- fail "config.console is on: everyone who reaches the HTTP port could read every record; set http.tls and auth.existingSecret, or insecure=true" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A Job that the daemon would refuse fails the installation late, so it is refused here. */}}
+{{- define "wald.checkLogs" -}}
+{{- with .Values.logs -}}
+{{- if .items -}}
+{{- if and (eq $.Values.tls.clientAuth "require") (not .certSecret) -}}
+{{- fail "logs.items with tls.clientAuth \"require\": set logs.certSecret" -}}
+{{- end -}}
+{{- if and $.Values.auth.existingSecret (not .tokenSecret) (not .certSecret) -}}
+{{- fail "logs.items with auth.existingSecret: set logs.tokenSecret, the Secret of a token with the rights create, configure and list on these logs, or logs.certSecret" -}}
+{{- end -}}
+{{- if and .certSecret (not $.Values.tls.enabled) -}}
+{{- fail "logs.certSecret has no effect without tls.enabled: set tls.enabled=true" -}}
+{{- end -}}
+{{- else if .prune -}}
+{{- fail "logs.prune deletes every log below a prefix but those of logs.items, which is empty: name logs in logs.items" -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -427,4 +447,72 @@ grpc:
 {{- fail (printf "extraArgs has %q, which each restart would repeat: set replica.takeOverTerm, which takes the store from one owner alone" .) -}}
 {{- end -}}
 {{- end -}}
+{{- end }}
+
+{{/* Variables of a walctl that calls this release. `job` has `tokenSecret` and `certSecret`. */}}
+{{- define "wald.walctlEnv" -}}
+{{- $root := .root -}}
+- name: WALD_ENDPOINT
+  value: {{ ternary "https" "http" $root.Values.tls.enabled }}://{{ include "wald.fullname" $root }}:{{ $root.Values.service.port }}
+{{- if $root.Values.tls.enabled }}
+- name: WALD_TLS_CA
+  value: /etc/wald-tls/ca.crt
+- name: WALD_TLS_SERVER_NAME
+  value: {{ include "wald.serverName" $root }}
+{{- if .job.certSecret }}
+- name: WALD_TLS_CERT
+  value: /etc/wald-cert/tls.crt
+- name: WALD_TLS_KEY
+  value: /etc/wald-cert/tls.key
+{{- end }}
+{{- end }}
+{{- if .job.tokenSecret }}
+- name: WALD_TOKEN_FILE
+  value: /etc/wald-token/token
+{{- end }}
+{{- end }}
+
+{{/* Where that walctl finds the files of its variables. */}}
+{{- define "wald.walctlMounts" -}}
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  mountPath: /etc/wald-tls
+  readOnly: true
+{{- if .job.certSecret }}
+- name: cert
+  mountPath: /etc/wald-cert
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- if .job.tokenSecret }}
+- name: token
+  mountPath: /etc/wald-token
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{/* The volumes of these mounts. */}}
+{{- define "wald.walctlVolumes" -}}
+{{- if .root.Values.tls.enabled }}
+# Only the CA: the key is the daemon's.
+- name: tls
+  secret:
+    secretName: {{ include "wald.tlsSecret" .root }}
+    defaultMode: 0440
+    items:
+      - key: ca.crt
+        path: ca.crt
+{{- with .job.certSecret }}
+- name: cert
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- with .job.tokenSecret }}
+- name: token
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
 {{- end }}
