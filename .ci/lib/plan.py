@@ -25,6 +25,7 @@ Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
 STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
 STORES, OBJECT = "setup/tools:stores", "setup/builds:object_stores"
+WHOLE, EMULATOR = "deploy/release:programs,debian,image,twice,gates", "setup/tools:release"
 BUCKETS, TESTS = "setup/builds:buckets", "rust/tests"
 # Steps that most others need.
 BINARIES = (TOOLS, RELEASE, TESTS)
@@ -40,13 +41,15 @@ COMPUTE = [
     Step(CLUSTER, "compute", (TOOLS,)),
     Step(MDBOOK, "compute", (TOOLS,)),
     Step(STORES, "compute", (TOOLS,)),
+    Step(EMULATOR, "compute", (TOOLS,)),
     # The build of the tests takes the longest, and their run leaves time.
     Step("bench/guard", "compute", (TOOLS, RELEASE)),
     Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
     Step(BUCKETS, "compute", BINARIES, ("debug",)),
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
+    Step("deploy/release:digests,python,npm,go,rust_crates,chart", "compute", BINARIES),
     Step("disk/reader", "compute", BINARIES),
-    Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,texts,package,rest",
+    Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,log_jobs,texts,package,rest",
          "compute", (*BINARIES, BUCKETS)),
     Step(OBJECT, "compute", BINARIES),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
@@ -138,6 +141,7 @@ LAST = [
     Step("ops/traces", "wait", (*BINARIES, STATIC)),
     Step("ops/console:replica", "wait", (*BINARIES, BUCKETS)),
     Step("deploy/image", "wait", (*BINARIES, STATIC)),
+    Step(WHOLE, "wait", (*BINARIES, EMULATOR)),
     Step("deploy/install", "wait", (*BINARIES, CLUSTER)),
     Step("docs/book", "wait", (MDBOOK,)),
     Step("clients/conformance:replica,stand_by", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
@@ -192,7 +196,9 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
 # - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
-WITH_ALL = [CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
+# - the programs of a release for two processors, built twice, with tools from source. The packages of a release are made and used
+#   in every run.
+WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             "durability/engine:power", "durability/engine:damage", "durability/engine:sorting_memory", "durability/full:gives_back",
             "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "durability/takeover:contenders",
             "durability/history:forgetful_store", "wire/wire:floods_over_tls",

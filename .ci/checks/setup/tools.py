@@ -18,6 +18,11 @@ def stores():
     counted(ROOT / ".ci/lib/tools", "stores", cwd=ROOT)
 
 
+@check("An emulator of arm64, and the maker of a Debian root, for deploy/release")
+def release():
+    counted(ROOT / ".ci/lib/tools", "release", cwd=ROOT)
+
+
 @check("A Kubernetes API and kwok from Go modules, for deploy/install")
 def cluster():
     counted(ROOT / ".ci/lib/cluster/build", cwd=ROOT)

@@ -1,0 +1,337 @@
+"""What `deploy/release` makes, used as its users do: an empty project in each language installs the package from the release,
+starts a server and appends. With --all: the release of two folders is equal to the byte; the programs and the Debian package
+run in a root without anything else; and a library with a licence that is not allowed stops the release.
+"""
+
+import functools
+
+from clients import *
+from deploy import *
+
+WORK = SCRATCH / "release"
+PARTS = ["chart", "crates", "python", "npm", "go", "proto"]
+# Crates that a user of the Rust client gets, itself included (README of the client).
+MOST_CRATES = 75
+
+
+def released(out, *parts, root=ROOT):
+    """Makes the release of the last commit; `parts` are its arguments. Returns how it ended."""
+    shutil.rmtree(out, ignore_errors=True)
+    return run(root / "deploy/release", "--out", out, *parts, timeout=3600, env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"})
+
+
+@functools.cache
+def packages():
+    """The packages of a release, signed. No part of them is compiled by rustc."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    key = WORK / "key"
+    if not key.exists():
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "release", "-f", key, check=True)
+    done = released(WORK / "dist", "--key", key, *PARTS)
+    if done.returncode:
+        raise SystemExit(said(done)[-4000:])
+    return WORK / "dist"
+
+
+def project(name):
+    folder = WORK / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def works(title, *command, cwd, **more):
+    """Whether the command of a user succeeds; prints its output if not."""
+    began = time.monotonic()
+    done = run(*command, cwd=cwd, timeout=1200, stdin=subprocess.DEVNULL,
+               env={**clean_environment(), "WALD_BINARY": str(WALD), "TMPDIR": str(WORK), **more})
+    fine = done.returncode == 0
+    expect(title, fine, f"{time.monotonic() - began:.1f} s" if fine else said(done)[-2000:])
+    return done.stdout.decode()
+
+
+@check("Its digests and its signature are right, and each file is in its provenance")
+def digests():
+    dist = packages()
+    done = run("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS", cwd=dist)
+    expect("sha256sum finds every file as listed", done.returncode == 0, said(done))
+    listed = {line.split("  ")[1] for line in (dist / "SHA256SUMS").read_text().splitlines()}
+    there = {str(path.relative_to(dist)) for path in dist.rglob("*") if path.is_file()}
+    expect("every file is listed", there - listed == {"SHA256SUMS", "SHA256SUMS.sig"}, there ^ listed)
+    (WORK / "signers").write_text(f"release {(WORK / 'key.pub').read_text()}")
+    verify = ["ssh-keygen", "-Y", "verify", "-f", WORK / "signers", "-I", "release", "-n", "wald-release", "-s", dist / "SHA256SUMS.sig"]
+    sums = (dist / "SHA256SUMS").read_bytes()
+    expect("the signature is right", run(*verify, input=sums).returncode == 0)
+    expect("that of other digests is not", run(*verify, input=sums.replace(b"a", b"b")).returncode != 0)
+    [path] = dist.glob("*.provenance.json")
+    statement = json.loads(path.read_text())
+    named = {subject["name"]: subject["digest"]["sha256"] for subject in statement["subject"]}
+    expect("the provenance names all others, and the commit", {*named} == listed - {path.name}
+           and run("git", "rev-parse", "HEAD", cwd=ROOT).stdout.decode().strip() in path.read_text(), len(named))
+
+
+@check("Python: an empty project installs the wheel, and the sdist, and appends")
+def python():
+    dist, folder = packages() / "python", project("python")
+    run(sys.executable, "-m", "venv", folder / "venv", check=True)
+    bin = folder / "venv" / "bin"
+    pip = [bin / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    works("the wheel is installed", *pip, *dist.glob("*.whl"), "pytest", "pytest-asyncio", cwd=folder)
+    shutil.copy(ROOT / "client/python/examples/testkit.py", folder / "test_orders.py")
+    works("its test passes", bin / "python", "-m", "pytest", "-q", folder / "test_orders.py", cwd=folder)
+    if os.environ.get("CI_LIGHT"):
+        return
+    works("the sdist is installed", *pip, "--force-reinstall", "--no-deps", *dist.glob("*.tar.gz"), cwd=folder)
+    works("its test passes with it", bin / "python", "-m", "pytest", "-q", folder / "test_orders.py", cwd=folder)
+
+
+@check("Node: an empty project installs the tarball; modules, CommonJS and TypeScript append")
+def npm():
+    dist, folder = packages() / "npm", project("npm")
+    # An empty project, as `npm init -y` makes one.
+    (folder / "package.json").write_text('{"name": "orders", "version": "1.0.0"}')
+    works("the tarball is installed", "npm", "install", "--silent", *dist.glob("*.tgz"), cwd=folder)
+    example = (ROOT / "client/typescript/examples/testkit.ts").read_text()
+    example = example.replace("../src/index.js", "wald-client").replace("../src/testing.js", "wald-client/testing")
+    (folder / "orders.test.mjs").write_text(example)
+    works("a module's test passes", "node", "--test", "orders.test.mjs", cwd=folder)
+    body = re.sub(r"^import (.+) from (.+);$", r"const \1 = require(\2);", example, flags=re.M)
+    (folder / "orders.test.cjs").write_text(body)
+    works("a test in CommonJS passes", "node", "--test", "orders.test.cjs", cwd=folder)
+    # The compiler and the types that the client's own build uses.
+    versions = json.loads((ROOT / "client/typescript/package.json").read_text())["devDependencies"]
+    works("TypeScript is installed", "npm", "install", "--silent", "--save-dev",
+          *(f"{name}@{versions[name]}" for name in ("typescript", "@types/node")), cwd=folder)
+    (folder / "orders.mts").write_text(example)
+    works("its types fit a strict project", "npx", "tsc", "--strict", "--noEmit", "--target", "es2022", "--module", "nodenext",
+          "--types", "node", "orders.mts", cwd=folder)
+
+
+@check("Go: an empty module gets the client from the release without a generator, and appends")
+def go():
+    dist, folder = packages() / "go", project("go")
+    proxies = run("go", "env", "GOPROXY", check=True).stdout.decode().strip()
+    environment = {"GOPROXY": f"file://{dist},{proxies}", "GONOSUMDB": "wald.dev", "GOFLAGS": "-mod=mod"}
+    # The cache may have the module of an earlier commit with this version.
+    cache = Path(run("go", "env", "GOMODCACHE", check=True).stdout.decode().strip())
+    for old in cache / "cache/download/wald.dev", cache / "wald.dev":
+        if old.exists():
+            run("chmod", "-R", "u+w", old, check=True)
+            shutil.rmtree(old)
+    version = next(dist.rglob("*.zip")).stem
+    works("a module is made", "go", "mod", "init", "example.org/orders", cwd=folder, **environment)
+    works("go get finds it", "go", "get", f"wald.dev/client/go@{version}", cwd=folder, **environment)
+    example = (ROOT / "client/go/examples/testkit/orders_test.go").read_text()
+    (folder / "orders_test.go").write_text(example.replace("//go:build daemon\n\n", ""))
+    works("its test passes", "go", "test", "./...", cwd=folder, **environment)
+
+
+def unpacked(dist, folder):
+    """The crates of a release; returns the folder of each by its name."""
+    found = {}
+    for path in sorted(dist.glob("*.crate")):
+        run("tar", "-xzf", path, "-C", folder, check=True)
+        found[re.fullmatch(r"(.+)-\d+\.\d+\.\d+", path.stem)[1]] = folder / path.stem
+    return found
+
+
+@check("Rust: an empty project takes the client's crates of the release, no more than it says, and with --all appends")
+def rust_crates():
+    folder = project("rust")
+    crates = unpacked(packages() / "crates", folder)
+    expect("the release has a crate for each package of the workspace", len(crates) == 9, sorted(crates))
+    (folder / "orders" / "src").mkdir(parents=True)
+    shutil.copy(ROOT / "client/examples/testkit.rs", folder / "orders" / "src" / "main.rs")
+    # A registry would find the crates by their versions.
+    patches = "[patch.crates-io]\n" + "".join(f'{name} = {{ path = "{path}" }}\n' for name, path in crates.items())
+    version = crates["wald-client"].name.removeprefix("wald-client-")
+    (folder / "orders" / "Cargo.toml").write_text(f"""
+[package]
+name = "orders"
+edition = "2024"
+
+[dependencies]
+tokio = {{ version = "1", features = ["macros", "rt-multi-thread"] }}
+wald-client = {{ version = "{version}", features = ["testing"] }}
+
+[workspace]
+
+{patches}""")
+    tree = works("its libraries are found", "cargo", "tree", "--quiet", "--package", "wald-client", "--edges", "normal", "--prefix", "none",
+                 "--no-dedupe", cwd=folder / "orders")
+    count = len({" ".join(line.split()[:2]) for line in tree.splitlines() if line.strip()})
+    expect(f"the client brings at most {MOST_CRATES} crates", 10 < count <= MOST_CRATES, count)
+    if os.environ.get("CI_LIGHT"):
+        return
+    works("its program appends", "cargo", "run", "--quiet", cwd=folder / "orders", CARGO_TARGET_DIR=str(folder / "target"))
+    for name, binary in ("wald-server", "wald"), ("walctl", "walctl"):
+        # `cargo install` reads a patch from the configuration only.
+        (folder / ".cargo").mkdir(exist_ok=True)
+        (folder / ".cargo" / "config.toml").write_text(patches)
+        works(f"cargo install {name}", "cargo", "install", "--quiet", "--debug", "--path", crates[name], "--root", folder / "root",
+              cwd=folder, CARGO_TARGET_DIR=str(folder / "target"))
+        works(f"{binary} runs", folder / "root" / "bin" / binary, "--version", cwd=folder)
+    shutil.rmtree(folder / "target")
+
+
+@check("The chart's package renders as the folder does")
+def chart():
+    [package] = (packages() / "chart").glob("*.tgz")
+    expect("its objects are those of the folder", rendered(chart=package) == rendered(), package.name)
+
+
+@functools.cache
+def everything():
+    """A whole release."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    done = released(WORK / "whole")
+    if done.returncode:
+        raise SystemExit(said(done)[-4000:])
+    return WORK / "whole"
+
+
+def first_append(title, root, wald, walctl, *before):
+    """Starts the daemon in a root of its own and appends. `before`: words before each command, such as an emulator."""
+    began = time.monotonic()
+    line = ["chroot", root, *before]
+    daemon = subprocess.Popen([*line, wald, "--data-dir", "/data", "--listen", "127.0.0.1:0", "--http-listen", ":0", "--log-format", "json"],
+                              stderr=subprocess.PIPE, text=True, env={})
+    try:
+        start = next((json.loads(text) for text in daemon.stderr if "wald is serving" in text), None)
+        if not expect(f"{title}: the daemon serves", start):
+            return
+        endpoint = f"http://{start['grpc']}"
+        done = run(*line, walctl, "--endpoint", endpoint, "append", "orders", "--text", "tea", env={})
+        expect(f"{title}: a first append is acked", done.returncode == 0, f"{time.monotonic() - began:.1f} s" if done.returncode == 0 else said(done))
+        done = run(*line, walctl, "--endpoint", endpoint, "read", "orders", "--output", "raw", env={})
+        expect(f"{title}: it is read back", done.stdout == b"tea\n", said(done))
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        code = daemon.wait(60)
+    expect(f"{title}: the daemon ends with 0", code == 0, code)
+
+
+def bare(name):
+    """A root with nothing but a directory for data and one for temporary files."""
+    root = project(name)
+    for folder in "data", "tmp":
+        (root / folder).mkdir()
+    (root / "data").chmod(0o700)
+    return root
+
+
+@check("With --all: the programs of both processors run in a root that has nothing else, and name their commit")
+def programs():
+    dist, commit = everything(), run("git", "rev-parse", "HEAD", cwd=ROOT).stdout.decode()[:12]
+    for path in sorted(dist.glob("wald-*-linux.tar.gz")):
+        processor = path.name.removesuffix("-linux.tar.gz").rsplit("-", 1)[1]
+        root, folder = bare(f"root-{processor}"), "/" + path.name.removesuffix(".tar.gz")
+        run("tar", "-xzf", path, "-C", root, check=True)
+        emulator = []
+        if processor != os.uname().machine:
+            shutil.copy(shutil.which(f"qemu-{processor}-static"), root / "emulator")
+            emulator = ["/emulator"]
+        for name in "wald", "walctl", "walbench":
+            shown = run("chroot", root, *emulator, f"{folder}/{name}", "--version", env={}).stdout.decode().strip()
+            expect(f"{processor}: {name} names its commit", f"(commit {commit}, " in shown, shown)
+        first_append(processor, root, f"{folder}/wald", f"{folder}/walctl", *emulator)
+        for name in "NOTICE", "LICENSE", "wald.toml", "wald.service", "man/man1/walctl.1", "completions/walctl.bash":
+            expect(f"{processor}: it has {name}", (root / folder[1:] / name).stat().st_size > 100)
+
+
+@check("With --all: the Debian package installs into a bare Debian, and removes itself")
+def debian():
+    [package] = everything().glob(f"wald_*_{'amd64' if os.uname().machine == 'x86_64' else 'arm64'}.deb")
+    root = project("debian")
+    run("debootstrap", "--variant=minbase", "stable", root, check=True, timeout=900)
+    shutil.copy(package, root)
+    began = time.monotonic()
+    done = run("chroot", root, "dpkg", "--install", f"/{package.name}")
+    expect("dpkg installs it", done.returncode == 0, f"{time.monotonic() - began:.1f} s" if done.returncode == 0 else said(done))
+    (root / "data").mkdir(0o700)
+    first_append("Debian", root, "/usr/bin/wald", "/usr/bin/walctl")
+    unit = root / "usr/lib/systemd/system/wald.service"
+    expect("its unit starts the program of the package", "ExecStart=/usr/bin/wald --config /etc/wald/wald.toml" in unit.read_text())
+    (root / "etc/wald/wald.toml").write_text("# mine\n")
+    expect("it is installed again, and keeps a changed file of settings",
+           run("chroot", root, "dpkg", "--force-confold", "--install", f"/{package.name}").returncode == 0
+           and (root / "etc/wald/wald.toml").read_text() == "# mine\n")
+    done = run("chroot", root, "dpkg", "--remove", "wald")
+    expect("it is removed; settings stay", done.returncode == 0 and not (root / "usr/bin/wald").exists()
+           and (root / "etc/wald/wald.toml").exists(), said(done) if done.returncode else "")
+    shutil.rmtree(root)
+
+
+@check("With --all: the image has both processors, and its own appends")
+def image():
+    [archive] = everything().glob("*-image.tar")
+    folder = project("image")
+    run("tar", "-xf", archive, "-C", folder, check=True)
+    index = json.loads((folder / "index.json").read_text())
+    blob = lambda digest: json.loads((folder / "blobs" / digest.replace(":", "/")).read_text())
+    # The index of the layout names one image, which is a list of two.
+    listed = blob(index["manifests"][0]["digest"])["manifests"]
+    found = {one["platform"]["architecture"]: one for one in listed}
+    expect("it has both processors", found.keys() == {"amd64", "arm64"}, sorted(found))
+    own = found["amd64" if os.uname().machine == "x86_64" else "arm64"]
+    manifest = blob(own["digest"])
+    labels = blob(manifest["config"]["digest"])["config"]["Labels"]
+    commit = run("git", "rev-parse", "HEAD", cwd=ROOT).stdout.decode().strip()
+    expect("its labels name version and commit", labels.get("org.opencontainers.image.revision") == commit, labels)
+    root = bare("image-root")
+    shutil.rmtree(root / "data")
+    for layer in manifest["layers"]:
+        run("tar", "-xf", folder / "blobs" / layer["digest"].replace(":", "/"), "-C", root, check=True)
+    first_append("image", root, "/usr/local/bin/wald", "/usr/local/bin/walctl")
+
+
+@check("With --all: a second release of the commit in another folder is equal to the byte")
+def twice():
+    first, other = everything(), project("elsewhere")
+    run("git", "clone", "--quiet", ROOT, other / "a longer name", check=True)
+    done = released(other / "dist", root=other / "a longer name")
+    expect("the second release is made", done.returncode == 0, said(done)[-2000:] if done.returncode else "")
+    one, two = [{line.split("  ")[1]: line for line in (dist / "SHA256SUMS").read_text().splitlines()} for dist in (first, other / "dist")]
+    expect("each file is the same", one == two, f"{len(one)} files" if one == two else [name for name in one if one[name] != two.get(name)])
+
+
+ADVISORY = """```toml
+[advisory]
+id = "RUSTSEC-2099-0001"
+package = "h2"
+date = "2026-01-01"
+
+[versions]
+patched = [">= 99.0.0"]
+```
+
+# Planted
+"""
+
+
+def commit(folder):
+    run("git", "add", "--all", cwd=folder, check=True)
+    run("git", "-c", "user.name=x", "-c", "user.email=x@localhost", "commit", "--quiet", "--message", "planted", cwd=folder, check=True)
+
+
+@check("With --all: a licence that is not allowed, a library that is banned, and a known vulnerability stop the release")
+def gates():
+    for title, old, new, word in [("licence", '    "ISC",\n', "", "rejected"),
+                                  ("ban", 'deny = [\n', 'deny = [\n    { crate = "h2", reason = "planted" },\n', "banned")]:
+        copy = project(f"planted-{title}")
+        run("git", "clone", "--quiet", ROOT, copy, check=True)
+        file = copy / "deploy/deny.toml"
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+        commit(copy)
+        done = released(WORK / f"planted-{title}-dist", "binaries", root=copy)
+        expect(f"a planted {title} stops it", done.returncode != 0 and word in said(done), said(done)[-300:])
+        shutil.rmtree(copy)
+    database = project("advisories")
+    (database / "crates/h2").mkdir(parents=True)
+    (database / "crates/h2/RUSTSEC-2099-0001.md").write_text(ADVISORY)
+    run("git", "init", "--quiet", database, check=True)
+    commit(database)
+    done = released(WORK / "planted-advisory", "--advisories", database, "binaries")
+    expect("a planted vulnerability stops it", done.returncode != 0 and "RUSTSEC-2099-0001" in said(done), said(done)[-300:])
