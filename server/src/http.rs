@@ -558,6 +558,22 @@ async fn ready(State(routes): State<Arc<HttpRoutes>>) -> Response {
     }
 }
 
+/// Whether the client names gzip among its encodings, and does not refuse it by a weight of zero.
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    let lists = headers.get_all(header::ACCEPT_ENCODING).iter();
+    let encodings = lists
+        .filter_map(|list| list.to_str().ok())
+        .flat_map(|list| list.split(','));
+    let mut words = encodings.map(|encoding| encoding.split(';').map(str::trim));
+    words.any(|mut encoding| {
+        let is_gzip = encoding
+            .next()
+            .is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
+        let weight = encoding.find_map(|word| word.strip_prefix("q=")?.parse::<f32>().ok());
+        is_gzip && weight != Some(0.0)
+    })
+}
+
 /// For scrapers, which come by an address, or by the name of a service. A browser always names a
 /// host; of HTTP/1.0 no header is required.
 async fn metrics(State(routes): State<Arc<HttpRoutes>>, uri: Uri, headers: HeaderMap) -> Response {
@@ -566,8 +582,40 @@ async fn metrics(State(routes): State<Arc<HttpRoutes>>, uri: Uri, headers: Heade
     if !known && !unnamed {
         return (StatusCode::FORBIDDEN, UNKNOWN).into_response();
     }
-    match routes.renderer.text().await {
-        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+    match routes.renderer.render().await {
+        Ok(made) => {
+            let described = [
+                (header::CONTENT_TYPE, prometheus::TEXT_FORMAT),
+                (header::VARY, "accept-encoding"),
+            ];
+            match takes_gzip(&headers) {
+                true => {
+                    (described, [(header::CONTENT_ENCODING, "gzip")], made.gzip).into_response()
+                }
+                false => (described, made.text).into_response(),
+            }
+        }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encodings_without_gzip_and_gzip_of_no_weight_get_text() {
+        for (list, wanted) in [
+            ("gzip", true),
+            ("br, GZIP; q=0.2", true),
+            ("identity", false),
+            ("gzip;q=0.000, br", false),
+            ("x-gzip", false),
+        ] {
+            let headers =
+                HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(list))]);
+            assert_eq!(takes_gzip(&headers), wanted, "{list}");
+        }
+        assert!(!takes_gzip(&HeaderMap::new()));
     }
 }

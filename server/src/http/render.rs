@@ -1,10 +1,13 @@
-//! The text of /metrics. A thread of its own renders it, once for all concurrent scrapes, and
+//! The text of /metrics. A thread of its own renders and compresses it, once for all concurrent scrapes, and
 //! for at most a part of a processor's time.
 
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
 use wald_storage::block_on;
@@ -23,9 +26,17 @@ pub(super) struct Renderer {
     last: Arc<Mutex<LastRendering>>,
 }
 
+/// The metrics at one moment.
+#[derive(Clone)]
+pub(super) struct Rendering {
+    pub(super) text: Bytes,
+    /// The text as gzip. Scrapers ask for it: a scrape of many logs is ten times smaller.
+    pub(super) gzip: Bytes,
+}
+
 /// The last rendering.
 struct LastRendering {
-    text: Option<(Instant, Bytes)>,
+    made: Option<(Instant, Rendering)>,
     /// Until when the renderings so far use up their share.
     paid: Instant,
 }
@@ -35,7 +46,7 @@ impl Renderer {
         Self {
             node,
             last: Arc::new(Mutex::new(LastRendering {
-                text: None,
+                made: None,
                 paid: Instant::now(),
             })),
         }
@@ -45,13 +56,13 @@ impl Renderer {
     ///
     /// # Errors
     /// With a sentence if a metric cannot be written, which is a bug.
-    pub(super) async fn text(&self) -> Result<Bytes, String> {
+    pub(super) async fn render(&self) -> Result<Rendering, String> {
         let asked = Instant::now();
         let last = Arc::clone(&self.last).lock_owned().await;
-        if let Some((begun, text)) = &last.text
+        if let Some((begun, made)) = &last.made
             && *begun >= asked
         {
-            return Ok(text.clone());
+            return Ok(made.clone());
         }
         // A task of its own: a caller that leaves must not let the next one begin meanwhile.
         let rendering = tokio::spawn(render(Arc::clone(&self.node), last));
@@ -62,7 +73,7 @@ impl Renderer {
 async fn render(
     node: Arc<Node>,
     mut last: OwnedMutexGuard<LastRendering>,
-) -> Result<Bytes, String> {
+) -> Result<Rendering, String> {
     if let Some(at) = last.paid.checked_sub(AHEAD) {
         tokio::time::sleep_until(at).await;
     }
@@ -72,12 +83,21 @@ async fn render(
         let now = engine.map(|engine| engine.statistics());
         let lags = engine
             .map(|engine| block_on(metrics::lags(&node.cursor_lag_logs, &**engine.unchecked())));
-        node.metrics.encode(now.as_ref(), &lags.unwrap_or_default())
+        let text = node
+            .metrics
+            .encode(now.as_ref(), &lags.unwrap_or_default())
+            .map_err(|error| error.to_string())?;
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        let written = gzip.write_all(&text);
+        let gzip = written.and_then(|()| gzip.finish());
+        Ok::<_, String>(Rendering {
+            text: text.into(),
+            gzip: gzip.map_err(|error| error.to_string())?.into(),
+        })
     });
-    let rendered = rendered.await.map_err(|error| error.to_string())?;
-    let text = Bytes::from(rendered.map_err(|error| error.to_string())?);
+    let made = rendered.await.map_err(|error| error.to_string())??;
     let now = Instant::now();
     last.paid = last.paid.max(now) + (now - begun) * (SHARE - 1);
-    last.text = Some((begun, text.clone()));
-    Ok(text)
+    last.made = Some((begun, made.clone()));
+    Ok(made)
 }

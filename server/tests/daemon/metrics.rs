@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 
 use crate::support::{Daemon, append};
@@ -40,6 +41,43 @@ async fn weak_acks_show_as_such_and_as_a_lag_until_the_flush() {
     wal.sync(v1::SyncRequest::default()).await.unwrap();
     until("no lag", || daemon.metric("wald_durable_lag_bytes") == 0.0).await;
     assert_eq!(daemon.metric("wald_durable_lag_seconds"), 0.0);
+}
+
+#[test]
+fn scraper_that_takes_gzip_gets_the_same_metrics_in_fewer_bytes() {
+    let daemon = Daemon::start(&[]);
+    let plain = daemon.http_bytes("GET", "/metrics", "", "");
+    let answer = daemon.http_bytes(
+        "GET",
+        "/metrics",
+        "Accept-Encoding: deflate, gzip;q=0.5\r\n",
+        "",
+    );
+
+    let end = answer
+        .windows(4)
+        .position(|end| end == b"\r\n\r\n")
+        .unwrap();
+    let (head, body) = (String::from_utf8_lossy(&answer[..end]), &answer[end + 4..]);
+    assert!(head.contains("content-encoding: gzip"), "{head}");
+    assert!(
+        body.len() * 3 < plain.len(),
+        "{} of {}",
+        body.len(),
+        plain.len()
+    );
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(body)
+        .read_to_string(&mut text)
+        .unwrap();
+    let names = |text: &str| {
+        let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let plain = String::from_utf8(plain).unwrap();
+    assert!(names(&text).len() > 50);
+    assert_eq!(names(&text), names(&plain));
+    assert!(!plain.contains("content-encoding"), "{plain}");
 }
 
 #[tokio::test]

@@ -217,6 +217,20 @@ impl Daemon {
         headers: &str,
         body: &str,
     ) -> (u16, String, String) {
+        let answer = String::from_utf8(self.http_bytes(method, path, headers, body)).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, head.to_owned(), body.to_owned())
+    }
+
+    /// The whole answer to that request, as it comes.
+    pub(crate) fn http_bytes(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> Vec<u8> {
         let address = self.start["http"].as_str().unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
         let length = match body.len() {
@@ -228,11 +242,9 @@ impl Daemon {
             "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{headers}{length}Connection: close\r\n\r\n{body}"
         )
         .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, head.to_owned(), body.to_owned())
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        answer
     }
 
     /// Value of one line of /metrics, named with its labels.
