@@ -292,17 +292,41 @@ fn command() -> Command {
                 .require_equals(true)
                 .default_missing_value("true");
         }
-        // The help of another command shows its own options, and of the settings only the one that `wald token` reads.
+        // The help of another command shows its own options, and the settings that it reads.
         command = command.mut_subcommands(|subcommand| match subcommand.get_name() {
             "serve" => subcommand,
             name => {
-                let is_own = name == "token" && setting.name == "auth_file";
-                subcommand.arg(arg.clone().hide_short_help(!is_own).hide(!is_own))
+                let is_read = reads(name, setting.name);
+                let heading = is_read.then_some("Settings");
+                subcommand.arg(
+                    arg.clone()
+                        .help_heading(heading)
+                        .hide_short_help(!is_read)
+                        .hide(!is_read),
+                )
             }
         });
         command = command.arg(arg);
     }
     command
+}
+
+/// Whether the help of a command shows a setting. Each command takes every setting, for the sake of scripts.
+fn reads(command: &str, setting: &str) -> bool {
+    const BUCKET: [&str; 4] = [
+        "bucket_endpoint",
+        "bucket_region",
+        "bucket_credentials_file",
+        "bucket_insecure",
+    ];
+    match command {
+        "token" => setting == "auth_file",
+        "restore" => {
+            ["data_dir", "allow_foreign_owner"].contains(&setting) || BUCKET.contains(&setting)
+        }
+        "verify" => BUCKET.contains(&setting),
+        _ => false,
+    }
 }
 
 fn take_over_argument() -> Arg {

@@ -16,6 +16,8 @@ def built(directory):
     binaries = directory / "binaries"
     (binaries / "volume").mkdir(parents=True)
     (binaries / "volume" / "data").mkdir(0o700)
+    (binaries / "licenses").mkdir()
+    shutil.copy(ROOT / "LICENSE", binaries / "licenses")
     for name in "wald", "walctl":
         kind = run("file", "-b", STATIC / name, check=True).stdout.decode()
         expect(f"{name} is static", "static" in kind and "interpreter" not in kind, kind.split(",")[3].strip())
@@ -32,7 +34,7 @@ def built(directory):
     run("umoci", "unpack", "--image", f"{directory}/oci:wald", directory / "bundle", check=True)
     files = {str(p.relative_to(directory / "bundle" / "rootfs")) for p in (directory / "bundle" / "rootfs").rglob("*") if p.is_file()}
     size = sum((directory / "bundle" / "rootfs" / f).stat().st_size for f in files)
-    expect("it holds two files and no shell", files == {"usr/local/bin/wald", "usr/local/bin/walctl"}, f"{size / 2**20:.1f} MiB")
+    expect("it holds two programs, their licence and no shell", files == {"usr/local/bin/wald", "usr/local/bin/walctl", "usr/share/doc/wald/LICENSE"}, f"{size / 2**20:.1f} MiB")
     mode = (directory / "bundle" / "rootfs" / "data").stat().st_mode & 0o777
     expect("its volume is for its owner only", mode == 0o700, f"{mode:04o}")
     return directory / "bundle"
