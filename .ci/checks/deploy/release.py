@@ -10,6 +10,8 @@ from deploy import *
 
 WORK = SCRATCH / "release"
 PARTS = ["chart", "crates", "python", "npm", "go", "proto"]
+# The programs run without variables, so without a PATH.
+CHROOT = shutil.which("chroot", path="/usr/sbin:/sbin:/usr/bin:/bin")
 # Crates that a user of the Rust client gets with it.
 MOST_CRATES = 75
 
@@ -213,10 +215,10 @@ def everything():
     return WORK / "whole"
 
 
-def first_append(title, root, wald, walctl, *before):
+def first_append(title, root, wald, walctl, *before, user="0:0"):
     """Starts the daemon in a root of its own and appends. `before`: words before each command, such as an emulator."""
     began = time.monotonic()
-    line = ["chroot", root, *before]
+    line = [CHROOT, f"--userspec={user}", root, *before]
     daemon = subprocess.Popen([*line, wald, "--data-dir", "/data", "--listen", "127.0.0.1:0", "--http-listen", ":0", "--log-format", "json"],
                               stderr=subprocess.PIPE, text=True, env={})
     try:
@@ -257,7 +259,7 @@ def programs():
             shutil.copy(shutil.which(f"qemu-{processor}-static"), root / "emulator")
             emulator = ["/emulator"]
         for name in "wald", "walctl", "walbench":
-            shown = run("chroot", root, *emulator, f"{folder}/{name}", "--version", env={}).stdout.decode().strip()
+            shown = run(CHROOT, root, *emulator, f"{folder}/{name}", "--version", env={}).stdout.decode().strip()
             expect(f"{processor}: {name} names its commit", f"(commit {commit}, " in shown, shown)
         first_append(processor, root, f"{folder}/wald", f"{folder}/walctl", *emulator)
         for name in "NOTICE", "LICENSE", "wald.toml", "wald.service", "man/man1/walctl.1", "completions/walctl.bash":
@@ -280,7 +282,7 @@ def debian():
     run("debootstrap", "--variant=minbase", "stable", root, check=True, timeout=900)
     shutil.copy(package, root)
     began = time.monotonic()
-    done = run("chroot", root, "dpkg", "--install", f"/{package.name}")
+    done = run(CHROOT, root, "dpkg", "--install", f"/{package.name}")
     expect("dpkg installs it", done.returncode == 0, f"{time.monotonic() - began:.1f} s" if done.returncode == 0 else said(done))
     (root / "data").mkdir(0o700)
     first_append("Debian", root, "/usr/bin/wald", "/usr/bin/walctl")
@@ -288,9 +290,9 @@ def debian():
     expect("its unit starts the program of the package", "ExecStart=/usr/bin/wald --config /etc/wald/wald.toml" in unit.read_text())
     (root / "etc/wald/wald.toml").write_text("# mine\n")
     expect("it is installed again, and keeps a changed file of settings",
-           run("chroot", root, "dpkg", "--force-confold", "--install", f"/{package.name}").returncode == 0
+           run(CHROOT, root, "dpkg", "--force-confold", "--install", f"/{package.name}").returncode == 0
            and (root / "etc/wald/wald.toml").read_text() == "# mine\n")
-    done = run("chroot", root, "dpkg", "--remove", "wald")
+    done = run(CHROOT, root, "dpkg", "--remove", "wald")
     expect("it is removed; settings stay", done.returncode == 0 and not (root / "usr/bin/wald").exists()
            and (root / "etc/wald/wald.toml").exists(), said(done) if done.returncode else "")
     shutil.rmtree(root)
@@ -315,7 +317,7 @@ def image():
     shutil.rmtree(root / "data")
     for layer in manifest["layers"]:
         run("tar", "-xf", folder / "blobs" / layer["digest"].replace(":", "/"), "-C", root, check=True)
-    first_append("image", root, "/usr/local/bin/wald", "/usr/local/bin/walctl")
+    first_append("image", root, "/usr/local/bin/wald", "/usr/local/bin/walctl", user="65532:65532")
 
 
 @check("With --all: a second release of the commit in another folder is equal to the byte")
