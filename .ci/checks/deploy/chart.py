@@ -34,6 +34,9 @@ def forms():
     reference = run(WALD, "config", "reference", check=True).stdout.decode()
     found = {}
     for paragraph in reference.split("\n\n")[1:]:
+        # A heading.
+        if paragraph.startswith("# ----"):
+            continue
         *doc, last = [line.removeprefix("#").strip() for line in paragraph.strip().splitlines()]
         name, default = last.split(" = ", 1)
         if name in OURS:
