@@ -292,7 +292,7 @@ fn command() -> Command {
                 .require_equals(true)
                 .default_missing_value("true");
         }
-        // The help of another command shows its own options, and the settings that it reads.
+        // The help of another command shows its own options, and settings for which it has no argument.
         command = command.mut_subcommands(|subcommand| match subcommand.get_name() {
             "serve" => subcommand,
             name => {
@@ -311,7 +311,8 @@ fn command() -> Command {
     command
 }
 
-/// Whether the help of a command shows a setting. Each command takes every setting, for the sake of scripts.
+/// Whether the help of a command shows a setting. Each command takes every setting, for the sake of scripts; most read the
+/// directory from an argument.
 fn reads(command: &str, setting: &str) -> bool {
     const BUCKET: [&str; 4] = [
         "bucket_endpoint",

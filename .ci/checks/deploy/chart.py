@@ -578,6 +578,8 @@ def log_jobs(directory):
         expect("its second run changes nothing", second.returncode == 0 and b"created" not in second.stdout and b"deleted" not in second.stdout, said(second))
         names = daemon.walctl("logs", "--output", "jsonl").stdout.decode()
         expect("other logs stay", '"other"' in names and "shop/audit" in names and "shop/old" not in names, names)
+    # As `helm upgrade --reuse-values` has them after a chart without this value.
+    expect("without the value nothing changes", rendered("--set", "logs=null") == rendered())
     policy = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
     expect("its pod reaches gRPC", "logs" in map(labels, policy["from"]), policy)
 
