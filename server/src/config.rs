@@ -23,8 +23,8 @@ pub(crate) use layers::{
     ConfigProblem, Effective, Layers, changed, env_name, flag_name, misspelt, reference,
 };
 pub(crate) use value::{
-    AuditFailurePolicy, AuditScope, BucketGap, ClientAuth, ConsoleMode, FlushFailurePolicy,
-    LogFormat, LogPattern, LogPatterns, SettingValue, Size, TlsVersion,
+    AuditFailurePolicy, AuditScope, BucketGap, ClientAuth, Exposure, FlushFailurePolicy, LogFormat,
+    LogPattern, LogPatterns, SettingValue, Size, TlsVersion,
 };
 
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
@@ -174,22 +174,33 @@ wald_storage::engine_settings! { settings
         /// Address and port of the gRPC service. Port 0 takes a free one, which the start
         /// line prints; an address left out (":6925") is 127.0.0.1.
         listen: SocketAddr = "127.0.0.1:6925";
-        /// Address and port of /metrics, /livez, /readyz and the web console.
+        /// Address and port of /metrics, /livez, /readyz, the web console and the HTTP API.
         http_listen: SocketAddr = "127.0.0.1:6926";
         /// Whether the HTTP port serves the web console, which shows records and changes nothing. auto:
         /// only if http_listen is a loopback address. on: always; an address that other machines can
         /// reach then needs auth_file, with http_tls or insecure_tokens, or without it
         /// insecure_listen. off: never. With auth_file a caller needs the right console, and sees only
         /// logs on which it has the rights read and list.
-        console: ConsoleMode = "auto";
-        /// Names of this machine, separated by commas, under which browsers may open the console
-        /// and scrapers may read /metrics. A name that begins with a dot covers every name that
-        /// ends with it. localhost and plain addresses always pass; for /metrics, names without a
-        /// dot pass too. Other names are refused, because a stranger's page can have its own name
-        /// resolved to this machine (DNS rebinding).
+        console: Exposure = "auto";
+        /// Names of this machine, separated by commas, under which browsers may open the console,
+        /// scrapers may read /metrics, and clients may call the HTTP API. A name that begins with a dot
+        /// covers every name that ends with it. localhost and plain addresses always pass; for
+        /// /metrics and the API, names without a dot pass too. Other names are refused, because a
+        /// stranger's page can have its own name resolved to this machine (DNS rebinding). With
+        /// auth_file the API takes every name.
         console_hosts: String = "";
+        /// Whether the HTTP port serves the HTTP API: appends, reads and the logs as JSON under /v1,
+        /// with the rights and limits of gRPC. auto: only if http_listen is a loopback address. on:
+        /// always; an address that other machines can reach then needs auth_file, with http_tls or
+        /// insecure_tokens, or without it insecure_listen. off: never.
+        http_api: Exposure = "auto";
+        /// Origins of pages that may call the HTTP API from a browser, such as https://app.example,
+        /// separated by commas (CORS). Requests of pages from other origins are refused, because a
+        /// stranger's page could reach a daemon on the machine of its visitor.
+        http_api_origins: String = "";
         /// Maximum connections of the HTTP port. At least 8. When all are taken, the connection
-        /// that has been idle for the longest time ends, so that probes always get in.
+        /// that has been idle for the longest time ends, so that probes always get in. The HTTP API
+        /// may have requests at work on three eighths of them, followers of logs included.
         http_max_connections: usize = "256";
         /// Maximum time for the head of an HTTP request, from the accept or from its first byte
         /// (> 0). The connection ends after it.
@@ -662,7 +673,8 @@ impl Config {
                 ));
             }
         }
-        self.check_cipher_suites()
+        self.check_cipher_suites()?;
+        self.check_origins()
     }
 
     /// Rules for identities, and for ports that other machines can reach.
@@ -708,9 +720,11 @@ impl Config {
                 ));
             }
         }
-        if self.console != ConsoleMode::On || self.http_listen.ip().is_loopback() {
+        let parts = [("console", self.console), ("http_api", self.http_api)];
+        let exposed = parts.iter().find(|(_, part)| *part == Exposure::On);
+        let Some((setting, _)) = exposed.filter(|_| !self.http_listen.ip().is_loopback()) else {
             return Ok(());
-        }
+        };
         let why = match has_auth {
             true if self.http_tls || self.insecure_tokens => return Ok(()),
             true => {
@@ -723,7 +737,7 @@ impl Config {
                  say --insecure-listen if something else protects the port"
             }
         };
-        Err(Wrong::new("console", why))
+        Err(Wrong::new(setting, why))
     }
 
     fn check_cipher_suites(&self) -> Result<(), Wrong> {
@@ -872,11 +886,48 @@ impl Config {
 
     /// Whether the HTTP port has the web console.
     pub(crate) fn has_console(&self) -> bool {
-        match self.console {
-            ConsoleMode::Auto => self.http_listen.ip().is_loopback(),
-            ConsoleMode::On => true,
-            ConsoleMode::Off => false,
+        self.serves(self.console)
+    }
+
+    /// Whether the HTTP port has the HTTP API.
+    pub(crate) fn has_http_api(&self) -> bool {
+        self.serves(self.http_api)
+    }
+
+    fn serves(&self, part: Exposure) -> bool {
+        match part {
+            Exposure::Auto => self.http_listen.ip().is_loopback(),
+            Exposure::On => true,
+            Exposure::Off => false,
         }
+    }
+
+    /// The origins of pages that may call the HTTP API.
+    pub(crate) fn http_api_origins(&self) -> impl Iterator<Item = &str> {
+        let origins = self.http_api_origins.split(',').map(str::trim);
+        origins.filter(|origin| !origin.is_empty())
+    }
+
+    fn check_origins(&self) -> Result<(), Wrong> {
+        for origin in self.http_api_origins() {
+            let uri = origin.parse::<http::Uri>().ok();
+            let is_origin = uri.is_some_and(|uri| {
+                uri.scheme_str()
+                    .is_some_and(|scheme| scheme == "http" || scheme == "https")
+                    && uri
+                        .authority()
+                        .is_some_and(|host| !host.as_str().contains('@'))
+                    && uri.path_and_query().is_none_or(|path| path == "/")
+                    && !origin.ends_with('/')
+            });
+            if !is_origin {
+                let why = format!(
+                    "{origin:?} is no origin; give scheme, host and port alone, such as https://app.example"
+                );
+                return Err(Wrong::new("http_api_origins", why));
+            }
+        }
+        Ok(())
     }
 
     /// The event loops to start.

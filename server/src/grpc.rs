@@ -11,6 +11,7 @@
 mod body;
 mod prefix;
 mod reply;
+mod taken;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -30,9 +31,12 @@ use wald_proto::codec::{Decode, Encode};
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::status::{self, Access};
 use crate::transport::HttpResult;
-pub(crate) use body::{Admitted, Message, Messages, OneMessage, RequestBody};
+pub(crate) use body::{
+    Admitted, Message, Messages, OneMessage, RequestBody, TranslatedBody, Translation,
+};
 use reply::answer_one;
 pub(crate) use reply::{Framed, answer};
+pub(crate) use taken::{AnswerMessages, framed};
 
 /// Receives the one message of a call. The call stays charged while `body` is there. A call that reads is BUSY while
 /// there is no room for answers.

@@ -1,4 +1,4 @@
-//! The HTTP side port: /livez, /readyz, /metrics; the console adds its own. Its own port, so that
+//! The HTTP side port: /livez, /readyz, /metrics; the console and the API add their own. Its own port, so that
 //! probes and scrapes work whatever the gRPC side is configured to demand.
 //!
 //! ```text
@@ -22,7 +22,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -42,6 +42,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{Domain, Protocol as Transport, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tower::Service as _;
 
@@ -50,21 +51,22 @@ use crate::auth::{Authority, CertNames, ServerRight};
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::console;
 use crate::drain::{Phase, draining};
+use crate::gateway::{self, ApiConnection, ApiThread};
 use crate::methods;
 use crate::reload::Reloader;
 use crate::rpc::Node;
 use crate::tls::{
     CertificateWatch, ConnStream, HANDSHAKE_RECORD, REFUSED_GRACE, TlsAcceptor, TlsPort, TlsSource,
 };
-use crate::transport::pause_after_failed_accept;
+use crate::transport::{SidePort, pause_after_failed_accept};
 use conn::{HttpConn, PeerProtocol};
-pub(crate) use hosts::{Hosts, UNKNOWN, asked};
+pub(crate) use hosts::{Hosts, UNKNOWN, asked, is_same_origin};
 use places::{ConnPlace, ConnPlaces, Holder, Overdue, RequestAtWork, TimeBounds, UNREAD};
 use render::Renderer;
 
 /// Most bytes of a request head. Longer ones are answered 431.
 const HEAD_BYTES: usize = 16 << 10;
-/// Most bytes of a request body. Only a login has one.
+/// Most bytes of a request body. Only a login has one, and requests to the API, which have bounds of their own.
 const BODY_BYTES: u64 = 64 << 10;
 /// Connections that the system completes before they are accepted: a burst of them must not
 /// make a probe try again, a second later.
@@ -104,6 +106,8 @@ pub(crate) struct Http {
     /// Dropped to end the thread.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// `None`: the port has no API. Ends behind the port.
+    _api: Option<ApiThread>,
 }
 
 impl Drop for Http {
@@ -117,7 +121,7 @@ impl Drop for Http {
     }
 }
 
-/// Starts the thread that serves the port. When draining begins, idle connections close and event
+/// Starts the thread that serves the port. `side`: the way of the API into the services. When draining begins, idle connections close and event
 /// streams end; probes are answered until the value is dropped.
 ///
 /// # Errors
@@ -128,8 +132,8 @@ pub(crate) fn start(
     config: &Config,
     grpc: SocketAddr,
     tls: Option<&Reloader<TlsSource>>,
-    authority: &Authority,
-    audit: Option<&Arc<AuditLog>>,
+    (authority, audit): (&Authority, Option<&Arc<AuditLog>>),
+    side: SidePort,
 ) -> io::Result<Http> {
     let tls = tls
         .filter(|_| config.http_tls)
@@ -144,13 +148,15 @@ pub(crate) fn start(
     };
     let (node, config, authority) = (Arc::clone(node), config.clone(), authority.clone());
     let audit = audit.cloned();
+    let api = config.has_http_api().then(ApiThread::start).transpose()?;
+    let api_handle = api.as_ref().map(|api| (api.handle(), side));
     let (stop, stopped) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
         .name("wald-http".to_owned())
         .spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve(listener, node, &config, grpc, tls, (authority, audit)) => {}
+                    () = serve(listener, node, &config, grpc, (tls, api_handle), (authority, audit)) => {}
                     // The other end was dropped.
                     _ = stopped => {}
                 }
@@ -160,6 +166,7 @@ pub(crate) fn start(
     Ok(Http {
         stop: Some(stop),
         thread: Some(thread),
+        _api: api,
     })
 }
 
@@ -175,8 +182,10 @@ struct Port {
     bounds: TimeBounds,
     /// `None`: there is no audit log.
     audit: Option<Arc<AuditLog>>,
-    /// Requests at work, probes aside: half of the places, so that one is always free or idle.
+    /// Requests at work, probes and the API aside: three eighths of the places.
     at_work: Arc<Semaphore>,
+    /// Requests to the API at work: as many. So a quarter of the places is always free or idle.
+    api_at_work: Arc<Semaphore>,
 }
 
 /// Accepts connections and serves them.
@@ -185,7 +194,7 @@ async fn serve(
     node: Arc<Node>,
     config: &Config,
     grpc: SocketAddr,
-    tls: Option<TlsAcceptor>,
+    (tls, api): (Option<TlsAcceptor>, Option<(Handle, SidePort)>),
     (authority, audit): (Authority, Option<Arc<AuditLog>>),
 ) {
     let http = listener.local_addr().ok();
@@ -195,18 +204,22 @@ async fn serve(
     let mut router = router(
         Arc::clone(&node),
         &hosts,
-        config.has_console(),
+        (config.has_console(), config.has_http_api()),
         grpc,
         scrapers,
     );
     let most = config.http_max_connections.max(LEAST_HTTP_CONNECTIONS);
+    if let Some((handle, side)) = api {
+        let hosts = Arc::clone(&hosts);
+        router = router.merge(gateway::router(side, handle, config, hosts, &authority));
+    }
     if config.has_console() {
         let console = console::router(
             Arc::clone(&node),
             config,
             hosts,
             authority,
-            most / 4,
+            most / 8,
             (grpc, http),
         );
         router = router.merge(console);
@@ -222,7 +235,8 @@ async fn serve(
             idle: config.http_idle_timeout,
         },
         audit,
-        at_work: Arc::new(Semaphore::new(most / 2)),
+        at_work: Arc::new(Semaphore::new(most * 3 / 8)),
+        api_at_work: Arc::new(Semaphore::new(most * 3 / 8)),
     });
     let waits = &node.metrics.accept_waits.http;
     let places = ConnPlaces::new(most, waits.clone());
@@ -352,12 +366,18 @@ async fn http1(
 ) {
     let names = watch.as_ref().map(|watch| Arc::new(watch.names()));
     let address = conn.address();
+    let api = Arc::new(ApiConnection {
+        names: names.clone(),
+        audited: audited.clone(),
+        calls: OnceLock::new(),
+    });
     let service = service_fn(|mut request: Request<Incoming>| {
         let work = place.work();
         if let Some(names) = &names {
             request.extensions_mut().insert(Arc::clone(names));
         }
         request.extensions_mut().insert(address);
+        request.extensions_mut().insert(Arc::clone(&api));
         if let Some(audited) = &audited {
             request.extensions_mut().insert(Arc::clone(audited));
         }
@@ -407,9 +427,13 @@ async fn answer(request: Request<Incoming>, work: RequestAtWork, port: &Port) ->
         return refusal.into_response();
     }
     let probe = matches!(request.uri().path(), "/livez" | "/readyz");
+    let at_work = match gateway::has(request.uri()) {
+        true => &port.api_at_work,
+        false => &port.at_work,
+    };
     let permit = if probe {
         None
-    } else if let Ok(permit) = Arc::clone(&port.at_work).try_acquire_owned() {
+    } else if let Ok(permit) = Arc::clone(at_work).try_acquire_owned() {
         Some(permit)
     } else {
         let busy = "too many requests are at work on this port; try again\n";
@@ -440,7 +464,7 @@ fn refusal(request: &Request<Incoming>) -> Option<(StatusCode, HeaderMap, &'stat
     }
     // hyper has checked the length. It reads no more of a body than has come with the head.
     let length = request.body().size_hint().exact();
-    if length.is_some_and(|length| length > BODY_BYTES) {
+    if length.is_some_and(|length| length > BODY_BYTES) && !gateway::has(request.uri()) {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         let sentence = "no request to this port needs a body\n";
         return Some((StatusCode::PAYLOAD_TOO_LARGE, headers, sentence));
@@ -486,22 +510,22 @@ struct HttpRoutes {
 fn router(
     node: Arc<Node>,
     hosts: &Arc<Hosts>,
-    has_console: bool,
+    (has_console, has_api): (bool, bool),
     grpc: SocketAddr,
     scrapers: Authority,
 ) -> Router {
     let port = grpc.port();
-    let nothing = if has_console {
-        format!(
-            "nothing here; there are /livez, /readyz, /metrics and /console/. gRPC is on port {port}.\n"
-        )
-    } else {
-        format!(
-            "nothing here; there are /livez, /readyz and /metrics (the console is off: see the \
-             setting `console`). gRPC is on port {port}.\n"
-        )
+    let console = match has_console {
+        true => ", /console/",
+        false => " (the console is off: see the setting `console`)",
     };
-    let nothing = Bytes::from(nothing);
+    let api = match has_api {
+        true => " and the API: /v1/openapi.json describes it",
+        false => " (the API is off: see the setting `http_api`)",
+    };
+    let nothing = Bytes::from(format!(
+        "nothing here; there are /livez, /readyz, /metrics{console}{api}. gRPC is on port {port}.\n"
+    ));
     Router::new()
         .route("/metrics", get(metrics))
         .route_layer(from_fn_with_state(

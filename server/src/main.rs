@@ -16,6 +16,7 @@ mod drain;
 mod ephemeral;
 #[cfg_attr(not(feature = "object"), path = "forward/none.rs")]
 mod forward;
+mod gateway;
 mod grpc;
 mod host;
 mod http;

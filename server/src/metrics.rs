@@ -50,7 +50,7 @@ pub(crate) use accepts::AcceptWaits;
 use accepts::AllAcceptWaits;
 pub(crate) use audit::{AuditFailure, AuditMetrics};
 pub(crate) use auth::{AuthFailure, AuthMetrics, FileKind, ReloadMetrics};
-pub(crate) use calls::{CallCounter, CallFuture, RequestHead};
+pub(crate) use calls::{CallBody, CallCounter, CallFuture, RequestHead};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;

@@ -400,10 +400,17 @@ impl Server {
         });
         let audited = audit.as_ref();
         let (tls_files, grpc) = (tls.as_ref(), addresses.0);
-        let _http = http::start(http, &node, config, grpc, tls_files, &authority, audited)
-            .map_err(|error| {
-                Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}"))
-            })?;
+        let side = transport.side_port(&calls);
+        let _http = http::start(
+            http,
+            &node,
+            config,
+            grpc,
+            tls_files,
+            (&authority, audited),
+            side,
+        )
+        .map_err(|error| Exit::new(Exit::SYSTEM, format!("cannot start the HTTP port: {error}")))?;
 
         let tls = tls.map(|files| Box::new(files) as Box<dyn Reload>);
         let mut files: Vec<_> = tls.into_iter().collect();

@@ -352,8 +352,7 @@ pub(crate) fn encoding_not_supported(encoding: &str, access: Access) -> Status {
 
 /// A call of a method that this server does not have.
 pub(crate) fn unknown_method(path: &str) -> Status {
-    let shown = path.char_indices().nth(MAX_SHOWN_PATH);
-    let shown = shown.map_or(path, |(end, _)| &path[..end]);
+    let shown = shortened(path);
     Failure::new(
         Code::Unimplemented,
         Reason::NotSupported,
@@ -362,6 +361,25 @@ pub(crate) fn unknown_method(path: &str) -> Status {
     .fact("method", shown)
     .refused(Retry::Never)
     .status()
+}
+
+/// A request to the HTTP API that it does not have.
+pub(crate) fn unknown_request(method: &http::Method, path: &str) -> Status {
+    let shown = format!("{method} {}", shortened(path));
+    Failure::new(
+        Code::Unimplemented,
+        Reason::NotSupported,
+        format!("the HTTP API has no request {shown:?}; /v1/openapi.json describes all"),
+    )
+    .fact("method", shown)
+    .refused(Retry::Never)
+    .status()
+}
+
+/// The part of a path that a message repeats.
+fn shortened(path: &str) -> &str {
+    let end = path.char_indices().nth(MAX_SHOWN_PATH);
+    end.map_or(path, |(end, _)| &path[..end])
 }
 
 /// Answers a barrier that was not reached.
@@ -495,6 +513,14 @@ pub(crate) fn wrong_port(grpc: u16) -> Status {
     .fact("grpc_port", grpc)
     .refused(Retry::Never)
     .status()
+}
+
+/// A page of another origin sent the request, or one under a name that is not known as this machine's.
+pub(crate) fn foreign_origin(why: &str) -> Status {
+    Failure::new(Code::PermissionDenied, Reason::NotAllowed, why)
+        .field("origin")
+        .refused(Retry::Never)
+        .status()
 }
 
 /// The call needs a credential, and has none.

@@ -23,6 +23,7 @@
 //! | `suspects.rs` | addresses whose connections break the rules |
 //! | `patience.rs` | the time that a client is waited for |
 //! | `routes.rs` | the service that answers a call |
+//! | `side.rs` | calls that come over another port |
 
 mod call;
 mod conn;
@@ -33,6 +34,7 @@ mod patience;
 mod peer;
 mod preface;
 mod routes;
+mod side;
 mod suspects;
 mod window;
 
@@ -66,6 +68,7 @@ pub(crate) use peer::{
 };
 use routes::ConnectionCalls;
 pub(crate) use routes::{Calls, HttpAnswer, HttpResult, HttpUrl, Routes, Serve};
+pub(crate) use side::{SideConnection, SidePort};
 use window::AllWindows;
 pub(crate) use window::{ALL_WINDOWS_BYTES, LEAST_WINDOW};
 
@@ -143,6 +146,7 @@ impl Listener {
 pub(crate) struct Transport {
     /// Closed when the last event loop has ended.
     ended: mpsc::Receiver<()>,
+    running: mpsc::WeakSender<()>,
     connections: Arc<Connections>,
 }
 
@@ -198,12 +202,21 @@ impl Transport {
             waits,
         };
         tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
-        Ok(Self { ended, connections })
+        Ok(Self {
+            ended,
+            running: running.downgrade(),
+            connections,
+        })
     }
 
     /// All connections.
     pub(crate) fn connections(&self) -> &Arc<Connections> {
         &self.connections
+    }
+
+    /// The way into the services from another port. The transport does not end while a call of it is open.
+    pub(crate) fn side_port(&self, calls: &Arc<Calls>) -> SidePort {
+        SidePort::new(calls, &self.connections, self.running.clone())
     }
 
     /// Resolves when every connection is closed, after draining began.

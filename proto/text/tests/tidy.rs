@@ -4,7 +4,8 @@
 //! in each folder and compares the rate with the folder's limit in [`FOLDERS`]. It counts
 //! other faults, too: banned words, doc comments that open with a word that needs a
 //! neighbour, questions as metric texts, public numbers without a unit, long test names.
-//! A second test compares the names of all types: each must mean one thing.
+//! A second test compares the names of all types: each must mean one thing. Another one finds files that
+//! do not belong at the top of the repository.
 //!
 //! A limit may only fall. The target of each folder is 3 per 1,000 words and no other fault.
 //! `TIDY=server/src cargo test -p wald-text --test tidy` prints every finding of a folder.
@@ -592,6 +593,40 @@ fn defined_types(text: &str) -> Vec<(usize, &str)> {
         found.extend(defined_type(content).map(|name| (line, name)));
     }
     found
+}
+
+/// Entries at the top of the repository.
+const TOP: &[&str] = &[
+    ".ci",
+    ".dockerignore",
+    ".gitignore",
+    "ARCHITECTURE.md",
+    "BENCHMARKS.md",
+    "CHANGELOG.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "HACKING.md",
+    "LICENSE",
+    "README.md",
+    "SECURITY.md",
+    "client",
+    "clippy.toml",
+    "deploy",
+    "docs",
+    "grafana",
+    "proto",
+    "server",
+    "storage",
+];
+
+#[test]
+fn top_of_the_repository_has_no_stray_file() {
+    let is_known = |file: &String| {
+        let entry = file.split('/').next().unwrap();
+        TOP.contains(&entry)
+    };
+    let strays: Vec<_> = files().into_iter().filter(|file| !is_known(file)).collect();
+    assert!(strays.is_empty(), "move or delete {strays:?}");
 }
 
 #[test]

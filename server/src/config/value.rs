@@ -257,9 +257,9 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Whether to serve the web console.
+/// Whether the HTTP port serves a part that shows or changes records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ConsoleMode {
+pub(crate) enum Exposure {
     /// Only if the HTTP port is on a loopback address.
     Auto,
     /// Wherever the HTTP port is.
@@ -305,4 +305,4 @@ choice!(AuditFailurePolicy { Continue = "continue", Refuse = "refuse" });
 choice!(ClientAuth { Off = "off", Optional = "optional", Require = "require" });
 choice!(TlsVersion { Tls12 = "1.2", Tls13 = "1.3" });
 choice!(LogFormat { Auto = "auto", Text = "text", Json = "json" });
-choice!(ConsoleMode { Auto = "auto", On = "on", Off = "off" });
+choice!(Exposure { Auto = "auto", On = "on", Off = "off" });

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::login::Logins;
 use crate::audit::Trail;
 use crate::auth::{CertNames, CookieSession, ServerRight};
-use crate::http::{Hosts, UNKNOWN, asked};
+use crate::http::{Hosts, UNKNOWN, asked, is_same_origin};
 use crate::methods;
 
 /// Nothing from elsewhere, nothing inline, nobody's frame; and no text becomes markup.
@@ -93,43 +93,6 @@ pub(super) async fn same_origin(request: Request, next: Next) -> Response {
     response
 }
 
-fn is_same_origin(uri: &Uri, headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
-    let origin = headers.get(header::ORIGIN).map(|origin| {
-        let origin = origin.to_str().unwrap_or_default();
-        let authority = origin.split_once("://").map(|(_, authority)| authority);
-        authority.is_some_and(|authority| {
-            asked(uri, headers).is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority))
-        })
-    });
-    matches!(site, None | Some(b"same-origin" | b"none")) && origin != Some(false)
-}
-
 fn refused(why: &'static str) -> Response {
     (StatusCode::FORBIDDEN, why).into_response()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn other_pages_are_told_by_origin_and_by_fetch_metadata() {
-        let asks = |pairs: &[(&'static str, &'static str)]| {
-            let mut headers = HeaderMap::new();
-            headers.insert("host", HeaderValue::from_static("127.0.0.1:6926"));
-            for (name, value) in pairs {
-                headers.insert(*name, HeaderValue::from_static(value));
-            }
-            is_same_origin(&Uri::from_static("/console/api/logs"), &headers)
-        };
-        assert!(asks(&[]));
-        assert!(asks(&[("origin", "http://127.0.0.1:6926")]));
-        assert!(asks(&[("sec-fetch-site", "same-origin")]));
-        assert!(asks(&[("sec-fetch-site", "none")]));
-        assert!(!asks(&[("origin", "http://127.0.0.1:8000")]));
-        assert!(!asks(&[("origin", "null")]));
-        assert!(!asks(&[("sec-fetch-site", "same-site")]));
-        assert!(!asks(&[("sec-fetch-site", "cross-site")]));
-    }
 }

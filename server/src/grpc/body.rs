@@ -12,6 +12,7 @@
 
 mod many;
 mod one;
+mod translated;
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -31,6 +32,7 @@ use crate::status::{self, Access};
 use crate::transport::{Hurry, Incoming, Patience};
 pub(crate) use many::{Admitted, Messages};
 pub(crate) use one::OneMessage;
+pub(crate) use translated::{TranslatedBody, Translation};
 
 /// Memory of a request besides its head and message: names, places, its answer.
 const REQUEST_OVERHEAD: u64 = 512;
@@ -92,6 +94,10 @@ impl RequestBody {
             Class::Backup => (Kind::Other, LARGEST_BACKUP),
             Class::Reflection | Class::Other => (Kind::Other, LARGEST_OTHER),
         };
+        let mut incoming = incoming;
+        if let Incoming::Translated(body) = &mut incoming {
+            body.charge_to(Charge::new(admission, share, kind), largest);
+        }
         let mut charge = Charge::new(admission, share, kind);
         let head_bytes = head_bytes(head) + REQUEST_OVERHEAD;
         let mut uncharged = head_bytes;
@@ -150,16 +156,36 @@ pub(crate) trait Source {
 
     /// Gives the client room for `bytes` more bytes.
     fn release(&mut self, bytes: usize);
+
+    /// Bytes that have arrived behind those that were returned.
+    fn arrival(&mut self) -> Arrival {
+        Arrival::default()
+    }
+}
+
+/// Bytes of a request that arrive before any of them can be passed on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// Bytes that the request has, as far as its client says so.
+    announced: u64,
+    /// Bytes that arrived since the last look.
+    moved: u64,
 }
 
 impl Source for Incoming {
     fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         self.poll_unreleased(context)
-            .map(|data| data.map(|data| data.map_err(|error| Status::from_error(error.into()))))
     }
 
     fn release(&mut self, bytes: usize) {
         Self::release(self, bytes);
+    }
+
+    fn arrival(&mut self) -> Arrival {
+        match self {
+            Self::Http2(_) => Arrival::default(),
+            Self::Translated(body) => body.arrival(),
+        }
     }
 }
 

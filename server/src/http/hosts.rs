@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
 
 /// The answer to a request under another name.
 pub(crate) const UNKNOWN: &str = "this name is not known as one of this machine; use an address, or add the name to the \
@@ -69,6 +69,19 @@ pub(crate) fn asked(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
     }
 }
 
+/// Whether no page of another origin makes the request, as far as the browser reports it.
+pub(crate) fn is_same_origin(uri: &Uri, headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    let origin = headers.get(header::ORIGIN).map(|origin| {
+        let origin = origin.to_str().unwrap_or_default();
+        let authority = origin.split_once("://").map(|(_, authority)| authority);
+        authority.is_some_and(|authority| {
+            asked(uri, headers).is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority))
+        })
+    });
+    matches!(site, None | Some(b"same-origin" | b"none")) && origin != Some(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,5 +131,25 @@ mod tests {
         assert_eq!(of(whole, &headers).as_deref(), Some("evil.example"));
         headers.append(header::HOST, "localhost".parse().unwrap());
         assert_eq!(of("/metrics", &headers), None);
+    }
+
+    #[test]
+    fn other_pages_are_told_by_origin_and_by_fetch_metadata() {
+        let asks = |pairs: &[(&'static str, &'static str)]| {
+            let mut headers = HeaderMap::new();
+            headers.insert("host", HeaderValue::from_static("127.0.0.1:6926"));
+            for (name, value) in pairs {
+                headers.insert(*name, HeaderValue::from_static(value));
+            }
+            is_same_origin(&Uri::from_static("/console/api/logs"), &headers)
+        };
+        assert!(asks(&[]));
+        assert!(asks(&[("origin", "http://127.0.0.1:6926")]));
+        assert!(asks(&[("sec-fetch-site", "same-origin")]));
+        assert!(asks(&[("sec-fetch-site", "none")]));
+        assert!(!asks(&[("origin", "http://127.0.0.1:8000")]));
+        assert!(!asks(&[("origin", "null")]));
+        assert!(!asks(&[("sec-fetch-site", "same-site")]));
+        assert!(!asks(&[("sec-fetch-site", "cross-site")]));
     }
 }

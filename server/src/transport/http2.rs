@@ -27,7 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::call::{self, Terms};
 use super::conn::{Conn, ConnectionGuard};
-use super::incoming::Incoming;
+use super::incoming::{Http2Body, Incoming};
 use super::patience::AT_DRAIN;
 use super::peer::{AnswerPiece, Peer, QUEUE_BYTES};
 use super::preface::{self, Greeting};
@@ -297,7 +297,7 @@ impl Serving {
             return false;
         }
         let farewells = self.terms.peer.farewells();
-        let request = request.map(|stream| Incoming::new(stream, farewells));
+        let request = request.map(|stream| Incoming::Http2(Http2Body::new(stream, farewells)));
         let mut call = self.service.call(request);
         if call.inner().is_refused() {
             // A task would hold it until its turn comes.

@@ -15,6 +15,7 @@ mod ephemeral;
 mod errors;
 mod fences;
 mod flow;
+mod http_api;
 mod metrics;
 mod mistakes;
 mod pressure;

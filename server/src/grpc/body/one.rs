@@ -214,7 +214,10 @@ impl<S: Source> OneMessage<S> {
         let phase = &self.charge.admission().phase;
         let wait = (self.wait).get_or_insert_with(|| Box::new(Wait::new(phase)));
         let is_short = || self.charge.is_short();
-        ready!(wait.poll_over(context, self.length.unwrap_or_default(), is_short));
+        let arrival = self.source.arrival();
+        wait.hurry.moved(arrival.moved);
+        let length = self.length.unwrap_or(arrival.announced);
+        ready!(wait.poll_over(context, length, is_short));
         let why = self.refused.take();
         Poll::Ready(why.unwrap_or_else(|| status::message_too_slow(self.received.access)))
     }

@@ -6,7 +6,7 @@ mod issuer;
 mod jwt;
 mod limits;
 mod matrix;
-mod principals;
+pub(crate) mod principals;
 mod quotas;
 mod raw;
 mod rights;

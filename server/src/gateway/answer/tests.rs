@@ -1,0 +1,122 @@
+use std::future::poll_fn;
+
+use http_body::Body as _;
+use prost::Message as _;
+use wald_proto::v1;
+
+use super::*;
+use crate::answers::AnswerBudget;
+
+fn scan_kind() -> MessageDescriptor {
+    descriptors()
+        .get_message_by_name("wald.v1.ScanResponse")
+        .unwrap()
+}
+
+fn scanned(cursor: &'static [u8]) -> Bytes {
+    let message = v1::ScanResponse {
+        cursor: Bytes::from_static(cursor),
+        tail_lsn: Some(0),
+        ..v1::ScanResponse::default()
+    };
+    message.encode_to_vec().into()
+}
+
+#[test]
+fn event_has_the_cursor_as_its_id_and_a_line_has_none() {
+    let show = |form: AnswerForm, bytes| form.message(&scan_kind(), bytes).unwrap();
+    let text = r#"{"cursor":"+/8=","tail_lsn":"0"}"#;
+    assert_eq!(
+        show(AnswerForm::Events, scanned(b"\xfb\xff")),
+        format!("id: +/8=\ndata: {text}\n\n")
+    );
+    assert_eq!(
+        show(AnswerForm::Lines, scanned(b"\xfb\xff")),
+        format!("{text}\n")
+    );
+    assert_eq!(
+        show(AnswerForm::Events, scanned(b"")),
+        "data: {\"tail_lsn\":\"0\"}\n\n"
+    );
+}
+
+#[test]
+fn browser_opens_a_stream_again_that_the_server_could_not_serve_now() {
+    let starting = crate::status::starting(crate::status::Access::Read);
+    let answer = AnswerForm::Events.refusal(&starting);
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], EVENTS);
+    let answer = AnswerForm::Lines.refusal(&starting);
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(answer.headers().contains_key(header::RETRY_AFTER));
+    let answer = AnswerForm::Events.refusal(&Status::not_found("no log"));
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+}
+
+#[test]
+fn error_names_code_status_and_every_detail() {
+    let status = crate::status::not_allowed("p", "read", None, crate::status::Access::Write);
+    let shown = error(StatusCode::FORBIDDEN, &status)["error"].take();
+    assert_eq!(
+        (&shown["code"], &shown["status"]),
+        (&json!(403), &json!("PERMISSION_DENIED"))
+    );
+    let info = &shown["details"][0];
+    assert_eq!(info["@type"], "type.googleapis.com/google.rpc.ErrorInfo");
+    assert_eq!(
+        (&info["reason"], &info["domain"]),
+        (&json!("NOT_ALLOWED"), &json!("wald.dev"))
+    );
+    assert_eq!(info["metadata"]["outcome"], "NOT_APPLIED");
+}
+
+#[test]
+fn stream_is_one_of_events_only_if_the_client_takes_them() {
+    let form = |accept: &'static str| {
+        let accept = [(header::ACCEPT, HeaderValue::from_static(accept))];
+        AnswerForm::of_stream(&HeaderMap::from_iter(accept))
+    };
+    assert_eq!(
+        form("text/html, text/event-stream;q=0.9"),
+        AnswerForm::Events
+    );
+    assert_eq!(form("*/*"), AnswerForm::Lines);
+    assert_eq!(AnswerForm::of_stream(&HeaderMap::new()), AnswerForm::Lines);
+}
+
+async fn next(body: &mut TextBody) -> Option<Result<Bytes, BrokenOff>> {
+    let frame = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await?;
+    Some(frame.map(|frame| frame.into_data().unwrap()))
+}
+
+#[tokio::test]
+async fn text_counts_until_the_port_has_taken_it() {
+    let budget = AnswerBudget::new(1 << 20);
+    let (mut sender, mut body) = TextSender::new(&AnswerShare::new(&budget));
+    let text = Bytes::from(vec![b'a'; PIECE_BYTES + 1]);
+    let sending = tokio::spawn(async move {
+        let sent = sender.send(text).await;
+        (sent.is_ok(), sender)
+    });
+    let first = next(&mut body).await.unwrap().unwrap();
+    assert_eq!(
+        (first.len(), budget.bytes()),
+        (PIECE_BYTES, PIECE_BYTES as u64 + 1)
+    );
+    assert_eq!(next(&mut body).await.unwrap().unwrap().len(), 1);
+    let (sent, sender) = sending.await.unwrap();
+    assert!(sent && budget.bytes() == 0);
+    sender.finish();
+    assert!(next(&mut body).await.is_none());
+}
+
+#[tokio::test]
+async fn text_that_breaks_off_is_an_error_and_no_end() {
+    let budget = AnswerBudget::new(1 << 20);
+    let (sender, mut body) = TextSender::new(&AnswerShare::new(&budget));
+    drop(sender);
+    assert!(next(&mut body).await.unwrap().is_err());
+    let (mut sender, body) = TextSender::new(&AnswerShare::new(&budget));
+    drop(body);
+    assert!(sender.send(Bytes::from_static(b"a")).await.is_err());
+}

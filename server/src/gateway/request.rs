@@ -1,0 +1,431 @@
+//! A request of the HTTP port as the message of a call.
+//!
+//! ```text
+//! path    /v1/logs/{log}/records ─┐
+//! query   ?durability=…          ─┼─▶ HeadFields ─┐
+//! headers last-event-id          ─┘               ├─▶ message of gRPC
+//! body    JSON, or records as they are ───────────┘
+//! ```
+//!
+//! Names and JSON follow the mapping of protobuf: <https://protobuf.dev/programming-guides/json/>. The message is put
+//! together of encoded parts: protobuf merges messages by joining their bytes.
+
+use axum::extract::Query;
+use axum::http::{HeaderMap, HeaderName, Uri, header};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message as _;
+use prost::encoding::{WireType, encode_key, encode_varint};
+use prost_reflect::{
+    DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor, ReflectMessage as _,
+};
+use serde_json::{Map, Value};
+use tonic::Status;
+use wald_proto::{Method as RpcMethod, v1};
+
+use super::contract::{ApiRoute, BodyPart};
+use crate::grpc::{Translation, framed};
+use crate::status::{self, Access};
+
+/// Sent by a browser that opens a stream of events again: the id of the last event that it has got.
+static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Fields that say where a scan begins.
+const SCAN_STARTS: [&str; 4] = ["lsn", "timestamp_us", "tail_offset", "cursor"];
+
+/// Memory of one object of JSON while it is translated: a node of a tree with room for eleven fields. A record that is
+/// sent as it is takes less.
+const OBJECT_BYTES: u64 = 1 << 10;
+
+/// Memory of one other value.
+const VALUE_BYTES: u64 = 64;
+
+/// Most objects in the JSON of one request, and most lines: 1,000 records with 32 headers each, and as many more.
+const MOST_OBJECTS: u64 = 1 << 16;
+
+/// The form of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BodyForm {
+    /// The message, or its part.
+    Json,
+    /// Each line is a record.
+    Lines,
+    /// All of it is one record.
+    Raw,
+}
+
+/// Fields that path, query and headers set.
+#[derive(Debug)]
+struct HeadFields {
+    /// Fields of the part that the body fills.
+    part: DynamicMessage,
+    /// The others. Without a part this is empty.
+    outer: DynamicMessage,
+}
+
+/// A request whose head is read.
+#[derive(Debug)]
+pub(super) struct ApiRequest {
+    form: BodyForm,
+    has_body: bool,
+    /// The field that holds the part.
+    field: Option<FieldDescriptor>,
+    fields: HeadFields,
+    access: Access,
+}
+
+/// The reason why a head is refused.
+#[derive(Debug)]
+pub(super) enum HeadFault {
+    /// A fault in path or query.
+    Fields(Status),
+    /// The body has a form that is not read.
+    Form(Status),
+}
+
+impl ApiRequest {
+    /// Reads the head of a request. `path`: names and values of the path, decoded.
+    ///
+    /// # Errors
+    /// If a field does not exist, is given twice or has a wrong value, or if the body has an unknown form.
+    pub(super) fn read<'p>(
+        route: &ApiRoute,
+        method: &MethodDescriptor,
+        path: impl Iterator<Item = (&'p str, &'p str)>,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Self, HeadFault> {
+        let access = route.row().access;
+        let malformed =
+            |field: &str, why: &str| HeadFault::Fields(status::malformed(field, why, access));
+        let form = body_form(route, headers)
+            .map_err(|why| HeadFault::Form(status::malformed("content-type", why, access)))?;
+        let message = method.input();
+        let field = route.part(&message);
+        let filled = match field.as_ref().map(FieldDescriptor::kind) {
+            Some(Kind::Message(part)) => part,
+            _ => message.clone(),
+        };
+        let query = Query::<Vec<(String, String)>>::try_from_uri(uri)
+            .map_err(|why| malformed("query", &why.to_string()))?;
+        let mut query = query.0;
+        add_defaults(route, headers, &mut query)
+            .map_err(|why| malformed(LAST_EVENT_ID.as_str(), &why))?;
+        let (mut part, mut outer) = (Map::new(), Map::new());
+        let path = path.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let given: Vec<_> = path.chain(query).collect();
+        for (name, value) in &given {
+            let first = name.split('.').next().unwrap_or_default();
+            let is_of_part = field.is_none() || find(&filled, first).is_some();
+            let set = match is_of_part {
+                true => set(&mut part, &filled, name, value),
+                false => set(&mut outer, &message, name, value),
+            };
+            set.map_err(|why| malformed(name, &why))?;
+        }
+        let read = |fields: Map<String, Value>, message: MessageDescriptor| {
+            DynamicMessage::deserialize(message, Value::Object(fields))
+                .map_err(|why| malformed("query", &why.to_string()))
+        };
+        Ok(Self {
+            form,
+            has_body: route.body != BodyPart::Nothing,
+            fields: HeadFields {
+                part: read(part, filled)?,
+                outer: read(outer, message)?,
+            },
+            field,
+            access,
+        })
+    }
+
+    fn malformed(&self, why: impl std::fmt::Display) -> Status {
+        status::malformed("body", why, self.access)
+    }
+
+    /// The message of the body, encoded.
+    fn body(&self, text: &[u8]) -> Result<Vec<u8>, Status> {
+        let records = match self.form {
+            BodyForm::Raw => vec![record(text)],
+            BodyForm::Lines => {
+                let lines = text.split(|byte| *byte == b'\n');
+                let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+                lines.filter(|line| !line.is_empty()).map(record).collect()
+            }
+            BodyForm::Json if text.is_empty() => return Ok(Vec::new()),
+            BodyForm::Json => return self.json(text),
+        };
+        let batch = v1::LogBatch {
+            records,
+            ..v1::LogBatch::default()
+        };
+        Ok(batch.encode_to_vec())
+    }
+
+    fn json(&self, text: &[u8]) -> Result<Vec<u8>, Status> {
+        let mut reader = serde_json::Deserializer::from_slice(text);
+        let kind = self.fields.part.descriptor();
+        let body = DynamicMessage::deserialize(kind, &mut reader)
+            .and_then(|body| reader.end().map(|()| body))
+            .map_err(|why| self.malformed(why))?;
+        let twice = self
+            .fields
+            .part
+            .fields()
+            .find(|(field, _)| body.has_field(field));
+        match twice {
+            Some((field, _)) => Err(self.malformed(format_args!(
+                "the field {} is also in the path or the query; give it once",
+                field.name()
+            ))),
+            None => Ok(body.encode_to_vec()),
+        }
+    }
+}
+
+impl Translation for ApiRequest {
+    fn memory(&self, text: &[u8]) -> Result<u64, Status> {
+        let (objects, values) = match self.form {
+            BodyForm::Raw => (1, 0),
+            BodyForm::Lines => (
+                text.iter().filter(|byte| **byte == b'\n').count() as u64 + 1,
+                0,
+            ),
+            BodyForm::Json => count(text),
+        };
+        if objects > MOST_OBJECTS {
+            let why =
+                format_args!("it has {objects} objects or lines; at most {MOST_OBJECTS} are read");
+            return Err(self.malformed(why));
+        }
+        Ok(text.len() as u64 + objects * OBJECT_BYTES + values * VALUE_BYTES)
+    }
+
+    fn translate(&self, text: &[u8]) -> Result<Bytes, Status> {
+        if !self.has_body && !text.is_empty() {
+            return Err(self.malformed("this request takes none"));
+        }
+        let mut part = self.body(text)?;
+        part.extend_from_slice(&self.fields.part.encode_to_vec());
+        let Some(field) = &self.field else {
+            return framed(&part);
+        };
+        let mut message = BytesMut::with_capacity(part.len() + 16);
+        encode_key(field.number(), WireType::LengthDelimited, &mut message);
+        encode_varint(part.len() as u64, &mut message);
+        message.put_slice(&part);
+        message.put_slice(&self.fields.outer.encode_to_vec());
+        framed(&message)
+    }
+}
+
+fn record(data: &[u8]) -> v1::Record {
+    v1::Record {
+        payload: Some(v1::record::Payload::Data(Bytes::copy_from_slice(data))),
+        ..v1::Record::default()
+    }
+}
+
+/// Objects of a JSON text, and its other values. Bytes that are no JSON are counted, too.
+fn count(text: &[u8]) -> (u64, u64) {
+    let (mut objects, mut values) = (0, 0);
+    let mut bytes = text.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'{' => objects += 1,
+            b',' | b'[' | b':' => values += 1,
+            b'"' => {
+                // To the end of the string.
+                while let Some(byte) = bytes.next()
+                    && *byte != b'"'
+                {
+                    if *byte == b'\\' {
+                        bytes.next();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    (objects, values)
+}
+
+/// The form of a body, by its content type.
+fn body_form(route: &ApiRoute, headers: &HeaderMap) -> Result<BodyForm, String> {
+    if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
+        && encoding != "identity"
+    {
+        return Err(format!(
+            "the content-encoding {encoding:?} is not read; send the body as it is"
+        ));
+    }
+    let is_empty = headers
+        .get(header::CONTENT_LENGTH)
+        .is_none_or(|length| length == "0")
+        && !headers.contains_key(header::TRANSFER_ENCODING);
+    let Some(given) = headers.get(header::CONTENT_TYPE) else {
+        return match is_empty {
+            true => Ok(BodyForm::Json),
+            false => Err(format!("there is none; send {}", forms(route))),
+        };
+    };
+    let given = String::from_utf8_lossy(given.as_bytes());
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    let known = [
+        ("application/json", BodyForm::Json),
+        ("application/x-ndjson", BodyForm::Lines),
+        ("application/jsonl", BodyForm::Lines),
+        ("text/plain", BodyForm::Raw),
+        ("application/octet-stream", BodyForm::Raw),
+    ];
+    let form = known
+        .iter()
+        .find(|(name, _)| essence.eq_ignore_ascii_case(name));
+    match form {
+        Some((_, form)) if *form == BodyForm::Json || route.body == BodyPart::Records => Ok(*form),
+        _ if is_empty && route.body == BodyPart::Nothing => Ok(BodyForm::Json),
+        _ => Err(format!(
+            "{essence:?} is not read here; send {}",
+            forms(route)
+        )),
+    }
+}
+
+fn forms(route: &ApiRoute) -> &'static str {
+    match route.body {
+        BodyPart::Nothing => "no body",
+        BodyPart::Records => {
+            "application/json (curl --json '{\"records\": [{\"text\": \"…\"}]}'), application/x-ndjson \
+             (each line is a record), text/plain or application/octet-stream (the body is one record)"
+        }
+        BodyPart::Whole | BodyPart::Field(_) => "application/json (curl --json '{…}')",
+    }
+}
+
+/// Adds the parameters that a client of this port expects without saying them.
+fn add_defaults(
+    route: &ApiRoute,
+    headers: &HeaderMap,
+    query: &mut Vec<(String, String)>,
+) -> Result<(), String> {
+    if !matches!(route.rpc, RpcMethod::Read | RpcMethod::Scan) {
+        return Ok(());
+    }
+    if !query.iter().any(|(name, _)| name == "view") {
+        query.push(("view".to_owned(), "RECORD_VIEW_TEXT".to_owned()));
+    }
+    let id = headers.get(&LAST_EVENT_ID).filter(|_| route.is_stream());
+    let Some(id) = id.filter(|id| !id.is_empty()) else {
+        return Ok(());
+    };
+    // A browser repeats the URL, with the place where it began once.
+    query.retain(|(name, _)| !SCAN_STARTS.contains(&name.as_str()));
+    let id = id.to_str().map_err(|_| "it is no id of an event")?;
+    query.push(("cursor".to_owned(), id.to_owned()));
+    Ok(())
+}
+
+/// The field of this name, as the contract or its JSON spells it.
+fn find(message: &MessageDescriptor, name: &str) -> Option<FieldDescriptor> {
+    message
+        .get_field_by_name(name)
+        .or_else(|| message.get_field_by_json_name(name))
+}
+
+/// Sets the field with the path `name`, such as `condition.expected_lsn`, in a JSON object.
+fn set(
+    fields: &mut Map<String, Value>,
+    message: &MessageDescriptor,
+    name: &str,
+    text: &str,
+) -> Result<(), String> {
+    let (first, rest) = match name.split_once('.') {
+        Some((first, rest)) => (first, Some(rest)),
+        None => (name, None),
+    };
+    let Some(field) = find(message, first) else {
+        let known: Vec<_> = (message.fields())
+            .map(|field| field.name().to_owned())
+            .collect();
+        return Err(format!(
+            "there is no such field; there are {}",
+            known.join(", ")
+        ));
+    };
+    let kind = field.kind();
+    if let Some(rest) = rest {
+        let Kind::Message(inner) = &kind else {
+            return Err(format!("{first} has no fields"));
+        };
+        if field.is_list() || field.is_map() {
+            return Err(format!("{first} is a list; send it in the body"));
+        }
+        let entry = fields
+            .entry(field.name())
+            .or_insert_with(|| Value::Object(Map::new()));
+        return match entry {
+            Value::Object(fields) => set(fields, inner, rest, text),
+            _ => Err(format!("{first} is given twice")),
+        };
+    }
+    if field.is_map() {
+        return Err("it is a map; send it in the body".to_owned());
+    }
+    let value = leaf(&kind, text)?;
+    if field.is_list() {
+        let list = fields
+            .entry(field.name())
+            .or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(list) = list {
+            list.push(value);
+        }
+        return Ok(());
+    }
+    match fields.insert(field.name().to_owned(), value) {
+        None => Ok(()),
+        Some(_) => Err("it is given twice".to_owned()),
+    }
+}
+
+/// The JSON of a value in a path or a query.
+fn leaf(kind: &Kind, text: &str) -> Result<Value, String> {
+    Ok(match kind {
+        Kind::Bool => match text {
+            "true" => Value::Bool(true),
+            "false" => Value::Bool(false),
+            _ => return Err(format!("{text:?} is neither true nor false")),
+        },
+        Kind::Message(message) if message.fields().len() == 0 => match text {
+            "true" => Value::Object(Map::new()),
+            _ => return Err(format!("{text:?} is not true")),
+        },
+        // Times and spans are text.
+        Kind::Message(message) if !message.full_name().starts_with("google.protobuf.") => {
+            return Err("it has fields of its own; give those, such as NAME.FIELD".to_owned());
+        }
+        Kind::Enum(_) => match text.parse::<i32>() {
+            Ok(number) => Value::from(number),
+            Err(_) => Value::from(text),
+        },
+        Kind::Message(message) if message.full_name() == "google.protobuf.FieldMask" => {
+            Value::from(camel_case(text))
+        }
+        // A plus sign of base64 is a space in a query.
+        Kind::Bytes => Value::from(text.replace(' ', "+")),
+        // Numbers may be text in the JSON of protobuf.
+        _ => Value::from(text),
+    })
+}
+
+/// A name as JSON spells it: a mask of fields has no other form there.
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |name, word| {
+        let mut letters = word.chars();
+        let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+        name + &first.into_iter().chain(letters).collect::<String>()
+    })
+}
+
+#[cfg(test)]
+mod tests;

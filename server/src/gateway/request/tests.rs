@@ -1,0 +1,245 @@
+use axum::http::Method;
+use prost::Message;
+
+use super::super::contract::ROUTES;
+use super::*;
+
+fn route(method: &Method, path: &str) -> &'static ApiRoute {
+    let mut routes = ROUTES.iter();
+    routes
+        .find(|route| route.method == *method && route.path == path)
+        .unwrap()
+}
+
+fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+        .collect()
+}
+
+/// A request to a log of the name `a/b`, with the cursor `c`.
+fn head(
+    method: &Method,
+    path: &str,
+    query: &str,
+    sent: &[(&'static str, &str)],
+) -> Result<ApiRequest, Status> {
+    let route = route(method, path);
+    let values = [("log", "a/b"), ("cursor", "c"), ("producer_id", "p")];
+    let fields: Vec<_> = route.path_fields().collect();
+    let values = values.into_iter().filter(|(name, _)| fields.contains(name));
+    let uri = format!("/?{query}").parse().unwrap();
+    let descriptor = route.descriptor().unwrap();
+    let read = ApiRequest::read(route, &descriptor, values, &uri, &headers(sent));
+    read.map_err(|fault| match fault {
+        HeadFault::Fields(status) | HeadFault::Form(status) => status,
+    })
+}
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+const RECORDS: &str = "/v1/logs/{log}/records";
+
+fn message<M: Message + Default>(head: &ApiRequest, text: &str) -> Result<M, Status> {
+    let framed = head.translate(text.as_bytes())?;
+    Ok(M::decode(&framed[5..]).unwrap())
+}
+
+fn post(
+    path: &str,
+    query: &str,
+    sent: (&'static str, &str),
+    text: &str,
+) -> Result<v1::AppendBatchRequest, Status> {
+    let head = head(&Method::POST, path, query, &[sent, ("content-length", "9")])?;
+    message(&head, text)
+}
+
+fn get<M: Message + Default>(
+    path: &str,
+    query: &str,
+    sent: &[(&'static str, &str)],
+) -> Result<M, Status> {
+    message(&head(&Method::GET, path, query, sent)?, "")
+}
+
+fn data(record: &v1::Record) -> &[u8] {
+    match record.payload.as_ref().unwrap() {
+        v1::record::Payload::Data(data) => data,
+        v1::record::Payload::Text(text) => text.as_bytes(),
+    }
+}
+
+#[test]
+fn path_query_and_json_fill_one_message() {
+    let query = "durability=DURABILITY_WRITTEN&condition.expectedLsn=7&condition.producer.id=p";
+    let text = r#"{"records": [{"text": "one"}, {"data": "dHdv", "headers": [{"key": "k"}]}]}"#;
+    let request = post(RECORDS, query, JSON, text).unwrap();
+    assert_eq!(request.durability(), v1::Durability::Written);
+    let [batch] = &request.batches[..] else {
+        panic!("{request:?}");
+    };
+    let records: Vec<_> = batch.records.iter().map(data).collect();
+    assert_eq!(
+        (batch.log.as_str(), &records[..]),
+        ("a/b", &[&b"one"[..], b"two"][..])
+    );
+    assert_eq!(batch.records[1].headers[0].key, "k");
+    let condition = batch.condition.as_ref().unwrap();
+    assert_eq!(condition.expected_lsn, Some(7));
+    assert_eq!(condition.producer.as_ref().unwrap().id, "p");
+}
+
+#[test]
+fn records_are_sent_as_they_are() {
+    let lines = "{\"a\": 1}\r\n\n two \n";
+    let request = post(RECORDS, "", ("content-type", "application/x-ndjson"), lines).unwrap();
+    let records: Vec<_> = request.batches[0].records.iter().map(data).collect();
+    assert_eq!(records, [&br#"{"a": 1}"#[..], b" two "]);
+    for kind in ["text/plain; charset=utf-8", "application/octet-stream"] {
+        let request = post(RECORDS, "", ("content-type", kind), lines).unwrap();
+        assert_eq!(
+            data(&request.batches[0].records[0]),
+            lines.as_bytes(),
+            "{kind}"
+        );
+    }
+    let none = post(RECORDS, "", ("content-type", "application/x-ndjson"), "\n").unwrap();
+    assert!(none.batches[0].records.is_empty());
+}
+
+#[test]
+fn spans_lists_and_empty_messages_come_from_a_query() {
+    let query = "lsn=5&max_records=2&wait=1.5s&visibility=VISIBILITY_DURABLE";
+    let read: v1::ReadRequest = get(RECORDS, query, &[]).unwrap();
+    assert_eq!(read.start, Some(v1::read_request::Start::Lsn(5)));
+    let wait = read.wait.as_ref().unwrap();
+    assert_eq!((wait.seconds, wait.nanos), (1, 500_000_000));
+    assert_eq!((read.max_records, read.view()), (2, v1::RecordView::Text));
+    let scan: v1::ScanRequest = get("/v1/scan", "all=true&tail_offset=0&view=0", &[]).unwrap();
+    assert_eq!(
+        scan.selector,
+        Some(v1::scan_request::Selector::All(v1::AllLogs {}))
+    );
+    assert_eq!(scan.view(), v1::RecordView::Unspecified);
+}
+
+#[test]
+fn last_event_id_goes_on_behind_the_event_whatever_the_url_says() {
+    let id = [("last-event-id", "+/8=")];
+    let scan: v1::ScanRequest = get("/v1/scan", "log=a&lsn=7&follow=true", &id).unwrap();
+    let cursor = Bytes::from_static(&[0xfb, 0xff]);
+    assert_eq!(
+        scan.start,
+        Some(v1::scan_request::Start::Cursor(cursor.clone()))
+    );
+    assert!(scan.follow);
+    // In a query a plus sign is a space.
+    let scan: v1::ScanRequest = get("/v1/scan", "log=a&cursor=+/8=", &[]).unwrap();
+    assert_eq!(scan.start, Some(v1::scan_request::Start::Cursor(cursor)));
+    let none: v1::ScanRequest = get("/v1/scan", "log=a&lsn=7", &[("last-event-id", "")]).unwrap();
+    assert_eq!(none.start, Some(v1::scan_request::Start::Lsn(7)));
+    let read: v1::ReadRequest = get(RECORDS, "lsn=7", &id).unwrap();
+    assert_eq!(read.start, Some(v1::read_request::Start::Lsn(7)));
+}
+
+#[test]
+fn cursor_is_committed_under_the_names_in_its_path() {
+    let path = "/v1/logs/{log}/cursors/{cursor}";
+    let head = head(&Method::PUT, path, "", &[JSON]).unwrap();
+    let request: v1::CommitCursorRequest = message(&head, r#"{"lsn": "12"}"#).unwrap();
+    let commit = request.commit.unwrap();
+    assert_eq!(
+        (commit.log.as_str(), commit.cursor.as_str(), commit.lsn),
+        ("a/b", "c", 12)
+    );
+}
+
+#[test]
+fn log_is_changed_in_the_fields_that_the_query_names() {
+    let query = "update_mask=retention.max_records,sync_mode";
+    let head = head(&Method::PATCH, "/v1/logs/{log}", query, &[JSON]).unwrap();
+    let text = r#"{"retention": {"max_records": 5}}"#;
+    let request: v1::UpdateLogRequest = message(&head, text).unwrap();
+    assert_eq!(request.log, "a/b");
+    assert_eq!(
+        request.update_mask.unwrap().paths,
+        ["retention.max_records", "sync_mode"]
+    );
+    assert_eq!(request.config.unwrap().retention.unwrap().max_records, 5);
+}
+
+#[test]
+fn faults_name_their_field_and_the_right_form() {
+    let form = |kind: &str| post(RECORDS, "", ("content-type", kind), "x").unwrap_err();
+    let of_get = |query: &str| get::<v1::ScanRequest>("/v1/scan", query, &[]).unwrap_err();
+    let json = |text: &str| post(RECORDS, "", JSON, text).unwrap_err();
+    for (status, wanted) in [
+        (
+            form("application/x-www-form-urlencoded"),
+            "application/x-ndjson",
+        ),
+        (form("application/jsonx"), "application/jsonx"),
+        (
+            of_get("foo=1"),
+            "foo: there is no such field; there are log, prefix",
+        ),
+        (
+            of_get("follow=yes"),
+            "follow: \"yes\" is neither true nor false",
+        ),
+        (of_get("lsn=1&lsn=2"), "lsn: it is given twice"),
+        (of_get("lsn=-1"), "query: "),
+        (of_get("lsn.x=1"), "lsn has no fields"),
+        (of_get("view=NOTHING"), "NOTHING"),
+        (
+            json("{\"recrods\": []}"),
+            "unrecognized field name 'recrods' at line 1 column 10",
+        ),
+        (json("{} {}"), "trailing characters"),
+        (json("[]"), "body: "),
+        (
+            json("{\"log\": \"c\"}"),
+            "the field log is also in the path",
+        ),
+        (
+            post(RECORDS, "condition=1", JSON, "{}").unwrap_err(),
+            "condition: it has fields of its own",
+        ),
+        (
+            post(RECORDS, "records.text=1", JSON, "{}").unwrap_err(),
+            "records is a list",
+        ),
+    ] {
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(
+            status.message().contains(wanted),
+            "{} {wanted}",
+            status.message()
+        );
+    }
+    let head = head(&Method::GET, "/v1/logs", "", &[]).unwrap();
+    assert!(message::<v1::ListLogsRequest>(&head, "{}").is_err());
+}
+
+#[test]
+fn memory_of_json_is_known_before_it_is_read() {
+    let head = head(&Method::POST, RECORDS, "", &[JSON]).unwrap();
+    let memory = |text: &str| head.memory(text.as_bytes());
+    assert_eq!(memory("").unwrap(), 0);
+    // Braces in strings are no objects.
+    let text = r#"{"records": [{"text": "{{{\"{{"}]}"#;
+    let own = text.len() as u64;
+    assert_eq!(
+        memory(text).unwrap(),
+        own + 2 * OBJECT_BYTES + 3 * VALUE_BYTES
+    );
+    let most = usize::try_from(MOST_OBJECTS).unwrap();
+    assert!(memory(&"{".repeat(most)).is_ok());
+    let refused = memory(&"{".repeat(most + 1)).unwrap_err();
+    assert!(
+        refused.message().contains("at most 65536 are read"),
+        "{}",
+        refused.message()
+    );
+}
