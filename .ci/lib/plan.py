@@ -76,6 +76,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("clients/ledger", ("clients*",)),
     ("clients/rotation", ("clients*",)),
     ("clients/testkit", ("clients*",)),
+    ("clients/http_api", ()),
     ("durability/syscalls", ("clients*",)),
     ("disk/archive", ()),
     ("disk/sorting", ()),

@@ -47,6 +47,40 @@ pub(crate) fn assert_moved(refused: &Status, owner: &str, term: &str) {
     assert_eq!((told.fact("owner"), told.fact("term")), (owner, term));
 }
 
+/// Status and JSON of the answer of a node's HTTP API.
+fn over_http(daemon: &Daemon, method: &str, path: &str, body: &str) -> (u16, serde_json::Value) {
+    let headers = "Content-Type: application/json\r\n";
+    let (status, _, body) = daemon.send_http(method, path, headers, body);
+    (status, serde_json::from_str(&body).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn requests_over_http_reach_the_owner_through_a_stand_by() {
+    let store = Store::start();
+    let [(_one, _first), (two, _two)] = pair(&store, &[]).await;
+    let path = "/v1/logs/a/records?durability=DURABILITY_REPLICATED";
+    let (status, answer) = over_http(&two, "POST", path, r#"{"records": [{"text": "1"}]}"#);
+    assert_eq!(
+        (status, &answer["durability"]),
+        (200, &"DURABILITY_REPLICATED".into())
+    );
+    assert_eq!(answer["appends"][0]["first_lsn"], "1");
+    // The owner answers, and the copy of the stand-by does.
+    for query in ["", "&any_node=true"] {
+        let read = || over_http(&two, "GET", &format!("/v1/logs/a/records?lsn=1{query}"), "");
+        until_store("the record", || {
+            let (status, page) = read();
+            status == 200 && page["batch"]["records"][0]["text"] == "1"
+        })
+        .await;
+    }
+    let (status, refused) = over_http(&two, "GET", "/v1/logs/none/tail", "");
+    assert_eq!(
+        (status, &refused["error"]["status"]),
+        (404, &"NOT_FOUND".into())
+    );
+}
+
 #[tokio::test]
 async fn unary_calls_reach_the_owner_through_a_stand_by() {
     let store = Store::start();

@@ -74,7 +74,18 @@ true
 {{- end }}
 
 {{/*
-"true" if the daemon must be permitted to serve without TLS, or callers that it does not know, on the gRPC port or at the console. The
+The part of the HTTP port that shows or takes records and is on for other machines: `console` or `http_api`; empty if none is.
+*/}}
+{{- define "wald.exposed" -}}
+{{- if eq (toString .Values.config.console) "on" -}}
+console
+{{- else if eq (toString .Values.config.http_api) "on" -}}
+http_api
+{{- end -}}
+{{- end }}
+
+{{/*
+"true" if the daemon must be permitted to serve without TLS, or callers that it does not know, on the gRPC port or the HTTP port. The
 NetworkPolicy alone is enough for plaintext without tokens; everything else needs `insecure`.
 */}}
 {{- define "wald.insecureListen" -}}
@@ -83,7 +94,7 @@ NetworkPolicy alone is enough for plaintext without tokens; everything else need
 {{- if or $closed .Values.insecure -}}
 true
 {{- end -}}
-{{- else if and .Values.insecure (not .Values.auth.existingSecret) (eq (toString .Values.config.console) "on") -}}
+{{- else if and .Values.insecure (not .Values.auth.existingSecret) (include "wald.exposed" .) -}}
 true
 {{- end -}}
 {{- end }}
@@ -320,11 +331,11 @@ grpc:
 {{- if and $auth .Values.config.echo -}}
 {{- fail "config.echo: the echo service asks for no credential; it cannot be served with auth.existingSecret" -}}
 {{- end -}}
-{{- if eq (toString .Values.config.console) "on" -}}
-{{- if and $auth (not .Values.http.tls) (not .Values.insecure) -}}
-{{- fail "config.console is on: tokens and logins would cross the network in plaintext; set http.tls, or insecure=true" -}}
-{{- else if not (or $auth (include "wald.insecureListen" .)) -}}
-{{- fail "config.console is on: everyone who reaches the HTTP port could read every record; set http.tls and auth.existingSecret, or insecure=true" -}}
+{{- with include "wald.exposed" . -}}
+{{- if and $auth (not $.Values.http.tls) (not $.Values.insecure) -}}
+{{- fail (printf "config.%s is on: tokens and logins would cross the network in plaintext; set http.tls, or insecure=true" .) -}}
+{{- else if not (or $auth (include "wald.insecureListen" $)) -}}
+{{- fail (printf "config.%s is on: everyone who reaches the HTTP port could read every record; set http.tls and auth.existingSecret, or insecure=true" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

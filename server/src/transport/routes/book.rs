@@ -49,8 +49,8 @@ pub(super) fn check<B>(
         let given = headers.get(CONTENT_TYPE).map_or_else(String::new, shown);
         let why = match given.starts_with("application/json") {
             true => format!(
-                "{given:?} is not gRPC: JSON is translated by grpcurl: grpcurl -plaintext -d \
-                 '{{...}}' HOST:PORT {}{}",
+                "{given:?} is not gRPC: grpcurl translates JSON (grpcurl -plaintext -d '{{...}}' \
+                 HOST:PORT {}), and so does the HTTP API{}",
                 request.uri().path().trim_start_matches('/'),
                 elsewhere(http)
             ),
@@ -107,7 +107,7 @@ fn shown(value: &HeaderValue) -> String {
 /// The right port for clients that do not speak gRPC.
 fn elsewhere(http: Option<HttpUrl>) -> String {
     http.map_or_else(String::new, |http| {
-        format!("; /metrics and the console are at {http}")
+        format!("; HTTP has its own port: {http}")
     })
 }
 
