@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use prost::Message;
 use prost_types::FileDescriptorSet;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "wald/v1/errors.proto",
     "wald/v1/types.proto",
     "wald/v1/record.proto",
@@ -14,6 +14,7 @@ const FILES: [&str; 7] = [
     "wald/v1/log.proto",
     "wald/v1/wal.proto",
     "wald/v1/ops.proto",
+    "wald/v1/state.proto",
 ];
 
 /// Apart, because reflection shows it only where it is served.

@@ -4,24 +4,12 @@
 //!
 //! `ledger DIR PREFIX COUNT`
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use bytes::Bytes;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use wald_client::{Client, Cursor, DEFAULT_ENDPOINT, Record, ScanEvent, Selector};
-
-/// Batches in flight at most; the server recognises the last 1,024.
-const IN_FLIGHT: usize = 32;
-/// The state of a producer is stored after this number of acks.
-const ACKS_PER_STORE: u64 = 20;
+use wald_client::{Client, DEFAULT_ENDPOINT, FileState, Selector};
 
 #[derive(Serialize, Deserialize)]
 struct Transfer {
@@ -41,16 +29,8 @@ impl Transfer {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-struct Producing {
-    id: String,
-    log_id: Option<u64>,
-    acked: u64,
-}
-
 #[derive(Default, Serialize, Deserialize)]
 struct Ledger {
-    cursor: Option<String>,
     applied: u64,
     balances: BTreeMap<String, i64>,
 }
@@ -63,99 +43,41 @@ impl Ledger {
     }
 }
 
-fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    match fs::read(path) {
-        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Writes all of the state or nothing, and flushes it to the device.
-fn store(path: &Path, state: &impl Serialize) -> Result<()> {
-    let new = path.with_extension("new");
-    let mut file = File::create(&new)?;
-    file.write_all(&serde_json::to_vec(state)?)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    Ok(())
-}
-
 async fn produce(
     client: Client,
-    directory: PathBuf,
+    state: FileState,
     log: String,
     half: u64,
     count: u64,
 ) -> Result<()> {
-    let path = directory.join(format!("producer{half}.json"));
-    let mut state = load(&path)?.unwrap_or_else(|| Producing {
-        id: format!("{log} {:?}", std::time::SystemTime::now()),
-        log_id: None,
-        acked: 0,
-    });
-    let mut producer = client
-        .producer(log)
-        .id(state.id.clone(), 0)
-        .first_sequence(state.acked);
-    if let Some(log_id) = state.log_id {
-        producer = producer.log_id(log_id);
-    }
-    let producer = producer.open().await?;
-    // Before the first batch: without it the next start would be another producer.
-    state.log_id = Some(producer.log_id());
-    store(&path, &state)?;
-    let mut acks = VecDeque::new();
-    for number in state.acked..count {
-        let record = Record::from(serde_json::to_string(&Transfer::of(2 * number + half)?)?);
-        acks.push_back(producer.append_batch([record]).await?);
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        while acks.len() > IN_FLIGHT || number + 1 == count {
-            let Some(ack) = acks.pop_front() else { break };
-            ack.await?;
-            state.acked += 1;
-            if state.acked % ACKS_PER_STORE == 0 || acks.is_empty() {
-                store(&path, &state)?;
-            }
-        }
+    let mut producer = client.producer(log).open_durable(state).await?;
+    for number in producer.next_sequence()..count {
+        let transfer = serde_json::to_string(&Transfer::of(2 * number + half)?)?;
+        producer.append_batch([transfer]).await?;
     }
     producer.close().await?;
     Ok(())
 }
 
-async fn follow(client: &Client, directory: &Path, prefix: String, count: u64) -> Result<Ledger> {
-    let path = directory.join("ledger.json");
-    let mut state: Ledger = load(&path)?.unwrap_or_default();
-    if state.applied >= count {
-        return Ok(state);
-    }
-    let mut scan = client.follow(Selector::Prefix(prefix));
-    if let Some(cursor) = &state.cursor {
-        scan = scan.after(Cursor::from(Bytes::from(BASE64_STANDARD.decode(cursor)?)));
-    }
-    let mut follower = scan.open();
-    // In memory, until the cursor comes that covers them.
-    let mut gathered = Vec::new();
-    while let Some(event) = follower.next().await {
-        match event? {
-            ScanEvent::Batch(batch) => gathered.extend(batch.records),
-            ScanEvent::Gap(gap) => bail!("records are missing: {gap:?}"),
-            ScanEvent::Interrupted(_) => {}
-            ScanEvent::Progress(progress) => {
-                for record in gathered.drain(..) {
-                    state.apply(&serde_json::from_slice(&record.data)?);
-                }
-                let cursor = progress.cursor.context("a cursor")?;
-                state.cursor = Some(BASE64_STANDARD.encode(cursor.as_bytes()));
-                // Effects and cursor together.
-                store(&path, &state)?;
-                if state.applied >= count {
-                    return Ok(state);
-                }
+async fn follow(client: &Client, state: FileState, prefix: String, count: u64) -> Result<Ledger> {
+    let mut follower = client
+        .follow(Selector::Prefix(prefix))
+        .open_durable(state)
+        .await?;
+    let mut ledger: Ledger = match follower.effects() {
+        Some(effects) => serde_json::from_slice(effects)?,
+        None => Ledger::default(),
+    };
+    while ledger.applied < count {
+        for batch in follower.next().await?.context("the follower has ended")? {
+            for record in batch.records {
+                ledger.apply(&serde_json::from_slice(&record.data)?);
             }
         }
+        // Together with the cursor behind these records.
+        follower.keep(serde_json::to_vec(&ledger)?).await?;
     }
-    bail!("the follower has ended")
+    Ok(ledger)
 }
 
 #[tokio::main]
@@ -169,21 +91,17 @@ async fn main() -> Result<()> {
     let client = Client::connect(endpoint).await?;
     let halves = [0, 1].map(|half| {
         let log = format!("{prefix}{half}");
-        tokio::spawn(produce(
-            client.clone(),
-            directory.clone(),
-            log,
-            half,
-            count / 2,
-        ))
+        let state = FileState::new(directory.join(format!("producer{half}.state")));
+        tokio::spawn(produce(client.clone(), state, log, half, count / 2))
     });
-    let state = follow(&client, &directory, prefix.clone(), count).await?;
+    let state = FileState::new(directory.join("ledger.state"));
+    let ledger = follow(&client, state, prefix.clone(), count).await?;
     for half in halves {
         half.await??;
     }
     println!(
         "{}",
-        serde_json::json!({ "applied": state.applied, "balances": state.balances })
+        serde_json::json!({ "applied": ledger.applied, "balances": ledger.balances })
     );
     Ok(())
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use wald_client::{
-    Client, Cursor, CursorCommit, Error, ErrorKind, Gap, Lsn, ScanEvent, StoredRecord, TlsOptions,
-    Visibility,
+    Client, Cursor, CursorCommit, Error, ErrorKind, FileState, Gap, Lsn, ScanEvent, StoredRecord,
+    TlsOptions, Visibility,
 };
 
 #[tokio::main]
@@ -24,13 +24,17 @@ async fn main() -> Result<(), Error> {
     produce(&client, &["one", "two", "three"]).await?;
     println!("ok producer");
     produce_after_a_restart(&client).await?;
-    println!("ok producer over restarts");
+    println!("ok producer in a way of one's own");
     append_pipelined(&client).await?;
     println!("ok appender");
     follow(&client).await?;
     println!("ok follower");
     move_a_cursor(&client).await?;
     println!("ok cursor");
+    produce_over_restarts(&client).await?;
+    println!("ok producer over restarts");
+    follow_over_restarts(&client).await?;
+    println!("ok follower over restarts");
     // There is no such file, and no such server.
     let error = connect_by_tls().await.expect_err("an error");
     assert!(matches!(error.kind(), ErrorKind::Tls { .. }), "{error}");
@@ -93,6 +97,63 @@ async fn produce_after_a_restart(client: &Client) -> Result<(), Error> {
     assert!(producer.append_batch(["five"]).await?.await?.deduplicated);
     producer.close().await?;
     assert_eq!(tail(client).await?, Lsn::new(5));
+    Ok(())
+}
+
+/// The directory of states, empty at first.
+fn states() -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("wald-readme-{}", std::process::id()))
+}
+
+async fn produce_over_restarts(client: &Client) -> Result<(), Error> {
+    client.delete_log("orders", None).await?;
+    let directory = states();
+    std::fs::create_dir(&directory).expect("a directory");
+    // As often as the program starts.
+    for _ in 0..2 {
+        let state = FileState::new(directory.join("orders.state"));
+        let mut orders = client.producer("orders").open_durable(state).await?;
+        for number in orders.next_sequence()..1000 {
+            orders.append_batch([format!("order {number}")]).await?;
+        }
+        orders.close().await?;
+    }
+    assert_eq!(tail(client).await?, Lsn::new(1000));
+    Ok(())
+}
+
+async fn follow_over_restarts(client: &Client) -> Result<(), Error> {
+    let directory = states();
+    let counting = async {
+        let state = FileState::new(directory.join("count.state"));
+        let mut orders = client.follow("orders").open_durable(state).await?;
+        let mut count: u64 = orders.effects().map_or(0, |text| {
+            std::str::from_utf8(text).unwrap().parse().unwrap()
+        });
+        while let Some(batches) = orders.next().await? {
+            count += batches
+                .iter()
+                .map(|batch| batch.records.len() as u64)
+                .sum::<u64>();
+            orders.keep(count.to_string()).await?;
+        }
+        Ok::<_, Error>(())
+    };
+    // It follows without end.
+    let is_kept = || {
+        let state = std::fs::read(directory.join("count.state"));
+        state.is_ok_and(|state| state.ends_with(b"1000"))
+    };
+    let kept = async {
+        while !is_kept() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        ended = counting => ended?,
+        () = kept => {}
+    }
+    std::fs::remove_dir_all(&directory).expect("the directory");
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use tonic_types::StatusExt;
 use wald_proto::v1::Reason;
 
 use crate::connect::TLS_PAUSE;
+use crate::scan::Gap;
 use crate::tls::{TlsFailure, TlsProblem};
 
 const DOMAIN: &str = "wald.dev";
@@ -116,6 +117,16 @@ pub enum ErrorKind {
         /// Outcome of this batch.
         outcome: Outcome,
     },
+    /// The state of a producer or follower cannot be read, is not its state, or cannot be kept. A batch whose state
+    /// could not be kept was not sent, and may be sent by the next start of the program.
+    #[error("state: {detail}")]
+    State {
+        /// The reason.
+        detail: String,
+    },
+    /// A durable follower has come upon records that are missing. Its next call goes on behind them.
+    #[error("records are missing: {0:?}")]
+    Missing(Gap),
     /// The appender or producer is gone: its runtime was shut down; a write that was sent
     /// may have been applied.
     #[error("the appender is gone")]
@@ -248,7 +259,8 @@ impl Error {
             ErrorKind::Foreign { code, .. } => *code,
             ErrorKind::Contract(_) => Code::Internal,
             ErrorKind::Behind { first, .. } => first.code(),
-            ErrorKind::Random { .. } => Code::Internal,
+            ErrorKind::Random { .. } | ErrorKind::State { .. } => Code::Internal,
+            ErrorKind::Missing(_) => Code::DataLoss,
             ErrorKind::Gone => Code::Cancelled,
         }
     }
@@ -311,6 +323,7 @@ impl Error {
             | ErrorKind::Token { .. }
             | ErrorKind::Random { .. }
             | ErrorKind::Connect { .. }
+            | ErrorKind::Missing(_)
             | ErrorKind::NotSent(_) => Outcome::NotApplied,
             ErrorKind::Server(error) => error.outcome(),
             // The method was not even found.
@@ -323,6 +336,7 @@ impl Error {
             | ErrorKind::Timeout { .. }
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_)
+            | ErrorKind::State { .. }
             | ErrorKind::Gone => Outcome::Unknown,
         }
     }
@@ -353,6 +367,8 @@ impl Error {
             ErrorKind::InvalidEndpoint { .. }
             | ErrorKind::Token { .. }
             | ErrorKind::Random { .. }
+            | ErrorKind::State { .. }
+            | ErrorKind::Missing(_)
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_) => Retry::Never,
         };

@@ -88,6 +88,16 @@ impl ProducerBuilder {
         self
     }
 
+    /// At most this number of batches that are not acked yet.
+    pub(crate) fn at_most_batches(mut self, batches: usize) -> Self {
+        self.settings.window_batches = self.settings.window_batches.min(batches);
+        self
+    }
+
+    pub(crate) fn log_name(&self) -> &str {
+        &self.log
+    }
+
     /// Begins: makes the log if there is none, and learns its number. Must be called within
     /// a tokio runtime.
     ///
@@ -123,6 +133,7 @@ impl ProducerBuilder {
             log_id,
             id,
             epoch,
+            first_sequence: self.first_sequence,
             durability: self.settings.durability,
             forgets: is_drawn.then(|| self.client.clone()),
             pipeline: Pipeline::start(self.client, self.settings, Some(stamp)),
@@ -205,8 +216,8 @@ async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log,
 /// producer is then refused (PRODUCER_GAP) instead of leaving a hole.
 ///
 /// **Restarts of the program.** With the default, a random id, a restarted program is another
-/// producer, and cannot learn the outcome of batches whose acks it has not seen. To be
-/// exactly-once over restarts of the program, store id, epoch and log id before the first
+/// producer, and cannot learn the outcome of batches whose acks it has not seen.
+/// [`open_durable`](ProducerBuilder::open_durable) keeps what a restart needs. To keep it in a way of one's own, store id, epoch and log id before the first
 /// batch, and each batch with its sequence (they count from
 /// [`first_sequence`](ProducerBuilder::first_sequence), in the order of the calls) before it is
 /// sent; forget it once it is acked. After a restart, either
@@ -230,6 +241,7 @@ pub struct Producer {
     log_id: u64,
     id: String,
     epoch: u64,
+    first_sequence: u64,
     durability: Durability,
     /// Present if the id was drawn at random: nobody uses it again.
     forgets: Option<Client>,
@@ -294,16 +306,35 @@ impl Producer {
         R::Item: Into<Record>,
     {
         let records = records.into_iter();
+        self.append_batch_of(v1::LogBatch {
+            log: self.log.clone(),
+            records: records.map(|record| record.into().into_proto()).collect(),
+            condition: condition.into_proto(),
+        })
+        .await
+    }
+
+    /// Appends this batch.
+    pub(crate) async fn append_batch_of(
+        &self,
+        batch: v1::LogBatch,
+    ) -> Result<Pending<LogAck>, Error> {
         let request = v1::AppendBatchRequest {
-            batches: vec![v1::LogBatch {
-                log: self.log.clone(),
-                records: records.map(|record| record.into().into_proto()).collect(),
-                condition: condition.into_proto(),
-            }],
+            batches: vec![batch],
             durability: self.durability.into(),
             ..Default::default()
         };
         self.pipeline.batch(request, BatchReply::Log).await
+    }
+
+    /// The sequence of its first batch.
+    pub(crate) fn first_sequence(&self) -> u64 {
+        self.first_sequence
+    }
+
+    /// Lets the server remember the id, also if it was drawn at random: the state has it.
+    pub(crate) fn keep_id(&mut self) {
+        self.forgets = None;
     }
 
     /// Sends the gathered records, waits for all acks, and ends the session. An id that was

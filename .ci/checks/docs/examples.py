@@ -248,7 +248,7 @@ def rust():
     with the_store() as (directory, daemon):
         example("tour", daemon=daemon, prints=' b"third"\n')
         out = example("readme", daemon=daemon)
-        for name in ("producer", "producer over restarts", "appender", "follower", "cursor", "tls"):
+        for name in ("producer", "producer over restarts", "follower over restarts", "appender", "follower", "cursor", "tls"):
             expect(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
 
         # A separate program, with the tested versions.

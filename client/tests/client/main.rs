@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 mod administration;
+mod durable;
 mod fake;
 mod follow;
 #[path = "../memory/mod.rs"]

@@ -12,7 +12,7 @@ use wald_client::{
     Client, Condition, ErrorKind, Lsn, Outcome, Producer, Reason, Retry, RetryPolicy,
 };
 
-async fn start() -> (Arc<Memory>, Client) {
+pub(crate) async fn start() -> (Arc<Memory>, Client) {
     let (memory, endpoint) = Memory::start_behind_proxy().await;
     let client = Client::builder(endpoint).retry(RetryPolicy {
         first_pause: Duration::from_millis(1),
@@ -31,7 +31,7 @@ fn too_large() -> Fault {
     Fault::Fail(refuse(Code::InvalidArgument, "RECORD_TOO_LARGE", &[]))
 }
 
-fn numbers(range: std::ops::Range<u64>) -> Vec<String> {
+pub(crate) fn numbers(range: std::ops::Range<u64>) -> Vec<String> {
     range.map(|number| number.to_string()).collect()
 }
 

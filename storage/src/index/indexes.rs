@@ -35,12 +35,12 @@ pub(crate) type FoundRow = (Arc<SealedIndex>, Row);
 /// The indexes of all sealed segments.
 pub(crate) struct Indexes {
     disk: Arc<dyn Disk>,
-    state: Mutex<State>,
+    state: Mutex<IndexesState>,
     readers: Arc<Readers>,
 }
 
 #[derive(Default)]
-struct State {
+struct IndexesState {
     /// Indexes that no file holds (yet).
     pinned: HashMap<SegmentId, Arc<SealedIndex>>,
     /// Pinned indexes that readers made, or that a start must not write, with their bytes.
@@ -274,7 +274,7 @@ enum KeptIndex {
     Large(Arc<LargeIndex>),
 }
 
-impl State {
+impl IndexesState {
     /// Returns an index that is in memory as a whole.
     fn in_memory(&mut self, id: SegmentId) -> Option<Arc<SealedIndex>> {
         self.uses += 1;

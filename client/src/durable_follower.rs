@@ -1,0 +1,119 @@
+//! A follower that goes on after a restart of its program.
+
+use std::fmt;
+
+use bytes::Bytes;
+use wald_proto::v1;
+
+use crate::error::{Error, ErrorKind};
+use crate::record::Batch;
+use crate::scan::{Cursor, Scan, ScanEvent};
+use crate::scan_stream::ScanStream;
+use crate::state::{KeptState, State};
+
+impl Scan {
+    /// Opens the scan behind the cursor in `state`, or where it begins if there is no state yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] if the state cannot be read.
+    pub async fn open_durable(mut self, state: impl State) -> Result<DurableFollower, Error> {
+        let state = KeptState::new(state);
+        let found: Option<v1::FollowerState> = state.load().await?;
+        let mut effects = None;
+        if let Some(found) = found {
+            effects = Some(found.effects);
+            if !found.cursor.is_empty() {
+                self = self.after(Cursor::from(found.cursor));
+            }
+        }
+        Ok(DurableFollower {
+            stream: self.open(),
+            state,
+            effects,
+            gathered: Vec::new(),
+        })
+    }
+}
+
+/// Follows logs over restarts of the server **and of the program**. It keeps the effects of records together with the cursor
+/// behind them, so each record takes effect once.
+///
+/// ```no_run
+/// # async fn example(client: wald_client::Client) -> Result<(), wald_client::Error> {
+/// use wald_client::FileState;
+///
+/// let mut orders = client.follow("orders").open_durable(FileState::new("count.state")).await?;
+/// let mut count: u64 = orders.effects().map_or(0, |text| {
+///     String::from_utf8_lossy(text).parse().expect("a number was kept")
+/// });
+/// while let Some(batches) = orders.next().await? {
+///     count += batches.iter().map(|batch| batch.records.len() as u64).sum::<u64>();
+///     orders.keep(count.to_string()).await?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The effects are bytes in a form of the program's own, and each [`keep`](Self::keep) writes all of them. A program whose effects are in a
+/// database stores [`cursor`](Self::cursor) in the same transaction instead, and begins with [`Scan::after`].
+pub struct DurableFollower {
+    stream: ScanStream,
+    state: KeptState,
+    effects: Option<Bytes>,
+    /// Records behind the last cursor.
+    gathered: Vec<Batch>,
+}
+
+impl fmt::Debug for DurableFollower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DurableFollower")
+            .field("cursor", &self.cursor())
+            .finish_non_exhaustive()
+    }
+}
+
+impl DurableFollower {
+    /// The effects that were kept last; `None` if there are none yet.
+    pub fn effects(&self) -> Option<&[u8]> {
+        self.effects.as_deref()
+    }
+
+    /// Resumes behind the last record that [`next`](Self::next) has returned. `None` before the first.
+    pub fn cursor(&self) -> Option<&Cursor> {
+        self.stream.cursor()
+    }
+
+    /// The next records, all up to a cursor; `None` behind the last of a scan that does not follow.
+    ///
+    /// # Errors
+    /// The error that ends the scan. [`ErrorKind::Missing`] names records that are missing, because retention or a loss took them;
+    /// the next call goes on.
+    pub async fn next(&mut self) -> Result<Option<Vec<Batch>>, Error> {
+        while let Some(event) = self.stream.next().await {
+            match event? {
+                ScanEvent::Batch(batch) => self.gathered.push(batch),
+                ScanEvent::Gap(gap) => return Err(Error::new(ErrorKind::Missing(gap))),
+                ScanEvent::Interrupted(_) => {}
+                ScanEvent::Progress(_) if self.gathered.is_empty() => {}
+                ScanEvent::Progress(_) => return Ok(Some(std::mem::take(&mut self.gathered))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Keeps the effects of all records that were returned, together with their cursor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`]. The state before may be in force then, or this one.
+    pub async fn keep(&mut self, effects: impl Into<Bytes>) -> Result<(), Error> {
+        let effects = effects.into();
+        let cursor = self.cursor().map(|cursor| cursor.as_bytes().clone());
+        let state = v1::FollowerState {
+            cursor: cursor.unwrap_or_default(),
+            effects: effects.clone(),
+        };
+        self.state.save(&state).await?;
+        self.effects = Some(effects);
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! A producer that goes on after a restart of its program.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use futures_util::FutureExt as _;
+use wald_proto::v1;
+
+use crate::batch::LogAck;
+use crate::error::{Error, ErrorKind, Outcome};
+use crate::pipeline::Pending;
+use crate::producer::{Producer, ProducerBuilder};
+use crate::record::Record;
+use crate::state::{KeptState, State, failed};
+
+/// Most batches that are kept and not acked. Each save writes all of them.
+const BATCHES_KEPT: usize = 64;
+
+impl ProducerBuilder {
+    /// Begins as [`open`](Self::open), and keeps the producer's state in `state`. If a state is there, the producer of
+    /// that state goes on: batches whose acks it had not seen are sent again.
+    ///
+    /// At most 64 batches wait for their acks, whatever [`window_batches`](Self::window_batches) says, since each save writes all
+    /// of them. `id`, `first_sequence` and `log_id` come from the state, once there is one.
+    ///
+    /// # Errors
+    /// As `open`, and [`ErrorKind::State`] if the state cannot be read or belongs to another log.
+    pub async fn open_durable(mut self, state: impl State) -> Result<DurableProducer, Error> {
+        let state = KeptState::new(state);
+        self = self.at_most_batches(BATCHES_KEPT);
+        let found: Option<v1::ProducerState> = state.load().await?;
+        let is_new = found.is_none();
+        if let Some(found) = &found {
+            if found.log != self.log_name() || found.id.is_empty() {
+                let (has, wanted) = (&found.log, self.log_name());
+                return Err(failed(format!(
+                    "it is the state of a producer of the log {has:?}, not of {wanted:?}"
+                )));
+            }
+            self = self
+                .id(found.id.clone(), found.epoch)
+                .log_id(found.log_id)
+                .first_sequence(found.sequence);
+        }
+        let mut producer = self.open().await?;
+        producer.keep_id();
+        let kept = found.unwrap_or_else(|| v1::ProducerState {
+            log: producer.log().to_owned(),
+            log_id: producer.log_id(),
+            id: producer.id().to_owned(),
+            epoch: producer.epoch(),
+            sequence: producer.first_sequence(),
+            batches: Vec::new(),
+        });
+        let mut durable = DurableProducer {
+            producer,
+            state,
+            kept,
+            acks: VecDeque::new(),
+            failed: None,
+        };
+        if is_new {
+            // Before the first batch: without it the next start would be another producer.
+            durable.save().await?;
+        }
+        durable.send_kept().await?;
+        Ok(durable)
+    }
+}
+
+/// Appends to one log exactly once, over restarts of the server **and of the program**.
+///
+/// Each batch is kept in the state before it is sent. Once [`append_batch`](Self::append_batch) has returned, the batch
+/// will be in the log once, and in its place: if the program ends before the ack, the next
+/// [`open_durable`](ProducerBuilder::open_durable) with the same state sends it again. [`next_sequence`](Self::next_sequence)
+/// says where the program goes on in its own input.
+///
+/// ```no_run
+/// # async fn example(client: wald_client::Client) -> Result<(), wald_client::Error> {
+/// use wald_client::FileState;
+///
+/// let state = FileState::new("orders.state");
+/// let mut orders = client.producer("orders").open_durable(state).await?;
+/// for number in orders.next_sequence()..1000 {
+///     orders.append_batch([format!("order {number}")]).await?;
+/// }
+/// orders.close().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A save costs about two flushes of the state's device, so larger batches go faster. **A failure ends the producer** as it
+/// ends a [`Producer`]. A batch that the server refuses for good, such as one with a record that is too large, stays in
+/// the state, and every later start fails with it: check the size of records before.
+///
+/// A producer that has been idle for longer than the server keeps producers (`producer_max_idle`, 7 days unless
+/// configured otherwise) is unknown there. Batches that were in doubt are then refused (PRODUCER_EXPIRED or PRODUCER_GAP), because
+/// nobody can tell whether they are in the log.
+pub struct DurableProducer {
+    producer: Producer,
+    state: KeptState,
+    /// The batches without a known ack, the first of them not yet taken off after its ack.
+    kept: v1::ProducerState,
+    /// Acks of the first batches of `kept`: those that were sent.
+    acks: VecDeque<Pending<LogAck>>,
+    /// The failure that has ended it.
+    failed: Option<Error>,
+}
+
+impl fmt::Debug for DurableProducer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DurableProducer")
+            .field("producer", &self.producer)
+            .field("next_sequence", &self.next_sequence())
+            .finish_non_exhaustive()
+    }
+}
+
+impl DurableProducer {
+    /// The log's name.
+    pub fn log(&self) -> &str {
+        self.producer.log()
+    }
+
+    /// The log's number.
+    pub fn log_id(&self) -> u64 {
+        self.producer.log_id()
+    }
+
+    /// The producer's name, which stays over restarts.
+    pub fn id(&self) -> &str {
+        self.producer.id()
+    }
+
+    /// Number of batches that it was given so far, in all runs of the program: the sequence of the next one.
+    pub fn next_sequence(&self) -> u64 {
+        self.kept.sequence + self.kept.batches.len() as u64
+    }
+
+    /// Keeps these records as one batch, and sends them. Returns its sequence once the batch is kept; the ack may come later.
+    ///
+    /// Cancelling it leaves the batch kept or not; `next_sequence` tells.
+    ///
+    /// # Errors
+    /// The failure of this or an earlier batch. [`ErrorKind::State`] if the batch could not be kept.
+    pub async fn append_batch<R>(&mut self, records: R) -> Result<u64, Error>
+    where
+        R: IntoIterator,
+        R::Item: Into<Record>,
+    {
+        self.take_acks()?;
+        while self.kept.batches.len() >= BATCHES_KEPT {
+            self.take_ack().await?;
+        }
+        let sequence = self.next_sequence();
+        let records = records.into_iter();
+        self.kept.batches.push(v1::LogBatch {
+            records: records.map(|record| record.into().into_proto()).collect(),
+            ..v1::LogBatch::default()
+        });
+        self.save().await?;
+        self.send_kept().await?;
+        Ok(sequence)
+    }
+
+    /// Waits for the acks of all batches.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub async fn flush(&mut self) -> Result<(), Error> {
+        self.send_kept().await?;
+        while !self.acks.is_empty() {
+            self.take_ack().await?;
+        }
+        self.save().await
+    }
+
+    /// Waits for the acks of all batches, and ends the session. The next start goes on as the same producer.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub async fn close(mut self) -> Result<(), Error> {
+        self.flush().await?;
+        self.producer.close().await
+    }
+
+    /// Takes the acks that have come.
+    fn take_acks(&mut self) -> Result<(), Error> {
+        self.check()?;
+        while let Some(first) = self.acks.front_mut() {
+            match first.now_or_never() {
+                Some(acked) => self.taken(acked)?,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next ack when it comes.
+    async fn take_ack(&mut self) -> Result<(), Error> {
+        self.check()?;
+        match self.acks.front_mut() {
+            Some(first) => {
+                let acked = first.await;
+                self.taken(acked)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn taken(&mut self, acked: Result<LogAck, Error>) -> Result<(), Error> {
+        self.acks.pop_front();
+        match acked {
+            Ok(_) => {
+                self.kept.batches.remove(0);
+                self.kept.sequence += 1;
+                Ok(())
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    async fn save(&mut self) -> Result<(), Error> {
+        self.check()?;
+        match self.state.save(&self.kept).await {
+            Ok(()) => Ok(()),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// Sends the batches that are kept and were not sent.
+    async fn send_kept(&mut self) -> Result<(), Error> {
+        self.check()?;
+        while let Some(batch) = self.kept.batches.get(self.acks.len()) {
+            let batch = v1::LogBatch {
+                log: self.producer.log().to_owned(),
+                ..batch.clone()
+            };
+            match self.producer.append_batch_of(batch).await {
+                Ok(ack) => self.acks.push_back(ack),
+                Err(error) => {
+                    // The first failure is in the first ack.
+                    self.take_ack().await?;
+                    return self.fail(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        match &self.failed {
+            Some(first) => Err(Error::new(ErrorKind::Behind {
+                first: first.clone(),
+                outcome: Outcome::NotApplied,
+            })),
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Result<(), Error> {
+        self.failed = Some(error.clone());
+        Err(error)
+    }
+}

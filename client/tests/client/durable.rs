@@ -1,0 +1,218 @@
+//! Durable producers and followers: the end of a program at any moment, and its next start.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use wald_client::proto::{self, ProducerState};
+use wald_client::{Batch, ErrorKind, GapReason, Lsn, State};
+
+use super::fake::Fake;
+use super::pipeline::{numbers, start};
+use crate::memory::Fault;
+
+/// A state in memory, which the next start of the program finds.
+#[derive(Debug, Clone, Default)]
+struct Kept {
+    state: Arc<Mutex<Option<Vec<u8>>>>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Kept {
+    fn producer(&self) -> ProducerState {
+        let state = self.state.lock().unwrap().clone().unwrap();
+        prost::Message::decode(&state[..]).unwrap()
+    }
+}
+
+impl State for Kept {
+    fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.state.lock().unwrap().clone())
+    }
+
+    fn save(&mut self, state: &[u8]) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("the disk is full"));
+        }
+        *self.state.lock().unwrap() = Some(state.to_vec());
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn batches_in_doubt_are_sent_again_by_the_next_start() {
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    for round in 0..10 {
+        // Each life ends without an ack that it has seen: the answers of its last batches are lost.
+        memory.script([Fault::None, Fault::Withhold, Fault::Cut]);
+        let mut producer = client
+            .producer("log")
+            .open_durable(kept.clone())
+            .await
+            .unwrap();
+        assert_eq!(producer.next_sequence(), 5 * round);
+        for number in numbers(5 * round..5 * round + 5) {
+            producer.append_batch([number]).await.unwrap();
+        }
+        drop(producer);
+        memory.faults.lock().unwrap().clear();
+    }
+    assert!(!kept.producer().batches.is_empty(), "nothing was in doubt");
+    let producer = client
+        .producer("log")
+        .open_durable(kept.clone())
+        .await
+        .unwrap();
+    let id = producer.id().to_owned();
+    producer.close().await.unwrap();
+    assert_eq!(memory.payloads("log"), numbers(0..50));
+    let state = kept.producer();
+    assert_eq!((state.sequence, state.batches.len(), state.id), (50, 0, id));
+}
+
+#[tokio::test]
+async fn state_is_there_before_the_first_batch_and_bounded_afterwards() {
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    let mut producer = client
+        .producer("log")
+        .open_durable(kept.clone())
+        .await
+        .unwrap();
+    let state = kept.producer();
+    assert_eq!(
+        (state.log.as_str(), &*state.id, state.log_id),
+        ("log", producer.id(), producer.log_id())
+    );
+    assert!(memory.payloads("log").is_empty());
+    for number in numbers(0..500) {
+        producer.append_batch([number]).await.unwrap();
+        assert!(kept.producer().batches.len() <= 64);
+    }
+    producer.flush().await.unwrap();
+    assert_eq!(
+        (kept.producer().sequence, kept.producer().batches.len()),
+        (500, 0)
+    );
+    assert_eq!(memory.payloads("log"), numbers(0..500));
+}
+
+#[tokio::test]
+async fn state_of_another_log_is_refused() {
+    let (_memory, client) = start().await;
+    let kept = Kept::default();
+    client
+        .producer("log")
+        .open_durable(kept.clone())
+        .await
+        .unwrap();
+    let refused = client
+        .producer("other")
+        .open_durable(kept.clone())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(refused.kind(), ErrorKind::State { .. }),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains("\"log\""), "{refused}");
+    *kept.state.lock().unwrap() = Some(b"nonsense".to_vec());
+    let refused = client.producer("log").open_durable(kept).await.unwrap_err();
+    assert!(
+        matches!(refused.kind(), ErrorKind::State { .. }),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn batch_that_cannot_be_kept_is_not_sent_and_ends_the_producer() {
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    let mut producer = client
+        .producer("log")
+        .open_durable(kept.clone())
+        .await
+        .unwrap();
+    producer.append_batch(["0"]).await.unwrap();
+    kept.fails.store(true, Ordering::Relaxed);
+    let failed = producer.append_batch(["1"]).await.unwrap_err();
+    assert!(failed.to_string().contains("the disk is full"), "{failed}");
+    kept.fails.store(false, Ordering::Relaxed);
+    let behind = producer.append_batch(["2"]).await.unwrap_err();
+    assert!(
+        matches!(behind.kind(), ErrorKind::Behind { .. }),
+        "{behind}"
+    );
+    drop(producer);
+    // The program gives the batch again, since its sequence is the next one.
+    let mut producer = client.producer("log").open_durable(kept).await.unwrap();
+    assert_eq!(producer.next_sequence(), 1);
+    producer.append_batch(["1"]).await.unwrap();
+    producer.close().await.unwrap();
+    assert_eq!(memory.payloads("log"), ["0", "1"]);
+}
+
+/// Payloads of records.
+fn payloads(batches: Vec<Batch>) -> Vec<String> {
+    let records = batches.into_iter().flat_map(|batch| batch.records);
+    records
+        .map(|record| String::from_utf8(record.data.to_vec()).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn follower_goes_on_behind_the_effects_that_it_has_kept() {
+    let (_fake, client) = Fake::start(30, 0).await;
+    let kept = Kept::default();
+    let (mut effects, mut starts, mut again) = (Vec::<String>::new(), 0, 0);
+    while effects.len() < 30 {
+        starts += 1;
+        let scan = client.scan("log");
+        let mut follower = scan.open_durable(kept.clone()).await.unwrap();
+        let text = follower
+            .effects()
+            .map(|text| String::from_utf8(text.to_vec()).unwrap());
+        let before = text.map_or_else(Vec::new, |text| {
+            text.split(' ').map(str::to_owned).collect()
+        });
+        again += effects.len() - before.len();
+        effects = before;
+        // Each start takes two steps, and keeps the effects of the first: the records of the second come again.
+        for step in 0..2 {
+            let Some(batches) = follower.next().await.unwrap() else {
+                break;
+            };
+            effects.extend(payloads(batches));
+            if step == 0 || effects.len() == 30 {
+                follower.keep(effects.join(" ")).await.unwrap();
+            }
+        }
+    }
+    assert!(starts > 5 && again > 5, "{starts}, {again}");
+    assert_eq!(effects, numbers(0..30));
+}
+
+#[tokio::test]
+async fn gap_is_an_error_and_the_next_call_goes_on_behind_it() {
+    let (memory, client) = start().await;
+    let producer = client.producer("log").open().await.unwrap();
+    producer.append_batch(["0"]).await.unwrap().await.unwrap();
+    *memory.gap.lock().unwrap() = Some(proto::Gap {
+        log: "log".to_owned(),
+        from_lsn: Some(0),
+        to_lsn: Some(7),
+        reason: proto::GapReason::Expired.into(),
+    });
+    let scan = client.scan("log");
+    let mut follower = scan.open_durable(Kept::default()).await.unwrap();
+    let missing = follower.next().await.unwrap_err();
+    let ErrorKind::Missing(gap) = missing.kind() else {
+        panic!("{missing}");
+    };
+    assert_eq!(
+        (gap.reason, gap.to_lsn),
+        (GapReason::Expired, Some(Lsn::new(7)))
+    );
+    assert_eq!(payloads(follower.next().await.unwrap().unwrap()), ["0"]);
+}
