@@ -238,15 +238,15 @@ async fn serve(
         at_work: Arc::new(Semaphore::new(most * 3 / 8)),
         api_at_work: Arc::new(Semaphore::new(most * 3 / 8)),
     });
-    let waits = &node.metrics.accept_waits.http;
-    let places = ConnPlaces::new(most, waits.clone());
+    let own = &node.metrics.ports.http;
+    let places = ConnPlaces::new(most, own.clone());
     loop {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(error) => {
                 // A descriptor of an idle connection may be all that is missing.
                 places.make_room();
-                pause_after_failed_accept(&error, waits).await;
+                pause_after_failed_accept(&error, own).await;
                 continue;
             }
         };

@@ -5,7 +5,6 @@
 //! atomic additions. Every combination of labels starts at 0, so that a rate over the
 //! first event of a kind is seen; labels are bounded, and never the name of a log.
 
-mod accepts;
 mod audit;
 mod auth;
 mod calls;
@@ -15,9 +14,11 @@ mod deadline;
     not(feature = "object"),
     allow(dead_code, reason = "builds without object stores forward nothing")
 )]
+mod followers;
 mod forward;
 mod lag;
 mod observer;
+mod ports;
 mod process;
 mod quotas;
 mod refusals;
@@ -46,17 +47,18 @@ use crate::auth::TenantUsage;
 use crate::logging;
 use crate::status;
 
-pub(crate) use accepts::AcceptWaits;
-use accepts::AllAcceptWaits;
 pub(crate) use audit::{AuditFailure, AuditMetrics};
 pub(crate) use auth::{AuthFailure, AuthMetrics, FileKind, ReloadMetrics};
 pub(crate) use calls::{CallBody, CallCounter, CallFuture, RequestHead};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;
+pub(crate) use followers::{FollowerWait, FollowerWaits};
 #[cfg(feature = "object")]
 pub(crate) use forward::{ForwardMetrics, ForwardResult};
 pub(crate) use lag::{Lag, lags};
+use ports::BothPorts;
+pub(crate) use ports::{CountedConnection, PortMetrics};
 use quotas::QuotaGauges;
 #[cfg(feature = "object")]
 pub(crate) use replica::{ReplicaFigures, ReplicaMetrics, UploadKind};
@@ -200,7 +202,10 @@ pub(crate) struct Metrics {
     appended_bytes: IntCounter,
     deduplicated: IntCounter,
     sessions: IntGauge,
-    pub(crate) accept_waits: AllAcceptWaits,
+    pub(crate) ports: BothPorts,
+    /// Messages of followers that wait for their clients.
+    pub(crate) follower_waits: FollowerWaits,
+    slow_followers: IntGauge,
     pub(crate) tls: TlsMetrics,
     pub(crate) auth: AuthMetrics,
     pub(crate) audit: AuditMetrics,
@@ -548,7 +553,12 @@ impl Metrics {
                 "Appends that repeat an earlier batch of their producer: answered, and not applied again.",
             )?,
             sessions: make.gauge("wald_append_sessions", "Open append sessions.")?,
-            accept_waits: AllAcceptWaits::new(&make)?,
+            ports: BothPorts::new(&make)?,
+            follower_waits: FollowerWaits::default(),
+            slow_followers: make.gauge(
+                "wald_slow_followers",
+                "Followers whose clients have taken nothing for 10 s while a message waits for them. Their messages hold memory of answers.",
+            )?,
             tls: TlsMetrics::new(&make)?,
             auth: AuthMetrics::new(&make)?,
             audit: AuditMetrics::new(&make)?,
@@ -776,6 +786,8 @@ impl Metrics {
         if let Some(replica) = self.replica.get() {
             replica.sample();
         }
+        let slow = self.follower_waits.slow();
+        self.slow_followers.set(signed(slow as u64));
         let memory = self.memory.get().map(|memory| memory()).unwrap_or_default();
         for (part, bytes) in PARTS.into_iter().zip(memory) {
             let gauge = self.admitted.with_label_values(&[part]);

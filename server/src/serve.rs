@@ -384,9 +384,9 @@ impl Server {
                 has_tls: config.http_tls,
             }),
         });
-        let waits = node.metrics.accept_waits.grpc.clone();
+        let port = node.metrics.ports.grpc.clone();
         let mut transport =
-            Transport::start(listener, &calls, config, &node.phase, waits, tls.as_ref()).map_err(
+            Transport::start(listener, &calls, config, &node.phase, port, tls.as_ref()).map_err(
                 |error| Exit::new(Exit::SYSTEM, format!("cannot start event loops: {error}")),
             )?;
         let (admission, connections) = (

@@ -55,7 +55,7 @@ use crate::auth::{ConnectionTenants, LastCaller};
 use crate::config::Config;
 use crate::drain::{Phase, bound, draining};
 use crate::forward::Forwarder;
-use crate::metrics::AcceptWaits;
+use crate::metrics::{CountedConnection, PortMetrics};
 use crate::reload::Reloader;
 use crate::tls::{TlsAcceptor, TlsPort, TlsSource};
 use crate::wakes;
@@ -88,6 +88,7 @@ const TICK: Duration = Duration::from_secs(1);
 struct AcceptedSocket {
     socket: std::net::TcpStream,
     permit: Option<OwnedSemaphorePermit>,
+    counted: CountedConnection,
     load: LoopLoad,
     peer: Peer,
     open: OpenConnection,
@@ -160,7 +161,7 @@ impl Transport {
         calls: &Arc<Calls>,
         config: &Config,
         phase: &watch::Receiver<Phase>,
-        waits: AcceptWaits,
+        port: PortMetrics,
         tls: Option<&Reloader<TlsSource>>,
     ) -> io::Result<Self> {
         let (running, ended) = mpsc::channel(1);
@@ -199,7 +200,7 @@ impl Transport {
             loops,
             permits,
             connections: Arc::clone(&connections),
-            waits,
+            port,
         };
         tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
         Ok(Self {
@@ -258,7 +259,7 @@ pub(crate) fn serve_here(
     calls: &Arc<Calls>,
     config: &Config,
     phase: &watch::Receiver<Phase>,
-    waits: AcceptWaits,
+    port: PortMetrics,
 ) {
     let (event_loop, server) = event_loop(calls, ConnectionSettings::new(config), phase);
     tokio::spawn(server);
@@ -266,23 +267,23 @@ pub(crate) fn serve_here(
         loops: vec![event_loop],
         permits: None,
         connections: Arc::default(),
-        waits,
+        port,
     };
     tokio::spawn(acceptor.accept(listener.incoming, phase.clone()));
 }
 
 /// Logs a failed accept and waits before the next one.
-pub(crate) async fn pause_after_failed_accept(error: &std::io::Error, waits: &AcceptWaits) {
+pub(crate) async fn pause_after_failed_accept(error: &std::io::Error, port: &PortMetrics) {
     tracing::warn!(
         error = error as &dyn std::error::Error,
-        port = waits.port(),
+        port = port.port(),
         "accepting connections failed; clients wait, open connections go on"
     );
     // Without a descriptor (EMFILE, ENFILE) or memory another accept would fail again. A client
     // that has gone takes nothing.
     if error.kind() != std::io::ErrorKind::ConnectionAborted {
         tokio::time::sleep(ACCEPT_PAUSE).await;
-        waits.add(ACCEPT_PAUSE);
+        port.waited(ACCEPT_PAUSE);
     }
 }
 
@@ -293,7 +294,7 @@ struct Acceptor {
     /// One for each connection; `None` if their number has no bound.
     permits: Option<Arc<Semaphore>>,
     connections: Arc<Connections>,
-    waits: AcceptWaits,
+    port: PortMetrics,
 }
 
 impl Acceptor {
@@ -305,7 +306,7 @@ impl Acceptor {
                         let permit = self.permit().await;
                         self.hand_over(socket, permit);
                     }
-                    Some(Err(error)) => pause_after_failed_accept(&error, &self.waits).await,
+                    Some(Err(error)) => pause_after_failed_accept(&error, &self.port).await,
                     None => return,
                 }
             }
@@ -330,7 +331,7 @@ impl Acceptor {
             let begin = Instant::now();
             let freed = Arc::clone(permits).acquire_owned();
             let permit = tokio::time::timeout(ROOM_PAUSE, freed).await;
-            self.waits.add(begin.elapsed());
+            self.port.waited(begin.elapsed());
             // The semaphore is never closed.
             if let Ok(Ok(permit)) = permit {
                 return Some(permit);
@@ -355,6 +356,7 @@ impl Acceptor {
             let _ = event_loop.sockets.send(AcceptedSocket {
                 socket,
                 permit,
+                counted: self.port.connected(),
                 load: LoopLoad::new(&event_loop.connections),
                 peer,
                 open,

@@ -124,7 +124,7 @@ impl HttpConn {
 
     fn wrote(&self, written: &Poll<io::Result<usize>>) {
         match written {
-            Poll::Ready(_) => self.place.sent(),
+            Poll::Ready(written) => self.place.sent(*written.as_ref().unwrap_or(&0)),
             Poll::Pending => self.place.blocked(),
         }
     }
@@ -156,7 +156,7 @@ impl AsyncRead for HttpConn {
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         let read = buffer.filled().len() - before;
         if read > 0 {
-            self.place.received();
+            self.place.received(read);
         }
         let Some(left) = self.left.checked_sub(read) else {
             return Poll::Ready(Err(io::Error::other("more bytes than this protocol needs")));
@@ -196,7 +196,7 @@ impl AsyncWrite for HttpConn {
         // Encrypted bytes that the peer does not take wait here.
         if self.is_tls() {
             match &flushed {
-                Poll::Ready(_) if self.place.is_blocked() => self.place.sent(),
+                Poll::Ready(_) if self.place.is_blocked() => self.place.sent(0),
                 Poll::Ready(_) => {}
                 Poll::Pending => self.place.blocked(),
             }

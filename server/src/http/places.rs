@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::metrics::AcceptWaits;
+use crate::metrics::{CountedConnection, PortMetrics};
 
 /// Longest time that a peer may leave an answer unread before its connection ends.
 pub(super) const UNREAD: Duration = Duration::from_secs(30);
@@ -72,11 +72,13 @@ struct PlaceState {
 pub(super) struct ConnPlace {
     state: Mutex<PlaceState>,
     gives_way: Notify,
+    counted: CountedConnection,
 }
 
 impl ConnPlace {
-    fn new() -> Self {
+    fn new(counted: CountedConnection) -> Self {
         Self {
+            counted,
             state: Mutex::new(PlaceState {
                 since: Instant::now(),
                 head: None,
@@ -90,7 +92,8 @@ impl ConnPlace {
     }
 
     /// Records that bytes arrived.
-    pub(super) fn received(&self) {
+    pub(super) fn received(&self, bytes: usize) {
+        self.counted.received(bytes);
         let mut state = self.state.lock();
         if state.at_work {
             state.early = true;
@@ -100,7 +103,8 @@ impl ConnPlace {
     }
 
     /// Records that the peer took bytes.
-    pub(super) fn sent(&self) {
+    pub(super) fn sent(&self, bytes: usize) {
+        self.counted.sent(bytes);
         let mut state = self.state.lock();
         state.blocked = None;
         if state.served && !state.at_work {
@@ -188,7 +192,7 @@ pub(super) struct ConnPlaces {
     taken: Mutex<TakenPlaces>,
     /// Notified when a place becomes free.
     free: Notify,
-    waits: AcceptWaits,
+    port: PortMetrics,
 }
 
 #[derive(Debug, Default)]
@@ -198,12 +202,12 @@ struct TakenPlaces {
 }
 
 impl ConnPlaces {
-    pub(super) fn new(most: usize, waits: AcceptWaits) -> Arc<Self> {
+    pub(super) fn new(most: usize, port: PortMetrics) -> Arc<Self> {
         Arc::new(Self {
             most: most.max(1),
             taken: Mutex::default(),
             free: Notify::new(),
-            waits,
+            port,
         })
     }
 
@@ -218,7 +222,7 @@ impl ConnPlaces {
                 if taken.places.len() < self.most {
                     let number = taken.next;
                     taken.next += 1;
-                    let place = Arc::new(ConnPlace::new());
+                    let place = Arc::new(ConnPlace::new(self.port.connected()));
                     taken.places.insert(number, Arc::clone(&place));
                     let places = Arc::clone(self);
                     let holder = Holder {
@@ -234,7 +238,7 @@ impl ConnPlaces {
             }
             let begin = Instant::now();
             free.await;
-            self.waits.add(begin.elapsed());
+            self.port.waited(begin.elapsed());
         }
     }
 
@@ -288,8 +292,8 @@ mod tests {
         idle: Duration::from_secs(60),
     };
 
-    fn waits() -> AcceptWaits {
-        Metrics::new().unwrap().accept_waits.http.clone()
+    fn port() -> PortMetrics {
+        Metrics::new().unwrap().ports.http.clone()
     }
 
     async fn ends_after(place: &ConnPlace) -> (u64, Overdue) {
@@ -304,19 +308,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_state_of_a_connection_has_its_own_bound() {
-        let (holder, _) = ConnPlaces::new(1, waits()).take().await;
+        let (holder, _) = ConnPlaces::new(1, port()).take().await;
         let place = holder.place();
         assert_eq!(ends_after(place).await, (10, Overdue::Head));
         // Trickled bytes of the first head gain nothing.
-        place.received();
+        place.received(1);
         assert_eq!(ends_after(place).await, (0, Overdue::Head));
         drop(place.work());
         after(7).await;
         assert_eq!(ends_after(place).await, (53, Overdue::Idle));
         drop(place.work());
-        place.received();
+        place.received(1);
         after(4).await;
-        place.received();
+        place.received(1);
         assert_eq!(ends_after(place).await, (6, Overdue::Head));
         // A request at work has no bound here, unless its answer is not read.
         let work = place.work();
@@ -324,20 +328,20 @@ mod tests {
         assert!(overdue.is_err());
         place.blocked();
         after(20).await;
-        place.sent();
+        place.sent(1);
         place.blocked();
         assert_eq!(ends_after(place).await, (30, Overdue::Unread));
         // Bytes of the next head that came early count from the end of the work.
-        place.sent();
-        place.received();
+        place.sent(1);
+        place.received(1);
         drop(work);
         assert_eq!(ends_after(place).await, (10, Overdue::Head));
     }
 
     #[tokio::test(start_paused = true)]
     async fn longest_idle_connection_gives_way_and_work_never_does() {
-        let waits = waits();
-        let places = ConnPlaces::new(3, waits.clone());
+        let port = port();
+        let places = ConnPlaces::new(3, port.clone());
         let (working, _) = places.take().await;
         let work = working.place().work();
         after(1).await;
@@ -347,7 +351,7 @@ mod tests {
         assert!(!made_room);
         // An answer makes it the newest of all.
         drop(newer.place().work());
-        assert_eq!(waits.seconds(), 0.0);
+        assert_eq!(port.seconds(), 0.0);
         let task = tokio::spawn({
             let place = Arc::clone(oldest.place());
             async move {
@@ -360,7 +364,7 @@ mod tests {
         let (_next, made_room) = places.take().await;
         assert!(made_room);
         assert_eq!(task.await.unwrap(), Overdue::GaveWay);
-        assert!((2.0..2.1).contains(&waits.seconds()), "{waits:?}");
+        assert!((2.0..2.1).contains(&port.seconds()), "{port:?}");
         let quiet = Duration::from_secs(9);
         let place = Arc::clone(newer.place());
         assert!(

@@ -24,7 +24,7 @@ use crate::auth::{Amount, Caller, CountedUse, HeldRight, Lease, LogRight, Tenant
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::grpc::Framed;
-use crate::metrics::ReadOp;
+use crate::metrics::{FollowerWait, ReadOp};
 use crate::status;
 
 /// `share`: the share of the client's connection in the memory of answers.
@@ -65,6 +65,8 @@ struct Delivery {
     room: Option<Arc<ScanRoom>>,
     tenant: Option<Arc<TenantUsage>>,
     _follower: Option<CountedUse>,
+    /// `None`: it does not follow.
+    wait: Option<FollowerWait>,
     phase: watch::Receiver<Phase>,
     view: v1::RecordView,
     any_node: bool,
@@ -109,6 +111,7 @@ impl Delivery {
             .map_err(|error| status::read(&error))?;
         let delivery = Self {
             phase: node.phase.clone(),
+            wait: follow.then(|| node.metrics.follower_waits.follow()),
             node: Arc::clone(node),
             scan,
             room: None,
@@ -128,6 +131,9 @@ impl Delivery {
     async fn step(mut self) -> Option<(Result<Framed, Status>, Self)> {
         if self.ended {
             return None;
+        }
+        if let Some(wait) = &self.wait {
+            wait.taken();
         }
         let now = Instant::now();
         let rest = self.rest(now);
@@ -163,6 +169,9 @@ impl Delivery {
             Next::Draining => Err(status::draining()),
         };
         self.ended = message.is_err();
+        if let Some(wait) = &self.wait {
+            wait.handed();
+        }
         Some((message, self))
     }
 

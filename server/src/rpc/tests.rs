@@ -92,8 +92,8 @@ impl Fixture {
         config.listen = "127.0.0.1:0".parse().unwrap();
         let listener = Listener::bind(&config).unwrap();
         let address = listener.address();
-        let waits = metrics.accept_waits.grpc.clone();
-        serve_here(listener, &calls, &config, &node.phase, waits);
+        let port = metrics.ports.grpc.clone();
+        serve_here(listener, &calls, &config, &node.phase, port);
         let channel = Channel::from_shared(format!("http://{address}"));
         let channel = channel.unwrap().connect().await.unwrap();
         Self {

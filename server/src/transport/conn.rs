@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::frames::FramePosition;
 use super::peer::{OpenConnection, Peer};
 use super::{AcceptedSocket, LoopLoad};
+use crate::metrics::CountedConnection;
 use crate::tls::ConnStream;
 
 /// Bytes moved that count as one step of a task. A task has 128 steps in a turn.
@@ -55,6 +56,7 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) struct ConnectionGuard {
     address: Option<SocketAddr>,
     peer: Peer,
+    counted: CountedConnection,
     _permit: Option<OwnedSemaphorePermit>,
     _load: LoopLoad,
     _open: OpenConnection,
@@ -73,6 +75,7 @@ impl ConnectionGuard {
         let guard = Self {
             address: address.ok(),
             peer: accepted.peer,
+            counted: accepted.counted,
             _open: accepted.open,
             _permit: accepted.permit,
             _load: accepted.load,
@@ -237,6 +240,7 @@ impl AsyncRead for Conn {
         ready!(polled)?;
         let begun = self.frames.take(&buffer.filled()[before..]);
         self.guard.peer.received(read);
+        self.guard.counted.received(read);
         self.guard.peer.useful(begun.useful);
         spend(read / UNIT_BYTES + begun.frames / UNIT_FRAMES, context);
         Poll::Ready(Ok(()))
@@ -251,6 +255,7 @@ impl AsyncWrite for Conn {
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
         self.guard.peer.sent(written);
+        self.guard.counted.sent(written);
         spend(written / UNIT_BYTES, context);
         Poll::Ready(Ok(written))
     }
@@ -262,6 +267,7 @@ impl AsyncWrite for Conn {
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices))?;
         self.guard.peer.sent(written);
+        self.guard.counted.sent(written);
         spend(written / UNIT_BYTES, context);
         Poll::Ready(Ok(written))
     }
@@ -403,7 +409,9 @@ mod tests {
         });
         let load = LoopLoad::new(&Arc::new(AtomicUsize::new(0)));
         let (peer, open) = Arc::new(Connections::default()).enter();
+        let metrics = crate::metrics::Metrics::new().unwrap();
         let accepted = AcceptedSocket {
+            counted: metrics.ports.grpc.connected(),
             socket,
             permit: None,
             load,

@@ -220,3 +220,63 @@ async fn page_of_metrics_matches_a_new_daemon() {
         assert_eq!(shown, table, "the page is stale; run: {command}");
     }
 }
+
+#[tokio::test]
+async fn connections_and_their_bytes_are_counted_by_port() {
+    let daemon = Daemon::start(&[]);
+    let connections = |port: &str| daemon.metric(&format!("wald_connections{{port=\"{port}\"}}"));
+    let bytes = |port: &str, direction: &str| {
+        daemon.metric(&format!(
+            "wald_network_bytes_total{{direction=\"{direction}\",port=\"{port}\"}}"
+        ))
+    };
+    assert_eq!(bytes("grpc", "received"), 0.0);
+    let payload = "x".repeat(100_000);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", &payload)).await.unwrap();
+    assert_eq!(connections("grpc"), 1.0);
+    assert!(bytes("grpc", "received") > 1e5 && bytes("grpc", "sent") < 1e5);
+    let read = v1::ReadRequest {
+        log: "a".to_owned(),
+        ..v1::ReadRequest::default()
+    };
+    wal.read(read).await.unwrap();
+    assert!(bytes("grpc", "sent") > 1e5);
+    drop(wal);
+    until("no connection", || connections("grpc") == 0.0).await;
+    // The scrape itself.
+    assert_eq!(connections("http"), 1.0);
+    assert!(bytes("http", "sent") > 1e5, "of the scrapes before");
+}
+
+#[tokio::test]
+async fn follower_that_takes_nothing_is_slow() {
+    use std::io::{Read as _, Write as _};
+    let daemon = Daemon::start(&[]);
+    let payload = "x".repeat(500_000);
+    let mut wal = daemon.wal().await;
+    for _ in 0..20 {
+        wal.append(append("a", &payload)).await.unwrap();
+    }
+    // 10 MB do not fit into the buffers between it and the daemon.
+    let address = daemon.start["http"].as_str().unwrap();
+    let mut client = std::net::TcpStream::connect(address).unwrap();
+    let request = "GET /v1/scan?log=a&follow=true HTTP/1.0\r\nHost: localhost\r\n\r\n";
+    client.write_all(request.as_bytes()).unwrap();
+    let slow = || daemon.metric("wald_slow_followers");
+    assert_eq!(slow(), 0.0);
+    let begin = std::time::Instant::now();
+    crate::support::until(&daemon, "wald_slow_followers", |number| number == 1.0).await;
+    assert!(
+        begin.elapsed() >= Duration::from_secs(9),
+        "{:?}",
+        begin.elapsed()
+    );
+    let taken = std::thread::spawn(move || {
+        let mut taken = vec![0; 10_000_000];
+        client.read_exact(&mut taken).unwrap();
+        client
+    });
+    until("no slow follower", || slow() == 0.0).await;
+    drop(taken.join().unwrap());
+}
