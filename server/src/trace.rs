@@ -15,6 +15,8 @@ use tracing::Span;
 use tracing::field::Empty;
 use wald_storage::AppendTimes;
 
+use crate::status;
+
 #[cfg(feature = "otlp")]
 pub(crate) use otlp::Exporter;
 
@@ -26,26 +28,37 @@ const TARGET: &str = "wald::call";
 const FAULTS: [usize; 6] = [2, 4, 12, 13, 14, 15];
 
 /// The span of a call to `path` (`/wald.v1.WalService/Append`), below the caller's span if
-/// its `traceparent` is among the headers.
-pub(crate) fn call(path: &str, headers: &HeaderMap) -> Span {
-    let name = path.trim_start_matches('/');
-    let (service, method) = name.split_once('/').unwrap_or((name, ""));
+/// its `traceparent` is among the headers. `is_known`: whether the server knows the method; clients may invent others
+/// without end.
+///
+/// Names are those of OpenTelemetry's conventions for RPC since 1.45:
+/// <https://opentelemetry.io/docs/specs/semconv/rpc/grpc/>.
+pub(crate) fn call(path: &str, is_known: bool, headers: &HeaderMap) -> Span {
+    let called = path.trim_start_matches('/');
+    let (name, method) = match is_known {
+        true => (called, called),
+        false => ("grpc", "_OTHER"),
+    };
     let span = tracing::trace_span!(
         target: TARGET,
         "call",
         otel.name = name,
         otel.kind = "server",
         otel.status_code = Empty,
-        rpc.system = "grpc",
-        rpc.service = service,
+        rpc.system.name = "grpc",
         rpc.method = method,
-        rpc.grpc.status_code = Empty,
+        rpc.method_original = Empty,
+        rpc.response.status_code = Empty,
+        "error.type" = Empty,
         wald.queue_us = Empty,
         wald.encode_us = Empty,
         wald.write_us = Empty,
         wald.flush_us = Empty,
         wald.replicate_us = Empty,
     );
+    if !is_known {
+        span.record("rpc.method_original", called);
+    }
     #[cfg(feature = "otlp")]
     otlp::adopt(&span, headers);
     #[cfg(not(feature = "otlp"))]
@@ -72,8 +85,13 @@ pub(crate) fn phases(times: &AppendTimes) {
 
 /// Writes down how the call ended.
 pub(crate) fn ended(span: &Span, code: usize) {
-    span.record("rpc.grpc.status_code", code);
+    if span.is_disabled() {
+        return;
+    }
+    let name = i32::try_from(code).map_or("UNKNOWN", |code| status::code_name(code.into()));
+    span.record("rpc.response.status_code", name);
     if FAULTS.contains(&code) {
+        span.record("error.type", name);
         span.record("otel.status_code", "ERROR");
     }
 }

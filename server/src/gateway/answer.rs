@@ -29,6 +29,7 @@ use tonic_types::StatusExt as _;
 
 use super::contract::descriptors;
 use crate::answers::AnswerShare;
+use crate::status;
 use crate::transport::Hurry;
 
 /// The type of a stream of events.
@@ -188,34 +189,11 @@ fn http_code(code: Code) -> StatusCode {
     }
 }
 
-/// The name of a code in `google/rpc/code.proto`.
-fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-    }
-}
-
 /// The error as <https://google.aip.dev/193> writes it in JSON.
 fn error(code: StatusCode, status: &Status) -> serde_json::Value {
     json!({ "error": {
         "code": code.as_u16(),
-        "status": code_name(status.code()),
+        "status": status::code_name(status.code()),
         "message": status.message(),
         "details": details(status).unwrap_or_default(),
     }})

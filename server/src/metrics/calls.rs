@@ -236,7 +236,7 @@ impl CallCounter {
         if let Some(deadline) = &deadline {
             request.extensions_mut().insert(deadline.clone());
         }
-        let span = trace::call(request.uri().path(), request.headers());
+        let span = trace::call(request.uri().path(), known.is_some(), request.headers());
         let (inner, recorded) = serve(request, head);
         CallFuture {
             call: Some(Call {
