@@ -5,7 +5,8 @@
 //
 // A [Client] appends, reads, administers. A [Session] pipelines appends. A [Producer]
 // appends exactly once, whatever breaks. A [Follower] reads on as records arrive, whatever
-// breaks.
+// breaks. A [DurableProducer] and a [DurableFollower] keep their state, and go on after a
+// restart of the program.
 //
 // Every failure is an [*Error]. It says whether a write was applied ([Error.Outcome]) and
 // whether the same request may be sent again ([Error.Retry]); reasons are compared with

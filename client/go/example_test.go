@@ -11,6 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"os"
+	"path/filepath"
+	"strconv"
 	"time"
 
 	wald "wald.dev/client/go"
@@ -264,55 +267,84 @@ func pipeline(ctx context.Context, client *wald.Client, log string) error {
 	return nil
 }
 
-func ExampleClient_Producer() {
-	run(produceExactlyOnce)
+func ExampleClient_DurableProducer() {
+	run(func(ctx context.Context, client *wald.Client, log string) error {
+		return inDirectory(func(directory string) error {
+			// The second start finds that nothing is left to do.
+			for range 2 {
+				if err := produceOrders(ctx, client, log, directory); err != nil {
+					return err
+				}
+			}
+			tail, err := client.Tail(ctx, log)
+			fmt.Println(tail.TailLSN, "orders")
+			return err
+		})
+	})
 	// Output:
-	// 0 false
-	// 1 false
-	// 1 true
-	// 2 false
+	// 100 orders
 }
 
-func produceExactlyOnce(ctx context.Context, client *wald.Client, log string) error {
-	send := func(producer *wald.Producer, text string) error {
-		ack, err := producer.Append(ctx, []wald.Record{wald.Text(text)})
-		if err == nil {
-			fmt.Println(ack.FirstLSN, ack.Deduplicated)
-		}
-		return err
-	}
-	lines := []string{"line 1", "line 2", "line 3"}
-	// How many batches are known to be acked, to be stored after every ack.
-	acked := uint64(0)
-	producer, err := client.Producer(ctx, log, wald.WithProducerID("importer", 0))
+func inDirectory(example func(directory string) error) error {
+	directory, err := os.MkdirTemp("", "wald")
 	if err != nil {
 		return err
 	}
-	logID := producer.LogID() // to be stored as well
-	if err := send(producer, lines[0]); err != nil {
-		return err
-	}
-	acked++
-	if err := send(producer, lines[1]); err != nil {
-		return err
-	}
-	if err := producer.Close(ctx); err != nil {
-		return err
-	}
+	return errors.Join(example(directory), os.RemoveAll(directory))
+}
 
-	// The program stopped before it stored the second ack. Started again, it continues with the
-	// sequence after the last stored one, and with the batch that it sent under that sequence.
-	producer, err = client.Producer(ctx, log, wald.WithProducerID("importer", 0),
-		wald.WithProducerLogID(logID), wald.WithFirstSequence(acked))
+func produceOrders(ctx context.Context, client *wald.Client, log, directory string) error {
+	state := wald.FileState(filepath.Join(directory, "orders.state"))
+	orders, err := client.DurableProducer(ctx, log, state)
 	if err != nil {
 		return err
 	}
-	for _, line := range lines[acked:] {
-		if err := send(producer, line); err != nil {
+	for number := orders.NextSequence(); number < 100; number++ {
+		if _, err := orders.AppendBatch(ctx, wald.Text(fmt.Sprint("order ", number))); err != nil {
 			return err
 		}
 	}
-	return producer.Close(ctx)
+	return orders.Close(ctx)
+}
+
+func ExampleClient_DurableFollower() {
+	run(func(ctx context.Context, client *wald.Client, log string) error {
+		return inDirectory(func(directory string) error {
+			for next := range wald.LSN(3) {
+				if _, err := client.Append(ctx, log, wald.Text("an order")); err != nil {
+					return err
+				}
+				if err := countOrders(ctx, client, log, directory, next+1); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	// Output:
+	// 1 orders
+	// 2 orders
+	// 3 orders
+}
+
+func countOrders(ctx context.Context, client *wald.Client, log, directory string, end wald.LSN) error {
+	state := wald.FileState(filepath.Join(directory, "count.state"))
+	orders, err := client.DurableFollower(ctx, wald.Log(log), state, wald.UntilLSN(end))
+	if err != nil {
+		return err
+	}
+	defer orders.Close()
+	count, _ := strconv.Atoi(string(orders.Effects())) // 0 at the first start
+	for orders.Next(ctx) {
+		for range orders.Event().Records() {
+			count++
+		}
+		if err := orders.Keep([]byte(strconv.Itoa(count))); err != nil {
+			return err
+		}
+		fmt.Println(count, "orders")
+	}
+	return orders.Err()
 }
 
 func ExampleClient_Fence() {

@@ -27,6 +27,9 @@ import (
 // does not hold, ...) ends the producer: batches are in order, so nothing after it is applied.
 // Open another one then.
 //
+// A program that starts again is another producer, unless it names its producer
+// ([WithProducerID]) and stores the batches. A [DurableProducer] does both.
+//
 // It may be used by many goroutines at once.
 type Producer struct {
 	client   *Client
@@ -79,9 +82,10 @@ type producerSettings struct {
 // ProducerOption is a setting of a producer.
 type ProducerOption func(*producerSettings)
 
-// WithProducerID names the producer, so that it is exactly-once over restarts of the program
-// as well: a program that opens it again with the same id and epoch, and sends the same
-// batches again, appends none of them twice. Only the last 1,024 batches are recognised
+// WithProducerID names the producer. A [DurableProducer] is exactly-once over restarts of the
+// program as well; with this option a program can keep the state in its own way: if it opens
+// the producer again with the same id and epoch, and sends the same batches again, none of them
+// is appended twice. Only the last 1,024 batches are recognised
 // (ErrProducerExpired): see [WithFirstSequence]. A higher epoch takes over from a lower one,
 // which is fenced, counts from 0 again, and recognises no batch of the lower one. The first
 // is 0. Default: an id drawn at random, which Close makes the server forget, with the lowest
@@ -90,8 +94,8 @@ func WithProducerID(id string, epoch uint64) ProducerOption {
 	return func(s *producerSettings) { s.id, s.epoch = &id, epoch }
 }
 
-// WithFirstSequence is the number of the first batch: for a program that starts again, the
-// one after the last whose ack it has stored. Default: 0.
+// WithFirstSequence is the number of the first batch: for a program that starts again without a
+// [DurableProducer], the one after the last whose ack it has stored. Default: 0.
 func WithFirstSequence(number uint64) ProducerOption {
 	return func(s *producerSettings) { s.sequence = number }
 }
@@ -234,26 +238,30 @@ func (p *Producer) Send(ctx context.Context, records []Record, options ...Append
 	for _, option := range options {
 		option(&s)
 	}
+	pending, failure := p.queue(ctx, p.message(protoRecords(records), s))
+	if failure != nil {
+		return nil, failure
+	}
+	return pending, nil
+}
+
+// message is a batch of these records. Its sequence is set when it is queued.
+func (p *Producer) message(records []*waldv1.Record, s appendSettings) *waldv1.AppendSessionRequest {
 	s.condition.LogID = &p.logID
 	s.condition.Sequence = &Sequence{ProducerID: p.ID(), Epoch: p.settings.epoch}
-	batch := Batch{
-		Logs:       []LogBatch{{Log: p.log, Records: records, Condition: s.condition}},
+	return &waldv1.AppendSessionRequest{Batch: &waldv1.AppendBatchRequest{
+		Batches:    []*waldv1.LogBatch{{Log: p.log, Records: records, Condition: s.condition.proto()}},
 		Durability: s.durability,
-	}
-	message := &waldv1.AppendSessionRequest{Batch: batch.proto()}
+	}}
+}
+
+// queue numbers a message and queues it, as soon as there is room.
+func (p *Producer) queue(ctx context.Context, message *waldv1.AppendSessionRequest) (*Pending[LogAck], *Error) {
 	bytes := proto.Size(message)
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	for !p.hasRoom(bytes) && p.failure == nil && !p.closing {
-		if !awaitChange(ctx, &p.mutex, &p.change) {
-			return nil, gaveUp(ctx, false)
-		}
-	}
-	switch {
-	case p.failure != nil:
-		return nil, p.afterFailure(false)
-	case p.closing:
-		return nil, closed("the producer")
+	if failure := p.awaitRoom(ctx, bytes); failure != nil {
+		return nil, failure
 	}
 	message.RequestId = p.next
 	message.Batch.Batches[0].Condition.Producer.Sequence = p.next
@@ -271,6 +279,22 @@ func (p *Producer) Send(ctx context.Context, records []Record, options ...Append
 	}
 	p.change.raise()
 	return added.Pending, nil
+}
+
+// awaitRoom waits until a batch of this size can be queued. The caller has the mutex.
+func (p *Producer) awaitRoom(ctx context.Context, bytes int) *Error {
+	for !p.hasRoom(bytes) && p.failure == nil && !p.closing {
+		if !awaitChange(ctx, &p.mutex, &p.change) {
+			return gaveUp(ctx, false)
+		}
+	}
+	switch {
+	case p.failure != nil:
+		return p.afterFailure(false)
+	case p.closing:
+		return closed("the producer")
+	}
+	return nil
 }
 
 // Append sends records as one batch and waits for the ack.
@@ -322,9 +346,12 @@ func (p *Producer) hasRoom(bytes int) bool {
 }
 
 // afterFailure is the error of batches after the end of the producer. It carries the reason.
-func (p *Producer) afterFailure(sent bool) *Error {
-	e := earlierFailure(p.failure, sent)
-	e.Reason, e.Facts, e.Retry = p.failure.Reason, p.failure.Facts, p.failure.Retry
+func (p *Producer) afterFailure(sent bool) *Error { return behind(p.failure, sent) }
+
+// behind is the error of a batch after the failure that ended its producer.
+func behind(failure *Error, sent bool) *Error {
+	e := earlierFailure(failure, sent)
+	e.Reason, e.Facts, e.Retry = failure.Reason, failure.Facts, failure.Retry
 	return e
 }
 

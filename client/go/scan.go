@@ -3,6 +3,7 @@ package wald
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"time"
@@ -73,7 +74,8 @@ const (
 	GapDeleted = waldv1.GapReason_GAP_REASON_DELETED
 )
 
-// Gap is records that a scan does not deliver, named exactly.
+// Gap is records that a scan does not deliver, named exactly. As the error of a
+// [DurableFollower] it is found by [errors.As].
 type Gap struct {
 	// Log is the log's name.
 	Log string
@@ -83,6 +85,15 @@ type Gap struct {
 	ToLSN *LSN
 	// Reason is why they are missing.
 	Reason GapReason
+}
+
+// Error names the records that are missing, and why.
+func (g Gap) Error() string {
+	to := "the end of the log"
+	if g.ToLSN != nil {
+		to = fmt.Sprintf("before %d", *g.ToLSN)
+	}
+	return fmt.Sprintf("records of log %q are missing, from %d to %s: %v", g.Log, g.FromLSN, to, g.Reason)
 }
 
 // Event is a piece of a scan.
@@ -144,7 +155,8 @@ type Scanner struct {
 }
 
 // Follower is a scan that continues with records that are appended later, without end, over
-// lost connections and restarts of the server.
+// lost connections and restarts of the server. A [DurableFollower] also goes on after a restart
+// of the program.
 type Follower struct{ Scanner }
 
 // Scan delivers the records that exist now. Close it, or end ctx.

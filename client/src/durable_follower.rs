@@ -19,17 +19,20 @@ impl Scan {
     pub async fn open_durable(mut self, state: impl State) -> Result<DurableFollower, Error> {
         let state = KeptState::new(state);
         let found: Option<v1::FollowerState> = state.load().await?;
-        let mut effects = None;
+        let (mut effects, mut start) = (None, None);
         if let Some(found) = found {
             effects = Some(found.effects);
             if !found.cursor.is_empty() {
-                self = self.after(Cursor::from(found.cursor));
+                let cursor = Cursor::from(found.cursor);
+                start = Some(cursor.clone());
+                self = self.after(cursor);
             }
         }
         Ok(DurableFollower {
             stream: self.open(),
             state,
             effects,
+            start,
             gathered: Vec::new(),
         })
     }
@@ -60,6 +63,8 @@ pub struct DurableFollower {
     stream: ScanStream,
     state: KeptState,
     effects: Option<Bytes>,
+    /// The cursor with which it has begun.
+    start: Option<Cursor>,
     /// Records behind the last cursor.
     gathered: Vec<Batch>,
 }
@@ -78,9 +83,10 @@ impl DurableFollower {
         self.effects.as_deref()
     }
 
-    /// Resumes behind the last record that [`next`](Self::next) has returned. `None` before the first.
+    /// Resumes behind the last record that [`next`](Self::next) has returned, or where it has begun. `None` before the
+    /// first record of all.
     pub fn cursor(&self) -> Option<&Cursor> {
-        self.stream.cursor()
+        self.stream.cursor().or(self.start.as_ref())
     }
 
     /// The next records, all up to a cursor; `None` behind the last of a scan that does not follow.

@@ -148,19 +148,31 @@ impl DurableProducer {
         R: IntoIterator,
         R::Item: Into<Record>,
     {
+        let records = records.into_iter();
+        let records: Vec<_> = records.map(|record| record.into().into_proto()).collect();
+        if records.is_empty() {
+            return Err(Error::new(ErrorKind::EmptyBatch));
+        }
         self.take_acks()?;
+        // Batches of calls that were cancelled: their acks make room.
+        self.save_and_send().await?;
         while self.kept.batches.len() >= BATCHES_KEPT {
             self.take_ack().await?;
         }
         let sequence = self.next_sequence();
-        let records = records.into_iter();
         self.kept.batches.push(v1::LogBatch {
-            records: records.map(|record| record.into().into_proto()).collect(),
+            records,
             ..v1::LogBatch::default()
         });
         self.save().await?;
-        self.send_kept().await?;
-        Ok(sequence)
+        match self.send_kept().await {
+            Ok(()) => Ok(sequence),
+            // The batch is kept, so the next start sends it.
+            Err(first) => Err(Error::new(ErrorKind::Behind {
+                first,
+                outcome: Outcome::Unknown,
+            })),
+        }
     }
 
     /// Waits for the acks of all batches.
@@ -168,7 +180,7 @@ impl DurableProducer {
     /// # Errors
     /// The first failure.
     pub async fn flush(&mut self) -> Result<(), Error> {
-        self.send_kept().await?;
+        self.save_and_send().await?;
         while !self.acks.is_empty() {
             self.take_ack().await?;
         }
@@ -226,6 +238,15 @@ impl DurableProducer {
             Ok(()) => Ok(()),
             Err(error) => self.fail(error),
         }
+    }
+
+    /// Sends batches of calls that were cancelled. Their saves may not have ended, or have failed.
+    async fn save_and_send(&mut self) -> Result<(), Error> {
+        if self.acks.len() < self.kept.batches.len() {
+            self.save().await?;
+            self.send_kept().await?;
+        }
+        Ok(())
     }
 
     /// Sends the batches that are kept and were not sent.

@@ -124,6 +124,9 @@ pub enum ErrorKind {
         /// The reason.
         detail: String,
     },
+    /// A batch without records. It was neither kept nor sent: the server refuses it, and would do so after every start.
+    #[error("a batch needs a record")]
+    EmptyBatch,
     /// A durable follower has come upon records that are missing. Its next call goes on behind them.
     #[error("records are missing: {0:?}")]
     Missing(Gap),
@@ -261,6 +264,7 @@ impl Error {
             ErrorKind::Behind { first, .. } => first.code(),
             ErrorKind::Random { .. } | ErrorKind::State { .. } => Code::Internal,
             ErrorKind::Missing(_) => Code::DataLoss,
+            ErrorKind::EmptyBatch => Code::InvalidArgument,
             ErrorKind::Gone => Code::Cancelled,
         }
     }
@@ -324,6 +328,7 @@ impl Error {
             | ErrorKind::Random { .. }
             | ErrorKind::Connect { .. }
             | ErrorKind::Missing(_)
+            | ErrorKind::EmptyBatch
             | ErrorKind::NotSent(_) => Outcome::NotApplied,
             ErrorKind::Server(error) => error.outcome(),
             // The method was not even found.
@@ -369,6 +374,7 @@ impl Error {
             | ErrorKind::Random { .. }
             | ErrorKind::State { .. }
             | ErrorKind::Missing(_)
+            | ErrorKind::EmptyBatch
             | ErrorKind::Foreign { .. }
             | ErrorKind::Contract(_) => Retry::Never,
         };

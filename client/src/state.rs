@@ -85,12 +85,28 @@ impl State for FileState {
 }
 
 /// A state that is loaded and saved off the event loop.
-#[derive(Clone)]
-pub(crate) struct KeptState(Arc<Mutex<dyn State>>);
+pub(crate) struct KeptState {
+    state: Arc<Mutex<Saves>>,
+    /// Number of the next save.
+    next: u64,
+}
+
+/// A state, and its newest save.
+struct Saves {
+    state: Box<dyn State>,
+    newest: u64,
+}
 
 impl KeptState {
     pub(crate) fn new(state: impl State) -> Self {
-        Self(Arc::new(Mutex::new(state)))
+        let saves = Saves {
+            state: Box::new(state),
+            newest: 0,
+        };
+        Self {
+            state: Arc::new(Mutex::new(saves)),
+            next: 1,
+        }
     }
 
     /// The message that was kept last.
@@ -98,7 +114,7 @@ impl KeptState {
     /// # Errors
     /// [`ErrorKind::State`].
     pub(crate) async fn load<M: Decode>(&self) -> Result<Option<M>, Error> {
-        let Some(bytes) = self.work(|state| state.load()).await? else {
+        let Some(bytes) = self.work(|saves| saves.state.load()).await? else {
             return Ok(None);
         };
         let message = M::take(Bytes::from(bytes));
@@ -110,19 +126,30 @@ impl KeptState {
         })
     }
 
+    /// Saves a message. A save whose caller was cancelled may begin after a later one; it does nothing then.
+    ///
     /// # Errors
     /// [`ErrorKind::State`].
-    pub(crate) async fn save(&self, message: &impl Encode) -> Result<(), Error> {
+    pub(crate) async fn save(&mut self, message: &impl Encode) -> Result<(), Error> {
         let mut bytes = Vec::with_capacity(message.length());
         message.put(&mut bytes);
-        self.work(move |state| state.save(&bytes)).await
+        let number = self.next;
+        self.next += 1;
+        self.work(move |saves| {
+            if number < saves.newest {
+                return Ok(());
+            }
+            saves.newest = number;
+            saves.state.save(&bytes)
+        })
+        .await
     }
 
     async fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut dyn State) -> io::Result<T> + Send + 'static,
+        work: impl FnOnce(&mut Saves) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
-        let state = Arc::clone(&self.0);
+        let state = Arc::clone(&self.state);
         let done = tokio::task::spawn_blocking(move || {
             work(&mut *state.lock().unwrap_or_else(PoisonError::into_inner))
         });
@@ -141,6 +168,54 @@ pub(crate) fn failed(detail: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Counts its saves. The first one takes as long as the test wants.
+    struct Slow(
+        std::sync::mpsc::Receiver<()>,
+        std::sync::mpsc::Sender<Vec<u8>>,
+    );
+
+    impl State for Slow {
+        fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
+            Ok(None)
+        }
+
+        fn save(&mut self, state: &[u8]) -> io::Result<()> {
+            self.0.recv().unwrap();
+            self.1.send(state.to_vec()).unwrap();
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn save_that_was_given_up_never_replaces_a_later_one() {
+        use futures_util::FutureExt as _;
+        let (go, gate) = std::sync::mpsc::channel();
+        let (saved, seen) = std::sync::mpsc::channel();
+        let mut state = KeptState::new(Slow(gate, saved));
+        let of = |sequence| wald_proto::v1::ProducerState {
+            sequence,
+            ..Default::default()
+        };
+        for sequence in 1..20 {
+            assert!(state.save(&of(sequence)).now_or_never().is_none());
+        }
+        for _ in 0..20 {
+            go.send(()).unwrap();
+        }
+        state.save(&of(20)).await.unwrap();
+        drop(state);
+        let saved: Vec<_> = seen.into_iter().collect();
+        let numbers = saved.iter().map(|bytes| {
+            let state = wald_proto::v1::ProducerState::take(&bytes[..]);
+            state.unwrap().sequence
+        });
+        let numbers: Vec<_> = numbers.collect();
+        assert!(
+            numbers.is_sorted() && numbers.last() == Some(&20),
+            "{numbers:?}"
+        );
+    }
 
     #[test]
     fn file_has_the_last_state_and_belongs_to_its_owner_alone() {

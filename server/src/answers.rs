@@ -169,6 +169,12 @@ impl AnswerShare {
         self.hold_in_time(bytes, self.0.answers.limit).await
     }
 
+    /// Reserves bytes for the text of one message of a stream, as soon as there is room.
+    pub(crate) async fn hold_for_text(&self, bytes: u64) -> Held {
+        let limit = self.0.answers.limit_of_streams();
+        self.hold(bytes, limit).await
+    }
+
     /// Reserves the memory of a reflection stream.
     ///
     /// # Errors

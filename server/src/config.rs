@@ -911,6 +911,13 @@ impl Config {
     fn check_origins(&self) -> Result<(), Wrong> {
         for origin in self.http_api_origins() {
             let uri = origin.parse::<http::Uri>().ok();
+            let is_default = |uri: &http::Uri| {
+                let port = uri.port_u16();
+                matches!(
+                    (uri.scheme_str(), port),
+                    (Some("http"), Some(80)) | (Some("https"), Some(443))
+                )
+            };
             let is_origin = uri.is_some_and(|uri| {
                 uri.scheme_str()
                     .is_some_and(|scheme| scheme == "http" || scheme == "https")
@@ -919,10 +926,14 @@ impl Config {
                         .is_some_and(|host| !host.as_str().contains('@'))
                     && uri.path_and_query().is_none_or(|path| path == "/")
                     && !origin.ends_with('/')
+                    // Browsers send neither.
+                    && !is_default(&uri)
+                    && !origin.contains(char::is_uppercase)
             });
             if !is_origin {
                 let why = format!(
-                    "{origin:?} is no origin; give scheme, host and port alone, such as https://app.example"
+                    "{origin:?} is no origin as browsers send it; give scheme, host and port alone, in lower case and without \
+                     the default port, such as https://app.example"
                 );
                 return Err(Wrong::new("http_api_origins", why));
             }

@@ -26,6 +26,7 @@ use std::thread::JoinHandle;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
@@ -34,7 +35,7 @@ use axum::routing::{MethodFilter, on};
 use bytes::Bytes;
 use prost_reflect::MethodDescriptor;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::Status;
 
 use crate::audit::AuditedPeer;
@@ -42,10 +43,10 @@ use crate::auth::{Authority, CertNames};
 use crate::config::Config;
 use crate::grpc::{AnswerMessages, TranslatedBody};
 use crate::http::Hosts;
-use crate::status;
+use crate::status::{self, Access};
 use crate::transport::{Incoming, SideConnection, SidePort};
 use crate::wakes;
-use answer::{AnswerForm, TextSender, refused};
+use answer::{AnswerForm, HeldText, TextSender, refused};
 use contract::{ApiRoute, ROUTES};
 use origins::Origins;
 use request::{ApiRequest, HeadFault};
@@ -119,6 +120,8 @@ pub(crate) struct ApiConnection {
 struct Gateway {
     side: SidePort,
     handle: Handle,
+    places: usize,
+    at_work: Arc<Semaphore>,
 }
 
 /// One route, with its descriptor.
@@ -133,15 +136,20 @@ pub(crate) fn has(uri: &Uri) -> bool {
     uri.path().starts_with("/v1/")
 }
 
-/// The routes. The event loop of `handle` translates.
+/// The routes. The event loop of `handle` translates. At most `places` requests are at work.
 pub(crate) fn router(
-    side: SidePort,
-    handle: Handle,
+    (side, handle): (SidePort, Handle),
     config: &Config,
     hosts: Arc<Hosts>,
     authority: &Authority,
+    places: usize,
 ) -> Router {
-    let gateway = Arc::new(Gateway { side, handle });
+    let gateway = Arc::new(Gateway {
+        side,
+        handle,
+        places,
+        at_work: Arc::new(Semaphore::new(places)),
+    });
     let mut router = Router::new().route("/v1/openapi.json", axum::routing::get(openapi::document));
     for route in &ROUTES {
         let (Some(method), Ok(filter)) = (
@@ -183,7 +191,7 @@ async fn not_allowed(request: Request) -> Response {
 /// Answers a request.
 async fn call(
     State(state): State<Arc<RouteState>>,
-    path: RawPathParams,
+    path: Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
 ) -> Response {
     let RouteState {
@@ -194,6 +202,13 @@ async fn call(
     let form = match route.is_stream() {
         true => AnswerForm::of_stream(request.headers()),
         false => AnswerForm::Json,
+    };
+    let access = route.row().access;
+    let Ok(path) = path else {
+        return form.refusal(&status::malformed("path", "it is not UTF-8", access));
+    };
+    let Ok(place) = Arc::clone(&gateway.at_work).try_acquire_owned() else {
+        return form.refusal(&status::api_busy(gateway.places, access));
     };
     let (head, body) = request.into_parts();
     let fields = ApiRequest::read(route, method, path.iter(), &head.uri, &head.headers);
@@ -211,19 +226,24 @@ async fn call(
         let (names, audited) = (connection.names.clone(), connection.audited.clone());
         Arc::new(gateway.side.connect(names, audited))
     });
-    let translated = TranslatedBody::new(body, Box::new(fields), route.row().access);
+    let translated = TranslatedBody::new(body, Box::new(fields), access);
     let call = ApiCall {
         connection: Arc::clone(connection),
         request: grpc(route, &head.headers, translated),
         form,
         method: method.clone(),
         is_stream: route.is_stream(),
+        access,
+        _place: place,
     };
     let (reply, answer) = oneshot::channel();
     gateway.handle.spawn(call.serve(reply));
     match answer.await {
         Ok(answer) => answer,
-        Err(_) => form.refusal(&status::draining()),
+        // The thread has ended, or has panicked.
+        Err(_) => form.refusal(&Status::internal(
+            "the request broke off; its outcome is unknown",
+        )),
     }
 }
 
@@ -250,6 +270,8 @@ struct ApiCall {
     form: AnswerForm,
     method: MethodDescriptor,
     is_stream: bool,
+    access: Access,
+    _place: OwnedSemaphorePermit,
 }
 
 impl ApiCall {
@@ -261,9 +283,11 @@ impl ApiCall {
             form,
             method,
             is_stream,
+            access,
+            _place,
         } = self;
         let answered = tokio::select! {
-            answered = connection.call(request) => answered,
+            answered = connection.call(request, access) => answered,
             () = reply.closed() => return,
         };
         let opened = answered.and_then(|answered| {
@@ -281,7 +305,7 @@ impl ApiCall {
         let kind = method.output();
         let (mut sender, body) = TextSender::new(connection.answers());
         if !is_stream {
-            let text = one(&mut messages, |bytes| form.message(&kind, bytes)).await;
+            let text = one(&mut messages, &sender, |bytes| form.message(&kind, bytes)).await;
             let text = match text {
                 Ok(text) => text,
                 Err(status) => {
@@ -290,7 +314,7 @@ impl ApiCall {
                 }
             };
             let mut answer = form.answer(Body::new(body));
-            let length = HeaderValue::from(text.len());
+            let length = HeaderValue::from(text.bytes.len());
             answer.headers_mut().insert(header::CONTENT_LENGTH, length);
             if reply.send(answer).is_ok() && sender.send(text).await.is_ok() {
                 sender.finish();
@@ -300,25 +324,34 @@ impl ApiCall {
         if reply.send(form.answer(Body::new(body))).is_err() {
             return;
         }
-        let mut text = form.begin();
+        let mut text = form.begin().map(HeldText::small);
         let ended = loop {
             if let Some(text) = text
                 && sender.send(text).await.is_err()
             {
                 return;
             }
+            let next = async {
+                match messages.next().await? {
+                    None => Ok(None),
+                    Some(bytes) => {
+                        let room = sender.room(&bytes).await;
+                        form.message(&kind, bytes).map(|text| Some(room.of(text)))
+                    }
+                }
+            };
             let next = tokio::select! {
-                next = messages.next() => next,
+                next = next => next,
                 () = sender.closed() => return,
             };
-            match next.and_then(|next| next.map(|bytes| form.message(&kind, bytes)).transpose()) {
+            match next {
                 Ok(Some(next)) => text = Some(next),
                 Ok(None) => break Ok(()),
                 Err(status) => break Err(status),
             }
         };
         let sent = match form.end(&ended) {
-            Some(text) => sender.send(text).await,
+            Some(text) => sender.send(HeldText::small(text)).await,
             None => Ok(()),
         };
         if sent.is_ok() {
@@ -330,15 +363,17 @@ impl ApiCall {
 /// The text of the only message of an answer.
 async fn one<B>(
     messages: &mut AnswerMessages<B>,
+    sender: &TextSender,
     show: impl FnOnce(Bytes) -> Result<Bytes, Status>,
-) -> Result<Bytes, Status>
+) -> Result<HeldText, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let Some(message) = messages.next().await? else {
         return Err(Status::internal("the answer has no message"));
     };
-    let text = show(message)?;
+    let room = sender.room_soon(&message).await?;
+    let text = room.of(show(message)?);
     match messages.next().await? {
         None => Ok(text),
         Some(_) => Err(Status::internal("the answer has two messages")),

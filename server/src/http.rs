@@ -182,10 +182,9 @@ struct Port {
     bounds: TimeBounds,
     /// `None`: there is no audit log.
     audit: Option<Arc<AuditLog>>,
-    /// Requests at work, probes and the API aside: three eighths of the places.
+    /// Requests at work, probes and the API aside: three eighths of the places. The API has as many, so a quarter of the
+    /// places is always free or idle.
     at_work: Arc<Semaphore>,
-    /// Requests to the API at work: as many. So a quarter of the places is always free or idle.
-    api_at_work: Arc<Semaphore>,
 }
 
 /// Accepts connections and serves them.
@@ -211,7 +210,9 @@ async fn serve(
     let most = config.http_max_connections.max(LEAST_HTTP_CONNECTIONS);
     if let Some((handle, side)) = api {
         let hosts = Arc::clone(&hosts);
-        router = router.merge(gateway::router(side, handle, config, hosts, &authority));
+        let places = most * 3 / 8;
+        let api = gateway::router((side, handle), config, hosts, &authority, places);
+        router = router.merge(api);
     }
     if config.has_console() {
         let console = console::router(
@@ -236,7 +237,6 @@ async fn serve(
         },
         audit,
         at_work: Arc::new(Semaphore::new(most * 3 / 8)),
-        api_at_work: Arc::new(Semaphore::new(most * 3 / 8)),
     });
     let own = &node.metrics.ports.http;
     let places = ConnPlaces::new(most, own.clone());
@@ -427,13 +427,10 @@ async fn answer(request: Request<Incoming>, work: RequestAtWork, port: &Port) ->
         return refusal.into_response();
     }
     let probe = matches!(request.uri().path(), "/livez" | "/readyz");
-    let at_work = match gateway::has(request.uri()) {
-        true => &port.api_at_work,
-        false => &port.at_work,
-    };
-    let permit = if probe {
+    // The API counts its own.
+    let permit = if probe || gateway::has(request.uri()) {
         None
-    } else if let Ok(permit) = Arc::clone(at_work).try_acquire_owned() {
+    } else if let Ok(permit) = Arc::clone(&port.at_work).try_acquire_owned() {
         Some(permit)
     } else {
         let busy = "too many requests are at work on this port; try again\n";

@@ -272,6 +272,22 @@ pub(crate) struct TooManyCalls {
     pub(crate) limit: usize,
 }
 
+/// Too many requests of the HTTP API are at work.
+pub(crate) fn api_busy(limit: usize, access: Access) -> Status {
+    Failure::new(
+        Code::ResourceExhausted,
+        Reason::Busy,
+        format!(
+            "{limit} requests of the HTTP API are at work, followers included: three eighths of http_max_connections; end \
+             some, raise it, or retry with backoff"
+        ),
+    )
+    .fact("limit_calls", limit)
+    .refused_if_write(access, Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
 /// Too many calls are open.
 pub(crate) fn calls_busy(calls: &TooManyCalls) -> Status {
     let TooManyCalls { open, own, limit } = calls;
@@ -703,13 +719,19 @@ pub(crate) fn audit_failed(access: Access) -> Status {
     .status()
 }
 
-/// The server is on its way out.
+/// The server is on its way out, and answers a stream so that has begun.
 pub(crate) fn draining() -> Status {
+    draining_call(Access::Read)
+}
+
+/// The server is on its way out, and takes no more calls.
+pub(crate) fn draining_call(access: Access) -> Status {
     Failure::new(
         Code::Unavailable,
         Reason::Draining,
         "the server is shutting down; go on with another, or after the restart",
     )
+    .refused_if_write(access, Retry::Safe)
     .retry_after(RETRY_LATER)
     .status()
 }

@@ -31,7 +31,7 @@ const FAULTS: [usize; 6] = [2, 4, 12, 13, 14, 15];
 /// its `traceparent` is among the headers. `is_known`: whether the server knows the method; clients may invent others
 /// without end.
 ///
-/// Names are those of OpenTelemetry's conventions for RPC since 1.45:
+/// Names follow OpenTelemetry's conventions for RPC since 1.45:
 /// <https://opentelemetry.io/docs/specs/semconv/rpc/grpc/>.
 pub(crate) fn call(path: &str, is_known: bool, headers: &HeaderMap) -> Span {
     let called = path.trim_start_matches('/');

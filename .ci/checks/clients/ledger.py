@@ -1,6 +1,6 @@
-"""Tests a ledger in each language, written as its client's README shows: exactly-once producers, a follower with
-balances, state stored with its effects. Each is killed KILLS times (50; 3 in the default run), at random
-moments, and started again. In the end its balances are exact, and its logs hold every transfer once.
+"""Tests a ledger in each language, written as its client's README shows: durable producers, and a durable follower with
+balances. Each is killed KILLS times (50; 3 in the default run), at random moments, and started again. In the end its
+balances are exact, and its logs hold every transfer once. One more ledger is started in another language each time.
 Arguments: KILLS and a seed.
 """
 
@@ -51,15 +51,16 @@ def tail(served, log):
     return int(json.loads(done.stdout)[0]["tail_lsn"])
 
 
-def ledger(language, command, served, directory):
-    """Runs one ledger to its end: number of kills, output, status."""
-    dice = random.Random(f"{SEED} {language}")
-    folder = Path(directory) / language
+def ledger(name, commands, served, directory):
+    """Runs one ledger to its end, each life with the next of these commands: number of kills, output, status."""
+    dice = random.Random(f"{SEED} {name}")
+    folder = Path(directory) / name
     folder.mkdir()
     count = max(2, KILLS * TRANSFERS)
-    arguments = [*map(str, command), str(folder), f"ledger/{language}/", str(count)]
     killed = 0
     while True:
+        command = commands[killed % len(commands)]
+        arguments = [*map(str, command), str(folder), f"ledger/{name}/", str(count)]
         process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True, env=clean_environment(**served.environment()))
         try:
@@ -73,13 +74,16 @@ def ledger(language, command, served, directory):
                 return count, killed, "", "it does not end", 1
 
 
-@check("A ledger in each language, killed again and again, has exact balances")
+@check("A ledger in each language, and one that changes its language, has exact balances after kills")
 def ledgers(directory):
     with open(SCRATCH / "ledger.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
         print(f"seed {SEED}")
         commands = {language: program(language) for language in BUILDERS}
-        with ThreadPoolExecutor(len(commands)) as pool:
-            runs = {language: pool.submit(ledger, language, command, served, directory) for language, command in commands.items()}
+        lives = {language: [command] for language, command in commands.items()}
+        # The state that one language leaves is read by the next.
+        lives["relay"] = list(commands.values())
+        with ThreadPoolExecutor(len(lives)) as pool:
+            runs = {name: pool.submit(ledger, name, commands, served, directory) for name, commands in lives.items()}
         for language, done in runs.items():
             count, killed, out, err, status = done.result()
             expect(f"{language}: the ledger ends well after {KILLS} kills", status == 0 and killed == KILLS,

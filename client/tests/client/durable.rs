@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use futures_util::FutureExt as _;
 use wald_client::proto::{self, ProducerState};
 use wald_client::{Batch, ErrorKind, GapReason, Lsn, State};
 
@@ -162,6 +163,47 @@ fn payloads(batches: Vec<Batch>) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn batch_without_records_is_refused_and_leaves_no_trace() {
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    let mut producer = client
+        .producer("log")
+        .open_durable(kept.clone())
+        .await
+        .unwrap();
+    let none: [&str; 0] = [];
+    let refused = producer.append_batch(none).await.unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::EmptyBatch), "{refused}");
+    producer.append_batch(["0"]).await.unwrap();
+    producer.close().await.unwrap();
+    assert_eq!(memory.payloads("log"), ["0"]);
+    assert_eq!(kept.producer().sequence, 1);
+}
+
+/// A save that takes its time, in which the program gives the call up.
+#[tokio::test]
+async fn cancelled_calls_leave_batches_that_the_next_one_sends() {
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    let mut producer = client
+        .producer("log")
+        .open_durable(kept.clone())
+        .await
+        .unwrap();
+    for number in numbers(0..200) {
+        // Given up at once: the save may be under way.
+        let _ = producer.append_batch([number]).now_or_never();
+    }
+    let given = producer.next_sequence();
+    producer.append_batch(["last"]).await.unwrap();
+    producer.close().await.unwrap();
+    let got = memory.payloads("log");
+    assert_eq!(got.len() as u64, given + 1);
+    assert_eq!(got.last().unwrap(), "last");
+    assert_eq!(kept.producer().sequence, given + 1);
+}
+
+#[tokio::test]
 async fn follower_goes_on_behind_the_effects_that_it_has_kept() {
     let (_fake, client) = Fake::start(30, 0).await;
     let kept = Kept::default();
@@ -178,7 +220,12 @@ async fn follower_goes_on_behind_the_effects_that_it_has_kept() {
         });
         again += effects.len() - before.len();
         effects = before;
-        // Each start takes two steps, and keeps the effects of the first: the records of the second come again.
+        if starts % 3 == 0 {
+            // It ends before any record: the place stays.
+            follower.keep(effects.join(" ")).await.unwrap();
+            continue;
+        }
+        // Each other start takes two steps, and keeps the effects of the first: the records of the second come again.
         for step in 0..2 {
             let Some(batches) = follower.next().await.unwrap() else {
                 break;

@@ -3,6 +3,8 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
 import { createClient, type Client as Stub, type Interceptor, type Transport } from "@connectrpc/connect";
 
+import { DurableFollower, type DurableFollowerOptions } from "./durable-follower.js";
+import { DurableProducer, type DurableProducerOptions } from "./durable-producer.js";
 import { authoritiesOf, DEFAULT_ENDPOINT } from "./endpoint.js";
 import { failedFor, tlsError, tokenError, toWaldError, usageError, type Access, type WaldError } from "./errors.js";
 import { CursorService, type Cursor } from "./gen/wald/v1/cursor_pb.js";
@@ -268,31 +270,27 @@ export class Client {
   /**
    * Opens an exactly-once producer of a log. Creates the log if there is none, to learn its
    * number: the producer never appends to another log of the same name.
+   *
+   * It is exactly-once until the program ends; {@link durableProducer} also is over restarts of the program.
    */
   async producer(log: string, options: ProducerOptions & CallOptions = {}): Promise<Producer> {
-    const { timeoutMs, ...others } = options;
-    const drawn = options.id === undefined;
-    const asking = {
-      timeoutMs: timeoutMs ?? this.#timeoutMs,
-      ...(options.signal && { signal: options.signal }),
-    };
-    // Nothing to learn if all is known.
-    const found = drawn || options.logId === undefined ? await this.#logToProduceTo(log, asking) : undefined;
-    const logId = options.logId ?? found?.logId ?? missing("READ", "Log.log_id");
-    const token = new TokenUse(this.#token);
-    return this.#opened(
-      new Producer({
-        ...others,
-        ...(drawn && { epoch: options.epoch ?? found?.firstProducerEpoch ?? 0n }),
-        log,
-        logId,
-        forget: drawn ? (id) => this.forgetProducer(log, id, { timeoutMs: 1_000, logId }) : undefined,
-        open: (requests, attempt) => this.#wal.appendSession(requests, { ...attempt, ...token.headers() }),
-        policy: this.#policy,
-        token,
-        onClose: (producer) => this.#open.delete(producer),
-      }),
-    );
+    return this.#opened(await this.#producer(log, options, true, (producer) => this.#open.delete(producer)));
+  }
+
+  /**
+   * Opens an exactly-once producer of a log whose state is in a file or a database: the producer of that state continues,
+   * and sends its batches without a known ack again. If there is no state yet, a new producer begins, as {@link producer}.
+   *
+   * @throws WaldError as {@link producer}; of kind STATE if the state cannot be read or saved, or belongs to another log.
+   */
+  durableProducer(log: string, options: DurableProducerOptions & CallOptions): Promise<DurableProducer> {
+    return DurableProducer.open({
+      log,
+      options,
+      produce: (settings, onClose) => this.#producer(log, settings, false, onClose),
+      onOpen: (producer) => this.#open.add(producer),
+      onClose: (producer) => this.#open.delete(producer),
+    });
   }
 
   /** Reads a page of one log. */
@@ -332,6 +330,16 @@ export class Client {
    */
   follow(selector: Selector, options: ScanOptions = {}): Follower {
     return this.#scan(selector, options, true);
+  }
+
+  /**
+   * Follows logs with effects and cursor in a file or a database. Begins behind the cursor of the state, or, if there is
+   * no state yet, as {@link follow}.
+   *
+   * @throws WaldError of kind STATE if the state cannot be read.
+   */
+  durableFollower(selector: Selector, options: DurableFollowerOptions): Promise<DurableFollower> {
+    return DurableFollower.open(options, (settings) => this.follow(selector, settings));
   }
 
   /**
@@ -528,6 +536,36 @@ export class Client {
       }
     }
     return getLog();
+  }
+
+  /** A producer that is not counted as open yet. `forgets`: the server forgets an id that was drawn at random. */
+  async #producer(
+    log: string,
+    options: ProducerOptions & CallOptions,
+    forgets: boolean,
+    onClose: (producer: Producer) => void,
+  ): Promise<Producer> {
+    const { timeoutMs, ...others } = options;
+    const drawn = options.id === undefined;
+    const asking = {
+      timeoutMs: timeoutMs ?? this.#timeoutMs,
+      ...(options.signal && { signal: options.signal }),
+    };
+    // Nothing to learn if all is known.
+    const found = drawn || options.logId === undefined ? await this.#logToProduceTo(log, asking) : undefined;
+    const logId = options.logId ?? found?.logId ?? missing("READ", "Log.log_id");
+    const token = new TokenUse(this.#token);
+    return new Producer({
+      ...others,
+      ...(drawn && { epoch: options.epoch ?? found?.firstProducerEpoch ?? 0n }),
+      log,
+      logId,
+      forget: drawn && forgets ? (id) => this.forgetProducer(log, id, { timeoutMs: 1_000, logId }) : undefined,
+      open: (requests, attempt) => this.#wal.appendSession(requests, { ...attempt, ...token.headers() }),
+      policy: this.#policy,
+      token,
+      onClose,
+    });
   }
 
   #scan(selector: Selector, options: ScanOptions, follow: boolean): Follower {

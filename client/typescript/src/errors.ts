@@ -11,6 +11,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 
 import type { Reason } from "./gen/wald/v1/errors_pb.js";
 import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "./gen/details_pb.js";
+import type { Gap } from "./scan.js";
 import { TlsProblem, type TlsFailure } from "./tls.js";
 
 const DOMAIN = "wald.dev";
@@ -39,6 +40,8 @@ export type Retry = "SAFE" | "SAFE_WITH_CONDITION" | "NEVER";
  * - `CONTRACT`: the answer lacks a field that the contract promises.
  * - `TLS`: there is no TLS connection, or the server wants one; `tlsFailure` has the reason.
  * - `TOKEN`: the token cannot be used, or must not be sent over plaintext.
+ * - `STATE`: the state of a durable producer or follower cannot be read, belongs to another log, or cannot be saved.
+ * - `MISSING`: a durable follower has reached a gap; `gap` names the missing records.
  * - `USAGE`: the call itself was wrong; nothing was sent.
  * - `EARLIER_FAILED`: an earlier batch of the same session or producer failed.
  */
@@ -52,6 +55,8 @@ export type FailureKind =
   | "CONTRACT"
   | "TLS"
   | "TOKEN"
+  | "STATE"
+  | "MISSING"
   | "USAGE"
   | "EARLIER_FAILED";
 
@@ -77,6 +82,7 @@ export interface Failure {
   failedChecks?: readonly FailedCheck[];
   retryAfterMs?: number | undefined;
   tlsFailure?: TlsFailure | undefined;
+  gap?: Gap | undefined;
   server?: string | undefined;
   followed?: boolean;
   cause?: unknown;
@@ -132,6 +138,8 @@ export class WaldError extends Error {
   readonly retryAfterMs: number | undefined;
   /** Why there is no TLS connection; undefined of other failures. */
   readonly tlsFailure: TlsFailure | undefined;
+  /** Records that are missing, if a durable follower has reached a gap. */
+  readonly gap: Gap | undefined;
   /**
    * The server that the attempt went to, such as `http://127.0.0.1:6925`. Undefined if the failure is of the client
    * alone, and with a transport of one's own.
@@ -150,6 +158,7 @@ export class WaldError extends Error {
     this.failedChecks = failure.failedChecks ?? [];
     this.retryAfterMs = failure.retryAfterMs;
     this.tlsFailure = failure.tlsFailure;
+    this.gap = failure.gap;
     this.server = failure.server;
     this.#followed = failure.followed ?? false;
   }
@@ -345,6 +354,31 @@ export function tokenError(message: string): WaldError {
     message,
     outcome: "NOT_APPLIED",
     retry: "NEVER",
+  });
+}
+
+/** The state of a durable producer or follower. A batch whose save failed may be sent by the next start. */
+export function stateError(detail: string, cause?: unknown): WaldError {
+  return new WaldError({
+    kind: "STATE",
+    code: "INTERNAL",
+    message: `state: ${detail}`,
+    outcome: "UNKNOWN",
+    retry: "NEVER",
+    cause,
+  });
+}
+
+/** A durable follower has reached a gap. */
+export function missingError(gap: Gap): WaldError {
+  const { log, fromLsn, toLsn, reason } = gap;
+  return new WaldError({
+    kind: "MISSING",
+    code: "DATA_LOSS",
+    message: `records of "${log}" are missing: lsn ${fromLsn ?? "unknown"} up to ${toLsn ?? "the end"} (${reason})`,
+    outcome: "NOT_APPLIED",
+    retry: "NEVER",
+    gap,
   });
 }
 

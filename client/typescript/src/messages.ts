@@ -225,7 +225,10 @@ export interface Start {
 
 type Init<S extends Parameters<typeof import("@bufbuild/protobuf").create>[0]> = MessageInitShape<S>;
 
-export function protoRecord(input: RecordInput): Init<typeof RecordSchema> {
+/** A record in the contract's form. */
+export type RecordInit = Init<typeof RecordSchema>;
+
+export function protoRecord(input: RecordInput): RecordInit {
   if (typeof input === "string" || input instanceof Uint8Array) {
     return { payload: { case: "data", value: bytes(input) } };
   }

@@ -18,7 +18,16 @@ import { randomUUID } from "node:crypto";
 
 import { AppendStream, failedRequest, type OpenSession, type ProtoBatch } from "./append-stream.js";
 import { cancelledError, earlierFailed, timeoutError, usageError, type WaldError } from "./errors.js";
-import { missing, protoBatch, recordBytes, type Durability, type RecordInput } from "./messages.js";
+import {
+  missing,
+  protoCondition,
+  protoDurability,
+  protoRecord,
+  recordBytes,
+  type Durability,
+  type RecordInit,
+  type RecordInput,
+} from "./messages.js";
 import { Backoff, type RetryPolicy } from "./retry.js";
 import type { TokenUse } from "./token.js";
 import type { Sent } from "./session.js";
@@ -28,7 +37,7 @@ import { Window } from "./window.js";
 export interface ProducerOptions {
   /**
    * Name of the source. Default: drawn at random, which is exactly-once for as long as this
-   * object lives; `close` makes the server forget it. A program that keeps id and epoch is exactly-once over its restarts too.
+   * object lives; `close` makes the server forget it. For restarts of the program take a {@link DurableProducer}.
    */
   id?: string;
   /**
@@ -37,9 +46,9 @@ export interface ProducerOptions {
    */
   epoch?: bigint;
   /**
-   * Sequence of the first batch. Default: 0. A program that continues within an epoch gives the
-   * sequence after the last whose ack it has stored, and sends the same records as before. Only
-   * the last 1,024 batches are recognised (PRODUCER_EXPIRED).
+   * Sequence of the first batch. Default: 0. {@link DurableProducer} keeps it over restarts of the program. A program
+   * that keeps it itself gives the sequence after the last batch whose ack it has stored, and sends the same records as
+   * before. The server recognises only the last 1,024 batches (PRODUCER_EXPIRED).
    */
   firstSequence?: bigint;
   /** The log must have this number, or LOG_REPLACED. Default: the one that it has when the producer is opened. */
@@ -90,7 +99,7 @@ export interface ProducerAck {
 
 /** The records of one `send`. */
 interface Part {
-  records: readonly RecordInput[];
+  records: readonly RecordInit[];
   bytes: number;
   resolve: (ack: ProducerAck) => void;
   reject: (error: WaldError) => void;
@@ -133,6 +142,8 @@ export interface ProducerSetup extends ProducerOptions {
 /**
  * An exactly-once source of appends to one log. It is bound to the log that exists when it is
  * opened: if that is deleted, it fails, and never writes to a new log of the same name.
+ *
+ * After a restart, the program does not know the outcome of batches without an ack. {@link DurableProducer} does.
  */
 export class Producer {
   /** The log's name. */
@@ -205,11 +216,20 @@ export class Producer {
     records: RecordInput | readonly RecordInput[],
     options: ProduceOptions = {},
   ): Promise<Sent<ProducerAck>> {
+    const list = Array.isArray(records) ? (records as readonly RecordInput[]) : [records as RecordInput];
+    const bytes = list.reduce((sum, record) => sum + recordBytes(record), 64);
+    return this.sendProto(list.map(protoRecord), bytes, options);
+  }
+
+  /** @internal Sends records in the contract's form, which take about this number of bytes. */
+  async sendProto(
+    records: readonly RecordInit[],
+    bytes: number,
+    options: ProduceOptions = {},
+  ): Promise<Sent<ProducerAck>> {
     if (this.#closed) {
       throw usageError("the producer is closed");
     }
-    const list = Array.isArray(records) ? (records as readonly RecordInput[]) : [records as RecordInput];
-    const bytes = list.reduce((sum, record) => sum + recordBytes(record), 64);
     const sent = this.#sending.then(async () => {
       this.#check();
       await this.#window.enter(bytes);
@@ -218,7 +238,7 @@ export class Producer {
       }
       this.#check();
       const ack = new Promise<ProducerAck>((resolve, reject) => {
-        this.#accept({ records: list, bytes, resolve, reject }, options);
+        this.#accept({ records, bytes, resolve, reject }, options);
       });
       ack.catch(() => {});
       return { ack };
@@ -309,19 +329,16 @@ export class Producer {
     const sequence = this.#nextSequence++;
     const { durability } = this.#setup;
     const writerEpoch = options.writerEpoch ?? this.#setup.writerEpoch;
-    const batch = protoBatch({
-      batches: [
-        {
-          log: this.log,
-          records: parts.flatMap(({ records }) => records),
-          logId: this.logId,
-          producer: { id: this.id, epoch: this.epoch, sequence },
-          ...(options.expectedLsn !== undefined && { expectedLsn: options.expectedLsn }),
-          ...(writerEpoch !== undefined && { writerEpoch }),
-        },
-      ],
-      ...(durability !== undefined && { durability }),
+    const condition = protoCondition({
+      logId: this.logId,
+      producer: { id: this.id, epoch: this.epoch, sequence },
+      ...(options.expectedLsn !== undefined && { expectedLsn: options.expectedLsn }),
+      ...(writerEpoch !== undefined && { writerEpoch }),
     });
+    const batch = {
+      batches: [{ log: this.log, records: parts.flatMap(({ records }) => records), condition }],
+      durability: protoDurability(durability),
+    };
     this.#entries.push({ sequence, batch, parts, unknown: false });
     this.#patience ??= this.#wait();
     if (this.#stream === undefined && this.#pauseTimer === undefined) {

@@ -28,7 +28,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 use super::contract::descriptors;
-use crate::answers::AnswerShare;
+use crate::answers::{AnswerShare, Held};
 use crate::status;
 use crate::transport::Hurry;
 
@@ -259,6 +259,40 @@ impl http_body::Body for TextBody {
     }
 }
 
+/// Memory for the text of a message, before the text is made.
+pub(super) struct TextRoom(Held);
+
+impl TextRoom {
+    /// The text, in the memory that it takes.
+    pub(super) fn of(mut self, text: Bytes) -> HeldText {
+        self.0.set(text.len() as u64);
+        HeldText {
+            bytes: text,
+            _held: Some(self.0),
+        }
+    }
+}
+
+/// Text that counts until it is dropped.
+pub(super) struct HeldText {
+    pub(super) bytes: Bytes,
+    _held: Option<Held>,
+}
+
+impl HeldText {
+    /// A text that is too small to count.
+    pub(super) fn small(bytes: Bytes) -> Self {
+        Self { bytes, _held: None }
+    }
+}
+
+/// Most bytes of the text of a message. Control characters of text take six, and data takes a third more as base64; the
+/// names of fields take the rest.
+fn most_text(message: &[u8]) -> u64 {
+    let control = message.iter().filter(|byte| **byte < 0x20).count() as u64;
+    message.len() as u64 * 2 + control * 6
+}
+
 /// The client is gone, or took too little while others waited for the memory of its answer.
 #[derive(Debug)]
 pub(super) struct Gone;
@@ -289,12 +323,28 @@ impl TextSender {
         (sender, body)
     }
 
+    /// Waits for the memory of a message's text.
+    pub(super) async fn room(&self, message: &[u8]) -> TextRoom {
+        TextRoom(self.share.hold_for_text(most_text(message)).await)
+    }
+
+    /// Waits for the memory of the text of an only message.
+    ///
+    /// # Errors
+    /// BUSY if there is no room for a second.
+    pub(super) async fn room_soon(&self, message: &[u8]) -> Result<TextRoom, Status> {
+        self.share.hold_soon(most_text(message)).await.map(TextRoom)
+    }
+
     /// Hands the text over. Resolves when the HTTP port has taken all of it.
     ///
     /// # Errors
     /// If the client is gone or too slow.
-    pub(super) async fn send(&mut self, mut text: Bytes) -> Result<(), Gone> {
-        let _held = self.share.count(text.len() as u64);
+    pub(super) async fn send(&mut self, text: HeldText) -> Result<(), Gone> {
+        let HeldText {
+            bytes: mut text,
+            _held,
+        } = text;
         self.hurry.begin();
         while !text.is_empty() {
             let piece = text.split_to(text.len().min(PIECE_BYTES));

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{EVENTS, LINES};
 use super::contract::{ApiRoute, BodyPart, ROUTES};
+use super::request::{DEFAULT_VIEW, VIEW};
 
 /// Made by the first request for it.
 static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| {
@@ -106,12 +107,13 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
         for field in input.fields() {
             let is_in_path = route.path_fields().any(|name| name == field.name());
             if !is_in_path && is_leaf(&field) {
-                parameters.push(json!({
-                    "name": field.name(), "in": "query",
-                    "description": comment_of_field(&field), "schema": schemas.of_kind(&field.kind()),
-                }));
+                parameters.push(parameter(field.name(), &field, schemas));
             }
         }
+    }
+    if route.body == BodyPart::Records {
+        // The only place of a condition for records that are sent as they are.
+        conditions("", &filled, &mut parameters, schemas);
     }
     if route.is_stream() {
         parameters.push(json!({
@@ -150,6 +152,42 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
         operation["requestBody"] = json!({ "content": content });
     }
     operation
+}
+
+/// A parameter of a query.
+fn parameter(name: &str, field: &FieldDescriptor, schemas: &mut Schemas) -> Value {
+    let mut schema = match field.kind() {
+        // It has no fields: to be there is all that it says.
+        Kind::Message(message) if message.fields().len() == 0 => {
+            json!({ "type": "boolean", "enum": [true] })
+        }
+        kind => schemas.of_kind(&kind),
+    };
+    let mut about = comment_of_field(field);
+    if name == VIEW {
+        about = format!("{about}\nHere the default is {DEFAULT_VIEW}.");
+        schema["default"] = DEFAULT_VIEW.into();
+    }
+    json!({ "name": name, "in": "query", "description": about, "schema": schema })
+}
+
+/// The fields of messages in a message, by their paths.
+fn conditions(
+    before: &str,
+    message: &MessageDescriptor,
+    parameters: &mut Vec<Value>,
+    schemas: &mut Schemas,
+) {
+    for field in message.fields().filter(|field| !field.is_list()) {
+        let name = format!("{before}{}", field.name());
+        match field.kind() {
+            Kind::Message(inner) if !is_leaf(&field) => {
+                conditions(&format!("{name}."), &inner, parameters, schemas);
+            }
+            _ if before.is_empty() => {}
+            _ => parameters.push(parameter(&name, &field, schemas)),
+        }
+    }
 }
 
 /// The name of an operation: that of its RPC, and for the request with the records of one log `AppendRecords`.

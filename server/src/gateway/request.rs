@@ -10,14 +10,20 @@
 //! Names and JSON follow the mapping of protobuf: <https://protobuf.dev/programming-guides/json/>. The message is put
 //! together of encoded parts: protobuf merges messages by joining their bytes.
 
-use axum::extract::Query;
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+
 use axum::http::{HeaderMap, HeaderName, Uri, header};
 use bytes::{BufMut as _, Bytes, BytesMut};
+use percent_encoding::percent_decode_str;
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use prost_reflect::{
     DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor, ReflectMessage as _,
 };
+use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use tonic::Status;
 use wald_proto::{Method as RpcMethod, v1};
@@ -29,18 +35,17 @@ use crate::status::{self, Access};
 /// Sent by a browser that opens a stream of events again: the id of the last event that it has got.
 static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Fields that say where a scan begins.
-const SCAN_STARTS: [&str; 4] = ["lsn", "timestamp_us", "tail_offset", "cursor"];
-
-/// Memory of one object of JSON while it is translated: a node of a tree with room for eleven fields. A record that is
-/// sent as it is takes less.
-const OBJECT_BYTES: u64 = 1 << 10;
-
-/// Memory of one other value.
-const VALUE_BYTES: u64 = 64;
+/// The parameter that decides how records are shown, and its value where a request leaves it out: payloads that are text come as
+/// text.
+pub(super) const VIEW: &str = "view";
+pub(super) const DEFAULT_VIEW: &str = "RECORD_VIEW_TEXT";
 
 /// Most objects in the JSON of one request, and most lines: 1,000 records with 32 headers each, and as many more.
+/// The tree of an object takes about 1 KiB, so that the one translation at a time takes 64 MiB at most.
 const MOST_OBJECTS: u64 = 1 << 16;
+
+/// Characters of a parameter's name that its refusal repeats.
+const MOST_SHOWN: usize = 100;
 
 /// The form of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,8 +100,11 @@ impl ApiRequest {
         headers: &HeaderMap,
     ) -> Result<Self, HeadFault> {
         let access = route.row().access;
-        let malformed =
-            |field: &str, why: &str| HeadFault::Fields(status::malformed(field, why, access));
+        let malformed = |field: &str, why: &str| {
+            let end = field.char_indices().nth(MOST_SHOWN);
+            let shown = end.map_or(field, |(end, _)| &field[..end]);
+            HeadFault::Fields(status::malformed(shown, why, access))
+        };
         let form = body_form(route, headers)
             .map_err(|why| HeadFault::Form(status::malformed("content-type", why, access)))?;
         let message = method.input();
@@ -105,10 +113,9 @@ impl ApiRequest {
             Some(Kind::Message(part)) => part,
             _ => message.clone(),
         };
-        let query = Query::<Vec<(String, String)>>::try_from_uri(uri)
-            .map_err(|why| malformed("query", &why.to_string()))?;
-        let mut query = query.0;
-        add_defaults(route, headers, &mut query)
+        let mut query =
+            parameters(uri).map_err(|name| malformed(&name, "the value is not UTF-8"))?;
+        add_defaults(route, &message, headers, &mut query)
             .map_err(|why| malformed(LAST_EVENT_ID.as_str(), &why))?;
         let (mut part, mut outer) = (Map::new(), Map::new());
         let path = path.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -116,11 +123,14 @@ impl ApiRequest {
         for (name, value) in &given {
             let first = name.split('.').next().unwrap_or_default();
             let is_of_part = field.is_none() || find(&filled, first).is_some();
-            let set = match is_of_part {
-                true => set(&mut part, &filled, name, value),
-                false => set(&mut outer, &message, name, value),
+            let (fields, message) = match is_of_part {
+                true => (&mut part, &filled),
+                false => (&mut outer, &message),
             };
-            set.map_err(|why| malformed(name, &why))?;
+            // Alone first, so that a wrong value is reported with its name.
+            alone(message, name, value)
+                .and_then(|()| set(fields, message, name, value))
+                .map_err(|why| malformed(name, &why))?;
         }
         let read = |fields: Map<String, Value>, message: MessageDescriptor| {
             DynamicMessage::deserialize(message, Value::Object(fields))
@@ -162,6 +172,8 @@ impl ApiRequest {
     }
 
     fn json(&self, text: &[u8]) -> Result<Vec<u8>, Status> {
+        // Of two values one would be lost.
+        unique_keys(text).map_err(|why| self.malformed(why))?;
         let mut reader = serde_json::Deserializer::from_slice(text);
         let kind = self.fields.part.descriptor();
         let body = DynamicMessage::deserialize(kind, &mut reader)
@@ -183,21 +195,22 @@ impl ApiRequest {
 }
 
 impl Translation for ApiRequest {
-    fn memory(&self, text: &[u8]) -> Result<u64, Status> {
-        let (objects, values) = match self.form {
-            BodyForm::Raw => (1, 0),
-            BodyForm::Lines => (
-                text.iter().filter(|byte| **byte == b'\n').count() as u64 + 1,
-                0,
-            ),
-            BodyForm::Json => count(text),
+    fn check(&self, text: &[u8]) -> Result<(), Status> {
+        let objects = match self.form {
+            BodyForm::Raw => 1,
+            BodyForm::Lines => text.iter().filter(|byte| **byte == b'\n').count() as u64 + 1,
+            BodyForm::Json => objects(text),
         };
         if objects > MOST_OBJECTS {
             let why =
                 format_args!("it has {objects} objects or lines; at most {MOST_OBJECTS} are read");
             return Err(self.malformed(why));
         }
-        Ok(text.len() as u64 + objects * OBJECT_BYTES + values * VALUE_BYTES)
+        Ok(())
+    }
+
+    fn is_encoded(&self) -> bool {
+        self.form != BodyForm::Json
     }
 
     fn translate(&self, text: &[u8]) -> Result<Bytes, Status> {
@@ -225,14 +238,13 @@ fn record(data: &[u8]) -> v1::Record {
     }
 }
 
-/// Objects of a JSON text, and its other values. Bytes that are no JSON are counted, too.
-fn count(text: &[u8]) -> (u64, u64) {
-    let (mut objects, mut values) = (0, 0);
+/// Objects of a JSON text. Bytes that are no JSON are counted, too.
+fn objects(text: &[u8]) -> u64 {
+    let mut objects = 0;
     let mut bytes = text.iter();
     while let Some(byte) = bytes.next() {
         match byte {
             b'{' => objects += 1,
-            b',' | b'[' | b':' => values += 1,
             b'"' => {
                 // To the end of the string.
                 while let Some(byte) = bytes.next()
@@ -246,17 +258,114 @@ fn count(text: &[u8]) -> (u64, u64) {
             _ => {}
         }
     }
-    (objects, values)
+    objects
+}
+
+/// Checks that no object of a JSON text has a key twice.
+fn unique_keys(text: &[u8]) -> Result<(), serde_json::Error> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    UniqueKeys::deserialize(&mut reader).map(|UniqueKeys| ())
+}
+
+/// Any JSON whose objects have each key once.
+struct UniqueKeys;
+
+impl<'de> Deserialize<'de> for UniqueKeys {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueKeys {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self, M::Error> {
+        let mut keys = HashSet::new();
+        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+            if keys.contains(&key) {
+                return Err(M::Error::custom(format_args!("{key:?} is there twice")));
+            }
+            keys.insert(key);
+            map.next_value::<Self>()?;
+        }
+        Ok(self)
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<Self, S::Error> {
+        while list.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+}
+
+/// Names and values of a query, decoded.
+///
+/// # Errors
+/// With the name of a parameter that is not UTF-8: another text could be that of another log or producer.
+fn parameters(uri: &Uri) -> Result<Vec<(String, String)>, String> {
+    let pairs = uri.query().unwrap_or_default().split('&');
+    pairs
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let decoded = |text: &str| {
+                let text = text.replace('+', " ");
+                let decoded = percent_decode_str(&text).decode_utf8();
+                decoded.map(Cow::into_owned)
+            };
+            match (decoded(name), decoded(value)) {
+                (Ok(name), Ok(value)) => Ok((name, value)),
+                _ => Err(name.to_owned()),
+            }
+        })
+        .collect()
 }
 
 /// The form of a body, by its content type.
 fn body_form(route: &ApiRoute, headers: &HeaderMap) -> Result<BodyForm, String> {
-    if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
-        && encoding != "identity"
-    {
-        return Err(format!(
-            "the content-encoding {encoding:?} is not read; send the body as it is"
-        ));
+    let encodings = [
+        (header::CONTENT_ENCODING, "identity"),
+        (header::TRANSFER_ENCODING, "chunked"),
+    ];
+    for (name, read) in encodings {
+        let mut given = headers.get_all(&name).iter();
+        if let Some(other) =
+            given.find(|given| !given.as_bytes().eq_ignore_ascii_case(read.as_bytes()))
+        {
+            return Err(format!(
+                "{name} {other:?} is not read; send the body as it is"
+            ));
+        }
+    }
+    if headers.get_all(header::CONTENT_TYPE).iter().count() > 1 {
+        return Err("there are two; send one".to_owned());
     }
     let is_empty = headers
         .get(header::CONTENT_LENGTH)
@@ -304,21 +413,26 @@ fn forms(route: &ApiRoute) -> &'static str {
 /// Adds the parameters that a client of this port expects without saying them.
 fn add_defaults(
     route: &ApiRoute,
+    message: &MessageDescriptor,
     headers: &HeaderMap,
     query: &mut Vec<(String, String)>,
 ) -> Result<(), String> {
     if !matches!(route.rpc, RpcMethod::Read | RpcMethod::Scan) {
         return Ok(());
     }
-    if !query.iter().any(|(name, _)| name == "view") {
-        query.push(("view".to_owned(), "RECORD_VIEW_TEXT".to_owned()));
+    if !query.iter().any(|(name, _)| name == VIEW) {
+        query.push((VIEW.to_owned(), DEFAULT_VIEW.to_owned()));
     }
     let id = headers.get(&LAST_EVENT_ID).filter(|_| route.is_stream());
     let Some(id) = id.filter(|id| !id.is_empty()) else {
         return Ok(());
     };
     // A browser repeats the URL, with the place where it began once.
-    query.retain(|(name, _)| !SCAN_STARTS.contains(&name.as_str()));
+    let is_start = |name: &str| {
+        let oneof = find(message, name).and_then(|field| field.containing_oneof());
+        oneof.is_some_and(|oneof| oneof.name() == "start")
+    };
+    query.retain(|(name, _)| !is_start(name));
     let id = id.to_str().map_err(|_| "it is no id of an event")?;
     query.push(("cursor".to_owned(), id.to_owned()));
     Ok(())
@@ -329,6 +443,44 @@ fn find(message: &MessageDescriptor, name: &str) -> Option<FieldDescriptor> {
     message
         .get_field_by_name(name)
         .or_else(|| message.get_field_by_json_name(name))
+}
+
+/// Checks the value of one parameter.
+fn alone(message: &MessageDescriptor, name: &str, text: &str) -> Result<(), String> {
+    let mut fields = Map::new();
+    set(&mut fields, message, name, text)?;
+    let read = DynamicMessage::deserialize(message.clone(), Value::Object(fields));
+    read.map(drop).map_err(|why| {
+        let mut message = message.clone();
+        let mut kind = Kind::Bool;
+        for part in name.split('.') {
+            if let Some(field) = find(&message, part) {
+                kind = field.kind();
+            }
+            if let Kind::Message(inner) = &kind {
+                message = inner.clone();
+            }
+        }
+        format!("{why}; {}", advice(&kind))
+    })
+}
+
+/// The right form of a value.
+fn advice(kind: &Kind) -> String {
+    match kind {
+        Kind::Enum(of) => {
+            let names: Vec<_> = of.values().map(|value| value.name().to_owned()).collect();
+            format!("give one of {}", names.join(", "))
+        }
+        Kind::Message(message) => match message.full_name() {
+            "google.protobuf.Duration" => "give seconds, such as 30s".to_owned(),
+            "google.protobuf.Timestamp" => "give a time, such as 2026-11-29T10:00:00Z".to_owned(),
+            _ => "give the names of fields, separated by commas".to_owned(),
+        },
+        Kind::Bytes => "give base64".to_owned(),
+        Kind::String | Kind::Bool => "give text".to_owned(),
+        _ => "give a whole number".to_owned(),
+    }
 }
 
 /// Sets the field with the path `name`, such as `condition.expected_lsn`, in a JSON object.

@@ -86,7 +86,7 @@ impl BothPorts {
         let connections = make.register(IntGaugeVec::new(
             Opts::new(
                 "wald_connections",
-                "Open connections, by port. Those of gRPC are at most max_connections, those of HTTP at most http_max_connections.",
+                "Open connections, by port: at most max_connections of gRPC, and http_max_connections of HTTP.",
             ),
             &["port"],
         )?)?;

@@ -19,7 +19,7 @@ use crate::auth::{CertNames, ConnectionTenants, LastCaller};
 use crate::drain::Phase;
 use crate::forward::{ForwardPool, Forwarder};
 use crate::metrics::CallBody;
-use crate::status;
+use crate::status::{self, Access};
 
 /// The way into the services from another port.
 pub(crate) struct SidePort {
@@ -91,13 +91,17 @@ impl SideConnection {
     ///
     /// # Errors
     /// DRAINING if the server ends.
-    pub(crate) async fn call(&self, request: Request<Incoming>) -> Result<SideAnswer, Status> {
+    pub(crate) async fn call(
+        &self,
+        request: Request<Incoming>,
+        access: Access,
+    ) -> Result<SideAnswer, Status> {
         let (call, open) = {
             let mut calls = self.calls.lock();
             let is_draining = *calls.calls.admission.phase.borrow() == Phase::Draining;
             let running = self.running.upgrade().filter(|_| !is_draining);
             let open = OpenSideCall {
-                _running: running.ok_or_else(status::draining)?,
+                _running: running.ok_or_else(|| status::draining_call(access))?,
                 _open: self.peer.begin_call(),
             };
             (calls.call(request), open)

@@ -565,6 +565,7 @@ fn large_requests_are_refused_before_they_cost_memory() {
     for _ in 0..30 {
         chunked += &format!("4000\r\n{}\r\n", " ".repeat(0x4000));
     }
+    chunked += "0\r\n\r\n";
     let mut stream = TcpStream::connect(daemon.start["http"].as_str().unwrap()).unwrap();
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: localhost\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n"
@@ -587,6 +588,36 @@ fn large_requests_are_refused_before_they_cost_memory() {
     let message = refused["error"]["message"].as_str().unwrap();
     assert!(message.contains("at most 65536 are read"), "{message}");
     assert_eq!(get(&daemon, "/v1/logs/a/records").0, 404);
+}
+
+/// The largest requests that gRPC takes.
+#[test]
+fn largest_legal_requests_pass_and_larger_ones_are_refused_for_good() {
+    let daemon = Daemon::start(&[]);
+    let path = "/v1/logs/a/records";
+    let headers: Vec<_> = (0..32)
+        .map(|number| json!({ "key": format!("k{number}"), "value": "dg==" }))
+        .collect();
+    let records: Vec<_> = (0..1000)
+        .map(|_| json!({ "text": "x", "headers": headers }))
+        .collect();
+    good(post(&daemon, path, &json!({ "records": records })));
+    for (kind, body) in [
+        ("application/x-ndjson", "a\n".repeat(20_000)),
+        ("application/x-ndjson", "a\n".repeat(100_000)),
+        ("text/plain", "x".repeat(8_700_000)),
+        ("text/plain", "x".repeat(2_000_000)),
+    ] {
+        let header = format!("Content-Type: {kind}\r\n");
+        let (status, refused) = send(&daemon, "POST", path, &header, &body);
+        let metadata = facts(&refused).1;
+        assert_eq!(
+            (status, &metadata["retry"]),
+            (400, &json!("NEVER")),
+            "{refused}"
+        );
+    }
+    assert_eq!(good(get(&daemon, "/v1/logs/a/tail"))["tail_lsn"], "1000");
 }
 
 #[tokio::test]
@@ -612,8 +643,21 @@ async fn client_that_goes_away_gives_everything_back() {
 fn followers_leave_room_for_probes_and_scrapes() {
     let daemon = Daemon::start(&["--http-max-connections", "16"]);
     let mut all: Vec<_> = (0..6).map(|_| follow(&daemon, "all=true", None)).collect();
-    let (status, _, text) = daemon.send_http("GET", "/v1/logs", "", "");
-    assert_eq!(status, 503, "{text}");
+    let (status, busy) = get(&daemon, "/v1/logs");
+    assert_eq!((status, facts(&busy).0.as_str()), (429, "BUSY"));
+    let (status, busy) = post(&daemon, "/v1/logs/a/records", &json!({}));
+    assert_eq!(
+        (status, &facts(&busy).1["outcome"]),
+        (429, &json!("NOT_APPLIED"))
+    );
+    // A browser comes again.
+    let mut refused = follow(&daemon, "all=true", None);
+    let event = refused.event().unwrap();
+    assert_eq!(
+        (event.kind.as_str(), facts(&event.data).0.as_str()),
+        ("failure", "BUSY")
+    );
+    assert!(refused.event().is_none());
     assert_eq!(daemon.http("/metrics").0, 200);
     assert_eq!(daemon.http("/readyz").0, 200);
     all.pop();
@@ -643,6 +687,8 @@ fn api_is_off_where_others_could_reach_it_without_a_credential() {
         "{said}"
     );
     for origin in [
+        "https://APP.example",
+        "https://app.example:443",
         "app.example",
         "https://app.example/",
         "https://app.example/x",

@@ -8,15 +8,12 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	wald "wald.dev/client/go"
 )
@@ -24,142 +21,76 @@ import (
 type transfer struct {
 	From   string `json:"from"`
 	To     string `json:"to"`
-	Amount int    `json:"amount"`
+	Amount int64  `json:"amount"`
 }
 
 // transferOf: the transfers are the same in every run, so that a repeat has the same content.
-func transferOf(number int) transfer {
+func transferOf(number uint64) transfer {
 	return transfer{
 		From:   fmt.Sprintf("account%d", number*7%10),
 		To:     fmt.Sprintf("account%d", (number*3+1)%10),
-		Amount: number*13%100 + 1,
+		Amount: int64(number*13%100) + 1,
 	}
 }
 
-func load(path string, state any) error {
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+func produce(ctx context.Context, client *wald.Client, log string, state wald.State, half, count uint64) error {
+	producer, err := client.DurableProducer(ctx, log, state)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(text, state)
-}
-
-// store writes all of the state or nothing, and flushes it to the device.
-func store(path string, state any) error {
-	text, err := json.Marshal(state)
-	if err != nil {
-		return err
-	}
-	file, err := os.Create(path + ".new")
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(text)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-func produce(ctx context.Context, client *wald.Client, directory, log string, half, count int) error {
-	path := filepath.Join(directory, fmt.Sprintf("producer%d.json", half))
-	state := struct {
-		ID    string `json:"id"`
-		LogID uint64 `json:"log_id"`
-		Acked int    `json:"acked"`
-	}{ID: rand.Text()}
-	if err := load(path, &state); err != nil {
-		return err
-	}
-	producer, err := client.Producer(ctx, log,
-		wald.WithProducerID(state.ID, 0),
-		wald.WithProducerLogID(state.LogID),
-		wald.WithFirstSequence(uint64(state.Acked)))
-	if err != nil {
-		return err
-	}
-	// Before the first batch: without it the next start would be another producer.
-	state.LogID = producer.LogID()
-	if err := store(path, state); err != nil {
-		return err
-	}
-	var pending []*wald.Pending[wald.LogAck]
-	for number := state.Acked; number < count; number++ {
+	for number := producer.NextSequence(); number < count; number++ {
 		text, err := json.Marshal(transferOf(2*number + half))
 		if err != nil {
 			return err
 		}
-		sent, err := producer.Send(ctx, []wald.Record{{Data: text}})
-		if err != nil {
+		if _, err := producer.AppendBatch(ctx, wald.Bytes(text)); err != nil {
 			return err
-		}
-		pending = append(pending, sent)
-		time.Sleep(time.Millisecond)
-		for len(pending) > 32 || len(pending) > 0 && number == count-1 {
-			if _, err := pending[0].Wait(ctx); err != nil {
-				return err
-			}
-			pending = pending[1:]
-			state.Acked++
-			if state.Acked%20 == 0 || len(pending) == 0 {
-				if err := store(path, state); err != nil {
-					return err
-				}
-			}
 		}
 	}
 	return producer.Close(ctx)
 }
 
 type ledger struct {
-	Cursor   []byte         `json:"cursor"`
-	Applied  int            `json:"applied"`
-	Balances map[string]int `json:"balances"`
+	Applied  uint64           `json:"applied"`
+	Balances map[string]int64 `json:"balances"`
 }
 
-func follow(ctx context.Context, client *wald.Client, directory, prefix string, count int) (*ledger, error) {
-	path := filepath.Join(directory, "ledger.json")
-	state := &ledger{Balances: make(map[string]int)}
-	if err := load(path, state); err != nil || state.Applied >= count {
-		return state, err
+func follow(ctx context.Context, client *wald.Client, prefix string, state wald.State, count uint64) (*ledger, error) {
+	follower, err := client.DurableFollower(ctx, wald.Prefix(prefix), state)
+	if err != nil {
+		return nil, err
 	}
-	var options []wald.ScanOption
-	if state.Cursor != nil {
-		options = append(options, wald.After(state.Cursor))
-	}
-	follower := client.Follow(ctx, wald.Prefix(prefix), options...)
 	defer follower.Close()
-	for follower.Next(ctx) {
-		event := follower.Event()
-		if len(event.Gaps) > 0 {
-			return nil, fmt.Errorf("records are missing: %v", event.Gaps)
+	result := &ledger{Balances: make(map[string]int64)}
+	if effects := follower.Effects(); effects != nil {
+		if err := json.Unmarshal(effects, result); err != nil {
+			return nil, err
 		}
-		for _, record := range event.Records() {
+	}
+	for result.Applied < count && follower.Next(ctx) {
+		for _, record := range follower.Event().Records() {
 			var move transfer
 			if err := json.Unmarshal(record.Data, &move); err != nil {
 				return nil, err
 			}
-			state.Balances[move.From] -= move.Amount
-			state.Balances[move.To] += move.Amount
-			state.Applied++
+			result.Balances[move.From] -= move.Amount
+			result.Balances[move.To] += move.Amount
+			result.Applied++
 		}
-		// Effects and cursor together.
-		state.Cursor = event.Cursor
-		if err := store(path, state); err != nil {
+		effects, err := json.Marshal(result)
+		if err != nil {
 			return nil, err
 		}
-		if state.Applied >= count {
-			return state, nil
+		// Together with the cursor behind these records.
+		if err := follower.Keep(effects); err != nil {
+			return nil, err
 		}
 	}
-	return nil, follower.Err()
+	return result, follower.Err()
 }
 
 func run(directory, prefix, total string) error {
-	count, err := strconv.Atoi(total)
+	count, err := strconv.ParseUint(total, 10, 64)
 	if err != nil {
 		return err
 	}
@@ -174,15 +105,17 @@ func run(directory, prefix, total string) error {
 	defer client.Close()
 	ctx := context.Background()
 	done := make(chan error, 2)
-	for half := range 2 {
+	for half := range uint64(2) {
 		log := fmt.Sprintf("%s%d", prefix, half)
-		go func() { done <- produce(ctx, client, directory, log, half, count/2) }()
+		state := wald.FileState(filepath.Join(directory, fmt.Sprintf("producer%d.state", half)))
+		go func() { done <- produce(ctx, client, log, state, half, count/2) }()
 	}
-	state, err := follow(ctx, client, directory, prefix, count)
+	state := wald.FileState(filepath.Join(directory, "ledger.state"))
+	result, err := follow(ctx, client, prefix, state, count)
 	if err := errors.Join(err, <-done, <-done); err != nil {
 		return err
 	}
-	return json.NewEncoder(os.Stdout).Encode(map[string]any{"applied": state.Applied, "balances": state.Balances})
+	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
 func main() {

@@ -6,6 +6,8 @@
 """
 
 from wald.client import DEFAULT_ENDPOINT, Client
+from wald.durable_follower import DurableFollower
+from wald.durable_producer import DurableProducer
 from wald.errors import (
     BadCredential,
     BeyondTail,
@@ -37,7 +39,9 @@ from wald.errors import (
     ProducerRefused,
     Quarantined,
     Quota,
+    RecordsMissing,
     Retry,
+    StateError,
     TlsError,
     TlsFailure,
     TokenError,
@@ -71,6 +75,7 @@ from wald.records import (
 from wald.retry import RetryPolicy
 from wald.scan import Scan, ScanEvent
 from wald.session import Session
+from wald.state import FileState, State
 from wald.v1.log_pb2 import Log, LogConfig, LogProducer, Retention
 
 __version__ = "0.1.0"
@@ -93,10 +98,13 @@ __all__ = [
     "CursorNotFound",
     "DeadlineExceeded",
     "Durability",
+    "DurableFollower",
+    "DurableProducer",
     "EarlierFailure",
     "FailedCheck",
     "Fence",
     "Fenced",
+    "FileState",
     "Gap",
     "GapReason",
     "InvalidRequest",
@@ -128,12 +136,15 @@ __all__ = [
     "Quarantined",
     "Quota",
     "Record",
+    "RecordsMissing",
     "Retention",
     "Retry",
     "RetryPolicy",
     "Scan",
     "ScanEvent",
     "Session",
+    "State",
+    "StateError",
     "StoredRecord",
     "Tail",
     "TlsError",

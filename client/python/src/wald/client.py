@@ -12,6 +12,8 @@ import grpc
 import grpc.aio
 from google.protobuf import field_mask_pb2
 
+from wald.durable_follower import DurableFollower
+from wald.durable_producer import DurableProducer
 from wald.errors import (
     BadCredential,
     CredentialExpired,
@@ -49,6 +51,7 @@ from wald.records import (
 from wald.retry import Repeat, RetryPolicy
 from wald.scan import Scan
 from wald.session import Session
+from wald.state import StateOrPath
 from wald.tls import Credentials, TlsFiles, problem_of
 from wald.tokens import CarryingChannel, TokenSource, bad_token, is_loopback
 from wald.v1 import (
@@ -301,8 +304,8 @@ class Client:
 
         Without `id`, a random one: exactly-once as long as this producer lives; closing it
         makes the server forget the id. Its `epoch` is the lowest that the log takes,
-        otherwise the default is 0. A stored id holds over restarts of the program: give the
-        same epoch, the next `sequence` and the log's number, and the server recognises
+        otherwise the default is 0. `durable_producer` keeps a producer over restarts of the
+        program. To do that in one's own way, store the id: give the same epoch, the next `sequence` and the log's number, and the server recognises
         batches that were appended already. A higher `epoch` refuses the batches that an
         earlier incarnation still has underway; it counts from 0 again and recognises none of
         the older ones. `log_id`: the log must have this number; default: its number when the
@@ -329,6 +332,39 @@ class Client:
             batch_records=batch_records,
             batch_bytes=batch_bytes,
             window_batches=window_batches,
+            window_bytes=window_bytes,
+        )
+
+    def durable_producer(
+        self,
+        log: str,
+        state: StateOrPath,
+        *,
+        writer_epoch: int | None = None,
+        durability: Durability | None = None,
+        retry_for: float = 60.0,
+        window_bytes: int = 8 << 20,
+    ) -> DurableProducer:
+        """A producer that goes on after a restart of the program: exactly-once over restarts of both sides. Opened by
+        `async with`.
+
+        `state` is a State, or the path of a file (FileState). If a state is there, the producer of that state goes on,
+        and batches whose acks it had not seen are sent again. Otherwise a producer with a random id begins. The other
+        settings are those that `producer` describes. At most 64 batches are kept and not acked.
+
+        ```python
+        async with client.durable_producer("orders", "orders.state") as producer:
+            for number in range(producer.next_sequence, 1000):
+                await producer.append_batch([f"order {number}"])
+        ```
+        """
+        return DurableProducer(
+            self,
+            log,
+            state,
+            writer_epoch=writer_epoch,
+            durability=durability,
+            retry_for=retry_for,
             window_bytes=window_bytes,
         )
 
@@ -422,8 +458,26 @@ class Client:
 
     def follow(self, log: str | None = None, **arguments) -> Scan:
         """Scans, and continues with records that are appended later, over lost connections
-        and restarts of the server, without end, and without repeating or skipping anything."""
+        and restarts of the server, without end, and without repeating or skipping anything.
+        `durable_follower` does so over restarts of the program, too."""
         return self.scan(log, follow=True, **arguments)
+
+    def durable_follower(self, log: str | None = None, *, state: StateOrPath, **arguments) -> DurableFollower:
+        """Follows as `follow` does, with its arguments, and over restarts of the program, too: keeps the effects of
+        records together with the cursor behind them. Opened by `async with`.
+
+        `state` is a State, or the path of a file (FileState). If a state has a cursor, it goes on there, wherever the
+        arguments begin.
+
+        ```python
+        async with client.durable_follower("orders", state="count.state") as follower:
+            count = int(follower.effects or b"0")
+            async for batches in follower:
+                count += sum(len(batch.records) for batch in batches)
+                await follower.keep(str(count).encode())
+        ```
+        """
+        return DurableFollower(self.follow(log, **arguments), state)
 
     async def tail(
         self,

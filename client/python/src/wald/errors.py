@@ -9,12 +9,16 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from wald.v1 import errors_pb2
+
+if TYPE_CHECKING:
+    from wald.records import Gap
 
 DOMAIN = "wald.dev"
 
@@ -210,6 +214,26 @@ def _retry_after(cause: WaldError, outcome: Outcome) -> Retry:
     if cause.retry is Retry.NEVER:
         return Retry.NEVER
     return Retry.SAFE if outcome is Outcome.NOT_APPLIED else Retry.SAFE_WITH_CONDITION
+
+
+class StateError(WaldError):
+    """The state of a durable producer or follower cannot be read, is not its state, or cannot be kept; `__cause__` is
+    the exception of the state, if it raised one. A batch whose state could not be kept was not sent, and may be sent by
+    the next start of the program."""
+
+    def __init__(self, message: str):
+        super().__init__(message, code=grpc.StatusCode.INTERNAL)
+
+
+class RecordsMissing(WaldError):
+    """A durable follower has come upon records that are missing: `gap`. Its next step goes on behind them."""
+
+    def __init__(self, gap: Gap):
+        super().__init__(
+            f"records are missing: {gap}", code=grpc.StatusCode.DATA_LOSS, outcome=Outcome.NOT_APPLIED
+        )
+        self.gap = gap
+        """The missing records."""
 
 
 class InvalidRequest(WaldError):

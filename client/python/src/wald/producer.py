@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,9 @@ class Producer:
     until it is acked or the producer's patience is over. A permanent refusal ends the
     producer: that batch gets the error, the later ones EarlierFailure. `append` and `send`
     from then on and leaving raise the first failure itself.
+
+    A restarted program is another producer, unless it has stored the id and all batches without an ack.
+    `Client.durable_producer` keeps them automatically.
     """
 
     def __init__(
@@ -223,7 +226,15 @@ class Producer:
     ) -> asyncio.Future[LogAck]:
         """Hands over one batch, which becomes visible as a whole, and returns the future of its ack.
         Waits while the window is full."""
-        protos = records_to_proto(records)
+        return await self._send(records_to_proto(records), expected_lsn, writer_epoch)
+
+    async def _send(
+        self,
+        protos: Sequence[record_pb2.Record],
+        expected_lsn: int | None = None,
+        writer_epoch: int | None = None,
+    ) -> asyncio.Future[LogAck]:
+        """Hands over one batch. If it is cancelled, the batch is not handed over."""
         async with self._turn:
             await self._flush_when_room()
             size = sum(proto.ByteSize() for proto in protos)
@@ -277,6 +288,10 @@ class Producer:
             self._end(connection_lost("the producer was broken off"), sent=True)
         self._disconnect()
         self._progress.set()
+
+    def _keep_id(self) -> None:
+        """Lets the server remember a random id, too: a state has it."""
+        self._is_drawn = False
 
     # From records to numbered batches.
 
@@ -345,7 +360,7 @@ class Producer:
 
     def _submit(
         self,
-        records: list[record_pb2.Record],
+        records: Sequence[record_pb2.Record],
         size: int,
         answer: Callable[[BatchAck], None],
         failed: Callable[[WaldError], None],

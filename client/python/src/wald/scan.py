@@ -116,6 +116,11 @@ class Scan:
                 raise StopAsyncIteration
             await self._step(self._open if self._call is None else self._receive)
 
+    def _begin_behind(self, cursor: bytes) -> None:
+        """Begins behind this cursor, instead of the place that the caller said."""
+        self._request.cursor = cursor
+        self.cursor = cursor
+
     async def open(self) -> None:
         """Connects now; otherwise the first event does it."""
         while self._call is None and not self._ended:

@@ -95,7 +95,8 @@ async fn text_counts_until_the_port_has_taken_it() {
     let (mut sender, mut body) = TextSender::new(&AnswerShare::new(&budget));
     let text = Bytes::from(vec![b'a'; PIECE_BYTES + 1]);
     let sending = tokio::spawn(async move {
-        let sent = sender.send(text).await;
+        let room = sender.room(&text).await;
+        let sent = sender.send(room.of(text)).await;
         (sent.is_ok(), sender)
     });
     let first = next(&mut body).await.unwrap().unwrap();
@@ -118,5 +119,45 @@ async fn text_that_breaks_off_is_an_error_and_no_end() {
     assert!(next(&mut body).await.unwrap().is_err());
     let (mut sender, body) = TextSender::new(&AnswerShare::new(&budget));
     drop(body);
-    assert!(sender.send(Bytes::from_static(b"a")).await.is_err());
+    assert!(
+        sender
+            .send(HeldText::small(Bytes::from_static(b"a")))
+            .await
+            .is_err()
+    );
+}
+
+#[test]
+fn room_of_a_text_is_enough_for_it() {
+    for byte in [0_u8, 1, b'\n', b'"', b'a', 0x7f, 0xc3] {
+        for size in [1, 100, 10_000] {
+            let record = v1::Record {
+                payload: Some(match std::str::from_utf8(&[byte]) {
+                    Ok(text) => v1::record::Payload::Text(text.repeat(size)),
+                    Err(_) => v1::record::Payload::Data(vec![byte; size].into()),
+                }),
+                lsn: Some(u64::MAX),
+                time: "2026-11-29T16:43:15.293926Z".to_owned(),
+                ..v1::Record::default()
+            };
+            let message = v1::ScanResponse {
+                batches: vec![v1::RecordBatch {
+                    log: "log".to_owned(),
+                    records: vec![record; 50],
+                    ..v1::RecordBatch::default()
+                }],
+                ..v1::ScanResponse::default()
+            };
+            let message = message.encode_to_vec();
+            let room = most_text(&message);
+            let text = AnswerForm::Lines
+                .message(&scan_kind(), message.into())
+                .unwrap();
+            assert!(
+                text.len() as u64 <= room,
+                "{byte} {size}: {} {room}",
+                text.len()
+            );
+        }
+    }
 }

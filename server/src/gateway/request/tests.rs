@@ -136,7 +136,25 @@ fn last_event_id_goes_on_behind_the_event_whatever_the_url_says() {
     assert!(scan.follow);
     // In a query a plus sign is a space.
     let scan: v1::ScanRequest = get("/v1/scan", "log=a&cursor=+/8=", &[]).unwrap();
-    assert_eq!(scan.start, Some(v1::scan_request::Start::Cursor(cursor)));
+    assert_eq!(
+        scan.start,
+        Some(v1::scan_request::Start::Cursor(cursor.clone()))
+    );
+    for start in [
+        "timestampUs=1",
+        "timestamp_us=1",
+        "tailOffset=0",
+        "tail_offset=0",
+        "cursor=AA==",
+    ] {
+        let query = format!("log=a&{start}");
+        let scan: v1::ScanRequest = get("/v1/scan", &query, &id).unwrap();
+        assert_eq!(
+            scan.start,
+            Some(v1::scan_request::Start::Cursor(cursor.clone())),
+            "{start}"
+        );
+    }
     let none: v1::ScanRequest = get("/v1/scan", "log=a&lsn=7", &[("last-event-id", "")]).unwrap();
     assert_eq!(none.start, Some(v1::scan_request::Start::Lsn(7)));
     let read: v1::ReadRequest = get(RECORDS, "lsn=7", &id).unwrap();
@@ -170,6 +188,36 @@ fn log_is_changed_in_the_fields_that_the_query_names() {
 }
 
 #[test]
+fn body_in_an_encoding_and_two_types_of_a_body_are_refused() {
+    let route = route(&Method::POST, RECORDS);
+    for pairs in [
+        [
+            ("content-encoding", "identity"),
+            ("content-encoding", "gzip"),
+        ],
+        [
+            ("content-type", "text/plain"),
+            ("content-type", "application/json"),
+        ],
+        [
+            ("content-type", "text/plain"),
+            ("transfer-encoding", "gzip, chunked"),
+        ],
+    ] {
+        let mut sent = HeaderMap::new();
+        for (name, value) in pairs {
+            sent.append(name, value.parse().unwrap());
+        }
+        assert!(body_form(route, &sent).is_err(), "{pairs:?}");
+    }
+    let chunked = [
+        ("content-type", "text/plain"),
+        ("transfer-encoding", "chunked"),
+    ];
+    assert_eq!(body_form(route, &headers(&chunked)), Ok(BodyForm::Raw));
+}
+
+#[test]
 fn faults_name_their_field_and_the_right_form() {
     let form = |kind: &str| post(RECORDS, "", ("content-type", kind), "x").unwrap_err();
     let of_get = |query: &str| get::<v1::ScanRequest>("/v1/scan", query, &[]).unwrap_err();
@@ -189,7 +237,22 @@ fn faults_name_their_field_and_the_right_form() {
             "follow: \"yes\" is neither true nor false",
         ),
         (of_get("lsn=1&lsn=2"), "lsn: it is given twice"),
-        (of_get("lsn=-1"), "query: "),
+        (of_get("lsn=-1"), "lsn: "),
+        (of_get("lsn=0x1"), "give a whole number"),
+        (
+            of_get("view=NOTHING"),
+            "give one of RECORD_VIEW_UNSPECIFIED, RECORD_VIEW_TEXT",
+        ),
+        (of_get("cursor=%25"), "cursor: "),
+        (of_get("log=%FF"), "log: the value is not UTF-8"),
+        (
+            of_get(&format!("{}=1", "x".repeat(10_000))),
+            "there is no such field",
+        ),
+        (
+            get::<v1::ReadRequest>(RECORDS, "wait=30", &[]).unwrap_err(),
+            "give seconds, such as 30s",
+        ),
         (of_get("lsn.x=1"), "lsn has no fields"),
         (of_get("view=NOTHING"), "NOTHING"),
         (
@@ -212,6 +275,7 @@ fn faults_name_their_field_and_the_right_form() {
         ),
     ] {
         assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(status.message().len() < 1000);
         assert!(
             status.message().contains(wanted),
             "{} {wanted}",
@@ -223,23 +287,39 @@ fn faults_name_their_field_and_the_right_form() {
 }
 
 #[test]
-fn memory_of_json_is_known_before_it_is_read() {
-    let head = head(&Method::POST, RECORDS, "", &[JSON]).unwrap();
-    let memory = |text: &str| head.memory(text.as_bytes());
-    assert_eq!(memory("").unwrap(), 0);
-    // Braces in strings are no objects.
-    let text = r#"{"records": [{"text": "{{{\"{{"}]}"#;
-    let own = text.len() as u64;
-    assert_eq!(
-        memory(text).unwrap(),
-        own + 2 * OBJECT_BYTES + 3 * VALUE_BYTES
-    );
+fn number_of_objects_is_bounded_before_they_are_read() {
     let most = usize::try_from(MOST_OBJECTS).unwrap();
-    assert!(memory(&"{".repeat(most)).is_ok());
-    let refused = memory(&"{".repeat(most + 1)).unwrap_err();
-    assert!(
-        refused.message().contains("at most 65536 are read"),
-        "{}",
-        refused.message()
-    );
+    let checked = |kind: &str, text: String| {
+        let head = head(&Method::POST, RECORDS, "", &[("content-type", kind)]).unwrap();
+        head.check(text.as_bytes())
+            .map_err(|status| status.message().to_owned())
+    };
+    for (kind, object) in [("application/json", "{"), ("application/x-ndjson", "\n")] {
+        let whole = most - usize::from(object == "\n");
+        assert_eq!(checked(kind, object.repeat(whole)), Ok(()));
+        let refused = checked(kind, object.repeat(whole + 1)).unwrap_err();
+        assert!(refused.contains("at most 65536 are read"), "{refused}");
+    }
+    // Braces in strings are no objects.
+    let text = format!(r#"{{"records": [{{"text": "{}\"{{"}}]}}"#, "{".repeat(most));
+    assert_eq!(checked("application/json", text), Ok(()));
+    assert_eq!(checked("text/plain", "{".repeat(most + 1)), Ok(()));
+}
+
+#[test]
+fn key_that_is_there_twice_is_refused_at_every_depth() {
+    for text in [
+        r#"{"records": [{"text": "a"}], "records": []}"#,
+        r#"{"condition": {"expected_lsn": 1, "expected_lsn": 2}}"#,
+        r#"{"records": [{"text": "a", "te\u0078t": "b"}]}"#,
+    ] {
+        let refused = post(RECORDS, "", JSON, text).unwrap_err();
+        assert!(
+            refused.message().contains("is there twice at line 1"),
+            "{}",
+            refused.message()
+        );
+    }
+    let apart = r#"{"records": [{"text": "a"}, {"text": "a"}]}"#;
+    assert!(post(RECORDS, "", JSON, apart).is_ok());
 }

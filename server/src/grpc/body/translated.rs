@@ -20,17 +20,24 @@ use super::{Arrival, busy};
 use crate::admission::Charge;
 use crate::status::{self, Access};
 
-/// Most bytes of text for each byte that the message may have: base64 takes a third more, names of fields and
-/// escapes take the rest.
-const TEXT_PER_BYTE: u64 = 2;
+/// Most bytes of text for two bytes that the message may have: base64 takes a third more. The message may be twice as
+/// large as a batch, so that names of fields and escapes find room.
+const TEXT_PER_TWO_BYTES: u64 = 3;
+
+/// Bytes of a refused text that are received and dropped, so that its client can read the refusal. Beyond them the
+/// connection ends.
+const MOST_DROPPED: u64 = 16 << 20;
 
 /// Makes the message of a request of its text.
 pub(crate) trait Translation: Send {
-    /// Bytes of memory that the translation takes besides the text.
+    /// Checks that the translation takes no more memory than one may.
     ///
     /// # Errors
     /// If no request needs so much.
-    fn memory(&self, text: &[u8]) -> Result<u64, Status>;
+    fn check(&self, text: &[u8]) -> Result<(), Status>;
+
+    /// Whether the text is the content of records, without anything around it.
+    fn is_encoded(&self) -> bool;
 
     /// The message as gRPC sends it, with its prefix.
     ///
@@ -53,6 +60,9 @@ pub(crate) struct TranslatedBody {
     charge: Option<Charge>,
     /// `None` once the message is made.
     translation: Option<Box<dyn Translation>>,
+    /// The refusal of a text whose rest is dropped.
+    refused: Option<Status>,
+    dropped: u64,
     access: Access,
 }
 
@@ -75,6 +85,8 @@ impl TranslatedBody {
             most: 0,
             charge: None,
             translation: Some(translation),
+            refused: None,
+            dropped: 0,
             access,
         }
     }
@@ -82,7 +94,14 @@ impl TranslatedBody {
     /// Charges the text, whose message may have `largest` bytes.
     pub(super) fn charge_to(&mut self, charge: Charge, largest: u64) {
         self.charge = Some(charge);
-        self.most = largest.saturating_mul(TEXT_PER_BYTE);
+        let is_encoded = self
+            .translation
+            .as_ref()
+            .is_some_and(|made| made.is_encoded());
+        self.most = match is_encoded {
+            true => largest,
+            false => largest.saturating_mul(TEXT_PER_TWO_BYTES) / 2,
+        };
     }
 
     /// The message, once the text is whole; then nothing.
@@ -103,26 +122,60 @@ impl TranslatedBody {
     }
 
     fn poll_made(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes, Status>> {
-        if let Some(announced) = self.announced {
-            self.check(announced)?;
+        if self.refused.is_none()
+            && let Some(announced) = self.announced
+            && let Err(why) = self.check(announced)
+        {
+            if announced > MOST_DROPPED {
+                return Poll::Ready(Err(why));
+            }
+            self.refuse(why);
         }
         while let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(context)) {
             let frame = frame.map_err(|why| {
                 let why = format_args!("its body broke off: {why}");
                 status::malformed("request", why, self.access)
             })?;
-            if let Ok(data) = frame.into_data() {
-                self.check((self.text.len() + data.len()) as u64)?;
-                self.charge(data.len() as u64)?;
-                self.moved += data.len() as u64;
-                self.text.extend_from_slice(&data);
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            self.moved += data.len() as u64;
+            if self.refused.is_none()
+                && let Err(why) = self.take_in(&data)
+            {
+                self.refuse(why);
             }
+            if self.refused.is_some() {
+                self.dropped += data.len() as u64;
+                if self.dropped > MOST_DROPPED {
+                    break;
+                }
+            }
+        }
+        if let Some(why) = self.refused.take() {
+            return Poll::Ready(Err(why));
         }
         let Some(translation) = self.translation.take() else {
             return Poll::Ready(Err(Status::internal("the message was made before")));
         };
-        self.charge(translation.memory(&self.text)?)?;
+        translation.check(&self.text)?;
         Poll::Ready(translation.translate(&self.text))
+    }
+
+    fn take_in(&mut self, data: &[u8]) -> Result<(), Status> {
+        self.check((self.text.len() + data.len()) as u64)?;
+        self.charge(data.len() as u64)?;
+        self.text.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// Lets go of the text, and notes why.
+    fn refuse(&mut self, why: Status) {
+        self.text = BytesMut::new();
+        if let Some(charge) = &mut self.charge {
+            charge.shrink(charge.bytes());
+        }
+        self.refused = Some(why);
     }
 
     fn check(&self, bytes: u64) -> Result<(), Status> {
@@ -146,8 +199,10 @@ impl TranslatedBody {
 
     /// The text that has arrived.
     pub(super) fn arrival(&mut self) -> Arrival {
+        // A refused text has the time of a short one.
+        let announced = self.announced.filter(|_| self.refused.is_none());
         Arrival {
-            announced: self.announced.unwrap_or(self.text.len() as u64),
+            announced: announced.unwrap_or(self.text.len() as u64),
             moved: std::mem::take(&mut self.moved),
         }
     }

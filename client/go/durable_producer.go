@@ -1,0 +1,290 @@
+package wald
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"wald.dev/client/go/waldv1"
+)
+
+// Maximum number of batches that are kept and not acked. Each save writes all of them.
+const batchesKept = 64
+
+// DurableProducer appends to one log exactly once, over restarts of the server and of the
+// program.
+//
+// It keeps each batch in its state before it sends the batch. Once AppendBatch has returned,
+// the batch will be in the log once, and in its place: if the program ends before the ack, the
+// next [Client.DurableProducer] with the same state sends the batch again. NextSequence says
+// where the program goes on in its own input.
+//
+//	AppendBatch ─▶ state: [ 7 8 9 ] ──Producer──▶ server
+//	                  ▲       ack of 7 ◀─────────────┘
+//	                  └ the next start begins at 7
+//
+// A save costs about two flushes of the state's device, so larger batches go faster. A failure
+// ends it as it ends a [Producer]. A batch that the server refuses for good, such as one with a
+// record that is too large, stays in the state, and every later start fails with it: check the
+// size of records before.
+//
+// A producer that has been idle for longer than the server keeps producers (setting
+// producer_max_idle, 7 days by default) is unknown there. Batches without an ack are then
+// refused (ErrProducerExpired or ErrProducerGap), because they may be in the log or not.
+//
+// It is for one goroutine at a time.
+type DurableProducer struct {
+	producer *Producer
+	state    State
+	// The batches without a known ack, in order. All of them are sent.
+	kept *waldv1.ProducerState
+	acks []*Pending[LogAck]
+	// Acks have come since the last save.
+	unsaved bool
+	// The first failure, or the error of calls after Close.
+	ended  *Error
+	closed bool
+}
+
+// DurableProducer opens a producer of a log, as [Client.Producer] does, and keeps its state. If
+// there is a state, the producer of that state goes on, and batches whose acks it has not seen
+// are sent again. Id, epoch, first sequence and log id of the options count only if there is no
+// state. At most 64 batches are kept and not acked, whatever [WithInFlight] says.
+//
+// The error is [ErrState] if the state cannot be loaded or saved, or belongs to another log.
+// If ctx ends before the kept batches are queued, they stay in the state.
+func (c *Client) DurableProducer(ctx context.Context, log string, state State, options ...ProducerOption) (*DurableProducer, error) {
+	kept := new(waldv1.ProducerState)
+	found, failure := loadState(state, kept)
+	if failure != nil {
+		return nil, failure
+	}
+	if found && (kept.GetLog() != log || kept.GetId() == "") {
+		return nil, stateFailure(fmt.Errorf("it is the state of a producer of the log %q, not of %q", kept.GetLog(), log))
+	}
+	options = append(options[:len(options):len(options)], func(s *producerSettings) {
+		s.inFlight = min(s.inFlight, batchesKept)
+		if found {
+			s.id, s.epoch, s.logID, s.sequence = &kept.Id, kept.Epoch, kept.LogId, kept.Sequence
+		}
+	})
+	producer, err := c.Producer(ctx, log, options...)
+	if err != nil {
+		return nil, err
+	}
+	// The state has the id, so the server must not forget it.
+	producer.drawn = false
+	d := &DurableProducer{producer: producer, state: state, kept: kept}
+	if err := d.begin(ctx, found); err != nil {
+		d.abort()
+		return nil, err
+	}
+	return d, nil
+}
+
+// begin saves the first state, or sends the batches of the one that was found.
+func (d *DurableProducer) begin(ctx context.Context, found bool) error {
+	if !found {
+		p := d.producer
+		d.kept.Log, d.kept.LogId, d.kept.Id, d.kept.Epoch = p.log, p.logID, p.ID(), p.Epoch()
+		d.kept.Sequence = p.settings.sequence
+		// Before the first batch: without it the next start would be another producer.
+		return d.save()
+	}
+	for _, batch := range d.kept.GetBatches() {
+		message := d.message(batch)
+		if err := d.awaitRoom(ctx, message); err != nil {
+			return err
+		}
+		if err := d.send(message); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ID is the producer's id, which stays over restarts.
+func (d *DurableProducer) ID() string { return d.producer.ID() }
+
+// LogID is the number of the log that the producer keeps to.
+func (d *DurableProducer) LogID() uint64 { return d.producer.LogID() }
+
+// NextSequence is the sequence of the next batch: the number of batches so far, in all runs of
+// the program. After a failure, open the producer again before you rely on it.
+func (d *DurableProducer) NextSequence() uint64 {
+	return d.kept.GetSequence() + uint64(len(d.kept.GetBatches()))
+}
+
+// AppendBatch keeps the records as one batch, sends it, and returns its sequence. The ack may
+// come later. While 64 batches, or as many as [WithInFlight] allows, are not acked, it blocks.
+// If ctx ends before there is room, nothing was kept, and the producer goes on.
+//
+// Any other error ends the producer. The batch may be in the state then, and NextSequence of
+// the next start says so. The error is [ErrState] if the batch could not be saved; it was not
+// sent then.
+func (d *DurableProducer) AppendBatch(ctx context.Context, records ...Record) (sequence uint64, err error) {
+	if err := d.check(); err != nil {
+		return 0, err
+	}
+	if len(records) == 0 {
+		// The server would refuse the batch at every start.
+		return 0, invalid("a batch has at least 1 record")
+	}
+	// A copy, because later saves write the batch again.
+	batch := proto.CloneOf(&waldv1.LogBatch{Records: protoRecords(records)})
+	message := d.message(batch)
+	if err := d.awaitRoom(ctx, message); err != nil {
+		return 0, err
+	}
+	sequence = d.NextSequence()
+	d.kept.Batches = append(d.kept.Batches, batch)
+	if err := d.save(); err != nil {
+		return 0, err
+	}
+	if err := d.send(message); err != nil {
+		return 0, err
+	}
+	return sequence, nil
+}
+
+// Flush waits until all batches are acked, and saves the state. The error is the first failure.
+// If ctx ends before, the producer goes on.
+func (d *DurableProducer) Flush(ctx context.Context) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	for len(d.acks) > 0 {
+		select {
+		case <-d.acks[0].Done():
+		case <-ctx.Done():
+			return gaveUp(ctx, true)
+		}
+		if err := d.takeAcks(); err != nil {
+			return err
+		}
+	}
+	if d.unsaved {
+		return d.save()
+	}
+	return nil
+}
+
+// Close waits until all batches are acked, saves the state, and ends the producer. Its error is
+// the failure that ended the producer, if there was one. If ctx ends before, the producer ends
+// at once. The next start goes on as the same producer, and sends batches without an ack again.
+func (d *DurableProducer) Close(ctx context.Context) error {
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	failure := d.ended
+	if failure == nil {
+		if err := d.Flush(ctx); err != nil {
+			d.abort()
+			return err
+		}
+		// A later call must not save over the state of the next start.
+		d.ended = closed("the producer")
+		return d.producer.Close(ctx)
+	}
+	d.abort()
+	return failure
+}
+
+// abort ends the producer at once. Batches without an ack stay in the state.
+func (d *DurableProducer) abort() {
+	if d.ended == nil {
+		d.ended = closed("the producer")
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	// The failure has been reported.
+	_ = d.producer.Close(ended)
+}
+
+func (d *DurableProducer) message(batch *waldv1.LogBatch) *waldv1.AppendSessionRequest {
+	return d.producer.message(batch.GetRecords(), appendSettings{durability: d.producer.settings.durability})
+}
+
+// awaitRoom waits until the message can be queued at once, and takes the acks that have come.
+// Only the end of ctx does not end the producer.
+func (d *DurableProducer) awaitRoom(ctx context.Context, message *waldv1.AppendSessionRequest) error {
+	p := d.producer
+	p.mutex.Lock()
+	gaveUp := p.awaitRoom(ctx, proto.Size(message))
+	failure := p.failure
+	p.mutex.Unlock()
+	// The first failure is in the first ack.
+	if err := d.takeAcks(); err != nil {
+		return err
+	}
+	if failure != nil {
+		return d.fail(failure)
+	}
+	if gaveUp != nil {
+		return gaveUp
+	}
+	return nil
+}
+
+// send queues a message for which there is room.
+func (d *DurableProducer) send(message *waldv1.AppendSessionRequest) error {
+	pending, failure := d.producer.queue(context.Background(), message)
+	if failure == nil {
+		d.acks = append(d.acks, pending)
+		return nil
+	}
+	if err := d.takeAcks(); err != nil {
+		return err
+	}
+	return d.fail(failure)
+}
+
+// takeAcks takes batches whose acks have come off the front of the state.
+func (d *DurableProducer) takeAcks() error {
+	for len(d.acks) > 0 {
+		first := d.acks[0]
+		select {
+		case <-first.Done():
+		default:
+			return nil
+		}
+		if first.failure != nil {
+			return d.fail(first.failure)
+		}
+		d.acks = d.acks[1:]
+		d.kept.Batches[0] = nil
+		d.kept.Batches = d.kept.Batches[1:]
+		d.kept.Sequence++
+		d.unsaved = true
+	}
+	return nil
+}
+
+func (d *DurableProducer) save() error {
+	if failure := saveState(d.state, d.kept); failure != nil {
+		return d.fail(failure)
+	}
+	d.unsaved = false
+	return nil
+}
+
+func (d *DurableProducer) fail(failure *Error) error {
+	d.ended = failure
+	return failure
+}
+
+// check is the error of calls after the end.
+func (d *DurableProducer) check() error {
+	switch {
+	case d.ended == nil:
+		return nil
+	case errors.Is(d.ended, ErrClosed):
+		return d.ended
+	}
+	e := behind(d.ended, false)
+	e.cause = errors.Join(ErrEarlierFailure, d.ended)
+	return e
+}

@@ -1,0 +1,504 @@
+"""Durable producers and followers: the end of a program at any moment, and its next start."""
+
+import asyncio
+import contextlib
+import os
+import stat
+import threading
+
+import pytest
+from fake import DRAINING, LOST, REFUSED, message, refusal, serving, until
+from grpc import StatusCode
+
+import wald
+from wald.v1 import record_pb2, types_pb2, wal_pb2
+from wald.v1.state_pb2 import FollowerState, ProducerState
+
+TOO_LARGE = refusal(StatusCode.INVALID_ARGUMENT, "RECORD_TOO_LARGE", {**REFUSED, "request_id": "0"})
+
+
+class Memory:
+    """A state that the next start of the program finds."""
+
+    def __init__(self):
+        self.state = None
+        self.saves = 0
+        self.fails = False
+        self.calls = 0
+        # Saves wait for it.
+        self.open = threading.Event()
+        self.open.set()
+
+    def load(self):
+        return self.state
+
+    def save(self, state):
+        self.calls += 1
+        assert self.calls == 1, "two saves at once"
+        try:
+            assert self.open.wait(20)
+            if self.fails:
+                raise OSError("the disk is full")
+            self.state = state
+            self.saves += 1
+        finally:
+            self.calls -= 1
+
+    def producer(self):
+        return ProducerState.FromString(self.state)
+
+    def follower(self):
+        return FollowerState.FromString(self.state)
+
+
+class Killed(Exception):
+    """The end of a program."""
+
+
+@contextlib.asynccontextmanager
+async def life(durable):
+    """A producer or follower whose program ends, whatever is underway."""
+    with contextlib.suppress(Killed):
+        async with durable:
+            yield durable
+            raise Killed
+
+
+def numbers(*bounds):
+    return [str(number) for number in range(*bounds)]
+
+
+def sequences(fake):
+    return [request.batch.batches[0].condition.producer.sequence for request in fake.attempts]
+
+
+async def cancelled(task):
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_batches_in_doubt_are_sent_again_by_the_next_start():
+    state = Memory()
+    async with serving() as (fake, client):
+        fake.first_producer_epoch = 7
+        for start in range(0, 50, 5):
+            # The server applies three batches of the five. This life sees no ack.
+            fake.refuses = None
+            async with life(client.durable_producer("log", state)) as producer:
+                assert producer.next_sequence == start
+                for number in range(start, start + 5):
+                    if number == start + 3:
+                        await until(lambda: len(fake.applied) == start + 3)
+                        fake.refuses = LOST
+                    assert await producer.append_batch([str(number)]) == number
+        assert (len(state.producer().batches), len(fake.applied)) == (50 - state.producer().sequence, 48)
+        assert state.producer().batches, "nothing was in doubt"
+        fake.refuses = None
+        async with client.durable_producer("log", state) as producer:
+            name = producer.id
+            # No call asks for it.
+            await until(lambda: len(fake.applied) == 50)
+        assert fake.data() == numbers(50)
+        kept = state.producer()
+        assert (kept.sequence, len(kept.batches), kept.id) == (50, 0, name)
+        conditions = [request.batch.batches[0].condition for request in fake.attempts]
+        assert {(c.producer.id, c.producer.epoch, c.log_id) for c in conditions} == {(name, 7, 42)}
+        assert len(fake.attempts) > 50
+
+
+async def test_random_id_is_not_forgotten_when_the_producer_is_closed():
+    async with serving() as (fake, client):
+        async with client.durable_producer("log", Memory()) as producer:
+            await producer.append_batch(["a"])
+        # The next start would be an unknown producer.
+        assert fake.data() == ["a"] and fake.forgotten == []
+
+
+async def test_state_is_saved_before_the_first_batch():
+    state = Memory()
+    async with serving() as (fake, client):
+        fake.first_producer_epoch = 7
+        async with life(client.durable_producer("log", state)) as producer:
+            new = ProducerState(log="log", log_id=42, id=producer.id, epoch=7)
+            assert state.state == new.SerializeToString()
+            assert fake.attempts == []
+            fake.open.clear()
+            record = wald.Record("a", headers=[("k", b"v")], timestamp_us=5, crc32c=3)
+            await producer.append_batch([record, "b"])
+            first = record_pb2.Record(
+                data=b"a", headers=[record_pb2.Header(key="k", value=b"v")], timestamp_us=5, crc32c=3
+            )
+            new.batches.add(records=[first, record_pb2.Record(data=b"b")])
+            assert state.producer() == new
+            fake.open.set()
+
+
+async def test_first_state_that_cannot_be_saved_is_an_error():
+    state = Memory()
+    state.fails = True
+    async with serving() as (fake, client):
+        with pytest.raises(wald.StateError, match="the disk is full") as failed:
+            async with client.durable_producer("log", state):
+                pass
+        assert isinstance(failed.value.__cause__, OSError)
+        assert fake.attempts == []
+
+
+async def test_state_keeps_at_most_64_batches():
+    state = Memory()
+    async with serving() as (fake, client):
+        async with client.durable_producer("log", state) as producer:
+            fake.open.clear()
+            for number in range(64):
+                await producer.append_batch([str(number)])
+            waiting = asyncio.create_task(producer.append_batch(["64"]))
+            done, _ = await asyncio.wait([waiting], timeout=0.05)
+            assert not done
+            await cancelled(waiting)
+            assert producer.next_sequence == 64
+            fake.open.set()
+            for number in range(64, 300):
+                await producer.append_batch([str(number)])
+                assert len(state.producer().batches) <= 64
+            await producer.flush()
+            assert (state.producer().sequence, len(state.producer().batches)) == (300, 0)
+        assert fake.data() == numbers(300)
+
+
+async def test_state_of_another_log_is_refused():
+    state = Memory()
+    async with serving() as (fake, client):
+        async with client.durable_producer("log", state):
+            pass
+        with pytest.raises(wald.StateError, match="of the log 'log', not of 'other'"):
+            async with client.durable_producer("other", state):
+                pass
+        state.state = b"nonsense"
+        with pytest.raises(wald.StateError, match="not the state of a producer"):
+            async with client.durable_producer("log", state):
+                pass
+        assert fake.attempts == []
+
+
+async def test_batch_that_cannot_be_kept_is_not_sent_and_ends_the_producer():
+    state = Memory()
+    async with serving() as (fake, client):
+        with pytest.raises(wald.StateError, match="the disk is full") as left:
+            async with client.durable_producer("log", state) as producer:
+                await producer.append_batch(["0"])
+                state.fails = True
+                with pytest.raises(wald.StateError, match="the disk is full") as failed:
+                    await producer.append_batch(["1"])
+                state.fails = False
+                for call in (producer.append_batch(["2"]), producer.flush()):
+                    with pytest.raises(wald.EarlierFailure, match="the disk is full") as behind:
+                        await call
+                    assert behind.value.__cause__ is failed.value
+        assert left.value is failed.value
+        # The program gives the batch again, since its sequence is the next one.
+        async with client.durable_producer("log", state) as producer:
+            assert producer.next_sequence == 1
+            await producer.append_batch(["1"])
+        assert fake.data() == ["0", "1"]
+
+
+async def test_refused_batch_ends_the_producer_and_stays_in_the_state():
+    state = Memory()
+    async with serving() as (fake, client):
+        for _ in range(2):
+            fake.script.append(TOO_LARGE)
+            with pytest.raises(wald.InvalidRequest):
+                async with client.durable_producer("log", state) as producer:
+                    if producer.next_sequence == 0:
+                        await producer.append_batch(["x"])
+                    with pytest.raises(wald.InvalidRequest) as failed:
+                        await producer.flush()
+                    with pytest.raises(wald.EarlierFailure) as behind:
+                        await producer.append_batch(["y"])
+                    assert behind.value.__cause__ is failed.value
+        kept = state.producer()
+        assert [batch.records[0].data for batch in kept.batches] == [b"x"]
+
+
+async def test_batch_that_is_kept_behind_a_failure_has_an_unknown_outcome():
+    state = Memory()
+    async with serving() as (fake, client):
+        fake.script.append(TOO_LARGE)
+        with pytest.raises(wald.InvalidRequest):
+            async with client.durable_producer("log", state) as producer:
+                fake.open.clear()
+                await producer.append_batch(["x"])
+                state.open.clear()
+                saving = asyncio.create_task(producer.append_batch(["y"]))
+                await until(lambda: state.calls == 1)
+                fake.open.set()
+                await until(lambda: producer._acks[0].done())
+                state.open.set()
+                with pytest.raises(wald.EarlierFailure) as behind:
+                    await saving
+                assert behind.value.outcome is wald.Outcome.UNKNOWN
+        assert [batch.records[0].data for batch in state.producer().batches] == [b"x", b"y"]
+
+
+async def test_batch_without_records_is_refused_before_it_is_kept():
+    state = Memory()
+    async with serving() as (_, client), client.durable_producer("log", state) as producer:
+        with pytest.raises(ValueError):
+            await producer.append_batch([])
+        with pytest.raises(TypeError):
+            await producer.append_batch("one")
+        assert producer.next_sequence == 0
+
+
+async def test_batch_of_a_cancelled_call_is_sent_by_the_next_one():
+    state = Memory()
+    async with serving() as (fake, client):
+        async with client.durable_producer("log", state) as producer:
+            for last in (lambda: producer.append_batch(["1"]), producer.flush):
+                state.open.clear()
+                first = producer.next_sequence
+                await until(lambda: len(fake.attempts) == first)
+                saving = asyncio.create_task(producer.append_batch(["0"]))
+                await until(lambda: state.calls == 1)
+                await cancelled(saving)
+                assert producer.next_sequence == first + 1
+                # The next save waits for the one that is underway.
+                next_call = asyncio.create_task(last())
+                done, _ = await asyncio.wait([next_call], timeout=0.05)
+                assert not done and len(fake.attempts) == first
+                state.open.set()
+                await next_call
+        assert fake.data() == ["0", "1", "0"]
+        assert sequences(fake) == [0, 1, 2]
+
+
+async def test_batch_whose_cancelled_save_failed_is_not_sent_by_flush():
+    state = Memory()
+    async with serving() as (fake, client):
+        with pytest.raises(wald.StateError):
+            async with client.durable_producer("log", state) as producer:
+                state.open.clear()
+                state.fails = True
+                saving = asyncio.create_task(producer.append_batch(["0"]))
+                await until(lambda: state.calls == 1)
+                await cancelled(saving)
+                state.open.set()
+                await producer.flush()
+        assert fake.attempts == []
+
+
+async def test_many_cancelled_saves_leave_a_producer_that_goes_on():
+    state = Memory()
+    async with serving() as (fake, client):
+        async with client.durable_producer("log", state) as producer:
+            state.open.clear()
+            while producer.next_sequence < 64:
+                saving = asyncio.create_task(producer.append_batch([str(producer.next_sequence)]))
+                before = producer.next_sequence
+                await until(lambda: producer.next_sequence > before)
+                await cancelled(saving)
+            state.open.set()
+            assert await asyncio.wait_for(producer.append_batch(["64"]), 20) == 64
+        assert fake.data() == numbers(65)
+
+
+async def test_leaving_waits_for_the_save_of_a_cancelled_call():
+    state = Memory()
+    async with serving() as (_, client):
+        async with life(client.durable_producer("log", state)) as producer:
+            state.open.clear()
+            saving = asyncio.create_task(producer.append_batch(["0"]))
+            await until(lambda: state.calls == 1)
+            await cancelled(saving)
+            asyncio.get_running_loop().call_later(0.05, state.open.set)
+        assert (state.calls, len(state.producer().batches)) == (0, 1)
+
+
+async def test_calls_at_once_keep_their_order():
+    state = Memory()
+    async with serving() as (fake, client):
+        async with client.durable_producer("log", state) as producer:
+            calls = [producer.append_batch([number]) for number in numbers(20)]
+            assert await asyncio.gather(*calls) == list(range(20))
+        assert fake.data() == numbers(20)
+
+
+async def test_producer_that_is_not_open_or_closed_says_so():
+    async with serving() as (_, client):
+        producer = client.durable_producer("log", Memory())
+        with pytest.raises(RuntimeError, match="not open"):
+            await producer.append_batch(["0"])
+        await producer.open()
+        await producer.close()
+        await producer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await producer.append_batch(["0"])
+
+
+def test_file_has_the_last_state_and_belongs_to_its_owner_alone(tmp_path, monkeypatch):
+    path = tmp_path / "producer.state"
+    state = wald.FileState(path)
+    assert state.load() is None
+    for text in (b"first", b"second, longer", b"3"):
+        state.save(text)
+        assert state.load() == path.read_bytes() == text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["producer.state"]
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fails)
+            with pytest.raises(OSError, match="No space left on device: .*producer.state"):
+                state.save(b"4")
+            assert state.load() == b"3"
+    with pytest.raises(FileNotFoundError, match="missing"):
+        wald.FileState(str(tmp_path / "missing" / "a")).save(b"x")
+
+
+def test_file_is_flushed_before_it_is_renamed_and_its_directory_afterwards(tmp_path, monkeypatch):
+    steps = []
+    fsync, replace = os.fsync, os.replace
+
+    def flushed(descriptor):
+        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def renamed(*paths):
+        steps.append("rename")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    monkeypatch.chdir(tmp_path)
+    wald.FileState("a.state").save(b"x")
+    assert steps == ["file", "rename", "directory"]
+
+
+async def test_path_stands_for_a_file(tmp_path):
+    async with serving() as (fake, client):
+        for path in (str(tmp_path / "p"), tmp_path / "p"):
+            async with client.durable_producer("log", path) as producer:
+                await producer.append_batch(["a"])
+        assert ProducerState.FromString((tmp_path / "p").read_bytes()).sequence == 2
+        async with client.durable_follower("log", state=tmp_path / "f") as follower:
+            fake.messages.put_nowait(message(b"1", (0, ["a"])))
+            await anext(follower)
+            await follower.keep(b"e")
+        assert FollowerState.FromString((tmp_path / "f").read_bytes()) == FollowerState(cursor=b"1", effects=b"e")
+
+
+def texts(batches):
+    return [record.text for batch in batches for record in batch]
+
+
+async def test_follower_goes_on_behind_the_effects_that_it_has_kept():
+    state = Memory()
+    async with serving() as (fake, client):
+        seen = []
+        for start in range(5):
+            async with life(client.durable_follower(prefix="l", state=state, lsn=3)) as follower:
+                request = fake.scans[-1]
+                effects = follower.effects
+                if start == 0:
+                    assert (effects, follower.cursor, request.lsn) == (None, None, 3)
+                else:
+                    assert (effects, follower.cursor) == (str(start).encode(), f"{start}".encode())
+                    assert (request.WhichOneof("start"), request.cursor) == ("cursor", follower.cursor)
+                # The records of the second step are not kept, and come again.
+                for step in (start + 1, start + 2):
+                    fake.messages.put_nowait(message(str(step).encode(), (step, [f"r{step}"]), (step, ["x"])))
+                    seen.append(texts(await anext(follower)))
+                    if step == start + 1:
+                        await follower.keep(str(step).encode())
+                        assert follower.effects == str(step).encode()
+        assert seen == [[f"r{s + step}", "x"] for s in range(5) for step in (1, 2)]
+        assert state.follower() == FollowerState(cursor=b"5", effects=b"5")
+
+
+async def test_keep_before_the_first_step_keeps_the_cursor():
+    state = Memory()
+    state.state = FollowerState(cursor=b"7", effects=b"old").SerializeToString()
+    async with serving() as (_, client), client.durable_follower("log", state=state) as follower:
+        await follower.keep(b"new")
+    assert state.follower() == FollowerState(cursor=b"7", effects=b"new")
+
+
+async def test_follower_skips_heartbeats_and_events_without_records():
+    state = Memory()
+    async with serving() as (fake, client), client.durable_follower("log", state=state) as follower:
+        caught_up = message(b"1")
+        caught_up.caught_up = True
+        for item in (caught_up, message(b"2"), LOST, DRAINING, message(b"3", (0, ["a"]))):
+            fake.messages.put_nowait(item)
+        async for batches in follower:
+            assert texts(batches) == ["a"]
+            break
+        assert follower.cursor == b"3"
+        fake.messages.put_nowait(message(b"4"))
+        waiting = asyncio.create_task(anext(follower))
+        await until(lambda: follower.cursor == b"4")
+        await cancelled(waiting)
+        await follower.keep(b"")
+        assert state.follower().cursor == b"4"
+
+
+def missing(event, first, last):
+    event.gaps.add(log="log", from_lsn=first, to_lsn=last, reason=types_pb2.GAP_REASON_EXPIRED)
+    return event
+
+
+async def test_gap_is_an_error_and_the_next_step_goes_on_behind_it():
+    state = Memory()
+    async with serving() as (fake, client), client.durable_follower("log", state=state) as follower:
+        fake.messages.put_nowait(message(b"1", (0, ["a"])))
+        fake.messages.put_nowait(missing(missing(message(b"2", (9, ["b"])), 1, 7), 7, 9))
+        fake.messages.put_nowait(missing(wal_pb2.ScanResponse(cursor=b"3"), 10, 12))
+        fake.messages.put_nowait(message(b"4", (12, ["c"])))
+        found = []
+        while len(found) < 6:
+            try:
+                found.append((texts(await asyncio.wait_for(anext(follower), 20)), follower.cursor))
+            except wald.RecordsMissing as error:
+                gap = error.gap
+                assert (gap.log, gap.reason) == ("log", wald.GapReason.EXPIRED)
+                assert error.outcome is wald.Outcome.NOT_APPLIED
+                found.append(((gap.from_lsn, gap.to_lsn), follower.cursor))
+        assert found == [
+            (["a"], b"1"),
+            ((1, 7), b"1"),
+            ((7, 9), b"1"),
+            (["b"], b"2"),
+            ((10, 12), b"2"),
+            (["c"], b"4"),
+        ]
+
+
+async def test_follower_state_that_cannot_be_read_or_kept_is_an_error():
+    state = Memory()
+    state.state = b"nonsense"
+    async with serving() as (_, client):
+        with pytest.raises(wald.StateError, match="not the state of"):
+            async with client.durable_follower("log", state=state):
+                pass
+        state.state, state.fails = None, True
+        async with client.durable_follower("log", state=state) as follower:
+            with pytest.raises(wald.StateError, match="the disk is full"):
+                await follower.keep(b"1")
+            assert follower.effects is None
+            state.fails = False
+            await follower.keep(b"1")
+        assert state.follower().effects == b"1"
+
+
+async def test_follower_ends_with_its_scan():
+    async with serving() as (fake, client):
+        async with client.durable_follower("log", state=Memory(), max_records=2) as follower:
+            fake.messages.put_nowait(message(b"1", (0, ["a", "b"])))
+            assert [texts(batches) async for batches in follower] == [["a", "b"]]
+        follower = client.durable_follower("log", state=Memory())
+        with pytest.raises(RuntimeError, match="not open"):
+            await anext(follower)

@@ -1,0 +1,273 @@
+/**
+ * A producer that continues after a restart of its program.
+ *
+ * ```text
+ *   appendBatch ──▶ kept in the state ──▶ sent ──▶ acked, and taken off the state
+ *                          │                                 ▲
+ *                          └── program killed ── next start ─┘
+ * ```
+ *
+ * A batch is saved before it is sent, so the next start knows every batch that the server may have. The server
+ * recognises the batches that it has by id, epoch and sequence.
+ */
+import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
+
+import { earlierFailed, stateError, toWaldError, usageError, WaldError } from "./errors.js";
+import { ProducerStateSchema, type ProducerState } from "./gen/wald/v1/state_pb.js";
+import { LogBatchSchema, type LogBatch } from "./gen/wald/v1/wal_pb.js";
+import { protoRecord, type RecordInput } from "./messages.js";
+import type { Producer, ProducerOptions } from "./producer.js";
+import { MessageState, type State } from "./state.js";
+
+/** Maximum number of batches that are kept and not acked. Each save writes all of them. */
+const BATCHES_KEPT = 64;
+
+/**
+ * Settings of a {@link DurableProducer}. Once there is a state, `id`, `epoch`, `firstSequence` and `logId` come from
+ * the state. At most 64 batches wait for their acks, also if `windowBatches` is larger.
+ */
+export interface DurableProducerOptions
+  extends Omit<ProducerOptions, "lingerMs" | "maxBatchRecords" | "maxBatchBytes"> {
+  /** Place of the producer's state. Text is the path of a file, as for {@link FileState}. */
+  state: State | string;
+}
+
+/** @internal */
+export interface DurableProducerSetup {
+  log: string;
+  options: DurableProducerOptions;
+  /** Opens the producer that sends the batches. */
+  produce: (options: ProducerOptions, onClose: () => void) => Promise<Producer>;
+  onOpen: (producer: DurableProducer) => void;
+  onClose: (producer: DurableProducer) => void;
+}
+
+/**
+ * An exactly-once source of appends to one log, over restarts of the server **and of the program**.
+ *
+ * Each batch is kept in the state before it is sent. Once {@link appendBatch} has resolved, the batch will be in the
+ * log once, and in its place: if the program ends before the ack, the next producer with the same state sends the
+ * batch again. {@link nextSequence} is the place at which a program continues in its own input.
+ *
+ * A save costs about two flushes of the state's device, so larger batches are faster. **The first failure ends the
+ * producer**, as it ends a {@link Producer}. A batch with a permanent refusal, such as one with a record that is too
+ * large, stays in the state, and every later start fails with it: check the size of records before.
+ *
+ * The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless the server
+ * is configured otherwise). Batches in doubt are then refused (PRODUCER_EXPIRED or PRODUCER_GAP), because nobody knows
+ * whether the log has them.
+ */
+export class DurableProducer {
+  readonly #producer: Producer;
+  readonly #state: MessageState<typeof ProducerStateSchema>;
+  /** All batches without a known ack. */
+  readonly #kept: ProducerState;
+  /** Number of these batches, from the first one, that were sent. */
+  #sent = 0;
+  /** Batches are kept in the order of the calls, and saves come one after another. */
+  #turn: Promise<unknown> = Promise.resolve();
+  /** Ends the wait for the next ack or failure. */
+  #wake = (): void => {};
+  #failure: WaldError | undefined;
+  #closing: Promise<void> | undefined;
+
+  private constructor(producer: Producer, state: MessageState<typeof ProducerStateSchema>, kept: ProducerState) {
+    this.#producer = producer;
+    this.#state = state;
+    this.#kept = kept;
+  }
+
+  /** @internal */
+  static async open({ log, options, produce, onOpen, onClose }: DurableProducerSetup): Promise<DurableProducer> {
+    const { state, ...others } = options;
+    const place = new MessageState(ProducerStateSchema, state);
+    const found = await place.load();
+    if (found !== undefined && (found.log !== log || found.id === "")) {
+      throw stateError(`the state belongs to a producer of the log "${found.log}", not of "${log}"`);
+    }
+    const identity = found && { id: found.id, epoch: found.epoch, logId: found.logId, firstSequence: found.sequence };
+    const settings = {
+      ...others,
+      ...identity,
+      // One call is one batch, since the state has its sequence.
+      lingerMs: 0,
+      windowBatches: Math.min(options.windowBatches ?? BATCHES_KEPT, BATCHES_KEPT),
+    };
+    // Undefined in the callback if the signal is aborted already.
+    let opened: DurableProducer | undefined;
+    const producer = await produce(settings, () => opened && onClose(opened));
+    const { id, epoch, logId, nextSequence: sequence } = producer;
+    const durable = new DurableProducer(
+      producer,
+      place,
+      found ?? create(ProducerStateSchema, { log, logId, id, epoch, sequence }),
+    );
+    opened = durable;
+    onOpen(durable);
+    try {
+      if (found === undefined) {
+        // Before the first batch: without it the next start would be another producer.
+        await durable.#save();
+      }
+      await durable.#inTurn(() => durable.#sendKept());
+    } catch (thrown) {
+      await producer.close().catch(() => {});
+      throw durable.#failure ?? thrown;
+    }
+    return durable;
+  }
+
+  /** The log's name. */
+  get log(): string {
+    return this.#producer.log;
+  }
+
+  /** The log's number. */
+  get logId(): bigint {
+    return this.#producer.logId;
+  }
+
+  /** Name of the source. It stays over restarts. */
+  get id(): string {
+    return this.#producer.id;
+  }
+
+  /** Incarnation of the source. */
+  get epoch(): bigint {
+    return this.#producer.epoch;
+  }
+
+  /** The sequence of the next batch: the number of batches so far, in all runs of the program. */
+  get nextSequence(): bigint {
+    return this.#kept.sequence + BigInt(this.#kept.batches.length);
+  }
+
+  /**
+   * Keeps records as one batch, and sends it. Resolves with its sequence once the batch is kept; the ack may come
+   * later. Waits while 64 batches are not acked. Batches have the order of the calls.
+   *
+   * @throws WaldError of this or an earlier batch; of kind STATE if the batch could not be saved. Such a batch was not
+   * sent. `nextSequence` of the next start shows whether the state has it.
+   */
+  async appendBatch(records: RecordInput | readonly RecordInput[]): Promise<bigint> {
+    if (this.#closing !== undefined) {
+      throw usageError("the producer is closed");
+    }
+    const list = Array.isArray(records) ? (records as readonly RecordInput[]) : [records as RecordInput];
+    const batch = ownBatch(list);
+    return this.#inTurn(async () => {
+      while (this.#kept.batches.length >= BATCHES_KEPT && this.#failure === undefined) {
+        await this.#change();
+      }
+      if (this.#failure !== undefined) {
+        throw earlierFailed(this.#failure, "NOT_APPLIED");
+      }
+      const sequence = this.nextSequence;
+      this.#kept.batches.push(batch);
+      await this.#save();
+      await this.#sendKept();
+      return sequence;
+    });
+  }
+
+  /**
+   * Waits for the acks of all batches so far, and takes them off the state.
+   *
+   * @throws WaldError the failure that ended the producer.
+   */
+  async flush(): Promise<void> {
+    return this.#closing ?? this.#inTurn(() => this.#flush());
+  }
+
+  /**
+   * Takes no more, and waits as {@link flush}. The server remembers the producer, and the next start continues as it.
+   *
+   * @throws WaldError the failure that ended the producer.
+   */
+  async close(): Promise<void> {
+    this.#closing ??= this.#inTurn(async () => {
+      try {
+        await this.#flush();
+      } finally {
+        // Its failure, if any, is the one of flush.
+        await this.#producer.close().catch(() => {});
+      }
+    });
+    return this.#closing;
+  }
+
+  #inTurn<T>(work: () => Promise<T>): Promise<T> {
+    const done = this.#turn.then(work);
+    this.#turn = done.catch(() => {});
+    return done;
+  }
+
+  async #flush(): Promise<void> {
+    while (this.#kept.batches.length > 0 && this.#failure === undefined) {
+      await this.#change();
+    }
+    if (this.#failure !== undefined) {
+      throw this.#failure;
+    }
+    await this.#save();
+  }
+
+  async #save(): Promise<void> {
+    try {
+      await this.#state.save(this.#kept);
+    } catch (thrown) {
+      throw this.#fail(toWaldError(thrown, "WRITE"));
+    }
+  }
+
+  /** Sends the batches that are kept and were not sent. */
+  async #sendKept(): Promise<void> {
+    for (let batch; (batch = this.#kept.batches[this.#sent]) !== undefined; ) {
+      try {
+        if (this.#failure !== undefined) {
+          throw this.#failure;
+        }
+        const { ack } = await this.#producer.sendProto(batch.records, toBinary(LogBatchSchema, batch).length);
+        this.#sent++;
+        ack.then(
+          () => this.#acked(),
+          (error: WaldError) => this.#fail(error),
+        );
+      } catch (thrown) {
+        // The batch is kept, so the next start sends it.
+        throw earlierFailed(this.#fail(toWaldError(thrown, "WRITE")), "UNKNOWN");
+      }
+    }
+  }
+
+  /** Takes the first batch off the state. The next save stores that. */
+  #acked(): void {
+    this.#kept.batches.shift();
+    this.#kept.sequence++;
+    this.#sent--;
+    this.#wake();
+  }
+
+  /** Ends the producer, and returns the first failure. */
+  #fail(error: WaldError): WaldError {
+    const { cause } = error;
+    this.#failure ??= error.kind === "EARLIER_FAILED" && cause instanceof WaldError ? cause : error;
+    this.#wake();
+    return this.#failure;
+  }
+
+  /** Waits for the next ack or failure. */
+  #change(): Promise<void> {
+    return new Promise((resolve) => (this.#wake = resolve));
+  }
+}
+
+/** A copy in the contract's form: the caller may use its buffers again once the batch is kept. */
+function ownBatch(records: readonly RecordInput[]): LogBatch {
+  try {
+    const batch = create(LogBatchSchema, { records: records.map(protoRecord) });
+    return fromBinary(LogBatchSchema, toBinary(LogBatchSchema, batch));
+  } catch (thrown) {
+    throw usageError(thrown instanceof Error ? thrown.message : String(thrown));
+  }
+}
