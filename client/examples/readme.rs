@@ -128,7 +128,8 @@ async fn follow_over_restarts(client: &Client) -> Result<(), Error> {
         let state = FileState::new(directory.join("count.state"));
         let mut orders = client.follow("orders").open_durable(state).await?;
         let mut count: u64 = orders.effects().map_or(0, |text| {
-            std::str::from_utf8(text).unwrap().parse().unwrap()
+            let text = String::from_utf8_lossy(text);
+            text.parse().expect("a number was kept")
         });
         while let Some(batches) = orders.next().await? {
             count += batches

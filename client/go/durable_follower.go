@@ -2,6 +2,7 @@ package wald
 
 import (
 	"context"
+	"sync"
 
 	"google.golang.org/grpc/codes"
 
@@ -28,26 +29,34 @@ import (
 // It is for one goroutine; Close may be called by any.
 type DurableFollower struct {
 	follower *Follower
-	state    State
 	effects  []byte
 	cursor   []byte
 	// The event that comes next, once its gaps are reported.
 	waiting Event
 	event   Event
 	err     error
+
+	// Close waits for a Keep underway.
+	mutex  sync.Mutex
+	state  heldState
+	closed bool
 }
 
 // DurableFollower opens a follower, as [Client.Follow] does, behind the cursor in the state; if
-// there is none, where the options say. The error is [ErrState] if the state cannot be loaded.
-// Close it, or end ctx.
+// there is none, where the options say. A start at the tail holds only from the first Keep of
+// records on: if the program ends before, the next start begins at the tail of its own time, and
+// the records in between are left out.
+//
+// The error is [ErrState] if the state cannot be loaded, is in use, or is not the state of a
+// follower. Close the follower: the state is in use until then, even if ctx ends.
 func (c *Client) DurableFollower(ctx context.Context, selector Selector, state State, options ...ScanOption) (*DurableFollower, error) {
 	kept := new(waldv1.FollowerState)
-	found, failure := loadState(state, kept)
+	held, failure := loadState(state, kept, waldv1.StateKind_STATE_KIND_FOLLOWER, "a follower")
 	if failure != nil {
 		return nil, failure
 	}
-	d := &DurableFollower{state: state}
-	if found {
+	d := &DurableFollower{state: held}
+	if held.found {
 		d.effects = notNil(kept.GetEffects())
 	}
 	if len(kept.GetCursor()) > 0 {
@@ -102,9 +111,19 @@ func (d *DurableFollower) Err() error { return d.err }
 func (d *DurableFollower) Cursor() []byte { return d.cursor }
 
 // Keep saves the effects of all records that Next has returned, together with their cursor. The
-// error is [ErrState]; the state before may be in force then, or this one.
+// error is [ErrState]; the state before may be in force then, or this one. After Close it is
+// [ErrClosed], and nothing was saved.
 func (d *DurableFollower) Keep(effects []byte) error {
-	kept := &waldv1.FollowerState{Cursor: d.cursor, Effects: effects}
+	kept := &waldv1.FollowerState{
+		Cursor:  d.cursor,
+		Effects: effects,
+		Kind:    waldv1.StateKind_STATE_KIND_FOLLOWER,
+	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	if d.closed {
+		return closed("the follower")
+	}
 	if failure := saveState(d.state, kept); failure != nil {
 		return failure
 	}
@@ -112,8 +131,14 @@ func (d *DurableFollower) Keep(effects []byte) error {
 	return nil
 }
 
-// Close ends the follower and frees its resources.
-func (d *DurableFollower) Close() { d.follower.Close() }
+// Close ends the follower and frees its resources. Another one may use the state from now on.
+func (d *DurableFollower) Close() {
+	d.follower.Close()
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	d.closed = true
+	d.state.release()
+}
 
 // notNil is a copy that is not nil: nil means that there is no state.
 func notNil(effects []byte) []byte { return append([]byte{}, effects...) }

@@ -30,14 +30,19 @@ const batchesKept = 64
 // record that is too large, stays in the state, and every later start fails with it: check the
 // size of records before.
 //
-// A producer that has been idle for longer than the server keeps producers (setting
-// producer_max_idle, 7 days by default) is unknown there. Batches without an ack are then
-// refused (ErrProducerExpired or ErrProducerGap), because they may be in the log or not.
+// A batch leaves the state when it is acked, at the durability that the log's sync mode or
+// [WithProducerDurability] asks for. If this is less than [Durable], a crash of the server can
+// lose acked batches. The server then refuses the producer (ErrProducerGap).
+//
+// The server forgets a producer that is idle for longer than its setting producer_max_idle, 7
+// days by default. Then it refuses every later batch of this state, and not only those without
+// an ack (ErrProducerExpired or ErrProducerGap). Append something now and then, or begin with a
+// new state.
 //
 // It is for one goroutine at a time.
 type DurableProducer struct {
 	producer *Producer
-	state    State
+	state    heldState
 	// The batches without a known ack, in order. All of them are sent.
 	kept *waldv1.ProducerState
 	acks []*Pending[LogAck]
@@ -51,33 +56,36 @@ type DurableProducer struct {
 // DurableProducer opens a producer of a log, as [Client.Producer] does, and keeps its state. If
 // there is a state, the producer of that state goes on, and batches whose acks it has not seen
 // are sent again. Id, epoch, first sequence and log id of the options count only if there is no
-// state. At most 64 batches are kept and not acked, whatever [WithInFlight] says.
+// state. At most 64 batches are kept and not acked, whatever [WithInFlight] says. Close the
+// producer, after a failure too: the state is in use until then.
 //
-// The error is [ErrState] if the state cannot be loaded or saved, or belongs to another log.
-// If ctx ends before the kept batches are queued, they stay in the state.
+// The error is [ErrState] if the state cannot be loaded or saved, is in use, or is not the state
+// of a producer of this log. If ctx ends before the kept batches are queued, they stay in the state.
 func (c *Client) DurableProducer(ctx context.Context, log string, state State, options ...ProducerOption) (*DurableProducer, error) {
 	kept := new(waldv1.ProducerState)
-	found, failure := loadState(state, kept)
+	held, failure := loadState(state, kept, waldv1.StateKind_STATE_KIND_PRODUCER, "a producer")
 	if failure != nil {
 		return nil, failure
 	}
-	if found && (kept.GetLog() != log || kept.GetId() == "") {
-		return nil, stateFailure(fmt.Errorf("it is the state of a producer of the log %q, not of %q", kept.GetLog(), log))
+	if held.found && (kept.GetLog() != log || kept.GetId() == "") {
+		held.release()
+		return nil, stateRefused(fmt.Errorf("it is the state of a producer of the log %q, not of %q", kept.GetLog(), log))
 	}
 	options = append(options[:len(options):len(options)], func(s *producerSettings) {
 		s.inFlight = min(s.inFlight, batchesKept)
-		if found {
+		if held.found {
 			s.id, s.epoch, s.logID, s.sequence = &kept.Id, kept.Epoch, kept.LogId, kept.Sequence
 		}
 	})
 	producer, err := c.Producer(ctx, log, options...)
 	if err != nil {
+		held.release()
 		return nil, err
 	}
 	// The state has the id, so the server must not forget it.
 	producer.drawn = false
-	d := &DurableProducer{producer: producer, state: state, kept: kept}
-	if err := d.begin(ctx, found); err != nil {
+	d := &DurableProducer{producer: producer, state: held, kept: kept}
+	if err := d.begin(ctx); err != nil {
 		d.abort()
 		return nil, err
 	}
@@ -85,13 +93,20 @@ func (c *Client) DurableProducer(ctx context.Context, log string, state State, o
 }
 
 // begin saves the first state, or sends the batches of the one that was found.
-func (d *DurableProducer) begin(ctx context.Context, found bool) error {
-	if !found {
+func (d *DurableProducer) begin(ctx context.Context) error {
+	if !d.state.found {
 		p := d.producer
 		d.kept.Log, d.kept.LogId, d.kept.Id, d.kept.Epoch = p.log, p.logID, p.ID(), p.Epoch()
-		d.kept.Sequence = p.settings.sequence
+		d.kept.Sequence, d.kept.Kind = p.settings.sequence, waldv1.StateKind_STATE_KIND_PRODUCER
 		// Before the first batch: without it the next start would be another producer.
 		return d.save()
+	}
+	if len(d.kept.GetBatches()) > 0 {
+		// Its last save may have ended before the flush: a crash of the machine could still
+		// take the state away, after its batches were sent.
+		if err := d.save(); err != nil {
+			return err
+		}
 	}
 	for _, batch := range d.kept.GetBatches() {
 		message := d.message(batch)
@@ -119,11 +134,14 @@ func (d *DurableProducer) NextSequence() uint64 {
 
 // AppendBatch keeps the records as one batch, sends it, and returns its sequence. The ack may
 // come later. While 64 batches, or as many as [WithInFlight] allows, are not acked, it blocks.
-// If ctx ends before there is room, nothing was kept, and the producer goes on.
+// If ctx ends before there is room, or a record cannot be encoded, such as one with a header key
+// that is not UTF-8, nothing was kept, and the producer goes on.
 //
-// Any other error ends the producer. The batch may be in the state then, and NextSequence of
-// the next start says so. The error is [ErrState] if the batch could not be saved; it was not
-// sent then.
+// Any other error ends the producer. If its outcome is [NotApplied], the batch was not kept. If
+// it is [Unknown], do not append the batch elsewhere: it is in the state, from which the next
+// start sends it, or may be (NextSequence of the next start says so). The error is [ErrState] if
+// the batch could not be saved; it was not sent then. [ErrEarlierFailure] has the failure of an
+// earlier batch in its chain.
 func (d *DurableProducer) AppendBatch(ctx context.Context, records ...Record) (sequence uint64, err error) {
 	if err := d.check(); err != nil {
 		return 0, err
@@ -134,8 +152,15 @@ func (d *DurableProducer) AppendBatch(ctx context.Context, records ...Record) (s
 	}
 	// A copy, because later saves write the batch again.
 	batch := proto.CloneOf(&waldv1.LogBatch{Records: protoRecords(records)})
+	if _, err := proto.Marshal(batch); err != nil {
+		return 0, invalid("the batch cannot be encoded: %v", err)
+	}
 	message := d.message(batch)
 	if err := d.awaitRoom(ctx, message); err != nil {
+		if d.ended != nil {
+			// Not the outcome of the batch that failed.
+			return 0, d.check()
+		}
 		return 0, err
 	}
 	sequence = d.NextSequence()
@@ -143,8 +168,8 @@ func (d *DurableProducer) AppendBatch(ctx context.Context, records ...Record) (s
 	if err := d.save(); err != nil {
 		return 0, err
 	}
-	if err := d.send(message); err != nil {
-		return 0, err
+	if d.send(message) != nil {
+		return 0, keptBehind(d.ended)
 	}
 	return sequence, nil
 }
@@ -174,6 +199,7 @@ func (d *DurableProducer) Flush(ctx context.Context) error {
 // Close waits until all batches are acked, saves the state, and ends the producer. Its error is
 // the failure that ended the producer, if there was one. If ctx ends before, the producer ends
 // at once. The next start goes on as the same producer, and sends batches without an ack again.
+// In every case another producer may use the state from now on.
 func (d *DurableProducer) Close(ctx context.Context) error {
 	if d.closed {
 		return nil
@@ -187,6 +213,7 @@ func (d *DurableProducer) Close(ctx context.Context) error {
 		}
 		// A later call must not save over the state of the next start.
 		d.ended = closed("the producer")
+		defer d.state.release()
 		return d.producer.Close(ctx)
 	}
 	d.abort()
@@ -202,6 +229,7 @@ func (d *DurableProducer) abort() {
 	cancel()
 	// The failure has been reported.
 	_ = d.producer.Close(ended)
+	d.state.release()
 }
 
 func (d *DurableProducer) message(batch *waldv1.LogBatch) *waldv1.AppendSessionRequest {
@@ -282,9 +310,25 @@ func (d *DurableProducer) check() error {
 	case d.ended == nil:
 		return nil
 	case errors.Is(d.ended, ErrClosed):
-		return d.ended
+		// The call has sent nothing, unlike perhaps the batch that failed.
+		return d.ended.ofRead()
 	}
 	e := behind(d.ended, false)
 	e.cause = errors.Join(ErrEarlierFailure, d.ended)
 	return e
+}
+
+// keptBehind is the error of a batch that was kept, but not sent because of the failure of an
+// earlier one.
+func keptBehind(failure *Error) *Error {
+	return &Error{
+		Code:    failure.Code,
+		Reason:  failure.Reason,
+		Server:  failure.Server,
+		Facts:   failure.Facts,
+		Message: "the next start sends the batch; an earlier request failed: " + failure.Message,
+		Outcome: Unknown,
+		Retry:   SafeWithCondition,
+		cause:   errors.Join(ErrEarlierFailure, failure),
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -19,12 +20,19 @@ import (
 	"wald.dev/client/go/waldv1"
 )
 
+const (
+	producerKind = waldv1.StateKind_STATE_KIND_PRODUCER
+	followerKind = waldv1.StateKind_STATE_KIND_FOLLOWER
+)
+
 // memoryState is a state in memory, which the next start of the program finds.
 type memoryState struct {
 	mutex sync.Mutex
 	saved []byte
 	saves int
 	fails error
+	// Runs within each save.
+	saving func()
 }
 
 func (m *memoryState) Load() ([]byte, error) {
@@ -38,6 +46,9 @@ func (m *memoryState) Save(state []byte) error {
 	defer m.mutex.Unlock()
 	if m.fails != nil {
 		return m.fails
+	}
+	if m.saving != nil {
+		m.saving()
 	}
 	m.saved = slices.Clone(state)
 	m.saves++
@@ -175,7 +186,7 @@ func TestStateIsSavedBeforeTheFirstBatchAndBeforeEachBatch(t *testing.T) {
 		return new(waldv1.ForgetProducerResponse), nil
 	}
 	producer := openDurable(t, f.start(t), state)
-	want := &waldv1.ProducerState{Log: "a", LogId: 9, Id: producer.ID(), Epoch: 7}
+	want := &waldv1.ProducerState{Log: "a", LogId: 9, Id: producer.ID(), Epoch: 7, Kind: producerKind}
 	if saved := state.producer(t); !proto.Equal(saved, want) || producer.ID() == "" || producer.LogID() != 9 {
 		t.Errorf("saved %v", saved)
 	}
@@ -222,7 +233,7 @@ func TestStateHasTheBytesOfProducerState(t *testing.T) {
 	}
 	payload := func(data string) *waldv1.Record_Data { return &waldv1.Record_Data{Data: []byte(data)} }
 	want, err := proto.Marshal(&waldv1.ProducerState{
-		Log: "a", LogId: 9, Id: "p", Epoch: 3, Sequence: 5,
+		Log: "a", LogId: 9, Id: "p", Epoch: 3, Sequence: 5, Kind: producerKind,
 		Batches: []*waldv1.LogBatch{
 			{Records: []*waldv1.Record{
 				{
@@ -446,7 +457,7 @@ func TestFollowerGoesOnBehindTheEffectsThatItHasKept(t *testing.T) {
 		t.Errorf("kept %v of %v", kept, seen)
 	}
 	saved := new(waldv1.FollowerState)
-	want := &waldv1.FollowerState{Cursor: []byte("12"), Effects: []byte(strings.Join(kept, " "))}
+	want := &waldv1.FollowerState{Cursor: []byte("12"), Effects: []byte(strings.Join(kept, " ")), Kind: followerKind}
 	if err := proto.Unmarshal(state.saved, saved); err != nil || !proto.Equal(saved, want) {
 		t.Errorf("saved %v", saved)
 	}
@@ -516,10 +527,11 @@ func TestFileStateIsReplacedAtomicallyAndBelongsToItsOwner(t *testing.T) {
 	if saved, err := state.Load(); saved != nil || err != nil {
 		t.Errorf("got %q, %v", saved, err)
 	}
+	closer := state.(io.Closer)
 	for _, text := range []string{"first", "second, longer", "3", ""} {
 		// A reader that has the earlier file open reads all of it.
 		earlier, _ := os.Stat(path)
-		if err := state.Save([]byte(text)); err != nil {
+		if err := errors.Join(state.Save([]byte(text)), closer.Close()); err != nil {
 			t.Fatal(err)
 		}
 		if saved, err := state.Load(); string(saved) != text || saved == nil || err != nil {
@@ -533,10 +545,11 @@ func TestFileStateIsReplacedAtomicallyAndBelongsToItsOwner(t *testing.T) {
 			t.Errorf("mode %v", later.Mode())
 		}
 	}
-	if files, _ := os.ReadDir(directory); len(files) != 1 {
+	if files, _ := os.ReadDir(directory); len(files) > 2 || runtime.GOOS == "linux" && len(files) != 2 {
 		t.Errorf("left %v", files)
 	}
 	// A save that fails leaves the state as it was.
+	closer.Close()
 	if err := os.Mkdir(path+".new", 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -545,5 +558,301 @@ func TestFileStateIsReplacedAtomicallyAndBelongsToItsOwner(t *testing.T) {
 	}
 	if saved, err := state.Load(); len(saved) > 0 || err != nil {
 		t.Errorf("got %q, %v", saved, err)
+	}
+}
+
+// savedProducer is the state of a producer with these batches without an ack.
+func savedProducer(t *testing.T, kind waldv1.StateKind, texts ...string) *memoryState {
+	t.Helper()
+	state := &waldv1.ProducerState{Log: "a", LogId: 9, Id: "p", Kind: kind}
+	for _, text := range texts {
+		state.Batches = append(state.Batches, &waldv1.LogBatch{Records: protoRecords([]Record{Text(text)})})
+	}
+	saved, err := proto.Marshal(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &memoryState{saved: saved}
+}
+
+func TestStateOfAnotherKindOrCutOffIsRefused(t *testing.T) {
+	f, j := producing(acking)
+	f.scan = following(1).scan
+	client := f.start(t)
+	producer, _ := savedProducer(t, producerKind, "0", "1").Load()
+	follower, err := proto.Marshal(&waldv1.FollowerState{Cursor: []byte("1"), Effects: []byte("e"), Kind: followerKind})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unspecified, _ := savedProducer(t, 0).Load()
+	notProducers := [][]byte{unspecified, follower}
+	for length := range producer {
+		notProducers = append(notProducers, producer[:length])
+	}
+	for _, saved := range notProducers {
+		_, err := client.DurableProducer(soon(t), "a", &memoryState{saved: saved})
+		if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "it is not the state of a producer") {
+			t.Errorf("got %v for %q", err, saved)
+		}
+	}
+	notFollowers := [][]byte{producer, []byte("nonsense")}
+	for length := range follower {
+		notFollowers = append(notFollowers, follower[:length])
+	}
+	for _, saved := range notFollowers {
+		_, err := client.DurableFollower(soon(t), Log("a"), &memoryState{saved: saved})
+		var e *Error
+		if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "it is not the state of a follower") {
+			t.Errorf("got %v for %q", err, saved)
+		}
+		if !errors.As(err, &e) || e.Outcome != NotApplied {
+			t.Errorf("got %v for %q", err, saved)
+		}
+	}
+	if len(j.sent) > 0 {
+		t.Errorf("sent %v", j.sent)
+	}
+	openFollower(t, client, &memoryState{saved: follower})
+	openDurable(t, client, &memoryState{saved: producer})
+}
+
+// refusing refuses the first batch with this outcome once the channel is closed.
+func refusing(outcome Outcome, goOn chan struct{}) *fake {
+	f, _ := producing(func(_ *fake, _ *journal, stream sessionStream, _ int) error {
+		if _, err := stream.Recv(); err != nil {
+			return err
+		}
+		<-goOn
+		facts := stated(outcome, Never)
+		facts["request_id"] = "0"
+		return refusal(codes.InvalidArgument, ErrRecordTooLarge, facts)
+	})
+	return f
+}
+
+func TestBatchThatWasKeptBehindAFailureHasAnUnknownOutcome(t *testing.T) {
+	goOn, state := make(chan struct{}), new(memoryState)
+	producer := openDurable(t, refusing(NotApplied, goOn).start(t), state)
+	appendAll(t, producer, 0, 1)
+	// The first batch fails while the second is being saved.
+	state.saving = func() {
+		close(goOn)
+		<-producer.acks[0].Done()
+	}
+	_, err := producer.AppendBatch(soon(t), Text("1"))
+	var e, first *Error
+	if !errors.As(err, &e) || e.Outcome != Unknown || e.Retry != SafeWithCondition {
+		t.Errorf("got %+v", e)
+	}
+	if !errors.Is(err, ErrEarlierFailure) || !errors.Is(err, ErrRecordTooLarge) {
+		t.Errorf("got %v", err)
+	}
+	if !errors.As(producer.ended, &first) || first.Outcome != NotApplied || !errors.Is(err, first) {
+		t.Errorf("the first failure is %v", first)
+	}
+	if saved := state.producer(t); len(saved.GetBatches()) != 2 {
+		t.Errorf("saved %v", saved)
+	}
+}
+
+func TestBatchThatWasNotKeptWasNotApplied(t *testing.T) {
+	goOn, state := make(chan struct{}), new(memoryState)
+	client := refusing(Unknown, goOn).start(t)
+	producer := openDurable(t, client, state)
+	appendAll(t, producer, 0, 1)
+	close(goOn)
+	<-producer.acks[0].Done()
+	for range 2 {
+		_, err := producer.AppendBatch(soon(t), Text("1"))
+		var e *Error
+		if !errors.As(err, &e) || e.Outcome != NotApplied || !errors.Is(err, ErrEarlierFailure) || !errors.Is(err, ErrRecordTooLarge) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if producer.ended.Outcome != Unknown || len(state.producer(t).GetBatches()) != 1 {
+		t.Errorf("the first failure is %v, saved %v", producer.ended, state.producer(t))
+	}
+	// The client is closed, and the outcome of the batch before is not known.
+	state = new(memoryState)
+	producer = openDurable(t, client, state)
+	producer.ended = closed("the client").afterUnknown()
+	_, err := producer.AppendBatch(soon(t), Text("0"))
+	var e *Error
+	if !errors.As(err, &e) || e.Outcome != NotApplied || !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestFileStateIsUsedByOneAtATime(t *testing.T) {
+	if runtime.GOOS == "windows" || runtime.GOOS == "aix" || runtime.GOOS == "solaris" {
+		t.Skip("no lock")
+	}
+	f, _ := producing(acking)
+	f.scan = following(1).scan
+	client, directory := f.start(t), t.TempDir()
+	refused := func(err error) {
+		t.Helper()
+		if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "another process or producer uses it") {
+			t.Errorf("got %v", err)
+		}
+	}
+	path := filepath.Join(directory, "producer.state")
+	state := FileState(path)
+	producer := openDurable(t, client, state)
+	for range 2 {
+		for _, again := range []State{FileState(path), state} {
+			_, err := client.DurableProducer(soon(t), "a", again)
+			refused(err)
+		}
+		appendAll(t, producer, producer.NextSequence(), producer.NextSequence()+1)
+		if err := producer.Close(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+		last := producer
+		producer = openDurable(t, client, FileState(path))
+		// It does not release the lock of another one.
+		last.abort()
+		last.Close(soon(t))
+	}
+	// A failure, or a ctx that ends, does not leave the lock behind.
+	appendAll(t, producer, 2, 3)
+	producer.fail(closed("the client"))
+	producer.Close(soon(t))
+	_, err := client.DurableProducer(soon(t), "other", FileState(path))
+	if !errors.Is(err, ErrState) || strings.Contains(err.Error(), "uses it") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := client.DurableProducer(soon(t), "a", FileState(path), WithInFlight(0, 0)); err == nil || errors.Is(err, ErrState) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := client.DurableFollower(soon(t), Log("a"), FileState(path)); !errors.Is(err, ErrState) {
+		t.Errorf("got %v", err)
+	}
+	producer = openDurable(t, client, FileState(path))
+	if err := producer.Close(soon(t)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path + ".lock"); err != nil {
+		t.Error(err)
+	}
+
+	path = filepath.Join(directory, "follower.state")
+	for range 2 {
+		follower := openFollower(t, client, FileState(path))
+		_, err = client.DurableFollower(soon(t), Log("a"), FileState(path))
+		refused(err)
+		if err := follower.Keep([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		follower.Close()
+		follower.Close()
+		// Another one may have the state by now.
+		if err := follower.Keep([]byte("late")); !errors.Is(err, ErrClosed) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if follower := openFollower(t, client, FileState(path)); string(follower.Effects()) != "x" {
+		t.Errorf("kept %q", follower.Effects())
+	}
+}
+
+func TestStateWithBatchesIsSavedBeforeTheyAreSent(t *testing.T) {
+	state := savedProducer(t, producerKind, "0", "1")
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		state.mutex.Lock()
+		saves := state.saves
+		state.mutex.Unlock()
+		if saves == 0 {
+			t.Error("sent before it was saved")
+		}
+		return applyAll(j, stream, always)
+	})
+	client, before := f.start(t), slices.Clone(state.saved)
+	state.failWith(errors.New("the disk is full"))
+	if _, err := client.DurableProducer(soon(t), "a", state); !errors.Is(err, state.fails) {
+		t.Errorf("got %v", err)
+	}
+	state.failWith(nil)
+	producer := openDurable(t, client, state)
+	if state.saves != 1 || !slices.Equal(state.saved, before) {
+		t.Errorf("%d saves, saved %q", state.saves, state.saved)
+	}
+	if err := producer.Close(soon(t)); err != nil || !slices.Equal(j.applied, numbersTo(2)) || len(j.sent) != 2 {
+		t.Errorf("got %v, sent %v", err, j.sent)
+	}
+	saves := state.saves
+	openDurable(t, client, state)
+	if state.saves != saves {
+		t.Error("saved without batches")
+	}
+}
+
+func TestWriterEpochIsOnEveryBatch(t *testing.T) {
+	epochs := make(chan *uint64, 10)
+	f, _ := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		for {
+			request, err := stream.Recv()
+			if err != nil {
+				return nil
+			}
+			epochs <- request.GetBatch().GetBatches()[0].GetCondition().WriterEpoch
+			answer := ackOf(request, request.GetRequestId())
+			if err := stream.Send(answer); err != nil {
+				return err
+			}
+		}
+	})
+	expect := func(want ...uint64) {
+		t.Helper()
+		for _, epoch := range want {
+			if got := <-epochs; got == nil || *got != epoch {
+				t.Errorf("got %v, not %d", got, epoch)
+			}
+		}
+	}
+	client := f.start(t)
+	durable := openDurable(t, client, savedProducer(t, producerKind, "0", "1"), WithProducerWriterEpoch(4))
+	appendAll(t, durable, 2, 3)
+	if err := durable.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	expect(4, 4, 4)
+	producer, err := client.Producer(soon(t), "a", WithProducerWriterEpoch(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, options := range [][]AppendOption{nil, {If(Condition{MustExist: true})}, {AsWriter(7)}} {
+		if _, err := producer.Append(soon(t), []Record{Text("x")}, options...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(0, 0, 7)
+	if err := producer.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	openDurable(t, client, savedProducer(t, producerKind, "0"))
+	if got := <-epochs; got != nil {
+		t.Errorf("got %d without an epoch", *got)
+	}
+}
+
+func TestRecordThatCannotBeEncodedIsNotKept(t *testing.T) {
+	f, j := producing(acking)
+	state := new(memoryState)
+	producer := openDurable(t, f.start(t), state)
+	appendAll(t, producer, 0, 1)
+	saves := state.saves
+	wrong := Record{Data: []byte("x"), Headers: []Header{{Key: "\xff"}}}
+	_, err := producer.AppendBatch(soon(t), Text("x"), wrong)
+	var e *Error
+	if !errors.As(err, &e) || e.Code != codes.InvalidArgument || e.Outcome != NotApplied || errors.Is(err, ErrState) {
+		t.Errorf("got %v", err)
+	}
+	if state.saves != saves || producer.NextSequence() != 1 {
+		t.Errorf("%d saves, next is %d", state.saves-saves, producer.NextSequence())
+	}
+	appendAll(t, producer, 1, 2)
+	if err := producer.Close(soon(t)); err != nil || !slices.Equal(j.applied, numbersTo(2)) {
+		t.Errorf("got %v, the log has %v", err, j.applied)
 	}
 }

@@ -76,6 +76,7 @@ type producerSettings struct {
 	inFlight    int
 	timeout     time.Duration
 	durability  Durability
+	writerEpoch *uint64
 	interrupted func(error)
 }
 
@@ -124,6 +125,13 @@ func WithDeliveryTimeout(timeout time.Duration) ProducerOption {
 // the log's sync mode says.
 func WithProducerDurability(durability Durability) ProducerOption {
 	return func(s *producerSettings) { s.durability = durability }
+}
+
+// WithProducerWriterEpoch is the writer epoch that the log must have, or FENCED. It goes with
+// every batch. A log that was fenced takes no batch without it. The state of a
+// [DurableProducer] does not have it: give it at every start.
+func WithProducerWriterEpoch(epoch uint64) ProducerOption {
+	return func(s *producerSettings) { s.writerEpoch = &epoch }
 }
 
 // OnProducerInterruption calls back when a stream broke and everything unacked is going to be
@@ -247,6 +255,9 @@ func (p *Producer) Send(ctx context.Context, records []Record, options ...Append
 
 // message is a batch of these records. Its sequence is set when it is queued.
 func (p *Producer) message(records []*waldv1.Record, s appendSettings) *waldv1.AppendSessionRequest {
+	if s.condition.WriterEpoch == nil {
+		s.condition.WriterEpoch = p.settings.writerEpoch
+	}
 	s.condition.LogID = &p.logID
 	s.condition.Sequence = &Sequence{ProducerID: p.ID(), Epoch: p.settings.epoch}
 	return &waldv1.AppendSessionRequest{Batch: &waldv1.AppendBatchRequest{

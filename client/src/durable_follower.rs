@@ -4,12 +4,13 @@ use std::fmt;
 
 use bytes::Bytes;
 use wald_proto::v1;
+use wald_proto::v1::StateKind;
 
 use crate::error::{Error, ErrorKind};
 use crate::record::Batch;
 use crate::scan::{Cursor, Scan, ScanEvent};
 use crate::scan_stream::ScanStream;
-use crate::state::{KeptState, State};
+use crate::state::{KeptState, State, failed};
 
 impl Scan {
     /// Opens the scan behind the cursor in `state`, or where it begins if there is no state yet.
@@ -21,6 +22,9 @@ impl Scan {
         let found: Option<v1::FollowerState> = state.load().await?;
         let (mut effects, mut start) = (None, None);
         if let Some(found) = found {
+            if found.kind() != StateKind::Follower {
+                return Err(failed("it is not the state of a follower".to_owned()));
+            }
             effects = Some(found.effects);
             if !found.cursor.is_empty() {
                 let cursor = Cursor::from(found.cursor);
@@ -56,6 +60,8 @@ impl Scan {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A scan that begins at the tail ([`Scan::last`], [`Scan::from_now`]) begins there again until the first `keep`.
 ///
 /// The effects are bytes in a form of the program's own, and each [`keep`](Self::keep) writes all of them. A program whose effects are in a
 /// database stores [`cursor`](Self::cursor) in the same transaction instead, and begins with [`Scan::after`].
@@ -117,6 +123,7 @@ impl DurableFollower {
         let state = v1::FollowerState {
             cursor: cursor.unwrap_or_default(),
             effects: effects.clone(),
+            kind: StateKind::Follower.into(),
         };
         self.state.save(&state).await?;
         self.effects = Some(effects);

@@ -5,6 +5,7 @@ use std::fmt;
 
 use futures_util::FutureExt as _;
 use wald_proto::v1;
+use wald_proto::v1::StateKind;
 
 use crate::batch::LogAck;
 use crate::error::{Error, ErrorKind, Outcome};
@@ -31,7 +32,10 @@ impl ProducerBuilder {
         let found: Option<v1::ProducerState> = state.load().await?;
         let is_new = found.is_none();
         if let Some(found) = &found {
-            if found.log != self.log_name() || found.id.is_empty() {
+            if found.kind() != StateKind::Producer {
+                return Err(failed("it is not the state of a producer".to_owned()));
+            }
+            if found.log != self.log_name() {
                 let (has, wanted) = (&found.log, self.log_name());
                 return Err(failed(format!(
                     "it is the state of a producer of the log {has:?}, not of {wanted:?}"
@@ -51,6 +55,7 @@ impl ProducerBuilder {
             epoch: producer.epoch(),
             sequence: producer.first_sequence(),
             batches: Vec::new(),
+            kind: StateKind::Producer.into(),
         });
         let mut durable = DurableProducer {
             producer,
@@ -59,8 +64,9 @@ impl ProducerBuilder {
             acks: VecDeque::new(),
             failed: None,
         };
-        if is_new {
-            // Before the first batch: without it the next start would be another producer.
+        if is_new || !durable.kept.batches.is_empty() {
+            // Before the first batch: without it the next start would be another producer. A state that was found may not
+            // be flushed.
             durable.save().await?;
         }
         durable.send_kept().await?;
@@ -93,9 +99,12 @@ impl ProducerBuilder {
 /// ends a [`Producer`]. A batch that the server refuses for good, such as one with a record that is too large, stays in
 /// the state, and every later start fails with it: check the size of records before.
 ///
-/// A producer that has been idle for longer than the server keeps producers (`producer_max_idle`, 7 days unless
-/// configured otherwise) is unknown there. Batches that were in doubt are then refused (PRODUCER_EXPIRED or PRODUCER_GAP), because
-/// nobody can tell whether they are in the log.
+/// **A producer that has been idle for longer than the server keeps producers** (`producer_max_idle`, 7 days unless
+/// configured otherwise) is unknown there. Every later batch of this state is then refused (PRODUCER_EXPIRED or PRODUCER_GAP), because
+/// nobody can tell whether a batch is a repeat. Append something now and then, or begin with a new state.
+///
+/// An ack counts at the durability that [`durability`](ProducerBuilder::durability) or the log's sync mode asks for. With less
+/// than DURABLE a crash of the server can lose acked batches. The producer is then refused (PRODUCER_GAP) instead of leaving a hole.
 pub struct DurableProducer {
     producer: Producer,
     state: KeptState,
@@ -142,7 +151,8 @@ impl DurableProducer {
     /// Cancelling it leaves the batch kept or not; `next_sequence` tells.
     ///
     /// # Errors
-    /// The failure of this or an earlier batch. [`ErrorKind::State`] if the batch could not be kept.
+    /// [`ErrorKind::State`] if the batch could not be kept. [`ErrorKind::Behind`] with the failure of an earlier batch, and the
+    /// outcome of this one: NOT_APPLIED if it was not kept, UNKNOWN if it was, so that the next start sends it.
     pub async fn append_batch<R>(&mut self, records: R) -> Result<u64, Error>
     where
         R: IntoIterator,
@@ -153,12 +163,8 @@ impl DurableProducer {
         if records.is_empty() {
             return Err(Error::new(ErrorKind::EmptyBatch));
         }
-        self.take_acks()?;
-        // Batches of calls that were cancelled: their acks make room.
-        self.save_and_send().await?;
-        while self.kept.batches.len() >= BATCHES_KEPT {
-            self.take_ack().await?;
-        }
+        let room = self.make_room().await;
+        room.map_err(|first| behind(first, Outcome::NotApplied))?;
         let sequence = self.next_sequence();
         self.kept.batches.push(v1::LogBatch {
             records,
@@ -168,11 +174,19 @@ impl DurableProducer {
         match self.send_kept().await {
             Ok(()) => Ok(sequence),
             // The batch is kept, so the next start sends it.
-            Err(first) => Err(Error::new(ErrorKind::Behind {
-                first,
-                outcome: Outcome::Unknown,
-            })),
+            Err(first) => Err(behind(first, Outcome::Unknown)),
         }
+    }
+
+    /// Waits until there is room for another batch.
+    async fn make_room(&mut self) -> Result<(), Error> {
+        self.take_acks()?;
+        // Batches of calls that were cancelled: their acks make room.
+        self.save_and_send().await?;
+        while self.kept.batches.len() >= BATCHES_KEPT {
+            self.take_ack().await?;
+        }
+        Ok(())
     }
 
     /// Waits for the acks of all batches.
@@ -260,8 +274,10 @@ impl DurableProducer {
             match self.producer.append_batch_of(batch).await {
                 Ok(ack) => self.acks.push_back(ack),
                 Err(error) => {
-                    // The first failure is in the first ack.
-                    self.take_ack().await?;
+                    // The first failure is in an ack.
+                    while !self.acks.is_empty() {
+                        self.take_ack().await?;
+                    }
                     return self.fail(error);
                 }
             }
@@ -271,10 +287,7 @@ impl DurableProducer {
 
     fn check(&self) -> Result<(), Error> {
         match &self.failed {
-            Some(first) => Err(Error::new(ErrorKind::Behind {
-                first: first.clone(),
-                outcome: Outcome::NotApplied,
-            })),
+            Some(first) => Err(first.clone()),
             None => Ok(()),
         }
     }
@@ -282,5 +295,13 @@ impl DurableProducer {
     fn fail(&mut self, error: Error) -> Result<(), Error> {
         self.failed = Some(error.clone());
         Err(error)
+    }
+}
+
+/// The error of a batch behind a failure, with the outcome of this batch.
+fn behind(first: Error, outcome: Outcome) -> Error {
+    match first.kind() {
+        ErrorKind::EmptyBatch => first,
+        _ => Error::new(ErrorKind::Behind { first, outcome }),
     }
 }

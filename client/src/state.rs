@@ -1,6 +1,6 @@
 //! State that a program keeps over its restarts.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as IoErrorKind, Write as _};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,18 +30,50 @@ pub trait State: Send + 'static {
     fn save(&mut self, state: &[u8]) -> io::Result<()>;
 }
 
-/// State in a file, which only its owner can read. One process may use it at a time.
+/// State in a file, which only its owner can read.
 ///
-/// Each save writes a new file beside it, flushes it, and renames it.
-#[derive(Debug, Clone)]
+/// Each save writes a new file beside it, flushes it, and renames it. A producer or follower holds a lock on a third
+/// file, `PATH.lock`, from its start until it is dropped: a second one is refused, in this process and in others.
+#[derive(Debug)]
 pub struct FileState {
     path: PathBuf,
+    /// Held once the state was loaded.
+    lock: Option<File>,
 }
 
 impl FileState {
     /// State in the file of this path. Its directory must exist.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self {
+            path: path.into(),
+            lock: None,
+        }
+    }
+
+    /// A file next to that of the state.
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(suffix);
+        PathBuf::from(name)
+    }
+
+    fn take_lock(&mut self) -> io::Result<()> {
+        if self.lock.is_some() {
+            return Ok(());
+        }
+        let path = self.beside(".lock");
+        let file = own_file().open(path)?;
+        match file.try_lock() {
+            Ok(()) => {
+                self.lock = Some(file);
+                Ok(())
+            }
+            Err(TryLockError::WouldBlock) => Err(io::Error::new(
+                IoErrorKind::ResourceBusy,
+                "another producer or follower uses it",
+            )),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
     }
 
     /// The error, with the path.
@@ -50,14 +82,8 @@ impl FileState {
     }
 
     fn replace(&self, state: &[u8]) -> io::Result<()> {
-        let mut name = self.path.clone().into_os_string();
-        name.push(".new");
-        let new = PathBuf::from(name);
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.open(&new)?;
+        let new = self.beside(".new");
+        let mut file = own_file().truncate(true).open(&new)?;
         file.write_all(state)?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
@@ -70,8 +96,18 @@ impl FileState {
     }
 }
 
+/// Makes or opens a file that only its owner can read.
+fn own_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
 impl State for FileState {
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
+        self.take_lock().map_err(|error| self.at(&error))?;
         match fs::read(&self.path) {
             Ok(state) => Ok(Some(state)),
             Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
@@ -151,7 +187,7 @@ impl KeptState {
     ) -> Result<T, Error> {
         let state = Arc::clone(&self.state);
         let done = tokio::task::spawn_blocking(move || {
-            work(&mut *state.lock().unwrap_or_else(PoisonError::into_inner))
+            work(&mut state.lock().unwrap_or_else(PoisonError::into_inner))
         });
         match done.await {
             Ok(done) => done.map_err(|error| failed(error.to_string())),
@@ -236,7 +272,18 @@ mod tests {
                 0o600
             );
         }
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+        // The state and its lock.
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
+        let refused = FileState::new(&path).load().unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .contains("another producer or follower uses it"),
+            "{refused}"
+        );
+        drop(state);
+        let mut state = FileState::new(&path);
+        assert_eq!(state.load().unwrap().unwrap(), b"3");
         fs::remove_dir_all(&directory).unwrap();
         let refused = state.save(b"x").unwrap_err();
         assert!(refused.to_string().contains("producer.state"), "{refused}");

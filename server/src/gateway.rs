@@ -133,7 +133,7 @@ struct RouteState {
 
 /// Whether the API answers requests to this address.
 pub(crate) fn has(uri: &Uri) -> bool {
-    uri.path().starts_with("/v1/")
+    uri.path().starts_with("/v1/") || uri.path() == "/v1"
 }
 
 /// The routes. The event loop of `handle` translates. At most `places` requests are at work.
@@ -172,8 +172,10 @@ pub(crate) fn router(
             .collect(),
         hosts: matches!(authority, Authority::Open).then_some(hosts),
     };
+    for path in ["/v1", "/v1/", "/v1/{*path}"] {
+        router = router.route(path, axum::routing::any(unknown));
+    }
     router
-        .route("/v1/{*path}", axum::routing::any(unknown))
         .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(Arc::new(origins), origins::guarded))
 }

@@ -9,12 +9,12 @@ mod audit;
 mod auth;
 mod calls;
 mod deadline;
+mod followers;
 #[cfg(any(feature = "object", test))]
 #[cfg_attr(
     not(feature = "object"),
     allow(dead_code, reason = "builds without object stores forward nothing")
 )]
-mod followers;
 mod forward;
 mod lag;
 mod observer;

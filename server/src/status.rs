@@ -382,10 +382,14 @@ pub(crate) fn unknown_method(path: &str) -> Status {
 /// A request to the HTTP API that it does not have.
 pub(crate) fn unknown_request(method: &http::Method, path: &str) -> Status {
     let shown = format!("{method} {}", shortened(path));
+    let slash = match path.starts_with("/v1/logs/") {
+        true => "; a slash in the name of a log is %2F",
+        false => "",
+    };
     Failure::new(
         Code::Unimplemented,
         Reason::NotSupported,
-        format!("the HTTP API has no request {shown:?}; /v1/openapi.json describes all"),
+        format!("the HTTP API has no request {shown:?}; /v1/openapi.json describes all{slash}"),
     )
     .fact("method", shown)
     .refused(Retry::Never)

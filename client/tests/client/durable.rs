@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt as _;
+use tonic::Code;
 use wald_client::proto::{self, ProducerState};
-use wald_client::{Batch, ErrorKind, GapReason, Lsn, State};
+use wald_client::{Batch, ErrorKind, GapReason, Lsn, Outcome, State};
 
 use super::fake::Fake;
 use super::pipeline::{numbers, start};
-use crate::memory::Fault;
+use crate::memory::{Fault, refuse};
 
 /// A state in memory, which the next start of the program finds.
 #[derive(Debug, Clone, Default)]
@@ -118,6 +119,32 @@ async fn state_of_another_log_is_refused() {
         "{refused}"
     );
     assert!(refused.to_string().contains("\"log\""), "{refused}");
+    // The state of a follower, one that was cut off, and none at all.
+    let follower = proto::FollowerState {
+        kind: proto::StateKind::Follower.into(),
+        ..proto::FollowerState::default()
+    };
+    let whole = kept.state.lock().unwrap().clone().unwrap();
+    let cut = whole[..whole.len() - 2].to_vec();
+    for other in [prost::Message::encode_to_vec(&follower), cut, Vec::new()] {
+        *kept.state.lock().unwrap() = Some(other);
+        let refused = client
+            .producer("log")
+            .open_durable(kept.clone())
+            .await
+            .unwrap_err();
+        assert!(
+            refused.to_string().contains("not the state of a producer"),
+            "{refused}"
+        );
+    }
+    *kept.state.lock().unwrap() = Some(whole);
+    let refused = client.scan("log").open_durable(kept.clone()).await;
+    let refused = refused.err().unwrap();
+    assert!(
+        refused.to_string().contains("not the state of a"),
+        "{refused}"
+    );
     *kept.state.lock().unwrap() = Some(b"nonsense".to_vec());
     let refused = client.producer("log").open_durable(kept).await.unwrap_err();
     assert!(
@@ -160,6 +187,45 @@ fn payloads(batches: Vec<Batch>) -> Vec<String> {
     records
         .map(|record| String::from_utf8(record.data.to_vec()).unwrap())
         .collect()
+}
+
+/// The outcome of a call is that of its own batch.
+#[tokio::test]
+async fn kept_batch_behind_a_failure_is_unknown_and_a_later_one_not_applied() {
+    let (memory, client) = start().await;
+    let too_large = refuse(Code::InvalidArgument, "RECORD_TOO_LARGE", &[]);
+    memory.script([Fault::Fail(too_large)]);
+    let kept = Kept::default();
+    let mut producer = client
+        .producer("log")
+        .open_durable(kept.clone())
+        .await
+        .unwrap();
+    let mut failed = None;
+    while failed.is_none() {
+        let before = producer.next_sequence();
+        match producer.append_batch(["x"]).await {
+            Ok(_) => assert!(before < 64, "it never fails"),
+            Err(error) => failed = Some((error, before)),
+        }
+    }
+    let (error, before) = failed.unwrap();
+    assert_eq!(error.reason_text(), Some("RECORD_TOO_LARGE"));
+    // Kept or not: the outcome says so.
+    let state = kept.producer();
+    let is_kept = state.sequence + state.batches.len() as u64 > before;
+    let wanted = match is_kept {
+        true => Outcome::Unknown,
+        false => Outcome::NotApplied,
+    };
+    assert_eq!(error.outcome(), wanted);
+    let later = producer.append_batch(["y"]).await.unwrap_err();
+    assert_eq!(later.outcome(), Outcome::NotApplied);
+    assert_eq!(kept.producer(), state);
+    assert_eq!(
+        producer.close().await.unwrap_err().reason_text(),
+        Some("RECORD_TOO_LARGE")
+    );
 }
 
 #[tokio::test]

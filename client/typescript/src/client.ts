@@ -281,7 +281,8 @@ export class Client {
    * Opens an exactly-once producer of a log whose state is in a file or a database: the producer of that state continues,
    * and sends its batches without a known ack again. If there is no state yet, a new producer begins, as {@link producer}.
    *
-   * @throws WaldError as {@link producer}; of kind STATE if the state cannot be read or saved, or belongs to another log.
+   * @throws WaldError as {@link producer}; of kind STATE if the state cannot be read or saved, belongs to another log, or is not
+   * the state of a producer.
    */
   durableProducer(log: string, options: DurableProducerOptions & CallOptions): Promise<DurableProducer> {
     return DurableProducer.open({
@@ -336,7 +337,7 @@ export class Client {
    * Follows logs with effects and cursor in a file or a database. Begins behind the cursor of the state, or, if there is
    * no state yet, as {@link follow}.
    *
-   * @throws WaldError of kind STATE if the state cannot be read.
+   * @throws WaldError of kind STATE if the state cannot be read, or is not the state of a follower.
    */
   durableFollower(selector: Selector, options: DurableFollowerOptions): Promise<DurableFollower> {
     return DurableFollower.open(options, (settings) => this.follow(selector, settings));

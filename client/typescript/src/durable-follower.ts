@@ -2,12 +2,17 @@
 import { create } from "@bufbuild/protobuf";
 
 import { missingError } from "./errors.js";
-import { FollowerStateSchema } from "./gen/wald/v1/state_pb.js";
+import { FollowerStateSchema, StateKind } from "./gen/wald/v1/state_pb.js";
 import type { Batch } from "./messages.js";
 import type { Follower, Gap, ScanOptions } from "./scan.js";
 import { MessageState, type State } from "./state.js";
 
-/** Settings of a {@link DurableFollower}. They name the start only until a state has a cursor. */
+/**
+ * Settings of a {@link DurableFollower}. They name the start only until a state has a cursor.
+ *
+ * A start at the tail (`last`) thus holds only from the first {@link DurableFollower.keep} on. Until then each start of
+ * the program takes the tail of that moment, and skips records that were appended in between.
+ */
 export interface DurableFollowerOptions extends ScanOptions {
   /** Place of the follower's state. Text is the path of a file, as for {@link FileState}. */
   state: State | string;
@@ -54,7 +59,7 @@ export class DurableFollower implements AsyncIterableIterator<readonly Batch[]> 
     { state, ...options }: DurableFollowerOptions,
     follow: (options: ScanOptions) => Follower,
   ): Promise<DurableFollower> {
-    const place = new MessageState(FollowerStateSchema, state);
+    const place = new MessageState(FollowerStateSchema, StateKind.FOLLOWER, state);
     const found = await place.load();
     const hasCursor = found !== undefined && found.cursor.length > 0;
     const behind = hasCursor && { lsn: undefined, timestampUs: undefined, last: undefined, cursor: found.cursor };
@@ -78,7 +83,8 @@ export class DurableFollower implements AsyncIterableIterator<readonly Batch[]> 
    */
   async keep(effects: Uint8Array | string): Promise<void> {
     const kept = typeof effects === "string" ? new TextEncoder().encode(effects) : Uint8Array.from(effects);
-    const state = create(FollowerStateSchema, { cursor: this.#cursor ?? new Uint8Array(), effects: kept });
+    const cursor = this.#cursor ?? new Uint8Array();
+    const state = create(FollowerStateSchema, { cursor, effects: kept, kind: StateKind.FOLLOWER });
     const saved = this.#saving.then(async () => {
       await this.#state.save(state);
       this.#effects = kept;

@@ -13,7 +13,7 @@
 import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 
 import { earlierFailed, stateError, toWaldError, usageError, WaldError } from "./errors.js";
-import { ProducerStateSchema, type ProducerState } from "./gen/wald/v1/state_pb.js";
+import { ProducerStateSchema, StateKind, type ProducerState } from "./gen/wald/v1/state_pb.js";
 import { LogBatchSchema, type LogBatch } from "./gen/wald/v1/wal_pb.js";
 import { protoRecord, type RecordInput } from "./messages.js";
 import type { Producer, ProducerOptions } from "./producer.js";
@@ -54,8 +54,13 @@ export interface DurableProducerSetup {
  * large, stays in the state, and every later start fails with it: check the size of records before.
  *
  * The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless the server
- * is configured otherwise). Batches in doubt are then refused (PRODUCER_EXPIRED or PRODUCER_GAP), because nobody knows
- * whether the log has them.
+ * is configured otherwise). **Every later batch of this state is then refused** (PRODUCER_EXPIRED or PRODUCER_GAP): new
+ * batches, and batches in doubt, because nobody knows whether the log has them. Append something now and then, or begin
+ * with a new state.
+ *
+ * An ack counts at the durability that the log or the option `durability` asks for, and a batch is taken off the state
+ * once it has its ack. With less than DURABLE, a crash of the server can lose batches that were acked. The producer is
+ * then refused (PRODUCER_GAP), because the state no longer has them.
  */
 export class DurableProducer {
   readonly #producer: Producer;
@@ -80,7 +85,7 @@ export class DurableProducer {
   /** @internal */
   static async open({ log, options, produce, onOpen, onClose }: DurableProducerSetup): Promise<DurableProducer> {
     const { state, ...others } = options;
-    const place = new MessageState(ProducerStateSchema, state);
+    const place = new MessageState(ProducerStateSchema, StateKind.PRODUCER, state);
     const found = await place.load();
     if (found !== undefined && (found.log !== log || found.id === "")) {
       throw stateError(`the state belongs to a producer of the log "${found.log}", not of "${log}"`);
@@ -100,13 +105,14 @@ export class DurableProducer {
     const durable = new DurableProducer(
       producer,
       place,
-      found ?? create(ProducerStateSchema, { log, logId, id, epoch, sequence }),
+      found ?? create(ProducerStateSchema, { log, logId, id, epoch, sequence, kind: StateKind.PRODUCER }),
     );
     opened = durable;
     onOpen(durable);
     try {
-      if (found === undefined) {
-        // Before the first batch: without it the next start would be another producer.
+      // A new producer: without a state the next start would be another one. Loaded batches: the earlier program may
+      // have been killed before it had flushed them, so a crash of the machine could still take them from the state.
+      if (found === undefined || found.batches.length > 0) {
         await durable.#save();
       }
       await durable.#inTurn(() => durable.#sendKept());
@@ -144,7 +150,8 @@ export class DurableProducer {
 
   /**
    * Keeps records as one batch, and sends it. Resolves with its sequence once the batch is kept; the ack may come
-   * later. Waits while 64 batches are not acked. Batches have the order of the calls.
+   * later. Waits while 64 batches are not acked. Batches have the order of the calls. A batch without records is
+   * refused, and the producer goes on.
    *
    * @throws WaldError of this or an earlier batch; of kind STATE if the batch could not be saved. Such a batch was not
    * sent. `nextSequence` of the next start shows whether the state has it.
@@ -180,7 +187,8 @@ export class DurableProducer {
   }
 
   /**
-   * Takes no more, and waits as {@link flush}. The server remembers the producer, and the next start continues as it.
+   * Takes no more, and waits as {@link flush}; after a failure it does not wait. The server remembers the producer, and
+   * the next start continues as it.
    *
    * @throws WaldError the failure that ended the producer.
    */
@@ -189,6 +197,10 @@ export class DurableProducer {
       try {
         await this.#flush();
       } finally {
+        if (this.#failure !== undefined) {
+          // Their acks could not be kept any more. The state has these batches.
+          this.#producer.giveUp(this.#failure);
+        }
         // Its failure, if any, is the one of flush.
         await this.#producer.close().catch(() => {});
       }
@@ -264,6 +276,10 @@ export class DurableProducer {
 
 /** A copy in the contract's form: the caller may use its buffers again once the batch is kept. */
 function ownBatch(records: readonly RecordInput[]): LogBatch {
+  if (records.length === 0) {
+    // The server would refuse it at each start.
+    throw usageError("a batch has at least one record");
+  }
   try {
     const batch = create(LogBatchSchema, { records: records.map(protoRecord) });
     return fromBinary(LogBatchSchema, toBinary(LogBatchSchema, batch));

@@ -13,7 +13,7 @@ export { DEFAULT_ENDPOINT } from "./endpoint.js";
 export { WaldError, type FailedCheck, type FailureKind, type Outcome, type ReasonName, type Retry } from "./errors.js";
 export type { Cursor } from "./gen/wald/v1/cursor_pb.js";
 export type { Log, LogConfig, LogProducer } from "./gen/wald/v1/log_pb.js";
-export { FollowerStateSchema, ProducerStateSchema, type FollowerState, type ProducerState } from "./gen/wald/v1/state_pb.js";
+export { FollowerStateSchema, ProducerStateSchema, StateKind, type FollowerState, type ProducerState } from "./gen/wald/v1/state_pb.js";
 export { Compression, SyncMode } from "./gen/wald/v1/types_pb.js";
 export {
   StoredRecord,

@@ -286,6 +286,11 @@ export class Producer {
     }
   }
 
+  /** @internal Fails everything that is not acked with this error, unless the producer has failed already. */
+  giveUp(error: WaldError): void {
+    this.#fail(error);
+  }
+
   #check(): void {
     if (this.#fatal !== undefined) {
       throw earlierFailed(this.#fatal, "NOT_APPLIED");

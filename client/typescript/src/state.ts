@@ -1,31 +1,38 @@
 /** State that a program keeps over its restarts. */
-import { open, readFile, rename } from "node:fs/promises";
+import { open, readFile, rename, rm } from "node:fs/promises";
 import { dirname } from "node:path";
 
 import { fromBinary, toBinary, type DescMessage, type MessageShape } from "@bufbuild/protobuf";
 
 import { stateError } from "./errors.js";
+import { StateKind, type FollowerStateSchema, type ProducerStateSchema } from "./gen/wald/v1/state_pb.js";
 
 /**
  * The place of the state of one producer or one follower: a file ({@link FileState}), or a row in the program's own
- * database. Calls come one after another.
+ * database. Calls come one after another. One producer or follower of one process may use a state at a time: two would
+ * replace each other's saves. The client does not check this.
  *
  * The bytes are a message of the contract, the same for clients of all languages: {@link ProducerState} or
  * {@link FollowerState}.
  */
 export interface State {
-  /** Returns the last saved state; undefined if there is none. */
-  load(): Promise<Uint8Array | undefined> | Uint8Array | undefined;
+  /** Returns the last saved state; undefined or null if there is none. */
+  load(): Promise<Uint8Array | null | undefined> | Uint8Array | null | undefined;
   /**
    * Replaces the state: all of it or nothing. After the return, the new state also survives a crash of the machine.
    */
   save(state: Uint8Array): Promise<void> | void;
 }
 
+/** Number of the next save of this process. */
+let nextSave = 0;
+
 /**
- * State in a file, which only its owner can read. One process may use the file at a time.
+ * State in a file, which only its owner can read. **One process may use the file at a time. Nothing enforces this,
+ * because Node has no file locks.**
  *
- * Each save writes a new file (`path` and `.new`), flushes it, and renames it.
+ * Each save writes a new file beside it, whose name ends with `.new`, flushes it, and renames it. A program that is
+ * killed during a save can leave such a file behind.
  */
 export class FileState implements State {
   /** The file's path. */
@@ -43,12 +50,21 @@ export class FileState implements State {
       if (error instanceof Error && "code" in error && error.code === "ENOENT") {
         return undefined;
       }
-      throw error;
+      throw this.#failed(error);
     }
   }
 
   async save(state: Uint8Array): Promise<void> {
-    const draft = `${this.path}.new`;
+    const draft = `${this.path}.${process.pid}.${nextSave++}.new`;
+    try {
+      await this.#replace(draft, state);
+    } catch (error) {
+      await rm(draft, { force: true }).catch(() => {});
+      throw this.#failed(error);
+    }
+  }
+
+  async #replace(draft: string, state: Uint8Array): Promise<void> {
     const file = await open(draft, "w", 0o600);
     try {
       await file.writeFile(state);
@@ -67,15 +83,25 @@ export class FileState implements State {
       }
     }
   }
+
+  /** The error with the path, which not every error of Node has. */
+  #failed(error: unknown): Error {
+    return new Error(`${this.path}: ${reasonOf(error)}`, { cause: error });
+  }
 }
 
+/** The kinds of states, as errors name them. */
+const OWNERS = { [StateKind.PRODUCER]: "producer", [StateKind.FOLLOWER]: "follower" } as const;
+
 /** A state in the form of its message. */
-export class MessageState<D extends DescMessage> {
+export class MessageState<D extends typeof ProducerStateSchema | typeof FollowerStateSchema> {
   readonly #schema: D;
+  readonly #kind: keyof typeof OWNERS;
   readonly #state: State;
 
-  constructor(schema: D, state: State | string) {
+  constructor(schema: D, kind: keyof typeof OWNERS, state: State | string) {
     this.#schema = schema;
+    this.#kind = kind;
     this.#state = typeof state === "string" ? new FileState(state) : state;
   }
 
@@ -87,15 +113,23 @@ export class MessageState<D extends DescMessage> {
     } catch (thrown) {
       throw stateError(reasonOf(thrown), thrown);
     }
-    if (found === undefined) {
+    // Databases have null for it.
+    if (found == null) {
       return undefined;
     }
+    const strange = `it is not the state of a ${OWNERS[this.#kind]}`;
+    let message: MessageShape<D>;
     try {
       // A copy, so that its bytes are plain arrays and belong to the client alone.
-      return fromBinary(this.#schema, Uint8Array.from(found));
+      message = fromBinary<DescMessage>(this.#schema, Uint8Array.from(found)) as MessageShape<D>;
     } catch (thrown) {
-      throw stateError(`the state is damaged, or is not the state of a producer or follower: ${reasonOf(thrown)}`, thrown);
+      throw stateError(`${strange}: ${reasonOf(thrown)}`, thrown);
     }
+    // The kind is the last field, so a state that was cut off has none.
+    if (message.kind !== this.#kind) {
+      throw stateError(strange);
+    }
+    return message;
   }
 
   /**

@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
-import { mkdtemp, readdir, rm, stat, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, readdir, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import test, { beforeEach, afterEach } from "node:test";
 
-import { fromBinary } from "@bufbuild/protobuf";
+import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 import { Code } from "@connectrpc/connect";
 
-import { FollowerStateSchema, ProducerStateSchema, type ProducerState } from "../src/gen/wald/v1/state_pb.js";
+import { FollowerStateSchema, ProducerStateSchema, StateKind, type ProducerState } from "../src/gen/wald/v1/state_pb.js";
 import { FileState, WaldError, type Batch, type Client, type State } from "../src/index.js";
 import { Fake, gate, refusal } from "./fake.js";
 
@@ -28,15 +28,15 @@ const numbers = (count: number): string[] => Array.from({ length: count }, (_, i
 
 /** A state in memory. */
 class Kept implements State {
-  bytes: Uint8Array | undefined;
+  bytes: Uint8Array | null | undefined;
   fails = false;
   saves = 0;
 
-  constructor(bytes?: Uint8Array) {
+  constructor(bytes?: Uint8Array | null) {
     this.bytes = bytes;
   }
 
-  load(): Uint8Array | undefined {
+  load(): Uint8Array | null | undefined {
     // As a file does.
     return this.bytes && Buffer.from(this.bytes);
   }
@@ -167,6 +167,72 @@ test("state of another log, or without sense, is refused", async () => {
   assert.equal(fake.calls, calls);
 });
 
+test("state of another kind, or cut off, is refused", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const ofProducer = new Kept();
+  const producer = await client.durableProducer("log", { state: ofProducer });
+  await producer.appendBatch("a");
+  assert.equal(ofProducer.producer.kind, StateKind.PRODUCER);
+  const ofFollower = new Kept();
+  const follower = await client.durableFollower("log", { state: ofFollower });
+  await follower.keep("effects");
+  await follower.close();
+  assert.equal(fromBinary(FollowerStateSchema, ofFollower.bytes ?? new Uint8Array()).kind, StateKind.FOLLOWER);
+  const cutOff = ({ bytes }: Kept): Uint8Array[] =>
+    Array.from({ length: bytes?.length ?? 0 }, (_, length) => (bytes ?? new Uint8Array()).subarray(0, length));
+  // Without other fields, the messages differ by their kind alone.
+  const other = (kind: number): Uint8Array => toBinary(FollowerStateSchema, create(FollowerStateSchema, { kind: kind as StateKind }));
+  const { calls } = fake;
+  for (const bytes of [...cutOff(ofProducer), ofFollower.bytes, other(StateKind.FOLLOWER), other(9)]) {
+    const refused = { kind: "STATE", message: /it is not the state of a producer/ };
+    await assert.rejects(client.durableProducer("log", { state: new Kept(bytes) }), refused);
+  }
+  for (const bytes of [...cutOff(ofFollower), ofProducer.bytes, other(StateKind.PRODUCER), other(9)]) {
+    const refused = { kind: "STATE", message: /it is not the state of a follower/ };
+    await assert.rejects(client.durableFollower("log", { state: new Kept(bytes) }), refused);
+  }
+  assert.equal(fake.calls, calls);
+  open();
+  await producer.close();
+});
+
+test("null is no state", async () => {
+  const [ofProducer, ofFollower] = [new Kept(), new Kept()];
+  ofProducer.bytes = ofFollower.bytes = null;
+  const producer = await client.durableProducer("log", { state: ofProducer });
+  assert.equal(ofProducer.producer.id, producer.id);
+  await producer.close();
+  const follower = await client.durableFollower("log", { state: ofFollower });
+  assert.equal(follower.effects, undefined);
+  await follower.close();
+});
+
+test("loaded batches are saved again before they are sent", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const first = new Kept();
+  const end = new AbortController();
+  const producer = await client.durableProducer("log", { state: first, signal: end.signal });
+  await producer.appendBatch("a");
+  end.abort();
+  open();
+  const kept = new Kept(first.bytes);
+  kept.fails = true;
+  const { requests } = fake;
+  await assert.rejects(client.durableProducer("log", { state: kept }), { kind: "STATE", message: /the disk is full/ });
+  assert.equal(fake.requests, requests);
+  kept.fails = false;
+  const next = await client.durableProducer("log", { state: kept });
+  assert.equal(kept.saves, 1);
+  assert.deepEqual(texts(kept.producer), ["a"]);
+  await next.close();
+  assert.deepEqual([kept.saves, fake.records], [2, ["a"]]);
+  // There is nothing in doubt.
+  await client.durableProducer("log", { state: kept });
+  assert.equal(kept.saves, 2);
+});
+
 test("batch whose save fails is not sent, and ends the producer", async () => {
   const kept = new Kept();
   const producer = await client.durableProducer("log", { state: kept });
@@ -184,6 +250,29 @@ test("batch whose save fails is not sent, and ends the producer", async () => {
   await next.appendBatch("1");
   await next.close();
   assert.deepEqual(fake.records, ["0", "1"]);
+});
+
+test("close does not wait for acks after a failure of the state", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const kept = new Kept();
+  const producer = await client.durableProducer("log", { state: kept });
+  await producer.appendBatch("0");
+  kept.fails = true;
+  await assert.rejects(producer.appendBatch("1"), { kind: "STATE" });
+  kept.fails = false;
+  const late = setTimeout(open, 3_000);
+  const begin = performance.now();
+  await assert.rejects(producer.close(), { kind: "STATE", message: /the disk is full/ });
+  assert.ok(performance.now() - begin < 2_000);
+  await assert.rejects(producer.close(), { kind: "STATE" });
+  clearTimeout(late);
+  open();
+  // The state has the batch that was underway.
+  const next = await client.durableProducer("log", { state: kept });
+  assert.equal(next.nextSequence, 1n);
+  await next.close();
+  assert.deepEqual(fake.records, ["0"]);
 });
 
 test("state that cannot be saved refuses the start", async () => {
@@ -213,6 +302,16 @@ test("record that fits no field is refused, and the producer goes on", async () 
   assert.equal(await producer.appendBatch("b"), 0n);
   await producer.close();
   assert.deepEqual(fake.records, ["b"]);
+});
+
+test("batch without records is refused before it is kept", async () => {
+  const kept = new Kept();
+  const producer = await client.durableProducer("log", { state: kept });
+  await assert.rejects(producer.appendBatch([]), { kind: "USAGE", outcome: "NOT_APPLIED" });
+  assert.deepEqual([kept.saves, producer.nextSequence], [1, 0n]);
+  assert.equal(await producer.appendBatch("a"), 0n);
+  await producer.close();
+  assert.deepEqual(fake.records, ["a"]);
 });
 
 test("closed producer saves no more", async () => {
@@ -340,7 +439,6 @@ test("file has the last state, and belongs to its owner alone", async () => {
     const { mode, ino } = await stat(path);
     assert.equal(mode & 0o777, 0o600);
     // A save replaces the file: the earlier one is whole until the new one is.
-    await writeFile(`${path}.new`, "left by a crash, and much longer than the next state");
     await state.save(Buffer.from("4"));
     assert.notEqual((await stat(path)).ino, ino);
     assert.deepEqual(await readdir(directory), ["producer.state"]);
@@ -350,6 +448,30 @@ test("file has the last state, and belongs to its owner alone", async () => {
     await producer.appendBatch("a");
     await producer.close();
     assert.equal(fromBinary(ProducerStateSchema, (await new FileState(`${path}.2`).load()) ?? new Uint8Array()).sequence, 1n);
+  } finally {
+    await rm(directory, { recursive: true });
+  }
+});
+
+test("saves of a file have names of their own, and leave none when they fail", async () => {
+  const directory = await mkdtemp(join(tmpdir(), "wald-state-"));
+  try {
+    const path = join(directory, "state");
+    // Saves at the same time replace the file one after another: each has a file of its own.
+    const saves = Array.from({ length: 20 }, (_, index) => Buffer.alloc(100_000, index));
+    await Promise.all(saves.map((bytes) => new FileState(path).save(bytes)));
+    const last = Buffer.from((await new FileState(path).load()) ?? []);
+    assert.ok(saves.some((bytes) => bytes.equals(last)));
+    assert.deepEqual(await readdir(directory), ["state"]);
+    // A file cannot replace a directory.
+    const taken = join(directory, "taken");
+    await mkdir(taken);
+    await writeFile(join(taken, "file"), "");
+    const named = (error: Error): boolean => error.message.startsWith(`${taken}: `);
+    await assert.rejects(new FileState(taken).save(Buffer.from("a")), named);
+    await assert.rejects(new FileState(taken).load(), named);
+    await assert.rejects(client.durableProducer("log", { state: taken }), { kind: "STATE", message: new RegExp(taken) });
+    assert.deepEqual((await readdir(directory)).sort(), ["state", "taken"]);
   } finally {
     await rm(directory, { recursive: true });
   }

@@ -15,6 +15,11 @@ use super::answer::{EVENTS, LINES};
 use super::contract::{ApiRoute, BodyPart, ROUTES};
 use super::request::{DEFAULT_VIEW, VIEW};
 
+/// The forms of a stream.
+const STREAM: &str = "As lines: each message is a line, and a stream that fails ends with a line {\"error\": …}. As server-sent events: \
+    each message is an event without a name, whose id is the cursor behind it; an event failure has an error, and an event end ends a \
+    scan that does not follow.";
+
 /// Made by the first request for it.
 static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| {
     let text = serde_json::to_vec_pretty(&make());
@@ -97,10 +102,11 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
     let mut parameters: Vec<Value> = Vec::new();
     for name in route.path_fields() {
         let field = filled.get_field_by_name(name);
+        let field = field.or_else(|| input.get_field_by_name(name));
         let about = field.as_ref().map(comment_of_field).unwrap_or_default();
         parameters.push(json!({
             "name": name, "in": "path", "required": true,
-            "description": about, "schema": { "type": "string" },
+            "description": format!("{about}\nA slash is %2F."), "schema": { "type": "string" },
         }));
     }
     if route.body == BodyPart::Nothing || part.is_some() {
@@ -127,8 +133,17 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
         false => json!({ "application/json": { "schema": answer } }),
         true => json!({ LINES: { "schema": answer }, EVENTS: { "schema": answer } }),
     };
-    let about = comment(&method.parent_file(), method.path());
-    let summary = about.split(". ").next().unwrap_or_default();
+    let mut about = comment(&method.parent_file(), method.path());
+    if route.body == BodyPart::Records {
+        about = format!(
+            "Appends records to one log, all or nothing.\n\nAs the RPC AppendBatch: {about}"
+        );
+    }
+    if route.is_stream() {
+        about = format!("{about}\n\n{STREAM}");
+    }
+    let summary = about.split('\n').next().unwrap_or_default();
+    let summary = summary.split(". ").next().unwrap_or_default();
     let mut operation = json!({
         "operationId": operation_id(route),
         "summary": summary.replace('\n', " "),
@@ -141,7 +156,7 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
         },
     });
     if route.body != BodyPart::Nothing {
-        let schema = schemas.of_message(&filled);
+        let schema = schemas.of_body(route, &filled);
         let mut content = json!({ "application/json": { "schema": schema } });
         if route.body == BodyPart::Records {
             let record = json!({ "schema": { "type": "string" } });
@@ -149,7 +164,8 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
                 content[kind] = record.clone();
             }
         }
-        operation["requestBody"] = json!({ "content": content });
+        let is_required = matches!(route.body, BodyPart::Records | BodyPart::Field(_));
+        operation["requestBody"] = json!({ "content": content, "required": is_required });
     }
     operation
 }
@@ -246,6 +262,21 @@ impl Schemas {
             self.0.insert(name.to_owned(), schema);
         }
         reference(name)
+    }
+
+    /// The message of a body: without the fields that are in the path.
+    fn of_body(&mut self, route: &ApiRoute, message: &MessageDescriptor) -> Value {
+        self.of_message(message);
+        let whole = self.0.get(message.full_name()).cloned().unwrap_or_default();
+        let name = format!("{}.Body", operation_id(route));
+        let mut body = whole;
+        if let Some(properties) = body["properties"].as_object_mut() {
+            for field in route.path_fields() {
+                properties.remove(field);
+            }
+        }
+        self.0.insert(name.clone(), body);
+        reference(&name)
     }
 
     fn of_enum(&mut self, of: &EnumDescriptor) -> Value {

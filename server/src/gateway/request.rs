@@ -25,6 +25,7 @@ use prost_reflect::{
 use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
+use serde_path_to_error::{Path, Segment, Track};
 use tonic::Status;
 use wald_proto::{Method as RpcMethod, v1};
 
@@ -72,6 +73,8 @@ struct HeadFields {
 pub(super) struct ApiRequest {
     form: BodyForm,
     has_body: bool,
+    /// Whether an empty body is a mistake: it would set a cursor to 0, or change nothing.
+    needs_body: bool,
     /// The field that holds the part.
     field: Option<FieldDescriptor>,
     fields: HeadFields,
@@ -107,7 +110,8 @@ impl ApiRequest {
         };
         let form = body_form(route, headers)
             .map_err(|why| HeadFault::Form(status::malformed("content-type", why, access)))?;
-        let message = method.input();
+        let input = method.input();
+        let message = input.clone();
         let field = route.part(&message);
         let filled = match field.as_ref().map(FieldDescriptor::kind) {
             Some(Kind::Message(part)) => part,
@@ -127,18 +131,34 @@ impl ApiRequest {
                 true => (&mut part, &filled),
                 false => (&mut outer, &message),
             };
+            if find(message, first).is_none() {
+                let names = given_names(&filled, field.as_ref().map(|field| (field, &input)));
+                return Err(malformed(name, &format!("there is no such field; {names}")));
+            }
             // Alone first, so that a wrong value is reported with its name.
             alone(message, name, value)
                 .and_then(|()| set(fields, message, name, value))
                 .map_err(|why| malformed(name, &why))?;
         }
         let read = |fields: Map<String, Value>, message: MessageDescriptor| {
-            DynamicMessage::deserialize(message, Value::Object(fields))
-                .map_err(|why| malformed("query", &why.to_string()))
+            DynamicMessage::deserialize(message.clone(), Value::Object(fields)).map_err(|why| {
+                // Each alone is right, so two of them are one too many.
+                let groups = message.oneofs().map(|oneof| {
+                    let fields: Vec<_> = oneof
+                        .fields()
+                        .map(|field| field.name().to_owned())
+                        .collect();
+                    fields.join(", ")
+                });
+                let groups: Vec<_> = groups.filter(|group| group.contains(',')).collect();
+                let why = format!("{why}; give at most one of each: {}", groups.join("; "));
+                malformed("query", &why)
+            })
         };
         Ok(Self {
             form,
             has_body: route.body != BodyPart::Nothing,
+            needs_body: matches!(route.body, BodyPart::Field(_)),
             fields: HeadFields {
                 part: read(part, filled)?,
                 outer: read(outer, message)?,
@@ -154,6 +174,9 @@ impl ApiRequest {
 
     /// The message of the body, encoded.
     fn body(&self, text: &[u8]) -> Result<Vec<u8>, Status> {
+        if text.is_empty() && self.needs_body {
+            return Err(self.malformed("there is none; send the fields that change as JSON"));
+        }
         let records = match self.form {
             BodyForm::Raw => vec![record(text)],
             BodyForm::Lines => {
@@ -176,9 +199,18 @@ impl ApiRequest {
         unique_keys(text).map_err(|why| self.malformed(why))?;
         let mut reader = serde_json::Deserializer::from_slice(text);
         let kind = self.fields.part.descriptor();
-        let body = DynamicMessage::deserialize(kind, &mut reader)
-            .and_then(|body| reader.end().map(|()| body))
-            .map_err(|why| self.malformed(why))?;
+        let mut track = Track::new();
+        let tracked = serde_path_to_error::Deserializer::new(&mut reader, &mut track);
+        let body = DynamicMessage::deserialize(kind.clone(), tracked);
+        let body = body.map_err(|why| {
+            let path = track.path();
+            let advice = advice_at(&kind, &path);
+            match path.iter().len() {
+                0 => self.malformed(format_args!("{why}; {advice}")),
+                _ => self.malformed(format_args!("{path}: {why}; {advice}")),
+            }
+        })?;
+        reader.end().map_err(|why| self.malformed(why))?;
         let twice = self
             .fields
             .part
@@ -465,6 +497,63 @@ fn alone(message: &MessageDescriptor, name: &str, text: &str) -> Result<(), Stri
     })
 }
 
+/// The names of a message's fields, for an error.
+fn names(message: &MessageDescriptor) -> String {
+    let names: Vec<_> = message
+        .fields()
+        .map(|field| field.name().to_owned())
+        .collect();
+    match names.is_empty() {
+        true => "there are none".to_owned(),
+        false => format!("there are {}", names.join(", ")),
+    }
+}
+
+/// The names that a query may have: fields, and the beginnings of paths into messages. `outer`: the field that the body
+/// fills, and its message.
+fn given_names(
+    filled: &MessageDescriptor,
+    outer: Option<(&FieldDescriptor, &MessageDescriptor)>,
+) -> String {
+    let Some((part, message)) = outer else {
+        return names(filled);
+    };
+    let outer = message
+        .fields()
+        .filter(|field| field != part && !field.is_list());
+    let inner = filled.fields().filter(|field| !field.is_list());
+    let inner = inner.filter_map(|field| match field.kind() {
+        Kind::Message(_) => Some(format!("{}.FIELD", field.name())),
+        _ => None,
+    });
+    let names: Vec<_> = outer
+        .map(|field| field.name().to_owned())
+        .chain(inner)
+        .collect();
+    format!("there are {}", names.join(", "))
+}
+
+/// The right form of the value at this path of a body.
+fn advice_at(message: &MessageDescriptor, path: &Path) -> String {
+    let (mut message, mut kind) = (message.clone(), Kind::Message(message.clone()));
+    for segment in path.iter() {
+        if let Segment::Map { key } = segment
+            && let Some(field) = find(&message, key)
+        {
+            kind = field.kind();
+            if let Kind::Message(inner) = &kind {
+                message = inner.clone();
+            }
+        }
+    }
+    match &kind {
+        Kind::Message(message) if !message.full_name().starts_with("google.protobuf.") => {
+            format!("it is an object, and {}", names(message))
+        }
+        _ => advice(&kind),
+    }
+}
+
 /// The right form of a value.
 fn advice(kind: &Kind) -> String {
     match kind {
@@ -495,13 +584,7 @@ fn set(
         None => (name, None),
     };
     let Some(field) = find(message, first) else {
-        let known: Vec<_> = (message.fields())
-            .map(|field| field.name().to_owned())
-            .collect();
-        return Err(format!(
-            "there is no such field; there are {}",
-            known.join(", ")
-        ));
+        return Err(format!("there is no such field; {}", names(message)));
     };
     let kind = field.kind();
     if let Some(rest) = rest {

@@ -120,7 +120,7 @@ fn answer(protocol: Protocol, own: SocketAddr, http: Option<HttpUrl>, has_tls: b
         if http.address.ip().is_unspecified() {
             http.address.set_ip(reached(own.ip()));
         }
-        format!("/metrics, /livez, /readyz and the console are at {http}/\n")
+        format!("/metrics, /livez, /readyz, the console and the HTTP API (/v1) are at {http}/\n")
     });
     let security = if has_tls {
         "-cacert ca.pem"

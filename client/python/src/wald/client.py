@@ -349,8 +349,12 @@ class Client:
         `async with`.
 
         `state` is a State, or the path of a file (FileState). If a state is there, the producer of that state goes on,
-        and batches whose acks it had not seen are sent again. Otherwise a producer with a random id begins. The other
-        settings are those that `producer` describes. At most 64 batches are kept and not acked.
+        and batches whose acks it had not seen are sent again. Otherwise a producer with a random id begins. `producer`
+        describes the other settings. At most 64 batches are kept and not acked.
+
+        With a durability below DURABLE, a crash of the server can lose acked batches, and the producer is then refused
+        (ProducerGap). A producer that is idle for longer than `producer_max_idle` of the server is refused for good; see
+        DurableProducer.
 
         ```python
         async with client.durable_producer("orders", "orders.state") as producer:
@@ -467,14 +471,14 @@ class Client:
         records together with the cursor behind them. Opened by `async with`.
 
         `state` is a State, or the path of a file (FileState). If a state has a cursor, it goes on there, wherever the
-        arguments begin.
+        arguments begin. A start at the tail holds only from the first `keep` on.
 
         ```python
         async with client.durable_follower("orders", state="count.state") as follower:
             count = int(follower.effects or b"0")
             async for batches in follower:
                 count += sum(len(batch.records) for batch in batches)
-                await follower.keep(str(count).encode())
+                await follower.keep(str(count))
         ```
         """
         return DurableFollower(self.follow(log, **arguments), state)

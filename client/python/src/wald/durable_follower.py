@@ -24,11 +24,18 @@ class DurableFollower:
 
     The effects are bytes in a form of the program's own, and each `keep` writes all of them. A program whose effects are
     in a database stores `cursor` in the same transaction instead, and begins with `client.follow(..., cursor=...)`.
+
+    Without a state it begins as the arguments say. A start at the tail therefore holds only from the first `keep` on: a
+    program that ends before it begins at a later tail the next time, and skips the records in between.
+
+    One follower may use a state at a time, in all processes. The lock of FileState refuses a second one (StateError)
+    until the first one is closed.
     """
 
     def __init__(self, scan: Scan, state: StateOrPath):
         self._scan = scan
         self._state = KeptState(state)
+        self._begun = False
         self._opened = False
         self._effects: bytes | None = None
         # The parts of the last event that were not handed out yet.
@@ -46,20 +53,28 @@ class DurableFollower:
         await self.close()
 
     async def open(self) -> None:
-        """Loads the state, and connects. `async with` does it. Raises StateError if the state cannot be read."""
-        found = await self._state.load(state_pb2.FollowerState)
-        if found is not None:
-            self._effects = found.effects
-            if found.cursor:
-                self._scan._begin_behind(found.cursor)
-        await self._scan.open()
-        self._opened = True
+        """Loads the state, and connects. `async with` does it. Raises StateError if the state cannot be read, or is
+        used by another follower."""
+        if self._begun:
+            raise RuntimeError("the follower was opened before")
+        self._begun = True
+        try:
+            found = await self._state.load(state_pb2.FollowerState)
+            if found is not None:
+                self._effects = found.effects
+                if found.cursor:
+                    self._scan._begin_behind(found.cursor)
+            await self._scan.open()
+            self._opened = True
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Ends it. The state has the effects that were kept last."""
         self._scan.close()
         # The next follower may use this state at once.
-        await self._state.settled()
+        await self._state.close()
 
     @property
     def effects(self) -> bytes | None:
@@ -91,10 +106,14 @@ class DurableFollower:
             self._batches = event.batches
             self._before, self._is_partial = before, True
 
-    async def keep(self, effects: bytes) -> None:
-        """Keeps the effects of all records that were handed out, together with their cursor. Raises StateError; this
-        state or the one before may be in force then."""
-        state = state_pb2.FollowerState(cursor=self.cursor or b"", effects=effects)
+    async def keep(self, effects: bytes | str) -> None:
+        """Keeps the effects of all records that were handed out, together with their cursor; a str as UTF-8.
+        Raises StateError; this state or the one before may be in force then."""
+        state = state_pb2.FollowerState(
+            cursor=self.cursor or b"",
+            effects=effects.encode() if isinstance(effects, str) else effects,
+            kind=state_pb2.STATE_KIND_FOLLOWER,
+        )
         await self._state.save(state)
         self._effects = state.effects
 

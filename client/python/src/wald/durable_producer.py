@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from wald.errors import EarlierFailure, Outcome, WaldError
+from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost
 from wald.producer import Producer
 from wald.records import Durability, LogAck, Record, records_to_proto
 from wald.session import raise_first
@@ -43,9 +43,16 @@ class DurableProducer:
     for good, such as one with a record that is too large, stays in the state, and every later start fails with it:
     check the size of records before.
 
-    A producer that has been idle for longer than the server keeps producers (`producer_max_idle`, 7 days unless
-    configured otherwise) is unknown there. Batches in doubt are then refused (ProducerExpired or ProducerGap), because
-    nobody can know whether they are in the log.
+    An ack counts at the durability that the log or the argument `durability` asks for. With less than DURABLE a crash
+    of the server can lose acked batches, which the state does not have any more; the producer is then refused
+    (ProducerGap).
+
+    The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless configured
+    otherwise). **Every later batch of this state is then refused** (ProducerExpired or ProducerGap), not only batches
+    in doubt. Append something now and then, or begin with a new state.
+
+    One producer may use a state at a time, in all processes: a second one would send other batches with the same
+    sequences. The lock of FileState refuses it (StateError) until the first one is closed.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class DurableProducer:
         self._acks: deque[asyncio.Future[LogAck]] = deque()
         # One caller at a time, so that order of calls is order of batches.
         self._turn = asyncio.Lock()
+        self._begun = False
         self._opened = False
         self._closed = False
 
@@ -94,25 +102,35 @@ class DurableProducer:
 
     async def open(self) -> None:
         """Goes on as the producer of the state; without a state begins as a new one, and saves it. `async with` does
-        it. Raises StateError if the state cannot be read or saved, or belongs to another log."""
-        if self._opened or self._closed:
+        it. Raises StateError if the state cannot be read or saved, belongs to another log, or is used by another
+        producer."""
+        if self._begun or self._closed:
             raise RuntimeError("the producer was opened before")
-        found = await self._state.load(state_pb2.ProducerState)
-        if found is not None and (found.log != self.log or not found.id):
-            raise failed(f"it is the state of a producer of the log {found.log!r}, not of {self.log!r}")
-        producer = self._producer_of(found)
-        self._producer = producer
+        self._begun = True
         try:
+            found = await self._state.load(state_pb2.ProducerState)
+            if found is not None and (found.log != self.log or not found.id):
+                raise failed(f"it is the state of a producer of the log {found.log!r}, not of {self.log!r}")
+            producer = self._producer_of(found)
+            self._producer = producer
             await producer.open()
+            self._refuse_if_closed()
             producer._keep_id()
             if found is None:
                 self._kept = state_pb2.ProducerState(
-                    log=self.log, log_id=producer.log_id, id=producer.id, epoch=producer.epoch
+                    log=self.log,
+                    log_id=producer.log_id,
+                    id=producer.id,
+                    epoch=producer.epoch,
+                    kind=state_pb2.STATE_KIND_PRODUCER,
                 )
                 # Before the first batch: without it the next start would be another producer.
                 await self._save()
             else:
                 self._kept = found
+                if found.batches:
+                    # The save of the last run may have ended between its rename and the flush of the directory.
+                    await self._save()
                 self._saved = self._span
             await self._send_kept()
             self._opened = True
@@ -158,8 +176,10 @@ class DurableProducer:
         kept and sent; the ack may come later. Waits while 64 batches are not acked.
 
         If it is cancelled, the batch is kept or not: `next_sequence` says so. A kept batch is sent by the next call.
-        Raises the failure of an earlier batch, or EarlierFailure after it; with outcome UNKNOWN this batch is kept, and
-        the next start sends it. Raises StateError if the batch could not be kept, and ValueError if there is no record.
+        Raises EarlierFailure if an earlier batch has failed (`__cause__`), or if the producer is closed meanwhile: with
+        outcome NOT_APPLIED this batch is not kept; with UNKNOWN it is kept, and the next start sends it. Raises
+        StateError if this batch could not be kept, with outcome UNKNOWN, because the state may have it nevertheless;
+        ValueError if there is no record.
         """
         protos = records_to_proto(records)
         if not protos:
@@ -167,12 +187,13 @@ class DurableProducer:
             raise ValueError("a batch needs at least one record")
         async with self._turn:
             self._refuse_if_ended()
-            self._take_acks()
-            if self._is_full():
-                # Calls that were cancelled may have left all of them.
-                await self._send_kept()
-                while self._is_full():
-                    await self._take_ack()
+            try:
+                await self._make_room()
+            except WaldError as error:
+                first = self.error or error
+                raise EarlierFailure.of(first, Outcome.NOT_APPLIED) from first
+            # It may have ended meanwhile.
+            self._refuse_if_ended()
             sequence = self._span[1]
             self._kept.batches.add(records=protos)
             await self._save()
@@ -187,21 +208,28 @@ class DurableProducer:
         """Waits for the acks of all batches. Raises the first failure."""
         async with self._turn:
             self._refuse_if_ended()
-            await self._send_kept()
-            while self._acks:
-                await self._take_ack()
-            if self._saved != self._span:
-                await self._save()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        await self._send_kept()
+        while self._acks:
+            await self._take_ack()
+        if self._saved != self._span:
+            await self._save()
 
     async def close(self) -> None:
         """Waits for the acks of all batches, and takes no more. The next start goes on as the same producer. Raises the
         failure that ended the producer, if there was one."""
         try:
-            if self.error is not None:
-                raise self.error
-            if not self._closed and self._producer is not None:
-                await self.flush()
-                await self._producer.close()
+            async with self._turn:
+                if self.error is not None:
+                    raise self.error
+                if not self._closed and self._opened:
+                    await self._flush()
+                    # Calls that wait for their turn come too late.
+                    self._closed = True
+                    assert self._producer is not None
+                    await self._producer.close()
         finally:
             await self._stop()
 
@@ -210,8 +238,8 @@ class DurableProducer:
         self._closed = True
         if self._producer is not None:
             self._producer.abort()
-        # The next producer may use this state at once.
-        await self._state.settled()
+        # No call saves from now on, and the next producer may use this state at once.
+        await self._state.close()
 
     @property
     def _span(self) -> tuple[int, int]:
@@ -221,10 +249,15 @@ class DurableProducer:
     def _is_full(self) -> bool:
         return len(self._kept.batches) >= _BATCHES_KEPT
 
-    def _take_acks(self) -> None:
-        """Takes the acks that have come."""
+    async def _make_room(self) -> None:
+        """Takes the acks that have come, and waits until one more batch may be kept."""
         while self._acks and self._acks[0].done():
             self._taken()
+        if self._is_full():
+            # Calls that were cancelled may have left all of them.
+            await self._send_kept()
+            while self._is_full():
+                await self._take_ack()
 
     async def _take_ack(self) -> None:
         """Takes the next ack when it comes."""
@@ -257,6 +290,9 @@ class DurableProducer:
                 self._acks.append(await self._producer._send(self._kept.batches[len(self._acks)].records))
             except WaldError as error:
                 raise self._ended(error)
+            except RuntimeError as error:
+                # Closed meanwhile. This ends no producer: the next start sends the batches.
+                raise connection_lost(str(error)) from error
 
     def _ended(self, error: BaseException) -> BaseException:
         """Notes the failure that ends the producer."""
@@ -272,5 +308,8 @@ class DurableProducer:
         self._refuse_if_not_open()
         if self.error is not None:
             raise EarlierFailure.of(self.error, Outcome.NOT_APPLIED)
+        self._refuse_if_closed()
+
+    def _refuse_if_closed(self) -> None:
         if self._closed:
             raise RuntimeError("the producer is closed")

@@ -5,22 +5,36 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, Union
-
-from google.protobuf.message import Message
+from typing import IO, Any, Protocol, TypeVar, Union
 
 from wald.errors import StateError
+from wald.v1 import state_pb2
+
+try:
+    import fcntl
+except ImportError:
+    # Windows has none.
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", state_pb2.ProducerState, state_pb2.FollowerState)
+
+_KINDS = {
+    state_pb2.ProducerState: (state_pb2.STATE_KIND_PRODUCER, "a producer"),
+    state_pb2.FollowerState: (state_pb2.STATE_KIND_FOLLOWER, "a follower"),
+}
 
 
 class State(Protocol):
     """The place of the state of one producer or one follower: a file (`FileState`), or a row in the database of
     the program.
 
-    The calls come one after another, on threads that may block. An exception of either becomes the cause of a
+    The calls come one after another, on threads that may block. An exception of a call becomes the cause of a
     StateError. The bytes are a message of the contract: `ProducerState` or `FollowerState` of `wald.v1.state_pb2`.
+
+    One producer or follower may use it at a time, in all processes. `load` is the first call, and should refuse a
+    second user. A State may also have a method `close()`: it is the last call, when the producer or follower is
+    closed, and comes only if `load` has succeeded.
     """
 
     def load(self) -> bytes | None:
@@ -34,21 +48,56 @@ class State(Protocol):
 
 
 class FileState:
-    """State in a file, which only its owner can read. One process may use it at a time.
+    """State in a file, which only its owner can read.
 
-    Each save writes a new file next to it, flushes it, and renames it. The directory must exist. Both calls raise
+    One process may use it at a time, and one producer or follower in it. `load` locks the file `path + ".lock"`, which
+    stays, and raises BlockingIOError if it is locked; `close` unlocks it. The end of the process unlocks it, too. The
+    lock is `flock`, so there is none on Windows, and on a network file system only if that has it.
+
+    Each save writes a new file next to it, flushes it, and renames it. The directory must exist. All calls raise
     OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
+        self._lock: IO[bytes] | None = None
 
     def load(self) -> bytes | None:
+        lock = self._locked()
         try:
             with open(self.path, "rb") as file:
-                return file.read()
+                found: bytes | None = file.read()
         except FileNotFoundError:
+            found = None
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        self._lock = lock
+        return found
+
+    def close(self) -> None:
+        """Unlocks it. It may be loaded again then."""
+        if self._lock is not None:
+            # Closing the file unlocks it.
+            self._lock.close()
+            self._lock = None
+
+    def _locked(self) -> IO[bytes] | None:
+        if fcntl is None:
             return None
+        path = self.path + ".lock"
+        # A new open file each time: the lock then refuses a second user in this process, too.
+        lock = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise BlockingIOError(error.errno, "another process or producer uses it", path) from None
+        except BaseException:
+            lock.close()
+            raise
+        return lock
 
     def save(self, state: bytes) -> None:
         try:
@@ -78,38 +127,72 @@ StateOrPath = Union[State, str, "os.PathLike[str]"]
 
 
 class KeptState:
-    """A state that is loaded and saved off the event loop."""
+    """A state that is loaded, saved and closed off the event loop."""
 
     def __init__(self, state: StateOrPath):
         self._state: State = FileState(state) if isinstance(state, (str, os.PathLike)) else state
         self._turn = asyncio.Lock()
         self._underway: asyncio.Future[Any] | None = None
+        # It was loaded, so this one may close it.
+        self._is_held = False
+        self._closing: asyncio.Task[None] | None = None
 
-    async def load(self, kind: type[M]) -> M | None:
+    async def load(self, message: type[M]) -> M | None:
         """The message that was kept last. Raises StateError."""
-        found = await self._work(self._state.load)
+
+        def load() -> bytes | None:
+            found = self._state.load()
+            # Noted on the thread, because the caller may be cancelled meanwhile.
+            self._is_held = True
+            return found
+
+        found = await self._work(load)
         if found is None:
             return None
+        kind, owner = _KINDS[message]
         try:
-            message = kind()
-            message.ParseFromString(found)
-            return message
+            state = message.FromString(found)
         except Exception as error:
-            raise failed(f"it is not the state of a producer or follower: {error}") from error
+            raise failed(f"it is not the state of {owner}: {error}") from error
+        if state.kind != kind:
+            # The kind is the last field: a state that was cut off has none.
+            raise failed(f"it is not the state of {owner}")
+        return state
 
-    async def save(self, message: Message) -> None:
-        """Keeps a message. Raises StateError. A caller that is cancelled does not learn whether it is kept."""
+    async def save(self, message: state_pb2.ProducerState | state_pb2.FollowerState) -> None:
+        """Keeps a message. Raises StateError, and RuntimeError once it is closed. A caller that is cancelled does not
+        learn whether it is kept."""
+        if self._closing is not None:
+            raise RuntimeError("the producer or follower is closed")
         state = message.SerializeToString()
         await self._work(lambda: self._state.save(state))
 
     async def settled(self) -> None:
+        """Waits for all calls until now, also if their callers were cancelled."""
+        async with self._turn:
+            await self._idle()
+
+    async def close(self) -> None:
+        """Takes no more, waits for all calls until now, and lets the next user in, also if its caller is cancelled.
+        Raises StateError."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self.settled()
+        close = getattr(self._state, "close", None)
+        if self._is_held and close is not None:
+            await self._work(close)
+
+    async def _idle(self) -> None:
         """Waits for the call of a caller that was cancelled."""
         if self._underway is not None:
             await asyncio.wait([self._underway])
 
     async def _work(self, work: Callable[[], T]) -> T:
         async with self._turn:
-            await self.settled()
+            await self._idle()
             # A thread goes on when its caller is cancelled, and two threads must not write at once.
             self._underway = underway = asyncio.ensure_future(asyncio.to_thread(work))
             try:

@@ -260,6 +260,33 @@ fn faults_name_their_field_and_the_right_form() {
             "unrecognized field name 'recrods' at line 1 column 10",
         ),
         (json("{} {}"), "trailing characters"),
+        (
+            json(r#"{"records": [{"text": "a"}, {"txt": "b"}]}"#),
+            "records[1]: unrecognized field name 'txt' at line 1 column 34; it is an object, and there are data, headers",
+        ),
+        (
+            json(r#"{"records": ["a"]}"#),
+            "records[0]: invalid type: string",
+        ),
+        (
+            json(r#"{"records": [{"data": "a b"}]}"#),
+            "records[0].data: ",
+        ),
+        (
+            post(
+                "/v1/logs",
+                "",
+                JSON,
+                r#"{"config": {"sync_mode": "batch"}}"#,
+            )
+            .unwrap_err(),
+            "give one of SYNC_MODE_UNSPECIFIED, SYNC_MODE_STRICT",
+        ),
+        (
+            post(RECORDS, "expected_lsn=0", JSON, "{}").unwrap_err(),
+            "there are durability, condition.FIELD",
+        ),
+        (of_get("log=a&prefix=b"), "log, prefix, all"),
         (json("[]"), "body: "),
         (
             json("{\"log\": \"c\"}"),
