@@ -134,8 +134,9 @@ def npm():
 def go():
     dist, folder = packages() / "go", project("go")
     proxies = run("go", "env", "GOPROXY", check=True).stdout.decode().strip()
-    environment = {"GOPROXY": f"file://{dist},{proxies}", "GONOSUMDB": "wald.dev", "GOFLAGS": "-mod=mod"}
-    # The cache may have the module of an earlier commit with this version.
+    environment = {"GOPROXY": f"file://{dist},{proxies}", "GONOSUMDB": "wald.dev", "GOFLAGS": "-mod=mod",
+                   # The caches may have the module of an earlier commit with this version, and the index of its files.
+                   "GODEBUG": "goindex=0"}
     cache = Path(run("go", "env", "GOMODCACHE", check=True).stdout.decode().strip())
     for old in cache / "cache/download/wald.dev", cache / "wald.dev":
         if old.exists():
