@@ -300,8 +300,5 @@ impl DurableProducer {
 
 /// The error of a batch behind a failure, with the outcome of this batch.
 fn behind(first: Error, outcome: Outcome) -> Error {
-    match first.kind() {
-        ErrorKind::EmptyBatch => first,
-        _ => Error::new(ErrorKind::Behind { first, outcome }),
-    }
+    Error::new(ErrorKind::Behind { first, outcome })
 }

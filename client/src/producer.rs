@@ -217,7 +217,7 @@ async fn log(client: &Client, log: &str, give_up_at: Instant) -> Result<v1::Log,
 ///
 /// **Restarts of the program.** With the default, a random id, a restarted program is another
 /// producer, and cannot learn the outcome of batches whose acks it has not seen.
-/// [`open_durable`](ProducerBuilder::open_durable) keeps what a restart needs. To keep it in a way of one's own, store id, epoch and log id before the first
+/// [`open_durable`](ProducerBuilder::open_durable) keeps the state for the next start. To keep it in another way, store id, epoch and log id before the first
 /// batch, and each batch with its sequence (they count from
 /// [`first_sequence`](ProducerBuilder::first_sequence), in the order of the calls) before it is
 /// sent; forget it once it is acked. After a restart, either

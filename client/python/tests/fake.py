@@ -174,6 +174,12 @@ async def until(holds, seconds=20):
         await asyncio.sleep(0)
 
 
+async def turns(number=1000):
+    """Gives other tasks that many turns: those that wait for no server come to their next wait."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
 async def endlessly(send, seconds=20):
     """Calls `send` again and again, until the session interrupts; fails after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds

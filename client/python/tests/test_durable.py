@@ -7,7 +7,7 @@ import stat
 import threading
 
 import pytest
-from fake import DRAINING, LOST, REFUSED, message, refusal, serving, until
+from fake import DRAINING, LOST, REFUSED, message, refusal, serving, turns, until
 from grpc import StatusCode
 
 import wald
@@ -325,7 +325,7 @@ async def test_call_that_waits_while_the_producer_is_closed_comes_too_late():
         closing = asyncio.create_task(producer.close())
         await asyncio.sleep(0)
         late = [asyncio.create_task(call) for call in (producer.append_batch(["1"]), producer.flush())]
-        await asyncio.sleep(0.05)
+        await turns()
         fake.open.set()
         await closing
         kept, saves = state.state, state.saves
@@ -367,7 +367,7 @@ async def test_batch_that_waits_for_room_is_not_kept_once_the_program_ends(acked
             for number in range(64):
                 await producer.append_batch([str(number)])
             waiting = asyncio.create_task(producer.append_batch(["64"]))
-            await asyncio.sleep(0.05)
+            await turns()
             first = producer._acks[0]
             if acked:
                 # There is room at the same moment.
@@ -400,6 +400,7 @@ async def test_state_that_was_loaded_is_saved_before_its_batches_are_sent():
         producer = client.durable_producer("log", state)
         opening = asyncio.create_task(producer.open())
         await until(lambda: state.calls == 1)
+        # Nothing comes. A batch that was sent too early would need a moment to arrive.
         await asyncio.sleep(0.05)
         assert fake.attempts == [] and not opening.done()
         state.open.set()
@@ -699,7 +700,7 @@ async def test_state_is_closed_also_if_its_user_does_not_wait():
         keeping = asyncio.create_task(follower.keep("1"))
         await until(lambda: state.calls == 1)
         closing = asyncio.create_task(follower.close())
-        await asyncio.sleep(0.05)
+        await turns()
         await cancelled(closing)
         assert state.closed == 0
         state.open.set()

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::FutureExt as _;
 use tonic::Code;
 use wald_client::proto::{self, ProducerState};
-use wald_client::{Batch, ErrorKind, GapReason, Lsn, Outcome, State};
+use wald_client::{Batch, Client, DurableProducer, ErrorKind, GapReason, Lsn, Outcome, State};
 
 use super::fake::Fake;
 use super::pipeline::{numbers, start};
@@ -41,6 +41,12 @@ impl State for Kept {
     }
 }
 
+/// The next start of the program.
+async fn open(client: &Client, kept: &Kept) -> DurableProducer {
+    let producer = client.producer("log");
+    producer.open_durable(kept.clone()).await.unwrap()
+}
+
 #[tokio::test]
 async fn batches_in_doubt_are_sent_again_by_the_next_start() {
     let (memory, client) = start().await;
@@ -48,11 +54,7 @@ async fn batches_in_doubt_are_sent_again_by_the_next_start() {
     for round in 0..10 {
         // Each life ends without an ack that it has seen: the answers of its last batches are lost.
         memory.script([Fault::None, Fault::Withhold, Fault::Cut]);
-        let mut producer = client
-            .producer("log")
-            .open_durable(kept.clone())
-            .await
-            .unwrap();
+        let mut producer = open(&client, &kept).await;
         assert_eq!(producer.next_sequence(), 5 * round);
         for number in numbers(5 * round..5 * round + 5) {
             producer.append_batch([number]).await.unwrap();
@@ -61,11 +63,7 @@ async fn batches_in_doubt_are_sent_again_by_the_next_start() {
         memory.faults.lock().unwrap().clear();
     }
     assert!(!kept.producer().batches.is_empty(), "nothing was in doubt");
-    let producer = client
-        .producer("log")
-        .open_durable(kept.clone())
-        .await
-        .unwrap();
+    let producer = open(&client, &kept).await;
     let id = producer.id().to_owned();
     producer.close().await.unwrap();
     assert_eq!(memory.payloads("log"), numbers(0..50));
@@ -77,11 +75,7 @@ async fn batches_in_doubt_are_sent_again_by_the_next_start() {
 async fn state_is_there_before_the_first_batch_and_bounded_afterwards() {
     let (memory, client) = start().await;
     let kept = Kept::default();
-    let mut producer = client
-        .producer("log")
-        .open_durable(kept.clone())
-        .await
-        .unwrap();
+    let mut producer = open(&client, &kept).await;
     let state = kept.producer();
     assert_eq!(
         (state.log.as_str(), &*state.id, state.log_id),
@@ -104,11 +98,7 @@ async fn state_is_there_before_the_first_batch_and_bounded_afterwards() {
 async fn state_of_another_log_is_refused() {
     let (_memory, client) = start().await;
     let kept = Kept::default();
-    client
-        .producer("log")
-        .open_durable(kept.clone())
-        .await
-        .unwrap();
+    open(&client, &kept).await;
     let refused = client
         .producer("other")
         .open_durable(kept.clone())
@@ -157,11 +147,7 @@ async fn state_of_another_log_is_refused() {
 async fn batch_that_cannot_be_kept_is_not_sent_and_ends_the_producer() {
     let (memory, client) = start().await;
     let kept = Kept::default();
-    let mut producer = client
-        .producer("log")
-        .open_durable(kept.clone())
-        .await
-        .unwrap();
+    let mut producer = open(&client, &kept).await;
     producer.append_batch(["0"]).await.unwrap();
     kept.fails.store(true, Ordering::Relaxed);
     let failed = producer.append_batch(["1"]).await.unwrap_err();
@@ -174,7 +160,7 @@ async fn batch_that_cannot_be_kept_is_not_sent_and_ends_the_producer() {
     );
     drop(producer);
     // The program gives the batch again, since its sequence is the next one.
-    let mut producer = client.producer("log").open_durable(kept).await.unwrap();
+    let mut producer = open(&client, &kept).await;
     assert_eq!(producer.next_sequence(), 1);
     producer.append_batch(["1"]).await.unwrap();
     producer.close().await.unwrap();
@@ -196,11 +182,7 @@ async fn kept_batch_behind_a_failure_is_unknown_and_a_later_one_not_applied() {
     let too_large = refuse(Code::InvalidArgument, "RECORD_TOO_LARGE", &[]);
     memory.script([Fault::Fail(too_large)]);
     let kept = Kept::default();
-    let mut producer = client
-        .producer("log")
-        .open_durable(kept.clone())
-        .await
-        .unwrap();
+    let mut producer = open(&client, &kept).await;
     let mut failed = None;
     while failed.is_none() {
         let before = producer.next_sequence();
@@ -232,11 +214,7 @@ async fn kept_batch_behind_a_failure_is_unknown_and_a_later_one_not_applied() {
 async fn batch_without_records_is_refused_and_leaves_no_trace() {
     let (memory, client) = start().await;
     let kept = Kept::default();
-    let mut producer = client
-        .producer("log")
-        .open_durable(kept.clone())
-        .await
-        .unwrap();
+    let mut producer = open(&client, &kept).await;
     let none: [&str; 0] = [];
     let refused = producer.append_batch(none).await.unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::EmptyBatch), "{refused}");
@@ -251,11 +229,7 @@ async fn batch_without_records_is_refused_and_leaves_no_trace() {
 async fn cancelled_calls_leave_batches_that_the_next_one_sends() {
     let (memory, client) = start().await;
     let kept = Kept::default();
-    let mut producer = client
-        .producer("log")
-        .open_durable(kept.clone())
-        .await
-        .unwrap();
+    let mut producer = open(&client, &kept).await;
     for number in numbers(0..200) {
         // Given up at once: the save may be under way.
         let _ = producer.append_batch([number]).now_or_never();

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use axum::http::Method;
-use prost_reflect::{DescriptorPool, FieldDescriptor, MessageDescriptor, MethodDescriptor};
+use prost_reflect::{DescriptorPool, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor};
 use wald_proto::Method as RpcMethod;
 
 use crate::methods::{self, Rpc};
@@ -131,11 +131,24 @@ impl ApiRoute {
         }
     }
 
+    /// The message that the body fills.
+    pub(super) fn filled(&self, message: &MessageDescriptor) -> MessageDescriptor {
+        match self.part(message).as_ref().map(FieldDescriptor::kind) {
+            Some(Kind::Message(part)) => part,
+            _ => message.clone(),
+        }
+    }
+
     /// The names in its path, in order.
     pub(super) fn path_fields(&self) -> impl Iterator<Item = &'static str> {
         let parts = self.path.split('/');
         parts.filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
     }
+}
+
+/// Whether JSON and queries write the message as one value: a time, a span or a mask of fields.
+pub(super) fn is_value(message: &MessageDescriptor) -> bool {
+    message.full_name().starts_with("google.protobuf.")
 }
 
 #[cfg(test)]
@@ -152,9 +165,9 @@ mod tests {
                 part.is_some(),
                 matches!(route.body, BodyPart::Field(_) | BodyPart::Records)
             );
-            let filled = part.map(|part| part.kind().as_message().unwrap().clone());
+            let filled = route.filled(&message);
             let has = |field| {
-                let mut messages = filled.iter().chain([&message]);
+                let mut messages = [&filled, &message].into_iter();
                 messages.any(|message| message.get_field_by_name(field).is_some())
             };
             for field in route.path_fields() {

@@ -12,7 +12,7 @@ use prost_reflect::{
 use serde_json::{Map, Value, json};
 
 use super::answer::{EVENTS, LINES};
-use super::contract::{ApiRoute, BodyPart, ROUTES};
+use super::contract::{ApiRoute, BodyPart, ROUTES, is_value};
 use super::request::{DEFAULT_VIEW, VIEW};
 
 /// The forms of a stream.
@@ -94,11 +94,7 @@ fn error() -> Value {
 
 fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas) -> Value {
     let input = method.input();
-    let part = route.part(&input);
-    let filled = match part.as_ref().map(FieldDescriptor::kind) {
-        Some(Kind::Message(filled)) => filled,
-        _ => input.clone(),
-    };
+    let (part, filled) = (route.part(&input), route.filled(&input));
     let mut parameters: Vec<Value> = Vec::new();
     for name in route.path_fields() {
         let field = filled.get_field_by_name(name);
@@ -142,11 +138,9 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
     if route.is_stream() {
         about = format!("{about}\n\n{STREAM}");
     }
-    let summary = about.split('\n').next().unwrap_or_default();
-    let summary = summary.split(". ").next().unwrap_or_default();
     let mut operation = json!({
         "operationId": operation_id(route),
-        "summary": summary.replace('\n', " "),
+        "summary": summary(&about),
         "description": about,
         "tags": [method.parent_service().name()],
         "parameters": parameters,
@@ -168,6 +162,14 @@ fn operation(route: &ApiRoute, method: &MethodDescriptor, schemas: &mut Schemas)
         operation["requestBody"] = json!({ "content": content, "required": is_required });
     }
     operation
+}
+
+/// The first sentence of a comment, without its end.
+fn summary(about: &str) -> String {
+    let paragraph = about.split("\n\n").next().unwrap_or_default();
+    let line = paragraph.replace('\n', " ");
+    let sentence = line.split(". ").next().unwrap_or_default();
+    sentence.trim_end_matches('.').to_owned()
 }
 
 /// A parameter of a query.
@@ -217,9 +219,7 @@ fn operation_id(route: &ApiRoute) -> String {
 /// Whether a query can set the field.
 fn is_leaf(field: &FieldDescriptor) -> bool {
     match field.kind() {
-        Kind::Message(message) => {
-            message.full_name().starts_with("google.protobuf.") || message.fields().len() == 0
-        }
+        Kind::Message(message) => is_value(&message) || message.fields().len() == 0,
         _ => !field.is_map(),
     }
 }
@@ -350,6 +350,15 @@ fn comment(file: &FileDescriptor, path: &[i32]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn summary_is_the_first_sentence_wherever_its_lines_end() {
+        assert_eq!(
+            summary("Reads a page\nof one log. It may wait.\n\nFails."),
+            "Reads a page of one log"
+        );
+        assert_eq!(summary("Reads.\n\nFails with NOT_FOUND."), "Reads");
+    }
 
     #[test]
     fn every_reference_has_its_schema_and_every_item_its_comment() {

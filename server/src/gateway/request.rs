@@ -29,7 +29,7 @@ use serde_path_to_error::{Path, Segment, Track};
 use tonic::Status;
 use wald_proto::{Method as RpcMethod, v1};
 
-use super::contract::{ApiRoute, BodyPart};
+use super::contract::{ApiRoute, BodyPart, is_value};
 use crate::grpc::{Translation, framed};
 use crate::status::{self, Access};
 
@@ -110,13 +110,9 @@ impl ApiRequest {
         };
         let form = body_form(route, headers)
             .map_err(|why| HeadFault::Form(status::malformed("content-type", why, access)))?;
-        let input = method.input();
-        let message = input.clone();
+        let message = method.input();
         let field = route.part(&message);
-        let filled = match field.as_ref().map(FieldDescriptor::kind) {
-            Some(Kind::Message(part)) => part,
-            _ => message.clone(),
-        };
+        let filled = route.filled(&message);
         let mut query =
             parameters(uri).map_err(|name| malformed(&name, "the value is not UTF-8"))?;
         add_defaults(route, &message, headers, &mut query)
@@ -127,17 +123,17 @@ impl ApiRequest {
         for (name, value) in &given {
             let first = name.split('.').next().unwrap_or_default();
             let is_of_part = field.is_none() || find(&filled, first).is_some();
-            let (fields, message) = match is_of_part {
+            let (fields, of) = match is_of_part {
                 true => (&mut part, &filled),
                 false => (&mut outer, &message),
             };
-            if find(message, first).is_none() {
-                let names = given_names(&filled, field.as_ref().map(|field| (field, &input)));
+            if find(of, first).is_none() {
+                let names = given_names(&filled, field.as_ref().map(|field| (field, &message)));
                 return Err(malformed(name, &format!("there is no such field; {names}")));
             }
             // Alone first, so that a wrong value is reported with its name.
-            alone(message, name, value)
-                .and_then(|()| set(fields, message, name, value))
+            alone(of, name, value)
+                .and_then(|()| set(fields, of, name, value))
                 .map_err(|why| malformed(name, &why))?;
         }
         let read = |fields: Map<String, Value>, message: MessageDescriptor| {
@@ -317,7 +313,7 @@ impl<'de> Visitor<'de> for UniqueKeys {
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self, M::Error> {
         let mut keys = HashSet::new();
-        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+        while let Some(key) = map.next_key::<String>()? {
             if keys.contains(&key) {
                 return Err(M::Error::custom(format_args!("{key:?} is there twice")));
             }
@@ -482,19 +478,8 @@ fn alone(message: &MessageDescriptor, name: &str, text: &str) -> Result<(), Stri
     let mut fields = Map::new();
     set(&mut fields, message, name, text)?;
     let read = DynamicMessage::deserialize(message.clone(), Value::Object(fields));
-    read.map(drop).map_err(|why| {
-        let mut message = message.clone();
-        let mut kind = Kind::Bool;
-        for part in name.split('.') {
-            if let Some(field) = find(&message, part) {
-                kind = field.kind();
-            }
-            if let Kind::Message(inner) = &kind {
-                message = inner.clone();
-            }
-        }
-        format!("{why}; {}", advice(&kind))
-    })
+    read.map(drop)
+        .map_err(|why| format!("{why}; {}", advice(&kind_at(message, name.split('.')))))
 }
 
 /// The names of a message's fields, for an error.
@@ -533,24 +518,30 @@ fn given_names(
     format!("there are {}", names.join(", "))
 }
 
-/// The right form of the value at this path of a body.
-fn advice_at(message: &MessageDescriptor, path: &Path) -> String {
-    let (mut message, mut kind) = (message.clone(), Kind::Message(message.clone()));
-    for segment in path.iter() {
-        if let Segment::Map { key } = segment
-            && let Some(field) = find(&message, key)
+/// The kind of the field with this path, as far as the path leads to fields.
+fn kind_at<'p>(message: &MessageDescriptor, path: impl Iterator<Item = &'p str>) -> Kind {
+    let mut kind = Kind::Message(message.clone());
+    for name in path {
+        if let Kind::Message(message) = &kind
+            && let Some(field) = find(message, name)
         {
             kind = field.kind();
-            if let Kind::Message(inner) = &kind {
-                message = inner.clone();
-            }
         }
     }
-    match &kind {
-        Kind::Message(message) if !message.full_name().starts_with("google.protobuf.") => {
-            format!("it is an object, and {}", names(message))
+    kind
+}
+
+/// The right form of the value at this path of a body.
+fn advice_at(message: &MessageDescriptor, path: &Path) -> String {
+    let keys = path.iter().filter_map(|segment| match segment {
+        Segment::Map { key } => Some(key.as_str()),
+        _ => None,
+    });
+    match kind_at(message, keys) {
+        Kind::Message(message) if !is_value(&message) => {
+            format!("it is an object, and {}", names(&message))
         }
-        _ => advice(&kind),
+        kind => advice(&kind),
     }
 }
 
@@ -634,7 +625,7 @@ fn leaf(kind: &Kind, text: &str) -> Result<Value, String> {
             _ => return Err(format!("{text:?} is not true")),
         },
         // Times and spans are text.
-        Kind::Message(message) if !message.full_name().starts_with("google.protobuf.") => {
+        Kind::Message(message) if !is_value(message) => {
             return Err("it has fields of its own; give those, such as NAME.FIELD".to_owned());
         }
         Kind::Enum(_) => match text.parse::<i32>() {
