@@ -601,6 +601,25 @@ async fn until_store(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Names of the content that the newest manifest lists. The bucket also has files that wait for their removal.
+fn listed(store: &Store) -> Vec<String> {
+    let newest = store.names(MANIFESTS).pop().unwrap();
+    let mut files = Vec::new();
+    store.change(&newest, |bytes| {
+        files = wald_proto::backup::decode(&bytes).unwrap().files;
+        Some(bytes)
+    });
+    let is_listed = |name: &String| {
+        let (_, digest) = name.rsplit_once('/').unwrap();
+        let digest = u128::from_str_radix(digest, 16).unwrap().to_be_bytes();
+        files.iter().any(|file| *file.digest == digest)
+    };
+    let mut names = store.names(CONTENT);
+    names.retain(is_listed);
+    assert!(!names.is_empty(), "{newest} lists no content");
+    names
+}
+
 /// Runs a command of `wald` on the bucket: its exit code, stdout and stderr.
 fn command(store: &Store, words: &[&str]) -> (Option<i32>, String, String) {
     let output = ends(
@@ -623,14 +642,14 @@ async fn copy_begins_again_when_the_owner_removes_files_meanwhile() {
     let mut wal = node.wal().await;
     fill(&mut wal, 0, 60).await;
     until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
-    store.hold(Some("/content/"));
+    store.hold(vec!["/content/".to_owned()]);
     let copy = private_directory();
     let (server, target) = (Arc::clone(&store), copy.path().to_str().unwrap().to_owned());
     let restoring =
         tokio::task::spawn_blocking(move || command(&server, &["restore", "--data-dir", &target]));
-    until_store("the copy reads files", || store.held() > 0).await;
+    until_store("the copy reads files", || !store.held().is_empty()).await;
     // The owner goes on until it has removed a file of the manifest that the copy reads.
-    let first = store.names(CONTENT);
+    let first = listed(&store);
     let (mut next, begun) = (60, Instant::now());
     loop {
         let there = store.names(CONTENT);
@@ -641,7 +660,7 @@ async fn copy_begins_again_when_the_owner_removes_files_meanwhile() {
         fill(&mut wal, next, 10).await;
         next += 10;
     }
-    store.hold(None);
+    store.hold(Vec::new());
     let (code, out, log) = restoring.await.unwrap();
     assert_eq!(code, Some(0), "{out} {log}");
     assert!(log.contains("the copy begins again"), "{log}");
@@ -670,13 +689,14 @@ async fn replica_is_verified_and_its_faults_are_named() {
     let row_bytes = found["row_bytes"].as_u64().unwrap();
     assert!(row_bytes >= 50_000, "{found}");
 
-    let bad = store.names(CONTENT).remove(0);
-    let mut kept = Vec::new();
-    store.change(&bad, |mut content| {
-        kept = content.clone();
-        content[9] ^= 1;
-        Some(content)
-    });
+    let damage = |name: &String| {
+        store.change(name, |mut content| {
+            content[9] ^= 1;
+            Some(content)
+        });
+    };
+    let bad = listed(&store).remove(0);
+    damage(&bad);
     let (code, out, log) = command(&store, &["verify"]);
     assert_eq!(code, Some(5), "{out} {log}");
     let shown = bad.strip_prefix("wald/orders/").unwrap();
@@ -684,7 +704,7 @@ async fn replica_is_verified_and_its_faults_are_named() {
         out.contains("1 files are bad") && log.contains(shown),
         "{out} {log}"
     );
-    store.change(&bad, |_| Some(kept));
+    damage(&bad);
     assert_eq!(command(&store, &["verify"]).0, Some(0));
 }
 

@@ -41,10 +41,10 @@ struct Objects {
 /// Reads of these objects wait.
 #[derive(Default)]
 struct HeldReads {
-    /// A part of their names; `None`: none waits.
-    part: Option<String>,
-    /// Number of reads that wait.
-    count: usize,
+    /// Parts of their names; empty: none waits.
+    parts: Vec<String>,
+    /// Names of the objects whose reads wait.
+    names: Vec<String>,
 }
 
 struct Shared {
@@ -74,16 +74,18 @@ impl Shared {
     /// Waits while reads of this object are held.
     async fn wait(&self, name: &str) {
         let is_held = |held: &HeldReads| {
-            let part = held.part.as_ref();
-            part.is_some_and(|part| name.contains(part.as_str()))
+            let mut parts = held.parts.iter();
+            parts.any(|part| name.contains(part.as_str()))
         };
         let mut changes = self.held.subscribe();
         if !is_held(&changes.borrow_and_update()) {
             return;
         }
-        self.held.send_modify(|held| held.count += 1);
+        self.held
+            .send_modify(|held| held.names.push(name.to_owned()));
         changes.wait_for(|held| !is_held(held)).await.unwrap();
-        self.held.send_modify(|held| held.count -= 1);
+        self.held
+            .send_modify(|held| held.names.retain(|held| held != name));
     }
 }
 
@@ -127,15 +129,14 @@ impl Store {
         self.shared.mood.send_replace(mood);
     }
 
-    /// Lets reads of objects whose names contain `part` wait; `None` lets them go on.
-    pub(crate) fn hold(&self, part: Option<&str>) {
-        let part = part.map(str::to_owned);
-        self.shared.held.send_modify(|held| held.part = part);
+    /// Lets reads of objects whose names contain one of `parts` wait. Others go on.
+    pub(crate) fn hold(&self, parts: Vec<String>) {
+        self.shared.held.send_modify(|held| held.parts = parts);
     }
 
-    /// Number of reads that wait.
-    pub(crate) fn held(&self) -> usize {
-        self.shared.held.borrow().count
+    /// Names of the objects whose reads wait.
+    pub(crate) fn held(&self) -> Vec<String> {
+        self.shared.held.borrow().names.clone()
     }
 
     /// Lets only these keys in.
@@ -186,15 +187,15 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     waits.await.unwrap();
     let (head, body) = request.into_parts();
     let body = to_bytes(body, 64 << 20).await.unwrap();
+    let key = decoded(head.uri.path().trim_start_matches('/'));
     if head.method == Method::GET {
-        shared.wait(head.uri.path()).await;
+        shared.wait(&key).await;
     }
     if !shared.admits(&head.headers) {
         return refused(StatusCode::FORBIDDEN, "InvalidAccessKeyId");
     }
     let query = head.uri.query().unwrap_or_default();
     let query: BTreeMap<String, String> = query.split('&').map(pair).collect();
-    let key = decoded(head.uri.path().trim_start_matches('/'));
     let mut objects = shared.objects.lock().unwrap();
     match (&head.method, key.split_once('/')) {
         (&Method::GET, None | Some((_, ""))) => objects.list(&key, &query),
