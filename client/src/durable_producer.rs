@@ -5,7 +5,7 @@ use std::fmt;
 
 use futures_util::FutureExt as _;
 use wald_proto::v1;
-use wald_proto::v1::StateKind;
+use wald_proto::v1::{Reason, StateKind};
 
 use crate::batch::LogAck;
 use crate::error::{Error, ErrorKind, Outcome};
@@ -46,7 +46,7 @@ impl ProducerBuilder {
                 .log_id(found.log_id)
                 .first_sequence(found.sequence);
         }
-        let mut producer = self.open().await?;
+        let mut producer = self.clone().open().await?;
         producer.keep_id();
         let kept = found.unwrap_or_else(|| v1::ProducerState {
             log: producer.log().to_owned(),
@@ -55,11 +55,14 @@ impl ProducerBuilder {
             epoch: producer.epoch(),
             sequence: producer.first_sequence(),
             batches: Vec::new(),
+            earlier_batches: 0,
             kind: StateKind::Producer.into(),
         });
         let mut durable = DurableProducer {
+            builder: self.log_id(kept.log_id),
             producer,
             state,
+            loaded: kept.batches.len(),
             kept,
             acks: VecDeque::new(),
             failed: None,
@@ -100,14 +103,19 @@ impl ProducerBuilder {
 /// the state, and every later start fails with it: check the size of records before.
 ///
 /// **A producer that has been idle for longer than the server keeps producers** (`producer_max_idle`, 7 days unless
-/// configured otherwise) is unknown there. Every later batch of this state is then refused (PRODUCER_EXPIRED or PRODUCER_GAP), because
-/// nobody can tell whether a batch is a repeat. Append something now and then, or begin with a new state.
+/// configured otherwise) is unknown there. If no batch is in doubt, it goes on in a new epoch, and nobody notices. If the
+/// state has batches that an earlier run may have appended, nobody can tell whether they are in the log, and every start is
+/// refused (PRODUCER_EXPIRED) until somebody decides it (`walctl producers state`). For the same reason, never go back to an old copy of a state.
 ///
 /// An ack counts at the durability that [`durability`](ProducerBuilder::durability) or the log's sync mode asks for. With less
 /// than DURABLE a crash of the server can lose acked batches. The producer is then refused (PRODUCER_GAP) instead of leaving a hole.
 pub struct DurableProducer {
+    /// Opens `producer`, but for its id and sequence.
+    builder: ProducerBuilder,
     producer: Producer,
     state: KeptState,
+    /// Number of batches at the beginning of `kept` that an earlier run may have sent.
+    loaded: usize,
     /// The batches without a known ack, the first of them not yet taken off after its ack.
     kept: v1::ProducerState,
     /// Acks of the first batches of `kept`: those that were sent.
@@ -143,7 +151,7 @@ impl DurableProducer {
 
     /// Number of batches that it was given so far, in all runs of the program: the sequence of the next one.
     pub fn next_sequence(&self) -> u64 {
-        self.kept.sequence + self.kept.batches.len() as u64
+        self.kept.earlier_batches + self.kept.sequence + self.kept.batches.len() as u64
     }
 
     /// Keeps these records as one batch, and sends them. Returns its sequence once the batch is kept; the ack may come later.
@@ -181,12 +189,14 @@ impl DurableProducer {
     /// Waits until there is room for another batch.
     async fn make_room(&mut self) -> Result<(), Error> {
         self.take_acks()?;
-        // Batches of calls that were cancelled: their acks make room.
-        self.save_and_send().await?;
-        while self.kept.batches.len() >= BATCHES_KEPT {
+        loop {
+            // Batches of calls that were cancelled, or of an epoch that is over: their acks make room.
+            self.save_and_send().await?;
+            if self.kept.batches.len() < BATCHES_KEPT {
+                return Ok(());
+            }
             self.take_ack().await?;
         }
-        Ok(())
     }
 
     /// Waits for the acks of all batches.
@@ -194,8 +204,8 @@ impl DurableProducer {
     /// # Errors
     /// The first failure.
     pub async fn flush(&mut self) -> Result<(), Error> {
-        self.save_and_send().await?;
-        while !self.acks.is_empty() {
+        while !self.kept.batches.is_empty() {
+            self.save_and_send().await?;
             self.take_ack().await?;
         }
         self.save().await
@@ -235,15 +245,39 @@ impl DurableProducer {
     }
 
     fn taken(&mut self, acked: Result<LogAck, Error>) -> Result<(), Error> {
-        self.acks.pop_front();
         match acked {
             Ok(_) => {
+                self.acks.pop_front();
                 self.kept.batches.remove(0);
                 self.kept.sequence += 1;
+                self.loaded = self.loaded.saturating_sub(1);
                 Ok(())
             }
-            Err(error) => self.fail(error),
+            Err(error) => match self.next_epoch(&error) {
+                Some(epoch) => {
+                    self.begin_again(epoch);
+                    Ok(())
+                }
+                None => self.fail(error),
+            },
         }
+    }
+
+    /// The epoch in which this producer goes on after the failure of its first batch in doubt. The server has forgotten the
+    /// producer, and has applied none of the batches: each was sent once, and refused.
+    fn next_epoch(&self, error: &Error) -> Option<u64> {
+        let forgotten = error.reason() == Some(Reason::ProducerExpired);
+        let applied_none = self.loaded == 0 && error.outcome() == Outcome::NotApplied;
+        error
+            .fact_number("first_epoch")
+            .filter(|_| forgotten && applied_none)
+    }
+
+    /// Begins a new epoch, whose batches are not sent yet.
+    fn begin_again(&mut self, epoch: u64) {
+        self.acks.clear();
+        self.kept.earlier_batches += std::mem::take(&mut self.kept.sequence);
+        self.kept.epoch = epoch;
     }
 
     async fn save(&mut self) -> Result<(), Error> {
@@ -266,20 +300,23 @@ impl DurableProducer {
     /// Sends the batches that are kept and were not sent.
     async fn send_kept(&mut self) -> Result<(), Error> {
         self.check()?;
-        while let Some(batch) = self.kept.batches.get(self.acks.len()) {
+        while self.acks.len() < self.kept.batches.len() {
+            if self.producer.epoch() != self.kept.epoch {
+                self.save().await?;
+                let builder = self.builder.clone();
+                let builder = builder.id(self.kept.id.clone(), self.kept.epoch);
+                self.producer = builder.first_sequence(0).open().await?;
+                continue;
+            }
             let batch = v1::LogBatch {
                 log: self.producer.log().to_owned(),
-                ..batch.clone()
+                ..self.kept.batches[self.acks.len()].clone()
             };
             match self.producer.append_batch_of(batch).await {
                 Ok(ack) => self.acks.push_back(ack),
-                Err(error) => {
-                    // The first failure is in an ack.
-                    while !self.acks.is_empty() {
-                        self.take_ack().await?;
-                    }
-                    return self.fail(error);
-                }
+                // The first failure is in an ack.
+                Err(_) if !self.acks.is_empty() => self.take_ack().await?,
+                Err(error) => return self.fail(error),
             }
         }
         Ok(())

@@ -224,6 +224,110 @@ async fn batch_without_records_is_refused_and_leaves_no_trace() {
     assert_eq!(kept.producer().sequence, 1);
 }
 
+/// The server forgets the producer of the log.
+async fn forget(client: &Client, kept: &Kept) {
+    let state = kept.producer();
+    let forgotten = client.forget_producer(state.log, state.id, Some(state.log_id));
+    forgotten.await.unwrap();
+}
+
+#[tokio::test]
+async fn forgotten_producer_with_nothing_in_doubt_goes_on_in_a_new_epoch() {
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    let mut producer = open(&client, &kept).await;
+    for life in 0..3 {
+        // In one run of the program, and over its restarts.
+        for half in 0..2 {
+            let first = 20 * life + 10 * half;
+            assert_eq!(producer.next_sequence(), first);
+            for number in numbers(first..first + 10) {
+                let sequence = producer.append_batch([number]).await.unwrap();
+                assert_eq!(sequence + 1, producer.next_sequence());
+            }
+            producer.flush().await.unwrap();
+            forget(&client, &kept).await;
+        }
+        producer.close().await.unwrap();
+        producer = open(&client, &kept).await;
+    }
+    producer.append_batch(["last"]).await.unwrap();
+    producer.close().await.unwrap();
+    let mut wanted = numbers(0..60);
+    wanted.push("last".to_owned());
+    assert_eq!(memory.payloads("log"), wanted);
+    let state = kept.producer();
+    assert_eq!(
+        (state.earlier_batches, state.sequence, state.epoch),
+        (60, 1, 6)
+    );
+}
+
+/// The refusal of a batch by a server that has forgotten its producer.
+fn forgotten(first_epoch: u64) -> Fault {
+    let epoch = ("first_epoch", first_epoch.to_string());
+    let refused = refuse(Code::FailedPrecondition, "PRODUCER_EXPIRED", &[epoch]);
+    Fault::Fail(refused)
+}
+
+#[tokio::test]
+async fn batches_behind_a_refused_one_follow_it_into_the_new_epoch() {
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    let mut producer = open(&client, &kept).await;
+    producer.append_batch(["0"]).await.unwrap();
+    producer.flush().await.unwrap();
+    // The refusal comes when many batches are under way.
+    let gate = Arc::new(tokio::sync::Notify::new());
+    memory.script([Fault::Wait(Arc::clone(&gate)), forgotten(1)]);
+    for number in numbers(1..60) {
+        producer.append_batch([number]).await.unwrap();
+    }
+    gate.notify_one();
+    producer.flush().await.unwrap();
+    assert_eq!(memory.payloads("log"), numbers(0..60));
+    let state = kept.producer();
+    assert_eq!(
+        (state.earlier_batches, state.sequence, state.epoch),
+        (2, 58, 1)
+    );
+    assert_eq!(producer.next_sequence(), 60);
+}
+
+#[tokio::test]
+async fn forgotten_producer_with_a_batch_in_doubt_is_refused() {
+    // The batch was sent by an earlier run of the program.
+    let (memory, client) = start().await;
+    let kept = Kept::default();
+    let mut producer = open(&client, &kept).await;
+    memory.script([Fault::Withhold]);
+    producer.append_batch(["0"]).await.unwrap();
+    while memory.payloads("log").is_empty() {
+        tokio::task::yield_now().await;
+    }
+    drop(producer);
+    forget(&client, &kept).await;
+    for _ in 0..2 {
+        let mut producer = open(&client, &kept).await;
+        let refused = producer.flush().await.unwrap_err();
+        assert_eq!(refused.reason_text(), Some("PRODUCER_EXPIRED"), "{refused}");
+        assert_eq!(memory.payloads("log"), ["0"]);
+        let state = kept.producer();
+        assert_eq!((state.epoch, state.batches.len()), (0, 1));
+    }
+    // Or by this run, on a connection that broke.
+    let kept = Kept::default();
+    let mut producer = open(&client, &kept).await;
+    memory.script([Fault::Cut, forgotten(7)]);
+    producer.append_batch(["1"]).await.unwrap();
+    let refused = producer.flush().await.unwrap_err();
+    assert_eq!(refused.reason_text(), Some("PRODUCER_EXPIRED"), "{refused}");
+    assert_eq!(
+        (kept.producer().epoch, memory.payloads("log").len()),
+        (0, 1)
+    );
+}
+
 /// A save that takes its time, in which the program gives the call up.
 #[tokio::test]
 async fn cancelled_calls_leave_batches_that_the_next_one_sends() {
