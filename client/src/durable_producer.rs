@@ -105,7 +105,7 @@ impl ProducerBuilder {
 /// **A producer that has been idle for longer than the server keeps producers** (`producer_max_idle`, 7 days unless
 /// configured otherwise) is unknown there. If no batch is in doubt, it goes on in a new epoch, and nobody notices. If the
 /// state has batches that an earlier run may have appended, nobody can tell whether they are in the log, and every start is
-/// refused (PRODUCER_EXPIRED) until somebody decides it (`walctl producers state`). For the same reason, never go back to an old copy of a state.
+/// refused (PRODUCER_EXPIRED) until somebody decides it (`walctl state settle`). For the same reason, never go back to an old copy of a state.
 ///
 /// An ack counts at the durability that [`durability`](ProducerBuilder::durability) or the log's sync mode asks for. With less
 /// than DURABLE a crash of the server can lose acked batches. The producer is then refused (PRODUCER_GAP) instead of leaving a hole.

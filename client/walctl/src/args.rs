@@ -70,6 +70,9 @@ pub(crate) enum Command {
     /// List or forget the producers of a log: its exactly-once writers
     #[command(subcommand)]
     Producer(ProducerCommand),
+    /// Show the state file of a durable producer or follower, or decide what became of its batches
+    #[command(subcommand)]
+    State(StateCommand),
     /// Wait until everything accepted before is flushed.
     Sync(SyncArgs),
     /// Show the server's identity, readiness, flush promises and journal; exits with 4 if not
@@ -503,6 +506,45 @@ pub(crate) enum ProducerCommand {
         #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum StateCommand {
+    /// Print a state: producer, position and batches in doubt, or cursor and effects. Its program may run
+    Show {
+        /// The file
+        file: PathBuf,
+    },
+    /// Decide what became of the batches in doubt, so that the next start of the producer goes on
+    Settle(SettleArgs),
+}
+
+const SETTLE_HELP: &str = "\
+A durable producer keeps each batch until its ack has come. Two things keep it from going on: the \
+server refuses the first batch for good (a record that is too large), or the server has forgotten \
+the producer (idle for longer than producer_max_idle) while batches were in doubt.
+
+If the server knows the producer, it says which batches are in the log; --drop N removes the next N, \
+and they are never appended. If it has forgotten the producer, --in-log N says how many batches are \
+in the log, from the first one on. The rest is sent by the next start, in a new epoch.
+
+The program must not run: the command takes the lock of the state.";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_long_help = SETTLE_HELP)]
+pub(crate) struct SettleArgs {
+    /// The file
+    pub(crate) file: PathBuf,
+    /// Number of batches that are in the log, from the first one on; only if the server has forgotten
+    /// the producer
+    #[arg(long, value_name = "N", value_parser = parse::count::<u64>)]
+    pub(crate) in_log: Option<u64>,
+    /// Number of batches to remove behind those in the log; they are never appended
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, value_parser = parse::count::<u64>)]
+    pub(crate) drop: u64,
+    /// Do not ask
+    #[arg(long, short = 'y')]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, ClapArgs)]

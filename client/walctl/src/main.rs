@@ -20,6 +20,7 @@ mod parse;
 mod producers;
 mod progress;
 mod scan;
+mod state;
 mod status;
 mod table;
 mod times;
@@ -36,7 +37,7 @@ use tokio::net::TcpStream;
 use wald_client::{Client, DEFAULT_TIMEOUT, Health, RetryPolicy, SyncTarget};
 use wald_connection::ConnectionChoice;
 
-use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, SyncArgs, TrimArgs};
+use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, StateCommand, SyncArgs, TrimArgs};
 use crate::exit::{Asked, ExitKind, Usage};
 use crate::output::{Out, Output, confirmed, say};
 
@@ -86,6 +87,7 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
         Command::Completion { shell } => return pages::completion(shell),
         Command::Man { command } => return pages::man(&command),
         Command::Context(command) => return contexts::run(command, connection, matches, output),
+        Command::State(StateCommand::Show { file }) => return state::show(&file, output),
         _ => {}
     }
     let settings = ConnectionChoice::new(&connection, matches)?;
@@ -172,6 +174,7 @@ async fn other(
         Command::Fence(args) => fence(client, args, output).await,
         Command::Cursor(command) => cursors::cursor(client, command, output).await,
         Command::Producer(command) => producers::producer(client, command, output).await,
+        Command::State(command) => state::run(client, command).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, output).await,
         Command::Cluster(command) => cluster::run(client, command, output).await,

@@ -13,6 +13,7 @@ mod nodes;
 mod producers;
 mod records;
 mod scripts;
+mod state;
 mod terminal;
 mod tls;
 mod tokens;
