@@ -173,3 +173,29 @@ def a_consumer_that_never_comes_back():
             first = lambda: json.loads(daemon.walctl("log", "get", "q", "--output", "json").stdout)[0]["first_lsn"]
             daemon.walctl("append", "q", "-", input=(b"z" * 100 + b"\n") * 1000)
             expect("a setting bounds it", wait_until(lambda: first() > 10, 20), first())
+
+
+@check("Logs of a prefix are followed from now on, and a shell completes their names")
+def many_logs():
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        for log in ("shop/de", "shop/fr", "other"):
+            daemon.walctl("append", log, "--text", "before")
+        follower = subprocess.Popen([WALCTL, "--endpoint", daemon.grpc, "tail", "--prefix", "shop/", "--output", "json"], stdout=subprocess.PIPE)
+        seen = []
+        reader = threading.Thread(target=lambda: seen.extend(json.loads(line) for line in follower.stdout))
+        reader.start()
+        expect("it begins", wait_until(lambda: daemon.metric("wald_followers") == 1, 20), daemon.metric("wald_followers"))
+        for log in ("other", "shop/de", "shop/new"):
+            daemon.walctl("append", log, "--text", "after")
+        wait_until(lambda: len(seen) == 2, 20)
+        follower.kill()
+        reader.join()
+        follower.wait()
+        found = [(record["log"], record["text"]) for record in seen]
+        expect("records that come later are printed with their logs", found == [("shop/de", "after"), ("shop/new", "after")], found)
+        line = (f'export PATH="{Path(WALCTL).parent}:$PATH"; source <(walctl completion bash); COMP_WORDS=(walctl read shop/); COMP_CWORD=2; COMP_TYPE=9; '
+                '_clap_complete_walctl walctl shop/; printf "%s\\n" "${COMPREPLY[@]}"')
+        shell = run("bash", "-c", line, env={**os.environ, "WALD_ENDPOINT": daemon.grpc})
+        expect("bash completes names of logs", shell.stdout.split() == [b"shop/de", b"shop/fr", b"shop/new"], shell.stdout + shell.stderr)
+        looks = [json.loads(line) for line in daemon.walctl("top", "shop/*", "--count", "2", "--interval", "200ms", "--output", "json").stdout.splitlines()]
+        expect("walctl top has the logs of a pattern", [sorted(log["log"] for log in look["logs"]) for look in looks] == [["shop/de", "shop/fr", "shop/new"]] * 2, looks)

@@ -555,6 +555,8 @@ impl LogService for Memory {
             .map(|name| Log {
                 name: name.to_string(),
                 log_id: state.logs[*name].log_id,
+                first_lsn: Some(0),
+                tail_lsn: Some(state.logs[*name].records.len() as u64),
                 ..Default::default()
             })
             .collect();

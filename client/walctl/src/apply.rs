@@ -16,7 +16,8 @@ use wald_text::units;
 
 use crate::args::{ApplyArgs, CompressionArg, SyncModeArg};
 use crate::exit::{ExitKind, Usage};
-use crate::logs::{SETTINGS, setting_words, with_prefix};
+use crate::logs::{SETTINGS, setting_words};
+use crate::names::NamePattern;
 use crate::output::{Out, Output, confirmed, say};
 use crate::parse;
 
@@ -254,7 +255,9 @@ async fn carry_out(
         return Ok(ExitKind::Ok);
     };
     let declared: BTreeSet<&str> = file.logs.iter().map(|log| log.name.as_str()).collect();
-    let (mut others, _) = with_prefix(client, prefix, 0, None).await?;
+    let (mut others, _) = NamePattern::with_prefix(prefix)
+        .list(client, 0, None)
+        .await?;
     others.retain(|log| !declared.contains(log.name.as_str()));
     if others.is_empty() {
         return Ok(ExitKind::Ok);

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
+use clap_complete::{ArgValueCompleter, Shell};
 use wald_client::proto::{Compression, SyncMode};
 use wald_client::{Durability, Visibility};
 use wald_connection::ConnectionArgs;
 
+use crate::complete;
 use crate::input::InputFormat;
 use crate::output::Output;
 use crate::parse::{self, Moment, ScanBegin};
@@ -93,9 +94,16 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Ask whether the server is ready; exits with 4 if not.
     Health(HealthArgs),
+    /// Print the versions of walctl and of the server
+    Version,
+    /// Show the busiest logs, again every 2 seconds, until Ctrl-C
+    Top(TopArgs),
+    /// Write a document for a person who helps from afar: versions, status, settings, logs and cursors. It has no records
+    /// and no secrets
+    SupportBundle(BundleArgs),
     /// Save the store to a directory of backups or to a bucket, or look after the backups there.
     Backup(BackupArgs),
-    /// Print the completions for a shell, to be put where it looks for them.
+    /// Print the script with which a shell completes commands, options and names of logs.
     Completion {
         /// The shell.
         shell: Shell,
@@ -153,7 +161,7 @@ Missing records are named on stderr; if they are damaged or lost, the exit code 
 pub(crate) struct AppendArgs {
     /// The log, and the file to read; without a file, or with `-`, stdin. The log is left
     /// out with --log-from-field.
-    #[arg(value_name = "LOG|FILE", num_args = 0..=2)]
+    #[arg(value_name = "LOG|FILE", num_args = 0..=2, add = ArgValueCompleter::new(complete::logs))]
     pub(crate) places: Vec<String>,
     /// Format of the input, which separates its records [default: by the file's extension, else
     /// lines]
@@ -219,6 +227,7 @@ pub(crate) struct BatchArgs {
 #[command(after_help = "Exits with 3 if there is nothing to read.")]
 pub(crate) struct ReadArgs {
     /// The log.
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
     pub(crate) log: String,
     /// Begin at this lsn [default: the first record kept].
     #[arg(long, value_name = "LSN", group = "start", value_parser = parse::lsn)]
@@ -251,7 +260,7 @@ pub(crate) struct ReadArgs {
 #[command(after_long_help = SCAN_HELP, group(clap::ArgGroup::new("selector").required(true)))]
 pub(crate) struct ScanArgs {
     /// The log.
-    #[arg(group = "selector")]
+    #[arg(group = "selector", add = ArgValueCompleter::new(complete::logs))]
     pub(crate) log: Option<String>,
     /// All logs whose names start with this.
     #[arg(long, group = "selector")]
@@ -283,12 +292,20 @@ pub(crate) struct ScanArgs {
 }
 
 #[derive(Debug, ClapArgs)]
+#[command(group(clap::ArgGroup::new("selector").required(true)))]
 pub(crate) struct TailArgs {
     /// The log; if there is none yet, waits for it.
-    pub(crate) log: String,
-    /// Begin this number of records before the tail
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = parse::count::<u64>)]
-    pub(crate) last: u64,
+    #[arg(group = "selector", add = ArgValueCompleter::new(complete::logs))]
+    pub(crate) log: Option<String>,
+    /// All logs whose names start with this, also those that are made later; from now on
+    #[arg(long, group = "selector")]
+    pub(crate) prefix: Option<String>,
+    /// All logs, from now on
+    #[arg(long, group = "selector")]
+    pub(crate) all: bool,
+    /// Begin this number of records before the tail; one log only [default: 10]
+    #[arg(short = 'n', long, value_name = "N", conflicts_with_all = ["prefix", "all"], value_parser = parse::count::<u64>)]
+    pub(crate) last: Option<u64>,
     /// Most records to print [default: no bound]
     #[arg(long, alias = "max", value_name = "N", value_parser = parse::count::<u64>)]
     pub(crate) limit: Option<u64>,
@@ -308,8 +325,16 @@ pub(crate) struct TailArgs {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct LogsArgs {
+    /// Only logs whose names match this, as a shell matches: *, ? and [abc]. Quote it. * matches slashes, too
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
+    pub(crate) pattern: Option<String>,
     /// Only logs whose names start with this.
-    #[arg(long, default_value = "")]
+    #[arg(
+        long,
+        default_value = "",
+        hide_default_value = true,
+        conflicts_with = "pattern"
+    )]
     pub(crate) prefix: String,
     /// Maximum number of logs (0 = all)
     #[arg(long, alias = "max", value_name = "N", default_value_t = 100,
@@ -327,6 +352,7 @@ pub(crate) enum LogCommand {
     /// Show a log.
     Get {
         /// The log.
+        #[arg(add = ArgValueCompleter::new(complete::logs))]
         log: String,
     },
     /// Change the given settings of a log, leave the rest
@@ -335,6 +361,7 @@ pub(crate) enum LogCommand {
     /// (`sorter_enabled`) gives their space back to the disk.
     Delete {
         /// The log.
+        #[arg(add = ArgValueCompleter::new(complete::logs))]
         log: String,
         /// Only if the log has this number.
         #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
@@ -348,6 +375,7 @@ pub(crate) enum LogCommand {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ConfigureArgs {
     /// The log.
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
     pub(crate) log: String,
     /// Durability of appends that name none [default: the server's]
     #[arg(long, value_enum)]
@@ -415,6 +443,7 @@ pub(crate) struct ApplyArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct TrimArgs {
     /// The log.
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
     pub(crate) log: String,
     /// Forget every record below this lsn; at most the log's next.
     #[arg(long, value_name = "LSN", value_parser = parse::lsn)]
@@ -435,6 +464,7 @@ name the epoch (`walctl append --writer-epoch`).";
 #[command(after_help = FENCE_HELP)]
 pub(crate) struct FenceArgs {
     /// The log.
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
     pub(crate) log: String,
     /// The new epoch; must exceed the current one [default: the current one and 1].
     #[arg(long, value_name = "EPOCH", value_parser = parse::count::<u64>)]
@@ -448,7 +478,8 @@ pub(crate) struct FenceArgs {
 pub(crate) enum CursorCommand {
     /// List the cursors of a log, or of all logs, with their lag
     List {
-        /// The log [default: all logs]
+        /// The log, or a pattern of logs as in `walctl logs` [default: all logs]
+        #[arg(add = ArgValueCompleter::new(complete::logs))]
         log: Option<String>,
         /// Only logs whose names start with this
         #[arg(
@@ -465,6 +496,7 @@ pub(crate) enum CursorCommand {
     /// Show a cursor.
     Get {
         /// The log.
+        #[arg(add = ArgValueCompleter::new(complete::logs))]
         log: String,
         /// The cursor.
         cursor: String,
@@ -477,6 +509,7 @@ pub(crate) enum CursorCommand {
     /// Forget a cursor.
     Delete {
         /// The log.
+        #[arg(add = ArgValueCompleter::new(complete::logs))]
         log: String,
         /// The cursor.
         cursor: String,
@@ -491,6 +524,7 @@ pub(crate) enum ProducerCommand {
     /// List the producers of a log by id
     List {
         /// The log
+        #[arg(add = ArgValueCompleter::new(complete::logs))]
         log: String,
         /// Number that the log must have
         #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
@@ -499,6 +533,7 @@ pub(crate) enum ProducerCommand {
     /// Forget a producer, which makes room for another one; its epoch is over
     Forget {
         /// The log
+        #[arg(add = ArgValueCompleter::new(complete::logs))]
         log: String,
         /// Id of the producer
         id: String,
@@ -550,6 +585,7 @@ pub(crate) struct SettleArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CursorSetArgs {
     /// The log.
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
     pub(crate) log: String,
     /// The cursor.
     pub(crate) cursor: String,
@@ -584,10 +620,55 @@ pub(crate) struct VerifyArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SyncArgs {
     /// The log whose records matter [default: all].
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
     pub(crate) log: Option<String>,
     /// To the operating system only, not to the device.
     #[arg(long)]
     pub(crate) os: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TopArgs {
+    /// Only logs whose names match this, as in `walctl logs`
+    #[arg(add = ArgValueCompleter::new(complete::logs))]
+    pub(crate) pattern: Option<String>,
+    /// Time between two looks
+    #[arg(long, short = 'i', value_name = "SPAN", default_value = "2s", value_parser = wald_text::units::span)]
+    pub(crate) interval: Duration,
+    /// Number of looks [default: no bound]
+    #[arg(long, value_name = "N", value_parser = parse::one_or_more)]
+    pub(crate) count: Option<u64>,
+    /// Most logs to show [default: as many as the terminal has lines, else 20]; JSON has all
+    #[arg(long, value_name = "N", value_parser = parse::count::<usize>)]
+    pub(crate) lines: Option<usize>,
+    /// Order of the logs
+    #[arg(long, value_enum, default_value_t = TopOrder::Rate)]
+    pub(crate) sort: TopOrder,
+}
+
+/// Order of the logs in `walctl top`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TopOrder {
+    /// Most records in a second first
+    Rate,
+    /// Most stored bytes first
+    Stored,
+    /// Most records that are not flushed first
+    Unflushed,
+    /// By name
+    Name,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BundleArgs {
+    /// The file, which must not be there yet; - is stdout
+    pub(crate) file: PathBuf,
+    /// File with a scrape of the server's /metrics to put in; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics: Option<PathBuf>,
+    /// Put numbers in place of the names of logs, cursors and callers. Metrics and messages stay as they are
+    #[arg(long)]
+    pub(crate) without_names: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -724,6 +805,7 @@ pub(crate) enum ContextCommand {
     /// Make a context the current one
     Use {
         /// The context
+        #[arg(add = ArgValueCompleter::new(complete::contexts))]
         name: String,
     },
     /// List the contexts; an asterisk marks the current one
@@ -731,11 +813,13 @@ pub(crate) enum ContextCommand {
     /// Show the settings that commands use here, and the source of each
     Show {
         /// The context [default: that of --context, WALD_CONTEXT, or the current one]
+        #[arg(add = ArgValueCompleter::new(complete::contexts))]
         name: Option<String>,
     },
     /// Remove a context; the files that it names stay
     Remove {
         /// The context
+        #[arg(add = ArgValueCompleter::new(complete::contexts))]
         name: String,
     },
 }
@@ -821,5 +905,8 @@ mod tests {
         assert!(parse("walctl scan --prefix airport/ --follow").is_ok());
         assert!(parse("walctl scan").is_err());
         assert!(parse("walctl scan flights --all").is_err());
+        assert!(parse("walctl tail").is_err());
+        assert!(parse("walctl tail -n 3 flights").is_ok());
+        assert!(parse("walctl tail -n 3 --prefix flights").is_err());
     }
 }

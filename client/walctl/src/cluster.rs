@@ -23,6 +23,12 @@ pub(crate) async fn run(
     }
 }
 
+/// The nodes as JSON; null without a replica.
+pub(crate) async fn nodes(client: &Client) -> Result<Value> {
+    let replica = client.server_info().await?.replica;
+    Ok(replica.as_ref().map_or(Value::Null, document))
+}
+
 /// The replica as the current server sees it.
 async fn replica(client: &Client) -> Result<ReplicaStatus> {
     match client.server_info().await?.replica {

@@ -3,13 +3,13 @@
 use anyhow::Result;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 use wald_client::proto::Log;
 use wald_client::{Client, CursorCommit, NamedCursor, Reason};
 
 use crate::args::CursorCommand;
 use crate::exit::ExitKind;
-use crate::logs;
+use crate::names::{self, NamePattern};
 use crate::output::{Out, Output, note};
 use crate::table::Table;
 
@@ -39,10 +39,13 @@ pub(crate) async fn cursor(
     let rows = match command {
         CursorCommand::List {
             log: None, prefix, ..
-        } => {
-            let rows = of_all(client, &prefix).await?;
-            print(&rows, true, output)?;
-            return Ok(ExitKind::Ok);
+        } => return list(client, &NamePattern::with_prefix(&prefix), output).await,
+        CursorCommand::List {
+            log: Some(log),
+            log_id: None,
+            ..
+        } if NamePattern::is_pattern(&log) => {
+            return list(client, &NamePattern::matching(&log)?, output).await;
         }
         CursorCommand::List {
             log: Some(log),
@@ -96,6 +99,19 @@ pub(crate) async fn cursor(
     Ok(ExitKind::Ok)
 }
 
+/// Prints the cursors of these logs.
+async fn list(client: &Client, names: &NamePattern, output: Output) -> Result<ExitKind> {
+    let rows = of_all(client, names).await?;
+    print(&rows, true, output)?;
+    Ok(ExitKind::Ok)
+}
+
+/// The cursors of all logs, as JSON.
+pub(crate) async fn all(client: &Client) -> Result<Value> {
+    let rows = of_all(client, &NamePattern::with_prefix("")).await?;
+    Ok(rows.iter().map(as_json).collect())
+}
+
 /// The next lsn of a log. The lag is a courtesy: without it the answer stands.
 async fn tail(client: &Client, log: &str) -> Option<u64> {
     client.get_log(log).await.ok()?.tail_lsn
@@ -123,20 +139,20 @@ async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<Cursor
     }
 }
 
-/// The cursors of all logs, by the names of these.
-async fn of_all(client: &Client, prefix: &str) -> Result<Vec<CursorRow>> {
+/// The cursors of these logs, by the names of the logs.
+async fn of_all(client: &Client, names: &NamePattern) -> Result<Vec<CursorRow>> {
     let mut rows = Vec::new();
     let mut token = None;
     loop {
-        let page = client.list_logs(prefix, logs::PAGE, token).await?;
-        let found = stream::iter(page.logs).map(async |log| match of(client, log, None).await {
+        let (logs, next) = names.list(client, names::PAGE, token).await?;
+        let found = stream::iter(logs).map(async |log| match of(client, log, None).await {
             // It was deleted meanwhile.
             Err(error) if is_gone(&error) => Ok(Vec::new()),
             found => found,
         });
         let found: Vec<Vec<CursorRow>> = found.buffered(AT_A_TIME).try_collect().await?;
         rows.extend(found.into_iter().flatten());
-        token = page.next_page_token;
+        token = next;
         if token.is_none() {
             return Ok(rows);
         }
@@ -149,17 +165,18 @@ fn is_gone(error: &anyhow::Error) -> bool {
     matches!(reason, Some(Reason::LogNotFound | Reason::LogReplaced))
 }
 
+fn as_json(row: &CursorRow) -> Value {
+    json!({
+        "log": row.log,
+        "cursor": row.cursor.name,
+        "lsn": row.cursor.lsn.get(),
+        "lag": row.lag(),
+        "log_id": row.cursor.log_id,
+        "update_time": time(&row.cursor),
+    })
+}
+
 fn print(rows: &[CursorRow], many: bool, output: Output) -> Result<()> {
-    let as_json = |row: &CursorRow| {
-        json!({
-            "log": row.log,
-            "cursor": row.cursor.name,
-            "lsn": row.cursor.lsn.get(),
-            "lag": row.lag(),
-            "log_id": row.cursor.log_id,
-            "update_time": time(&row.cursor),
-        })
-    };
     let mut out = Out::new(output);
     match output {
         Output::Text => out.line(&table(rows, many))?,

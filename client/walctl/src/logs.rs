@@ -10,41 +10,14 @@ use wald_text::units::shown_span;
 
 use crate::args::{ConfigureArgs, LogCommand, LogsArgs};
 use crate::exit::{ExitKind, Usage};
+use crate::names::NamePattern;
 use crate::output::{Out, Output, confirmed, note, say};
 use crate::progress::counted;
 use crate::table::Table;
 
-/// Number of logs requested at a time.
-pub(crate) const PAGE: u32 = 1_000;
-
-/// The logs with a prefix, `limit` of them at most (0: all), and the token of the page behind them.
-pub(crate) async fn with_prefix(
-    client: &Client,
-    prefix: &str,
-    limit: u32,
-    mut token: Option<String>,
-) -> Result<(Vec<Log>, Option<String>)> {
-    let mut logs: Vec<Log> = Vec::new();
-    loop {
-        let page_size = match limit {
-            0 => PAGE,
-            limit => {
-                let have = u32::try_from(logs.len()).unwrap_or(u32::MAX);
-                limit.saturating_sub(have).min(PAGE)
-            }
-        };
-        let page = client.list_logs(prefix, page_size, token.take()).await?;
-        logs.extend(page.logs);
-        token = page.next_page_token;
-        let enough = limit != 0 && logs.len() as u64 >= u64::from(limit);
-        if token.is_none() || enough {
-            return Ok((logs, token));
-        }
-    }
-}
-
 pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<ExitKind> {
-    let (logs, token) = with_prefix(client, &args.prefix, args.limit, args.page_token).await?;
+    let names = NamePattern::of(args.pattern.as_deref(), &args.prefix)?;
+    let (logs, token) = names.list(client, args.limit, args.page_token).await?;
     print(&logs, output)?;
     if let Some(token) = token {
         say(&format!(
@@ -52,6 +25,12 @@ pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Res
         ));
     }
     Ok(ExitKind::Ok)
+}
+
+/// All logs, as JSON.
+pub(crate) async fn all(client: &Client) -> Result<serde_json::Value> {
+    let (logs, _) = NamePattern::with_prefix("").list(client, 0, None).await?;
+    Ok(logs.iter().map(as_json).collect())
 }
 
 pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) -> Result<ExitKind> {
@@ -262,7 +241,7 @@ pub(crate) fn retention_json(retention: &Retention) -> serde_json::Value {
     })
 }
 
-fn as_json(log: &Log) -> serde_json::Value {
+pub(crate) fn as_json(log: &Log) -> serde_json::Value {
     let config = log.config.unwrap_or_default();
     let retention = config.retention.as_ref();
     json!({

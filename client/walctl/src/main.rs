@@ -8,11 +8,14 @@ mod args;
 mod backup;
 mod batch;
 mod cluster;
+mod complete;
 mod contexts;
 mod cursors;
+mod examples;
 mod exit;
 mod input;
 mod logs;
+mod names;
 mod output;
 mod pack;
 mod pages;
@@ -22,17 +25,20 @@ mod progress;
 mod scan;
 mod state;
 mod status;
+mod support;
 mod table;
 mod times;
 mod tips;
+mod top;
 mod verify;
+mod version;
 mod whoami;
 
 use std::io;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{ArgMatches, FromArgMatches};
 use tokio::net::TcpStream;
 use wald_client::{Client, DEFAULT_TIMEOUT, Health, RetryPolicy, SyncTarget};
 use wald_connection::ConnectionChoice;
@@ -45,7 +51,8 @@ use crate::output::{Out, Output, confirmed, say};
 const SILENCE: Duration = Duration::from_secs(1);
 
 fn main() {
-    let parsed = Args::command().try_get_matches().and_then(|matches| {
+    complete::answer();
+    let parsed = examples::command().try_get_matches().and_then(|matches| {
         let args = Args::from_arg_matches(&matches)?;
         Ok((args, matches))
     });
@@ -84,7 +91,7 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
     } = args.global;
     // These commands need no server.
     match args.command {
-        Command::Completion { shell } => return pages::completion(shell),
+        Command::Completion { shell } => return complete::script(shell),
         Command::Man { command } => return pages::man(&command),
         Command::Context(command) => return contexts::run(command, connection, matches, output),
         Command::State(StateCommand::Show { file }) => return state::show(&file, output),
@@ -97,7 +104,10 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
     let servers = settings.servers();
     let local = matches!(&args.command, Command::Backup(backup) if backup.command.is_some());
     // These commands need their answer at once; for the others --timeout is the bound.
-    let asks = matches!(args.command, Command::Health(_) | Command::Status(_));
+    let asks = matches!(
+        args.command,
+        Command::Health(_) | Command::Status(_) | Command::Version
+    );
     let mut builder = settings.builder()?.retry(RetryPolicy {
         max_attempts: match (asks, servers) {
             (false, _) => u32::MAX,
@@ -181,6 +191,9 @@ async fn other(
         Command::Whoami => whoami::run(client, settings, output).await,
         Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,
+        Command::Version => version::run(client, output).await,
+        Command::Top(args) => top::run(client, args, output).await,
+        Command::SupportBundle(args) => support::run(client, args).await,
         Command::Backup(args) => backup::run(client, args, output).await,
         Command::Append(_)
         | Command::Completion { .. }

@@ -1,18 +1,11 @@
-//! `walctl completion` and `walctl man`: made from the command line itself.
+//! `walctl man`: made from the command line itself.
 
 use anyhow::Result;
-use clap::{Command, CommandFactory};
-use clap_complete::Shell;
+use clap::Command;
 
-use crate::args::Args;
+use crate::examples;
 use crate::exit::{ExitKind, Usage};
 use crate::output::{Out, Output};
-
-pub(crate) fn completion(shell: Shell) -> Result<ExitKind> {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "walctl", &mut text);
-    print(&text)
-}
 
 /// The page of walctl, or of one of its commands.
 pub(crate) fn man(path: &[String]) -> Result<ExitKind> {
@@ -23,11 +16,14 @@ pub(crate) fn man(path: &[String]) -> Result<ExitKind> {
         .title(title)
         .source(concat!("walctl ", env!("CARGO_PKG_VERSION")))
         .render(&mut text)?;
-    print(&text)
+    let mut out = Out::new(Output::Raw);
+    out.bytes(&text)?;
+    out.flush()?;
+    Ok(ExitKind::Ok)
 }
 
 fn command(path: &[String]) -> Result<Command> {
-    let mut command = Args::command();
+    let mut command = examples::command();
     command.build();
     for step in path {
         command = command
@@ -36,11 +32,4 @@ fn command(path: &[String]) -> Result<Command> {
             .clone();
     }
     Ok(command)
-}
-
-fn print(text: &[u8]) -> Result<ExitKind> {
-    let mut out = Out::new(Output::Raw);
-    out.bytes(text)?;
-    out.flush()?;
-    Ok(ExitKind::Ok)
 }

@@ -82,11 +82,7 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
     if let (Some(log), true) = (&args.log, args.follow) {
         announce_wait(client, log).await?;
     }
-    let selector = match (args.log, args.prefix) {
-        (Some(log), _) => Selector::Log(log),
-        (None, Some(prefix)) => Selector::Prefix(prefix),
-        (None, None) => Selector::All,
-    };
+    let selector = selector(args.log, args.prefix);
     let mut scan = if args.follow {
         client.follow(selector)
     } else {
@@ -120,11 +116,14 @@ pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Res
         .visibility
         .map_or(Visibility::Unspecified, Visibility::from);
     let out = Out::of_records(output, args.unescaped)?;
-    announce_wait(client, &args.log).await?;
-    let mut scan = client
-        .follow(args.log)
-        .last(args.last)
-        .visibility(visibility);
+    if let Some(log) = &args.log {
+        announce_wait(client, log).await?;
+    }
+    let one_log = args.log.is_some();
+    // Of several logs a scan begins at no number of records before its tail.
+    let last = args.last.unwrap_or(if one_log { 10 } else { 0 });
+    let selector = selector(args.log, args.prefix);
+    let mut scan = client.follow(selector).last(last).visibility(visibility);
     if args.any_node {
         scan = scan.any_node();
     }
@@ -133,7 +132,16 @@ pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Res
         Some(count) => scan = scan.max_records(count),
         None => {}
     }
-    print(scan, out, false).await
+    print(scan, out, !one_log).await
+}
+
+/// One log, or all with a prefix, or all.
+fn selector(log: Option<String>, prefix: Option<String>) -> Selector {
+    match (log, prefix) {
+        (Some(log), _) => Selector::Log(log),
+        (None, Some(prefix)) => Selector::Prefix(prefix),
+        (None, None) => Selector::All,
+    }
 }
 
 /// Says that a log is waited for, if there is none: a slip of the finger would wait for ever.

@@ -32,9 +32,14 @@ struct Status {
     segments: Option<Vec<Segment>>,
 }
 
-pub(crate) async fn run(client: &Client, args: StatusArgs, output: Output) -> Result<ExitKind> {
+/// The status as JSON.
+pub(crate) async fn whole(client: &Client) -> Result<Value> {
+    Ok(ask(client).await?.json())
+}
+
+async fn ask(client: &Client) -> Result<Status> {
     let caller = caller(client).await?;
-    let status = Status {
+    Ok(Status {
         health: client.health("").await?,
         info: client.server_info().await?,
         segments: match sees_segments(&caller) {
@@ -44,7 +49,11 @@ pub(crate) async fn run(client: &Client, args: StatusArgs, output: Output) -> Re
         caller: caller.principal,
         // At last: the first call may have gone on to another server.
         endpoint: client.endpoint(),
-    };
+    })
+}
+
+pub(crate) async fn run(client: &Client, args: StatusArgs, output: Output) -> Result<ExitKind> {
+    let status = ask(client).await?;
     let mut out = Out::new(output);
     match output {
         Output::Text | Output::Raw | Output::Delimited => {

@@ -10,6 +10,7 @@ mod contexts;
 mod memory;
 mod mistakes;
 mod nodes;
+mod overview;
 mod producers;
 mod records;
 mod scripts;

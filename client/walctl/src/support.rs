@@ -1,0 +1,152 @@
+//! `walctl support-bundle`: everything that a person who helps from afar wants to see, in one document.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Map, Value, json};
+use wald_client::Client;
+
+use crate::args::BundleArgs;
+use crate::exit::ExitKind;
+use crate::output::note;
+use crate::{cluster, cursors, logs, status};
+
+/// Maximum bytes of the metrics that are taken.
+const MOST_METRICS: u64 = 64 << 20;
+
+pub(crate) async fn run(client: &Client, args: BundleArgs) -> Result<ExitKind> {
+    // First: a file that cannot be read is no fault of the server.
+    let metrics = args.metrics.as_deref().map(read_metrics).transpose()?;
+    // At once: a server that gives no answer takes the timeout once.
+    let (status, nodes, logs, cursors) = tokio::join!(
+        status::whole(client),
+        cluster::nodes(client),
+        logs::all(client),
+        cursors::all(client)
+    );
+    let parts = [
+        ("status", status),
+        ("nodes", nodes),
+        ("logs", logs),
+        ("cursors", cursors),
+    ];
+    let asked = parts.len();
+    let mut bundle = Map::new();
+    bundle.insert("walctl".into(), wald_text::VERSION.into());
+    let made = jiff::Timestamp::now();
+    bundle.insert("made".into(), format!("{made:.0}").into());
+    bundle.insert("endpoint".into(), client.endpoint().into());
+    let mut failed = Vec::new();
+    for (name, part) in parts {
+        let value = part.unwrap_or_else(|error| {
+            failed.push(name);
+            json!({ "error": format!("{error:#}") })
+        });
+        bundle.insert(name.to_owned(), value);
+    }
+    bundle.insert("metrics".into(), metrics.into());
+    let mut bundle = Value::Object(bundle);
+    if args.without_names {
+        NumberedNames::default().hide(&mut bundle);
+    }
+    write(&args.file, &bundle).with_context(|| args.file.display().to_string())?;
+    note(&match failed.as_slice() {
+        [] => "look through it before you send it; it has no records and no secrets".to_owned(),
+        failed => format!(
+            "without {}: the document has the error of each",
+            failed.join(", ")
+        ),
+    });
+    Ok(match failed.len() == asked {
+        true => ExitKind::Unavailable,
+        false => ExitKind::Ok,
+    })
+}
+
+/// The text of a scrape, from a file or stdin.
+fn read_metrics(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let read = match path.to_str() {
+        Some("-") => io::stdin().take(MOST_METRICS).read_to_string(&mut text),
+        _ => {
+            fs::File::open(path).and_then(|file| file.take(MOST_METRICS).read_to_string(&mut text))
+        }
+    };
+    read.with_context(|| path.display().to_string())?;
+    Ok(text)
+}
+
+fn write(path: &Path, bundle: &Value) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(bundle)?;
+    text.push(b'\n');
+    if path.to_str() == Some("-") {
+        let mut out = crate::output::Out::new(crate::output::Output::Raw);
+        out.bytes(&text)?;
+        return Ok(out.flush()?);
+    }
+    // Never over another file.
+    let mut options = fs::OpenOptions::new();
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.write(true).create_new(true).open(path)?;
+    Ok(file.write_all(&text)?)
+}
+
+/// Numbers in place of the names of logs, cursors and callers.
+#[derive(Default)]
+struct NumberedNames(HashMap<String, String>);
+
+/// Members that have names which users chose.
+const NAMES: [&str; 5] = ["log", "name", "cursor", "principal", "tenant"];
+
+impl NumberedNames {
+    fn hide(&mut self, value: &mut Value) {
+        match value {
+            Value::Array(all) => all.iter_mut().for_each(|one| self.hide(one)),
+            Value::Object(members) => {
+                for (member, value) in members {
+                    match value {
+                        Value::String(name) if NAMES.contains(&member.as_str()) => {
+                            *name = self.number(member, name);
+                        }
+                        value => self.hide(value),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A name has one number wherever it stands.
+    fn number(&mut self, kind: &str, name: &str) -> String {
+        // A list of logs calls their names so.
+        let kind = if kind == "name" { "log" } else { kind };
+        let next = self.0.len() + 1;
+        let number = self.0.entry(format!("{kind} {name}"));
+        number.or_insert_with(|| format!("{kind}-{next}")).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_gets_one_number_wherever_it_stands() {
+        let mut bundle = json!({
+            "logs": [{ "name": "a", "log_id": 7 }, { "name": "b" }],
+            "cursors": [{ "log": "a", "cursor": "a" }],
+            "status": { "principal": "mary", "version": "1" },
+        });
+        NumberedNames::default().hide(&mut bundle);
+        let log = bundle["logs"][0]["name"].clone();
+        assert_eq!(bundle["cursors"][0]["log"], log);
+        assert_ne!(bundle["logs"][1]["name"], log);
+        assert_ne!(bundle["cursors"][0]["cursor"], log);
+        assert_eq!(bundle["logs"][0]["log_id"], 7);
+        assert_eq!(bundle["status"]["version"], "1");
+        assert!(!bundle.to_string().contains("mary"));
+    }
+}
