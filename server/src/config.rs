@@ -10,6 +10,7 @@
 //! came, so that a size is written the same in all of them.
 
 mod layers;
+mod otel;
 mod value;
 
 use std::net::SocketAddr;
@@ -22,6 +23,7 @@ use wald_storage::{ConfigError, OnDamage, ReadStrategy, ReplicaBounds, StorageCo
 pub(crate) use layers::{
     ConfigProblem, Effective, Layers, changed, env_name, flag_name, misspelt, reference,
 };
+pub(crate) use otel::{OtelSettings, read as otel};
 pub(crate) use value::{
     AuditFailurePolicy, AuditScope, BucketGap, ClientAuth, Exposure, FlushFailurePolicy, LogFormat,
     LogPattern, LogPatterns, SettingValue, Size, TlsVersion,

@@ -422,6 +422,7 @@ impl ConfigSource {
         Layers {
             flags: self.flags.clone(),
             env: self.env.clone(),
+            otel: otel().values,
             file,
         }
         .resolve()
@@ -457,7 +458,14 @@ fn json(format: LogFormat) -> bool {
 /// Problems of the environment, not of the settings.
 fn warnings() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    config::misspelt(names)
+    let mut warnings = config::misspelt(names);
+    warnings.extend(otel().warnings);
+    warnings
+}
+
+/// Settings from the variables of OpenTelemetry.
+fn otel() -> config::OtelSettings {
+    config::otel(|name| std::env::var(name).ok())
 }
 
 fn configure(source: &ConfigSource, matches: &ArgMatches) -> Result<(), Exit> {

@@ -137,6 +137,26 @@ async fn call_becomes_a_span_below_its_callers() {
 
 #[tokio::test]
 #[ignore = "needs a daemon with the feature otlp"]
+async fn variables_of_open_telemetry_are_enough() {
+    let (endpoint, bodies) = collector().await;
+    let directory = support::private_directory();
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "none"),
+        ("OTEL_SERVICE_NAME", "shop-log"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment=blue"),
+    ];
+    let daemon = Daemon::start_with(directory.path(), &[], &variables);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", "x")).await.unwrap();
+    let got = end(daemon, bodies).await;
+    for part in ["wald.v1.WalService/Append", "shop-log", "blue"] {
+        assert!(contains(&got, part.as_bytes()), "{part}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs a daemon with the feature otlp"]
 async fn traces_do_not_depend_on_the_filter_of_the_log() {
     let (endpoint, bodies) = collector().await;
     let daemon = Daemon::start(&[

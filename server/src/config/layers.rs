@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use super::otel::OtelValue;
 use super::{Config, SETTINGS, heading};
 
 /// The flag of a setting, without the dashes.
@@ -25,6 +26,8 @@ pub(crate) enum Origin {
     File(PathBuf),
     /// The environment.
     Env,
+    /// This variable of OpenTelemetry.
+    Otel(&'static str),
     /// The command line.
     Flag,
 }
@@ -48,6 +51,8 @@ pub(crate) struct Layers {
     pub(crate) flags: HashMap<&'static str, String>,
     /// Values of environment variables, by setting.
     pub(crate) env: HashMap<&'static str, String>,
+    /// Values of OpenTelemetry's variables, by setting.
+    pub(crate) otel: HashMap<&'static str, OtelValue>,
     /// The file's path and text.
     pub(crate) file: Option<(PathBuf, String)>,
 }
@@ -103,6 +108,9 @@ impl Layers {
             }
             if let (Some(value), Some((path, _))) = (file.get(name), &self.file) {
                 return (value.clone(), Origin::File(path.clone()));
+            }
+            if let Some((variable, value)) = self.otel.get(name) {
+                return (value.clone(), Origin::Otel(variable));
             }
             let default = SETTINGS
                 .iter()
@@ -210,6 +218,7 @@ fn describe(name: &str, origin: &Origin) -> String {
         Origin::Default => "default".to_owned(),
         Origin::File(path) => format!("file {}", path.display()),
         Origin::Env => format!("environment {}", env_name(name)),
+        Origin::Otel(variable) => format!("environment {variable}"),
         Origin::Flag => format!("flag --{}", flag_name(name)),
     }
 }
