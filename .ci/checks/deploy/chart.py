@@ -153,7 +153,7 @@ def manifests(directory):
     version = pinned("kubernetes").rpartition(".")[0]
     for values in VALUES:
         objects = of_values(values)
-        own = [o for o in objects if not re.search("monitoring.coreos.com|cert-manager.io", o["apiVersion"])]
+        own = [o for o in objects if not re.search("monitoring.coreos.com|cert-manager.io|gateway.networking.k8s.io", o["apiVersion"])]
         paths = []
         for number, item in enumerate(own):
             paths.append(directory / f"{number}.json")
@@ -272,6 +272,18 @@ def refused():
         ([*TLS, "auth.existingSecret=auth", "config.http_api=on"], "config.http_api is on"),
         ([*TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false", "config.http_api=on"], "config.http_api is on"),
         (["tls.certManager.duration=90d"], "does not match pattern"),
+        (["ingress.enabled=true", "ingress.hosts={a}"], "every caller from outside"),
+        (["grpcRoute.enabled=true"], "every caller from outside"),
+        (["insecure=true", "ingress.enabled=true"], "set ingress.hosts"),
+        (["insecure=true", "grpcRoute.enabled=true"], "set grpcRoute.parentRefs"),
+        (["insecure=true", "httpRoute.enabled=true", "httpRoute.parentRefs[0].name=a"], "set config.http_api=on"),
+        (["serviceMonitor.enabled=true", "podMonitor.enabled=true"], "choose one"),
+        ([*TLS, "auth.existingSecret=auth", "podMonitor.enabled=true"], "set http.tls=true and serviceMonitor.authorization"),
+        (["prometheusRule.disabled={WaldDown}"], "no effect without prometheusRule.enabled"),
+        (["prometheusRule.enabled=true", "prometheusRule.disabled={WaldDwon}"], 'the alert "WaldDwon"'),
+        (["prometheusRule.enabled=true", "prometheusRule.overrides.WaldDown.severity=x"], "severity"),
+        (["updateStrategy.type=Recreate"], "OnDelete"),
+        (["service.spec.type=NodePort"], "service"),
         (["backup.enabled=true"], "set backup.url"),
         ([*BACKUP[:1], "backup.url=/backups"], "does not match pattern"),
         ([*BACKUP, "backup.endpoint=http://objects"], "backup.endpoint has no TLS"),
@@ -777,6 +789,38 @@ def served(daemon, authority):
     with socket.create_connection(tuple(daemon.grpc.split(":")), timeout=10) as plain, \
             authority.context("h2").wrap_socket(plain, server_hostname="wald.default.svc") as sock:
         return sock.getpeercert(binary_form=True)
+
+
+@check("Routes lead to the Service, the HTTP route to the API alone, and a monitor of pods scrapes their port")
+def routes():
+    objects = of_values(CHART / "ci" / "routes-values.yaml")
+    ports = {port["name"]: port["port"] for port in next(o for o in objects if o["kind"] == "Service" and not o["metadata"]["name"].endswith("-headless"))["spec"]["ports"]}
+    backend = only(objects, "Ingress")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+    expect("the Ingress leads to gRPC of the Service", backend == {"name": "wald", "port": {"name": "grpc"}}, backend)
+    for kind, port, paths in [("GRPCRoute", "grpc", None), ("HTTPRoute", "http", ["/v1"])]:
+        (rule,) = only(objects, kind)["spec"]["rules"]
+        found = [match["path"]["value"] for match in rule["matches"]] if "matches" in rule else None
+        expect(f"the {kind} leads to its port", rule["backendRefs"] == [{"name": "wald", "port": ports[port]}] and found == paths, rule)
+    pod = only(objects, "StatefulSet")["spec"]["template"]
+    monitor = only(objects, "PodMonitor")["spec"]
+    expect("the PodMonitor selects the pods and their port", monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+           and {end["port"] for end in monitor["podMetricsEndpoints"]} <= {p["name"] for p in pod["spec"]["containers"][0]["ports"]}, monitor)
+
+
+@check("Alerts are left out and changed by the values, and all others stay as they are")
+def alerts():
+    def rules(*arguments):
+        made = rendered("--set", "prometheusRule.enabled=true", *arguments)
+        return {rule["alert"]: rule for o in made if o["kind"] == "PrometheusRule" for group in o["spec"]["groups"] for rule in group["rules"]}
+
+    plain = rules()
+    values = ["disabled={WaldBackupOld}", "overrides.WaldDown.for=9m", "overrides.WaldDown.labels.severity=warning", "alertLabels.team=a"]
+    changed = rules(*sets(*(f"prometheusRule.{value}" for value in values)))
+    expect("one is left out", plain.keys() - changed.keys() == {"WaldBackupOld"}, len(changed))
+    wanted = {**plain["WaldDown"], "for": "9m", "labels": {"severity": "warning", "team": "a"}}
+    expect("one has another time and severity, and the rest of it stays", changed["WaldDown"] == wanted, changed["WaldDown"])
+    others = {name: {**rule, "labels": {**rule["labels"], "team": "a"}} for name, rule in plain.items() if name not in ("WaldBackupOld", "WaldDown")}
+    expect("every other one has the new label alone", {name: changed[name] for name in others} == others, len(others))
 
 
 @check("The package has dashboards and alerts, unchanged")

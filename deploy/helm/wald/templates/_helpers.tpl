@@ -269,6 +269,8 @@ grpc:
 {{- include "wald.checkLogs" . -}}
 {{- include "wald.checkReplica" . -}}
 {{- include "wald.checkPods" . -}}
+{{- include "wald.checkRoutes" . -}}
+{{- include "wald.checkMonitoring" . -}}
 {{- end }}
 
 {{/* TLS that is set up halfway is refused: someone may count on it. */}}
@@ -302,6 +304,7 @@ grpc:
 {{/* Ports that let in too many callers, and credentials that others could see. */}}
 {{- define "wald.checkAuth" -}}
 {{- $auth := .Values.auth.existingSecret -}}
+{{- $scraped := or .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
 {{- if and $auth (not .Values.tls.enabled) (not .Values.insecure) -}}
 {{- fail "auth.existingSecret without tls.enabled: tokens would cross the network in plaintext; set up tls, or set insecure=true" -}}
 {{- end -}}
@@ -322,10 +325,10 @@ grpc:
 {{- if and .Values.metricsOpen (not $auth) -}}
 {{- fail "metricsOpen has no effect without auth.existingSecret: /metrics needs no token then" -}}
 {{- end -}}
-{{- if and $auth .Values.serviceMonitor.enabled (not .Values.metricsOpen) (not .Values.serviceMonitor.authorization) -}}
-{{- fail "serviceMonitor.enabled with auth.existingSecret: set http.tls=true and serviceMonitor.authorization, which names the Secret of a token with the right metrics, or metricsOpen=true" -}}
+{{- if and $auth $scraped (not .Values.metricsOpen) (not .Values.serviceMonitor.authorization) -}}
+{{- fail "serviceMonitor or podMonitor with auth.existingSecret: set http.tls=true and serviceMonitor.authorization, which names the Secret of a token with the right metrics, or metricsOpen=true" -}}
 {{- end -}}
-{{- if and $auth .Values.serviceMonitor.enabled .Values.serviceMonitor.authorization (not .Values.http.tls) (not .Values.insecure) -}}
+{{- if and $auth $scraped .Values.serviceMonitor.authorization (not .Values.http.tls) (not .Values.insecure) -}}
 {{- fail "serviceMonitor.authorization without http.tls: the token would cross the network in plaintext with each scrape; set http.tls=true, or metricsOpen=true instead of the token, or insecure=true" -}}
 {{- end -}}
 {{- if and $auth .Values.config.echo -}}
@@ -526,4 +529,70 @@ grpc:
     secretName: {{ . }}
     defaultMode: 0440
 {{- end }}
+{{- end }}
+
+{{/* Ways in from outside of the cluster. The NetworkPolicy cannot tell callers apart there. */}}
+{{- define "wald.checkRoutes" -}}
+{{- range $name := list "ingress" "grpcRoute" "httpRoute" -}}
+{{- $route := get $.Values $name -}}
+{{- if $route.enabled -}}
+{{- if not (or (include "wald.knowsCallers" $) $.Values.insecure) -}}
+{{- fail (printf "%s.enabled: every caller from outside could read and append everything; set auth.existingSecret or tls.clientAuth=require, or insecure=true if something else asks who they are" $name) -}}
+{{- end -}}
+{{- if and (eq $name "ingress") (not $route.hosts) -}}
+{{- fail "ingress.enabled: set ingress.hosts, the names that clients call" -}}
+{{- end -}}
+{{- if and (ne $name "ingress") (not $route.parentRefs) -}}
+{{- fail (printf "%s.enabled: set %s.parentRefs, the gateways" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (ne (toString .Values.config.http_api) "on") -}}
+{{- fail "httpRoute.enabled: the HTTP API is off; set config.http_api=on" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Alerts that the values name must be there: a typo would leave an alert as it is. */}}
+{{- define "wald.checkMonitoring" -}}
+{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
+{{- fail "serviceMonitor.enabled and podMonitor.enabled: each would scrape the pods; choose one" -}}
+{{- end -}}
+{{- $rule := .Values.prometheusRule -}}
+{{- if and (or $rule.disabled $rule.overrides $rule.alertLabels) (not $rule.enabled) -}}
+{{- fail "prometheusRule.disabled, overrides and alertLabels have no effect without prometheusRule.enabled" -}}
+{{- end -}}
+{{- $known := list -}}
+{{- range $path, $_ := .Files.Glob "alerts/*.rules.yaml" -}}
+{{- range ($.Files.Get $path | fromYaml).groups -}}
+{{- range .rules -}}
+{{- $known = append $known .alert -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $known -}}
+{{- range $name := concat $rule.disabled (keys $rule.overrides) -}}
+{{- if not (has $name $known) -}}
+{{- fail (printf "prometheusRule names the alert %q, and there is none of this name; grafana/README.md lists them" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A file of alerts with the changes of the values. */}}
+{{- define "wald.alerts" -}}
+{{- $values := .root.Values.prometheusRule -}}
+{{- $prefixed := .root.Files.Get .path | replace "runbook_url: " (printf "runbook_url: %s" $values.runbookUrlPrefix) -}}
+{{- $groups := list -}}
+{{- range $group := ($prefixed | fromYaml).groups -}}
+{{- $rules := list -}}
+{{- range $group.rules -}}
+{{- if not (has .alert $values.disabled) -}}
+{{- $changed := get $values.overrides .alert | default dict -}}
+{{- $labelled := merge (dict "labels" (merge dict ($changed.labels | default dict) $values.alertLabels .labels)) (omit $changed "labels") . -}}
+{{- $rules = append $rules $labelled -}}
+{{- end -}}
+{{- end -}}
+{{- $groups = append $groups (merge (dict "rules" $rules) $group) -}}
+{{- end -}}
+{{- toYaml (dict "groups" $groups) -}}
 {{- end }}
