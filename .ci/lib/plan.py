@@ -49,7 +49,7 @@ COMPUTE = [
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
     Step("deploy/release:digests,python,npm,go,rust_crates,chart", "compute", BINARIES),
     Step("disk/reader", "compute", BINARIES),
-    Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,log_jobs,texts,package,rest",
+    Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,log_jobs,texts,routes,alerts,package,rest",
          "compute", (*BINARIES, BUCKETS)),
     Step(OBJECT, "compute", BINARIES),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),
