@@ -35,16 +35,21 @@ const batchesKept = 64
 // lose acked batches. The server then refuses the producer (ErrProducerGap).
 //
 // The server forgets a producer that is idle for longer than its setting producer_max_idle, 7
-// days by default. Then it refuses every later batch of this state, and not only those without
-// an ack (ErrProducerExpired or ErrProducerGap). Append something now and then, or begin with a
-// new state.
+// days by default. If no batch is in doubt, the producer goes on in a new epoch, and nobody
+// notices. If the state has batches that an earlier run may have appended, nobody can tell
+// whether they are in the log, and every start is refused (ErrProducerExpired) until somebody
+// decides it ("walctl producers state"). For the same reason, never go back to an old copy of a
+// state.
 //
 // It is for one goroutine at a time.
 type DurableProducer struct {
 	producer *Producer
 	state    heldState
-	// The batches without a known ack, in order. All of them are sent.
+	// The batches without a known ack, in order.
 	kept *waldv1.ProducerState
+	// Number of batches at the beginning of kept that an earlier run may have sent.
+	loaded int
+	// Acks of the first batches of kept: those that were sent.
 	acks []*Pending[LogAck]
 	// Acks have come since the last save.
 	unsaved bool
@@ -84,7 +89,7 @@ func (c *Client) DurableProducer(ctx context.Context, log string, state State, o
 	}
 	// The state has the id, so the server must not forget it.
 	producer.drawn = false
-	d := &DurableProducer{producer: producer, state: held, kept: kept}
+	d := &DurableProducer{producer: producer, state: held, kept: kept, loaded: len(kept.GetBatches())}
 	if err := d.begin(ctx); err != nil {
 		d.abort()
 		return nil, err
@@ -108,16 +113,7 @@ func (d *DurableProducer) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, batch := range d.kept.GetBatches() {
-		message := d.message(batch)
-		if err := d.awaitRoom(ctx, message); err != nil {
-			return err
-		}
-		if err := d.send(message); err != nil {
-			return err
-		}
-	}
-	return nil
+	return d.sendKept(ctx)
 }
 
 // ID is the producer's id, which stays over restarts.
@@ -129,7 +125,7 @@ func (d *DurableProducer) LogID() uint64 { return d.producer.LogID() }
 // NextSequence is the sequence of the next batch: the number of batches so far, in all runs of
 // the program. After a failure, open the producer again before you rely on it.
 func (d *DurableProducer) NextSequence() uint64 {
-	return d.kept.GetSequence() + uint64(len(d.kept.GetBatches()))
+	return d.kept.GetEarlierBatches() + d.kept.GetSequence() + uint64(len(d.kept.GetBatches()))
 }
 
 // AppendBatch keeps the records as one batch, sends it, and returns its sequence. The ack may
@@ -155,8 +151,7 @@ func (d *DurableProducer) AppendBatch(ctx context.Context, records ...Record) (s
 	if _, err := proto.Marshal(batch); err != nil {
 		return 0, invalid("the batch cannot be encoded: %v", err)
 	}
-	message := d.message(batch)
-	if err := d.awaitRoom(ctx, message); err != nil {
+	if err := d.makeRoom(ctx, batch); err != nil {
 		if d.ended != nil {
 			// Not the outcome of the batch that failed.
 			return 0, d.check()
@@ -168,7 +163,8 @@ func (d *DurableProducer) AppendBatch(ctx context.Context, records ...Record) (s
 	if err := d.save(); err != nil {
 		return 0, err
 	}
-	if d.send(message) != nil {
+	// If ctx ends now, the batch is kept nevertheless, and the next call sends it.
+	if d.sendKept(ctx) != nil && d.ended != nil {
 		return 0, keptBehind(d.ended)
 	}
 	return sequence, nil
@@ -180,7 +176,16 @@ func (d *DurableProducer) Flush(ctx context.Context) error {
 	if err := d.check(); err != nil {
 		return err
 	}
-	for len(d.acks) > 0 {
+	for len(d.kept.GetBatches()) > 0 {
+		if err := d.sendKept(ctx); err != nil {
+			if d.ended == nil {
+				return gaveUp(ctx, true)
+			}
+			return err
+		}
+		if len(d.acks) == 0 {
+			break
+		}
 		select {
 		case <-d.acks[0].Done():
 		case <-ctx.Done():
@@ -236,38 +241,74 @@ func (d *DurableProducer) message(batch *waldv1.LogBatch) *waldv1.AppendSessionR
 	return d.producer.message(batch.GetRecords(), appendSettings{durability: d.producer.settings.durability})
 }
 
-// awaitRoom waits until the message can be queued at once, and takes the acks that have come.
+// makeRoom waits until the batch can be queued at once, behind all that are kept.
+func (d *DurableProducer) makeRoom(ctx context.Context, batch *waldv1.LogBatch) error {
+	for {
+		// Batches of an epoch that is over are sent again: their acks make room.
+		if err := d.sendKept(ctx); err != nil {
+			return err
+		}
+		if err := d.awaitRoom(ctx, batch); err != nil {
+			return err
+		}
+		if !d.isBehind() {
+			return nil
+		}
+	}
+}
+
+// sendKept sends the batches that are kept and were not sent, each as soon as there is room.
 // Only the end of ctx does not end the producer.
-func (d *DurableProducer) awaitRoom(ctx context.Context, message *waldv1.AppendSessionRequest) error {
-	p := d.producer
-	p.mutex.Lock()
-	gaveUp := p.awaitRoom(ctx, proto.Size(message))
-	failure := p.failure
-	p.mutex.Unlock()
-	// The first failure is in the first ack.
-	if err := d.takeAcks(); err != nil {
-		return err
-	}
-	if failure != nil {
-		return d.fail(failure)
-	}
-	if gaveUp != nil {
-		return gaveUp
+func (d *DurableProducer) sendKept(ctx context.Context) error {
+	for len(d.acks) < len(d.kept.GetBatches()) {
+		if d.isBehind() {
+			if err := d.save(); err != nil {
+				return err
+			}
+			settings := d.producer.settings
+			settings.epoch, settings.sequence = d.kept.GetEpoch(), 0
+			d.producer = d.producer.client.newProducer(d.producer.log, settings, false)
+		}
+		pending, failure := d.producer.queue(ctx, d.message(d.kept.GetBatches()[len(d.acks)]))
+		if failure == nil {
+			d.acks = append(d.acks, pending)
+		} else if err := d.afterWait(failure); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// send queues a message for which there is room.
-func (d *DurableProducer) send(message *waldv1.AppendSessionRequest) error {
-	pending, failure := d.producer.queue(context.Background(), message)
-	if failure == nil {
-		d.acks = append(d.acks, pending)
-		return nil
-	}
-	if err := d.takeAcks(); err != nil {
+// isBehind reports whether the producer is of an epoch that is over.
+func (d *DurableProducer) isBehind() bool { return d.producer.Epoch() != d.kept.GetEpoch() }
+
+// awaitRoom waits until the batch can be queued at once, or the epoch is over. Only the end of
+// ctx does not end the producer.
+func (d *DurableProducer) awaitRoom(ctx context.Context, batch *waldv1.LogBatch) error {
+	p, bytes := d.producer, proto.Size(d.message(batch))
+	p.mutex.Lock()
+	failure := p.awaitRoom(ctx, bytes)
+	p.mutex.Unlock()
+	return d.afterWait(failure)
+}
+
+// afterWait takes the acks that have come, after a wait for room with this failure, or none.
+func (d *DurableProducer) afterWait(failure *Error) error {
+	// The first failure is in the first ack.
+	if err := d.takeAcks(); err != nil || d.isBehind() {
 		return err
 	}
-	return d.fail(failure)
+	p := d.producer
+	p.mutex.Lock()
+	first := p.failure
+	p.mutex.Unlock()
+	switch {
+	case first != nil:
+		return d.fail(first)
+	case failure != nil:
+		return failure
+	}
+	return nil
 }
 
 // takeAcks takes batches whose acks have come off the front of the state.
@@ -280,15 +321,37 @@ func (d *DurableProducer) takeAcks() error {
 			return nil
 		}
 		if first.failure != nil {
-			return d.fail(first.failure)
+			epoch, goesOn := d.nextEpoch(first.failure)
+			if !goesOn {
+				return d.fail(first.failure)
+			}
+			d.beginAgain(epoch)
+			return nil
 		}
 		d.acks = d.acks[1:]
 		d.kept.Batches[0] = nil
 		d.kept.Batches = d.kept.Batches[1:]
 		d.kept.Sequence++
+		d.loaded = max(d.loaded-1, 0)
 		d.unsaved = true
 	}
 	return nil
+}
+
+// nextEpoch is the epoch in which the producer goes on after the failure of its first batch in
+// doubt, if it does. The server has forgotten the producer then, and has applied none of the
+// batches: each was sent once, and refused.
+func (d *DurableProducer) nextEpoch(failure *Error) (epoch uint64, goesOn bool) {
+	epoch, named := failure.Number("first_epoch")
+	forgotten := named && failure.Reason == ErrProducerExpired
+	return epoch, forgotten && d.loaded == 0 && failure.Outcome == NotApplied
+}
+
+// beginAgain begins a new epoch, whose batches are not sent yet.
+func (d *DurableProducer) beginAgain(epoch uint64) {
+	d.acks = nil
+	d.kept.EarlierBatches += d.kept.GetSequence()
+	d.kept.Sequence, d.kept.Epoch = 0, epoch
 }
 
 func (d *DurableProducer) save() error {

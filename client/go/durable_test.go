@@ -856,3 +856,166 @@ func TestRecordThatCannotBeEncodedIsNotKept(t *testing.T) {
 		t.Errorf("got %v, the log has %v", err, j.applied)
 	}
 }
+
+func TestForgottenProducerWithNothingInDoubtGoesOnInANewEpoch(t *testing.T) {
+	f, j := producing(acking)
+	client, state := f.start(t), new(memoryState)
+	producer := openDurable(t, client, state)
+	id := producer.ID()
+	for life := range uint64(3) {
+		// In one run of the program, and over its restarts.
+		for half := range uint64(2) {
+			first := 20*life + 10*half
+			if producer.NextSequence() != first {
+				t.Fatalf("begins at %d, not at %d", producer.NextSequence(), first)
+			}
+			appendAll(t, producer, first, first+10)
+			if err := producer.Flush(soon(t)); err != nil {
+				t.Fatal(err)
+			}
+			j.forget()
+		}
+		if err := producer.Close(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+		producer = openDurable(t, client, state)
+	}
+	appendAll(t, producer, 60, 61)
+	if err := producer.Close(soon(t)); err != nil || !slices.Equal(j.applied, numbersTo(61)) {
+		t.Errorf("got %v, the log has %v", err, j.applied)
+	}
+	want := &waldv1.ProducerState{
+		Log: "a", LogId: 9, Id: id, Epoch: 6, EarlierBatches: 60, Sequence: 1, Kind: producerKind,
+	}
+	if saved := state.producer(t); !proto.Equal(saved, want) {
+		t.Errorf("saved %v", saved)
+	}
+}
+
+func TestBatchesBehindARefusedOneFollowItIntoTheNewEpoch(t *testing.T) {
+	for _, test := range []struct{ count, inFlight, acked uint64 }{{60, 512, 1}, {200, 512, 0}, {200, 3, 0}} {
+		// The batch in doubt is acked before the refusal.
+		state, goOn := savedProducer(t, producerKind, "0"), make(chan struct{})
+		session := func(j *journal, stream sessionStream, count int) error {
+			if count > 1 {
+				return applyAll(j, stream, always)
+			}
+			if err := applyAll(j, stream, 1); err != nil {
+				return err
+			}
+			<-goOn
+			if err := applyAll(j, stream, int(test.acked)); err != nil {
+				return err
+			}
+			j.forget()
+			return applyAll(j, stream, always)
+		}
+		f, j := producing(func(_ *fake, j *journal, stream sessionStream, count int) error {
+			return session(j, savedFirst{stream, t, state}, count)
+		})
+		producer := openDurable(t, f.start(t), state, WithInFlight(int(test.inFlight), 1<<20))
+		if err := producer.Flush(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+		// The refusal comes when many batches are under way.
+		underway := min(test.count-1, test.inFlight, batchesKept)
+		appendAll(t, producer, 1, 1+underway)
+		close(goOn)
+		appendAll(t, producer, 1+underway, test.count)
+		if err := producer.Flush(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(j.applied, numbersTo(int(test.count))) || producer.NextSequence() != test.count {
+			t.Errorf("the log has %v, next is %d", j.applied, producer.NextSequence())
+		}
+		want := &waldv1.ProducerState{
+			Log: "a", LogId: 9, Id: "p", Epoch: 1, EarlierBatches: 1 + test.acked, Kind: producerKind,
+			Sequence: test.count - 1 - test.acked,
+		}
+		if saved := state.producer(t); !proto.Equal(saved, want) {
+			t.Errorf("saved %v", saved)
+		}
+	}
+}
+
+// savedFirst is a stream whose batches must be in the state, with at most 64, in their epoch.
+type savedFirst struct {
+	sessionStream
+	t     *testing.T
+	state *memoryState
+}
+
+func (s savedFirst) Recv() (*waldv1.AppendSessionRequest, error) {
+	request, err := s.sessionStream.Recv()
+	if err == nil {
+		producer := request.GetBatch().GetBatches()[0].GetCondition().GetProducer()
+		saved := s.state.producer(s.t)
+		next := saved.GetSequence() + uint64(len(saved.GetBatches()))
+		if saved.GetEpoch() < producer.GetEpoch() || saved.GetEpoch() == producer.GetEpoch() && next <= producer.GetSequence() || len(saved.GetBatches()) > batchesKept {
+			s.t.Errorf("batch %d of epoch %d came before it was saved", producer.GetSequence(), producer.GetEpoch())
+		}
+	}
+	return request, err
+}
+
+func TestForgottenProducerWithABatchInDoubtIsRefused(t *testing.T) {
+	refused := func(producer *DurableProducer, j *journal, state *memoryState) {
+		t.Helper()
+		if err := producer.Flush(soon(t)); !errors.Is(err, ErrProducerExpired) {
+			t.Errorf("got %v", err)
+		}
+		if err := producer.Close(soon(t)); !errors.Is(err, ErrProducerExpired) {
+			t.Errorf("closed: %v", err)
+		}
+		saved := state.producer(t)
+		if saved.GetEpoch() != 0 || len(saved.GetBatches()) != 1 || !slices.Equal(j.applied, numbersTo(1)) {
+			t.Errorf("saved %v, the log has %v", saved, j.applied)
+		}
+	}
+	// The batch was sent by an earlier run of the program.
+	arrived := make(chan struct{})
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, count int) error {
+		if count > 1 {
+			return applyAll(j, stream, always)
+		}
+		requests, err := receive(stream, 1)
+		if err != nil {
+			return err
+		}
+		if _, err := j.apply(requests[0]); err != nil {
+			return err
+		}
+		close(arrived)
+		<-stream.Context().Done()
+		return nil
+	})
+	client, state := f.start(t), new(memoryState)
+	producer := openDurable(t, client, state)
+	appendAll(t, producer, 0, 1)
+	<-arrived
+	producer.abort()
+	j.forget()
+	for range 2 {
+		refused(openDurable(t, client, state), j, state)
+	}
+	// Or by this run, on a connection that broke.
+	f, j = producing(func(f *fake, j *journal, stream sessionStream, count int) error {
+		if count > 1 {
+			return applyAll(j, stream, always)
+		}
+		requests, err := receive(stream, 1)
+		if err != nil {
+			return err
+		}
+		if _, err := j.apply(requests[0]); err != nil {
+			return err
+		}
+		j.forget()
+		f.listener.drop()
+		return nil
+	})
+	state = new(memoryState)
+	producer = openDurable(t, f.start(t), state)
+	appendAll(t, producer, 0, 1)
+	refused(producer, j, state)
+}

@@ -186,6 +186,11 @@ func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOp
 			s.id, s.epoch = &id, found.GetFirstProducerEpoch()
 		}
 	}
+	return c.newProducer(log, s, drawn), nil
+}
+
+// newProducer is a producer with these settings, whose id and log id are known.
+func (c *Client) newProducer(log string, s producerSettings, drawn bool) *Producer {
 	running, cancel := context.WithCancel(c.ctx)
 	producer := &Producer{
 		client:   c,
@@ -200,7 +205,7 @@ func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOp
 	producer.expiry = time.AfterFunc(s.timeout, producer.expire)
 	producer.expiry.Stop()
 	go producer.run(running)
-	return producer, nil
+	return producer
 }
 
 // ensureLog finds the log, or makes it if there is none.

@@ -14,11 +14,22 @@ import (
 	"wald.dev/client/go/waldv1"
 )
 
-// journal is a fake log that knows the repeats of its producers.
+// journal is a fake log that knows the repeats of its producer.
 type journal struct {
 	mutex   sync.Mutex
 	applied []string
 	sent    []uint64
+	// The lowest epoch that the log takes, and the number of batches of earlier ones.
+	epoch   uint64
+	earlier int
+}
+
+// forget lets the log forget its producer.
+func (j *journal) forget() {
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	j.epoch++
+	j.earlier = len(j.applied)
 }
 
 // apply appends a batch unless it is a repeat, and answers.
@@ -26,13 +37,21 @@ func (j *journal) apply(request *waldv1.AppendSessionRequest) (*waldv1.AppendSes
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
 	part := request.GetBatch().GetBatches()[0]
-	sequence := part.GetCondition().GetProducer().GetSequence()
+	producer := part.GetCondition().GetProducer()
+	sequence := producer.GetSequence()
 	j.sent = append(j.sent, sequence)
-	if sequence > uint64(len(j.applied)) {
+	if producer.GetEpoch() < j.epoch {
+		facts := stated(NotApplied, Never)
+		facts["first_epoch"] = fmt.Sprint(j.epoch)
+		facts["request_id"] = fmt.Sprint(request.GetRequestId())
+		return nil, refusal(codes.FailedPrecondition, ErrProducerExpired, facts)
+	}
+	known := uint64(len(j.applied) - j.earlier)
+	if sequence > known {
 		return nil, refusal(codes.Aborted, ErrProducerGap, stated(NotApplied, Never))
 	}
-	answer := ackOf(request, sequence)
-	if sequence < uint64(len(j.applied)) {
+	answer := ackOf(request, uint64(j.earlier)+sequence)
+	if sequence < known {
 		answer.Ack.Appends[0].Deduplicated = true
 		return answer, nil
 	}
