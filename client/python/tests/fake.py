@@ -46,6 +46,12 @@ def moved(owner):
     return refusal(grpc.StatusCode.UNAVAILABLE, "MOVED", {**NOT_APPLIED, "owner": owner, "term": "7"})
 
 
+def expired(first_epoch, request_id):
+    """The answer of a server that has forgotten the producer."""
+    facts = {**REFUSED, "first_epoch": str(first_epoch), "request_id": str(request_id)}
+    return refusal(grpc.StatusCode.FAILED_PRECONDITION, "PRODUCER_EXPIRED", facts)
+
+
 class Unanswered(tuple):
     """A failure of a session's stream after the request was applied."""
 
@@ -80,6 +86,12 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.applied = {}
         self.log_exists = False
         self.first_producer_epoch = 0
+        # Producers of epochs below it are forgotten.
+        self.forgotten_below = 0
+        # The number of applied batches at which it forgets their producer.
+        self.forgets_at = None
+        # Called with each request of a session.
+        self.arrived = lambda request: None
         self.forgotten = []
         # Acks wait for it.
         self.open = asyncio.Event()
@@ -133,16 +145,19 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
             await context.send_initial_metadata(self._metadata())
         async for request in requests:
             await self.open.wait()
+            self.arrived(request)
             failure = await self._follow_script(request, context)
             batch = request.batch.batches[0]
-            sequence = batch.condition.producer.sequence
-            repeat = batch.condition.HasField("producer") and sequence in self.applied
+            producer = batch.condition.producer if batch.condition.HasField("producer") else None
+            if producer is not None and producer.epoch < self.forgotten_below:
+                await context.abort(*expired(self.forgotten_below, request.request_id))
+            key = f"plain {len(self.applied)}" if producer is None else (producer.epoch, producer.sequence)
+            repeat = key in self.applied
             if not repeat:
-                key = sequence if batch.condition.HasField("producer") else f"plain {len(self.applied)}"
                 self.applied[key] = (sum(len(b.records) for _, b in self.applied.values()), batch)
-                first_lsn = self.applied[key][0]
-            else:
-                first_lsn = self.applied[sequence][0]
+            first_lsn = self.applied[key][0]
+            if not repeat and len(self.applied) == self.forgets_at:
+                self.forget()
             if failure is not None:
                 await context.abort(*failure)
             append = wal_pb2.LogAppend(
@@ -160,6 +175,10 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
             if isinstance(message, tuple):
                 await context.abort(*message)
             yield message
+
+    def forget(self):
+        """Forgets the producer of all batches so far."""
+        self.forgotten_below += 1
 
     def data(self):
         """The applied records, in order."""

@@ -7,7 +7,7 @@ import stat
 import threading
 
 import pytest
-from fake import DRAINING, LOST, REFUSED, message, refusal, serving, turns, until
+from fake import DRAINING, LOST, REFUSED, Unanswered, expired, message, refusal, serving, turns, until
 from grpc import StatusCode
 
 import wald
@@ -493,6 +493,117 @@ async def test_leaving_waits_for_the_save_of_a_cancelled_call():
             await cancelled(saving)
             asyncio.get_running_loop().call_later(0.05, state.open.set)
         assert (state.calls, len(state.producer().batches)) == (0, 1)
+
+
+async def test_forgotten_producer_with_nothing_in_doubt_goes_on_in_a_new_epoch():
+    state = Memory()
+    async with serving() as (fake, client):
+        for start in range(0, 60, 20):
+            async with client.durable_producer("log", state) as producer:
+                # In one run of the program, and over its restarts.
+                for first in (start, start + 10):
+                    assert producer.next_sequence == first
+                    for number in range(first, first + 10):
+                        assert await producer.append_batch([str(number)]) == number
+                    await producer.flush()
+                    fake.forget()
+        async with client.durable_producer("log", state) as producer:
+            assert await producer.append_batch(["60"]) == 60
+        assert fake.data() == numbers(61)
+        assert state.producer() == ProducerState(
+            log="log", log_id=42, id=producer.id, epoch=6, earlier_batches=60, sequence=1, kind=PRODUCER
+        )
+
+
+@pytest.mark.parametrize(("count", "acked"), [(60, 1), (200, 0)])
+async def test_batches_behind_a_refused_one_follow_it_into_the_new_epoch(count, acked):
+    state, early = Memory(), []
+    # The batch in doubt is acked before the refusal.
+    state.state = in_doubt()
+
+    def arrived(request):
+        batch, kept = request.batch.batches[0].condition.producer, state.producer()
+        saved = (kept.epoch, kept.sequence + len(kept.batches)) > (batch.epoch, batch.sequence)
+        if not saved or len(kept.batches) > 64:
+            early.append(batch)
+
+    async with serving() as (fake, client):
+        fake.arrived = arrived
+        fake.forgets_at = 1 + acked
+        async with client.durable_producer("log", state) as producer:
+            await producer.flush()
+            # The refusal comes when many batches are under way.
+            fake.open.clear()
+            for number in range(1, min(count, 65)):
+                await producer.append_batch([str(number)])
+            fake.open.set()
+            for number in range(65, count):
+                assert await producer.append_batch([str(number)]) == number
+            await producer.flush()
+            assert producer.next_sequence == count
+        assert (fake.data(), early) == (numbers(count), [])
+        kept = state.producer()
+        assert (kept.epoch, kept.earlier_batches, kept.sequence) == (1, 1 + acked, count - 1 - acked)
+
+
+async def test_forgotten_producer_with_a_batch_in_doubt_is_refused():
+    # The batch was sent by an earlier run of the program.
+    state = Memory()
+    async with serving() as (fake, client):
+        async with life(client.durable_producer("log", state)) as producer:
+            fake.script.append(Unanswered(LOST))
+            fake.refuses = LOST
+            await producer.append_batch(["0"])
+            await until(lambda: fake.applied)
+        fake.refuses = None
+        fake.forget()
+        for _ in range(2):
+            with pytest.raises(wald.ProducerExpired):
+                async with client.durable_producer("log", state) as producer:
+                    await producer.flush()
+            assert (state.producer().epoch, len(state.producer().batches), fake.data()) == (0, 1, ["0"])
+    # Or by this run, on a connection that broke.
+    state = Memory()
+    async with serving() as (fake, client):
+        fake.script.extend([Unanswered(LOST), expired(7, 0)])
+        with pytest.raises(wald.ProducerExpired) as refused:
+            async with client.durable_producer("log", state) as producer:
+                await producer.append_batch(["0"])
+                await producer.flush()
+        assert refused.value.outcome is wald.Outcome.UNKNOWN
+        assert (state.producer().epoch, len(state.producer().batches), fake.data()) == (0, 1, ["0"])
+
+
+async def test_new_epoch_of_a_cancelled_call_is_begun_by_the_next_one():
+    state = Memory()
+    async with serving() as (fake, client):
+        async with client.durable_producer("log", state) as producer:
+            fake.forget()
+            await producer.append_batch(["0"])
+            await until(lambda: producer._acks[0].done())
+            state.open.clear()
+            flushing = asyncio.create_task(producer.flush())
+            await until(lambda: state.calls == 1)
+            await cancelled(flushing)
+            state.open.set()
+            assert await producer.append_batch(["1"]) == 1
+        assert (fake.data(), state.producer().epoch) == (["0", "1"], 1)
+
+
+async def test_new_epoch_sends_nothing_once_the_program_ends():
+    state = Memory()
+    async with serving() as (fake, client):
+        async with life(client.durable_producer("log", state)) as producer:
+            fake.forget()
+            await producer.append_batch(["0"])
+            await until(lambda: producer._acks[0].done())
+            state.open.clear()
+            flushing = asyncio.create_task(producer.flush())
+            await until(lambda: state.calls == 1)
+            asyncio.get_running_loop().call_later(0.05, state.open.set)
+        with pytest.raises(wald.ConnectionLost, match="closed"):
+            await flushing
+        assert (state.producer().epoch, len(state.producer().batches), fake.data()) == (1, 1, [])
 
 
 async def test_calls_at_once_keep_their_order():

@@ -353,8 +353,8 @@ class Client:
         describes the other settings. At most 64 batches are kept and not acked.
 
         With a durability below DURABLE, a crash of the server can lose acked batches, and the producer is then refused
-        (ProducerGap). A producer that is idle for longer than `producer_max_idle` of the server is refused for good; see
-        DurableProducer.
+        (ProducerGap). The server forgets a producer that is idle for longer than its setting `producer_max_idle`. If a
+        batch of the state is in doubt then, every start is refused; see DurableProducer.
 
         ```python
         async with client.durable_producer("orders", "orders.state") as producer:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost
+from wald.errors import EarlierFailure, Outcome, ProducerExpired, WaldError, connection_lost
 from wald.producer import Producer
 from wald.records import Durability, LogAck, Record, records_to_proto
 from wald.session import raise_first
@@ -48,8 +48,10 @@ class DurableProducer:
     (ProducerGap).
 
     The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless configured
-    otherwise). **Every later batch of this state is then refused** (ProducerExpired or ProducerGap), not only batches
-    in doubt. Append something now and then, or begin with a new state.
+    otherwise). If no batch is in doubt, the producer goes on in a new epoch, and nobody notices. If the state has
+    batches that an earlier run may have appended, nobody can tell whether they are in the log, and every start is
+    refused (ProducerExpired) until somebody decides it (`walctl producers state`). For the same reason, never go back
+    to an old copy of a state.
 
     One producer may use a state at a time, in all processes: a second one would send other batches with the same
     sequences. The lock of FileState refuses it (StateError) until the first one is closed.
@@ -79,6 +81,8 @@ class DurableProducer:
         self._producer: Producer | None = None
         # The batches without a known ack, the first of them not yet taken off after its ack.
         self._kept = state_pb2.ProducerState()
+        # Number of batches at the beginning of the state that an earlier run may have sent.
+        self._loaded = 0
         # Sequences of the first and of the next batch in the state that was saved last.
         self._saved = (0, 0)
         # Acks of the first batches of the state: those that were sent.
@@ -128,6 +132,7 @@ class DurableProducer:
                 await self._save()
             else:
                 self._kept = found
+                self._loaded = len(found.batches)
                 if found.batches:
                     # The save of the last run may have ended between its rename and the flush of the directory.
                     await self._save()
@@ -211,8 +216,8 @@ class DurableProducer:
             await self._flush()
 
     async def _flush(self) -> None:
-        await self._send_kept()
-        while self._acks:
+        while self._kept.batches:
+            await self._send_kept()
             await self._take_ack()
         if self._saved != self._span:
             await self._save()
@@ -243,8 +248,9 @@ class DurableProducer:
 
     @property
     def _span(self) -> tuple[int, int]:
-        """The sequences of the first batch that is kept, and of the next one."""
-        return self._kept.sequence, self._kept.sequence + len(self._kept.batches)
+        """The sequences of the first batch that is kept, and of the next one, over all epochs."""
+        first = self._kept.earlier_batches + self._kept.sequence
+        return first, first + len(self._kept.batches)
 
     def _is_full(self) -> bool:
         return len(self._kept.batches) >= _BATCHES_KEPT
@@ -253,11 +259,10 @@ class DurableProducer:
         """Takes the acks that have come, and waits until one more batch may be kept."""
         while self._acks and self._acks[0].done():
             self._taken()
-        if self._is_full():
-            # Calls that were cancelled may have left all of them.
+        while self._is_full():
+            # Calls that were cancelled, or an epoch that is over, may have left all of them.
             await self._send_kept()
-            while self._is_full():
-                await self._take_ack()
+            await self._take_ack()
 
     async def _take_ack(self) -> None:
         """Takes the next ack when it comes."""
@@ -266,11 +271,32 @@ class DurableProducer:
         self._taken()
 
     def _taken(self) -> None:
-        error = self._acks.popleft().exception()
-        if error is not None:
+        error = self._acks[0].exception()
+        if error is None:
+            self._acks.popleft()
+            del self._kept.batches[0]
+            self._kept.sequence += 1
+            self._loaded = max(self._loaded - 1, 0)
+            return
+        epoch = self._next_epoch(error)
+        if epoch is None:
             raise self._ended(error)
-        del self._kept.batches[0]
-        self._kept.sequence += 1
+        self._begin_again(epoch)
+
+    def _next_epoch(self, error: BaseException) -> int | None:
+        """The epoch in which this producer goes on after the failure of its first batch in doubt. The server has
+        forgotten the producer, and has applied none of the batches: each was sent once, and refused."""
+        if not isinstance(error, ProducerExpired):
+            return None
+        applied_none = self._loaded == 0 and error.outcome is Outcome.NOT_APPLIED
+        return error.number("first_epoch") if applied_none else None
+
+    def _begin_again(self, epoch: int) -> None:
+        """Begins a new epoch, whose batches are not sent yet."""
+        self._acks.clear()
+        self._kept.earlier_batches += self._kept.sequence
+        self._kept.sequence = 0
+        self._kept.epoch = epoch
 
     async def _save(self) -> None:
         span = self._span
@@ -282,14 +308,22 @@ class DurableProducer:
 
     async def _send_kept(self) -> None:
         """Sends the batches that were not sent, and saves them before."""
-        assert self._producer is not None
         if self._saved[1] < self._span[1]:
             await self._save()
         while len(self._acks) < len(self._kept.batches):
+            assert self._producer is not None
             try:
+                if self._producer.epoch != self._kept.epoch:
+                    await self._save()
+                    self._refuse_if_closed()
+                    self._producer = self._producer_of(self._kept)
+                    await self._producer.open()
                 self._acks.append(await self._producer._send(self._kept.batches[len(self._acks)].records))
             except WaldError as error:
-                raise self._ended(error)
+                if not self._acks:
+                    raise self._ended(error)
+                # The first failure is in an ack.
+                await self._take_ack()
             except RuntimeError as error:
                 # Closed meanwhile. This ends no producer: the next start sends the batches.
                 raise connection_lost(str(error)) from error
