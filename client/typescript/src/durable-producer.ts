@@ -54,21 +54,28 @@ export interface DurableProducerSetup {
  * large, stays in the state, and every later start fails with it: check the size of records before.
  *
  * The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless the server
- * is configured otherwise). **Every later batch of this state is then refused** (PRODUCER_EXPIRED or PRODUCER_GAP): new
- * batches, and batches in doubt, because nobody knows whether the log has them. Append something now and then, or begin
- * with a new state.
+ * is configured otherwise). If no batch is in doubt, the producer goes on in a new epoch, and nobody notices. If the
+ * state has batches that an earlier run may have appended, nobody can tell whether they are in the log, and every start
+ * is refused (PRODUCER_EXPIRED) until somebody decides it (`walctl producers state`). For the same reason, never go back
+ * to an old copy of a state.
  *
  * An ack counts at the durability that the log or the option `durability` asks for, and a batch is taken off the state
  * once it has its ack. With less than DURABLE, a crash of the server can lose batches that were acked. The producer is
  * then refused (PRODUCER_GAP), because the state no longer has them.
  */
 export class DurableProducer {
-  readonly #producer: Producer;
+  #producer: Producer;
+  /** Opens the producer of the state's epoch. */
+  readonly #reopen: (kept: ProducerState) => Promise<Producer>;
+  /** The end of its last producer has closed it for the client, and it goes on. */
+  readonly #onNextEpoch: () => void;
   readonly #state: MessageState<typeof ProducerStateSchema>;
   /** All batches without a known ack. */
   readonly #kept: ProducerState;
-  /** Number of these batches, from the first one, that were sent. */
-  #sent = 0;
+  /** Number of these batches, from the first one, that an earlier run may have sent. */
+  #loaded: number;
+  /** For each batch that was sent, from the first one: resolves once its ack or failure was taken. */
+  #acks: Promise<void>[] = [];
   /** Batches are kept in the order of the calls, and saves come one after another. */
   #turn: Promise<unknown> = Promise.resolve();
   /** Ends the wait for the next ack or failure. */
@@ -76,10 +83,19 @@ export class DurableProducer {
   #failure: WaldError | undefined;
   #closing: Promise<void> | undefined;
 
-  private constructor(producer: Producer, state: MessageState<typeof ProducerStateSchema>, kept: ProducerState) {
+  private constructor(
+    producer: Producer,
+    reopen: (kept: ProducerState) => Promise<Producer>,
+    onOpen: (producer: DurableProducer) => void,
+    state: MessageState<typeof ProducerStateSchema>,
+    kept: ProducerState,
+  ) {
     this.#producer = producer;
+    this.#reopen = reopen;
+    this.#onNextEpoch = () => onOpen(this);
     this.#state = state;
     this.#kept = kept;
+    this.#loaded = kept.batches.length;
   }
 
   /** @internal */
@@ -90,20 +106,25 @@ export class DurableProducer {
     if (found !== undefined && (found.log !== log || found.id === "")) {
       throw stateError(`the state belongs to a producer of the log "${found.log}", not of "${log}"`);
     }
-    const identity = found && { id: found.id, epoch: found.epoch, logId: found.logId, firstSequence: found.sequence };
-    const settings = {
-      ...others,
-      ...identity,
-      // One call is one batch, since the state has its sequence.
-      lingerMs: 0,
-      windowBatches: Math.min(options.windowBatches ?? BATCHES_KEPT, BATCHES_KEPT),
-    };
     // Undefined in the callback if the signal is aborted already.
     let opened: DurableProducer | undefined;
-    const producer = await produce(settings, () => opened && onClose(opened));
+    const producerOf = (kept: ProducerState | undefined): Promise<Producer> =>
+      produce(
+        {
+          ...others,
+          ...(kept && { id: kept.id, epoch: kept.epoch, logId: kept.logId, firstSequence: kept.sequence }),
+          // One call is one batch, since the state has its sequence.
+          lingerMs: 0,
+          windowBatches: Math.min(options.windowBatches ?? BATCHES_KEPT, BATCHES_KEPT),
+        },
+        () => opened && onClose(opened),
+      );
+    const producer = await producerOf(found);
     const { id, epoch, logId, nextSequence: sequence } = producer;
     const durable = new DurableProducer(
       producer,
+      producerOf,
+      onOpen,
       place,
       found ?? create(ProducerStateSchema, { log, logId, id, epoch, sequence, kind: StateKind.PRODUCER }),
     );
@@ -117,7 +138,7 @@ export class DurableProducer {
       }
       await durable.#inTurn(() => durable.#sendKept());
     } catch (thrown) {
-      await producer.close().catch(() => {});
+      await durable.#producer.close().catch(() => {});
       throw durable.#failure ?? thrown;
     }
     return durable;
@@ -138,14 +159,14 @@ export class DurableProducer {
     return this.#producer.id;
   }
 
-  /** Incarnation of the source. */
+  /** Incarnation of the source. A source that the server has forgotten goes on in a higher one. */
   get epoch(): bigint {
-    return this.#producer.epoch;
+    return this.#kept.epoch;
   }
 
   /** The sequence of the next batch: the number of batches so far, in all runs of the program. */
   get nextSequence(): bigint {
-    return this.#kept.sequence + BigInt(this.#kept.batches.length);
+    return this.#kept.earlierBatches + this.#kept.sequence + BigInt(this.#kept.batches.length);
   }
 
   /**
@@ -163,9 +184,7 @@ export class DurableProducer {
     const list = Array.isArray(records) ? (records as readonly RecordInput[]) : [records as RecordInput];
     const batch = ownBatch(list);
     return this.#inTurn(async () => {
-      while (this.#kept.batches.length >= BATCHES_KEPT && this.#failure === undefined) {
-        await this.#change();
-      }
+      await this.#until(() => this.#kept.batches.length < BATCHES_KEPT);
       if (this.#failure !== undefined) {
         throw earlierFailed(this.#failure, "NOT_APPLIED");
       }
@@ -215,9 +234,7 @@ export class DurableProducer {
   }
 
   async #flush(): Promise<void> {
-    while (this.#kept.batches.length > 0 && this.#failure === undefined) {
-      await this.#change();
-    }
+    await this.#until(() => this.#kept.batches.length === 0);
     if (this.#failure !== undefined) {
       throw this.#failure;
     }
@@ -234,30 +251,89 @@ export class DurableProducer {
 
   /** Sends the batches that are kept and were not sent. */
   async #sendKept(): Promise<void> {
-    for (let batch; (batch = this.#kept.batches[this.#sent]) !== undefined; ) {
-      try {
+    try {
+      for (let batch; (batch = this.#kept.batches[this.#acks.length]) !== undefined; ) {
         if (this.#failure !== undefined) {
           throw this.#failure;
         }
-        const { ack } = await this.#producer.sendProto(batch.records, toBinary(LogBatchSchema, batch).length);
-        this.#sent++;
-        ack.then(
-          () => this.#acked(),
-          (error: WaldError) => this.#fail(error),
-        );
-      } catch (thrown) {
-        // The batch is kept, so the next start sends it.
-        throw earlierFailed(this.#fail(toWaldError(thrown, "WRITE")), "UNKNOWN");
+        if (!this.#isCurrent(this.#producer)) {
+          await this.#save();
+          this.#producer = await this.#reopen(this.#kept);
+        }
+        await this.#send(this.#producer, batch);
+      }
+    } catch (thrown) {
+      // The batch is kept, so the next start sends it.
+      throw earlierFailed(this.#fail(toWaldError(thrown, "WRITE")), "UNKNOWN");
+    }
+  }
+
+  /** Sends one batch, unless a new epoch begins meanwhile. */
+  async #send(producer: Producer, batch: LogBatch): Promise<void> {
+    try {
+      const { ack } = await producer.sendProto(batch.records, toBinary(LogBatchSchema, batch).length);
+      if (this.#isCurrent(producer)) {
+        const refused = (error: WaldError): void => this.#refused(producer, error);
+        this.#acks.push(ack.then(() => this.#acked(), refused));
+      }
+    } catch (thrown) {
+      // The first failure is in an ack.
+      await Promise.all(this.#acks);
+      if (this.#isCurrent(producer)) {
+        throw thrown;
       }
     }
   }
 
+  #isCurrent(producer: Producer): boolean {
+    return producer.epoch === this.#kept.epoch;
+  }
+
   /** Takes the first batch off the state. The next save stores that. */
   #acked(): void {
+    this.#acks.shift();
     this.#kept.batches.shift();
     this.#kept.sequence++;
-    this.#sent--;
+    this.#loaded = Math.max(this.#loaded - 1, 0);
     this.#wake();
+  }
+
+  /** Takes the failure of the first batch, or of one behind it. */
+  #refused(producer: Producer, error: WaldError): void {
+    if (!this.#isCurrent(producer)) {
+      // The first batch has begun a new epoch.
+      return;
+    }
+    const epoch = this.#nextEpoch(error);
+    if (epoch === undefined) {
+      this.#fail(error);
+    } else {
+      this.#beginAgain(epoch);
+    }
+  }
+
+  /**
+   * The epoch in which this producer goes on after the failure of its first batch in doubt. The server has forgotten the
+   * producer, and has applied none of the batches: each was sent once, and refused.
+   */
+  #nextEpoch({ kind, reason, outcome, facts }: WaldError): bigint | undefined {
+    const epoch = facts["first_epoch"];
+    // Not EARLIER_FAILED: this says nothing about the batch itself.
+    const forgotten = kind === "SERVER" && reason === "PRODUCER_EXPIRED" && epoch !== undefined && /^\d+$/.test(epoch);
+    const appliedNone = this.#loaded === 0 && outcome === "NOT_APPLIED";
+    return forgotten && appliedNone ? BigInt(epoch) : undefined;
+  }
+
+  /** Begins a new epoch, and sends its batches, also if the program waits for none. */
+  #beginAgain(epoch: bigint): void {
+    this.#acks = [];
+    this.#kept.earlierBatches += this.#kept.sequence;
+    this.#kept.sequence = 0n;
+    this.#kept.epoch = epoch;
+    this.#onNextEpoch();
+    this.#wake();
+    // The next call reports the failure.
+    this.#inTurn(() => this.#sendKept()).catch(() => {});
   }
 
   /** Ends the producer, and returns the first failure. */
@@ -266,6 +342,18 @@ export class DurableProducer {
     this.#failure ??= error.kind === "EARLIER_FAILED" && cause instanceof WaldError ? cause : error;
     this.#wake();
     return this.#failure;
+  }
+
+  /** Waits until something holds, or for the failure, and sends the batches that are due meanwhile. */
+  async #until(holds: () => boolean): Promise<void> {
+    while (!holds() && this.#failure === undefined) {
+      if (this.#acks.length < this.#kept.batches.length) {
+        // Its failure is kept.
+        await this.#sendKept().catch(() => {});
+      } else {
+        await this.#change();
+      }
+    }
   }
 
   /** Waits for the next ack or failure. */

@@ -334,6 +334,126 @@ test("close of the client takes acked batches off the state", async () => {
   assert.deepEqual([kept.producer.sequence, kept.producer.batches.length], [1n, 0]);
 });
 
+test("forgotten producer with nothing in doubt goes on in a new epoch", { timeout: 20_000 }, async () => {
+  const kept = new Kept();
+  let producer = await client.durableProducer("log", { state: kept });
+  for (let life = 0; life < 3; life++) {
+    // In one run of the program, and over its restarts.
+    for (let first = 20 * life; first < 20 * life + 20; first += 10) {
+      assert.equal(producer.nextSequence, BigInt(first));
+      for (let number = first; number < first + 10; number++) {
+        assert.equal(await producer.appendBatch(`${number}`), BigInt(number));
+      }
+      await producer.flush();
+      fake.forgottenBelow++;
+    }
+    await producer.close();
+    producer = await client.durableProducer("log", { state: kept });
+  }
+  assert.equal(await producer.appendBatch("60"), 60n);
+  await producer.close();
+  assert.deepEqual(fake.records, numbers(61));
+  const { id, epoch, earlierBatches, sequence, batches } = kept.producer;
+  assert.deepEqual([id, epoch, earlierBatches, sequence, batches.length], [producer.id, 6n, 60n, 1n, 0]);
+  assert.equal(producer.epoch, 6n);
+});
+
+for (const { count, acked, underway, windowBytes } of [
+  { count: 60, acked: 1, underway: 59, windowBytes: 1_000_000 },
+  { count: 200, acked: 0, underway: 64, windowBytes: 1_000_000 },
+  { count: 200, acked: 0, underway: 2, windowBytes: 12 },
+]) {
+  test(`batches behind a refused one follow it into the new epoch: ${underway}`, { timeout: 20_000 }, async () => {
+    // The batch in doubt is acked before the refusal.
+    const batches = [{ records: [{ payload: { case: "data" as const, value: Buffer.from("0") } }] }];
+    const found = create(ProducerStateSchema, { log: "log", logId: fake.logId, id: "p", kind: StateKind.PRODUCER, batches });
+    const kept = new Kept(toBinary(ProducerStateSchema, found));
+    const early: bigint[] = [];
+    const { opened, open } = gate();
+    fake.came = (epoch, sequence) => {
+      const { producer } = kept;
+      const next = producer.sequence + BigInt(producer.batches.length);
+      const saved = producer.epoch > epoch || (producer.epoch === epoch && next > sequence);
+      if (!saved || producer.batches.length > 64) {
+        early.push(sequence);
+      }
+      return fake.records.length > 0 ? opened : undefined;
+    };
+    fake.after = () => {
+      if (fake.records.length === 1 + acked) {
+        fake.forgottenBelow++;
+      }
+    };
+    const producer = await client.durableProducer("log", { state: kept, windowBytes });
+    await producer.flush();
+    // The refusal comes when many batches are under way.
+    const appends = numbers(count).slice(1).map((record) => producer.appendBatch(record));
+    await appends[underway - 1];
+    open();
+    assert.deepEqual(await Promise.all(appends), numbers(count).slice(1).map(BigInt));
+    await producer.flush();
+    assert.equal(producer.nextSequence, BigInt(count));
+    await producer.close();
+    assert.deepEqual([fake.records, early], [numbers(count), []]);
+    const { id, epoch, earlierBatches, sequence } = kept.producer;
+    assert.deepEqual([id, epoch, earlierBatches, sequence], ["p", 1n, BigInt(1 + acked), BigInt(count - 1 - acked)]);
+  });
+}
+
+test("forgotten producer with a batch in doubt is refused", { timeout: 20_000 }, async () => {
+  const refused = { reason: "PRODUCER_EXPIRED" };
+  // The batch was sent by an earlier run of the program.
+  const first = new Kept();
+  const arrived = gate();
+  const { opened, open } = gate();
+  fake.after = () => {
+    arrived.open();
+    return opened;
+  };
+  const end = new AbortController();
+  const killed = await client.durableProducer("log", { state: first, signal: end.signal });
+  await killed.appendBatch("0");
+  await arrived.opened;
+  end.abort();
+  open();
+  fake.forgottenBelow++;
+  const kept = new Kept(first.bytes);
+  for (let start = 0; start < 2; start++) {
+    const producer = await client.durableProducer("log", { state: kept });
+    await assert.rejects(producer.flush(), refused);
+    await assert.rejects(producer.close(), refused);
+    assert.deepEqual([kept.producer.epoch, texts(kept.producer), fake.records], [0n, ["0"], ["0"]]);
+  }
+  // Or by this run, on a connection that broke.
+  fake.forgottenBelow = 0n;
+  fake.after = () => {
+    fake.after = () => {};
+    fake.forgottenBelow++;
+    fake.drop();
+  };
+  const other = new Kept();
+  const producer = await client.durableProducer("log", { state: other });
+  await producer.appendBatch("1");
+  await assert.rejects(producer.flush(), { ...refused, outcome: "UNKNOWN" });
+  await assert.rejects(producer.close(), refused);
+  assert.deepEqual([other.producer.epoch, texts(other.producer), fake.records], [0n, ["1"], ["0", "1"]]);
+});
+
+test("new epoch begins also if the program waits for nothing", { timeout: 20_000 }, async () => {
+  const kept = new Kept();
+  const arrived = gate();
+  fake.forgottenBelow = 3n;
+  fake.after = arrived.open;
+  const producer = await client.durableProducer("log", { state: kept });
+  assert.equal(await producer.appendBatch("0"), 0n);
+  await arrived.opened;
+  // The client still has the producer.
+  await client.close();
+  const { epoch, earlierBatches, sequence, batches } = kept.producer;
+  assert.deepEqual([epoch, earlierBatches, sequence, batches.length], [3n, 0n, 1n, 0]);
+  assert.deepEqual(fake.records, ["0"]);
+});
+
 const message = (lsn: number, count = 1) => ({
   batches: [
     {

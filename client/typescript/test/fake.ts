@@ -24,6 +24,10 @@ export class Fake {
   readonly logId = 7n;
   /** The lowest epoch that the log takes of an unknown producer. */
   firstProducerEpoch = 0n;
+  /** Producers of epochs below it are forgotten. */
+  forgottenBelow = 0n;
+  /** Asked for each batch of a producer as soon as it comes, repeats too. */
+  came: (epoch: bigint, sequence: bigint) => void | Promise<void> = () => {};
   /** Producers that were to be forgotten. */
   readonly forgotten: string[] = [];
   /** Every record, as text. */
@@ -156,6 +160,10 @@ export class Fake {
     const key = producer && `${producer.id}/${producer.epoch}/${producer.sequence}`;
     if (producer !== undefined) {
       this.sequences.push(producer.sequence);
+      await this.came(producer.epoch, producer.sequence);
+      if (producer.epoch < this.forgottenBelow) {
+        throw expired(this.forgottenBelow);
+      }
     }
     const known = key === undefined ? undefined : this.#acks.get(key);
     let ack = known;
@@ -194,6 +202,12 @@ export class Refusal extends ConnectError {
 export function refusal(code: Code, reason: string, outcome?: string, retry?: string): Refusal {
   const metadata = { ...(outcome && { outcome }), ...(retry && { retry }) };
   return new Refusal(code, { reason, domain: "wald.dev", metadata });
+}
+
+/** The answer of a server that has forgotten the producer. */
+function expired(firstEpoch: bigint): Refusal {
+  const metadata = { outcome: "NOT_APPLIED", retry: "NEVER", first_epoch: String(firstEpoch) };
+  return new Refusal(Code.FailedPrecondition, { reason: "PRODUCER_EXPIRED", domain: "wald.dev", metadata });
 }
 
 /** The answer of a server that does not own the store. The owner: `HOST:PORT`, or empty if the server does not know it. */
