@@ -38,7 +38,7 @@ const batchesKept = 64
 // days by default. If no batch is in doubt, the producer goes on in a new epoch, and nobody
 // notices. If the state has batches that an earlier run may have appended, nobody can tell
 // whether they are in the log, and every start is refused (ErrProducerExpired) until somebody
-// decides it ("walctl producers state"). For the same reason, never go back to an old copy of a
+// decides it with "walctl state settle". For the same reason, never go back to an old copy of a
 // state.
 //
 // It is for one goroutine at a time.

@@ -107,6 +107,8 @@ impl ProducerBuilder {
 /// state has batches that an earlier run may have appended, nobody can tell whether they are in the log, and every start is
 /// refused (PRODUCER_EXPIRED) until somebody decides it (`walctl state settle`). For the same reason, never go back to an old copy of a state.
 ///
+/// Acks are taken, and failures are seen, by the next call: call [`flush`](Self::flush) behind the last batch of a while.
+///
 /// An ack counts at the durability that [`durability`](ProducerBuilder::durability) or the log's sync mode asks for. With less
 /// than DURABLE a crash of the server can lose acked batches. The producer is then refused (PRODUCER_GAP) instead of leaving a hole.
 pub struct DurableProducer {

@@ -56,7 +56,7 @@ export interface DurableProducerSetup {
  * The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless the server
  * is configured otherwise). If no batch is in doubt, the producer goes on in a new epoch, and nobody notices. If the
  * state has batches that an earlier run may have appended, nobody can tell whether they are in the log, and every start
- * is refused (PRODUCER_EXPIRED) until somebody decides it (`walctl producers state`). For the same reason, never go back
+ * is refused (PRODUCER_EXPIRED) until somebody decides it with `walctl state settle`. For the same reason, never go back
  * to an old copy of a state.
  *
  * An ack counts at the durability that the log or the option `durability` asks for, and a batch is taken off the state

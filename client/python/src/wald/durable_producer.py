@@ -50,7 +50,7 @@ class DurableProducer:
     The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless configured
     otherwise). If no batch is in doubt, the producer goes on in a new epoch, and nobody notices. If the state has
     batches that an earlier run may have appended, nobody can tell whether they are in the log, and every start is
-    refused (ProducerExpired) until somebody decides it (`walctl producers state`). For the same reason, never go back
+    refused (ProducerExpired) until somebody decides it with `walctl state settle`. For the same reason, never go back
     to an old copy of a state.
 
     One producer may use a state at a time, in all processes: a second one would send other batches with the same
