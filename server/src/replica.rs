@@ -74,6 +74,9 @@ pub(crate) struct RunningReplica {
     place: String,
     node: String,
     stop: watch::Sender<bool>,
+    /// Announces the end.
+    ends: watch::Sender<bool>,
+    cluster: Arc<Cluster>,
     runs: JoinHandle<ShipEnd>,
     has_ended: bool,
     membership: Option<Arc<Membership>>,
@@ -319,12 +322,15 @@ impl ReplicaStart {
         self.cluster.note(owner.record(), None);
         self.watch(engine);
         let (stop, stopped) = watch::channel(false);
+        let (ends, announced) = watch::channel(false);
         let runtime = &self.remote.runtime;
         Ok(RunningReplica {
             place: self.remote.bucket.place().to_owned(),
             node: self.claim.node,
             stop,
-            runs: runtime.spawn(owner.run(stopped)),
+            ends,
+            cluster: self.cluster,
+            runs: runtime.spawn(owner.run(stopped, announced)),
             has_ended: false,
             membership: self.membership,
             metrics: self.metrics,
@@ -333,6 +339,8 @@ impl ReplicaStart {
     }
 }
 
+/// Time for the announcement of an end to reach the stand-bys: through the bucket, and at their next look.
+const NOTICE: Duration = standby::LOOK_PAUSE.saturating_add(Duration::from_millis(250));
 /// Pause between two samples of the lag.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -381,6 +389,16 @@ impl RunningReplica {
         let (node, place) = (self.node.clone(), self.place.clone());
         let asks = async move { doubled::doubled(&membership, &node, &place).await };
         self.remote.runtime.spawn(asks).await.ok().flatten()
+    }
+
+    /// Announces the end to the stand-bys, which look often from then on, so that calls find an owner again soon. Returns the
+    /// time for which the owner must go on serving, so that they notice.
+    pub(crate) fn announce_end(&self) -> Duration {
+        if self.cluster.stand_bys() == 0 {
+            return Duration::ZERO;
+        }
+        let _ = self.ends.send(true);
+        NOTICE
     }
 
     /// Ships the rest and releases the store, until a time at most. The engine must have drained.

@@ -709,6 +709,8 @@ impl ServerLife {
     ) -> Result<(), Exit> {
         self.enter(Phase::Leaving).await;
         if let StopReason::Asked(delay) = end {
+            let notice = replica.as_ref().map(RunningReplica::announce_end);
+            let delay = delay.max(notice.unwrap_or_default());
             tracing::info!(drain_delay = ?delay, "stopping: not ready any more");
             tokio::time::sleep(delay).await;
         }

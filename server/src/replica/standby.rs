@@ -24,8 +24,10 @@ use super::{ReplicaStart, SAMPLE_PAUSE, diverged, doubled, exit, fetch_code, ter
 use crate::config::Config;
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 
-/// Longest pause between two looks at the owner. A hand-over takes half of it longer on average.
-const LOOK_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause between two looks at the owner.
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(500);
+/// Pause between two looks at an owner that has announced its end.
+const HAND_OVER_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum time for the record of a stand-by that ends.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 /// Time for which a copy without news counts as a current one, at least.
@@ -95,6 +97,8 @@ struct StandBy<'a> {
     copy: Copying,
     /// Whether the copy has everything that the bucket showed lately.
     is_caught_up: bool,
+    /// Whether the owner has announced its end.
+    owner_ends: bool,
 }
 
 impl ReplicaStart {
@@ -137,6 +141,7 @@ impl ReplicaStart {
             error: String::new(),
             copy: Copying::new(reader),
             is_caught_up: false,
+            owner_ends: false,
         };
         loop {
             if *facts.stop.borrow() {
@@ -180,8 +185,12 @@ impl ReplicaStart {
 impl StandBy<'_> {
     fn pause(&self) {
         let runtime = &self.start.remote.runtime;
+        let pause = match self.owner_ends {
+            true => HAND_OVER_PAUSE,
+            false => LOOK_PAUSE,
+        };
         // A stand-by that looks less often than three times in the ttl counts as blind. The looks take time, too.
-        let pause = LOOK_PAUSE.min(self.config.lease_ttl / 10);
+        let pause = pause.min(self.config.lease_ttl / 10);
         runtime.block_on(async { tokio::time::sleep(pause).await });
     }
 
@@ -215,6 +224,7 @@ impl StandBy<'_> {
             StandByTurn::Wait(Some(owner)) => (owner, None),
             StandByTurn::Claim(owner, inherits) => (owner, Some(inherits)),
         };
+        self.owner_ends = owner.ends;
         self.start.cluster.note(&owner, Some(self.watch.nodes()));
         self.find_store()?;
         let directory = self.directory_beside(&owner)?;

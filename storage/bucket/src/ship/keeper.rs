@@ -155,8 +155,12 @@ impl ReplicaOwner {
     }
 
     /// Ships until another node owns the store, the journal ends, or `stop` is true and everything is shipped. In the last
-    /// case any node may follow.
-    pub async fn run(mut self, stop: watch::Receiver<bool>) -> ShipEnd {
+    /// case any node may follow. Once `ends` is true, the stand-bys look often, so that one follows soon after `stop`.
+    pub async fn run(
+        mut self,
+        stop: watch::Receiver<bool>,
+        ends: watch::Receiver<bool>,
+    ) -> ShipEnd {
         loop {
             let membership = self.parts.membership.clone();
             let end = {
@@ -165,6 +169,7 @@ impl ReplicaOwner {
                     &mut self.owned,
                     membership.as_deref(),
                     &*self.parts.observer,
+                    ends.clone(),
                 );
                 tokio::select! {
                     end = ships => Some(end),
@@ -257,20 +262,33 @@ async fn acks_on_lease(parts: &ReplicaParts) {
     }
 }
 
+/// Waits until it is true. Returns false if it never will be.
+async fn is_true(seen: &mut watch::Receiver<bool>) -> bool {
+    seen.wait_for(|it| *it).await.is_ok()
+}
+
 /// Keeps the names of the stand-bys that live in the record of the owner. Returns when another node has declared this one
 /// dead. Without a membership it does nothing, and never returns.
 async fn name_stand_bys(
     owned: &mut Owned,
     membership: Option<&Membership>,
     observer: &dyn ShipObserver,
+    mut ends: watch::Receiver<bool>,
 ) {
     let Some(membership) = membership else {
         return std::future::pending().await;
     };
     let mut nodes = NodeWatch::new(membership.bucket(), membership.beat_pause());
+    let mut has_announced = false;
     loop {
         tokio::select! {
             () = membership.lost() => return,
+            true = is_true(&mut ends), if !has_announced => {
+                has_announced = true;
+                // A failure costs time alone: the stand-bys look less often.
+                let shows = owned.change(|record| record.ends = true);
+                let _ = timeout(membership.beat_pause(), shows).await;
+            }
             () = sleep(membership.beat_pause()) => {}
         }
         let Ok(Ok(seen)) = timeout(membership.beat_pause(), nodes.look()).await else {

@@ -66,6 +66,9 @@ pub struct OwnerRecord {
     /// Name of the node that follows, if this one has handed the store over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub successor: Option<String>,
+    /// Whether it is about to hand the store over. It serves until then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ends: bool,
 }
 
 impl OwnerRecord {
@@ -141,6 +144,7 @@ impl OwnerClaim {
             process: self.process.clone(),
             stand_bys: Vec::new(),
             successor: None,
+            ends: false,
         };
         Ok(mine.write(bucket, None).await?.is_some())
     }
@@ -161,6 +165,7 @@ impl OwnerClaim {
         }
         let mine = OwnerRecord {
             process: self.process.clone(),
+            ends: false,
             ..found.value.clone()
         };
         Ok(mine.write(bucket, Some(&found)).await?.is_some())
@@ -297,6 +302,7 @@ impl Owned {
                 process: claim.process.clone(),
                 stand_bys,
                 successor: None,
+                ends: false,
             };
             let Some(record) = mine.write(bucket, found.as_ref()).await? else {
                 continue;

@@ -599,6 +599,7 @@ async fn an_owner_that_is_fenced_names_the_next_one() {
         process: String::new(),
         stand_bys: Vec::new(),
         successor: None,
+        ends: false,
         node: "second".to_owned(),
         incarnation: "x".to_owned(),
         endpoint: "second:7070".to_owned(),
@@ -806,7 +807,7 @@ async fn an_owner_that_ends_releases_the_store_with_all_its_records() {
     let engine = open(machine.path(), config(true));
     let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None), None).await;
     let (stop, stopped) = watch::channel(false);
-    let runs = tokio::spawn(owner.unwrap().run(stopped));
+    let runs = tokio::spawn(owner.unwrap().run(stopped, watch::channel(false).1));
     for number in 0..20 {
         append(&engine, data(number, 3_000), Durability::Durable)
             .await
@@ -833,7 +834,7 @@ async fn a_directory_of_another_or_an_older_store_takes_it_from_nobody() {
         parts.claim.take_over = take_over;
         let owner = ReplicaOwner::begin(parts, None).await?;
         let (stop, stopped) = watch::channel(false);
-        let runs = tokio::spawn(owner.run(stopped));
+        let runs = tokio::spawn(owner.run(stopped, watch::channel(false).1));
         let appended = append(&engine, data(1, 100), Durability::Replicated).await;
         appended.unwrap();
         stop.send(true).unwrap();
@@ -890,7 +891,7 @@ async fn a_take_over_that_is_refused_leaves_the_healthy_owner_alone() {
         let engine = open(machine.path(), config(true));
         let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), Some(1)), None).await;
         let (_stop, stopped) = watch::channel(false);
-        let runs = tokio::spawn(owner.unwrap().run(stopped));
+        let runs = tokio::spawn(owner.unwrap().run(stopped, watch::channel(false).1));
         let replicate = async |number| {
             let appended = append(&engine, data(number, 10 << 10), Durability::Replicated);
             assert_eq!(appended.await.unwrap(), Durability::Replicated);
@@ -991,7 +992,7 @@ async fn an_owner_ends_with_its_journal() {
     let engine = open(machine.path(), config(true));
     let owner = ReplicaOwner::begin(parts(&remote, Arc::clone(&engine), None), None).await;
     let (_stop, stopped) = watch::channel(false);
-    let runs = tokio::spawn(owner.unwrap().run(stopped));
+    let runs = tokio::spawn(owner.unwrap().run(stopped, watch::channel(false).1));
     engine.stop(Unreplicated::Moved {
         owner: "b".to_owned(),
         term: 2,

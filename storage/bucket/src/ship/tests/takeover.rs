@@ -11,6 +11,7 @@ struct OwnerNode {
     /// Ends with the process.
     _membership: Arc<Membership>,
     stop: watch::Sender<bool>,
+    ends: watch::Sender<bool>,
     runs: JoinHandle<ShipEnd>,
     _machine: TempDir,
 }
@@ -40,11 +41,13 @@ async fn owner(remote: &Remote, name: &str) -> OwnerNode {
     parts.membership = Some(Arc::clone(&membership));
     let owner = ReplicaOwner::begin(parts, None).await.unwrap();
     let (stop, stopped) = watch::channel(false);
+    let (ends, announced) = watch::channel(false);
     OwnerNode {
         engine,
         _membership: membership,
         stop,
-        runs: tokio::spawn(owner.run(stopped)),
+        ends,
+        runs: tokio::spawn(owner.run(stopped, announced)),
         _machine: machine,
     }
 }
@@ -132,6 +135,27 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
         sleep(Duration::from_millis(100)).await;
         assert!(from.elapsed() < Duration::from_secs(600), "never: {what}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn announced_end_is_in_the_record_while_the_owner_serves() {
+    paused_clock();
+    let remote = remote();
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&remote, "b").await;
+    until_named(&remote, &["b"]).await;
+    let began = Instant::now();
+    a.ends.send(true).unwrap();
+    until("the record shows it", async || record(&remote).await.ends).await;
+    assert!(began.elapsed() <= Duration::from_millis(200));
+    assert_eq!(record(&remote).await.state, OwnerState::Serving);
+    a.append(0, Durability::Replicated).await.unwrap();
+    assert_eq!(b.claims(2 * TTL).await, None, "the owner serves");
+    a.stop.send(true).unwrap();
+    assert!(matches!(a.runs.await.unwrap(), ShipEnd::Shipped));
+    assert_eq!(b.claims(TTL).await, Some(None));
+    b.take(&remote, None).await.unwrap();
+    assert!(!record(&remote).await.ends);
 }
 
 #[tokio::test(start_paused = true)]
