@@ -24,6 +24,8 @@ QUOTED = {
 PROGRAMS = WORK / "rust" / "target"
 # Their debug information is that of the workspace, whose libraries they share.
 DEBUG = os.environ.get("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
+# The SDK that the example of a trace needs.
+TRACING = "opentelemetry-sdk==1.45.2"
 # Blocks that other checks run: file, text in the block, check.
 ELSEWHERE = [
     ("README.md", "$ ", "docs/readme"),
@@ -317,6 +319,9 @@ def python():
             where = {"cwd": files_of_client, "WALD_ENDPOINT": https} if "tls_ca=" in block else {"cwd": directory, "daemon": daemon}
             out = succeeds(f"Python example with {name[:80]}", interpreter, "-W", "error", "-c", block, **where)
             expect("it prints something", out.strip(), out.strip()[:200])
+        succeeds("a library of OpenTelemetry is installed", interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", TRACING)
+        program = ROOT / FOLDERS["python"] / "examples/tracing.py"
+        succeeds("tracing.py links each record to the span that sent it", interpreter, program, daemon=daemon, prints="continues trace")
 
 
 @check("The examples of the TypeScript client run")
