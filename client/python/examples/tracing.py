@@ -1,7 +1,7 @@
 """A trace that goes through a log: `pip install opentelemetry-sdk`, then `tracing.py`, with a server at WALD_ENDPOINT.
 
 A record carries the context of the span that made it, in the headers that W3C Trace Context defines: `traceparent`, and
-`tracestate` if there is one. Whoever processes the record links a span of its own to it.
+`tracestate` if there is one. The program that processes the record links a span of its own to it.
 """
 
 import asyncio
