@@ -383,13 +383,13 @@ public final class Producer implements AutoCloseable {
           continue;
         }
         if (!core.allows(Repeat.GUARDED, trouble, stream.attempt, true) || isStopped()) {
-          fail(isStopped() && core.isClosed() ? Failure.closed("the client") : trouble, trouble.failingRequest());
+          fail(core.isClosed() ? closedAt(trouble) : trouble, trouble.failingRequest());
           return;
         }
         long pause = pauses.next(trouble, stream.attempt);
         options.interrupted.accept(trouble.exception());
         interrupt(trouble);
-        core.sleep(pause, true);
+        rest(pause);
       }
       if (core.isClosed() && isStopped()) {
         fail(Failure.closed("the client"), OptionalLong.empty());
@@ -407,6 +407,30 @@ public final class Producer implements AutoCloseable {
       } finally {
         lock.unlock();
       }
+    }
+  }
+
+  /** The failure of a stream that the close of the client has ended. Its batches may be applied. */
+  private static Failure closedAt(Failure trouble) {
+    Failure closed = Failure.closed("the client");
+    closed.outcome = trouble.outcome;
+    return closed;
+  }
+
+  /** Pauses before the next stream, while the transport tries to connect. */
+  private void rest(long nanos) {
+    core.nodes.hasten();
+    lock.lock();
+    try {
+      long end = System.nanoTime() + nanos;
+      for (long left = nanos; left > 0 && failure == null && !cancelled; left = end - System.nanoTime()) {
+        changed.awaitNanos(left);
+      }
+    } catch (InterruptedException nobody) {
+      // Nobody interrupts this thread; the next stream then begins early.
+      return;
+    } finally {
+      lock.unlock();
     }
   }
 
