@@ -196,7 +196,9 @@ final class Failure implements Serializable {
       failure.outcome = Outcome.NOT_APPLIED;
       return failure;
     }
-    if (failure.code == Status.Code.UNAVAILABLE || isBrokenStream(failure)) {
+    // Only a status of this side has a cause: the server speaks no HTTP/2.
+    boolean noHttp2 = failure.code == Status.Code.INTERNAL && failure.cause != null && !sent;
+    if (failure.code == Status.Code.UNAVAILABLE || noHttp2 || isBrokenStream(failure)) {
       Failure lost = lost(reasonOf(failure), sent);
       lost.cause = failure.cause;
       return lost;

@@ -47,11 +47,14 @@ final class TlsProblem extends CertificateException {
 
   /** Reads the reason why there is no connection. Null: it has nothing to do with TLS. */
   static TlsProblem of(Throwable reason, boolean overTls) {
-    boolean handshake = false;
-    for (Throwable cause = reason; cause != null && cause != cause.getCause(); cause = cause.getCause()) {
+    // The JDK and gRPC put exceptions of their own around it.
+    for (Throwable cause = reason; cause != null; cause = cause.getCause()) {
       if (cause instanceof TlsProblem problem) {
         return problem;
       }
+    }
+    boolean handshake = false;
+    for (Throwable cause = reason; cause != null; cause = cause.getCause()) {
       String said = cause.getMessage() == null ? "" : cause.getMessage();
       if (!overTls) {
         // The first frame of HTTP/2 is missing. The hexadecimal digits are an alert of TLS, or the letters HTTP of an error of HTTP/1.1.
