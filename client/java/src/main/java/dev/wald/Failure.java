@@ -8,6 +8,7 @@ import com.google.rpc.RetryInfo;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.protobuf.StatusProto;
+import java.io.IOException;
 import java.io.Serializable;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -196,9 +197,7 @@ final class Failure implements Serializable {
       failure.outcome = Outcome.NOT_APPLIED;
       return failure;
     }
-    // Only a status of this side has a cause: the server speaks no HTTP/2.
-    boolean noHttp2 = failure.code == Status.Code.INTERNAL && failure.cause != null && !sent;
-    if (failure.code == Status.Code.UNAVAILABLE || noHttp2 || isBrokenStream(failure)) {
+    if (failure.code == Status.Code.UNAVAILABLE || isBrokenStream(failure)) {
       Failure lost = lost(reasonOf(failure), sent);
       lost.cause = failure.cause;
       return lost;
@@ -216,11 +215,23 @@ final class Failure implements Serializable {
   /** Whether the transport on this side made the status, of a stream that ended without one. */
   private static boolean isBrokenStream(Failure failure) {
     return switch (failure.code) {
-      case CANCELLED, INTERNAL, UNKNOWN -> failure.message.contains("Received Rst Stream")
+      case CANCELLED, INTERNAL, UNKNOWN -> isOfTransport(failure.cause)
+          || failure.message.contains("Received Rst Stream")
           || failure.message.startsWith("Received unexpected EOS")
           || failure.message.startsWith("Encountered end-of-stream mid-frame");
       default -> false;
     };
+  }
+
+  /** Whether a connection failed. Only a status of this side has a cause. */
+  private static boolean isOfTransport(Throwable reason) {
+    for (Throwable cause = reason; cause != null; cause = cause.getCause()) {
+      // The transport's classes are not public.
+      if (cause instanceof IOException || cause.getClass().getSimpleName().contains("Http2Exception")) {
+        return true;
+      }
+    }
+    return false;
   }
 
   /** The failure of a connection that could not be made, or broke. */

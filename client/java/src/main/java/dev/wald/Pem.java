@@ -117,13 +117,14 @@ final class Pem {
     int length = Arrays.stream(parts).mapToInt(part -> part.length).sum();
     ByteArrayOutputStream element = new ByteArrayOutputStream();
     element.write(tag);
-    if (length < 128) {
-      element.write(length);
-    } else {
+    // The shortest form is the only one in DER.
+    if (length >= 256) {
       element.write(0x82);
       element.write(length >> 8);
-      element.write(length);
+    } else if (length >= 128) {
+      element.write(0x81);
     }
+    element.write(length);
     for (byte[] part : parts) {
       element.writeBytes(part);
     }

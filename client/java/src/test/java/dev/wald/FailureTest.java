@@ -11,6 +11,7 @@ import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;
 import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
+import java.nio.channels.ClosedChannelException;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
@@ -24,6 +25,11 @@ class FailureTest {
   private static final Map<String, String> SAFE = Fake.stated(Outcome.NOT_APPLIED, Retry.SAFE);
   private static final Map<String, String> NEVER = Fake.stated(Outcome.NOT_APPLIED, Retry.NEVER);
   private static final Map<String, String> UNKNOWN = Fake.stated(Outcome.UNKNOWN, Retry.SAFE_WITH_CONDITION);
+
+  /** The transport's own class is in a package that is not public. */
+  private static final class Http2Exception extends Exception {
+    private static final long serialVersionUID = 1L;
+  }
 
   private static Failure read(StatusRuntimeException answer, boolean sent) {
     return Failure.of(answer.getStatus(), answer.getTrailers(), sent, false);
@@ -105,8 +111,11 @@ class FailureTest {
             Retry.SAFE_WITH_CONDITION),
         row("cut stream", plain(Status.INTERNAL, "Received unexpected EOS on DATA frame from server."), true, Outcome.UNKNOWN,
             Retry.SAFE_WITH_CONDITION),
-        row("no HTTP/2", Status.INTERNAL.withDescription("http2 exception").withCause(new Exception("x")).asRuntimeException(), false,
+        row("closed channel", Status.UNKNOWN.withDescription("channel closed").withCause(new Exception(new ClosedChannelException()))
+            .asRuntimeException(), true, Outcome.UNKNOWN, Retry.SAFE_WITH_CONDITION),
+        row("no HTTP/2", Status.INTERNAL.withDescription("http2 exception").withCause(new Http2Exception()).asRuntimeException(), false,
             Outcome.NOT_APPLIED, Retry.SAFE),
+        row("damaged answer", Status.INTERNAL.withCause(new IllegalStateException("x")).asRuntimeException(), true, Outcome.UNKNOWN, Retry.NEVER),
         row("foreign", plain(Status.INTERNAL, "something in between"), true, Outcome.UNKNOWN, Retry.NEVER),
         row("foreign, not sent", plain(Status.INTERNAL, "cannot marshal"), false, Outcome.NOT_APPLIED, Retry.NEVER),
         row("full, by something in between", plain(Status.RESOURCE_EXHAUSTED, ""), true, Outcome.UNKNOWN, Retry.NEVER),

@@ -17,7 +17,7 @@ class ReadmeTest {
   @Test
   void readmeQuotesCodeThatIsCompiled() throws Exception {
     StringBuilder sources = new StringBuilder();
-    for (String name : List.of("Tour", "Readme", "TestKitExample")) {
+    for (String name : List.of("Tour", "Readme", "OrdersExample")) {
       sources.append(flat(Files.readString(Path.of("src/test/java/dev/wald/examples", name + ".java"))));
     }
     String[] blocks = Files.readString(Path.of("README.md")).split("```java\n");

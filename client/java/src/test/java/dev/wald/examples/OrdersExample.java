@@ -8,7 +8,7 @@ import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 
-class TestKitExample {
+class OrdersExample {
   static EphemeralServer server;
 
   @BeforeAll
