@@ -315,7 +315,7 @@ final class Nodes extends Channel {
       ScheduledFuture<?> timer = attempt == null || at.channel.getState(false) == ConnectivityState.READY ? null
           // gRPC would wait for ever for a server that takes the connection and says nothing.
           : Timer.after(Times.nanos(settings.connectTimeout), () -> {
-            if (!attempt.sent) {
+            if (!attempt.sent && at.channel.getState(false) != ConnectivityState.READY) {
               late.set(true);
               call.cancel("no connection in time", null);
               at.channel.enterIdle();

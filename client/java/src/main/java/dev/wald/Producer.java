@@ -69,7 +69,10 @@ public final class Producer implements AutoCloseable {
   private final Runnable cancel = this::cancel;
 
   private final ReentrantLock lock = new ReentrantLock();
+  /** Wakes the producer's own thread, and a close. */
   private final Condition changed = lock.newCondition();
+  /** Wakes callers that wait until more can be sent. */
+  private final Condition room = lock.newCondition();
   /** Not acked, in order. */
   private final Deque<Pending> unacked = new ArrayDeque<>();
   /** The end of {@code unacked} that is not sent on the stream that is open. */
@@ -253,7 +256,9 @@ public final class Producer implements AutoCloseable {
         timed = true;
         Timer.after(Times.nanos(options.deliveryTimeout), this::expire);
       }
-      changed.signalAll();
+      if (delivery == null) {
+        changed.signalAll();
+      }
       pump();
       return added.answer;
     } finally {
@@ -265,7 +270,7 @@ public final class Producer implements AutoCloseable {
   private void awaitRoom(int size) {
     try {
       while (!hasRoom(size) && failure == null && !closing) {
-        changed.await();
+        room.await();
       }
     } catch (InterruptedException interrupted) {
       Thread.currentThread().interrupt();
@@ -317,6 +322,7 @@ public final class Producer implements AutoCloseable {
     try {
       closing = true;
       changed.signalAll();
+      room.signalAll();
       pump();
       endStreamSoon();
       while (!done) {
@@ -605,7 +611,7 @@ public final class Producer implements AutoCloseable {
       Pending batch = unacked.poll();
       bytes -= batch.bytes;
       answers.add(() -> batch.answer.complete(ack.appends().get(0)));
-      changed.signalAll();
+      room.signalAll();
       endStreamSoon();
     }
 
@@ -703,6 +709,7 @@ public final class Producer implements AutoCloseable {
     unsent.clear();
     bytes = 0;
     changed.signalAll();
+    room.signalAll();
     if (delivery != null) {
       delivery.cancel();
     }

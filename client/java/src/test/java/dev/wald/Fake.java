@@ -54,6 +54,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BiConsumer;
 import java.util.function.Function;
+import java.util.logging.Level;
+import java.util.logging.Logger;
 
 /** A server that follows a test's script, behind a proxy whose connections the test can close. */
 final class Fake implements AutoCloseable {
@@ -64,6 +66,13 @@ final class Fake implements AutoCloseable {
 
   static final Metadata.Key<String> AUTHORIZATION = Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
   private static final Metadata.Key<String> OWNER = Metadata.Key.of("wald-owner", Metadata.ASCII_STRING_MARSHALLER);
+
+  /** Connections that break are no news here. A strong reference, or the setting would be lost. */
+  private static final Logger GRPC = Logger.getLogger("io.grpc");
+
+  static {
+    GRPC.setLevel(Level.OFF);
+  }
 
   final AtomicInteger calls = new AtomicInteger();
   /** The tokens of all calls, in order; "" for none. */
