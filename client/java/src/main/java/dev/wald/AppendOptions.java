@@ -3,7 +3,7 @@ package dev.wald;
 /**
  * Settings of one append. Immutable.
  *
- * @param condition the conditions, all of which must hold
+ * @param condition the conditions; all must hold
  * @param durability the durability that the records must reach before the answer; {@link Durability#UNSPECIFIED}: as the log's sync
  *     mode says
  */

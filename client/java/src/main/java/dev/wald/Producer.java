@@ -198,8 +198,8 @@ public final class Producer implements AutoCloseable {
 
   /**
    * Queues records as one batch and returns at once, unless too much is in flight: then it blocks. The future gets the ack, or a {@link
-   * WaldException}. A future that the program cancels takes nothing back. Of the conditions, the sequence and the log's number are the
-   * producer's.
+   * WaldException}. A future that the program cancels takes nothing back. The producer replaces the sequence and the log's number
+   * of the conditions by its own.
    *
    * @throws WaldException the producer has failed or was closed, or the thread was interrupted; nothing was sent
    */

@@ -109,7 +109,7 @@ public final class WaldClient implements AutoCloseable {
   }
 
   /**
-   * Settings of the environment. An empty variable counts as absent, and later settings replace those of the environment.
+   * Settings of the environment. An empty variable counts as absent, and later settings replace it.
    *
    * <ul>
    *   <li>{@code WALD_ENDPOINT}: the endpoint, or several with commas. Default: {@link #DEFAULT_ENDPOINT}.
@@ -233,7 +233,7 @@ public final class WaldClient implements AutoCloseable {
       return this;
     }
 
-    /** Adds interceptors of gRPC, such as those of OpenTelemetry. They see each attempt of a call. The last one added sees it first. */
+    /** Adds interceptors of gRPC, such as the ones of OpenTelemetry. They see each attempt of a call. The last one added sees it first. */
     public Builder intercept(ClientInterceptor... interceptors) {
       this.interceptors.addAll(Arrays.asList(interceptors));
       return this;

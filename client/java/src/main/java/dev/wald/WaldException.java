@@ -8,7 +8,7 @@ import java.util.Optional;
 import java.util.OptionalLong;
 
 /**
- * Why a call failed, and what became of the data.
+ * Why a call failed, and the fate of the data.
  *
  * <pre>{@code
  * try {

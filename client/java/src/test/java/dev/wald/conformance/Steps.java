@@ -54,7 +54,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 
-/** What each step does, by the package's public classes only. */
+/** The actions of the steps, by the package's public classes only. */
 final class Steps {
   /** Maximum wait of {@code followed}, {@code consume} and {@code wait_tail}. */
   static final long PATIENCE_SECONDS = 20;
