@@ -127,7 +127,7 @@ public final class Producer implements AutoCloseable {
         epoch = found.getFirstProducerEpoch();
       }
     }
-    return new Producer(client, log, options, id, epoch, logId);
+    return new Producer(client, log, options, id, epoch, logId, options.id == null);
   }
 
   /** Finds the log, or makes it if there is none. */
@@ -155,7 +155,8 @@ public final class Producer implements AutoCloseable {
     }
   }
 
-  private Producer(WaldClient client, String log, ProducerOptions options, String id, long epoch, long logId) {
+  /** A producer whose id and log are known. {@code drawn}: a close makes the server forget the id. */
+  Producer(WaldClient client, String log, ProducerOptions options, String id, long epoch, long logId, boolean drawn) {
     this.client = client;
     this.core = client.core();
     this.options = options;
@@ -164,7 +165,7 @@ public final class Producer implements AutoCloseable {
     this.epoch = epoch;
     this.logId = logId;
     this.next = options.firstSequence;
-    this.drawn = options.id == null;
+    this.drawn = drawn;
     core.endWithClient(cancel);
     Thread thread = new Thread(this::run, "wald-producer-" + id);
     thread.setDaemon(true);
