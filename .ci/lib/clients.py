@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT / "client" / "conformance"))
 import harness
 
 # Where each language's package is.
-FOLDERS = {"rust": "client", "go": "client/go", "python": "client/python", "typescript": "client/typescript"}
+FOLDERS = {"rust": "client", "go": "client/go", "python": "client/python", "typescript": "client/typescript", "java": "client/java"}
 
 
 def build(*command, cwd, **more):
@@ -89,7 +89,11 @@ def typescript(root, made):
     build("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=root / FOLDERS["typescript"])
 
 
-BUILDERS = {"rust": rust, "go": go, "python": python, "typescript": typescript}
+def java(root, made):
+    build("mvn", "--quiet", "--batch-mode", "-DskipTests", "package", cwd=root / FOLDERS["java"])
+
+
+BUILDERS = {"rust": rust, "go": go, "python": python, "typescript": typescript, "java": java}
 
 
 def command_of(language, root, made):
@@ -98,7 +102,11 @@ def command_of(language, root, made):
     command = {"rust": [(EXAMPLES if root == ROOT else made / "target/debug/examples") / "conformance"],
                "go": [made / "conformance"],
                "python": [made / "venv/bin/python", folder / "conformance.py"],
-               "typescript": ["node", folder / "dist/conformance/runner.js"]}[language]
+               "typescript": ["node", folder / "dist/conformance/runner.js"],
+               # A runner works for seconds, so it is compiled once only.
+               "java": ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp",
+                        ":".join(str(folder / "target" / part) for part in ("test-classes", "classes", "lib/*")),
+                        "dev.wald.conformance.Runner"]}[language]
     return [str(part) for part in command]
 
 

@@ -1,6 +1,6 @@
 """Every client runs each case of client/conformance/cases.json against the built daemon. Then a
 fault is planted in a copy of each client, one at a time, and the cases of lost connections must find it.
-Arguments name languages: rust, go, python, typescript; none: all. Only --all plants faults, which test the cases. Every RPC of the contract must be reachable in every language.
+Arguments name languages: rust, go, python, typescript, java; none: all. Only --all plants faults, which test the cases. Every RPC of the contract must be reachable in every language.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +66,15 @@ FAULTS = {
         (ENDLESS, "client/typescript/src/retry.ts", 'if (failedFor(error, "QUOTA")) {', 'if (failedFor(error, "BUSY") && failedFor(error, "QUOTA")) {'),
         (LEFT, "client/typescript/src/producer.ts", "await this.#setup.forget?.(this.id).catch(() => {});", ""),
     ],
+    "java": [
+        (TWICE, "client/java/src/main/java/dev/wald/Repeat.java", "case SAFE_WITH_CONDITION -> this != HARMFUL;", "case SAFE_WITH_CONDITION -> true;"),
+        (BACK, "client/java/src/main/java/dev/wald/Scan.java", "request.setCursor(event.cursor());", ""),
+        (AGAIN, "client/java/src/main/java/dev/wald/Producer.java", "if (!core.allows(Repeat.GUARDED, trouble, stream.attempt, true) || isStopped()) {", "if (true) {"),
+        (UNNUMBERED, "client/java/src/main/java/dev/wald/Producer.java", ".getProducerBuilder().setSequence(next);", ".clearProducer();"),
+        (EARLY, "client/java/src/main/java/dev/wald/ScanEvent.java", "message.getBatchesList().stream().map", "message.getBatchesList().stream().limit(1).map"),
+        (ENDLESS, "client/java/src/main/java/dev/wald/Repeat.java", "if (failure.reason == Reason.QUOTA) {", "if (false) {"),
+        (LEFT, "client/java/src/main/java/dev/wald/Producer.java", "if (forgets) {", "if (false) {"),
+    ],
 }
 
 
@@ -75,6 +84,7 @@ METHODS = {
     "Go": ("client/go/*.go", r"func \(c \*?(?:Client|Cursors)\) {}\("),
     "Python": ("client/python/src/wald/client.py", r"def {}\("),
     "TypeScript": ("client/typescript/src/client.ts", r"^  (?:async )?(?:readonly )?\*?{}[(:]"),
+    "Java": ("client/java/src/main/java/dev/wald/WaldClient.java", r"^  public [\w<>]+ {}\("),
 }
 
 

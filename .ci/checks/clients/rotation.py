@@ -1,4 +1,4 @@
-"""The server's certificate, tokens and rights change under the load of all four clients, over TLS. Each language has a
+"""The server's certificate, tokens and rights change under the load of all five clients, over TLS. Each language has a
 producer and a follower that keep their right, and a producer that loses it and gets it back, again and again. Rounds:
 a new certificate through a `..data` link; for each principal a second token, its file, and the first token revoked; the
 right to append taken and given. A reload follows SIGHUP; one round has no signal, and then takes at most 10 s. The audit

@@ -18,6 +18,7 @@ def command(language):
         "go": (["go", "test", "-count=1", "-tags", "daemon", "./examples/testkit"], folder),
         "python": ([given[0], "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "examples/testkit.py"], folder),
         "typescript": (["node", "--test", folder / "dist/examples/testkit.js"], folder),
+        "java": (["mvn", "--quiet", "--batch-mode", "surefire:test", "-Dtest=OrdersExample"], folder),
     }[language]
 
 

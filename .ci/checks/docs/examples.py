@@ -19,6 +19,7 @@ QUOTED = {
     "go": ["client/go/example_test.go", "client/go/examples/*/main.go", "client/go/examples/*/*_test.go"],
     "python": ["client/python/README.md", "client/python/examples/*.py"],
     "ts": ["client/typescript/README.md", "client/typescript/examples/*.ts"],
+    "java": ["client/java/src/test/java/dev/wald/examples/*.java"],
 }
 # Build directory of users' Rust programs.
 PROGRAMS = WORK / "rust" / "target"
@@ -46,6 +47,7 @@ ELSEWHERE = [
     ("client/bench/README.md", "$ walbench append", "bench/bench"),
     ("client/walctl/README.md", "$ ", "docs/readme"),
     ("client/conformance/README.md", "-- RUNNER...", "clients/conformance"),
+    ("client/java/README.md", "dev.wald.conformance.Runner", "clients/conformance"),
     ("storage/reader/README.md", "$ pip install", "disk/reader"),
     ("docs/src/release.md", "deploy/release --out", "deploy/release"),
     ("docs/src/release.md", "ssh-keygen -Y verify", "deploy/release:digests"),
@@ -369,6 +371,31 @@ def java():
         expect("the Java example appends and follows", shown == expected, shown if shown != expected else "")
 
 
+@check("The examples of the Java client run")
+@functools.cache
+def java_client():
+    folder = ROOT / FOLDERS["java"]
+    readme = "client/java/README.md"
+    # A test of the package compares the blocks with the sources of the programs below.
+    blocks = take(readme, "java")
+    for line in lines_of(take_one(readme, "sh", "mvn")):
+        shell(line, cwd=folder)
+    classes = ":".join(str(folder / "target" / part) for part in ("test-classes", "classes", "lib/*"))
+    with the_store() as (directory, daemon):
+        out = succeeds("the Java examples", "java", "-cp", classes, "dev.wald.examples.Readme", daemon=daemon, cwd=directory)
+        for name in ("records", "conditions", "batches", "producers", "sessions", "followers", "administration", "tls", "settings", "errors"):
+            expect(f"the Java example of {name} does what it says", f"ok {name}\n" in out)
+        own = program("java")
+        (own / "src/main/java").mkdir(parents=True)
+        (own / "src/main/java/Tour.java").write_text(blocks[0])
+        (own / "pom.xml").write_text(f"""<project>
+            <modelVersion>4.0.0</modelVersion><groupId>example</groupId><artifactId>program</artifactId><version>1</version>
+            <properties><maven.compiler.source>17</maven.compiler.source><maven.compiler.target>17</maven.compiler.target></properties>
+            <dependencies>{take_one(readme, "xml")}</dependencies></project>""")
+        succeeds("the first Java example runs as a program of its own", "mvn", "-q", "-B", "compile", "exec:java", "-Dexec.mainClass=Tour",
+                 cwd=own, daemon=daemon, prints=": greeting 2\n")
+
+
 def walctl_examples(directory, daemon):
     """The commands of client/README.md, which does not show their output."""
     home = Path(directory) / "home"
@@ -460,7 +487,7 @@ BLOCKS = list(find_blocks())
 
 @check("No code block of a README or of docs/ is left out")
 def every_block():
-    for part in (rust, go, python, typescript, java, shells, book):
+    for part in (rust, go, python, typescript, java, java_client, shells, book):
         part()
     for block in BLOCKS:
         step = next((step for file, text, step in ELSEWHERE if block.file == file and text in block.text), None)

@@ -29,7 +29,7 @@ def object_stores():
     counted(*OPTIMISED, cwd=ROOT)
 
 
-@check("The runners of the clients for Go, Python and TypeScript; the tests' build has Rust's")
+@check("The runners of the clients for Go, Python, TypeScript and Java; the tests' build has Rust's")
 def clients():
     os.environ.pop("CI_BUILT", None)
     for language in BUILDERS.keys() - {"rust"}:

@@ -1,0 +1,2 @@
+/** Servers for tests of programs that use Wald. */
+package dev.wald.testing;
