@@ -4,12 +4,13 @@ run in a root without anything else; and a library with a licence that is not al
 """
 
 import functools
+import zipfile
 
 from clients import *
 from deploy import *
 
 WORK = SCRATCH / "release"
-PARTS = ["chart", "crates", "python", "npm", "go", "proto"]
+PARTS = ["chart", "crates", "python", "npm", "go", "java", "proto"]
 # The programs run without variables, so without a PATH.
 CHROOT = shutil.which("chroot", path="/usr/sbin:/sbin:/usr/bin:/bin")
 # Crates that a user of the Rust client gets with it.
@@ -148,6 +149,63 @@ def go():
     example = (ROOT / "client/go/examples/testkit/orders_test.go").read_text()
     (folder / "orders_test.go").write_text(example.replace("//go:build daemon\n\n", ""))
     works("its test passes", "go", "test", "./...", cwd=folder, **environment)
+
+
+@check("Java: an empty project takes the client from the release as from a repository, and its test appends")
+def java():
+    folder = project("java")
+    (folder / "src/test/java").mkdir(parents=True)
+    example = (ROOT / "client/java/src/test/java/dev/wald/examples/OrdersExample.java").read_text()
+    (folder / "src/test/java/OrdersTest.java").write_text(re.sub(r"^package .+;$", "", example, flags=re.M).replace("OrdersExample", "OrdersTest"))
+    versions = (ROOT / "client/java/pom.xml").read_text()
+    junit, surefire = (re.search(pattern, versions, re.S)[1] for pattern in (r"<junit.version>(.+?)<", r"maven-surefire-plugin</artifactId>\s*<version>(.+?)<"))
+    [version] = [path.name for path in (packages() / "java/dev/wald/wald-client").iterdir()]
+    (folder / "pom.xml").write_text(f"""<project>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>org.example</groupId>
+  <artifactId>orders</artifactId>
+  <version>1</version>
+  <properties>
+    <maven.compiler.source>17</maven.compiler.source>
+    <maven.compiler.target>17</maven.compiler.target>
+    <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding>
+  </properties>
+  <repositories>
+    <repository>
+      <id>release</id>
+      <url>file://{packages()}/java</url>
+    </repository>
+  </repositories>
+  <dependencies>
+    <dependency>
+      <groupId>dev.wald</groupId>
+      <artifactId>wald-client</artifactId>
+      <version>{version}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.junit.jupiter</groupId>
+      <artifactId>junit-jupiter</artifactId>
+      <version>{junit}</version>
+      <scope>test</scope>
+    </dependency>
+  </dependencies>
+  <build>
+    <plugins>
+      <plugin>
+        <artifactId>maven-surefire-plugin</artifactId>
+        <version>{surefire}</version>
+      </plugin>
+    </plugins>
+  </build>
+</project>
+""")
+    # Maven would take an earlier jar of this version from its cache.
+    shutil.rmtree(Path.home() / ".m2/repository/dev/wald", ignore_errors=True)
+    works("its test passes", "mvn", "--quiet", "--batch-mode", "test", cwd=folder)
+    ran = [path.read_text() for path in folder.glob("target/surefire-reports/*.txt")]
+    expect("a test ran", len(ran) == 1 and "Failures: 0, Errors: 0, Skipped: 0" in ran[0], ran)
+    with zipfile.ZipFile(next((packages() / "java").rglob(f"wald-client-{version}.jar"))) as jar:
+        expect("the jar has its licence", "META-INF/LICENSE" in jar.namelist())
 
 
 def unpacked(dist, folder):
