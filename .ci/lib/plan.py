@@ -47,7 +47,7 @@ COMPUTE = [
     Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
     Step(BUCKETS, "compute", BINARIES, ("debug",)),
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
-    Step("deploy/release:digests,python,npm,go,java,rust_crates,chart", "compute", BINARIES),
+    Step("deploy/release:digests,components,python,npm,go,java,rust_crates,chart", "compute", BINARIES),
     Step("disk/reader", "compute", BINARIES),
     Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,log_jobs,texts,routes,alerts,package,rest",
          "compute", (*BINARIES, BUCKETS)),

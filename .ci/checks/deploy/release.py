@@ -94,6 +94,15 @@ def digests():
            and head() in path.read_text(), len(named))
 
 
+@check("Each client's package has its components with their licences")
+def components():
+    for package, component in [("python", "grpcio"), ("npm", "connect"), ("go", "google.golang.org/grpc"), ("java", "grpc-netty-shaded")]:
+        [path] = packages().glob(f"wald-client-{package}-*.cdx.json")
+        found = {one["name"].rpartition("/")[2] if package == "npm" else one["name"]: one for one in json.loads(path.read_text())["components"]}
+        licences = {one["licenses"][0]["expression"] for one in found.values()}
+        expect(f"{package}: {component} is among the components", component in found and all(licences), f"{len(found)} components, {sorted(licences)}")
+
+
 @check("Python: an empty project installs the wheel, and the sdist, and appends")
 def python():
     dist, folder = packages() / "python", project("python")
@@ -423,6 +432,15 @@ def gates():
         done = released(WORK / f"planted-{title}-dist", "binaries", root=copy)
         expect(f"a planted {title} stops it", done.returncode != 0 and word in said(done), said(done)[-300:])
         shutil.rmtree(copy)
+    copy = project("planted-client")
+    run("git", "clone", "--quiet", checkout(), copy, check=True)
+    file = copy / "deploy/deny.toml"
+    file.write_text(file.read_text().replace('    "BSD-3-Clause",\n', ""))
+    commit(copy)
+    for part in "python", "npm", "go", "java":
+        done = released(WORK / "planted-client-dist", part, root=copy)
+        expect(f"a licence that is not allowed stops the client for {part}", done.returncode != 0 and "BSD-3-Clause" in said(done), said(done)[-300:])
+    shutil.rmtree(copy)
     database = project("advisories")
     (database / "crates/h2").mkdir(parents=True)
     (database / "crates/h2/RUSTSEC-2099-0001.md").write_text(ADVISORY)
