@@ -33,6 +33,7 @@ ELSEWHERE = [
     ("README.md", "$ ", "docs/readme"),
     ("README.md", "cargo run --release", "docs/start, rust/tests"),
     ("docs/src/quickstart.md", "$ ", "docs/readme"),
+    ("docs/src/languages.md", "$ ", "docs/readme"),
     ("docs/src/http.md", "$ ", "docs/readme"),
     ("docs/src/http.md", "EventSource", "clients/http_api:browser"),
     ("docs/src/http.md", "follow()", "clients/http_api:curl"),
@@ -261,7 +262,7 @@ def rust():
     with the_store() as (directory, daemon):
         example("tour", daemon=daemon, prints=' b"third"\n')
         out = example("readme", daemon=daemon)
-        for name in ("producer", "producer over restarts", "follower over restarts", "appender", "follower", "cursor", "tls"):
+        for name in ("producer", "producer over restarts", "follower over restarts", "appender", "follower", "cursor", "errors", "tls"):
             expect(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
 
         # A separate program, with the tested versions.

@@ -1,4 +1,4 @@
-"""Runs every `console` block of README.md, of the quickstart, of the pages on HTTP, restores and security and of walctl's README, in order. Each page
+"""Runs every `console` block of README.md, of the quickstart, of the pages on languages, HTTP, restores and security and of walctl's README, in order. Each page
 gets an empty directory with a daemon on the default ports, unless it starts the daemon. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
 Also checks the links of all Markdown files.
@@ -12,7 +12,7 @@ from typed import blocks
 README = ROOT / "README.md"
 BOOK = ROOT / "docs" / "src"
 SECURITY = BOOK / "security.md"
-TYPED = [README, BOOK / "quickstart.md", BOOK / "http.md", BOOK / "restore.md", SECURITY, ROOT / "client" / "walctl" / "README.md"]
+TYPED = [README, BOOK / "quickstart.md", BOOK / "languages.md", BOOK / "http.md", BOOK / "restore.md", SECURITY, ROOT / "client" / "walctl" / "README.md"]
 VOLATILE = [
     (r'"timestamp_?[uU]s": ?"\d+"', '"timestampUs": "T"'),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
@@ -132,7 +132,7 @@ def links():
         links_lead_somewhere(ROOT / name)
 
 
-@check("Each command of README, walctl's README and four pages of docs/ prints the answer of the page")
+@check("Each command of README, walctl's README and five pages of docs/ prints the answer of the page")
 def sessions():
     for page in TYPED:
         with scratch() as directory:
