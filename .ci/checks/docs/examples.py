@@ -35,6 +35,8 @@ ELSEWHERE = [
     ("docs/src/quickstart.md", "$ ", "docs/readme"),
     ("docs/src/languages.md", "$ ", "docs/readme"),
     ("docs/src/http.md", "$ ", "docs/readme"),
+    ("docs/src/upgrade.md", "$ ", "docs/readme"),
+    ("docs/src/upgrade.md", "helm upgrade", "deploy/install"),
     ("docs/src/http.md", "EventSource", "clients/http_api:browser"),
     ("docs/src/http.md", "follow()", "clients/http_api:curl"),
     ("docs/src/http.md", "[sinks.wald]", "nothing: no registry in reach has Vector (clients/http_api:shippers sends its requests)"),
