@@ -33,6 +33,7 @@ ELSEWHERE = [
     ("README.md", "$ ", "docs/readme"),
     ("README.md", "cargo run --release", "docs/start, rust/tests"),
     ("docs/src/quickstart.md", "$ ", "docs/readme"),
+    ("docs/src/quickstart.md", "tar -xzf wald-", "deploy/release:programs,debian and deploy/install; nothing has skopeo and an engine (deploy/release:image runs the image)"),
     ("docs/src/languages.md", "$ ", "docs/readme"),
     ("docs/src/http.md", "$ ", "docs/readme"),
     ("docs/src/upgrade.md", "$ ", "docs/readme"),
