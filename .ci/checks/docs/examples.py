@@ -59,9 +59,9 @@ ELSEWHERE = [
     ("docs/src/release.md", "npm install ./npm", "deploy/release"),
     ("docs/src/release.md", "crates/*.crate", "deploy/release:rust_crates"),
     ("docs/src/release.md", "[patch.crates-io]", "deploy/release:rust_crates"),
-    ("docs/src/migration.md", "async def kafka(", "nothing: no broker of Kafka is in reach (:migration runs the copy with a file)"),
-    ("docs/src/migration.md", "async def nats(", "nothing: no check starts a server of NATS (:migration runs the copy with a file)"),
-    ("docs/src/migration.md", "async def kurrent(", "nothing: no server of KurrentDB is in reach (:migration runs the copy with a file)"),
+    ("docs/src/migration.md", "async def kafka(", "nothing: no check starts a broker. It was run once by hand with Kafka 4.0.0; :migration runs the copy with a file"),
+    ("docs/src/migration.md", "async def nats(", "nothing: no check starts a server. It was run once by hand with NATS 2.15.2; :migration runs the copy with a file"),
+    ("docs/src/migration.md", "async def kurrent(", "nothing: no server of KurrentDB is in reach; :migration runs the copy with a file"),
     ("client/README.md", "walctl context add", "rust/tests (client/walctl/tests/walctl/contexts.rs)"),
     ("docs/src/security.md", "[jwt.k8s]", "rust/tests (server/tests/daemon/auth/jwt.rs)"),
     ("docs/src/security.md", "serviceAccountToken", "deploy/chart, which renders the same volume"),
@@ -534,9 +534,9 @@ def migration():
         lsn = next(lsn for lsn, record in enumerate(records) if record[0] >= 1000)
         shell(line(cursor), said=cursor, prints=f"is at lsn {lsn}\n", **here)
 
-        def refused(what, text):
+        def refused(title, text):
             done = run("bash", "-c", line(text), cwd=directory, env=environment(daemon))
-            expect(what, done.returncode == 1, done.stderr.decode()[-200:].strip())
+            expect(title, done.returncode == 1, done.stderr.decode()[-200:].strip())
 
         refused("a copy with another state is refused", copy.replace("orders-0.state", "other.state"))
         lines = source.read_text().splitlines(keepends=True)

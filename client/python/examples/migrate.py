@@ -28,7 +28,7 @@ def moved(offset, key, value, timestamp_us, headers=()):
 
 
 def offset_of(record):
-    """The old offset is the first header; those of the old system may have that name, too."""
+    """The old offset is the first header; a header of the old system may have that name, too."""
     return int(record.headers[0][1])
 
 
