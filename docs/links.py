@@ -16,6 +16,7 @@ PAGES = [
     "README.md", "CHANGELOG.md", "BENCHMARKS.md",
     "client/README.md", "client/bench/README.md", "client/walctl/README.md",
     "client/go/README.md", "client/python/README.md", "client/typescript/README.md",
+    "client/java/README.md",
     "client/conformance/README.md", "proto/README.md", "server/README.md", "deploy/README.md",
     "deploy/helm/wald/README.md", "grafana/README.md", "ARCHITECTURE.md", "HACKING.md", "storage/README.md",
     "storage/FORMAT.md", "storage/DECISIONS.md", "storage/reader/README.md",

@@ -1,7 +1,7 @@
 //! The other examples of README.md, word for word, with the code that they omit around them;
 //! against the daemon at WALD_ENDPOINT. Prints a line for each.
 //!
-//! `.ci/run docs/examples` runs it, and sees to it that README.md says nothing else.
+//! `.ci/run docs/examples` runs it, and sees to it that README.md says nothing else. docs/ quotes it, too.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use prost::Message as _;
 use tokio::sync::Notify;
 use wald_client::proto::FollowerState;
 use wald_client::{
-    Client, Cursor, CursorCommit, Error, ErrorKind, FileState, Gap, Lsn, ScanEvent, StoredRecord,
-    TlsOptions, Visibility,
+    Client, Cursor, CursorCommit, Error, ErrorKind, FileState, Gap, Lsn, Reason, ScanEvent,
+    StoredRecord, TlsOptions, Visibility,
 };
 
 #[tokio::main]
@@ -37,6 +37,8 @@ async fn main() -> Result<(), Error> {
     println!("ok producer over restarts");
     follow_over_restarts(&client).await?;
     println!("ok follower over restarts");
+    understand_errors(&client).await;
+    println!("ok errors");
     // There is no such file, and no such server.
     let error = connect_by_tls().await.expect_err("an error");
     assert!(matches!(error.kind(), ErrorKind::Tls { .. }), "{error}");
@@ -55,6 +57,17 @@ async fn connect_by_tls() -> Result<Client, Error> {
         .connect()
         .await?;
     Ok(client)
+}
+
+async fn understand_errors(client: &Client) {
+    match client.append("orders", "again").expected_lsn(0).await {
+        Ok(ack) => println!("at {}", ack.lsn),
+        Err(error) if error.reason() == Some(Reason::PositionMismatch) => {
+            println!("the tail is {:?}", error.fact_number("actual_lsn"));
+        }
+        // With Outcome::Unknown the record is perhaps in the log.
+        Err(error) => println!("{error}: {:?}, {:?}", error.outcome(), error.retry()),
+    }
 }
 
 async fn tail(client: &Client) -> Result<Lsn, Error> {

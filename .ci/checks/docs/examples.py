@@ -6,6 +6,7 @@ block that no part runs, unless this file names the step that runs it. A new blo
 import atexit
 import contextlib
 import functools
+import random
 
 from certificates import *
 from clients import *
@@ -32,7 +33,11 @@ ELSEWHERE = [
     ("README.md", "$ ", "docs/readme"),
     ("README.md", "cargo run --release", "docs/start, rust/tests"),
     ("docs/src/quickstart.md", "$ ", "docs/readme"),
+    ("docs/src/quickstart.md", "tar -xzf wald-", "deploy/release:programs,debian and deploy/install; nothing has skopeo and an engine (deploy/release:image runs the image)"),
+    ("docs/src/languages.md", "$ ", "docs/readme"),
     ("docs/src/http.md", "$ ", "docs/readme"),
+    ("docs/src/upgrade.md", "$ ", "docs/readme"),
+    ("docs/src/upgrade.md", "helm upgrade", "deploy/install"),
     ("docs/src/http.md", "EventSource", "clients/http_api:browser"),
     ("docs/src/http.md", "follow()", "clients/http_api:curl"),
     ("docs/src/http.md", "[sinks.wald]", "nothing: no registry in reach has Vector (clients/http_api:shippers sends its requests)"),
@@ -54,6 +59,9 @@ ELSEWHERE = [
     ("docs/src/release.md", "npm install ./npm", "deploy/release"),
     ("docs/src/release.md", "crates/*.crate", "deploy/release:rust_crates"),
     ("docs/src/release.md", "[patch.crates-io]", "deploy/release:rust_crates"),
+    ("docs/src/migration.md", "async def kafka(", "nothing: no check starts a broker. It was run once by hand with Kafka 4.0.0; :migration runs the copy with a file"),
+    ("docs/src/migration.md", "async def nats(", "nothing: no check starts a server. It was run once by hand with NATS 2.15.2; :migration runs the copy with a file"),
+    ("docs/src/migration.md", "async def kurrent(", "nothing: no server of KurrentDB is in reach; :migration runs the copy with a file"),
     ("client/README.md", "walctl context add", "rust/tests (client/walctl/tests/walctl/contexts.rs)"),
     ("docs/src/security.md", "[jwt.k8s]", "rust/tests (server/tests/daemon/auth/jwt.rs)"),
     ("docs/src/security.md", "serviceAccountToken", "deploy/chart, which renders the same volume"),
@@ -101,6 +109,11 @@ def take(file, language, containing=""):
     for block in taken:
         block.run = True
     return [block.text for block in taken]
+
+
+def elsewhere(block):
+    """The step that runs a block instead of a part of this file; None if there is none."""
+    return next((step for file, text, step in ELSEWHERE if block.file == file and text in block.text), None)
 
 
 def take_one(file, language, containing=""):
@@ -252,7 +265,7 @@ def rust():
     with the_store() as (directory, daemon):
         example("tour", daemon=daemon, prints=' b"third"\n')
         out = example("readme", daemon=daemon)
-        for name in ("producer", "producer over restarts", "follower over restarts", "appender", "follower", "cursor", "tls"):
+        for name in ("producer", "producer over restarts", "follower over restarts", "appender", "follower", "cursor", "errors", "tls"):
             expect(f"the Rust example of the {name} does what it says", f"ok {name}\n" in out)
 
         # A separate program, with the tested versions.
@@ -467,12 +480,77 @@ def shells():
     expect("the form of the conformance cases is JSON", json.loads(sketch.replace("[ ... ]", "[]"))["cases"])
 
 
+# Kills of the copy, and records of its source for each: more than a life of 0.8 s copies, so that the last kill finds work.
+KILLS, RECORDS = sized(20, 3), 30_000
+
+
+def old_records(count, dice):
+    """Records of a system whose offsets have holes and whose times go back: offset, key, value, time."""
+    offset = 0
+    for number in range(count):
+        offset += dice.choice((1, 1, 1, 1, 7))
+        value = dice.choice((None, "v" * dice.randrange(300)))
+        yield offset, dice.choice((None, f"key{number % 7}")), value, 1_700_000_000_000_000 + 1000 * number - dice.randrange(5000)
+
+
+@check("The copy of docs/src/migration.md has each record once after kills, and finds differences")
+@functools.cache
+def migration():
+    program = ROOT / "client/python/examples/migrate.py"
+    interpreter = Path(runner("python")[0])
+    copy, compare, cursor = take_one("docs/src/migration.md", "sh", "migrate.py copy").strip().splitlines()
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    records = list(old_records(KILLS * RECORDS, dice))
+    with scratch() as directory, Daemon(f"{directory}/data") as daemon:
+        source = Path(directory) / "orders-0.jsonl"
+        names = "offset", "key", "value", "timestamp_us"
+        source.write_text("".join(json.dumps(dict(zip(names, record))) + "\n" for record in records))
+        line = lambda text: text.replace("python migrate.py", f"{interpreter} -W error {program}")
+        killed = 0
+        while killed < KILLS:
+            process = subprocess.Popen(["bash", "-c", f"exec {line(copy)}"], cwd=directory, env=environment(daemon), stdin=subprocess.DEVNULL)
+            try:
+                process.wait(dice.uniform(0.05, 0.8))
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                killed += 1
+        expect(f"it is killed {KILLS} times before its end", killed == KILLS, killed)
+        here = {"daemon": daemon, "cwd": directory}
+        shell(line(copy), said=copy, **here)
+        last = records[-1][0]
+        shell(line(compare), said=compare, prints=f"{len(records)} records are equal; the next offset is {last + 1}\n", **here)
+        # Not by the code that copied.
+        text = run(WALCTL, "scan", "orders/0", "--output", "json", env=environment(daemon)).stdout.decode()
+        found = []
+        for record in map(json.loads, text.splitlines()):
+            headers = {header["key"]: header["value"] for header in record["headers"]}
+            found.append((int(headers["offset"]), headers.get("key"), None if "deleted" in headers else record["text"]))
+        wanted = [record[:3] for record in records]
+        expect("the log has each record once and in order", found == wanted, len(found) if found != wanted else "")
+        lsn = next(lsn for lsn, record in enumerate(records) if record[0] >= 1000)
+        shell(line(cursor), said=cursor, prints=f"is at lsn {lsn}\n", **here)
+
+        def refused(title, text):
+            done = run("bash", "-c", line(text), cwd=directory, env=environment(daemon))
+            expect(title, done.returncode == 1, done.stderr.decode()[-200:].strip())
+
+        refused("a copy with another state is refused", copy.replace("orders-0.state", "other.state"))
+        lines = source.read_text().splitlines(keepends=True)
+        middle = len(lines) // 2
+        source.write_text("".join(lines[:middle] + lines[middle + 1:]))
+        refused("a record that the old system does not have is found", compare)
+
+
 @check("The code of docs/ is quoted from programs that run")
 @functools.cache
 def book():
     for language, patterns in QUOTED.items():
         sources = [bare(path.read_text()) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-        quotes = [block for block in BLOCKS if block.language == language and block.file.startswith("docs/src/")]
+        quotes = [block for block in BLOCKS if block.language == language and block.file.startswith("docs/src/") and not elsewhere(block)]
         expect(f"docs/ has examples in {language}", quotes)
         for block in quotes:
             block.run = True
@@ -487,10 +565,10 @@ BLOCKS = list(find_blocks())
 
 @check("No code block of a README or of docs/ is left out")
 def every_block():
-    for part in (rust, go, python, typescript, java, java_client, shells, book):
+    for part in (rust, go, python, typescript, java, java_client, shells, migration, book):
         part()
     for block in BLOCKS:
-        step = next((step for file, text, step in ELSEWHERE if block.file == file and text in block.text), None)
+        step = elsewhere(block)
         # Blocks of text are pictures.
         if not block.run and block.language != "text" and not expect(f"{block} is run", step is not None):
             continue

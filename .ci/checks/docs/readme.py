@@ -1,4 +1,4 @@
-"""Runs every `console` block of README.md, of the quickstart, of the pages on HTTP, restores and security and of walctl's README, in order. Each page
+"""Runs every `console` block of README.md, of the quickstart, of the pages on languages, HTTP, restores, security and upgrades and of walctl's README, in order. Each page
 gets an empty directory with a daemon on the default ports, unless it starts the daemon. Compares the output with the page. Times, rates, cursors and the like may
 differ. A line `...` stands for any lines. --update writes the output into the page, except into answers with such a line.
 Also checks the links of all Markdown files.
@@ -11,8 +11,9 @@ from typed import blocks
 
 README = ROOT / "README.md"
 BOOK = ROOT / "docs" / "src"
-SECURITY = BOOK / "security.md"
-TYPED = [README, BOOK / "quickstart.md", BOOK / "http.md", BOOK / "restore.md", SECURITY, ROOT / "client" / "walctl" / "README.md"]
+# Pages that start the daemon themselves.
+ALONE = [BOOK / "security.md", BOOK / "upgrade.md"]
+TYPED = [README, BOOK / "quickstart.md", BOOK / "languages.md", BOOK / "http.md", BOOK / "restore.md", *ALONE, ROOT / "client" / "walctl" / "README.md"]
 VOLATILE = [
     (r'"timestamp_?[uU]s": ?"\d+"', '"timestampUs": "T"'),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "T"),
@@ -33,6 +34,7 @@ VOLATILE = [
     (r"in \d+ seconds?", "in T"),
     # Ids of tokens.
     (r"\b\w{8}(  orders  )|(token )\w{8}( of principal)", r"\1\2K\3"),
+    (r"\b(wald|walctl) \d+\.\d+\.\d+\S*( \(\w+\))?", r"\1 V"),
     # Lines of the audit log.
     (r'"peer":"127\.0\.0\.1:\d+"', '"peer":"P"'),
     (r'"token_id":"\w{8}"', '"token_id":"K"'),
@@ -132,10 +134,10 @@ def links():
         links_lead_somewhere(ROOT / name)
 
 
-@check("Each command of README, walctl's README and four pages of docs/ prints the answer of the page")
+@check("Each command of README, walctl's README and six pages of docs/ prints the answer of the page")
 def sessions():
     for page in TYPED:
         with scratch() as directory:
-            updated = typed_alone(page, directory) if page == SECURITY else typed_with_daemon(page, directory)
+            updated = typed_alone(page, directory) if page in ALONE else typed_with_daemon(page, directory)
         if "--update" in sys.argv:
             page.write_text(updated)
