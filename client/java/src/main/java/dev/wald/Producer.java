@@ -285,6 +285,37 @@ public final class Producer implements AutoCloseable {
     }
   }
 
+  /** Whether this message would have to wait for room. */
+  boolean isFull(AppendSessionRequest.Builder message) {
+    int size = message.getBatch().getSerializedSize();
+    lock.lock();
+    try {
+      return !hasRoom(size);
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** The failure that has ended the producer; null: it has not failed. */
+  Failure failure() {
+    lock.lock();
+    try {
+      return failure;
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Keeps the server from forgetting an id that was drawn at random. */
+  void keepId() {
+    lock.lock();
+    try {
+      drawn = false;
+    } finally {
+      lock.unlock();
+    }
+  }
+
   private boolean hasRoom(int size) {
     return unacked.isEmpty() || unacked.size() < options.batchesInFlight && bytes + size <= options.bytesInFlight;
   }
