@@ -11,8 +11,8 @@ import java.util.NoSuchElementException;
 import java.util.Optional;
 
 /**
- * Follows logs over restarts of the server and of the program. It keeps the effects of records together with the cursor behind them, so each
- * record takes effect once.
+ * Follows logs over restarts of the server and of the program. It keeps the effects of records together with the cursor behind them, so
+ * each record takes effect once.
  *
  * <pre>{@code
  * for (ScanEvent event : follower) {
@@ -24,8 +24,8 @@ import java.util.Optional;
  * <p>The effects are bytes in a form of the program's own, and each {@link #keep(ByteString)} writes all of them. A program whose effects
  * are in a database stores the cursor in the same transaction instead, and begins with {@link ScanOptions#after(ByteString)}.
  *
- * <p>A start at the tail holds only from the first {@code keep} of records on: if the program ends before, the next start begins at the tail
- * of its own time, and the records in between are left out.
+ * <p>A start at the tail holds only from the first {@code keep} of records on: if the program ends before, the next start begins at the
+ * tail of its own time, and the records in between are left out.
  *
  * <p>One thread at a time may use it; {@link #close} may come from any thread, and ends a wait for the next event.
  */
@@ -75,8 +75,8 @@ public final class DurableFollower implements Iterable<ScanEvent>, AutoCloseable
    * Waits for the next records. Events without records are skipped, and no event has gaps. Empty: the scan has come to its end, or was
    * closed.
    *
-   * @throws WaldException the scan has failed; or records are missing (kind MISSING, {@link WaldException#gap}) or the thread was interrupted,
-   *     and a later call continues. A gap is reported again after a restart of the program, unless records behind it were kept
+   * @throws WaldException the scan has failed; or records are missing (kind MISSING, {@link WaldException#gap}) or the thread was
+   *     interrupted, and a later call continues. A gap is reported again after a restart of the program, unless records behind it were kept
    */
   public Optional<ScanEvent> next() {
     return next(Duration.ofNanos(Long.MAX_VALUE / 2));
@@ -150,8 +150,8 @@ public final class DurableFollower implements Iterable<ScanEvent>, AutoCloseable
   }
 
   private static ScanEvent withGaps(ScanEvent event, List<Gap> gaps) {
-    return new ScanEvent(gaps, event.batches(), event.caughtUp(), event.cursor(), event.tailLsn(), event.durableLsn(), event.replicatedLsn(),
-        event.recoveryEpoch());
+    return new ScanEvent(gaps, event.batches(), event.caughtUp(), event.cursor(), event.tailLsn(), event.durableLsn(),
+        event.replicatedLsn(), event.recoveryEpoch());
   }
 
   /** The failure that names a gap. */
@@ -175,8 +175,8 @@ public final class DurableFollower implements Iterable<ScanEvent>, AutoCloseable
   /**
    * Saves the effects of all records that were returned, together with their cursor.
    *
-   * @throws WaldException the kind is STATE if they cannot be saved; the state before may be in force then, or this one. After a close it is
-   *     CLOSED, and nothing was saved
+   * @throws WaldException the kind is STATE if they cannot be saved; the state before may be in force then, or this one. After a close it
+   *     is CLOSED, and nothing was saved
    */
   public void keep(ByteString effects) {
     FollowerState.Builder kept = FollowerState.newBuilder().setEffects(effects).setKind(StateKind.STATE_KIND_FOLLOWER);

@@ -29,8 +29,8 @@ import java.util.concurrent.TimeoutException;
  *
  * <p>A save costs about two flushes of the state's device, so larger batches go faster. A failure ends it as it ends a {@link Producer}. A
  * batch that the server refuses for good, such as one with a record that is too large, stays in the state, and every later start fails with
- * it: check the size of records before. Acks are taken, and failures are seen, by the next call: call {@link #flush} after the last batch of
- * a while.
+ * it: check the size of records before. Acks are taken, and failures are seen, by the next call: call {@link #flush} after the last batch
+ * of a while.
  *
  * <p>A batch leaves the state when it is acked, at the durability that the log's sync mode or {@link ProducerOptions#durability} asks for.
  * If this is less than {@link Durability#DURABLE}, a crash of the server can lose acked batches. The server then refuses the producer
@@ -149,13 +149,13 @@ public final class DurableProducer implements AutoCloseable {
 
   /**
    * Keeps the records as one batch, sends it, and returns its sequence. The ack may come later. While 64 batches, or as many as {@link
-   * ProducerOptions#inFlight} allows, are not acked, it blocks. If the thread is interrupted before there is room, nothing was kept, and the
-   * producer goes on.
+   * ProducerOptions#inFlight} allows, are not acked, it blocks. If the thread is interrupted before there is room, nothing was kept, and
+   * the producer goes on.
    *
    * @throws WaldException the thread was interrupted, there are no records, or the producer has ended. If the outcome is NOT_APPLIED, the
-   *     batch was not kept. If it is UNKNOWN, do not append the batch elsewhere: it is in the state, from which the next start sends it, or may
-   *     be ({@link #nextSequence} of the next start says so). The kind is STATE if the batch could not be saved; it was not sent then. The
-   *     kind is EARLIER_FAILED, with the reason of an earlier batch, if the producer has ended before
+   *     batch was not kept. If it is UNKNOWN, do not append the batch elsewhere: it is in the state, from which the next start sends it, or
+   *     may be ({@link #nextSequence} of the next start says so). The kind is STATE if the batch could not be saved; it was not sent then.
+   *     The kind is EARLIER_FAILED, with the reason of an earlier batch, if the producer has ended before
    */
   public long appendBatch(List<NewRecord> records) {
     check();
@@ -377,8 +377,8 @@ public final class DurableProducer implements AutoCloseable {
   }
 
   /**
-   * The epoch in which the producer goes on after the failure of its first batch in doubt, if it does. The server has forgotten the producer
-   * then, and has applied none of the batches: each was sent once, and refused.
+   * The epoch in which the producer goes on after the failure of its first batch in doubt, if it does. The server has forgotten the
+   * producer then, and has applied none of the batches: each was sent once, and refused.
    */
   private OptionalLong nextEpoch(Failure failure) {
     boolean forgotten = failure.reason == Reason.PRODUCER_EXPIRED;

@@ -15,7 +15,7 @@ import java.util.Set;
 /**
  * The locks on files of this process.
  *
- * <p>Where the system's locks are those of POSIX, a process loses its lock on a file when it closes any descriptor of the file. A file that is
+ * <p>Linux and macOS have the locks of POSIX: a process loses its lock on a file when it closes any descriptor of the file. A file that is
  * locked here is therefore never opened a second time.
  */
 final class FileLocks {

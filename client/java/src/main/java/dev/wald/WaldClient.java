@@ -466,12 +466,13 @@ public final class WaldClient implements AutoCloseable {
   }
 
   /**
-   * Opens a producer of a log, as {@link #producer(String, ProducerOptions)} does, and keeps its state. If there is a state, the producer of
-   * that state goes on, and batches whose acks it has not seen are sent again. Id, epoch, first sequence and log id of the options count only
-   * if there is no state. At most 64 batches are kept and not acked, whatever {@link ProducerOptions#inFlight} says. Close the producer, after
-   * a failure too: the state is in use until then.
+   * Opens a producer of a log, as {@link #producer(String, ProducerOptions)} does, and keeps its state. If there is a state, the producer
+   * of that state goes on, and batches whose acks it has not seen are sent again. Id, epoch, first sequence and log id of the options count
+   * only if there is no state. At most 64 batches are kept and not acked, whatever {@link ProducerOptions#inFlight} says. Close the
+   * producer, after a failure too: the state is in use until then.
    *
-   * @throws WaldException the kind is STATE if the state cannot be loaded or saved, is in use, or is not the state of a producer of this log
+   * @throws WaldException the kind is STATE if the state cannot be loaded or saved, is in use, or is not the state of a producer of this
+   *     log
    */
   public DurableProducer durableProducer(String log, State state, ProducerOptions options) {
     return DurableProducer.open(this, log, state, options);

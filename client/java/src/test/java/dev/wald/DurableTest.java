@@ -23,6 +23,9 @@ import dev.wald.v1.ScanResponse;
 import dev.wald.v1.StateKind;
 import io.grpc.StatusRuntimeException;
 import java.io.IOException;
+import java.lang.reflect.InvocationTargetException;
+import java.net.URL;
+import java.net.URLClassLoader;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
@@ -1018,6 +1021,15 @@ class DurableTest {
     state.load();
     // A refusal here must not take the lock away: POSIX would, if the file were closed.
     assertThrows(IOException.class, () -> FileState.of(path).load());
+    URL classes = FileState.class.getProtectionDomain().getCodeSource().getLocation();
+    try (URLClassLoader loader = new URLClassLoader(new URL[] {classes}, ClassLoader.getPlatformClassLoader())) {
+      // The package may be in this process twice.
+      Class<?> copy = loader.loadClass(FileState.class.getName());
+      assertNotEquals(FileState.class, copy);
+      Object again = copy.getMethod("of", Path.class).invoke(null, path);
+      Throwable failure = assertThrows(InvocationTargetException.class, () -> copy.getMethod("load").invoke(again)).getCause();
+      assertTrue(failure.getMessage().contains(IN_USE), failure.getMessage());
+    }
     Process refused = new ProcessBuilder(command).redirectErrorStream(true).start();
     String said = new String(refused.getInputStream().readAllBytes());
     assertTrue(said.contains(IN_USE), said);
