@@ -530,6 +530,8 @@ public final class Producer implements AutoCloseable {
     private final Attempt attempt = new Attempt();
     private final ClientCall<AppendSessionRequest, AppendSessionResponse> call =
         core.nodes.newCall(WalServiceGrpc.getAppendSessionMethod(), attempt.options().withOnReadyThreshold(Session.READY_BYTES));
+    /** The call has started. gRPC may lose a cancellation that comes while it starts. */
+    private boolean started;
     private boolean ready;
     private boolean halfClosed;
     private boolean stopped;
@@ -559,7 +561,8 @@ public final class Producer implements AutoCloseable {
       call.request(1);
       lock.lock();
       try {
-        if (cancelled || failure != null) {
+        started = true;
+        if (cancelled || failure != null || stopped) {
           cancel();
         }
         while (status == null) {
@@ -602,7 +605,9 @@ public final class Producer implements AutoCloseable {
     /** Ends the stream. */
     private void cancel() {
       stopped = true;
-      call.cancel("the producer has left the stream", null);
+      if (started) {
+        call.cancel("the producer has left the stream", null);
+      }
     }
 
     @Override

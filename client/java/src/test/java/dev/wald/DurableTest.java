@@ -21,6 +21,13 @@ import dev.wald.v1.LogBatch;
 import dev.wald.v1.ProducerState;
 import dev.wald.v1.ScanResponse;
 import dev.wald.v1.StateKind;
+import io.grpc.CallOptions;
+import io.grpc.Channel;
+import io.grpc.ClientCall;
+import io.grpc.ClientInterceptor;
+import io.grpc.ForwardingClientCall;
+import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
 import io.grpc.StatusRuntimeException;
 import java.io.IOException;
 import java.lang.reflect.InvocationTargetException;
@@ -784,6 +791,59 @@ class DurableTest {
     refusedAsExpired(producer, journal, state);
   }
 
+  @Test
+  void producerDoesNotCancelAStreamWhileItStarts() throws Exception {
+    CompletableFuture<Thread> closing = new CompletableFuture<>();
+    CountDownLatch starting = new CountDownLatch(1);
+    AtomicInteger early = new AtomicInteger();
+    ClientInterceptor slow = new ClientInterceptor() {
+      @Override
+      public <Q, A> ClientCall<Q, A> interceptCall(MethodDescriptor<Q, A> method, CallOptions options, Channel next) {
+        boolean session = method.getBareMethodName().equals("AppendSession");
+        return new ForwardingClientCall.SimpleForwardingClientCall<>(next.newCall(method, options)) {
+          private volatile boolean started = !session;
+
+          @Override
+          public void start(Listener<A> listener, Metadata headers) {
+            if (session) {
+              starting.countDown();
+              // The close has then done its part.
+              Thread thread = closing.join();
+              while (thread.getState() != Thread.State.WAITING) {
+                Thread.onSpinWait();
+              }
+            }
+            super.start(listener, headers);
+            started = true;
+          }
+
+          @Override
+          public void cancel(String message, Throwable cause) {
+            if (!started) {
+              early.incrementAndGet();
+            }
+            super.cancel(message, cause);
+          }
+        };
+      }
+    };
+    Fake fake = producing(new Journal(), (stream, count) -> stream.awaitEnd());
+    WaldClient client = fake.builder().intercept(slow).build();
+    opened.add(client);
+    DurableProducer producer = open(client, new MemoryState());
+    appendAll(producer, 0, 1);
+    ClientTest.await(starting);
+    CompletableFuture<Void> closed = new CompletableFuture<>();
+    Thread thread = new Thread(() -> {
+      producer.abort();
+      closed.complete(null);
+    });
+    thread.start();
+    closing.complete(thread);
+    closed.get(30, TimeUnit.SECONDS);
+    assertEquals(0, early.get());
+  }
+
   /** Lets a fake have a log of this many records, one per message. A scan begins behind its cursor. */
   private static void following(Fake fake, int count) {
     fake.scan = (request, stream) -> {
@@ -972,7 +1032,7 @@ class DurableTest {
       appendAll(producer, producer.nextSequence(), producer.nextSequence() + 1);
       producer.close();
       DurableProducer last = producer;
-      producer = open(client, FileState.of(path));
+      producer = open(client, state);
       // It does not release the lock of another one.
       last.abort();
       last.close();
