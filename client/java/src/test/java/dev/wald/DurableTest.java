@@ -1091,6 +1091,8 @@ class DurableTest {
       assertTrue(failure.getMessage().contains(IN_USE), failure.getMessage());
     }
     Process refused = new ProcessBuilder(command).redirectErrorStream(true).start();
+    // It ends also if it is not refused.
+    refused.getOutputStream().close();
     String said = new String(refused.getInputStream().readAllBytes());
     assertTrue(said.contains(IN_USE), said);
     assertEquals(1, refused.waitFor());
