@@ -29,6 +29,8 @@ def program(language):
         return [made / "ledger"]
     if language == "python":
         return [command[0], ROOT / FOLDERS["python"] / "examples/ledger.py"]
+    if language == "java":
+        return [*command[:-1], "dev.wald.examples.Ledger"]
     return ["node", ROOT / FOLDERS["typescript"] / "dist/examples/ledger.js"]
 
 

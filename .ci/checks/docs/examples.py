@@ -396,7 +396,8 @@ def java_client():
     classes = ":".join(str(folder / "target" / part) for part in ("test-classes", "classes", "lib/*"))
     with the_store() as (directory, daemon):
         out = succeeds("the Java examples", "java", "-cp", classes, "dev.wald.examples.Readme", daemon=daemon, cwd=directory)
-        for name in ("records", "conditions", "batches", "producers", "sessions", "followers", "administration", "tls", "settings", "errors"):
+        for name in ("records", "conditions", "batches", "producers", "sessions", "followers", "durable", "administration", "tls", "settings",
+                     "errors"):
             expect(f"the Java example of {name} does what it says", f"ok {name}\n" in out)
         own = program("java")
         (own / "src/main/java").mkdir(parents=True)

@@ -285,6 +285,37 @@ public final class Producer implements AutoCloseable {
     }
   }
 
+  /** Whether this message would have to wait for room. */
+  boolean isFull(AppendSessionRequest.Builder message) {
+    int size = message.getBatch().getSerializedSize();
+    lock.lock();
+    try {
+      return !hasRoom(size);
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** The failure that has ended the producer; null: it has not failed. */
+  Failure failure() {
+    lock.lock();
+    try {
+      return failure;
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Keeps the server from forgetting an id that was drawn at random. */
+  void keepId() {
+    lock.lock();
+    try {
+      drawn = false;
+    } finally {
+      lock.unlock();
+    }
+  }
+
   private boolean hasRoom(int size) {
     return unacked.isEmpty() || unacked.size() < options.batchesInFlight && bytes + size <= options.bytesInFlight;
   }
@@ -499,6 +530,8 @@ public final class Producer implements AutoCloseable {
     private final Attempt attempt = new Attempt();
     private final ClientCall<AppendSessionRequest, AppendSessionResponse> call =
         core.nodes.newCall(WalServiceGrpc.getAppendSessionMethod(), attempt.options().withOnReadyThreshold(Session.READY_BYTES));
+    /** The call has started. gRPC may lose a cancellation that comes while it starts. */
+    private boolean started;
     private boolean ready;
     private boolean halfClosed;
     private boolean stopped;
@@ -528,7 +561,8 @@ public final class Producer implements AutoCloseable {
       call.request(1);
       lock.lock();
       try {
-        if (cancelled || failure != null) {
+        started = true;
+        if (cancelled || failure != null || stopped) {
           cancel();
         }
         while (status == null) {
@@ -571,7 +605,9 @@ public final class Producer implements AutoCloseable {
     /** Ends the stream. */
     private void cancel() {
       stopped = true;
-      call.cancel("the producer has left the stream", null);
+      if (started) {
+        call.cancel("the producer has left the stream", null);
+      }
     }
 
     @Override

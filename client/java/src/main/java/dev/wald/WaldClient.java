@@ -410,6 +410,26 @@ public final class WaldClient implements AutoCloseable {
     return new Scan(this, logs, options, true);
   }
 
+  /** Follows one log over restarts of the program. See {@link #durableFollower(Logs, State, ScanOptions)}. */
+  public DurableFollower durableFollower(String log, State state) {
+    return durableFollower(Logs.named(log), state, ScanOptions.DEFAULT);
+  }
+
+  /** Follows one log over restarts of the program. See {@link #durableFollower(Logs, State, ScanOptions)}. */
+  public DurableFollower durableFollower(String log, State state, ScanOptions options) {
+    return durableFollower(Logs.named(log), state, options);
+  }
+
+  /**
+   * Opens a follower, as {@link #follow(Logs, ScanOptions)} does, behind the cursor in the state; if there is none, at the start that the
+   * options name. Close the follower: the state is in use until then.
+   *
+   * @throws WaldException the kind is STATE if the state cannot be loaded, is in use, or is not the state of a follower
+   */
+  public DurableFollower durableFollower(Logs logs, State state, ScanOptions options) {
+    return DurableFollower.open(this, logs, state, options);
+  }
+
   /** Opens a session with a window of 8 MiB. See {@link #session(int)}. */
   public Session session() {
     return session(Session.DEFAULT_WINDOW_BYTES);
@@ -438,6 +458,24 @@ public final class WaldClient implements AutoCloseable {
    */
   public Producer producer(String log, ProducerOptions options) {
     return Producer.open(this, log, options);
+  }
+
+  /** Opens a producer over restarts of the program. See {@link #durableProducer(String, State, ProducerOptions)}. */
+  public DurableProducer durableProducer(String log, State state) {
+    return durableProducer(log, state, ProducerOptions.DEFAULT);
+  }
+
+  /**
+   * Opens a producer of a log, as {@link #producer(String, ProducerOptions)} does, and keeps its state. If there is a state, the producer
+   * of that state goes on, and batches whose acks it has not seen are sent again. Id, epoch, first sequence and log id of the options count
+   * only if there is no state. At most 64 batches are kept and not acked, whatever {@link ProducerOptions#inFlight} says. Close the
+   * producer, after a failure too: the state is in use until then.
+   *
+   * @throws WaldException the kind is STATE if the state cannot be loaded or saved, is in use, or is not the state of a producer of this
+   *     log
+   */
+  public DurableProducer durableProducer(String log, State state, ProducerOptions options) {
+    return DurableProducer.open(this, log, state, options);
   }
 
   /** Returns the state of a log. See {@link #tail(String, TailOptions)}. */

@@ -8,7 +8,10 @@ import dev.wald.BatchAck;
 import dev.wald.Condition;
 import dev.wald.CursorCommit;
 import dev.wald.Durability;
+import dev.wald.DurableFollower;
+import dev.wald.DurableProducer;
 import dev.wald.FenceInfo;
+import dev.wald.FileState;
 import dev.wald.LogAck;
 import dev.wald.NewRecord;
 import dev.wald.Outcome;
@@ -34,6 +37,7 @@ import io.grpc.Channel;
 import io.grpc.ClientCall;
 import io.grpc.ClientInterceptor;
 import io.grpc.MethodDescriptor;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.time.Instant;
@@ -60,6 +64,8 @@ public final class Readme {
       System.out.println("ok sessions");
       followers(client);
       System.out.println("ok followers");
+      durable(client, Files.createTempDirectory("wald"));
+      System.out.println("ok durable");
       administration(client);
       System.out.println("ok administration");
       tls();
@@ -144,6 +150,23 @@ public final class Readme {
     try (Scan scan = client.scan("payments", ScanOptions.DEFAULT.after(cursor))) {
       Optional<ScanEvent> event = scan.next(Duration.ofSeconds(5)); // empty: nothing came in time, or the scan has ended
       event.ifPresent(found -> System.out.println("new since then: " + found.recordCount()));
+    }
+  }
+
+  static void durable(WaldClient client, Path directory) {
+    try (DurableProducer producer = client.durableProducer("transfers", FileState.of(directory.resolve("transfers.state")))) {
+      for (long number = producer.nextSequence(); number < 100; number++) {
+        producer.appendBatch("transfer " + number); // kept: it will be in the log once, even if the program is killed now
+      }
+    } // waits for all acks
+
+    try (DurableFollower follower = client.durableFollower("transfers", FileState.of(directory.resolve("count.state")))) {
+      long count = follower.effects().map(text -> Long.parseLong(text.toStringUtf8())).orElse(0L);
+      while (count < 100) {
+        count += follower.next().orElseThrow().recordCount();
+        follower.keep(String.valueOf(count)); // effects and cursor together, or neither
+      }
+      System.out.println(count + " transfers in all");
     }
   }
 
