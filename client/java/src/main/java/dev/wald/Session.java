@@ -186,18 +186,14 @@ public final class Session implements AutoCloseable {
 
     private void start() {
       stream = core.nodes.newCall(WalServiceGrpc.getAppendSessionMethod(), attempt.options().withOnReadyThreshold(READY_BYTES));
-      lock.lock();
-      try {
-        call = stream;
-        Session.this.attempt = attempt;
-      } finally {
-        lock.unlock();
-      }
       // A deadline of the caller's scope is not the session's.
       Context.current().fork().run(() -> stream.start(this, new Metadata()));
       stream.request(1);
       lock.lock();
       try {
+        // Not before: gRPC may lose a cancellation that comes while the call starts.
+        call = stream;
+        Session.this.attempt = attempt;
         if (cancelled) {
           stream.cancel("the session was cancelled", null);
         }
