@@ -29,6 +29,9 @@ pub(crate) use tenant::{over_count, over_rate, share_busy, tenant_changed};
 const MAX_SHOWN_PATH: usize = 200;
 /// Retry delay after BUSY: long enough for a few commits, short enough to be unseen.
 const RETRY_SOON: Duration = Duration::from_millis(50);
+/// Least retry delay while a server starts or ends. A stand-by owns the store within a second, and clients make longer pauses by
+/// themselves if it takes longer.
+const RETRY_SHORTLY: Duration = Duration::from_millis(100);
 /// Retry delay after a failure that takes a restart or an operator.
 const RETRY_LATER: Duration = Duration::from_secs(1);
 
@@ -680,7 +683,7 @@ pub(crate) fn starting(access: Access) -> Status {
         "the server is starting: the store is being recovered",
     )
     .refused_if_write(access, Retry::Safe)
-    .retry_after(RETRY_LATER)
+    .retry_after(RETRY_SHORTLY)
     .status()
 }
 
@@ -736,7 +739,7 @@ pub(crate) fn draining_call(access: Access) -> Status {
         "the server is shutting down; go on with another, or after the restart",
     )
     .refused_if_write(access, Retry::Safe)
-    .retry_after(RETRY_LATER)
+    .retry_after(RETRY_SHORTLY)
     .status()
 }
 

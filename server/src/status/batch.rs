@@ -13,7 +13,7 @@ use wald_storage::{
 use wald_text::units::shown_span;
 
 use super::failure::{Failure, Retry};
-use super::{RETRY_LATER, RETRY_SOON, no_replica};
+use super::{RETRY_LATER, RETRY_SHORTLY, RETRY_SOON, no_replica};
 use crate::convert::rfc3339;
 
 /// Retry delay after a quota, which passes only if a client or operator makes room.
@@ -211,7 +211,7 @@ pub(super) fn append_failure(error: &AppendError) -> Failure {
             .retry_after(RETRY_LATER),
         AppendError::Draining => Failure::new(Code::Unavailable, Reason::Draining, message)
             .refused(Retry::Safe)
-            .retry_after(RETRY_LATER),
+            .retry_after(RETRY_SHORTLY),
         AppendError::JournalFailed(_) => {
             Failure::new(Code::Unavailable, Reason::JournalFailed, message)
                 .refused(Retry::Safe)
