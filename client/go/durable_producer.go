@@ -32,7 +32,8 @@ const batchesKept = 64
 //
 // A batch leaves the state when it is acked, at the durability that the log's sync mode or
 // [WithProducerDurability] asks for. If this is less than [Durable], a crash of the server can
-// lose acked batches. The server then refuses the producer (ErrProducerGap).
+// lose acked batches. The server then refuses the producer (ErrProducerGap), unless it has also
+// forgotten the producer since: the new epoch begins behind the hole, and nobody notices.
 //
 // The server forgets a producer that is idle for longer than its setting producer_max_idle, 7
 // days by default. If no batch is in doubt, the producer goes on in a new epoch, and nobody

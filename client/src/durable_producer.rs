@@ -110,7 +110,8 @@ impl ProducerBuilder {
 /// Acks are taken, and failures are seen, by the next call: call [`flush`](Self::flush) behind the last batch of a while.
 ///
 /// An ack counts at the durability that [`durability`](ProducerBuilder::durability) or the log's sync mode asks for. With less
-/// than DURABLE a crash of the server can lose acked batches. The producer is then refused (PRODUCER_GAP) instead of leaving a hole.
+/// than DURABLE a crash of the server can lose acked batches. The producer is then refused (PRODUCER_GAP) instead of leaving a hole,
+/// unless the server has also forgotten it since: the new epoch begins behind the hole, and nobody notices.
 pub struct DurableProducer {
     /// Opens `producer`, but for its id and sequence.
     builder: ProducerBuilder,

@@ -391,14 +391,19 @@ impl RunningReplica {
         self.remote.runtime.spawn(asks).await.ok().flatten()
     }
 
-    /// Announces the end to the stand-bys, which look often from then on, so that calls find an owner again soon. Returns the
-    /// time for which the owner must go on serving, so that they notice.
-    pub(crate) fn announce_end(&self) -> Duration {
-        if self.cluster.stand_bys() == 0 {
-            return Duration::ZERO;
-        }
-        let _ = self.ends.send(true);
-        NOTICE
+    /// Announces the end to the stand-bys, which look often from then on, so that calls find an owner again soon. Waits for `delay`, and
+    /// at least until they have noticed. The owner must go on serving meanwhile.
+    pub(crate) async fn announce_end(&self, delay: Duration) {
+        // At last: looks cost requests.
+        tokio::time::sleep(delay.saturating_sub(NOTICE)).await;
+        let rest = match self.cluster.stand_bys() {
+            0 => delay.min(NOTICE),
+            _ => {
+                let _ = self.ends.send(true);
+                NOTICE
+            }
+        };
+        tokio::time::sleep(rest).await;
     }
 
     /// Ships the rest and releases the store, until a time at most. The engine must have drained.

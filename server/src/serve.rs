@@ -709,10 +709,11 @@ impl ServerLife {
     ) -> Result<(), Exit> {
         self.enter(Phase::Leaving).await;
         if let StopReason::Asked(delay) = end {
-            let notice = replica.as_ref().map(RunningReplica::announce_end);
-            let delay = delay.max(notice.unwrap_or_default());
             tracing::info!(drain_delay = ?delay, "stopping: not ready any more");
-            tokio::time::sleep(delay).await;
+            match &replica {
+                None => tokio::time::sleep(delay).await,
+                Some(replica) => replica.announce_end(delay).await,
+            }
         }
         self.enter(Phase::Draining).await;
         // Ends the streams of health watchers, which would keep their connections open.

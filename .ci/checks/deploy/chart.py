@@ -274,6 +274,8 @@ def refused():
         (["tls.certManager.duration=90d"], "does not match pattern"),
         (["ingress.enabled=true", "ingress.hosts={a}"], "every caller from outside"),
         (["grpcRoute.enabled=true"], "every caller from outside"),
+        ([*TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false", "ingress.enabled=true", "ingress.hosts={a}"], "every caller from outside"),
+        (["service.labels.app\\.kubernetes\\.io/name=x"], "app.kubernetes.io/name"),
         (["insecure=true", "ingress.enabled=true"], "set ingress.hosts"),
         (["insecure=true", "grpcRoute.enabled=true"], "set grpcRoute.parentRefs"),
         (["insecure=true", "httpRoute.enabled=true", "httpRoute.parentRefs[0].name=a"], "set config.http_api=on"),

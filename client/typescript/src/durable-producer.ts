@@ -61,7 +61,8 @@ export interface DurableProducerSetup {
  *
  * An ack counts at the durability that the log or the option `durability` asks for, and a batch is taken off the state
  * once it has its ack. With less than DURABLE, a crash of the server can lose batches that were acked. The producer is
- * then refused (PRODUCER_GAP), because the state no longer has them.
+ * then refused (PRODUCER_GAP), because the state no longer has them, unless the server has also forgotten the producer
+ * since: the new epoch begins behind the hole, and nobody notices.
  */
 export class DurableProducer {
   #producer: Producer;

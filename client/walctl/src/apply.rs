@@ -255,9 +255,7 @@ async fn carry_out(
         return Ok(ExitKind::Ok);
     };
     let declared: BTreeSet<&str> = file.logs.iter().map(|log| log.name.as_str()).collect();
-    let (mut others, _) = NamePattern::with_prefix(prefix)
-        .list(client, 0, None)
-        .await?;
+    let mut others = NamePattern::with_prefix(prefix).all(client).await?;
     others.retain(|log| !declared.contains(log.name.as_str()));
     if others.is_empty() {
         return Ok(ExitKind::Ok);

@@ -530,7 +530,8 @@ pub(crate) enum ProducerCommand {
         #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
     },
-    /// Forget a producer, which makes room for another one; its epoch is over
+    /// Forget a producer, which makes room for another one; its epoch is over. A durable producer of a client
+    /// goes on in a new epoch if nothing is in doubt
     Forget {
         /// The log
         #[arg(add = ArgValueCompleter::new(complete::logs))]

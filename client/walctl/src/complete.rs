@@ -18,7 +18,7 @@ use crate::names::NamePattern;
 use crate::output::{Out, Output};
 
 /// Variable by which a shell asks for completions.
-const VARIABLE: &str = "COMPLETE";
+const VARIABLE: &str = "WALCTL_COMPLETE";
 /// Maximum time for the names of logs: a person waits with a finger on the key.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of names that are offered.
@@ -66,11 +66,10 @@ pub(crate) fn logs(typed: &OsStr) -> Vec<CompletionCandidate> {
         });
         let client: Client = builder.connect_lazy().ok()?;
         let names = NamePattern::with_prefix(typed);
-        let (logs, _) = names.list(&client, OFFERED, None).await.ok()?;
-        Some(logs)
+        Some(names.list(&client, OFFERED, None).await.ok()?.logs)
     });
     let names = found.unwrap_or_default().into_iter().map(|log| log.name);
-    names.map(CompletionCandidate::new).collect()
+    offered(names)
 }
 
 /// Names of contexts that begin with what is typed.
@@ -79,10 +78,15 @@ pub(crate) fn contexts(typed: &OsStr) -> Vec<CompletionCandidate> {
     let file = ContextFile::path().and_then(|path| ContextFile::read(&path));
     let names = file.map(|file| file.contexts.into_keys().collect::<Vec<_>>());
     let names = names.unwrap_or_default().into_iter();
-    names
-        .filter(|name| name.starts_with(typed))
-        .map(CompletionCandidate::new)
-        .collect()
+    offered(names.filter(|name| name.starts_with(typed)))
+}
+
+/// Names that mean nothing to a shell. Shells put candidates into the line as they are, and a name of somebody else may hold a
+/// command.
+fn offered(names: impl Iterator<Item = String>) -> Vec<CompletionCandidate> {
+    let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '/' | '-' | '+' | '@');
+    let plain = names.filter(|name| !name.starts_with('-') && name.chars().all(is_plain));
+    plain.map(CompletionCandidate::new).collect()
 }
 
 /// The connection that the line names so far. The shell passes the line behind `--`.

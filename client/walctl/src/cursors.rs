@@ -9,7 +9,7 @@ use wald_client::{Client, CursorCommit, NamedCursor, Reason};
 
 use crate::args::CursorCommand;
 use crate::exit::ExitKind;
-use crate::names::{self, NamePattern};
+use crate::names::NamePattern;
 use crate::output::{Out, Output, note};
 use crate::table::Table;
 
@@ -45,7 +45,14 @@ pub(crate) async fn cursor(
             log_id: None,
             ..
         } if NamePattern::is_pattern(&log) => {
-            return list(client, &NamePattern::matching(&log)?, output).await;
+            // A log may have this name.
+            match client.get_log(log.as_str()).await {
+                Ok(log) => of(client, log, None).await?,
+                Err(error) if error.reason() == Some(Reason::LogNotFound) => {
+                    return list(client, &NamePattern::matching(&log)?, output).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         CursorCommand::List {
             log: Some(log),
@@ -141,22 +148,14 @@ async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<Cursor
 
 /// The cursors of these logs, by the names of the logs.
 async fn of_all(client: &Client, names: &NamePattern) -> Result<Vec<CursorRow>> {
-    let mut rows = Vec::new();
-    let mut token = None;
-    loop {
-        let (logs, next) = names.list(client, names::PAGE, token).await?;
-        let found = stream::iter(logs).map(async |log| match of(client, log, None).await {
-            // It was deleted meanwhile.
-            Err(error) if is_gone(&error) => Ok(Vec::new()),
-            found => found,
-        });
-        let found: Vec<Vec<CursorRow>> = found.buffered(AT_A_TIME).try_collect().await?;
-        rows.extend(found.into_iter().flatten());
-        token = next;
-        if token.is_none() {
-            return Ok(rows);
-        }
-    }
+    let logs = names.all(client).await?;
+    let found = stream::iter(logs).map(async |log| match of(client, log, None).await {
+        // It was deleted meanwhile.
+        Err(error) if is_gone(&error) => Ok(Vec::new()),
+        found => found,
+    });
+    let found: Vec<Vec<CursorRow>> = found.buffered(AT_A_TIME).try_collect().await?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 fn is_gone(error: &anyhow::Error) -> bool {

@@ -17,19 +17,21 @@ use crate::table::Table;
 
 pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Result<ExitKind> {
     let names = NamePattern::of(args.pattern.as_deref(), &args.prefix)?;
-    let (logs, token) = names.list(client, args.limit, args.page_token).await?;
-    print(&logs, output)?;
-    if let Some(token) = token {
-        say(&format!(
+    let chosen = names.list(client, args.limit, args.page_token).await?;
+    print(&chosen.logs, output)?;
+    match chosen.token {
+        Some(token) => say(&format!(
             "there are more: --page-token {token} goes on, --limit 0 shows all"
-        ));
+        )),
+        None if chosen.has_more => say("there are more: --limit 0 shows all"),
+        None => {}
     }
     Ok(ExitKind::Ok)
 }
 
 /// All logs, as JSON.
 pub(crate) async fn all(client: &Client) -> Result<serde_json::Value> {
-    let (logs, _) = NamePattern::with_prefix("").list(client, 0, None).await?;
+    let logs = NamePattern::with_prefix("").all(client).await?;
     Ok(logs.iter().map(as_json).collect())
 }
 

@@ -18,8 +18,18 @@ const WILD: [char; 3] = ['*', '?', '['];
 pub(crate) struct NamePattern {
     /// The beginning that all of them have; the server looks for it.
     prefix: String,
-    /// The pattern that they match; `None`: any name with the prefix.
-    pattern: Option<Pattern>,
+    /// The pattern that they match, as text, too: it may be a name. `None`: any name with the prefix.
+    pattern: Option<(Pattern, String)>,
+}
+
+/// Logs that were chosen.
+#[derive(Debug, Default)]
+pub(crate) struct ChosenLogs {
+    pub(crate) logs: Vec<Log>,
+    /// Asks for the page behind them. A pattern has none.
+    pub(crate) token: Option<String>,
+    /// Whether there are more.
+    pub(crate) has_more: bool,
 }
 
 impl NamePattern {
@@ -31,18 +41,23 @@ impl NamePattern {
         }
     }
 
-    /// Logs whose names match, as a shell matches a word: `*`, `?` and `[...]`; `*` matches slashes, too. A pattern
-    /// without these is a name.
+    /// Logs whose names match, as a shell matches a word: `*`, `?` and `[...]`; `*` matches slashes, too. A log whose name is the
+    /// pattern itself matches, too.
     ///
     /// # Errors
     /// If the pattern cannot be read.
     pub(crate) fn matching(pattern: &str) -> Result<Self> {
-        let compiled = Pattern::new(pattern)
+        let mut plain = pattern.to_owned();
+        // The library takes `**` for directories.
+        while plain.contains("**") {
+            plain = plain.replace("**", "*");
+        }
+        let compiled = Pattern::new(&plain)
             .map_err(|error| Usage(format!("the pattern {pattern:?} cannot be read: {error}")))?;
         let prefix = pattern.split(WILD).next().unwrap_or_default();
         Ok(Self {
             prefix: prefix.to_owned(),
-            pattern: Some(compiled),
+            pattern: Some((compiled, pattern.to_owned())),
         })
     }
 
@@ -60,12 +75,11 @@ impl NamePattern {
     }
 
     fn matches(&self, name: &str) -> bool {
-        self.pattern
-            .as_ref()
-            .is_none_or(|pattern| pattern.matches(name))
+        let pattern = self.pattern.as_ref();
+        pattern.is_none_or(|(pattern, text)| text == name || pattern.matches(name))
     }
 
-    /// The logs, `limit` of them at most (0: all), and the token of the page behind them.
+    /// The logs, `limit` of them at most (0: all), from the page of a token on.
     ///
     /// # Errors
     /// The errors of ListLogs.
@@ -74,26 +88,39 @@ impl NamePattern {
         client: &Client,
         limit: u32,
         mut token: Option<String>,
-    ) -> Result<(Vec<Log>, Option<String>)> {
-        let mut logs: Vec<Log> = Vec::new();
+    ) -> Result<ChosenLogs> {
+        let most = match limit {
+            0 => usize::MAX,
+            limit => limit as usize,
+        };
+        let mut chosen = ChosenLogs::default();
         loop {
-            let page_size = match limit {
-                0 => PAGE,
-                limit => {
-                    let have = u32::try_from(logs.len()).unwrap_or(u32::MAX);
-                    limit.saturating_sub(have).min(PAGE)
-                }
+            let missing = u32::try_from(most - chosen.logs.len()).unwrap_or(PAGE);
+            // Few logs of a page may match.
+            let page_size = match self.pattern {
+                Some(_) => PAGE,
+                None => missing.min(PAGE),
             };
             let prefix = self.prefix.as_str();
             let page = client.list_logs(prefix, page_size, token.take()).await?;
-            let matching = page.logs.into_iter().filter(|log| self.matches(&log.name));
-            logs.extend(matching);
+            let mut matching = page.logs.into_iter().filter(|log| self.matches(&log.name));
+            chosen.logs.extend(matching.by_ref().take(missing as usize));
+            let is_cut = matching.next().is_some();
             token = page.next_page_token;
-            let enough = limit != 0 && logs.len() as u64 >= u64::from(limit);
-            if token.is_none() || enough {
-                return Ok((logs, token));
+            if chosen.logs.len() >= most || token.is_none() {
+                chosen.has_more = is_cut || token.is_some();
+                chosen.token = token.filter(|_| self.pattern.is_none());
+                return Ok(chosen);
             }
         }
+    }
+
+    /// All of the logs.
+    ///
+    /// # Errors
+    /// The errors of ListLogs.
+    pub(crate) async fn all(&self, client: &Client) -> Result<Vec<Log>> {
+        Ok(self.list(client, 0, None).await?.logs)
     }
 }
 
@@ -115,6 +142,9 @@ mod tests {
     fn name_without_wild_characters_is_only_itself() {
         let names = NamePattern::matching("orders").unwrap();
         assert!(names.matches("orders") && !names.matches("orders2"));
+        let odd = NamePattern::matching("a[b]").unwrap();
+        assert!(odd.matches("a[b]") && odd.matches("ab") && !odd.matches("a[b"));
+        assert!(NamePattern::matching("a**b").unwrap().matches("a/x/b"));
         assert!(!NamePattern::is_pattern("orders") && NamePattern::is_pattern("o*"));
         assert!(NamePattern::matching("[a").is_err());
     }

@@ -54,7 +54,9 @@ fn decode(bytes: &[u8]) -> Result<AnyState> {
     if let Ok(state) = ProducerState::decode(bytes)
         && state.kind() == StateKind::Producer
     {
-        return Ok(AnyState::Producer(state));
+        let given = state.earlier_batches.checked_add(state.sequence);
+        let given = given.and_then(|given| given.checked_add(state.batches.len() as u64));
+        return given.map(|_| AnyState::Producer(state)).ok_or_else(wrong);
     }
     match FollowerState::decode(bytes) {
         Ok(state) if state.kind() == StateKind::Follower => Ok(AnyState::Follower(state)),
@@ -236,12 +238,14 @@ fn decide(
                 ),
             }
         }
-        _ => {
+        // The epoch of the state has not begun: none of its batches is there.
+        Some(_) => (0, None),
+        None => {
             let epoch = first_epoch.max(state.epoch.saturating_add(1));
             match args.in_log {
                 Some(in_log) => (in_log, Some(epoch)),
                 None => bail!(
-                    "the server has forgotten producer {}, and nobody else knows whether its {batches} batches are in the log; \
+                    "the server does not know producer {}, or has forgotten it, and nobody else knows whether its {batches} batches are in the log; \
                      compare `walctl state show` with the end of the log (`walctl tail {}`), and say with --in-log N how many \
                      of them are there, from the first one on (0 = none)",
                     state.id,
@@ -265,9 +269,10 @@ fn decide(
 }
 
 async fn settle(client: &Client, args: SettleArgs) -> Result<ExitKind> {
-    let path = args.file.as_path();
-    // Otherwise the lock would make a file beside a state that is not there.
-    fs::metadata(path).with_context(|| path.display().to_string())?;
+    // The file itself, not a link to it: its lock and its new version are beside it. A lock also makes no file beside a
+    // state that is not there.
+    let path = fs::canonicalize(&args.file).with_context(|| args.file.display().to_string())?;
+    let path = path.as_path();
     let mut file = FileState::new(path);
     let bytes = file.load()?.unwrap_or_default();
     let AnyState::Producer(mut state) =
@@ -369,6 +374,9 @@ mod tests {
         for next in [0, 9, 14] {
             assert!(decide(&state(2, 10, 3), Some(&known(2, next)), 0, &args(None, 0)).is_err());
         }
+        // The server has not seen the epoch of the state.
+        let settled = decide(&state(2, 0, 3), Some(&known(1, 7)), 0, &args(None, 0)).unwrap();
+        assert_eq!((settled.in_log, settled.new_epoch), (0, None));
         let wrong = decide(&state(2, 10, 3), Some(&known(2, 10)), 0, &args(Some(1), 0));
         assert!(wrong.unwrap_err().downcast_ref::<Usage>().is_some());
         assert!(decide(&state(2, 10, 3), Some(&known(3, 0)), 0, &args(Some(0), 0)).is_err());

@@ -11,14 +11,17 @@ use wald_client::Client;
 
 use crate::args::BundleArgs;
 use crate::exit::ExitKind;
-use crate::output::note;
+use crate::output::{Out, Output, note};
 use crate::{cluster, cursors, logs, status};
 
 /// Maximum bytes of the metrics that are taken.
 const MOST_METRICS: u64 = 64 << 20;
 
 pub(crate) async fn run(client: &Client, args: BundleArgs) -> Result<ExitKind> {
-    // First: a file that cannot be read is no fault of the server.
+    // First: files that cannot be used are no fault of the server.
+    let to_stdout = args.file.to_str() == Some("-");
+    let file = (!to_stdout).then(|| create(&args.file)).transpose();
+    let file = file.with_context(|| args.file.display().to_string())?;
     let metrics = args.metrics.as_deref().map(read_metrics).transpose()?;
     // At once: a server that gives no answer takes the timeout once.
     let (status, nodes, logs, cursors) = tokio::join!(
@@ -52,7 +55,7 @@ pub(crate) async fn run(client: &Client, args: BundleArgs) -> Result<ExitKind> {
     if args.without_names {
         NumberedNames::default().hide(&mut bundle);
     }
-    write(&args.file, &bundle).with_context(|| args.file.display().to_string())?;
+    write(file, &bundle).with_context(|| args.file.display().to_string())?;
     note(&match failed.as_slice() {
         [] => "look through it before you send it; it has no records and no secrets".to_owned(),
         failed => format!(
@@ -79,19 +82,26 @@ fn read_metrics(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-fn write(path: &Path, bundle: &Value) -> Result<()> {
-    let mut text = serde_json::to_vec_pretty(bundle)?;
-    text.push(b'\n');
-    if path.to_str() == Some("-") {
-        let mut out = crate::output::Out::new(crate::output::Output::Raw);
-        out.bytes(&text)?;
-        return Ok(out.flush()?);
-    }
-    // Never over another file.
+/// Makes a file that only its owner can read, and never takes another one's place.
+fn create(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.write(true).create_new(true).open(path)?;
-    Ok(file.write_all(&text)?)
+    options.write(true).create_new(true).open(path)
+}
+
+/// Writes to the file, or to stdout.
+fn write(file: Option<fs::File>, bundle: &Value) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(bundle)?;
+    text.push(b'\n');
+    match file {
+        Some(mut file) => file.write_all(&text)?,
+        None => {
+            let mut out = Out::new(Output::Raw);
+            out.bytes(&text)?;
+            out.flush()?;
+        }
+    }
+    Ok(())
 }
 
 /// Numbers in place of the names of logs, cursors and callers.

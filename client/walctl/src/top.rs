@@ -112,26 +112,27 @@ pub(crate) async fn run(client: &Client, args: TopArgs, output: Output) -> Resul
     let names = NamePattern::of(args.pattern.as_deref(), "")?;
     let mut looks = Looks::default();
     let mut left = args.count;
-    let mut failed_before = false;
+    let mut failure = None;
     loop {
-        match names.list(client, 0, None).await {
-            Ok((logs, _)) => {
-                failed_before = false;
+        match names.all(client).await {
+            Ok(logs) => {
+                failure = None;
                 let mut rows = looks.rows(logs, Instant::now());
                 sort(&mut rows, args.sort);
                 print(client, &rows, args.lines, output)?;
             }
             // The first look fails like any command; later ones wait for the server.
             Err(error) if looks.at.is_none() => return Err(error),
-            Err(error) if !failed_before => {
-                say(&format!("{error:#}; going on"));
-                failed_before = true;
+            Err(error) => {
+                if failure.is_none() {
+                    say(&format!("{error:#}; going on"));
+                }
+                failure = Some(error);
             }
-            Err(_) => {}
         }
         left = left.map(|left| left.saturating_sub(1));
         if left == Some(0) {
-            return Ok(ExitKind::Ok);
+            return failure.map_or(Ok(ExitKind::Ok), Err);
         }
         tokio::time::sleep(args.interval.max(LEAST_INTERVAL)).await;
     }

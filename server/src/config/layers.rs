@@ -99,6 +99,11 @@ impl Layers {
             Some((path, text)) => read_file_keys(path, text, &mut problems),
             None => HashMap::new(),
         };
+        // With an endpoint of Wald's own, variables that a platform sets change nothing of its export.
+        let own = "otlp_endpoint";
+        let has_own =
+            self.flags.contains_key(own) || self.env.contains_key(own) || file.contains_key(own);
+        let otel = (!has_own).then_some(&self.otel);
         let pick = |name: &'static str| -> (String, Origin) {
             if let Some(value) = self.flags.get(name) {
                 return (value.clone(), Origin::Flag);
@@ -109,7 +114,7 @@ impl Layers {
             if let (Some(value), Some((path, _))) = (file.get(name), &self.file) {
                 return (value.clone(), Origin::File(path.clone()));
             }
-            if let Some((variable, value)) = self.otel.get(name) {
+            if let Some((variable, value)) = otel.and_then(|otel| otel.get(name)) {
                 return (value.clone(), Origin::Otel(variable));
             }
             let default = SETTINGS

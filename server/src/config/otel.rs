@@ -44,27 +44,31 @@ pub(crate) fn read(get: impl Fn(&str) -> Option<String>) -> OtelSettings {
     let Some(endpoint) = first(ENDPOINTS) else {
         return found;
     };
-    let is =
-        |name: &str, text: &str| get(name).is_some_and(|value| value.eq_ignore_ascii_case(text));
-    if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
+    // Values of enums and booleans have any case.
+    let word = |name: &str| get(name).map(|value| value.trim().to_lowercase());
+    let exporters = word("OTEL_TRACES_EXPORTER");
+    let is_off = word("OTEL_SDK_DISABLED").as_deref() == Some("true");
+    if is_off || exporters.is_some_and(|names| !names.split(',').any(|name| name == "otlp")) {
         return found;
     }
-    let mut ignored = |(name, value): &OtelValue, why: &str| {
-        let text = format!("{name} is {value:?} and is ignored: {why}");
-        found.warnings.push(text);
+    // Without its value: an endpoint may have a password in it.
+    let mut ignored = |(name, _): &OtelValue, why: &str| {
+        found.warnings.push(format!("{name} is ignored: {why}"));
     };
     if !cfg!(feature = "otlp") {
         ignored(&endpoint, "this wald cannot send traces (feature otlp)");
         return found;
     }
-    if !endpoint.1.starts_with("http://") {
+    if !is_usable(&endpoint.1) {
         ignored(
             &endpoint,
-            "expected http://HOST:PORT, spans are sent in plaintext",
+            "expected http://HOST:PORT without user and password, spans are sent in plaintext",
         );
         return found;
     }
-    if let Some(protocol) = first(PROTOCOLS).filter(|(_, value)| value != "grpc") {
+    if let Some(protocol) =
+        first(PROTOCOLS).filter(|(_, value)| !value.eq_ignore_ascii_case("grpc"))
+    {
         ignored(
             &protocol,
             "Wald sends traces by grpc alone, and sends none now",
@@ -87,7 +91,7 @@ pub(crate) fn read(get: impl Fn(&str) -> Option<String>) -> OtelSettings {
             Err(_) => ignored(&timeout, "expected a number of milliseconds"),
         }
     }
-    if let Some(sampler) = get("OTEL_TRACES_SAMPLER") {
+    if let Some(sampler) = word("OTEL_TRACES_SAMPLER") {
         let argument = get("OTEL_TRACES_SAMPLER_ARG").unwrap_or_else(|| "1".to_owned());
         match percent(&sampler, &argument) {
             Some(percent) => {
@@ -102,6 +106,17 @@ pub(crate) fn read(get: impl Fn(&str) -> Option<String>) -> OtelSettings {
     }
     found.values = values;
     found
+}
+
+/// Whether the exporter can use the endpoint.
+fn is_usable(endpoint: &str) -> bool {
+    let Ok(uri) = endpoint.parse::<http::Uri>() else {
+        return false;
+    };
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    uri.scheme() == Some(&http::uri::Scheme::HTTP)
+        && !authority.is_empty()
+        && !authority.contains('@')
 }
 
 /// An attribute in a list `key=value,key=value`.
@@ -161,9 +176,10 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4317"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_TRACES_EXPORTER", "otlp"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "2500"),
             ("OTEL_RESOURCE_ATTRIBUTES", "a=b, service.name=shop"),
-            ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+            ("OTEL_TRACES_SAMPLER", "ParentBased_TraceIdRatio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
         ]);
         assert_eq!(found.warnings, Vec::<String>::new());
@@ -184,6 +200,16 @@ mod tests {
                 ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c:4317"),
                 false,
             ),
+            (("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://"), false),
+            (
+                ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://a b:1"),
+                false,
+            ),
+            (("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://[::1"), false),
+            (
+                ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://u:secret@c:1"),
+                false,
+            ),
             (("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"), true),
             (("OTEL_TRACES_SAMPLER", "jaeger_remote"), true),
         ] {
@@ -195,10 +221,12 @@ mod tests {
             );
             assert_eq!(found.warnings.len(), 1, "{more:?}");
             assert!(found.warnings[0].contains(more.0), "{found:?}");
+            assert!(!found.warnings[0].contains("secret"), "{found:?}");
         }
         for off in [
             ("OTEL_SDK_DISABLED", "TRUE"),
             ("OTEL_TRACES_EXPORTER", "none"),
+            ("OTEL_TRACES_EXPORTER", "console"),
         ] {
             assert_eq!(of(&[endpoint, off]), OtelSettings::default());
         }

@@ -1,6 +1,7 @@
 //! Builds without object stores have no replica: `bucket_url` is refused before a start.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use wald_proto::v1;
@@ -43,6 +44,11 @@ impl RunningReplica {
 
     #[allow(clippy::unused_async, reason = "as with object stores")]
     pub(crate) async fn moved(&mut self) -> Exit {
+        match *self {}
+    }
+
+    #[allow(clippy::unused_async, reason = "as with object stores")]
+    pub(crate) async fn announce_end(&self, _: Duration) {
         match *self {}
     }
 

@@ -28,6 +28,8 @@ use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// Pause between two looks at an owner that has announced its end.
 const HAND_OVER_PAUSE: Duration = Duration::from_millis(20);
+/// Maximum time of such looks: 1,500 requests. An owner whose calls take longer to end is seen at the usual pace.
+const HAND_OVER_TIME: Duration = Duration::from_secs(30);
 /// Maximum time for the record of a stand-by that ends.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 /// Time for which a copy without news counts as a current one, at least.
@@ -97,8 +99,8 @@ struct StandBy<'a> {
     copy: Copying,
     /// Whether the copy has everything that the bucket showed lately.
     is_caught_up: bool,
-    /// Whether the owner has announced its end.
-    owner_ends: bool,
+    /// Since when this node knows that the owner has announced its end.
+    owner_ends: Option<Instant>,
 }
 
 impl ReplicaStart {
@@ -141,7 +143,7 @@ impl ReplicaStart {
             error: String::new(),
             copy: Copying::new(reader),
             is_caught_up: false,
-            owner_ends: false,
+            owner_ends: None,
         };
         loop {
             if *facts.stop.borrow() {
@@ -185,7 +187,9 @@ impl ReplicaStart {
 impl StandBy<'_> {
     fn pause(&self) {
         let runtime = &self.start.remote.runtime;
-        let pause = match self.owner_ends {
+        // Not after an error, and not for ever: the owner may have died on its way out.
+        let is_near = |since: Instant| since.elapsed() < HAND_OVER_TIME;
+        let pause = match self.error.is_empty() && self.owner_ends.is_some_and(is_near) {
             true => HAND_OVER_PAUSE,
             false => LOOK_PAUSE,
         };
@@ -224,7 +228,8 @@ impl StandBy<'_> {
             StandByTurn::Wait(Some(owner)) => (owner, None),
             StandByTurn::Claim(owner, inherits) => (owner, Some(inherits)),
         };
-        self.owner_ends = owner.ends;
+        let since = self.owner_ends.unwrap_or_else(Instant::now);
+        self.owner_ends = owner.ends.then_some(since);
         self.start.cluster.note(&owner, Some(self.watch.nodes()));
         self.find_store()?;
         let directory = self.directory_beside(&owner)?;

@@ -45,7 +45,7 @@ class DurableProducer:
 
     An ack counts at the durability that the log or the argument `durability` asks for. With less than DURABLE a crash
     of the server can lose acked batches, which the state does not have any more; the producer is then refused
-    (ProducerGap).
+    (ProducerGap), unless the server has also forgotten it since: the new epoch begins behind the hole, and nobody notices.
 
     The server forgets a producer that has been idle for longer than `producer_max_idle` (7 days unless configured
     otherwise). If no batch is in doubt, the producer goes on in a new epoch, and nobody notices. If the state has

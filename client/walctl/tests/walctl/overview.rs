@@ -106,7 +106,7 @@ async fn names_of_logs_are_completed_by_the_server_of_the_line() {
         let index = words.split_whitespace().count().to_string();
         let mut command = fixture.command(&line);
         command
-            .env("COMPLETE", "bash")
+            .env("WALCTL_COMPLETE", "bash")
             .env("_CLAP_IFS", "\n")
             .env("_CLAP_COMPLETE_INDEX", index)
             .env_remove("WALD_ENDPOINT");
@@ -118,6 +118,20 @@ async fn names_of_logs_are_completed_by_the_server_of_the_line() {
         assert_eq!(offered, "shop/de/audit\nshop/de/orders", "{words}");
     }
     assert_eq!(complete(&format!("logs {here} oth")).await, "other");
+    // A shell would run this.
+    for name in [
+        "odd$(touch x)",
+        "odd name",
+        "odd;ls",
+        "odd*",
+        "-odd",
+        "odd:1",
+    ] {
+        let created = fixture.command("log create").arg("--").arg(name).output();
+        assert!(created.await.unwrap().status.success(), "{name}");
+    }
+    append(&fixture, "odd-plain").await;
+    assert_eq!(complete(&format!("{here} read od")).await, "odd-plain");
     // A server that is not there offers nothing, and commands are offered without one.
     let absent = "--endpoint http://127.0.0.1:1";
     assert_eq!(complete(&format!("{absent} read shop/d")).await, "");

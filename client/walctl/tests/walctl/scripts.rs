@@ -440,7 +440,7 @@ async fn completions_and_man_pages_are_printed_without_a_server() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let printed = fixture.walctl(&format!("completion {shell}"), "").await;
         assert_eq!(printed.code, 0, "{}", printed.stderr);
-        assert!(printed.stdout.contains("COMPLETE"), "{shell}");
+        assert!(printed.stdout.contains("WALCTL_COMPLETE"), "{shell}");
     }
     let page = fixture.walctl("man", "").await.stdout;
     assert!(page.contains(".TH walctl 1") && page.contains("walctl\\-append(1)"));

@@ -536,8 +536,9 @@ grpc:
 {{- range $name := list "ingress" "grpcRoute" "httpRoute" -}}
 {{- $route := get $.Values $name -}}
 {{- if $route.enabled -}}
-{{- if not (or (include "wald.knowsCallers" $) $.Values.insecure) -}}
-{{- fail (printf "%s.enabled: every caller from outside could read and append everything; set auth.existingSecret or tls.clientAuth=require, or insecure=true if something else asks who they are" $name) -}}
+{{- /* A proxy that ends TLS has one client certificate for all callers, so that certificates alone tell nobody apart. */ -}}
+{{- if not (or $.Values.auth.existingSecret $.Values.insecure) -}}
+{{- fail (printf "%s.enabled: every caller from outside could read and append everything, also with client certificates, which end at the proxy; set auth.existingSecret, or insecure=true if something else asks who they are" $name) -}}
 {{- end -}}
 {{- if and (eq $name "ingress") (not $route.hosts) -}}
 {{- fail "ingress.enabled: set ingress.hosts, the names that clients call" -}}

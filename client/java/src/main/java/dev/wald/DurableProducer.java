@@ -34,7 +34,7 @@ import java.util.concurrent.TimeoutException;
  *
  * <p>A batch leaves the state when it is acked, at the durability that the log's sync mode or {@link ProducerOptions#durability} asks for.
  * If this is less than {@link Durability#DURABLE}, a crash of the server can lose acked batches. The server then refuses the producer
- * (PRODUCER_GAP).
+ * (PRODUCER_GAP), unless the server has also forgotten it since: the new epoch begins behind the hole, and nobody notices.
  *
  * <p>The server forgets a producer that is idle for longer than its setting {@code producer_max_idle}, 7 days by default. If no batch is in
  * doubt, the producer goes on in a new epoch, and nobody notices. If the state has batches that an earlier run may have appended, nobody
