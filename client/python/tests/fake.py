@@ -123,6 +123,10 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         await self._follow_script(request, context)
         return wal_pb2.GetTailResponse(first_lsn=0, tail_lsn=7, durable_lsn=7, writer_epoch=0)
 
+    async def Read(self, request, context):
+        await self._follow_script(request, context)
+        return wal_pb2.ReadResponse()
+
     async def CreateLog(self, request, context):
         await self._refuse(context)
         if self.log_exists:
