@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -182,18 +183,7 @@ class Client:
         `WALD_ENDPOINT` (default: `DEFAULT_ENDPOINT`), `WALD_TLS_CA`, `WALD_TLS_CERT`, `WALD_TLS_KEY`,
         `WALD_TLS_SERVER_NAME`, and `WALD_TOKEN_FILE` or else `WALD_TOKEN`.
         """
-        names = {
-            "endpoint": "WALD_ENDPOINT",
-            "tls_ca": "WALD_TLS_CA",
-            "tls_cert": "WALD_TLS_CERT",
-            "tls_key": "WALD_TLS_KEY",
-            "server_name": "WALD_TLS_SERVER_NAME",
-        }
-        if "token" not in settings and "token_file" not in settings:
-            found = "WALD_TOKEN_FILE" if os.environ.get("WALD_TOKEN_FILE") else "WALD_TOKEN"
-            names["token_file" if found == "WALD_TOKEN_FILE" else "token"] = found
-        found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
-        return cls(**{**found, **settings})
+        return cls(**settings_of_env(settings))
 
     def _refuse_plaintext(self, target: str) -> None:
         """A token must not cross plaintext to another machine."""
@@ -852,6 +842,22 @@ class Client:
                 raise error.after_unknown() if unknown else error
             unknown = unknown or error.outcome is Outcome.UNKNOWN
             await asyncio.sleep(pause)
+
+
+def settings_of_env(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the environment, and these in their place."""
+    names = {
+        "endpoint": "WALD_ENDPOINT",
+        "tls_ca": "WALD_TLS_CA",
+        "tls_cert": "WALD_TLS_CERT",
+        "tls_key": "WALD_TLS_KEY",
+        "server_name": "WALD_TLS_SERVER_NAME",
+    }
+    if "token" not in settings and "token_file" not in settings:
+        found = "WALD_TOKEN_FILE" if os.environ.get("WALD_TOKEN_FILE") else "WALD_TOKEN"
+        names["token_file" if found == "WALD_TOKEN_FILE" else "token"] = found
+    found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+    return {**found, **settings}
 
 
 async def _answer_of(method, request, timeout: float):

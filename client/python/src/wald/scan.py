@@ -121,6 +121,12 @@ class Scan:
         self._request.cursor = cursor
         self.cursor = cursor
 
+    def _take_back(self, event: ScanEvent, before: bytes | None) -> None:
+        """Hands an event out again that no caller got. `before` is the cursor before it."""
+        if self._event is None and self.cursor == event.cursor:
+            self._event = event
+            self.cursor = before
+
     async def open(self) -> None:
         """Connects now; otherwise the first event does it."""
         while self._call is None and not self._ended:
