@@ -55,7 +55,7 @@ LIMITS = {
 # Blocks of methods whose limit is another one than CALL.
 OTHER_LIMITS = {("Client", "read"): "Blocks for at most `timeout` seconds (default: `wait` plus the client's `timeout`)."}
 
-# The words of asyncio, and those of a caller that blocks.
+# Words of asyncio, and their replacements for a caller that blocks.
 WORDS = [
     (r" Must be called within the event loop\.", ""),
     (r"[Aa]n async context manager", lambda m: "A context manager" if m[0][0] == "A" else "a context manager"),
