@@ -65,8 +65,9 @@ def go(root, made):
     build("go", "build", "-o", made / "conformance", "./conformance", cwd=root / FOLDERS["go"])
 
 
-# The oldest grpcio that the package accepts; pip installs the newest.
-OLDEST_GRPCIO = "grpcio==1.76.0"
+# The oldest versions that the package accepts; pip installs the newest.
+OLDEST_GRPCIO = "grpcio==1.69.0"
+OLDEST_PROTOBUF = "protobuf==4.25.0", "googleapis-common-protos==1.62.0"
 
 
 def python(root, made, *pinned):
@@ -78,10 +79,10 @@ def python(root, made, *pinned):
 
 
 def oldest_python():
-    """The runner of Python with the oldest grpcio."""
+    """The runner of Python with the oldest grpcio and protobuf."""
     made = SCRATCH / "clients" / "python-oldest"
     made.mkdir(parents=True, exist_ok=True)
-    python(ROOT, made, OLDEST_GRPCIO)
+    python(ROOT, made, OLDEST_GRPCIO, *OLDEST_PROTOBUF)
     return command_of("python", ROOT, made)
 
 

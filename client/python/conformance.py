@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""usage: conformance.py
+"""usage: conformance.py [--sync]
        conformance.py chaos-producer LOG ID RATE
        conformance.py chaos-follower PREFIX COUNT
 
-Carries out the conformance cases with this package. ../conformance/README.md describes the
+Carries out the conformance cases with this package; with --sync with its synchronous client. ../conformance/README.md describes the
 environment, the cases, the output, and the two modes for chaos.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -21,6 +23,7 @@ from collections import ChainMap
 from pathlib import Path
 
 import wald
+from wald.client import settings_of_env
 
 CASE_SECONDS = 60
 WAIT_SECONDS = 20
@@ -279,6 +282,56 @@ class Follower:
         self.scan.close()
 
 
+class Blocking:
+    """An object of the synchronous client with the form of the asyncio client: each call runs on a thread of its own."""
+
+    # A follower occupies a thread.
+    threads = concurrent.futures.ThreadPoolExecutor(64)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        member = getattr(self.inner, name)
+        if not callable(member):
+            return member
+        if name in ("session", "producer", "scan", "follow", "abort") or name.startswith("list_") or (
+            name == "close" and isinstance(self.inner, wald.sync.Scan)
+        ):
+            # Plain methods of the asyncio client, too.
+            return lambda *args, **kwargs: Blocking(self.threads.submit(member, *args, **kwargs).result())
+        return functools.partial(self.call, member)
+
+    async def call(self, function, *args, **kwargs):
+        result = await asyncio.get_running_loop().run_in_executor(self.threads, functools.partial(function, *args, **kwargs))
+        return asyncio.wrap_future(result) if isinstance(result, wald.sync.Future) else result
+
+    async def __aenter__(self):
+        await self.call(self.inner.__enter__)
+        return self
+
+    async def __aexit__(self, *raised):
+        return await self.call(self.inner.__exit__, *raised)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        # StopIteration cannot leave the thread.
+        item = await self.call(next, self.inner, self)
+        if item is self:
+            raise StopAsyncIteration
+        return item
+
+
+def make_client(*args, **settings):
+    return wald.Client(*args, **settings)
+
+
+def make_sync_client(*args, **settings):
+    return Blocking(wald.sync.Client(*args, **settings))
+
+
 class Case:
     """One case underway. Each `do` is a method."""
 
@@ -340,7 +393,7 @@ class Case:
             found = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
             files = {n: os.environ[f"WALD_{n.upper()}"] if v is None else v or None for n, v in found.items()}
             files["server_name"] = server_name
-        async with wald.Client(endpoint, timeout=1.9, token=token, **files) as client:
+        async with make_client(endpoint, timeout=1.9, token=token, **files) as client:
             with contextlib.suppress(wald.LogNotFound):
                 await client.tail("conformance/none")
         return {"connected": True}
@@ -555,7 +608,7 @@ def control(action, arguments):
 
 
 async def run_case(case, run):
-    async with wald.Client.from_env() as client:
+    async with make_client(**settings_of_env({})) as client:
         underway = Case(case["name"], run, client)
         try:
             await asyncio.wait_for(underway.carry_out(case["steps"]), CASE_SECONDS)
@@ -621,7 +674,11 @@ async def chaos_follower(prefix, count):
 
 
 def main():
+    global make_client
     match sys.argv[1:]:
+        case ["--sync"]:
+            make_client = make_sync_client
+            sys.exit(asyncio.run(run_cases()))
         case []:
             sys.exit(asyncio.run(run_cases()))
         case ["chaos-producer", log, id, rate]:

@@ -1,5 +1,6 @@
 """Generates the stubs in src/wald/v1, from the proto files of the repository or of the sdist."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -47,4 +48,26 @@ def generate(proto, out):
     )
     if status:
         raise RuntimeError(f"protoc failed with status {status}")
+    for path in sorted(stubs.glob("*_pb2.py")):
+        remove(path, _RUNTIME_IMPORT, _RUNTIME_CHECK)
+    for path in sorted(stubs.glob("*_pb2_grpc.py")):
+        remove(path, _GRPC_CHECK)
     (stubs / "__init__.py").write_text('"""The stubs, generated."""\n')
+
+
+# Generated code refuses to run with a grpcio or protobuf that is older than the generator, or with a protobuf that is two major
+# versions newer. The code itself does not need this: it is a serialized descriptor, and calls that all supported versions have.
+# An older generator without these checks (grpcio-tools 1.62) has no wheel for Python 3.13 and later.
+_RUNTIME_IMPORT = r"^from google\.protobuf import runtime_version as _runtime_version\n"
+_RUNTIME_CHECK = r"^_runtime_version\.ValidateProtobufRuntimeVersion\(\n(?: .*\n)+\)\n"
+_GRPC_CHECK = r"^GRPC_GENERATED_VERSION = (?:.*\n)+?if _version_not_supported:\n    raise RuntimeError\(\n(?: .*\n)+    \)\n"
+
+
+def remove(path, *patterns):
+    """Removes each pattern from a generated file. Another generator could need other patterns, so each must be found once."""
+    text = path.read_text(encoding="utf-8")
+    for pattern in patterns:
+        text, found = re.subn(pattern, "", text, flags=re.M)
+        if found != 1:
+            raise RuntimeError(f"{path.name}: the generator's check of versions has another form: {pattern}")
+    path.write_text(text, encoding="utf-8")

@@ -171,6 +171,10 @@ def conformance(language):
     if language == "go" and sized(True, False):
         status, ok, failures, said = conform(command, SCRATCH / "conformance-other.log", start=OTHER)
         note(f"the same with {OTHER}", status == 0 and set(ok) == set(cases), "; ".join(failures) or said[-3000:])
+    if language == "python":
+        only = sized([], LOST)
+        status, ok, failures, said = conform([*command, "--sync"], SCRATCH / "conformance-sync.log", only)
+        note("the synchronous client", status == 0 and set(ok) == set(only or cases), "; ".join(failures) or said[-3000:])
     if language == "python" and sized(True, False):
         old = [case for case in cases if case in LOST or re.search("session|producer", case)]
         status, ok, failures, said = conform(oldest_python(), SCRATCH / "conformance-oldest.log", old)

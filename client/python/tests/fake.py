@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections import deque
 
 import grpc
@@ -99,6 +100,13 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         # The results of scans: messages, failures; and the requests.
         self.messages = asyncio.Queue()
         self.scans = []
+        # Scans and appends that the client has not ended.
+        self.underway = 0
+        # Appends wait for it.
+        self.answers = asyncio.Event()
+        self.answers.set()
+        # The names of logs, one on each page.
+        self.names = []
 
     async def _follow_script(self, request, context):
         self.attempts.append(request)
@@ -116,6 +124,11 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
 
     async def Append(self, request, context):
         await self._follow_script(request, context)
+        self.underway += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.underway -= 1
         await context.send_initial_metadata(self._metadata())
         return wal_pb2.AppendResponse(lsn=len(self.attempts), durability=types_pb2.DURABILITY_DURABLE)
 
@@ -123,12 +136,22 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         await self._follow_script(request, context)
         return wal_pb2.GetTailResponse(first_lsn=0, tail_lsn=7, durable_lsn=7, writer_epoch=0)
 
+    async def Read(self, request, context):
+        await self._follow_script(request, context)
+        return wal_pb2.ReadResponse()
+
     async def CreateLog(self, request, context):
         await self._refuse(context)
         if self.log_exists:
             await context.abort(*refusal(grpc.StatusCode.ALREADY_EXISTS, "LOG_EXISTS", REFUSED))
         self.log_exists = True
         return log_pb2.CreateLogResponse(log=self._log(request.log))
+
+    async def ListLogs(self, request, context):
+        self.attempts.append(request)
+        at = int(request.page_token or 0)
+        more = str(at + 1) if at + 1 < len(self.names) else ""
+        return log_pb2.ListLogsResponse(logs=[self._log(self.names[at])], next_page_token=more)
 
     async def GetLog(self, request, context):
         return log_pb2.GetLogResponse(log=self._log(request.log))
@@ -170,11 +193,15 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.scans.append(request)
         await self._refuse(context)
         await context.send_initial_metadata(self._metadata())
-        while True:
-            message = await self.messages.get()
-            if isinstance(message, tuple):
-                await context.abort(*message)
-            yield message
+        self.underway += 1
+        try:
+            while True:
+                message = await self.messages.get()
+                if isinstance(message, tuple):
+                    await context.abort(*message)
+                yield message
+        finally:
+            self.underway -= 1
 
     def forget(self):
         """Forgets the producer of all batches so far."""
@@ -230,6 +257,41 @@ async def running(credentials=None, *, interceptors=()):
         yield fake, port
     finally:
         await server.stop(0)
+
+
+class Elsewhere:
+    """A fake that serves on a thread of its own, for tests that block."""
+
+    def __enter__(self):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._running = running()
+        self.fake, port = self.do(self._running.__aenter__)
+        self.endpoint = f"127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, *_):
+        self.do(self._running.__aexit__, None, None, None)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def do(self, function, *arguments):
+        """The result of a coroutine function on that thread."""
+        return asyncio.run_coroutine_threadsafe(function(*arguments), self._loop).result(30)
+
+    def until(self, holds):
+        """Waits until `holds()`."""
+        self.do(until, holds)
+
+    def soon(self, function, *arguments):
+        """Calls a plain function on that thread."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def client(self, **settings):
+        """A synchronous client, whose pauses are short."""
+        return wald.sync.Client(self.endpoint, **{"retry": wald.RetryPolicy(first_pause=0.001, max_pause=0.01), **settings})
 
 
 @contextlib.asynccontextmanager

@@ -90,6 +90,19 @@ async def test_now_in_one_log_becomes_an_lsn():
         assert [request.lsn for request in fake.scans] == [5, 5]
 
 
+async def test_scan_that_is_closed_while_it_connects_leaves_no_stream():
+    async with serving() as (fake, client):
+        for _ in range(20):
+            follower = client.follow("log")
+            opening = asyncio.create_task(follower.open())
+            await until(lambda: fake.underway == 1)
+            follower.close()
+            await opening
+            await until(lambda: fake.underway == 0)
+            with pytest.raises(StopAsyncIteration):
+                await anext(follower)
+
+
 async def test_refused_scan_ends():
     async with serving() as (fake, client), client.follow("log") as follower:
         fake.messages.put_nowait(refusal(StatusCode.INVALID_ARGUMENT, "INVALID_SCAN", REFUSED))

@@ -17,6 +17,7 @@ import {
   batchGuards,
   durability,
   guards,
+  jsonSafe,
   missing,
   protoBatch,
   protoCondition,
@@ -32,6 +33,7 @@ import {
   type Condition,
   type CursorMove,
   type Durability,
+  type JsonSafe,
   type Page,
   type RecordInput,
   type Start,
@@ -236,7 +238,7 @@ export class Client {
     };
     const repeat = guards(options) ? "GUARDED" : "HARMFUL";
     const answer = await this.#write(repeat, options, (attempt) => this.#wal.append(request, attempt));
-    return {
+    return jsonSafe({
       lsn: answer.lsn ?? missing("WRITE", "AppendResponse.lsn"),
       timestampUs: answer.timestampUs,
       durableLsn: answer.durableLsn,
@@ -246,7 +248,7 @@ export class Client {
       position: answer.position,
       recoveryEpoch: answer.recoveryEpoch,
       logId: answer.logId,
-    };
+    });
   }
 
   /** Appends to one or more logs, all or nothing; may move cursors in the same step. */
@@ -309,7 +311,7 @@ export class Client {
     };
     const patient = { ...options, timeoutMs: timeoutMs + waitMs };
     const answer = await this.#read(patient, (attempt) => this.#wal.read(request, attempt));
-    return {
+    return jsonSafe({
       records: answer.batch === undefined ? [] : storedBatch(answer.batch).records,
       nextLsn: answer.nextLsn ?? missing("READ", "ReadResponse.next_lsn"),
       tailLsn: answer.tailLsn ?? missing("READ", "ReadResponse.tail_lsn"),
@@ -317,7 +319,7 @@ export class Client {
       replicatedLsn: answer.replicatedLsn,
       firstLsn: answer.firstLsn,
       recoveryEpoch: answer.recoveryEpoch,
-    };
+    });
   }
 
   /** Scans the records that exist now. */
@@ -359,7 +361,7 @@ export class Client {
       ...logIdOf(options),
     };
     const answer = await this.#read(options, (attempt) => this.#wal.getTail(request, attempt));
-    return {
+    return jsonSafe({
       firstLsn: answer.firstLsn ?? missing("READ", "GetTailResponse.first_lsn"),
       tailLsn: answer.tailLsn ?? missing("READ", "GetTailResponse.tail_lsn"),
       durableLsn: answer.durableLsn ?? missing("READ", "GetTailResponse.durable_lsn"),
@@ -368,14 +370,14 @@ export class Client {
       recoveryEpoch: answer.recoveryEpoch,
       logId: answer.logId,
       survivedPosition: answer.survivedPosition,
-    };
+    });
   }
 
   /** Shuts out older writers, durably, and tells the tail that none of them can pass. */
   async fence(
     log: string,
     options: CallOptions & { writerEpoch?: bigint; logId?: bigint } = {},
-  ): Promise<{ tailLsn: bigint; writerEpoch: bigint; logId: bigint }> {
+  ): Promise<{ tailLsn: bigint; writerEpoch: bigint; logId: bigint } & JsonSafe> {
     const { writerEpoch } = options;
     const request = { log, ...(writerEpoch !== undefined && { writerEpoch }), ...logIdOf(options) };
     // A repeat raises the epoch twice; the caller still holds the newest. But without its
@@ -383,11 +385,11 @@ export class Client {
     const unguarded = options.logId === undefined ? "HARMFUL" : "HARMLESS";
     const repeat = writerEpoch === undefined ? unguarded : "GUARDED";
     const answer = await this.#write(repeat, options, (attempt) => this.#wal.fence(request, attempt));
-    return {
+    return jsonSafe({
       tailLsn: answer.tailLsn ?? missing("WRITE", "FenceResponse.tail_lsn"),
       writerEpoch: answer.writerEpoch ?? missing("WRITE", "FenceResponse.writer_epoch"),
       logId: answer.logId,
-    };
+    });
   }
 
   /** Forgets the records below an lsn, durably, and tells the first lsn kept. */

@@ -62,7 +62,7 @@ export class DurableFollower implements AsyncIterableIterator<readonly Batch[]> 
     const place = new MessageState(FollowerStateSchema, StateKind.FOLLOWER, state);
     const found = await place.load();
     const hasCursor = found !== undefined && found.cursor.length > 0;
-    const behind = hasCursor && { lsn: undefined, timestampUs: undefined, last: undefined, cursor: found.cursor };
+    const behind = hasCursor && { lsn: undefined, timestampUs: undefined, time: undefined, last: undefined, cursor: found.cursor };
     return new DurableFollower(follow({ ...options, ...behind }), place, found?.effects);
   }
 

@@ -16,6 +16,8 @@ export type { Log, LogConfig, LogProducer } from "./gen/wald/v1/log_pb.js";
 export { FollowerStateSchema, ProducerStateSchema, StateKind, type FollowerState, type ProducerState } from "./gen/wald/v1/state_pb.js";
 export { Compression, SyncMode } from "./gen/wald/v1/types_pb.js";
 export {
+  dateOf,
+  microsecondsOf,
   StoredRecord,
   type Ack,
   type Batch,
@@ -25,6 +27,7 @@ export {
   type Condition,
   type CursorMove,
   type Durability,
+  type JsonSafe,
   type LogAck,
   type LogBatch,
   type LogCheck,

@@ -38,6 +38,8 @@ export interface NewRecord {
   headers?: Iterable<readonly [key: string, value: string | Uint8Array]>;
   /** The record's time, in microseconds since the Unix epoch, UTC. Default: the server's clock. */
   timestampUs?: bigint;
+  /** The record's time in whole milliseconds, instead of `timestampUs`. Never 1970-01-01T00:00:00Z, which means the server's clock. */
+  time?: Date;
   /** CRC-32C of the payload: the server verifies it, stores it, and returns it to readers. */
   crc32c?: number;
 }
@@ -113,8 +115,16 @@ export interface BatchInput {
   durability?: Durability;
 }
 
+/**
+ * A result that `JSON.stringify` takes. Numbers of 64 bits become strings, because a number of JSON loses digits above 2^53;
+ * bytes become base64. Copies, such as `{ ...ack }`, do not have this method.
+ */
+export interface JsonSafe {
+  toJSON?(): object;
+}
+
 /** The record is appended. */
-export interface Ack {
+export interface Ack extends JsonSafe {
   lsn: bigint;
   timestampUs: bigint;
   /** Every lsn of the log below it is flushed to the device. */
@@ -133,7 +143,7 @@ export interface Ack {
 }
 
 /** The result of one log's batch. */
-export interface LogAck {
+export interface LogAck extends JsonSafe {
   log: string;
   firstLsn: bigint;
   nextLsn: bigint;
@@ -145,7 +155,7 @@ export interface LogAck {
 }
 
 /** Everything in the request is applied. */
-export interface BatchAck {
+export interface BatchAck extends JsonSafe {
   /** The result of each log, in the order of the request. */
   appends: LogAck[];
   durability: Durability;
@@ -172,17 +182,27 @@ export class StoredRecord {
   text(): string {
     return new TextDecoder().decode(this.data);
   }
+
+  /** The record's time. A Date has milliseconds, so microseconds are lost; `timestampUs` has them. */
+  time(): Date {
+    return dateOf(this.timestampUs);
+  }
+
+  /** For `JSON.stringify`; see {@link JsonSafe}. */
+  toJSON(): object {
+    return jsonOf({ ...this }) as object;
+  }
 }
 
 /** Consecutive records of one log. */
-export interface Batch {
+export interface Batch extends JsonSafe {
   log: string;
   logId: bigint;
   records: StoredRecord[];
 }
 
 /** A page of one log. */
-export interface Page {
+export interface Page extends JsonSafe {
   records: StoredRecord[];
   /** The lsn to read next. */
   nextLsn: bigint;
@@ -195,7 +215,7 @@ export interface Page {
 }
 
 /** State of a log. */
-export interface Tail {
+export interface Tail extends JsonSafe {
   firstLsn: bigint;
   /** The next lsn, at the requested visibility. */
   tailLsn: bigint;
@@ -219,6 +239,8 @@ export interface Start {
   lsn?: bigint;
   /** At the first record with this time or a later one, in microseconds since the Unix epoch. */
   timestampUs?: bigint;
+  /** At the first record with this time or a later one, in whole milliseconds. */
+  time?: Date;
   /** This number of records before the tail. */
   last?: number | bigint;
 }
@@ -235,7 +257,7 @@ export function protoRecord(input: RecordInput): RecordInit {
   return {
     payload: { case: "data", value: bytes(input.data) },
     headers: [...(input.headers ?? [])].map(([key, value]) => ({ key, value: bytes(value) })),
-    timestampUs: input.timestampUs ?? 0n,
+    timestampUs: recordTime(input),
     ...(input.crc32c !== undefined && { crc32c: input.crc32c }),
   };
 }
@@ -274,10 +296,11 @@ export function protoVisibility(visibility: Visibility | undefined): ProtoVisibi
 }
 
 export function protoStart(start: Start) {
-  const { lsn, timestampUs, last } = start;
-  if ([lsn, timestampUs, last].filter((place) => place !== undefined).length > 1) {
-    throw usageError("at most one of lsn, timestampUs and last");
+  const { lsn, time, last } = start;
+  if ([lsn, start.timestampUs, time, last].filter((place) => place !== undefined).length > 1) {
+    throw usageError("at most one of lsn, timestampUs, time and last");
   }
+  const timestampUs = time === undefined ? start.timestampUs : microsecondsOf(time);
   if (lsn !== undefined) {
     return { case: "lsn" as const, value: lsn };
   }
@@ -328,8 +351,8 @@ export function recordBytes(record: RecordInput): number {
 }
 
 export function batchAck(answer: AppendBatchResponse): BatchAck {
-  return {
-    appends: answer.appends.map((append) => ({
+  return jsonSafe({
+    appends: answer.appends.map((append) => jsonSafe({
       log: append.log,
       firstLsn: append.firstLsn ?? missing("WRITE", "LogAppend.first_lsn"),
       nextLsn: append.nextLsn ?? missing("WRITE", "LogAppend.next_lsn"),
@@ -342,7 +365,7 @@ export function batchAck(answer: AppendBatchResponse): BatchAck {
     durability: durability(answer.durability),
     position: answer.position,
     recoveryEpoch: answer.recoveryEpoch,
-  };
+  });
 }
 
 export function durability(reached: ProtoDurability): Durability {
@@ -352,13 +375,13 @@ export function durability(reached: ProtoDurability): Durability {
 
 export function storedBatch(batch: RecordBatch): Batch {
   const first = batch.firstLsn ?? (batch.records.length === 0 ? 0n : missing("READ", "RecordBatch.first_lsn"));
-  return {
+  return jsonSafe({
     log: batch.log,
     logId: batch.logId,
     records: batch.records.map((record, index) =>
       storedRecord(record, first + BigInt(index), batch.timestampUs),
     ),
-  };
+  });
 }
 
 function storedRecord(record: ProtoRecord, lsn: bigint, batchTimestampUs: bigint): StoredRecord {
@@ -370,6 +393,62 @@ function storedRecord(record: ProtoRecord, lsn: bigint, batchTimestampUs: bigint
     headers.map(({ key, value }) => ({ key, value })),
     crc32c,
   );
+}
+
+/** The time of these microseconds since the Unix epoch, rounded down to the milliseconds of a Date. */
+export function dateOf(timestampUs: bigint): Date {
+  const rest = ((timestampUs % 1000n) + 1000n) % 1000n;
+  return new Date(Number((timestampUs - rest) / 1000n));
+}
+
+/**
+ * The microseconds from the Unix epoch to a time.
+ *
+ * @throws WaldError of kind USAGE if the Date is invalid.
+ */
+export function microsecondsOf(time: Date): bigint {
+  const milliseconds = time.getTime();
+  if (Number.isNaN(milliseconds)) {
+    throw usageError("the time is an invalid Date");
+  }
+  return BigInt(milliseconds) * 1000n;
+}
+
+function recordTime({ timestampUs, time }: NewRecord): bigint {
+  if (time === undefined) {
+    return timestampUs ?? 0n;
+  }
+  if (timestampUs !== undefined) {
+    throw usageError("a record has at most one of timestampUs and time");
+  }
+  const given = microsecondsOf(time);
+  if (given === 0n) {
+    throw usageError("a record cannot have the time 1970-01-01T00:00:00Z: 0 asks for the server's clock");
+  }
+  return given;
+}
+
+/** Gives a result the method `toJSON`. It is not enumerable, so that the result has the members of its interface. */
+export function jsonSafe<T extends object>(result: T): T & JsonSafe {
+  return Object.defineProperty(result, "toJSON", { value: () => jsonOf({ ...result }) });
+}
+
+/** A value that JSON has: bigint as text, bytes as base64. */
+function jsonOf(value: unknown): unknown {
+  if (typeof value === "bigint") {
+    return value.toString();
+  }
+  if (value instanceof Uint8Array) {
+    return Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString("base64");
+  }
+  if (Array.isArray(value)) {
+    return value.map(jsonOf);
+  }
+  if (typeof value !== "object" || value === null) {
+    return value;
+  }
+  const own = value instanceof StoredRecord ? { ...value } : value;
+  return Object.fromEntries(Object.entries(own).map(([name, member]) => [name, jsonOf(member)]));
 }
 
 export function missing(access: "READ" | "WRITE", field: string): never {

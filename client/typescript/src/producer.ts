@@ -19,12 +19,14 @@ import { randomUUID } from "node:crypto";
 import { AppendStream, failedRequest, type OpenSession, type ProtoBatch } from "./append-stream.js";
 import { cancelledError, earlierFailed, timeoutError, usageError, type WaldError } from "./errors.js";
 import {
+  jsonSafe,
   missing,
   protoCondition,
   protoDurability,
   protoRecord,
   recordBytes,
   type Durability,
+  type JsonSafe,
   type RecordInit,
   type RecordInput,
 } from "./messages.js";
@@ -82,7 +84,7 @@ export interface ProduceOptions {
 }
 
 /** Records were appended, once. */
-export interface ProducerAck {
+export interface ProducerAck extends JsonSafe {
   /** The lsn of the first record. */
   firstLsn: bigint;
   /** The lsn after the last record. */
@@ -385,7 +387,7 @@ export class Producer {
         const firstLsn = lsn;
         lsn += BigInt(part.records.length);
         this.#window.leave(part.bytes);
-        part.resolve({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn, replicatedLsn });
+        part.resolve(jsonSafe({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn, replicatedLsn }));
       }
       this.#pump();
       this.#wakeIfIdle();

@@ -18,7 +18,17 @@ import { create } from "@bufbuild/protobuf";
 import { cancelledError, failedFor, lostError, timeoutError, toWaldError, usageError, type WaldError } from "./errors.js";
 import { GapReason as ProtoGapReason } from "./gen/wald/v1/types_pb.js";
 import { ScanRequestSchema, type ScanRequest, type ScanResponse } from "./gen/wald/v1/wal_pb.js";
-import { protoStart, protoVisibility, storedBatch, type Batch, type Start, type Tail, type Visibility } from "./messages.js";
+import {
+  jsonSafe,
+  protoStart,
+  protoVisibility,
+  storedBatch,
+  type Batch,
+  type JsonSafe,
+  type Start,
+  type Tail,
+  type Visibility,
+} from "./messages.js";
 import { Backoff, sleep, type RetryPolicy } from "./retry.js";
 import type { TokenUse } from "./token.js";
 
@@ -65,7 +75,7 @@ export interface Gap {
  * A piece of a scan, in order. Store its cursor in one step with its effects: after a restart of
  * the program nothing is applied twice, and nothing is skipped.
  */
-export interface ScanEvent {
+export interface ScanEvent extends JsonSafe {
   /** Missing records, before the batches. */
   gaps: readonly Gap[];
   /** Records, in order. */
@@ -137,7 +147,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     const { selector, options, follow } = setup;
     const start = protoStart(options);
     if (options.cursor !== undefined && start.case !== undefined) {
-      throw usageError("a cursor says where to begin; no lsn, timestampUs or last beside it");
+      throw usageError("a cursor says where to begin; no lsn, timestampUs, time or last beside it");
     }
     this.#cursor = options.cursor;
     this.#remaining = options.maxRecords === undefined ? undefined : BigInt(options.maxRecords);
@@ -300,7 +310,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     const batches = message.batches.map(storedBatch);
     const count = message.batches.reduce((sum, { records }) => sum + BigInt(records.length), 0n);
     if (gaps.length > 0 || batches.length > 0 || (caughtUp && !this.#caughtUp)) {
-      this.#event = { gaps, batches, caughtUp, cursor, tailLsn, durableLsn, replicatedLsn };
+      this.#event = jsonSafe({ gaps, batches, caughtUp, cursor, tailLsn, durableLsn, replicatedLsn });
     } else if (cursor.length > 0) {
       // A heartbeat, and everything before it was taken.
       this.#cursor = cursor;

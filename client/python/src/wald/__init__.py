@@ -3,8 +3,11 @@
     async with wald.Client("127.0.0.1:6925") as client:
         ack = await client.append("orders", "first")
         page = await client.read("orders", lsn=ack.lsn)
+
+Programs without asyncio use `wald.sync.Client`.
 """
 
+from wald import sync
 from wald.client import DEFAULT_ENDPOINT, Client
 from wald.durable_follower import DurableFollower
 from wald.durable_producer import DurableProducer
@@ -155,4 +158,5 @@ __all__ = [
     "Unavailable",
     "Visibility",
     "WaldError",
+    "sync",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
 from operator import attrgetter
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -52,6 +53,7 @@ from wald.retry import Repeat, RetryPolicy
 from wald.scan import Scan
 from wald.session import Session
 from wald.state import StateOrPath
+from wald.times import Seconds, start_us, to_duration, to_seconds
 from wald.tls import Credentials, TlsFiles, problem_of
 from wald.tokens import CarryingChannel, TokenSource, bad_token, is_loopback
 from wald.v1 import (
@@ -86,7 +88,7 @@ class Client:
     for the owner. If a server cannot be reached, starts, stops, or knows no
     owner, the next attempt goes to the next server of the list, in a ring.
 
-    Spans are in seconds. `timeout` is the deadline of calls that name none, over all their
+    Spans are in seconds, or timedeltas. `timeout` is the deadline of calls that name none, over all their
     attempts; scans, sessions and producers have none of it. The connection is pinged every
     `keepalive` seconds, also when idle, and given up if no answer comes within
     `keepalive_timeout`. A scan that is silent for `silence_timeout` counts as lost; the server
@@ -121,18 +123,18 @@ class Client:
         metadata: Iterable[tuple[str, str | bytes]] = (),
         interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
         channel: grpc.aio.Channel | None = None,
-        timeout: float = 10.0,
-        connect_timeout: float = 5.0,
-        keepalive: float = 10.0,
-        keepalive_timeout: float = 5.0,
-        silence_timeout: float = 60.0,
+        timeout: Seconds = 10.0,
+        connect_timeout: Seconds = 5.0,
+        keepalive: Seconds = 10.0,
+        keepalive_timeout: Seconds = 5.0,
+        silence_timeout: Seconds = 60.0,
         retry: RetryPolicy = RetryPolicy(),
     ):
         listed, secure = endpoints(endpoint)
         self._nodes = Nodes(listed, self._connect)
-        self.timeout = timeout
-        self.silence_timeout = silence_timeout
-        self._connect_timeout = connect_timeout
+        self.timeout = to_seconds(timeout)
+        self.silence_timeout = to_seconds(silence_timeout)
+        self._connect_timeout = to_seconds(connect_timeout)
         self.retry = retry
         self._options = [
             # One's own connection, whatever other clients of this process do to theirs.
@@ -181,18 +183,7 @@ class Client:
         `WALD_ENDPOINT` (default: `DEFAULT_ENDPOINT`), `WALD_TLS_CA`, `WALD_TLS_CERT`, `WALD_TLS_KEY`,
         `WALD_TLS_SERVER_NAME`, and `WALD_TOKEN_FILE` or else `WALD_TOKEN`.
         """
-        names = {
-            "endpoint": "WALD_ENDPOINT",
-            "tls_ca": "WALD_TLS_CA",
-            "tls_cert": "WALD_TLS_CERT",
-            "tls_key": "WALD_TLS_KEY",
-            "server_name": "WALD_TLS_SERVER_NAME",
-        }
-        if "token" not in settings and "token_file" not in settings:
-            found = "WALD_TOKEN_FILE" if os.environ.get("WALD_TOKEN_FILE") else "WALD_TOKEN"
-            names["token_file" if found == "WALD_TOKEN_FILE" else "token"] = found
-        found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
-        return cls(**{**found, **settings})
+        return cls(**settings_of_env(settings))
 
     def _refuse_plaintext(self, target: str) -> None:
         """A token must not cross plaintext to another machine."""
@@ -205,12 +196,12 @@ class Client:
     async def __aexit__(self, *_) -> None:
         await self.close()
 
-    async def close(self, grace: float | None = 10.0) -> None:
+    async def close(self, grace: Seconds | None = 10.0) -> None:
         """Ends the connections. Calls underway have `grace` seconds to end; scans and sessions should
         have been closed before."""
         self._closed = True
         if self._own is None:
-            await self._nodes.close(grace)
+            await self._nodes.close(None if grace is None else to_seconds(grace))
 
     @property
     def closed(self) -> bool:
@@ -226,7 +217,7 @@ class Client:
         expected_lsn: int | None = None,
         condition: Condition | None = None,
         durability: Durability | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Ack:
         """Appends one record to a log.
 
@@ -266,7 +257,7 @@ class Client:
         checks: Iterable[Check] = (),
         cursors: Iterable[CursorCommit] = (),
         durability: Durability | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> BatchAck:
         """Appends to one or more logs and moves cursors, all or nothing."""
         batches, cursors = list(batches), list(cursors)
@@ -293,8 +284,8 @@ class Client:
         log_id: int | None = None,
         writer_epoch: int | None = None,
         durability: Durability | None = None,
-        retry_for: float = 60.0,
-        linger: float = 0.0,
+        retry_for: Seconds = 60.0,
+        linger: Seconds = 0.0,
         batch_records: int = 1000,
         batch_bytes: int = 1 << 20,
         window_batches: int = 512,
@@ -327,8 +318,8 @@ class Client:
             log_id=log_id,
             writer_epoch=writer_epoch,
             durability=durability,
-            retry_for=retry_for,
-            linger=linger,
+            retry_for=to_seconds(retry_for),
+            linger=to_seconds(linger),
             batch_records=batch_records,
             batch_bytes=batch_bytes,
             window_batches=window_batches,
@@ -342,7 +333,7 @@ class Client:
         *,
         writer_epoch: int | None = None,
         durability: Durability | None = None,
-        retry_for: float = 60.0,
+        retry_for: Seconds = 60.0,
         window_bytes: int = 8 << 20,
     ) -> DurableProducer:
         """A producer that goes on after a restart of the program: exactly-once over restarts of both sides. Opened by
@@ -368,7 +359,7 @@ class Client:
             state,
             writer_epoch=writer_epoch,
             durability=durability,
-            retry_for=retry_for,
+            retry_for=to_seconds(retry_for),
             window_bytes=window_bytes,
         )
 
@@ -380,36 +371,38 @@ class Client:
         *,
         lsn: int | None = None,
         timestamp_us: int | None = None,
+        time: datetime | None = None,
         tail_offset: int | None = None,
         max_records: int = 0,
         max_bytes: int = 0,
-        wait: float = 0.0,
+        wait: Seconds = 0.0,
         visibility: Visibility | None = None,
         any_node: bool = False,
         log_id: int | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Page:
-        """Reads a page of one log, from `lsn`, from a time, or the last `tail_offset`
-        records; by default from the first record kept. `wait`: maximum seconds to wait for a
+        """Reads a page of one log, from `lsn`, from a time (`time`, a datetime with a time zone, or exactly
+        `timestamp_us`), or the last `tail_offset` records; by default from the first record kept. `wait`: maximum seconds to wait for a
         first record. `any_node`: any node of the store may answer from its copy, which is usually a
         second old, and at most twice its `lease_ttl`; implies REPLICATED."""
-        one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset)
+        one_start(lsn=lsn, timestamp_us=timestamp_us, time=time, tail_offset=tail_offset)
+        wait_seconds = to_seconds(wait)
         answer = await self._call(
             "wal.Read",
             wal_pb2.ReadRequest(
                 log=log,
                 lsn=lsn,
-                timestamp_us=timestamp_us,
+                timestamp_us=start_us(timestamp_us, time),
                 tail_offset=tail_offset,
                 max_records=max_records,
                 max_bytes=max_bytes,
-                wait=timedelta(seconds=wait) if wait else None,
+                wait=to_duration(wait_seconds) if wait_seconds else None,
                 visibility=visibility,
                 any_node=any_node,
                 log_id=log_id,
             ),
             Repeat.READ,
-            self.timeout + wait if timeout is None else timeout,
+            self.timeout + wait_seconds if timeout is None else timeout,
         )
         return Page(
             records=records_from_proto(answer.batch),
@@ -429,6 +422,7 @@ class Client:
         all: bool = False,
         lsn: int | None = None,
         timestamp_us: int | None = None,
+        time: datetime | None = None,
         tail_offset: int | None = None,
         cursor: bytes | None = None,
         until_lsn: int | None = None,
@@ -439,16 +433,16 @@ class Client:
         follow: bool = False,
     ) -> Scan:
         """A range of one log, of all logs with a prefix, or of everything, up to the tail of the moment:
-        an async iterator of `ScanEvent`. `any_node`: as in `read`."""
+        an async iterator of `ScanEvent`. `time` and `any_node`: as in `read`."""
         if (log is not None) + (prefix is not None) + all != 1:
             raise ValueError("exactly one of log, prefix and all says what to scan")
-        one_start(lsn=lsn, timestamp_us=timestamp_us, tail_offset=tail_offset, cursor=cursor)
+        one_start(lsn=lsn, timestamp_us=timestamp_us, time=time, tail_offset=tail_offset, cursor=cursor)
         request = wal_pb2.ScanRequest(
             log=log,
             prefix=prefix,
             all=wal_pb2.AllLogs() if all else None,
             lsn=lsn,
-            timestamp_us=timestamp_us,
+            timestamp_us=start_us(timestamp_us, time),
             tail_offset=tail_offset,
             cursor=cursor,
             until_lsn=until_lsn,
@@ -490,7 +484,7 @@ class Client:
         visibility: Visibility | None = None,
         recovery_epoch: int | None = None,
         log_id: int | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Tail:
         """Returns the tail of a log; with the `recovery_epoch` of an earlier ack, also the
         end of that epoch's survivors."""
@@ -521,7 +515,7 @@ class Client:
         writer_epoch: int | None = None,
         *,
         log_id: int | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Fence:
         """Raises a log's writer epoch, by one unless given. Appends with an older epoch, or
         with none, then raise Fenced."""
@@ -543,7 +537,7 @@ class Client:
         return Fence(tail_lsn=answer.tail_lsn, writer_epoch=answer.writer_epoch, log_id=answer.log_id)
 
     async def trim(
-        self, log: str, before_lsn: int, *, log_id: int | None = None, timeout: float | None = None
+        self, log: str, before_lsn: int, *, log_id: int | None = None, timeout: Seconds | None = None
     ) -> int:
         """Forgets the records below `before_lsn`; returns the first lsn kept."""
         answer = await self._call(
@@ -555,7 +549,7 @@ class Client:
         )
         return answer.first_lsn
 
-    async def sync(self, log: str = "", *, device: bool = True, timeout: float | None = None) -> None:
+    async def sync(self, log: str = "", *, device: bool = True, timeout: Seconds | None = None) -> None:
         """A barrier: everything accepted before it is flushed to the device, or only handed to the
         operating system. Without `log`, in all logs."""
         target = types_pb2.SYNC_TARGET_DEVICE if device else types_pb2.SYNC_TARGET_OS
@@ -566,19 +560,19 @@ class Client:
     # Administration, in the contract's own messages.
 
     async def create_log(
-        self, log: str, config: log_pb2.LogConfig | None = None, *, timeout: float | None = None
+        self, log: str, config: log_pb2.LogConfig | None = None, *, timeout: Seconds | None = None
     ) -> log_pb2.Log:
         """Makes a log; LogExists if there is one."""
         request = log_pb2.CreateLogRequest(log=log, config=config)
         return (await self._call("logs.CreateLog", request, Repeat.HARMFUL, timeout)).log
 
-    async def get_log(self, log: str, *, timeout: float | None = None) -> log_pb2.Log:
+    async def get_log(self, log: str, *, timeout: Seconds | None = None) -> log_pb2.Log:
         """A log: its configuration and where it stands."""
         request = log_pb2.GetLogRequest(log=log)
         return (await self._call("logs.GetLog", request, Repeat.READ, timeout)).log
 
     async def list_logs(
-        self, prefix: str = "", *, page_size: int = 0, timeout: float | None = None
+        self, prefix: str = "", *, page_size: int = 0, timeout: Seconds | None = None
     ) -> AsyncIterator[log_pb2.Log]:
         """The logs whose names start with `prefix`, by name; asks for page after page."""
         request = log_pb2.ListLogsRequest(prefix=prefix, page_size=page_size)
@@ -596,7 +590,7 @@ class Client:
         config: log_pb2.LogConfig,
         paths: Iterable[str] = (),
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> log_pb2.Log:
         """Changes the configuration of a log: the fields that `paths` name, such as `sync_mode` or
         `retention.max_age`; none: all that are set in `config`."""
@@ -605,7 +599,7 @@ class Client:
         return (await self._call("logs.UpdateLog", request, Repeat.HARMLESS, timeout)).log
 
     async def list_producers(
-        self, log: str, *, log_id: int | None = None, page_size: int = 0, timeout: float | None = None
+        self, log: str, *, log_id: int | None = None, page_size: int = 0, timeout: Seconds | None = None
     ) -> AsyncIterator[log_pb2.LogProducer]:
         """The producers of a log, by id; asks for page after page."""
         request = log_pb2.ListProducersRequest(log=log, log_id=log_id, page_size=page_size)
@@ -618,7 +612,7 @@ class Client:
             request.page_token = answer.next_page_token
 
     async def forget_producer(
-        self, log: str, producer_id: str, *, log_id: int | None = None, timeout: float | None = None
+        self, log: str, producer_id: str, *, log_id: int | None = None, timeout: Seconds | None = None
     ) -> None:
         """Forgets a producer, which makes room for another one. Its epoch is over: later batches of this
         epoch are ProducerExpired, and are never appended twice."""
@@ -626,7 +620,7 @@ class Client:
         await self._call("logs.ForgetProducer", request, Repeat.HARMFUL, timeout)
 
     async def delete_log(
-        self, log: str, *, log_id: int | None = None, timeout: float | None = None
+        self, log: str, *, log_id: int | None = None, timeout: Seconds | None = None
     ) -> None:
         """Forgets a log with all its records, cursors and producers."""
         request = log_pb2.DeleteLogRequest(log=log, log_id=log_id)
@@ -642,7 +636,7 @@ class Client:
         *,
         expected_lsn: int | None = None,
         log_id: int | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Cursor:
         """Moves a cursor to the next lsn to read, or makes it. With `expected_lsn` only if it stands
         there now; 0 also matches one that does not exist yet."""
@@ -657,7 +651,7 @@ class Client:
         return cursor_from_proto(answer.cursor)
 
     async def get_cursor(
-        self, log: str, cursor: str, *, log_id: int | None = None, timeout: float | None = None
+        self, log: str, cursor: str, *, log_id: int | None = None, timeout: Seconds | None = None
     ) -> Cursor:
         """Returns the position of a cursor."""
         request = cursor_pb2.GetCursorRequest(log=log, cursor=cursor, log_id=log_id)
@@ -665,7 +659,7 @@ class Client:
         return cursor_from_proto(answer.cursor)
 
     async def list_cursors(
-        self, log: str, *, log_id: int | None = None, page_size: int = 0, timeout: float | None = None
+        self, log: str, *, log_id: int | None = None, page_size: int = 0, timeout: Seconds | None = None
     ) -> AsyncIterator[Cursor]:
         """The cursors of a log, by name; asks for page after page."""
         request = cursor_pb2.ListCursorsRequest(log=log, log_id=log_id, page_size=page_size)
@@ -678,7 +672,7 @@ class Client:
             request.page_token = answer.next_page_token
 
     async def delete_cursor(
-        self, log: str, cursor: str, *, log_id: int | None = None, timeout: float | None = None
+        self, log: str, cursor: str, *, log_id: int | None = None, timeout: Seconds | None = None
     ) -> None:
         """Forgets a cursor."""
         request = cursor_pb2.DeleteCursorRequest(log=log, cursor=cursor, log_id=log_id)
@@ -806,12 +800,12 @@ class Client:
             return self._token.changed(used) or (waits and expired and self._token.follows_a_file)
         return repeat.allows(error)
 
-    async def _call(self, name: str, request, repeat: Repeat, timeout: float | None):
+    async def _call(self, name: str, request, repeat: Repeat, timeout: Seconds | None):
         """Makes a unary call, and repeats it as far as that is safe and the deadline reaches. `name` is that of a
         stub and a method, because another attempt may have another server or channel."""
         now = asyncio.get_running_loop().time
         method = attrgetter(name)
-        deadline = now() + (self.timeout if timeout is None else timeout)
+        deadline = now() + to_seconds(self.timeout if timeout is None else timeout)
         failures = 0
         unknown = False
         # The last attempt followed at once, without a pause.
@@ -850,6 +844,22 @@ class Client:
             await asyncio.sleep(pause)
 
 
+def settings_of_env(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the environment, and these in their place."""
+    names = {
+        "endpoint": "WALD_ENDPOINT",
+        "tls_ca": "WALD_TLS_CA",
+        "tls_cert": "WALD_TLS_CERT",
+        "tls_key": "WALD_TLS_KEY",
+        "server_name": "WALD_TLS_SERVER_NAME",
+    }
+    if "token" not in settings and "token_file" not in settings:
+        found = "WALD_TOKEN_FILE" if os.environ.get("WALD_TOKEN_FILE") else "WALD_TOKEN"
+        names["token_file" if found == "WALD_TOKEN_FILE" else "token"] = found
+    found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+    return {**found, **settings}
+
+
 async def _answer_of(method, request, timeout: float):
     """The answer, and the metadata before it. A call that has failed must not stay in a variable of a task: its channel would
     count it among the calls that it waits for when it is closed, and would connect again meanwhile."""
@@ -875,5 +885,5 @@ def _tls_files(ca, cert, key, server_name, secure: bool, own_channel: bool) -> T
     return files if secure and not own_channel else None
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(round(seconds * 1000), 1)
+def _milliseconds(span: Seconds) -> int:
+    return max(round(to_seconds(span) * 1000), 1)

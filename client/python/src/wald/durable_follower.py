@@ -106,6 +106,11 @@ class DurableFollower:
             self._batches = event.batches
             self._before, self._is_partial = before, True
 
+    def _take_back(self, batches: tuple[Batch, ...], _: bytes | None) -> None:
+        """Hands batches out again that no caller got."""
+        if not self._batches and not self._is_partial:
+            self._batches, self._is_partial = batches, True
+
     async def keep(self, effects: bytes | str) -> None:
         """Keeps the effects of all records that were handed out, together with their cursor; a str as UTF-8.
         Raises StateError; this state or the one before may be in force then."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum
 
+from wald.times import to_datetime, to_microseconds
 from wald.v1 import cursor_pb2, record_pb2, types_pb2, wal_pb2
 
 
@@ -63,6 +65,18 @@ class Record:
     """Microseconds since the Unix epoch, UTC; 0: the server's clock."""
     crc32c: int | None = None
     """CRC-32C of the data, verified on arrival and stored."""
+    time: datetime | None = field(default=None, kw_only=True, compare=False)
+    """The time as a datetime with a time zone, instead of `timestamp_us`, which it sets exactly."""
+
+    def __post_init__(self) -> None:
+        if self.time is None:
+            return
+        given = to_microseconds(self.time)
+        if given == 0:
+            raise ValueError("a record cannot have the time 1970-01-01T00:00:00Z: 0 asks for the server's clock")
+        if self.timestamp_us not in (0, given):
+            raise ValueError("time and timestamp_us differ: give one of them")
+        object.__setattr__(self, "timestamp_us", given)
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,11 @@ class StoredRecord:
     timestamp_us: int
     """Microseconds since the Unix epoch, UTC."""
     crc32c: int | None
+
+    @property
+    def time(self) -> datetime:
+        """The record's time in UTC, exact."""
+        return to_datetime(self.timestamp_us)
 
     @property
     def text(self) -> str:
@@ -217,6 +236,11 @@ class Ack:
     log_id: int
     """The log's number, unique for ever."""
 
+    @property
+    def time(self) -> datetime:
+        """The record's time in UTC, exact."""
+        return to_datetime(self.timestamp_us)
+
 
 @dataclass(frozen=True)
 class LogAck:
@@ -231,6 +255,11 @@ class LogAck:
     replicated_lsn: int | None
     deduplicated: bool
     log_id: int
+
+    @property
+    def time(self) -> datetime:
+        """The time of the batch in UTC, exact."""
+        return to_datetime(self.timestamp_us)
 
 
 @dataclass(frozen=True)

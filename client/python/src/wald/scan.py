@@ -121,6 +121,12 @@ class Scan:
         self._request.cursor = cursor
         self.cursor = cursor
 
+    def _take_back(self, event: ScanEvent, before: bytes | None) -> None:
+        """Hands an event out again that no caller got. `before` is the cursor before it."""
+        if self._event is None and self.cursor == event.cursor:
+            self._event = event
+            self.cursor = before
+
     async def open(self) -> None:
         """Connects now; otherwise the first event does it."""
         while self._call is None and not self._ended:
@@ -157,6 +163,8 @@ class Scan:
             await asyncio.sleep(self._pause)
             self._pause = 0.0
         await self._pin_tail_offset()
+        if self._ended:
+            return
         self._token = self._client._used_token()
         self._connection = self._client._open()
         call = self._client.wal.Scan(self._request)
@@ -173,6 +181,10 @@ class Scan:
             call.cancel()
             raise
         self._client._answered(self._connection, headers)
+        if self._ended:
+            # Closed while it connected.
+            call.cancel()
+            return
         self._call = call
         self._opened = True
         # From now on "the tail" is in the past, and only a cursor can name it.
