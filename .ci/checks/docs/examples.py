@@ -40,6 +40,7 @@ ELSEWHERE = [
     ("docs/src/upgrade.md", "helm upgrade", "deploy/install"),
     ("docs/src/http.md", "EventSource", "clients/http_api:browser"),
     ("docs/src/http.md", "follow()", "clients/http_api:curl"),
+    ("docs/src/csharp.md", "", "nothing: no .NET SDK is in reach (the generator for C# has made the names of messages)"),
     ("docs/src/http.md", "[sinks.wald]", "nothing: no registry in reach has Vector (clients/http_api:shippers sends its requests)"),
     ("docs/src/http.md", "json_lines", "nothing: no registry in reach has Fluent Bit (clients/http_api:shippers sends its requests)"),
     ("docs/src/restore.md", "$ ", "docs/readme"),
