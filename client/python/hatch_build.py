@@ -1,6 +1,7 @@
-"""Generates the stubs in src/wald/v1, from the proto files of the repository or of the sdist."""
+"""Generates the stubs in src/wald/v1, from the proto files of the repository or of the sdist, and src/wald/sync.py from the asyncio client."""
 
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class GenerateStubs(BuildHookInterface):
             build_data["force_include"][str(license)] = "LICENSE"
         else:
             generate(proto, root / "src")
+            runpy.run_path(str(root / "generate_sync.py"))["write"]()
 
 
 def generate(proto, out):

@@ -61,7 +61,7 @@ def arguments(function):
 
 
 def test_module_is_generated_from_the_asyncio_client():
-    assert generate_sync.TARGET.read_text(encoding="utf-8") == generate_sync.generate(), "run generate_sync.py"
+    assert generate_sync.TARGET.read_text(encoding="utf-8") == generate_sync.generate(), "install the package again"
 
 
 @pytest.mark.parametrize("name", CLASSES)
