@@ -515,8 +515,15 @@ async fn server_of_http_1_is_said_to_be_no_wald_server() {
         "health",
         "append log --text x --timeout 2s",
     ] {
-        let ran = fixture.walctl(command, "").await;
-        assert!(ran.stderr.contains("no Wald server"), "{}", ran.stderr);
+        // On a busy machine the timeout may end the last of several attempts before its answer has come.
+        let mut said = String::new();
+        for _ in 0..10 {
+            said = fixture.walctl(command, "").await.stderr;
+            if !said.contains("no answer from") {
+                break;
+            }
+        }
+        assert!(said.contains("no Wald server"), "{said}");
     }
 }
 
