@@ -367,6 +367,14 @@ def test_call_in_a_running_event_loop_is_refused(server, client, monkeypatch):
     session.abort()
 
 
+@pytest.fixture
+def interruptible():
+    """Lets SIGINT interrupt. A shell that starts the tests in the background makes them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_when(server, holds):
     """A thread that sends SIGINT to the main thread once `holds()`."""
 
@@ -380,7 +388,7 @@ def interrupt_when(server, holds):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to threads")
-def test_keyboard_interrupt_cancels_the_call(server, client):
+def test_keyboard_interrupt_cancels_the_call(server, client, interruptible):
     server.soon(server.fake.answers.clear)
     thread = interrupt_when(server, lambda: server.fake.underway == 1)
     with pytest.raises(KeyboardInterrupt):
@@ -393,7 +401,7 @@ def test_keyboard_interrupt_cancels_the_call(server, client):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to threads")
-def test_event_that_no_caller_got_is_handed_out_again(server, client, tmp_path):
+def test_event_that_no_caller_got_is_handed_out_again(server, client, tmp_path, interruptible):
     for follower in (client.follow("log"), client.durable_follower("log", state=tmp_path / "state")):
         server.fake.scans.clear()
         follower.open()
