@@ -1,4 +1,4 @@
-"""16 producers and 8 followers (four and two of each language) use four logs of one daemon for SECONDS (75).
+"""20 producers and 10 followers (four and two of each language) use four logs of one daemon for SECONDS (75).
 At random the daemon is killed or stopped, connections are dropped, and answers are lost or delayed. In the end
 each record that a producer reports as appended must exist exactly once and in order, and nothing else.
 Every follower must have seen exactly these records in the same order. Prints the seed and counts.
@@ -10,7 +10,7 @@ import random
 from loads import *
 
 LOGS = [f"chaos/{number}" for number in range(4)]
-# Records per second of each producer. Eight followers in four languages can keep up with it on two cores.
+# Records per second of each producer. Two followers in each language can keep up with it on two cores.
 RATE = 50
 PATIENCE = 180
 
@@ -47,7 +47,7 @@ def chaos(directory):
         stop = directory / "stop"
         environment = clean_environment(**served.environment(), WALD_STOP=str(stop))
         try:
-            followers = [follower(language, f"follower-{language}-{number}", "chaos/", 16, environment, directory)
+            followers = [follower(language, f"follower-{language}-{number}", "chaos/", len(LOGS) * len(languages), environment, directory)
                          for number in range(2) for language in languages]
             parts += followers
             producers = [producer(language, f"{language}-{number}", where, RATE, environment, directory)
