@@ -29,8 +29,8 @@ pub(crate) use tenant::{over_count, over_rate, share_busy, tenant_changed};
 const MAX_SHOWN_PATH: usize = 200;
 /// Retry delay after BUSY: long enough for a few commits, short enough to be unseen.
 const RETRY_SOON: Duration = Duration::from_millis(50);
-/// Least retry delay while a server starts or ends. A stand-by owns the store within a second, and clients make longer pauses by
-/// themselves if it takes longer.
+/// Least retry delay while a server starts or ends. A stand-by may own the store soon. If it takes longer, the pauses of clients grow by
+/// themselves.
 const RETRY_SHORTLY: Duration = Duration::from_millis(100);
 /// Retry delay after a failure that takes a restart or an operator.
 const RETRY_LATER: Duration = Duration::from_secs(1);

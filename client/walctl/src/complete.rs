@@ -49,7 +49,7 @@ pub(crate) fn script(shell: Shell) -> Result<ExitKind> {
     Ok(ExitKind::Ok)
 }
 
-/// Names of logs that begin with what is typed. None if the server does not answer in time: a shell cannot show an error.
+/// Names of logs that begin with the typed text. None if the server does not answer in time: a shell cannot show an error.
 pub(crate) fn logs(typed: &OsStr) -> Vec<CompletionCandidate> {
     let typed = typed.to_str().unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -72,7 +72,7 @@ pub(crate) fn logs(typed: &OsStr) -> Vec<CompletionCandidate> {
     offered(names)
 }
 
-/// Names of contexts that begin with what is typed.
+/// Names of contexts that begin with the typed text.
 pub(crate) fn contexts(typed: &OsStr) -> Vec<CompletionCandidate> {
     let typed = typed.to_str().unwrap_or_default();
     let file = ContextFile::path().and_then(|path| ContextFile::read(&path));

@@ -9,7 +9,7 @@ use wald_client::{Client, CursorCommit, NamedCursor, Reason};
 
 use crate::args::CursorCommand;
 use crate::exit::ExitKind;
-use crate::names::NamePattern;
+use crate::names::{NamePattern, PAGE};
 use crate::output::{Out, Output, note};
 use crate::table::Table;
 
@@ -146,16 +146,24 @@ async fn of(client: &Client, log: Log, log_id: Option<u64>) -> Result<Vec<Cursor
     }
 }
 
-/// The cursors of these logs, by the names of the logs.
+/// The cursors of these logs, by the names of the logs. Keeps one page of logs at a time: a store may have a million.
 async fn of_all(client: &Client, names: &NamePattern) -> Result<Vec<CursorRow>> {
-    let logs = names.all(client).await?;
-    let found = stream::iter(logs).map(async |log| match of(client, log, None).await {
-        // It was deleted meanwhile.
-        Err(error) if is_gone(&error) => Ok(Vec::new()),
-        found => found,
-    });
-    let found: Vec<Vec<CursorRow>> = found.buffered(AT_A_TIME).try_collect().await?;
-    Ok(found.into_iter().flatten().collect())
+    let mut rows = Vec::new();
+    let mut token = None;
+    loop {
+        let (logs, next) = names.page(client, PAGE, token).await?;
+        let found = stream::iter(logs).map(async |log| match of(client, log, None).await {
+            // It was deleted meanwhile.
+            Err(error) if is_gone(&error) => Ok(Vec::new()),
+            found => found,
+        });
+        let found: Vec<Vec<CursorRow>> = found.buffered(AT_A_TIME).try_collect().await?;
+        rows.extend(found.into_iter().flatten());
+        token = next;
+        if token.is_none() {
+            return Ok(rows);
+        }
+    }
 }
 
 fn is_gone(error: &anyhow::Error) -> bool {

@@ -184,7 +184,7 @@ async fn other(
         Command::Fence(args) => fence(client, args, output).await,
         Command::Cursor(command) => cursors::cursor(client, command, output).await,
         Command::Producer(command) => producers::producer(client, command, output).await,
-        Command::State(command) => state::run(client, command).await,
+        Command::State(StateCommand::Settle(args)) => state::settle(client, args).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, output).await,
         Command::Cluster(command) => cluster::run(client, command, output).await,
@@ -198,7 +198,8 @@ async fn other(
         Command::Append(_)
         | Command::Completion { .. }
         | Command::Man { .. }
-        | Command::Context(_) => unreachable!("handled before"),
+        | Command::Context(_)
+        | Command::State(StateCommand::Show { .. }) => unreachable!("handled before"),
     }
 }
 

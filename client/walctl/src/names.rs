@@ -79,6 +79,23 @@ impl NamePattern {
         pattern.is_none_or(|(pattern, text)| text == name || pattern.matches(name))
     }
 
+    /// The logs of one page of the server's list, and the token of the page behind it.
+    ///
+    /// # Errors
+    /// The errors of ListLogs.
+    pub(crate) async fn page(
+        &self,
+        client: &Client,
+        page_size: u32,
+        token: Option<String>,
+    ) -> Result<(Vec<Log>, Option<String>)> {
+        let mut page = client
+            .list_logs(self.prefix.as_str(), page_size, token)
+            .await?;
+        page.logs.retain(|log| self.matches(&log.name));
+        Ok((page.logs, page.next_page_token))
+    }
+
     /// The logs, `limit` of them at most (0: all), from the page of a token on.
     ///
     /// # Errors
@@ -101,12 +118,11 @@ impl NamePattern {
                 Some(_) => PAGE,
                 None => missing.min(PAGE),
             };
-            let prefix = self.prefix.as_str();
-            let page = client.list_logs(prefix, page_size, token.take()).await?;
-            let mut matching = page.logs.into_iter().filter(|log| self.matches(&log.name));
-            chosen.logs.extend(matching.by_ref().take(missing as usize));
-            let is_cut = matching.next().is_some();
-            token = page.next_page_token;
+            let (logs, next) = self.page(client, page_size, token.take()).await?;
+            let mut logs = logs.into_iter();
+            chosen.logs.extend(logs.by_ref().take(missing as usize));
+            let is_cut = logs.next().is_some();
+            token = next;
             if chosen.logs.len() >= most || token.is_none() {
                 chosen.has_more = is_cut || token.is_some();
                 chosen.token = token.filter(|_| self.pattern.is_none());

@@ -29,8 +29,12 @@ pub(crate) async fn producer(
     }
 }
 
-async fn list(client: &Client, log: &str, log_id: Option<u64>, output: Output) -> Result<ExitKind> {
-    let mut out = Out::new(output);
+/// The producers of a log, by id.
+pub(crate) async fn all(
+    client: &Client,
+    log: &str,
+    log_id: Option<u64>,
+) -> Result<Vec<LogProducer>> {
     let mut all = Vec::new();
     let mut token = None;
     loop {
@@ -38,9 +42,14 @@ async fn list(client: &Client, log: &str, log_id: Option<u64>, output: Output) -
         all.extend(page.producers);
         token = page.next_page_token;
         if token.is_none() {
-            break;
+            return Ok(all);
         }
     }
+}
+
+async fn list(client: &Client, log: &str, log_id: Option<u64>, output: Output) -> Result<ExitKind> {
+    let mut out = Out::new(output);
+    let all = all(client, log, log_id).await?;
     match output {
         Output::Text => out.line(&table(&all))?,
         Output::Json => out.json(&all.iter().map(|one| shown(log, one)).collect::<Vec<_>>())?,

@@ -14,9 +14,10 @@ use wald_client::{Client, FileState, LogProducer, State as _};
 use wald_text::shown::escaped_bytes;
 use wald_text::units::shown_size;
 
-use crate::args::{SettleArgs, StateCommand};
+use crate::args::SettleArgs;
 use crate::exit::{ExitKind, Usage};
 use crate::output::{Out, Output, confirmed, note, say};
+use crate::producers;
 use crate::table::Table;
 
 /// Most bytes of a payload that are shown.
@@ -39,13 +40,6 @@ pub(crate) fn show(path: &Path, output: Output) -> Result<ExitKind> {
     }
     out.flush()?;
     Ok(ExitKind::Ok)
-}
-
-pub(crate) async fn run(client: &Client, command: StateCommand) -> Result<ExitKind> {
-    match command {
-        StateCommand::Show { .. } => unreachable!("handled before"),
-        StateCommand::Settle(args) => settle(client, args).await,
-    }
 }
 
 fn decode(bytes: &[u8]) -> Result<AnyState> {
@@ -196,8 +190,8 @@ impl StateDecision {
     }
 }
 
-/// Decides what became of the batches in doubt. `known` is what the server knows of the producer, `first_epoch` the first epoch
-/// that it takes of a producer that it does not know.
+/// Decides the fate of the batches in doubt. `known` is the server's entry of the producer, `first_epoch` the lowest epoch
+/// that the log takes of a producer that it does not know.
 fn decide(
     state: &ProducerState,
     known: Option<&LogProducer>,
@@ -205,6 +199,12 @@ fn decide(
     args: &SettleArgs,
 ) -> Result<StateDecision> {
     let batches = state.batches.len() as u64;
+    if known.is_some() && args.in_log.is_some() {
+        return Err(Usage(
+            "--in-log is for producers that the server has forgotten; it knows this one".into(),
+        )
+        .into());
+    }
     let (in_log, new_epoch) = match known {
         Some(known) if known.epoch > state.epoch => bail!(
             "another incarnation of producer {} has epoch {} now, this state has {}: it is an old copy of a state, or \
@@ -214,13 +214,6 @@ fn decide(
             state.epoch
         ),
         Some(known) if known.epoch == state.epoch => {
-            if args.in_log.is_some() {
-                return Err(Usage(
-                    "--in-log is for producers that the server has forgotten; it knows this one"
-                        .into(),
-                )
-                .into());
-            }
             let next = known.next_sequence;
             match next.checked_sub(state.sequence) {
                 Some(in_log) if in_log <= batches => (in_log, None),
@@ -268,7 +261,7 @@ fn decide(
     })
 }
 
-async fn settle(client: &Client, args: SettleArgs) -> Result<ExitKind> {
+pub(crate) async fn settle(client: &Client, args: SettleArgs) -> Result<ExitKind> {
     // The file itself, not a link to it: its lock and its new version are beside it. A lock also makes no file beside a
     // state that is not there.
     let path = fs::canonicalize(&args.file).with_context(|| args.file.display().to_string())?;
@@ -288,8 +281,9 @@ async fn settle(client: &Client, args: SettleArgs) -> Result<ExitKind> {
         return Ok(ExitKind::Ok);
     }
     let log = client.get_log(state.log.as_str()).await?;
-    let known = find(client, &state).await?;
-    let settled = decide(&state, known.as_ref(), log.first_producer_epoch, &args)?;
+    let producers = producers::all(client, &state.log, Some(state.log_id)).await?;
+    let known = producers.iter().find(|one| one.id == state.id);
+    let settled = decide(&state, known, log.first_producer_epoch, &args)?;
     let remain = state.batches.len() as u64 - settled.in_log - settled.dropped;
     let summary = format!(
         "{} batches are in the log, {} are dropped, {remain} are sent by the next start",
@@ -304,25 +298,6 @@ async fn settle(client: &Client, args: SettleArgs) -> Result<ExitKind> {
     file.save(&state.encode_to_vec())?;
     note(&summary);
     Ok(ExitKind::Ok)
-}
-
-/// The producer of the state, if the server knows it.
-async fn find(client: &Client, state: &ProducerState) -> Result<Option<LogProducer>> {
-    let mut token = None;
-    loop {
-        let log_id = Some(state.log_id);
-        let page = client
-            .list_producers(state.log.as_str(), 1000, token, log_id)
-            .await?;
-        let mut producers = page.producers.into_iter();
-        if let Some(found) = producers.find(|producer| producer.id == state.id) {
-            return Ok(Some(found));
-        }
-        token = page.next_page_token;
-        if token.is_none() {
-            return Ok(None);
-        }
-    }
 }
 
 #[cfg(test)]

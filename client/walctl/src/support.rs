@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read, Write as _};
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Map, Value, json};
 use wald_client::Client;
 
@@ -19,10 +19,10 @@ const MOST_METRICS: u64 = 64 << 20;
 
 pub(crate) async fn run(client: &Client, args: BundleArgs) -> Result<ExitKind> {
     // First: files that cannot be used are no fault of the server.
+    let metrics = args.metrics.as_deref().map(read_metrics).transpose()?;
     let to_stdout = args.file.to_str() == Some("-");
     let file = (!to_stdout).then(|| create(&args.file)).transpose();
     let file = file.with_context(|| args.file.display().to_string())?;
-    let metrics = args.metrics.as_deref().map(read_metrics).transpose()?;
     // At once: a server that gives no answer takes the timeout once.
     let (status, nodes, logs, cursors) = tokio::join!(
         status::whole(client),
@@ -72,13 +72,15 @@ pub(crate) async fn run(client: &Client, args: BundleArgs) -> Result<ExitKind> {
 /// The text of a scrape, from a file or stdin.
 fn read_metrics(path: &Path) -> Result<String> {
     let mut text = String::new();
-    let read = match path.to_str() {
-        Some("-") => io::stdin().take(MOST_METRICS).read_to_string(&mut text),
-        _ => {
-            fs::File::open(path).and_then(|file| file.take(MOST_METRICS).read_to_string(&mut text))
-        }
+    let mut read = |input: &mut dyn Read| input.take(MOST_METRICS + 1).read_to_string(&mut text);
+    let bytes = match path.to_str() {
+        Some("-") => read(&mut io::stdin()),
+        _ => fs::File::open(path).and_then(|mut file| read(&mut file)),
     };
-    read.with_context(|| path.display().to_string())?;
+    let bytes = bytes.with_context(|| path.display().to_string())?;
+    if bytes as u64 > MOST_METRICS {
+        bail!("{}: a scrape has at most 64 MiB", path.display());
+    }
     Ok(text)
 }
 

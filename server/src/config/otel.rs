@@ -2,7 +2,7 @@
 //!
 //! Their source is the [specification](https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/).
 //! A value that Wald cannot use stops nothing, because the user may not have set it for Wald; a warning names it.
-//! The library of the exporter reads `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_RESOURCE_ATTRIBUTES` itself.
+//! The library of the exporter reads `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` itself.
 
 use std::collections::HashMap;
 

@@ -187,14 +187,10 @@ impl ReplicaStart {
 impl StandBy<'_> {
     fn pause(&self) {
         let runtime = &self.start.remote.runtime;
-        // Not after an error, and not for ever: the owner may have died on its way out.
-        let is_near = |since: Instant| since.elapsed() < HAND_OVER_TIME;
-        let pause = match self.error.is_empty() && self.owner_ends.is_some_and(is_near) {
-            true => HAND_OVER_PAUSE,
-            false => LOOK_PAUSE,
-        };
-        // A stand-by that looks less often than three times in the ttl counts as blind. The looks take time, too.
-        let pause = pause.min(self.config.lease_ttl / 10);
+        let announced = self.owner_ends.map(|since| since.elapsed());
+        // A bucket that fails is asked less often.
+        let announced = announced.filter(|_| self.error.is_empty());
+        let pause = look_pause(announced, self.config.lease_ttl);
         runtime.block_on(async { tokio::time::sleep(pause).await });
     }
 
@@ -447,6 +443,17 @@ impl StandBy<'_> {
     }
 }
 
+/// Pause before the next look at the owner, which announced its end so long ago.
+fn look_pause(announced: Option<Duration>, lease_ttl: Duration) -> Duration {
+    let pause = match announced {
+        // Not for ever: the owner may have died on its way out.
+        Some(ago) if ago < HAND_OVER_TIME => HAND_OVER_PAUSE,
+        _ => LOOK_PAUSE,
+    };
+    // A stand-by that looks less often than three times in the ttl counts as blind. The looks take time, too.
+    pause.min(lease_ttl / 10)
+}
+
 /// Reports an error that is not the last one.
 pub(super) fn report(last: &mut String, error: &str) {
     if last != error {
@@ -470,4 +477,22 @@ pub(super) async fn leave(membership: Membership, until: Instant) {
 
 fn unkept(error: &FetchError) -> Exit {
     Exit::new(fetch_code(error), error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owner_that_ends_is_looked_at_often_for_a_bounded_time() {
+        let ttl = Duration::from_secs(10);
+        assert_eq!(look_pause(None, ttl), LOOK_PAUSE);
+        assert_eq!(look_pause(Some(Duration::ZERO), ttl), HAND_OVER_PAUSE);
+        assert_eq!(look_pause(Some(HAND_OVER_TIME), ttl), LOOK_PAUSE);
+        assert_eq!(
+            look_pause(None, Duration::from_secs(2)),
+            Duration::from_millis(200)
+        );
+        assert!(HAND_OVER_TIME.as_millis() / HAND_OVER_PAUSE.as_millis() <= 1_500);
+    }
 }

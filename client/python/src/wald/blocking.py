@@ -356,6 +356,15 @@ class Part(Generic[A]):
         self._wait(leave, kind, raised, trace)
 
 
+async def _next_of(items: Any, turn: asyncio.Lock) -> object:
+    """The next item, or _END. Several threads may iterate: each item goes to one of them."""
+    async with turn:
+        try:
+            return await items.__anext__()
+        except StopAsyncIteration:
+            return _END
+
+
 class BlockingIterator(Part[S], Generic[S, T]):
     """An iterator over a scan, which any thread can close."""
 
@@ -387,12 +396,7 @@ class BlockingIterator(Part[S], Generic[S, T]):
         return cast(T, item)
 
     async def _step(self) -> object:
-        # Several threads may iterate: each item goes to one of them.
-        async with self._turn:
-            try:
-                return await self._inner.__anext__()
-            except StopAsyncIteration:
-                return _END
+        return await _next_of(self._inner, self._turn)
 
     async def _until_ended(self, step: Callable[[], Awaitable[object]]) -> object:
         """Makes a step, which the end of the iterator ends."""
@@ -448,11 +452,7 @@ class Listing(Generic[T]):
         return cast(T, item)
 
     async def _step(self) -> object:
-        async with self._turn:
-            try:
-                return await self._items.__anext__()
-            except StopAsyncIteration:
-                return _END
+        return await _next_of(self._items, self._turn)
 
     def close(self) -> None:
         """Ends it: no further page is read."""

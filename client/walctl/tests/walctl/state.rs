@@ -47,7 +47,7 @@ impl Program {
         let mut producer = self.start().await;
         producer.append_batch(["a"]).await.unwrap();
         producer.flush().await.unwrap();
-        // Nobody opens the gate: what waits for it is never applied.
+        // Nobody opens the gate, so the batch behind it is never applied.
         let gate = || Fault::Wait(Arc::new(Notify::new()));
         let mut faults: Vec<_> = (0..applied).map(|_| Fault::Withhold).collect();
         faults.extend((applied < 2).then(gate));
