@@ -15,6 +15,7 @@ Steps with one of their `locks` in common never run at the same time:
 - debug, release: cargo holds its lock on that directory of builds for minutes.
 - clients: docs/examples generates and installs things in the folders of the clients; others use them ("clients*") at the
   same time.
+- maven: the Java client in Maven's cache. docs/examples installs it there, and deploy/release takes it from a release.
 - ports: the default ports 6925 and 6926.
 """
 
@@ -46,8 +47,8 @@ COMPUTE = [
     Step("bench/guard", "compute", (TOOLS, RELEASE)),
     Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
     Step(BUCKETS, "compute", BINARIES, ("debug",)),
-    Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release")),
-    Step("deploy/release:digests,components,python,npm,go,java,rust_crates,chart", "compute", BINARIES),
+    Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release", "maven")),
+    Step("deploy/release:digests,components,python,npm,go,java,rust_crates,chart", "compute", BINARIES, ("maven",)),
     Step("disk/reader", "compute", BINARIES),
     Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,log_jobs,texts,routes,alerts,package,rest",
          "compute", (*BINARIES, BUCKETS)),

@@ -38,6 +38,8 @@ LOGS = TARGET / "ci" / "logs"
 ROWS = 4
 # Seconds after which a step of a default run hangs. The longest takes about ten minutes.
 HANGS = 30 * 60
+# Lines of a failed check's details that the end of the output repeats.
+DETAIL = 20
 # The kind of a step that runs once more at the end.
 AGAIN = "again"
 
@@ -267,6 +269,21 @@ def row(one):
             f"  {one.failed:3} failed  {one.free:7} MiB free")
 
 
+def failures(log):
+    """The lines of a failed step that say what failed, with the details of a check, which stand in the lines below it."""
+    lines, found, detail = log.read_bytes().decode(errors="replace").splitlines(), [], 0
+    for line in lines:
+        if re.match(r"FAIL|test .* FAILED$|error|Error", line):
+            found.append(line)
+            detail = DETAIL if line.startswith("FAIL") else 0
+        elif re.match(r"ok  |\$ |test ", line):
+            detail = 0
+        elif detail:
+            found.append(f"  {line}")
+            detail -= 1
+    return found or lines[-5:]
+
+
 def main():
     given = sys.argv[1:]
     at = given.index("--") if "--" in given else len(given)
@@ -309,9 +326,7 @@ def main():
         print("what failed:")
         for one in done:
             if one.failed:
-                lines = one.log.read_bytes().decode(errors="replace").splitlines()
-                found = [line for line in lines if re.match(r"FAIL|test .* FAILED$|error|Error", line)]
-                print("\n".join(f"{one.step.name}: {line[:600]}" for line in found or lines[-5:]))
+                print("\n".join(f"{one.step.name}: {line[:600]}" for line in failures(one.log)))
     print(f"{time.monotonic() - began:.0f} s in all")
     print(f"{passed} passed, {failed} failed")
     sys.exit(1 if failed or not passed else 0)

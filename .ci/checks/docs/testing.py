@@ -1,4 +1,4 @@
-"""The table of all checks in docs/src/testing.md, and the time limit of a step."""
+"""The table of all checks in docs/src/testing.md, the time limit of a step, and the report of failures."""
 
 import contextlib
 import io
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from common import *
 from plan import Step
-from runner import files, missing, perform, when
+from runner import failures, files, missing, perform, when
 
 PAGE = ROOT / "docs" / "src" / "testing.md"
 START, END = "<!-- checks: written by .ci/run docs/testing -- --update -->", "<!-- end of checks -->"
@@ -68,3 +68,12 @@ def waits():
     left = lambda: subprocess.run(["ps", "-o", "args=", "-p", ",".join(begun)], capture_output=True, text=True).stdout
     is_left = lambda: "sleep 100" in left() or "hanging.py" in left()
     expect("none of its processes is left", wait_until(lambda: not is_left(), 10), left())
+
+
+@check("The report of a failed step has the details of what failed, and nothing of what passed")
+def report(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "log"
+    log.write_text("ok   first\npassed with\nFAIL second: status 1\nthe reason\nok   third\nmore of the third\n2 passed, 1 failed\n")
+    said = failures(log)
+    expect("the failure and its detail", said == ["FAIL second: status 1", "  the reason"], said)
