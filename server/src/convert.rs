@@ -11,7 +11,7 @@
 mod answer;
 mod backup;
 mod caller;
-mod intake;
+pub(crate) mod intake;
 #[cfg(feature = "object")]
 mod replica;
 mod settings;
@@ -34,13 +34,14 @@ pub(crate) use answer::rfc3339;
 pub(crate) use answer::{
     MAX_RESPONSE_BYTES, ServerLimits, SessionAck, append_batch_response, append_response, cursor,
     damage_summary, decode, fence_response, log, log_producer, proto_duration, proto_timestamp,
-    read_response, scan_response, segments, server_limits, tail_response, uuid, verify_response,
+    read_response, record_response, scan_response, segments, server_limits, tail_response, uuid,
+    verify_response,
 };
 #[cfg(feature = "object")]
 pub(crate) use backup::proto_manifest;
 pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
 pub(crate) use caller::{caller, protection};
-pub(crate) use intake::{append, append_batch, session_request};
+pub(crate) use intake::{SessionRequest, append, append_batch};
 #[cfg(feature = "object")]
 pub(crate) use replica::replica_status;
 pub(crate) use settings::{

@@ -281,18 +281,35 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
         }
         _ => {
             let sent = Sent::new(message.clone());
-            let read = convert::session_request(&sent);
+            let read = convert::SessionRequest::read(&sent);
             let request = decoded::<v1::AppendSessionRequest>(message).inspect_err(|error| {
-                let batch = read.as_ref().map(|(_, batch)| convert::append_batch(batch, &limits));
+                let batch = read.as_ref().map(|request| request.batch(&limits));
                 refuses(error, !matches!(batch, Ok(Ok(_))));
             })?;
-            let (request_id, batch) = read.expect("prost reads it");
-            assert_eq!(request_id, request.request_id);
+            let read = read.expect("prost reads it");
+            let request_id = request.request_id;
+            assert_eq!(
+                (read.request_id, read.independent),
+                (request_id, request.independent)
+            );
+            let batch = match read.content {
+                convert::intake::SessionContent::Batch(batch) => batch,
+                convert::intake::SessionContent::Append(bytes) => {
+                    let append = v1::AppendRequest::decode(bytes).expect("prost read it before");
+                    assert_eq!((Some(append), None), (request.append, request.batch));
+                    return Ok(());
+                }
+                convert::intake::SessionContent::Both => {
+                    assert!(request.append.is_some() && request.batch.is_some());
+                    return Ok(());
+                }
+            };
             let parts = request.batch.unwrap_or_default();
             if let Some((names, appended)) = append_batch(&engine, &batch, parts)? {
                 let expected = v1::AppendSessionResponse {
                     request_id,
                     ack: Some(convert::append_batch_response(&names, &appended, epoch)),
+                    ..v1::AppendSessionResponse::default()
                 };
                 let mut ack = Vec::new();
                 convert::SessionAck::new(request_id, &names, &appended, epoch).put(&mut ack);
@@ -602,6 +619,7 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         v1::AppendSessionRequest {
             request_id: 7,
             batch: Some(batch),
+            ..v1::AppendSessionRequest::default()
         }
         .encode_to_vec(),
     ];

@@ -659,6 +659,11 @@ impl Metrics {
         self.engine.replied(time, requests);
     }
 
+    /// Counts a request that was refused on a session that goes on.
+    pub(crate) fn request_refused(&self, status: &tonic::Status) {
+        self.calls.request_refused(status);
+    }
+
     /// Counts the conditions of an append that did not hold. Refusals are counted where calls end.
     pub(crate) fn append_failed(&self, error: &AppendError) {
         let condition = |reason: Reason| {

@@ -138,6 +138,7 @@ impl LoadSession {
         let requests = self.outgoing(move |request_id| proto::AppendSessionRequest {
             request_id,
             batch: Some(load.batch(first_log.wrapping_add(request_id))),
+            ..proto::AppendSessionRequest::default()
         });
         let mut wal = connection.wal();
         let mut acks = wal.append_session(requests).await?.into_inner();

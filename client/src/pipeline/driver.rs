@@ -48,6 +48,7 @@ impl InFlight {
         v1::AppendSessionRequest {
             request_id: self.request_id,
             batch,
+            ..v1::AppendSessionRequest::default()
         }
     }
 }

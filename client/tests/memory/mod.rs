@@ -271,6 +271,7 @@ impl Memory {
             Ok(ack) => Ok(AppendSessionResponse {
                 request_id,
                 ack: Some(ack),
+                ..AppendSessionResponse::default()
             }),
             Err(status) => Err(with_request_id(&status, request_id)),
         })

@@ -252,7 +252,7 @@ impl RecordedCall {
         let outcome = match code {
             0 => OK,
             _ if was_denied && code == tonic::Code::Unauthenticated as usize => UNAUTHENTICATED,
-            _ if was_denied => DENIED,
+            _ if was_denied && code == tonic::Code::PermissionDenied as usize => DENIED,
             _ => FAILED,
         };
         let status = trailers

@@ -8,9 +8,10 @@ use tonic::Status;
 use wald_proto::codec::Encoded;
 use wald_proto::v1;
 use wald_storage::{
-    Appended, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogInfo, LogName,
-    LogStat, Lsn, NamedCursor, Page, Position, ProducerInfo, RecoveryEpoch, ScanChunk,
-    SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp, VerifyProgress,
+    Appended, Durability, Fenced, Finding, FindingKind, Gap, GapReason, Limits, LogAppended,
+    LogInfo, LogName, LogStat, Lsn, NamedCursor, Page, Position, ProducerInfo, RecoveryEpoch,
+    ScanChunk, SegmentContents, SegmentInfo, Severity, Statistics, StoredBatch, Timestamp,
+    VerifyProgress,
 };
 
 use crate::status;
@@ -25,14 +26,23 @@ const RESPONSE_OVERHEAD_BYTES: usize = 1 << 10;
 
 /// The answer to an append of one record.
 pub(crate) fn append_response(appended: &Appended, epoch: RecoveryEpoch) -> v1::AppendResponse {
-    let log = appended.appends.first();
+    record_response(appended.appends.first(), appended.position, appended, epoch)
+}
+
+/// The answer to an append of one record that `log` and `position` describe, and that was appended with others.
+pub(crate) fn record_response(
+    log: Option<&LogAppended>,
+    position: Option<Position>,
+    appended: &Appended,
+    epoch: RecoveryEpoch,
+) -> v1::AppendResponse {
     v1::AppendResponse {
         lsn: log.map(|log| log.first_lsn.get()),
         timestamp_us: log.map_or(0, |log| log.timestamp.micros()),
         durable_lsn: appended.durable_lsns.first().map(|lsn| lsn.get()),
         durability: proto_durability(appended.durability).into(),
         deduplicated: log.is_some_and(|log| log.deduplicated),
-        position: appended.position.map(Position::get),
+        position: position.map(Position::get),
         recovery_epoch: epoch.get(),
         log_id: log.map_or(0, |log| log.log_id.get()),
         replicated_lsn: appended.replicated_lsns.first().map(|lsn| lsn.get()),

@@ -101,42 +101,123 @@ pub(crate) fn append_batch(
     Ok((batch, durability))
 }
 
-/// A request on a session: its number, and its batch.
-pub(crate) fn session_request(
-    request: &Sent<v1::AppendSessionRequest>,
-) -> Result<(u64, Sent<v1::AppendBatchRequest>), Status> {
-    let message = &request.bytes;
-    let undecodable = || undecodable::<v1::AppendSessionRequest>(message);
-    let (mut request_id, mut batch) = (0, Bytes::new());
-    // Messages one after another are one, by the rules of the encoding. Joined once: at each
-    // part, a message of many would take the square of its length.
-    let mut joined = Vec::new();
-    for field in fields(message) {
-        let field = field.ok_or_else(undecodable)?;
-        match (field.number, field.value) {
-            (1, FieldValue::Number(number)) => request_id = number,
-            // An empty part adds nothing, and there may be millions of them.
-            (2, FieldValue::Bytes(range)) if range.is_empty() => {}
-            (2, FieldValue::Bytes(range)) if batch.is_empty() => batch = message.slice(range),
-            (2, FieldValue::Bytes(range)) => {
-                // Each part is a whole field sequence: no field begins in one part and ends in
-                // the next.
-                let first = if joined.is_empty() { &batch[..] } else { &[] };
-                for part in [first, &message[range]] {
-                    if fields(part).any(|field| field.is_none()) {
-                        return Err(undecodable());
-                    }
-                    joined.extend_from_slice(part);
+/// A request on a session.
+pub(crate) struct SessionRequest {
+    pub(crate) request_id: u64,
+    /// Whether the session goes on if it is refused.
+    pub(crate) independent: bool,
+    pub(crate) content: SessionContent,
+}
+
+/// The content of a request on a session, still encoded.
+pub(crate) enum SessionContent {
+    Batch(Sent<v1::AppendBatchRequest>),
+    /// One record.
+    Append(Bytes),
+    /// Both, which no request may have.
+    Both,
+}
+
+impl SessionRequest {
+    /// Reads the fields around the content.
+    ///
+    /// # Errors
+    /// `MALFORMED_REQUEST`.
+    pub(crate) fn read(request: &Sent<v1::AppendSessionRequest>) -> Result<Self, Status> {
+        let message = &request.bytes;
+        let undecodable = || undecodable::<v1::AppendSessionRequest>(message);
+        let (mut request_id, mut independent) = (0, false);
+        let (mut batch, mut append) = (MessageParts::default(), MessageParts::default());
+        for field in fields(message) {
+            let field = field.ok_or_else(undecodable)?;
+            match (field.number, field.value) {
+                (1, FieldValue::Number(number)) => request_id = number,
+                (2, FieldValue::Bytes(range)) => {
+                    batch.add(message, range).ok_or_else(undecodable)?;
                 }
+                (3, FieldValue::Number(number)) => independent = number != 0,
+                (4, FieldValue::Bytes(range)) => {
+                    append.add(message, range).ok_or_else(undecodable)?;
+                }
+                (1..=4, _) => return Err(undecodable()),
+                _ => {}
             }
-            (1 | 2, _) => return Err(undecodable()),
-            _ => {}
+        }
+        let content = match (batch.is_there, append.is_there) {
+            (_, false) => SessionContent::Batch(Sent::new(batch.whole())),
+            (false, true) => SessionContent::Append(append.whole()),
+            (true, true) => SessionContent::Both,
+        };
+        Ok(Self {
+            request_id,
+            independent,
+            content,
+        })
+    }
+
+    /// The batch in it.
+    ///
+    /// # Errors
+    /// As [`append`] and [`append_batch`].
+    pub(crate) fn batch(&self, limits: &Limits) -> Result<(Batch, Option<Durability>), Status> {
+        match &self.content {
+            SessionContent::Batch(batch) => append_batch(batch, limits),
+            SessionContent::Append(bytes) => {
+                let undecodable = |_| undecodable::<v1::AppendRequest>(bytes);
+                append(v1::AppendRequest::decode(bytes.clone()).map_err(undecodable)?)
+            }
+            SessionContent::Both => Err(status::malformed(
+                "append",
+                "a request has either batch or append",
+                Access::Write,
+            )),
         }
     }
-    if !joined.is_empty() {
-        batch = joined.into();
+}
+
+/// A message in a field, which may come in several parts: by the rules of the encoding they are one message.
+#[derive(Default)]
+struct MessageParts {
+    is_there: bool,
+    first: Bytes,
+    /// All parts, if there are several. Joined once: at each part, a message of many would take the square of its
+    /// length.
+    joined: Vec<u8>,
+}
+
+impl MessageParts {
+    /// Adds a part. `None`: a part of several is not a whole field sequence.
+    fn add(&mut self, message: &Bytes, range: Range<usize>) -> Option<()> {
+        self.is_there = true;
+        // An empty part adds nothing, and there may be millions of them.
+        if range.is_empty() {
+            return Some(());
+        }
+        if self.first.is_empty() {
+            self.first = message.slice(range);
+            return Some(());
+        }
+        // No field begins in one part and ends in the next.
+        let first = if self.joined.is_empty() {
+            &self.first[..]
+        } else {
+            &[]
+        };
+        for part in [first, &message[range]] {
+            if fields(part).any(|field| field.is_none()) {
+                return None;
+            }
+            self.joined.extend_from_slice(part);
+        }
+        Some(())
     }
-    Ok((request_id, Sent::new(batch)))
+
+    fn whole(self) -> Bytes {
+        match self.joined.is_empty() {
+            true => self.first,
+            false => self.joined.into(),
+        }
+    }
 }
 
 /// The records of one log of a batch.
@@ -355,8 +436,11 @@ mod tests {
             bytes.extend_from_slice(&[0x12, 0, 0x12, 2, 0x38, 9]);
         }
         let request = Sent::<v1::AppendSessionRequest>::new(bytes.into());
-        let (request_id, batch) = session_request(&request).unwrap();
-        assert_eq!(request_id, 5);
+        let request = SessionRequest::read(&request).unwrap();
+        assert_eq!(request.request_id, 5);
+        let SessionContent::Batch(batch) = request.content else {
+            panic!("a batch was sent");
+        };
         assert_eq!(batch.bytes.len(), part.len() + 2 * PARTS);
         assert_eq!(batch.bytes[..part.len()], part);
     }
@@ -366,7 +450,7 @@ mod tests {
         // A key in one, its number in the next.
         let request = Bytes::from_static(&[0x12, 1, 0x18, 0x12, 1, 2]);
         let expected = v1::AppendSessionRequest::decode(request.clone()).unwrap_err();
-        let status = session_request(&Sent::new(request)).err().unwrap();
+        let status = SessionRequest::read(&Sent::new(request)).err().unwrap();
         assert_eq!(status.message(), format!("request: {expected}"));
     }
 }

@@ -874,25 +874,36 @@ fn a_request_of_a_session_is_its_number_and_its_batch() {
     let request = v1::AppendSessionRequest {
         request_id: 7,
         batch: Some(batch(v1::Durability::Written)),
+        ..v1::AppendSessionRequest::default()
     };
-    let (number, sent) = session_request(&Sent::from(&request)).unwrap();
+    let content = |request| match SessionRequest::read(&request).unwrap() {
+        SessionRequest {
+            request_id,
+            content: intake::SessionContent::Batch(batch),
+            ..
+        } => (
+            request_id,
+            v1::AppendBatchRequest::decode(batch.bytes).unwrap(),
+        ),
+        _ => panic!("it has a batch"),
+    };
+    let (number, decoded) = content(Sent::from(&request));
     assert_eq!(number, 7);
-    let decoded = v1::AppendBatchRequest::decode(sent.bytes).unwrap();
     assert_eq!(decoded, batch(v1::Durability::Written));
     // Twice: one batch, of both.
     let later = v1::AppendSessionRequest {
         request_id: 8,
         batch: Some(batch(v1::Durability::Durable)),
+        ..v1::AppendSessionRequest::default()
     };
     let both = [request.encode_to_vec(), later.encode_to_vec()].concat();
     let expected = v1::AppendSessionRequest::decode(&both[..]).unwrap();
-    let (number, sent) = session_request(&Sent::new(both.into())).unwrap();
+    let (number, decoded) = content(Sent::new(both.into()));
     assert_eq!(number, 8);
-    let decoded = v1::AppendBatchRequest::decode(sent.bytes).unwrap();
     assert_eq!(Some(decoded), expected.batch);
     let malformed = Sent::new(Bytes::from_static(b"\x0a\x01"));
     assert_eq!(
-        session_request(&malformed).err().unwrap().code(),
+        SessionRequest::read(&malformed).err().unwrap().code(),
         tonic::Code::InvalidArgument
     );
 }
@@ -941,6 +952,7 @@ fn an_ack_of_a_session_is_what_prost_would_make_of_it() {
         let expected = v1::AppendSessionResponse {
             request_id,
             ack: Some(append_batch_response(&names, &appended, epoch)),
+            ..v1::AppendSessionResponse::default()
         };
         let ack = SessionAck::new(request_id, &names, &appended, epoch);
         let mut bytes = Vec::new();

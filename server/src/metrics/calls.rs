@@ -156,6 +156,13 @@ impl CallMetrics {
         self.refusals.writes()
     }
 
+    /// Counts a write that was refused with this status on a session that goes on.
+    pub(super) fn request_refused(&self, status: &Status) {
+        if status.code() != tonic::Code::Internal {
+            self.refusals.of(Access::Write).count_status(status);
+        }
+    }
+
     pub(super) fn counter(&self, ceiling: Option<Duration>) -> CallCounter {
         CallCounter {
             methods: Arc::clone(&self.methods),

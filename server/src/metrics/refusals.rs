@@ -41,8 +41,14 @@ impl Refusals {
         if !is_refusal {
             return;
         }
-        let status = Status::from_header_map(trailers);
-        let Some(info) = status.and_then(|status| status.get_details_error_info()) else {
+        if let Some(status) = Status::from_header_map(trailers) {
+            self.count_status(&status);
+        }
+    }
+
+    /// Counts a request on a session that was refused with this status, if the status names one of [`REASONS`].
+    pub(super) fn count_status(&self, status: &Status) {
+        let Some(info) = status.get_details_error_info() else {
             return;
         };
         let known = REASONS
@@ -66,7 +72,7 @@ impl AllRefusals {
         let counters = make.register(IntCounterVec::new(
             Opts::new(
                 "wald_rejected_total",
-                "Calls that were refused because of the server's state, by operation (read, write) and reason. A session counts once, when it ends. A stopping server ends each session and follower with DRAINING.",
+                "Calls that were refused because of the server's state, by operation (read, write) and reason. A session counts once, when it ends, and each refused request of a session whose requests are independent. A stopping server ends each session and follower with DRAINING.",
             ),
             &["operation", "reason"],
         )?)?;

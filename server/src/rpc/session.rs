@@ -1,4 +1,4 @@
-//! AppendSession: pipelined batches on one stream, acked in order.
+//! AppendSession: pipelined requests on one stream.
 //!
 //! ```text
 //! requests ──▶ read while the window has room ──▶ submit, in order ──▶ pending
@@ -10,10 +10,14 @@
 //! Requests that have arrived together become one for the engine ([`join`]). A request beyond the rate of its tenant waits
 //! before it is gathered, and nothing is read meanwhile.
 //!
-//! One task drives it. It ends at the first failure: the engine's [`Session`] refuses the
-//! requests behind it, nothing more is submitted, and dropping the tickets cancels nothing. The
-//! window bounds the memory. An ack leaves the window once the transport has taken it; as long
-//! as the client reads no acks, nothing more is read from it.
+//! One task drives it. Acks come in order, and it ends at the first failure: the engine's
+//! [`Session`] refuses the requests behind it, nothing more is submitted, and dropping the tickets
+//! cancels nothing. The window bounds the memory. An ack leaves the window once the transport has
+//! taken it; as long as the client reads no acks, nothing more is read from it.
+//!
+//! A session of independent requests is the calls of a client on one stream. Each request is
+//! refused or acked for itself, as soon as that is known: one that waits for a bucket delays none
+//! that waits for the disk.
 
 mod join;
 
@@ -25,6 +29,8 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use futures_core::Stream;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use http::Extensions;
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -36,7 +42,7 @@ use super::append::{SubmittedBatch, charge};
 use super::{Answers, Node, refuse_late};
 use crate::admission::Passage;
 use crate::auth::{Caller, Engine, HeldRight, Lease};
-use crate::convert;
+use crate::convert::SessionRequest;
 use crate::drain::draining;
 use crate::grpc::{Admitted, Framed, Messages};
 use crate::metrics::{Deadline, OpenSession};
@@ -87,7 +93,10 @@ pub(super) fn append_session(
         deadline: extensions.get::<Deadline>().map(|deadline| deadline.at),
         acks,
         session: Session::new(),
+        is_independent: None,
         pending: VecDeque::new(),
+        independent: FuturesUnordered::new(),
+        refused: VecDeque::new(),
         gathered: None,
         held: None,
         throttled: None,
@@ -138,6 +147,8 @@ impl Stream for Acks {
 enum Step {
     /// The first pending request is settled.
     Settled(Result<Appended, AppendError>),
+    /// Independent requests are settled.
+    SettledAlone(Box<(PendingRequests, Result<Appended, AppendError>)>),
     /// The deadline has passed.
     Late,
     /// The server leaves.
@@ -160,8 +171,14 @@ struct RunningSession {
     deadline: Option<Instant>,
     acks: mpsc::Sender<NextMessage>,
     session: Session,
+    /// Whether its requests are independent; `None` before the first.
+    is_independent: Option<bool>,
     /// Submitted and not acked, in order.
     pending: VecDeque<PendingRequests>,
+    /// Independent requests that are submitted and not answered.
+    independent: FuturesUnordered<IndependentRequests>,
+    /// Refusals of independent requests that are still to be sent, and the room of the requests.
+    refused: VecDeque<(Framed, Passage)>,
     /// Read, and not submitted yet because more may join it.
     gathered: Option<TakenRequest>,
     /// Read before, and not submitted yet because the engine had no room.
@@ -209,6 +226,24 @@ impl PendingRequests {
     }
 }
 
+/// Requests that are answered when they are settled, whatever came before them.
+struct IndependentRequests(Option<PendingRequests>);
+
+impl Future for IndependentRequests {
+    type Output = (PendingRequests, Result<Appended, AppendError>);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(requests) = &mut self.0 else {
+            return Poll::Pending;
+        };
+        let settled = ready!(requests.poll(context));
+        match self.0.take() {
+            Some(requests) => Poll::Ready((requests, settled)),
+            None => Poll::Pending,
+        }
+    }
+}
+
 impl RunningSession {
     /// Serves the session until it has ended and the client has its result, or is gone.
     async fn live(mut self, mut received: Box<Messages>) {
@@ -232,6 +267,7 @@ impl RunningSession {
             }
             drop(room);
         }
+        while self.independent.next().await.is_some() {}
     }
 
     /// Reads, submits and acks; answers how the session ended.
@@ -241,6 +277,7 @@ impl RunningSession {
         let mut late = pin!(passed(self.deadline));
         loop {
             if self.pending.is_empty()
+                && self.independent.is_empty()
                 && self.held.is_none()
                 && self.throttled.is_none()
                 && let Some(end) = self.end.take()
@@ -251,10 +288,17 @@ impl RunningSession {
                 poll_fn(|context| self.poll_step(received, late.as_mut(), left.as_mut(), context));
             match step.await {
                 Step::Settled(settled) => self.ack(settled, received).await?,
+                Step::SettledAlone(answered) => {
+                    let (requests, settled) = *answered;
+                    self.answer(requests, settled, received).await?;
+                }
                 Step::Late => return Err(self.too_late()),
                 Step::Left => self.leave(&status::append(&AppendError::Draining)),
                 Step::Unknown(status) => self.leave(&status),
                 Step::Taken => {}
+            }
+            while let Some((refusals, room)) = self.refused.pop_front() {
+                self.tell(NextMessage::Acks(refusals, room), received).await;
             }
         }
     }
@@ -272,6 +316,9 @@ impl RunningSession {
             && let Poll::Ready(settled) = first.poll(context)
         {
             return Poll::Ready(Step::Settled(settled));
+        }
+        if let Poll::Ready(Some(answered)) = self.independent.poll_next_unpin(context) {
+            return Poll::Ready(Step::SettledAlone(Box::new(answered)));
         }
         if late.poll(context).is_ready() {
             return Poll::Ready(Step::Late);
@@ -319,31 +366,62 @@ impl RunningSession {
             Err(status) => return self.end = Some(Err(status)),
         };
         let request = Sent::<v1::AppendSessionRequest>::new(message.payload());
-        let (request_id, request) = match convert::session_request(&request) {
+        let request = match SessionRequest::read(&request) {
             Ok(request) => request,
             Err(status) => return self.end = Some(Err(status)),
         };
+        let (request_id, is_independent) = (request.request_id, request.independent);
+        if *self.is_independent.get_or_insert(is_independent) != is_independent {
+            let why = "all requests of a session must have the same value";
+            let status = status::malformed("independent", why, Access::Write);
+            return self.end = Some(Err(status::in_session(&status, request_id)));
+        }
         let at = Instant::now();
         if self.deadline.is_some_and(|deadline| at >= deadline) {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
-        let allowed = self.caller.renew().and_then(|()| {
-            let (batch, durability) = convert::append_batch(&request, &self.limits)?;
-            Ok((self.caller.allow(batch)?, durability))
-        });
+        if let Err(status) = self.caller.renew() {
+            return self.end = Some(Err(status::in_session(&status, request_id)));
+        }
+        let allowed = (request.batch(&self.limits))
+            .and_then(|(batch, durability)| Ok((self.caller.allow(batch)?, durability)))
+            .and_then(|(batch, durability)| {
+                // Other sessions wait for their rate.
+                if is_independent && let Some(tenant) = self.caller.tenant() {
+                    tenant.append(charge(batch.get()))?;
+                }
+                Ok((batch, durability))
+            });
         match allowed {
             Ok((batch, durability)) => {
                 room.enlarge(answer_bytes(batch.get()));
-                self.gather_in_rate(TakenRequest {
-                    requests: JoinedRequests::of(request_id),
+                let taken = TakenRequest {
+                    requests: JoinedRequests::of(request_id, batch.get()),
                     batch,
                     durability,
                     at,
                     room,
-                });
+                };
+                match is_independent {
+                    true => self.gather(taken),
+                    false => self.gather_in_rate(taken),
+                }
+            }
+            Err(status) if is_independent => {
+                let requests = JoinedRequests::of(request_id, &Batch::default());
+                self.refuse(&requests, &status, room);
             }
             Err(status) => self.end = Some(Err(status::in_session(&status, request_id))),
+        }
+    }
+
+    /// Refuses independent requests.
+    fn refuse(&mut self, requests: &JoinedRequests, status: &Status, room: Passage) {
+        self.node.metrics.request_refused(status);
+        match requests.refusals(status) {
+            Ok(refusals) => self.refused.push_back((refusals, room)),
+            Err(status) => self.end = Some(Err(status)),
         }
     }
 
@@ -406,6 +484,17 @@ impl RunningSession {
             room,
         } = taken;
         let answer = SubmittedBatch::new(batch.get(), at);
+        if self.is_independent == Some(true) {
+            let settled = Settled::Coming(self.engine.submit(None, batch, durability));
+            return self
+                .independent
+                .push(IndependentRequests(Some(PendingRequests {
+                    requests,
+                    answer,
+                    settled,
+                    room,
+                })));
+        }
         let mut ticket = (self.engine).submit(Some(&self.session), batch, durability);
         if let Some(batch) = Engine::take_back(&mut ticket) {
             let taken = TakenRequest {
@@ -468,6 +557,28 @@ impl RunningSession {
         Ok(())
     }
 
+    /// Sends the acks of independent requests, or refuses them.
+    async fn answer(
+        &mut self,
+        settled: PendingRequests,
+        result: Result<Appended, AppendError>,
+        received: &mut Messages,
+    ) -> Result<(), Status> {
+        let PendingRequests {
+            requests,
+            answer,
+            settled: _,
+            room,
+        } = settled;
+        let epoch = self.epoch;
+        let acks = |names: &[LogName], appended: &Appended| requests.acks(names, appended, epoch);
+        match answer.ack(&self.node, &self.caller, result, acks) {
+            Ok(acks) => self.tell(NextMessage::Acks(acks?, room), received).await,
+            Err(status) => self.refuse(&requests, &status, room),
+        }
+        Ok(())
+    }
+
     /// Passes the next message to the client. Waits for the transport to take earlier acks, and
     /// receives meanwhile.
     async fn tell(&self, told: NextMessage, received: &mut Messages) {
@@ -509,6 +620,9 @@ impl RunningSession {
         if let Some(first) = self.pending.front() {
             let status = status::deadline_under_way(Access::Write);
             return status::in_session(&status, first.requests.first);
+        }
+        if !self.independent.is_empty() {
+            return status::deadline_under_way(Access::Write);
         }
         let status = status::deadline_before_start();
         match self.first_unsubmitted() {

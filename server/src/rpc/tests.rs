@@ -222,7 +222,11 @@ impl Fixture {
                     batches: vec![part("a", 1024)],
                     ..v1::AppendBatchRequest::default()
                 });
-                let request = v1::AppendSessionRequest { request_id, batch };
+                let request = v1::AppendSessionRequest {
+                    request_id,
+                    batch,
+                    ..v1::AppendSessionRequest::default()
+                };
                 if sender.send(request).await.is_err() {
                     return;
                 }
@@ -241,6 +245,36 @@ impl Fixture {
                 Err(status) => return (acked, Err(status)),
             }
             acked += 1;
+        }
+    }
+
+    /// A session of these independent requests, which are all sent before an answer is read.
+    async fn independent(
+        &mut self,
+        requests: Vec<v1::AppendRequest>,
+    ) -> (Vec<v1::AppendSessionResponse>, Result<(), Status>) {
+        let requests = (0..)
+            .zip(requests)
+            .map(|(request_id, append)| v1::AppendSessionRequest {
+                request_id,
+                independent: true,
+                append: Some(append),
+                ..v1::AppendSessionRequest::default()
+            });
+        let requests = futures_util::stream::iter(requests.collect::<Vec<_>>());
+        let mut answers = self
+            .wal
+            .append_session(requests)
+            .await
+            .unwrap()
+            .into_inner();
+        let mut given = Vec::new();
+        loop {
+            match answers.message().await {
+                Ok(Some(answer)) => given.push(answer),
+                Ok(None) => return (given, Ok(())),
+                Err(status) => return (given, Err(status)),
+            }
         }
     }
 
@@ -295,6 +329,18 @@ impl Fixture {
         };
         let answer = self.wal.get_tail(request).await.unwrap();
         answer.into_inner().tail_lsn.unwrap()
+    }
+}
+
+fn append(log: &str, bytes: usize, durability: v1::Durability) -> v1::AppendRequest {
+    v1::AppendRequest {
+        log: log.to_owned(),
+        record: Some(v1::Record {
+            payload: Some(v1::record::Payload::Data(vec![7; bytes].into())),
+            ..v1::Record::default()
+        }),
+        durability: durability.into(),
+        ..v1::AppendRequest::default()
     }
 }
 
@@ -439,6 +485,55 @@ async fn session_waits_when_the_engine_has_no_room_and_loses_nothing() {
     end.unwrap();
     assert_eq!(acked, 500);
     assert_eq!(fixture.durable_tail().await, 500);
+}
+
+/// The reasons of the answers that are no acks, and the number of acks.
+fn refusals(answers: &[v1::AppendSessionResponse]) -> (Vec<String>, u64) {
+    let (mut reasons, mut acks) = (Vec::new(), 0);
+    for answer in answers {
+        match &answer.append_ack {
+            Some(_) => acks += 1,
+            None => {
+                let status = tonic_types::pb::Status::decode(&answer.error[..]).unwrap();
+                let status =
+                    Status::with_details(status.code.into(), status.message, answer.error.clone());
+                reasons.push(status.get_details_error_info().unwrap().reason);
+            }
+        }
+    }
+    (reasons, acks)
+}
+
+#[tokio::test]
+async fn independent_request_is_busy_where_a_call_of_its_own_would_be() {
+    let config = StorageConfig {
+        max_inflight_bytes: 3 << 10,
+        ..StorageConfig::default()
+    };
+    let mut fixture = Fixture::serving(config).await;
+    let requests = vec![append("a", 1024, v1::Durability::Durable); 500];
+    let (answers, end) = fixture.independent(requests).await;
+    end.unwrap();
+    assert_eq!(answers.len(), 500);
+    let (reasons, acks) = refusals(&answers);
+    assert!(!reasons.is_empty() && acks > 0, "{acks}");
+    assert!(reasons.iter().all(|reason| reason == "BUSY"), "{reasons:?}");
+    assert_eq!(fixture.durable_tail().await, acks);
+}
+
+#[tokio::test]
+async fn failed_flush_answers_each_independent_request_that_it_met() {
+    let mut fixture = Fixture::quiet().await;
+    fixture.append("a").await.unwrap();
+    fixture.disk.fail_sync(2);
+    let requests = vec![append("a", 1024, v1::Durability::Durable); 5_000];
+    let (answers, end) = fixture.independent(requests).await;
+    end.unwrap();
+    assert_eq!(answers.len(), 5_000);
+    let (reasons, acks) = refusals(&answers);
+    assert!(acks > 0, "the first flush was good");
+    assert!(reasons.len() > 1 && reasons.iter().all(|reason| reason == "JOURNAL_FAILED"));
+    assert_eq!(fixture.durable_tail().await, 1 + acks);
 }
 
 #[tokio::test]

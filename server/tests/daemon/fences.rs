@@ -111,7 +111,11 @@ async fn session_of_a_fenced_writer_ends_at_the_tail_that_the_fence_told() {
                 batches: vec![old],
                 ..v1::AppendBatchRequest::default()
             });
-            let request = v1::AppendSessionRequest { request_id, batch };
+            let request = v1::AppendSessionRequest {
+                request_id,
+                batch,
+                ..v1::AppendSessionRequest::default()
+            };
             if requests.send(request).await.is_err() {
                 return;
             }

@@ -16,6 +16,7 @@ mod errors;
 mod fences;
 mod flow;
 mod http_api;
+mod independent;
 mod metrics;
 mod mistakes;
 mod pressure;

@@ -128,7 +128,11 @@ async fn session_that_begins_again_where_it_likes_appends_nothing_twice() {
         let sender = tokio::spawn(async move {
             for request_id in from..to {
                 let batch = Some(produced_batch(request_id));
-                let request = v1::AppendSessionRequest { request_id, batch };
+                let request = v1::AppendSessionRequest {
+                    request_id,
+                    batch,
+                    ..v1::AppendSessionRequest::default()
+                };
                 requests.send(request).await.unwrap();
             }
         });

@@ -37,6 +37,7 @@ async fn acks_come_in_the_order_of_the_requests_and_as_append_batch_gives_them()
                     batches: vec![part(&log, &["a", "b"])],
                     ..v1::AppendBatchRequest::default()
                 }),
+                ..v1::AppendSessionRequest::default()
             };
             requests.send(request).await.unwrap();
         }
@@ -106,6 +107,7 @@ async fn requests_that_are_joined_are_acked_as_if_they_were_not() {
                 durability: durability.into(),
                 ..v1::AppendBatchRequest::default()
             }),
+            ..v1::AppendSessionRequest::default()
         };
         sent.push((request, name, first, tails[log]));
     }
@@ -117,6 +119,7 @@ async fn requests_that_are_joined_are_acked_as_if_they_were_not() {
             batches: vec![conditional("x", &["d"], tails[0] + 1)],
             ..v1::AppendBatchRequest::default()
         }),
+        ..v1::AppendSessionRequest::default()
     };
     let behind = all[0].clone();
     let sender = tokio::spawn(async move {
@@ -202,7 +205,7 @@ async fn half_closed_session_acks_everything_and_ends_ok() {
 }
 
 /// Faults of a request, and the error that ends its session.
-fn wrong_requests() -> Vec<(v1::AppendBatchRequest, Code, &'static str)> {
+pub(crate) fn wrong_requests() -> Vec<(v1::AppendBatchRequest, Code, &'static str)> {
     let batch = |batches| v1::AppendBatchRequest {
         batches,
         ..v1::AppendBatchRequest::default()
@@ -262,6 +265,7 @@ async fn failure_in_the_middle_leaves_exactly_the_requests_before_it() {
                 let request = v1::AppendSessionRequest {
                     request_id: 7 * number,
                     batch: Some(batch),
+                    ..v1::AppendSessionRequest::default()
                 };
                 if requests.send(request).await.is_err() {
                     return;
@@ -376,7 +380,11 @@ async fn sessions_wait_where_an_append_would_be_busy() {
                         batches: large(&log.to_string(), 1000),
                         ..v1::AppendBatchRequest::default()
                     });
-                    let request = v1::AppendSessionRequest { request_id, batch };
+                    let request = v1::AppendSessionRequest {
+                        request_id,
+                        batch,
+                        ..v1::AppendSessionRequest::default()
+                    };
                     requests.send(request).await.unwrap();
                 }
             });
@@ -410,7 +418,11 @@ async fn leaving_server_acks_what_it_has_and_says_so() {
                 batches: vec![part("a", &["x"])],
                 ..v1::AppendBatchRequest::default()
             });
-            let request = v1::AppendSessionRequest { request_id, batch };
+            let request = v1::AppendSessionRequest {
+                request_id,
+                batch,
+                ..v1::AppendSessionRequest::default()
+            };
             if requests.send(request).await.is_err() {
                 return;
             }
@@ -547,7 +559,11 @@ async fn sessions_that_fail_with_data_under_way_leave_their_connection_alone() {
                             },
                         };
                         let batch = Some(batch);
-                        let request = v1::AppendSessionRequest { request_id, batch };
+                        let request = v1::AppendSessionRequest {
+                            request_id,
+                            batch,
+                            ..v1::AppendSessionRequest::default()
+                        };
                         if requests.send(request).await.is_err() {
                             return;
                         }

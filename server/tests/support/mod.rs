@@ -393,7 +393,11 @@ impl SessionClient {
     /// Sends, unless the session has ended: the answers report its end.
     pub(crate) async fn send_batch(&self, request_id: u64, batch: v1::AppendBatchRequest) {
         let batch = Some(batch);
-        let request = v1::AppendSessionRequest { request_id, batch };
+        let request = v1::AppendSessionRequest {
+            request_id,
+            batch,
+            ..v1::AppendSessionRequest::default()
+        };
         let _ = self.requests.send(request).await;
     }
 

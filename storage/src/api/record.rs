@@ -170,17 +170,22 @@ impl Batch {
 
     /// Whether it holds only records of one log.
     fn is_plain(&self) -> bool {
-        let alone = self.checks.is_empty() && self.cursors.is_empty() && !self.single;
+        let alone = self.checks.is_empty() && self.cursors.is_empty();
         alone && self.logs.len() == 1 && self.logs[0].producer.is_none()
     }
 
     /// Whether this and `next` hold only records of one log, and the conditions of `next` follow from the
     /// conditions of this.
     pub(crate) fn leads_to(&self, next: &Self) -> bool {
-        if !self.is_plain() || !next.is_plain() {
+        if !self.is_plain() || !next.is_plain() || self.single != next.single {
             return false;
         }
+        let single = self.single;
         let (first, next) = (&self.logs[0], &next.logs[0]);
+        // The answer to a plain append has the stored time of its record, and an answer to several has one time.
+        if single && (first.records.have_times() || next.records.have_times()) {
+            return false;
+        }
         first.log == next.log && first.guard.after(first.records.len()) == Some(next.guard)
     }
 }

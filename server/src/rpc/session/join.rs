@@ -5,12 +5,15 @@
 
 use std::time::Instant;
 
+use bytes::Bytes;
+use prost::Message as _;
 use tonic::Status;
+use wald_proto::v1;
 use wald_storage::{Appended, Batch, Durability, LogAppended, LogName, RecoveryEpoch};
 
 use crate::admission::Passage;
 use crate::auth::{Engine, Permitted};
-use crate::convert::SessionAck;
+use crate::convert::{self, SessionAck};
 use crate::grpc::Framed;
 
 /// A request as it was read, or several that are one for the engine.
@@ -27,6 +30,8 @@ pub(super) struct TakenRequest {
 pub(super) struct JoinedRequests {
     /// Number of the first: where it fails, it is the first that failed.
     pub(super) first: u64,
+    /// Whether the requests are appends of one record, not batches.
+    is_record: bool,
     /// The number of each request and its count of records, if there is more than one request.
     each: Vec<(u64, u64)>,
 }
@@ -34,7 +39,8 @@ pub(super) struct JoinedRequests {
 impl TakenRequest {
     /// Takes in the request that came next, or gives it back if it cannot be part of this one.
     pub(super) fn join(&mut self, engine: &Engine, mut next: Self) -> Option<Self> {
-        if self.durability != next.durability {
+        if self.durability != next.durability || self.requests.is_record != next.requests.is_record
+        {
             return Some(next);
         }
         let records =
@@ -55,11 +61,11 @@ impl TakenRequest {
 }
 
 impl JoinedRequests {
-    pub(super) fn of(request_id: u64) -> Self {
-        let each = Vec::new();
+    pub(super) fn of(request_id: u64, batch: &Batch) -> Self {
         Self {
             first: request_id,
-            each,
+            is_record: batch.single,
+            each: Vec::new(),
         }
     }
 
@@ -71,6 +77,10 @@ impl JoinedRequests {
         epoch: RecoveryEpoch,
     ) -> Result<Framed, Status> {
         let (false, [log]) = (self.each.is_empty(), appended.appends.as_slice()) else {
+            if self.is_record {
+                let ack = convert::append_response(appended, epoch);
+                return Framed::together([record_ack(self.first, ack)].into_iter());
+            }
             let ack = SessionAck::new(self.first, names, appended, epoch);
             return Framed::together([ack].into_iter());
         };
@@ -90,6 +100,12 @@ impl JoinedRequests {
                 (*request_id, append, at)
             })
             .collect();
+        if self.is_record {
+            return Framed::together(parts.iter().map(|(request_id, append, position)| {
+                let ack = convert::record_response(Some(append), *position, appended, epoch);
+                record_ack(*request_id, ack)
+            }));
+        }
         Framed::together(parts.iter().map(|(request_id, append, position)| {
             let mut ack = SessionAck::new(*request_id, names, appended, epoch);
             ack.appends = std::slice::from_ref(append);
@@ -97,4 +113,39 @@ impl JoinedRequests {
             ack
         }))
     }
+
+    /// The answers to independent requests that were not acked.
+    pub(super) fn refusals(&self, status: &Status) -> Result<Framed, Status> {
+        let error = encoded(status);
+        let each = self.each.iter().map(|(request_id, _)| *request_id);
+        let first = self.each.is_empty().then_some(self.first);
+        Framed::together(first.into_iter().chain(each).map(|request_id| {
+            v1::AppendSessionResponse {
+                request_id,
+                error: error.clone(),
+                ..v1::AppendSessionResponse::default()
+            }
+        }))
+    }
+}
+
+fn record_ack(request_id: u64, ack: v1::AppendResponse) -> v1::AppendSessionResponse {
+    v1::AppendSessionResponse {
+        request_id,
+        append_ack: Some(ack),
+        ..v1::AppendSessionResponse::default()
+    }
+}
+
+/// The `google.rpc.Status` of a status. Its details are one, unless it has none.
+fn encoded(status: &Status) -> Bytes {
+    if !status.details().is_empty() {
+        return Bytes::copy_from_slice(status.details());
+    }
+    let bare = tonic_types::pb::Status {
+        code: status.code().into(),
+        message: status.message().to_owned(),
+        details: Vec::new(),
+    };
+    bare.encode_to_vec().into()
 }

@@ -13,7 +13,7 @@ use wald_storage::{
     LogName, LogStat, LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position, ProducerInfo,
     Quota, QuotaError, QuotaUse, ReadError, ReadLogs, ReadRequest, ReadStart, RecoveryTimes, Scan,
     ScanRequest, SegmentInfo, Session, Statistics, StoredBatch, SyncError, SyncTarget, TargetError,
-    Ticket, TrimError, Until, Verification, VerifyError, Visibility, Watch, Watched,
+    Ticket, TicketAnswer, TrimError, Until, Verification, VerifyError, Visibility, Watch, Watched,
 };
 
 use super::*;
@@ -25,6 +25,8 @@ const LOG_ID: LogId = LogId::new(1);
 #[derive(Default)]
 struct Log {
     batches: Mutex<Vec<StoredBatch>>,
+    /// Answers that wait for a later append.
+    held: Mutex<Vec<(TicketAnswer, Appended)>>,
     watch: Watch,
 }
 
@@ -94,7 +96,8 @@ fn ready<'a, T: Send + 'a>(answer: T) -> BoxFuture<'a, T> {
 pub(super) struct MemoryEngine(Arc<Log>);
 
 impl Append for MemoryEngine {
-    fn submit(&self, session: Option<&Session>, batch: Batch, _: Option<Durability>) -> Ticket {
+    /// An append that asks for REPLICATED is answered when the next one is that does not.
+    fn submit(&self, session: Option<&Session>, batch: Batch, level: Option<Durability>) -> Ticket {
         if session.is_some_and(Session::has_ended_at_intake) {
             return Ticket::refused(AppendError::SessionEnded);
         }
@@ -123,14 +126,23 @@ impl Append for MemoryEngine {
             arrival,
             deduplicated: false,
         };
-        answer.settle(Ok(Appended {
+        let appended = Appended {
             appends: [append].into_iter().collect(),
             durable_lsns: [next_lsn].into_iter().collect(),
             replicated_lsns: [next_lsn].into_iter().collect(),
             durability: Durability::Replicated,
             position: Some(Position::new(first_lsn.get())),
             times: AppendTimes::default(),
-        }));
+        };
+        let mut held = self.0.held.lock();
+        if level == Some(Durability::Replicated) {
+            held.push((answer, appended));
+            return ticket;
+        }
+        answer.settle(Ok(appended));
+        for (answer, appended) in held.drain(..) {
+            answer.settle(Ok(appended));
+        }
         ticket
     }
 
@@ -404,6 +416,26 @@ async fn session_goes_through_an_engine_from_outside() {
     let (acked, ended) = fixture.session(20).await;
     assert_eq!(acked, 20);
     ended.unwrap();
+}
+
+#[tokio::test]
+async fn independent_request_is_not_held_up_by_one_with_a_later_ack() {
+    let engine = Arc::new(MemoryEngine::default());
+    let mut fixture = Fixture::starting().await.with(engine, report());
+    let levels = [
+        v1::Durability::Replicated,
+        v1::Durability::Replicated,
+        v1::Durability::Written,
+    ];
+    let (answers, end) = fixture
+        .independent(levels.map(|level| append("a", 1, level)).into())
+        .await;
+    end.unwrap();
+    let order: Vec<_> = answers.iter().map(|answer| answer.request_id).collect();
+    assert_eq!(order.first(), Some(&2), "{order:?}");
+    let lsn = |answer: &v1::AppendSessionResponse| answer.append_ack.as_ref().unwrap().lsn;
+    assert!(answers.iter().all(|a| lsn(a) == Some(a.request_id)));
+    assert_eq!(answers.len(), 3);
 }
 
 #[tokio::test]

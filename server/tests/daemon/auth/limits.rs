@@ -242,7 +242,11 @@ fn pump(session: &SessionClient, log: &'static str, records: u64) -> tokio::task
     tokio::spawn(async move {
         for request_id in 1.. {
             let batch = Some(batch(log, records, 10));
-            let request = v1::AppendSessionRequest { request_id, batch };
+            let request = v1::AppendSessionRequest {
+                request_id,
+                batch,
+                ..v1::AppendSessionRequest::default()
+            };
             if requests.send(request).await.is_err() {
                 return;
             }

@@ -84,6 +84,7 @@ pub(crate) fn request(method: Method, log: &str) -> Vec<u8> {
         Method::AppendSession => v1::AppendSessionRequest {
             request_id: 1,
             batch: Some(batch(&log)),
+            ..v1::AppendSessionRequest::default()
         }
         .encode_to_vec(),
         Method::Read => v1::ReadRequest {

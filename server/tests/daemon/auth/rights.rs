@@ -93,6 +93,7 @@ async fn request_of_a_session_without_the_right_ends_it_after_the_earlier_acks()
             let request = v1::AppendSessionRequest {
                 request_id,
                 batch: Some(batch),
+                ..v1::AppendSessionRequest::default()
             };
             if sender.send(request).await.is_err() {
                 return;
