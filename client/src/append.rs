@@ -11,9 +11,10 @@ use crate::batch::Condition;
 use crate::client::Client;
 use crate::error::Error;
 use crate::lsn::Lsn;
-use crate::ops::call;
+use crate::nodes::ClientNode;
 use crate::record::Record;
 use crate::retry::Repeat;
+use crate::shared::Content;
 
 /// An append of one record, to be awaited.
 #[must_use = "nothing is sent until it is awaited"]
@@ -118,13 +119,16 @@ impl IntoFuture for Append {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let repeat = Repeat::of_append(self.condition.guards());
-            let request = v1::AppendRequest {
+            let request = Content::Record(v1::AppendRequest {
                 log: self.log,
                 record: Some(self.record.into_proto()),
                 condition: self.condition.into_proto(),
                 durability: self.durability.into(),
-            };
-            let answer = call!(self.client, wal.append, repeat, request, self.timeout)?;
+            });
+            let send = |node: &ClientNode, request| node.append(request);
+            let answer = self.client.call(request, repeat, self.timeout, send);
+            let answer = (answer.await?.append_ack)
+                .ok_or(Error::contract("AppendSessionResponse.append_ack"))?;
             Ok(Ack {
                 lsn: answer
                     .lsn

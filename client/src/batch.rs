@@ -11,9 +11,10 @@ use crate::client::Client;
 use crate::cursor::CursorCommit;
 use crate::error::Error;
 use crate::lsn::Lsn;
-use crate::ops::call;
+use crate::nodes::ClientNode;
 use crate::record::Record;
 use crate::retry::Repeat;
+use crate::shared::Content;
 
 /// Conditions on a log that is written. Every condition that is set must hold; otherwise
 /// nothing is written.
@@ -237,14 +238,11 @@ impl IntoFuture for AppendBatch {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let repeat = Repeat::of_append(self.guarded);
-            let answer = call!(
-                self.client,
-                wal.append_batch,
-                repeat,
-                self.request,
-                self.timeout
-            )?;
-            BatchAck::from_proto(answer)
+            let request = Content::Batch(self.request);
+            let send = |node: &ClientNode, request| node.append(request);
+            let answer = self.client.call(request, repeat, self.timeout, send);
+            let ack = answer.await?.ack;
+            BatchAck::from_proto(ack.ok_or(Error::contract("AppendSessionResponse.ack"))?)
         })
     }
 }

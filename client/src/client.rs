@@ -66,6 +66,7 @@ pub struct ClientBuilder {
     token: Option<TokenOption>,
     allow_insecure_token: bool,
     step: Option<CallerStep>,
+    share_appends: bool,
 }
 
 impl ClientBuilder {
@@ -138,6 +139,15 @@ impl ClientBuilder {
         self
     }
 
+    /// Whether the appends of this client share a stream for each server. Default: true, which costs client and server
+    /// much less than a call for each append, if several are made at the same time. Turn it off for a proxy that does
+    /// not pass streams on. Appends of more than 64 KiB are always calls of their own, as are all appends of a client
+    /// with an [`interceptor`](Self::interceptor) or [`over`](Self::over) a channel of the caller's own.
+    pub fn share_appends(mut self, share: bool) -> Self {
+        self.share_appends = share;
+        self
+    }
+
     /// Runs before each call, as an interceptor of tonic: adds metadata, such as that of tracing,
     /// or refuses the call.
     pub fn interceptor(
@@ -206,7 +216,13 @@ impl ClientBuilder {
         }
         let headers = self.headers()?;
         let token = headers.token.clone();
-        let node = ClientNode::new(self.endpoint.clone(), channel, headers, Arc::default());
+        let node = ClientNode::new(
+            self.endpoint.clone(),
+            channel,
+            headers,
+            Arc::default(),
+            false,
+        );
         Ok(self.client(ClientNodes::only(Arc::new(node)), token))
     }
 
@@ -303,6 +319,7 @@ impl ClientBuilder {
             connect_timeout: self.connect_timeout,
             keepalive_interval: self.keepalive_interval,
             keepalive_timeout: self.keepalive_timeout,
+            shares_appends: self.share_appends,
         };
         Ok((endpoints, transport))
     }
@@ -333,6 +350,7 @@ impl Client {
             token: None,
             allow_insecure_token: false,
             step: None,
+            share_appends: true,
         }
     }
 

@@ -472,6 +472,9 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
                 },
             };
         }
+        if error.is::<crate::shared::NeverSent>() {
+            return ErrorKind::NotSent(error.to_string());
+        }
         // On HTTP/2 hyper says "canceled" of a request only while it still holds it, because
         // the connection took no more (hyper 1.12, client/dispatch.rs and conn/http2.rs).
         if let Some(error) = error.downcast_ref::<hyper::Error>()

@@ -16,18 +16,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Response, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
-use wald_proto::v1::Reason;
 use wald_proto::v1::cursor_service_client::CursorServiceClient;
 use wald_proto::v1::log_service_client::LogServiceClient;
 use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
+use wald_proto::v1::{self, Reason};
 
 use crate::connect::LastTlsProblem;
 use crate::error::{Error, ErrorKind};
+use crate::shared::{Content, NoAnswer, SharedAppends};
 use crate::token::{CallChannel, CallHeaders};
 use crate::transport::NodeTransport;
 
@@ -36,7 +37,7 @@ use crate::transport::NodeTransport;
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// The owner of the store, in the headers of an answer that came through another server.
-const OWNER_HEADER: &str = "wald-owner";
+pub(crate) const OWNER_HEADER: &str = "wald-owner";
 /// Time between two attempts to reach such an owner, if the first one fails.
 const APPROACH_PAUSE: Duration = Duration::from_secs(60);
 
@@ -45,6 +46,8 @@ pub(crate) struct ClientNode {
     endpoint: String,
     channel: CallChannel,
     last_failure: Arc<LastTlsProblem>,
+    /// Absent if each append is a call of its own.
+    shared: Option<Arc<SharedAppends>>,
 }
 
 impl fmt::Debug for ClientNode {
@@ -59,11 +62,48 @@ impl ClientNode {
         channel: Channel,
         headers: CallHeaders,
         last_failure: Arc<LastTlsProblem>,
+        shares_appends: bool,
     ) -> Self {
         Self {
             endpoint,
             channel: CallChannel::new(channel, headers),
             last_failure,
+            shared: shares_appends.then(Arc::default),
+        }
+    }
+
+    /// One attempt of an append: on the stream that appends share, or as a call of its own.
+    pub(crate) fn append(
+        &self,
+        request: Request<Content>,
+    ) -> impl Future<Output = Result<Response<v1::AppendSessionResponse>, Status>> + use<> {
+        let (mut wal, shared) = (self.wal(), self.shared.clone());
+        async move {
+            let (head, extensions, mut content) = request.into_parts();
+            if let Some(shared) = shared.filter(|_| !content.is_large()) {
+                content = match shared.send(wal.clone(), &head, content).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(NoAnswer::Failed(status)) => return Err(status),
+                    Err(NoAnswer::Unary(content)) => content,
+                };
+            }
+            let request = Request::from_parts(head, extensions, ());
+            Ok(match content {
+                Content::Record(append) => {
+                    let answer = wal.append(request.map(|()| append)).await?;
+                    answer.map(|ack| v1::AppendSessionResponse {
+                        append_ack: Some(ack),
+                        ..Default::default()
+                    })
+                }
+                Content::Batch(batch) => {
+                    let answer = wal.append_batch(request.map(|()| batch)).await?;
+                    answer.map(|ack| v1::AppendSessionResponse {
+                        ack: Some(ack),
+                        ..Default::default()
+                    })
+                }
+            })
         }
     }
 

@@ -21,7 +21,7 @@ const MAX_FILE_BYTES: u64 = 16 << 10;
 /// Minimum time between two reads of a token file.
 const READ_PAUSE: Duration = Duration::from_secs(1);
 
-const AUTHORIZATION: &str = "authorization";
+pub(crate) const AUTHORIZATION: &str = "authorization";
 
 /// A text that no debug output shows.
 #[derive(Clone, PartialEq, Eq)]

@@ -21,6 +21,7 @@ pub(crate) struct NodeTransport {
     pub(crate) connect_timeout: Duration,
     pub(crate) keepalive_interval: Duration,
     pub(crate) keepalive_timeout: Duration,
+    pub(crate) shares_appends: bool,
 }
 
 /// The way to one server, without a connection.
@@ -71,7 +72,14 @@ impl NodeTransport {
 
     fn node(&self, server: ServerTransport, channel: Channel) -> ClientNode {
         let headers = self.headers.clone();
-        ClientNode::new(server.text, channel, headers, server.last_failure)
+        let shares_appends = self.shares_appends && headers.step.is_none();
+        ClientNode::new(
+            server.text,
+            channel,
+            headers,
+            server.last_failure,
+            shares_appends,
+        )
     }
 
     /// The way to a server.

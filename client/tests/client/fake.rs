@@ -4,13 +4,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -33,6 +33,8 @@ pub(crate) enum Step {
 
 /// Script and observations of the server.
 pub(crate) struct Fake {
+    /// For sessions, which outlive the call that opens them.
+    this: Weak<Self>,
     pub(crate) appends: Mutex<VecDeque<Step>>,
     pub(crate) append_requests: Mutex<Vec<AppendRequest>>,
     pub(crate) scan_requests: Mutex<Vec<ScanRequest>>,
@@ -67,7 +69,8 @@ impl Fake {
     /// Starts the server; returns it with its endpoint.
     pub(crate) async fn serve(records: u64, messages_per_connection: usize) -> (Arc<Self>, String) {
         let (cut, _) = broadcast::channel(8);
-        let fake = Arc::new(Self {
+        let fake = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             appends: Mutex::default(),
             append_requests: Mutex::default(),
             scan_requests: Mutex::default(),
@@ -107,6 +110,19 @@ impl Fake {
     pub(crate) fn attempts(&self) -> usize {
         self.append_requests.lock().unwrap().len()
     }
+}
+
+/// A status in a message. Its details are the whole.
+pub(crate) fn encoded(status: &Status) -> Vec<u8> {
+    if !status.details().is_empty() {
+        return status.details().to_owned();
+    }
+    let bare = tonic_types::pb::Status {
+        code: status.code().into(),
+        message: status.message().to_owned(),
+        details: Vec::new(),
+    };
+    prost::Message::encode_to_vec(&bare)
 }
 
 /// An error as Wald answers it.
@@ -258,9 +274,30 @@ impl WalService for Fake {
 
     async fn append_session(
         &self,
-        _: Request<Streaming<AppendSessionRequest>>,
+        requests: Request<Streaming<AppendSessionRequest>>,
     ) -> Result<Response<Self::AppendSessionStream>, Status> {
-        Err(Status::unimplemented("not in this test"))
+        let (fake, mut requests) = (self.this.upgrade().unwrap(), requests.into_inner());
+        let (answers, mut given) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok(Some(request)) = requests.message().await {
+                let (fake, answers) = (Arc::clone(&fake), answers.clone());
+                tokio::spawn(async move {
+                    assert!(request.independent, "only appends are made in these tests");
+                    let append = Request::new(request.append.unwrap_or_default());
+                    let mut answer = AppendSessionResponse {
+                        request_id: request.request_id,
+                        ..Default::default()
+                    };
+                    match fake.append(append).await {
+                        Ok(acked) => answer.append_ack = Some(acked.into_inner()),
+                        Err(status) => answer.error = encoded(&status).into(),
+                    }
+                    let _closed = answers.send(Ok(answer));
+                });
+            }
+        });
+        let given = stream::poll_fn(move |context| given.poll_recv(context));
+        Ok(Response::new(Box::pin(given)))
     }
 
     async fn read(&self, _: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {

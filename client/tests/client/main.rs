@@ -11,5 +11,6 @@ mod memory;
 mod nodes;
 mod pipeline;
 mod retry;
+mod shared;
 mod silent;
 mod tokens;

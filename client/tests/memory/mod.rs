@@ -7,14 +7,16 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::{HashMap, VecDeque};
+use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::task::Poll;
 
 use futures_core::Stream;
 use futures_util::stream;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, broadcast, mpsc};
 use tonic::service::InterceptorLayer;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -39,8 +41,10 @@ pub(crate) enum Fault {
     Withhold,
     /// Its connection is cut before it is applied.
     Cut,
-    /// It fails, as does its session.
+    /// It fails, as does its session unless its requests are independent.
     Fail(Status),
+    /// It is not read: its session ends with this.
+    End(Status),
     /// It waits for this, and is applied and acked then.
     Wait(Arc<Notify>),
 }
@@ -60,6 +64,8 @@ pub(crate) struct Memory {
     pub(crate) backups: Mutex<VecDeque<BackupManifest>>,
     /// Sessions opened so far.
     pub(crate) sessions: AtomicUsize,
+    /// Sessions of independent requests whose clients have not half-closed.
+    open: AtomicUsize,
     /// Whether sessions stay open after their clients have half-closed.
     pub(crate) lingers: AtomicBool,
     /// The token that calls must carry, and the reason of a refusal; none: any call is taken.
@@ -74,6 +80,11 @@ pub(crate) struct Memory {
     pub(crate) tokens: Mutex<Vec<String>>,
     /// Cuts every connection through the proxy.
     cut: broadcast::Sender<()>,
+}
+
+fn token_of<T>(request: &Request<T>) -> String {
+    let header = request.metadata().get("authorization");
+    header.map_or(String::new(), |header| header.to_str().unwrap().to_owned())
 }
 
 /// A refusal of a token. One that has expired is SAFE.
@@ -125,6 +136,7 @@ impl Memory {
             caller_prefix: Mutex::default(),
             backups: Mutex::default(),
             sessions: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
             lingers: AtomicBool::new(false),
             door: Mutex::default(),
             tokens: Mutex::default(),
@@ -179,9 +191,13 @@ impl Memory {
 
     /// Whether this server owns its state, and a call carries the right token.
     fn check(&self, request: Request<()>) -> Result<Request<()>, Status> {
-        let given = request.metadata().get("authorization");
-        let given = given.map_or("", |header| header.to_str().unwrap());
-        self.tokens.lock().unwrap().push(given.to_owned());
+        let given = token_of(&request);
+        self.tokens.lock().unwrap().push(given.clone());
+        self.admit(&given)?;
+        Ok(request)
+    }
+
+    fn admit(&self, given: &str) -> Result<(), Status> {
         if let Some(owner) = &*self.owner.lock().unwrap() {
             return Err(moved(owner));
         }
@@ -189,13 +205,23 @@ impl Memory {
             Some((token, reason)) if given != format!("Bearer {token}") => {
                 Err(refused_token(reason))
             }
-            _ => Ok(request),
+            _ => Ok(()),
         }
+    }
+
+    /// Cuts all connections through the proxy.
+    pub(crate) fn cut(&self) {
+        self.cut.send(()).unwrap();
     }
 
     /// Sets the outcomes of the next requests on sessions.
     pub(crate) fn script(&self, faults: impl IntoIterator<Item = Fault>) {
         self.faults.lock().unwrap().extend(faults);
+    }
+
+    /// Sessions of independent requests whose clients have not half-closed.
+    pub(crate) fn open_sessions(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
     }
 
     /// The number of calls so far.
@@ -243,6 +269,98 @@ impl Memory {
         Ok(answer)
     }
 
+    /// A session of independent requests. Each is answered for itself, by the fault that it meets.
+    fn independent(
+        self: Arc<Self>,
+        token: String,
+        first: Option<AppendSessionRequest>,
+        mut requests: Streaming<AppendSessionRequest>,
+    ) -> Answers<AppendSessionResponse> {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let (answers, mut given) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let mut next = first;
+            while let Some(request) = next {
+                let (memory, answers) = (Arc::clone(&self), answers.clone());
+                let token = token.clone();
+                let fault = self.faults.lock().unwrap().pop_front();
+                let serve = async move {
+                    let Some(answer) = memory.independent_step(fault, &token, request).await else {
+                        return std::future::pending().await;
+                    };
+                    let ends = answer.is_err();
+                    let _closed = answers.send(answer);
+                    ends
+                };
+                // Requests are applied in their order, unless they wait.
+                let mut serve = Box::pin(serve);
+                let polled = poll_fn(|context| Poll::Ready(serve.as_mut().poll(context)));
+                match polled.await {
+                    Poll::Ready(true) => break,
+                    Poll::Ready(false) => {}
+                    Poll::Pending => {
+                        tokio::spawn(serve);
+                    }
+                }
+                next = requests.message().await.unwrap_or_default();
+            }
+            self.open.fetch_sub(1, Ordering::Relaxed);
+        });
+        Box::pin(stream::poll_fn(move |context| given.poll_recv(context)))
+    }
+
+    /// None: it is never answered. An error ends the session.
+    async fn independent_step(
+        &self,
+        fault: Option<Fault>,
+        token: &str,
+        request: AppendSessionRequest,
+    ) -> Option<Result<AppendSessionResponse, Status>> {
+        let request_id = request.request_id;
+        if let Err(refused) = self.admit(token) {
+            return Some(Err(refused));
+        }
+        let apply = || async {
+            match (request.append, request.batch) {
+                (Some(append), _) => {
+                    let acked = self.append(Request::new(append)).await?.into_inner();
+                    Ok(AppendSessionResponse {
+                        append_ack: Some(acked),
+                        ..Default::default()
+                    })
+                }
+                (None, batch) => Ok(AppendSessionResponse {
+                    ack: Some(self.apply(batch.unwrap_or_default())?),
+                    ..Default::default()
+                }),
+            }
+        };
+        let answer: Result<AppendSessionResponse, Status> = match fault.unwrap_or(Fault::None) {
+            Fault::None => apply().await,
+            Fault::Withhold => {
+                let _applied = apply().await;
+                return None;
+            }
+            Fault::Cut => {
+                self.cut.send(()).unwrap();
+                return None;
+            }
+            Fault::Fail(status) => Err(status),
+            Fault::End(status) => return Some(Err(status)),
+            Fault::Wait(until) => {
+                until.notified().await;
+                apply().await
+            }
+        };
+        Some(Ok(AppendSessionResponse {
+            request_id,
+            ..answer.unwrap_or_else(|status| AppendSessionResponse {
+                error: status.details().to_owned().into(),
+                ..Default::default()
+            })
+        }))
+    }
+
     /// Answers one request of a session; none if nothing will ever be answered.
     async fn session_step(
         &self,
@@ -261,7 +379,7 @@ impl Memory {
                 self.cut.send(()).unwrap();
                 return None;
             }
-            Fault::Fail(status) => Err(status),
+            Fault::Fail(status) | Fault::End(status) => Err(status),
             Fault::Wait(until) => {
                 until.notified().await;
                 self.apply(request.batch.unwrap_or_default())
@@ -385,19 +503,30 @@ impl WalService for Memory {
     ) -> Answer<Self::AppendSessionStream> {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         let memory = self.this.upgrade().unwrap();
+        let token = token_of(&requests);
+        let mut requests = requests.into_inner();
+        let first = requests.message().await?;
+        if first.as_ref().is_some_and(|first| first.independent) {
+            return self.answer(memory.independent(token, first, requests));
+        }
         // The memory, the requests, whether acks are withheld; none after a failure.
-        let begun = Some((memory, requests.into_inner(), false));
+        let begun = Some((memory, first, requests, false));
         let answers = stream::unfold(begun, |session| async move {
-            let (memory, mut requests, mut withheld) = session?;
+            let (memory, mut first, mut requests, mut withheld) = session?;
             loop {
-                let request = requests.message().await.ok()?;
+                let request = match first.take() {
+                    Some(first) => Some(first),
+                    None => requests.message().await.ok()?,
+                };
                 if request.is_none() && memory.lingers.load(Ordering::Relaxed) {
                     std::future::pending::<()>().await;
                 }
                 let request = request?;
                 match memory.session_step(&mut withheld, request).await {
                     Some(Ok(_)) if withheld => {}
-                    Some(Ok(ack)) => return Some((Ok(ack), Some((memory, requests, withheld)))),
+                    Some(Ok(ack)) => {
+                        return Some((Ok(ack), Some((memory, None, requests, withheld))));
+                    }
                     Some(Err(status)) => return Some((Err(status), None)),
                     None => std::future::pending().await,
                 }

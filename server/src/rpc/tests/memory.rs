@@ -96,7 +96,7 @@ fn ready<'a, T: Send + 'a>(answer: T) -> BoxFuture<'a, T> {
 pub(super) struct MemoryEngine(Arc<Log>);
 
 impl Append for MemoryEngine {
-    /// An append that asks for REPLICATED is answered when the next one is that does not.
+    /// An append that asks for REPLICATED is answered with the next one that asks for DURABLE.
     fn submit(&self, session: Option<&Session>, batch: Batch, level: Option<Durability>) -> Ticket {
         if session.is_some_and(Session::has_ended_at_intake) {
             return Ticket::refused(AppendError::SessionEnded);
@@ -140,8 +140,10 @@ impl Append for MemoryEngine {
             return ticket;
         }
         answer.settle(Ok(appended));
-        for (answer, appended) in held.drain(..) {
-            answer.settle(Ok(appended));
+        if level == Some(Durability::Durable) {
+            for (answer, appended) in held.drain(..) {
+                answer.settle(Ok(appended));
+            }
         }
         ticket
     }
@@ -422,20 +424,32 @@ async fn session_goes_through_an_engine_from_outside() {
 async fn independent_request_is_not_held_up_by_one_with_a_later_ack() {
     let engine = Arc::new(MemoryEngine::default());
     let mut fixture = Fixture::starting().await.with(engine, report());
-    let levels = [
-        v1::Durability::Replicated,
-        v1::Durability::Replicated,
-        v1::Durability::Written,
-    ];
-    let (answers, end) = fixture
-        .independent(levels.map(|level| append("a", 1, level)).into())
-        .await;
-    end.unwrap();
-    let order: Vec<_> = answers.iter().map(|answer| answer.request_id).collect();
-    assert_eq!(order.first(), Some(&2), "{order:?}");
-    let lsn = |answer: &v1::AppendSessionResponse| answer.append_ack.as_ref().unwrap().lsn;
-    assert!(answers.iter().all(|a| lsn(a) == Some(a.request_id)));
-    assert_eq!(answers.len(), 3);
+    let (sender, sent) = tokio::sync::mpsc::channel(4);
+    let send = async |request_id, level| {
+        let request = v1::AppendSessionRequest {
+            request_id,
+            independent: true,
+            append: Some(append("a", 1, level)),
+            ..v1::AppendSessionRequest::default()
+        };
+        sender.send(request).await.unwrap();
+    };
+    let answers = fixture.wal.append_session(ReceiverStream::new(sent)).await;
+    let mut answers = answers.unwrap().into_inner();
+    send(0, v1::Durability::Replicated).await;
+    send(1, v1::Durability::Written).await;
+    let first = answers.message().await.unwrap().unwrap();
+    assert_eq!(
+        (first.request_id, first.append_ack.unwrap().lsn),
+        (1, Some(1))
+    );
+    send(2, v1::Durability::Durable).await;
+    let mut later = Vec::new();
+    while later.len() < 2 {
+        later.push(answers.message().await.unwrap().unwrap().request_id);
+    }
+    later.sort_unstable();
+    assert_eq!(later, [0, 2]);
 }
 
 #[tokio::test]

@@ -1,0 +1,428 @@
+//! The appends of a client to one server, which share a stream.
+//!
+//! ```text
+//!  append() ──▶ unsent ──▶ (one AppendSession, independent requests) ──▶ server
+//!     ▲                                                                     │
+//!     └────────────── waiting, by request id ◀── reader ◀──────── answers ──┘
+//! ```
+//!
+//! A call of its own for each append costs client and server more than the append. On the stream, appends that are made
+//! at the same time leave in one write, and the server commits them together. A refused append is answered for
+//! itself. Calls, deadlines and repeats are those of unary calls: one request on the stream is one attempt.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures_util::stream;
+use prost::Message as _;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+use tonic::{Code, Request, Response, Status, Streaming};
+use tonic_types::pb;
+use wald_proto::v1;
+use wald_proto::v1::wal_service_client::WalServiceClient;
+
+use crate::nodes::OWNER_HEADER;
+use crate::token::{AUTHORIZATION, CallChannel};
+
+/// Largest request on a stream, in bytes. Larger ones are calls of their own: they would hold up small ones.
+const MOST_BYTES: usize = 64 << 10;
+/// Time without a request after which a stream is closed, at least; at most twice as long.
+const IDLE: Duration = Duration::from_secs(1);
+/// Time without streams after a message that ended one. A server of an earlier version takes no independent requests.
+const UNARY_TIME: Duration = Duration::from_secs(60);
+
+/// The stream of a client to one server, if one is open.
+#[derive(Default)]
+pub(crate) struct SharedAppends(Mutex<CurrentStream>);
+
+#[derive(Default)]
+struct CurrentStream {
+    stream: Option<Arc<AppendStream>>,
+    /// Time until which appends are calls of their own.
+    unary_until: Option<Instant>,
+}
+
+/// A request on the stream, without its number.
+#[derive(Debug, Clone)]
+pub(crate) enum Content {
+    Record(v1::AppendRequest),
+    Batch(v1::AppendBatchRequest),
+}
+
+/// An attempt that the stream gave no answer to.
+pub(crate) enum NoAnswer {
+    /// The request must be a call of its own. It was not applied.
+    Unary(Content),
+    Failed(Status),
+}
+
+/// The request was never handed to the connection. The text is that of the failure.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NeverSent(String);
+
+/// The server ended the stream and gave no reason.
+#[derive(Debug, thiserror::Error)]
+#[error("the server ended the stream of appends")]
+struct EndedEarly;
+
+impl Content {
+    /// Whether it is too large for a stream.
+    pub(crate) fn is_large(&self) -> bool {
+        let bytes = match self {
+            Self::Record(append) => append.encoded_len(),
+            Self::Batch(batch) => batch.encoded_len(),
+        };
+        bytes > MOST_BYTES
+    }
+}
+
+impl SharedAppends {
+    /// Sends one attempt on the current stream, which is opened if there is none, and waits for its answer. Dropping
+    /// the future forgets the request, which may still be applied.
+    pub(crate) async fn send(
+        &self,
+        wal: WalServiceClient<CallChannel>,
+        head: &MetadataMap,
+        content: Content,
+    ) -> Result<Response<v1::AppendSessionResponse>, NoAnswer> {
+        let Some((stream, number, answer)) = self.submit(wal, head, content.clone()) else {
+            return Err(NoAnswer::Unary(content));
+        };
+        let place = Place { stream, number };
+        let ended = match answer.await {
+            Ok(Ok(answer)) if answer.error.is_empty() => return Ok(place.stream.response(answer)),
+            Ok(Ok(refused)) => return Err(NoAnswer::Failed(refusal(refused))),
+            Ok(Err(ended)) => ended,
+            Err(_) => StreamEnd::of(EndedEarly, true),
+        };
+        // A message ended it that is perhaps another caller's, or the server is older. Messages that it has read are
+        // answered; this one was not read.
+        if matches!(
+            ended.status.code(),
+            Code::InvalidArgument | Code::Unimplemented
+        ) {
+            self.lock().unary_until = Some(Instant::now() + UNARY_TIME);
+            return Err(NoAnswer::Unary(content));
+        }
+        Err(NoAnswer::Failed(ended.into_status()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CurrentStream> {
+        lock(&self.0)
+    }
+
+    /// Puts a request on the stream. `None`: appends are calls of their own for now.
+    fn submit(
+        &self,
+        wal: WalServiceClient<CallChannel>,
+        head: &MetadataMap,
+        content: Content,
+    ) -> Option<(Arc<AppendStream>, u64, Answer)> {
+        let token = head.get(AUTHORIZATION);
+        let mut current = self.lock();
+        if current
+            .unary_until
+            .is_some_and(|until| Instant::now() < until)
+        {
+            return None;
+        }
+        let mut content = content;
+        if let Some(stream) = &current.stream {
+            // A stream has the token of its first request. Another token needs another stream.
+            if stream.token.as_ref() == token {
+                match stream.submit(content) {
+                    Ok((number, answer)) => return Some((Arc::clone(stream), number, answer)),
+                    Err(back) => content = *back,
+                }
+            }
+            stream.close();
+        }
+        let stream = AppendStream::open(wal, token.cloned());
+        let submitted = stream.submit(content).ok();
+        current.stream = Some(Arc::clone(&stream));
+        submitted.map(|(number, answer)| (stream, number, answer))
+    }
+}
+
+impl Drop for SharedAppends {
+    fn drop(&mut self) {
+        if let Some(stream) = self.lock().stream.take() {
+            stream.close();
+        }
+    }
+}
+
+type Answer = oneshot::Receiver<Result<v1::AppendSessionResponse, StreamEnd>>;
+
+/// The end of a stream, for one request that has no answer.
+struct StreamEnd {
+    status: Status,
+    /// Whether the request was handed to the connection.
+    sent: bool,
+}
+
+impl StreamEnd {
+    fn of(error: impl std::error::Error + Send + Sync + 'static, sent: bool) -> Self {
+        let mut status = Status::unavailable(error.to_string());
+        status.set_source(Arc::new(error));
+        Self { status, sent }
+    }
+
+    /// The status of the request. One that names its outcome is right for each request without an answer: the server
+    /// answers all that it has read.
+    fn into_status(self) -> Status {
+        if self.sent || !self.status.details().is_empty() {
+            return self.status;
+        }
+        let mut text = self.status.message().to_owned();
+        let mut source = std::error::Error::source(&self.status);
+        while let Some(error) = source {
+            // The connection was not made, and the error says so.
+            if error.is::<tonic::ConnectError>() {
+                return self.status;
+            }
+            text = error.to_string();
+            source = error.source();
+        }
+        Self::of(NeverSent(text), false).status
+    }
+}
+
+/// A request on a stream. Dropping it forgets the request.
+struct Place {
+    stream: Arc<AppendStream>,
+    number: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.stream.lock().waiting.remove(&self.number);
+    }
+}
+
+/// One stream of independent appends.
+struct AppendStream {
+    token: Option<MetadataValue<Ascii>>,
+    requests: Mutex<Requests>,
+}
+
+impl fmt::Debug for AppendStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AppendStream")
+    }
+}
+
+#[derive(Default)]
+struct Requests {
+    /// Numbers of requests that are not handed to the connection.
+    unsent: VecDeque<u64>,
+    /// Requests without an answer.
+    waiting: HashMap<u64, WaitingRequest>,
+    next: u64,
+    /// Wakes the connection when there is something to send.
+    writer: Option<Waker>,
+    /// Whether it takes no more requests.
+    closed: bool,
+    /// Whether a request came since the last look.
+    used: bool,
+    /// The owner of the store, if the server only forwards to it.
+    owner: Option<MetadataValue<Ascii>>,
+}
+
+struct WaitingRequest {
+    /// Absent once it is handed to the connection.
+    content: Option<Content>,
+    answer: oneshot::Sender<Result<v1::AppendSessionResponse, StreamEnd>>,
+}
+
+impl AppendStream {
+    /// Opens a stream with the first request that it gets.
+    fn open(
+        mut wal: WalServiceClient<CallChannel>,
+        token: Option<MetadataValue<Ascii>>,
+    ) -> Arc<Self> {
+        let stream = Arc::new(Self {
+            token,
+            requests: Mutex::default(),
+        });
+        let outgoing = Arc::clone(&stream);
+        let mut request = Request::new(stream::poll_fn(move |context| outgoing.poll_next(context)));
+        if let Some(token) = &stream.token {
+            request.metadata_mut().insert(AUTHORIZATION, token.clone());
+        }
+        let reader = Reader(Arc::clone(&stream));
+        tokio::spawn(async move {
+            let opening = wal.append_session(request).await;
+            reader.run(opening).await;
+        });
+        stream
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        lock(&self.requests)
+    }
+
+    /// Takes a request, or gives it back if the stream takes no more.
+    fn submit(&self, content: Content) -> Result<(u64, Answer), Box<Content>> {
+        let (answer, answered) = oneshot::channel();
+        let (number, writer) = {
+            let mut requests = self.lock();
+            if requests.closed {
+                return Err(Box::new(content));
+            }
+            let number = requests.next;
+            requests.next += 1;
+            requests.used = true;
+            let content = Some(content);
+            requests
+                .waiting
+                .insert(number, WaitingRequest { content, answer });
+            requests.unsent.push_back(number);
+            (number, requests.writer.take())
+        };
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+        Ok((number, answered))
+    }
+
+    /// The next message for the server.
+    fn poll_next(&self, context: &Context<'_>) -> Poll<Option<v1::AppendSessionRequest>> {
+        let mut requests = self.lock();
+        while let Some(request_id) = requests.unsent.pop_front() {
+            // A request that nobody waits for any more is not sent.
+            let waiting = requests.waiting.get_mut(&request_id);
+            let Some(content) = waiting.and_then(|waiting| waiting.content.take()) else {
+                continue;
+            };
+            let (append, batch) = match content {
+                Content::Record(append) => (Some(append), None),
+                Content::Batch(batch) => (None, Some(batch)),
+            };
+            return Poll::Ready(Some(v1::AppendSessionRequest {
+                request_id,
+                batch,
+                independent: true,
+                append,
+            }));
+        }
+        if requests.closed {
+            return Poll::Ready(None);
+        }
+        requests.writer = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn answered(&self, answer: v1::AppendSessionResponse) {
+        let waiting = self.lock().waiting.remove(&answer.request_id);
+        // A late answer has nobody that waits for it.
+        if let Some(waiting) = waiting {
+            let _ = waiting.answer.send(Ok(answer));
+        }
+    }
+
+    /// An answer with the header of the stream that concerns it.
+    fn response(&self, answer: v1::AppendSessionResponse) -> Response<v1::AppendSessionResponse> {
+        let mut response = Response::new(answer);
+        if let Some(owner) = &self.lock().owner {
+            response.metadata_mut().insert(OWNER_HEADER, owner.clone());
+        }
+        response
+    }
+
+    /// Takes no more requests. Those that it has are sent and answered.
+    fn close(&self) {
+        let writer = {
+            let mut requests = self.lock();
+            requests.closed = true;
+            requests.writer.take()
+        };
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    /// Closes the stream if no request came since the last look, and none waits for an answer.
+    fn close_if_idle(&self) {
+        let idle = {
+            let mut requests = self.lock();
+            let used = std::mem::take(&mut requests.used);
+            !used && requests.waiting.is_empty()
+        };
+        if idle {
+            self.close();
+        }
+    }
+
+    /// Fails the requests that have no answer.
+    fn end(&self, status: &Status) {
+        let waiting = {
+            let mut requests = self.lock();
+            requests.closed = true;
+            requests.unsent.clear();
+            std::mem::take(&mut requests.waiting)
+        };
+        for request in waiting.into_values() {
+            let _ = request.answer.send(Err(StreamEnd {
+                status: status.clone(),
+                sent: request.content.is_none(),
+            }));
+        }
+    }
+}
+
+/// Reads the answers. Its end, also with its runtime, is the end of the stream.
+struct Reader(Arc<AppendStream>);
+
+impl Reader {
+    async fn run(self, opening: Result<Response<Streaming<v1::AppendSessionResponse>>, Status>) {
+        let stream = &self.0;
+        let mut answers = match opening {
+            Ok(opened) => {
+                stream.lock().owner = opened.metadata().get(OWNER_HEADER).cloned();
+                opened.into_inner()
+            }
+            Err(status) => return stream.end(&status),
+        };
+        let mut look = interval(IDLE);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                answer = answers.message() => match answer {
+                    Ok(Some(answer)) => stream.answered(answer),
+                    Ok(None) => return,
+                    Err(status) => return stream.end(&status),
+                },
+                _ = look.tick() => stream.close_if_idle(),
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.end(&StreamEnd::of(EndedEarly, true).status);
+    }
+}
+
+/// The status in an answer that is no ack.
+fn refusal(answer: v1::AppendSessionResponse) -> Status {
+    let pb::Status { code, message, .. } =
+        pb::Status::decode(&answer.error[..]).unwrap_or_else(|error| pb::Status {
+            code: Code::Internal.into(),
+            message: format!("the status of a refused append cannot be read: {error}"),
+            details: Vec::new(),
+        });
+    Status::with_details(Code::from_i32(code), message, answer.error)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
