@@ -6,6 +6,7 @@
   istio      the traffic of a service mesh: 16,186,000 items on sessions
   half-hour  thirty minutes of appends to 100 logs, with retention (a plot)
     servers    .ci/run bench/servers: the daemon next to other servers
+    clients    .ci/run bench/clients: appends through each client, next to Redis through the client of that language
     libraries  storage/benches/peers: the engine next to other engines
 
 storage/benches/results keeps the measurements of every round, and both files are written from it. --only
@@ -18,7 +19,7 @@ import argparse
 
 from common import *
 
-PARTS = ("suite", "load", "fan-out", "istio", "half-hour", "servers", "libraries")
+PARTS = ("suite", "load", "fan-out", "istio", "half-hour", "servers", "clients", "libraries")
 HALF_HOUR = 1800
 WINDOWS = 6
 PEERS = ROOT / "storage" / "benches" / "peers" / "Cargo.toml"
@@ -109,6 +110,9 @@ def measure_part(part, results, options):
     if part == "servers":
         shown(sys.executable, *script("bench/servers"), "--rounds", options.rounds, "--seconds", options.seconds,
               *(["--s2"] if options.s2 else []), "--json", results / "servers.json")
+    if part == "clients":
+        shown(sys.executable, *script("bench/clients"), "--rounds", options.rounds, "--seconds", options.seconds,
+              *(["--in-flight", "1,16"] if options.quick else []), "--json", results / "clients.json")
     if part == "libraries":
         shown("cargo", "run", "--release", "--manifest-path", PEERS, "--", "--rounds", options.rounds,
               "--scale", 0.005 if options.quick else options.scale, "--json", results / "libraries.json",
@@ -317,6 +321,24 @@ What an ack means:
 {"".join(f"- {name}: {what}" + chr(10) for name, what in means.items())}{absent}"""
 
 
+def clients(results):
+    measured = json.loads((results / "clients.json").read_text())
+    about = measured["about"]
+    columns = ["in flight", "client", "acks/s", "a call each", "Redis", "of Redis", "of a call each", "p50 µs", "p99 µs"]
+    rows = []
+    for row in measured["rows"]:
+        stream, calls, redis = (row[name]["per_second"] for name in ("stream", "calls", "redis"))
+        rows.append([str(row["in_flight"]), f"{row['client']} ({row['peer']})", thousands(stream), thousands(calls), thousands(redis),
+                     times(stream / redis), times(stream / calls), number(row["stream"]["p50_us"]), number(row["stream"]["p99_us"])])
+    return f"""## Through the client of each language
+
+Durable appends of 128 B by the ordinary `append` of each client, in a closed loop; Redis by the client in brackets (`XADD`, appendfsync always). *A call each*: Wald's
+client with `share_appends` off. {about['rounds']} rounds of {number(about['seconds'])} s, all in turn, medians; a bare write and flush of 128 B:
+{number(about['bare_flush']['per_second'])} a second. Client and server share {about['cores']} cores.
+
+{table(columns, rows, texts=(0, 1))}"""
+
+
 def libraries(results):
     told = json.loads((results / "libraries.json").read_text())
     rows, about = [], told["about"]
@@ -348,7 +370,7 @@ def told_or_not(part, results):
 
 
 def page(results):
-    parts = [told_or_not(part, results) for part in (suite, load, fan_out, istio, half_hour, servers, libraries)]
+    parts = [told_or_not(part, results) for part in (suite, load, fan_out, istio, half_hour, servers, clients, libraries)]
     commits = {part: (results / f"{part}.commit") for part in PARTS}
     commits = ", ".join(f"{part} at {path.read_text().strip()}" for part, path in commits.items() if path.exists())
     return f"""# Benchmarks
