@@ -659,9 +659,9 @@ impl Metrics {
         self.engine.replied(time, requests);
     }
 
-    /// Counts a request that was refused on a session that goes on.
-    pub(crate) fn request_refused(&self, status: &tonic::Status) {
-        self.calls.request_refused(status);
+    /// Counts requests that were refused on a session that goes on.
+    pub(crate) fn requests_refused(&self, status: &tonic::Status, count: u64) {
+        self.calls.requests_refused(status, count);
     }
 
     /// Counts the conditions of an append that did not hold. Refusals are counted where calls end.

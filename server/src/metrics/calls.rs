@@ -156,10 +156,10 @@ impl CallMetrics {
         self.refusals.writes()
     }
 
-    /// Counts a write that was refused with this status on a session that goes on.
-    pub(super) fn request_refused(&self, status: &Status) {
+    /// Counts writes that were refused with this status on a session that goes on.
+    pub(super) fn requests_refused(&self, status: &Status, count: u64) {
         if status.code() != tonic::Code::Internal {
-            self.refusals.of(Access::Write).count_status(status);
+            self.refusals.of(Access::Write).count_status(status, count);
         }
     }
 

@@ -42,12 +42,12 @@ impl Refusals {
             return;
         }
         if let Some(status) = Status::from_header_map(trailers) {
-            self.count_status(&status);
+            self.count_status(&status, 1);
         }
     }
 
-    /// Counts a request on a session that was refused with this status, if the status names one of [`REASONS`].
-    pub(super) fn count_status(&self, status: &Status) {
+    /// Counts requests that were refused with this status, if the status names one of [`REASONS`].
+    pub(super) fn count_status(&self, status: &Status, count: u64) {
         let Some(info) = status.get_details_error_info() else {
             return;
         };
@@ -55,7 +55,7 @@ impl Refusals {
             .iter()
             .position(|reason| reason.as_str() == info.reason);
         if let Some(counter) = known.and_then(|known| self.0.get(known)) {
-            counter.inc();
+            counter.inc_by(count);
         }
     }
 }

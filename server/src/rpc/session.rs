@@ -417,8 +417,12 @@ impl RunningSession {
     }
 
     /// Refuses independent requests.
-    fn refuse(&mut self, requests: &JoinedRequests, status: &Status, room: Passage) {
-        self.node.metrics.request_refused(status);
+    fn refuse(&mut self, requests: &JoinedRequests, status: &Status, mut room: Passage) {
+        let count = requests.count();
+        self.node.metrics.requests_refused(status, count);
+        // The answer can be larger than the request, and waits as long as the client does not read it.
+        let bytes = (status.details().len() + status.message().len()) as u64;
+        room.enlarge(count * bytes);
         match requests.refusals(status) {
             Ok(refusals) => self.refused.push_back((refusals, room)),
             Err(status) => self.end = Some(Err(status)),

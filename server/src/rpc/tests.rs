@@ -518,6 +518,7 @@ async fn independent_request_is_busy_where_a_call_of_its_own_would_be() {
     let (reasons, acks) = refusals(&answers);
     assert!(!reasons.is_empty() && acks > 0, "{acks}");
     assert!(reasons.iter().all(|reason| reason == "BUSY"), "{reasons:?}");
+    assert_eq!(fixture.node.metrics.totals().rejected, reasons.len() as u64);
     assert_eq!(fixture.durable_tail().await, acks);
 }
 

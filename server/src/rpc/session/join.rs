@@ -69,6 +69,11 @@ impl JoinedRequests {
         }
     }
 
+    /// Number of requests.
+    pub(super) fn count(&self) -> u64 {
+        self.each.len().max(1) as u64
+    }
+
     /// The acks of the requests, made from the engine's one answer to all of them.
     pub(super) fn acks(
         &self,
