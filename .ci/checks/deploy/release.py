@@ -6,6 +6,7 @@ run in a root without anything else; and a library with a licence that is not al
 import functools
 import zipfile
 
+from certificates import *
 from clients import *
 from deploy import *
 
@@ -138,6 +139,29 @@ def npm():
     (folder / "orders.mts").write_text(example)
     works("its types fit a strict project", "npx", "tsc", "--strict", "--noEmit", "--target", "es2022", "--module", "nodenext",
           "--types", "node", "orders.mts", cwd=folder)
+
+
+@check("Bun and Deno: each runs a program on the tarball, with and without TLS, as Node does")
+def runtimes():
+    folder = project("runtimes")
+    (folder / "package.json").write_text('{"name": "orders", "version": "1.0.0", "type": "module"}')
+    works("the tarball is installed", "npm", "install", "--silent", *(packages() / "npm").glob("*.tgz"), cwd=folder)
+    example = (ROOT / "client/typescript/examples/runtimes.ts").read_text().replace("../src/index.js", "wald-client")
+    # Node 20 runs no TypeScript, and the example has no types.
+    (folder / "program.js").write_text(example)
+    page = (ROOT / "client/typescript/README.md").read_text()
+    for name, (version, _) in RUNTIMES.items():
+        expect(f"the README names {name} {version}", f"{name.capitalize()} {version}" in page)
+    with scratch() as place:
+        authority = Authority(place)
+        pem, key = authority.issue(f"{place}/tls", "server")
+        own, secret = authority.issue(f"{place}/tls", "client")
+        secured = [*files(pem, key), "--tls-client-auth", "require", "--tls-client-ca", authority.pem]
+        named = {"WALD_TLS_CA": str(authority.pem), "WALD_TLS_CERT": str(own), "WALD_TLS_KEY": str(secret)}
+        for name, command in {"node": ["node"], **{name: runtime(name) for name in RUNTIMES}}.items():
+            for title, scheme, arguments, more in ("", "http", [], {}), (" over TLS", "https", secured, named):
+                with Daemon(f"{place}/{name}-{scheme}", *arguments) as daemon:
+                    works(f"{name}: each kind of call{title}", *command, "program.js", cwd=folder, WALD_ENDPOINT=f"{scheme}://{daemon.grpc}", **more)
 
 
 @check("Go: an empty module gets the client from the release without a generator, and appends")
