@@ -132,7 +132,7 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "bench/clustered",
     "durability/limits:stopped,memory,out_of_memory",
     "disk/backup",
-)]
+)] + [Step("deploy/release:first_appends", "alone", BINARIES, ("maven",))]
 LAST = [
     # Its nodes have leases of two seconds, and its commands short timeouts.
     Step("disk/bucket:units", "wait", (BUCKETS,), ("debug",)),
@@ -198,6 +198,8 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 #   the daemon (server/src/metrics/shown.rs) has each metric of a panel.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
 # - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
+# - the time from the installation of each package to its first append, which needs a quiet machine and compiles all libraries.
+#   deploy/release installs each of them and appends in every run.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
 # - all cases of the client for TypeScript by Bun and Deno. deploy/release:runtimes runs a program of every kind of call by them.
 # - the programs of a release for two processors, built twice, with tools from source. The packages of a release are made and used
@@ -210,7 +212,7 @@ WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", 
             STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",
             "durability/outages:full_gateway", "bench/replica",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
-            "bench/million", "bench/bounded", "bench/clustered", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
+            "bench/million", "bench/bounded", "bench/clustered", "deploy/release:first_appends", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
 # Steps that judge the speed only with --all: in a default run they may have others next to them.
 PATIENT = ["disk/backup"]
 DEFAULT = [step._replace(kind="wait") if step.name in PATIENT else step for step in PLAN if step.name not in WITH_ALL]
