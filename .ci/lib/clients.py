@@ -90,6 +90,21 @@ def typescript(root, made):
     build("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=root / FOLDERS["typescript"])
 
 
+# Versions that the README of the client for TypeScript names, and the command that runs a program.
+RUNTIMES = {"bun": ("1.4.5", ["run"]), "deno": ("2.9.6", ["run", "--quiet", "--allow-net", "--allow-env", "--allow-read", "--allow-write"])}
+
+
+def runtime(name):
+    """The command of another runtime for the client of TypeScript, installed from npm's registry."""
+    version, arguments = RUNTIMES[name]
+    folder = SCRATCH / "runtimes" / f"{name}-{version}"
+    program = folder / "node_modules/.bin" / name
+    if not program.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        build("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, f"{name}@{version}", cwd=folder)
+    return [str(program), *arguments]
+
+
 def java(root, made):
     build("mvn", "--quiet", "--batch-mode", "-DskipTests", "package", cwd=root / FOLDERS["java"])
 

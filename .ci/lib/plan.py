@@ -48,7 +48,7 @@ COMPUTE = [
     Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
     Step(BUCKETS, "compute", BINARIES, ("debug",)),
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release", "maven")),
-    Step("deploy/release:digests,components,python,npm,go,java,rust_crates,chart", "compute", BINARIES, ("maven",)),
+    Step("deploy/release:digests,components,python,npm,runtimes,go,java,rust_crates,chart", "compute", BINARIES, ("maven",)),
     Step("disk/reader", "compute", BINARIES),
     Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,ports,replica_pods,several,backup_jobs,log_jobs,texts,routes,alerts,package,rest",
          "compute", (*BINARIES, BUCKETS)),
@@ -70,6 +70,7 @@ WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) 
     ("durability/full:enabled_late", ()),
     ("clients/conformance:rpcs_are_reachable,well_formed,start_arguments,clients", ("clients*",)),
     ("clients/conformance:tls,tokens", ("clients*",)),
+    ("clients/conformance:runtimes", ("clients*",)),
     ("durability/history:histories", ("clients*",)),
     ("durability/fences", ("clients*",)),
     ("clients/chaos", ("clients*",)),
@@ -131,7 +132,7 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
     "bench/clustered",
     "durability/limits:stopped,memory,out_of_memory",
     "disk/backup",
-)]
+)] + [Step("deploy/release:first_appends", "alone", BINARIES, ("maven",))]
 LAST = [
     # Its nodes have leases of two seconds, and its commands short timeouts.
     Step("disk/bucket:units", "wait", (BUCKETS,), ("debug",)),
@@ -197,18 +198,21 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 #   the daemon (server/src/metrics/shown.rs) has each metric of a panel.
 # - stores of 250,000 to 1,000,000 logs or of some GiB. The engine's tests hold the same bounds with smaller ones.
 # - durations of starts, which need a quiet machine. The engine's tests bound the memory of a start, and its reads.
+# - the time from the installation of each package to its first append, which needs a quiet machine and compiles all libraries.
+#   deploy/release installs each of them and appends in every run.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
+# - all cases of the client for TypeScript by Bun and Deno. deploy/release:runtimes runs a program of every kind of call by them.
 # - the programs of a release for two processors, built twice, with tools from source. The packages of a release are made and used
 #   in every run.
 WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             "durability/engine:power", "durability/engine:damage", "durability/engine:sorting_memory", "durability/full:gives_back",
             "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "durability/takeover:contenders",
             "durability/history:forgetful_store", "wire/wire:floods_over_tls",
-            "clients/rotation", "ops/dashboards", "durability/crashes:kills", "durability/outages:full",
+            "clients/rotation", "clients/conformance:runtimes", "ops/dashboards", "durability/crashes:kills", "durability/outages:full",
             STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",
             "durability/outages:full_gateway", "bench/replica",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
-            "bench/million", "bench/bounded", "bench/clustered", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
+            "bench/million", "bench/bounded", "bench/clustered", "deploy/release:first_appends", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
 # Steps that judge the speed only with --all: in a default run they may have others next to them.
 PATIENT = ["disk/backup"]
 DEFAULT = [step._replace(kind="wait") if step.name in PATIENT else step for step in PLAN if step.name not in WITH_ALL]

@@ -20,12 +20,15 @@ func lockFile(path string) (unlock func() error, err error) {
 		err = errInUse
 	} else if err != nil {
 		err = &fs.PathError{Op: "lock", Path: path, Err: err}
+	} else {
+		err = lockForJava(file)
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return func() error {
 		// A child process that has just been forked has the file open too, so Close is not enough.
+		unlockForJava(file)
 		return errors.Join(flock(file, syscall.LOCK_UN), file.Close())
 	}, nil
 }

@@ -99,3 +99,39 @@ def ledgers(directory):
                 wanted = [transfer(2 * number + half) for number in range(count // 2)]
                 appended = transfers(served, f"ledger/{language}/{half}")
                 expect(f"{language}: log {half} has every transfer once and in order", appended == wanted, "" if appended == wanted else len(appended))
+
+
+# Languages whose clients lock the file of a state. The locks of Rust and Java do not see each other; TypeScript has none.
+LOCKING = ["rust", "go", "python", "java"]
+APART = {"rust", "java"}
+
+
+@check("A ledger keeps ledgers in other languages from its state; Rust and Java do not see each other")
+def states(directory):
+    commands = {language: program(language) for language in LOCKING}
+    with open(SCRATCH / "states.log", "w") as log, harness.Served(WALD, directory, log=log) as served:
+        environment = clean_environment(**served.environment())
+        for holder in LOCKING:
+            folder = Path(directory) / f"held-by-{holder}"
+            folder.mkdir()
+            start = lambda language: subprocess.Popen([*map(str, commands[language]), str(folder), f"states/{holder}/", "10000000"], stdin=subprocess.DEVNULL,
+                                                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+            process = start(holder)
+            try:
+                names = "producer0.state", "producer1.state", "ledger.state"
+                expect(f"{holder} has its states", wait_until(lambda: all((folder / name).exists() for name in names)))
+                for language in LOCKING:
+                    if {language, holder} == APART:
+                        continue
+                    other = start(language)
+                    try:
+                        said = other.communicate(timeout=60)[1]
+                    except subprocess.TimeoutExpired:
+                        other.kill()
+                        said = f"it goes on: {other.communicate()[1]}"
+                    refused = other.returncode not in (0, -signal.SIGKILL) and re.search("another (process or producer|producer or follower) uses it", said)
+                    expect(f"{language} is refused a state that {holder} uses", refused, "" if refused else said[-1000:])
+                expect(f"{holder} goes on", process.poll() is None)
+            finally:
+                process.kill()
+                process.communicate()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import stat
+import sys
 import threading
 
 import pytest
@@ -730,6 +731,38 @@ async def test_file_has_one_user_until_it_is_closed(tmp_path):
         async with client.durable_follower("log", state=tmp_path / "f") as follower:
             assert follower.effects == b"e"
     assert sorted(os.listdir(tmp_path)) == ["f", "f.lock", "p", "p.lock"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs locks that belong to an open file")
+def test_state_is_not_shared_with_java(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    with open(tmp_path / "s.lock", "wb") as java:
+        # Java has only this kind of lock.
+        fcntl.lockf(java, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError, match=IN_USE):
+            wald.FileState(tmp_path / "s").load()
+    state = wald.FileState(tmp_path / "s")
+    assert state.load() is None
+    # A user that is refused leaves the locks with the first one.
+    with pytest.raises(BlockingIOError, match=IN_USE):
+        wald.FileState(tmp_path / "s").load()
+    with open(tmp_path / "s.lock", "wb") as java:
+        with pytest.raises(BlockingIOError):
+            fcntl.lockf(java, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        state.close()
+        fcntl.lockf(java, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs locks that belong to an open file")
+def test_system_without_such_locks_has_those_of_flock(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    # A command that no kernel knows.
+    monkeypatch.setattr(fcntl, "F_OFD_SETLK", 9999)
+    state = wald.FileState(tmp_path / "s")
+    assert state.load() is None
+    with pytest.raises(BlockingIOError, match=IN_USE):
+        wald.FileState(tmp_path / "s").load()
+    state.close()
 
 
 async def test_file_that_cannot_be_read_is_not_locked(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
+import sys
 from collections.abc import Callable
 from typing import IO, Any, Protocol, TypeVar, Union
 
@@ -47,12 +49,32 @@ class State(Protocol):
         ...
 
 
+def lock_for_java(file: IO[bytes]) -> None:
+    """Also takes the kind of lock that sees the locks of Java, which has only fcntl. Raises BlockingIOError or
+    PermissionError if a Java program has the file.
+
+    This kind belongs to the open file, as that of flock does: a close of the file elsewhere in the process does not
+    release it. A kernel or file system without it is no error, because the lock of flock is held then.
+    """
+    command = getattr(fcntl, "F_OFD_SETLK", None)
+    if command is None or sys.platform != "linux":
+        return
+    try:
+        # struct flock: kind, base, start, length (0: the whole file), process (0).
+        fcntl.fcntl(file, command, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except (BlockingIOError, PermissionError):
+        raise
+    except OSError:
+        pass
+
+
 class FileState:
     """State in a file, which only its owner can read.
 
     One process may use it at a time, and one producer or follower in it. `load` locks the file `path + ".lock"`, which
     stays, and raises BlockingIOError if it is locked; `close` unlocks it. The end of the process unlocks it, too. The
-    lock is `flock`, so there is none on Windows, and on a network file system only if that has it.
+    lock is `flock`, so there is none on Windows, and on a network file system only if that has it. On Linux a lock of
+    `fcntl` keeps programs in Java out, too.
 
     Each save writes a new file next to it, flushes it, and renames it. The directory must exist. All calls raise
     OSError.
@@ -91,7 +113,8 @@ class FileState:
         lock = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lock_for_java(lock)
+        except (BlockingIOError, PermissionError) as error:
             lock.close()
             raise BlockingIOError(error.errno, "another process or producer uses it", path) from None
         except BaseException:

@@ -21,7 +21,8 @@ import java.util.Optional;
  *
  * <p>Each save writes a new file, {@code PATH.new}, flushes it, and renames it. A producer or follower that uses the state holds a lock on
  * a third file, {@code PATH.lock}, until it is closed or its process ends. Another one is refused, in this process and in others. The file
- * stays. On Linux clients of other languages use a lock of another kind: let programs of one language use a state at a time.
+ * stays. On Linux clients for Go and Python see this lock, and this class sees theirs. The client for Rust has a lock of another kind: let
+ * programs in Rust and Java not use a state at the same time.
  */
 public final class FileState implements State {
   private final Path path;
