@@ -20,6 +20,7 @@ mod compact;
 mod error;
 mod follow;
 mod keys;
+mod log;
 mod metadata;
 mod probes;
 mod reader;

@@ -16,9 +16,10 @@ use slatedb::{Error, WalReader};
 use slatedb_common::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::DATABASE;
 use super::error::TailError;
 use super::settings::OPEN_TIMEOUT;
+use super::{DATABASE, log};
+use crate::error::store_words;
 
 /// Pause before a read that failed is repeated.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -101,10 +102,11 @@ async fn newest_time(store: &Arc<dyn ObjectStore>) -> Result<u64, Error> {
         .max();
     let newest = newest.unwrap_or(0);
     // Times of rows never go down, so the last object with rows has the newest.
+    let objects = log::numbers_after(store, manifest.replay_after_wal_id()).await;
+    let objects = objects.map_err(|error| Error::unavailable(store_words(&error)))?;
     let log = WalReader::new(DATABASE, Arc::clone(store));
-    let objects = log.list(manifest.replay_after_wal_id() + 1..).await?;
-    for object in objects.iter().rev() {
-        let mut rows = object.iterator().await?;
+    for number in objects.into_iter().rev() {
+        let mut rows = log.get(number).iterator().await?;
         let mut latest = None;
         while let Some(entry) = rows.next().await? {
             latest = latest.max(entry.create_ts);

@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use futures_util::TryStreamExt as _;
 use object_store::ObjectStore;
-use object_store::path::Path;
 use slatedb::admin::Admin;
 use slatedb::{DbReader, DbReaderMode, VersionedManifest};
 use tokio::runtime::Handle;
@@ -18,7 +16,7 @@ use super::error::{TailError, TailErrorKind};
 use super::keys::{self, TailManifest, TailPart};
 use super::rows::TailRows;
 use super::settings::{self, OPEN_TIMEOUT};
-use super::{DATABASE, part_range, undecided};
+use super::{DATABASE, log, part_range, undecided};
 use crate::bucket::Bucket;
 use crate::error::store_words;
 
@@ -189,21 +187,11 @@ async fn missing_object(
     store: &Arc<dyn ObjectStore>,
     replayed: u64,
 ) -> Result<Option<String>, object_store::Error> {
-    let directory = Path::from(format!("{DATABASE}/wal"));
-    let numbers = store
-        .list(Some(&directory))
-        .try_filter_map(|object| async move {
-            let name = object.location.filename().unwrap_or_default();
-            let number = name.strip_suffix(".sst");
-            Ok(number.and_then(|number| number.parse::<u64>().ok()))
-        });
-    let mut numbers: Vec<u64> = numbers.try_collect().await?;
-    numbers.retain(|number| *number > replayed);
-    numbers.sort_unstable();
+    let numbers = log::numbers_after(store, replayed).await?;
     let missing = (replayed + 1..)
         .zip(numbers)
         .find(|(next, there)| next != there);
-    Ok(missing.map(|(next, _)| format!("{directory}/{next:020}.sst")))
+    Ok(missing.map(|(next, _)| log::path(next).to_string()))
 }
 
 /// The newest state of the database; `None` if there is no database.
