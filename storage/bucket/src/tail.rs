@@ -16,6 +16,7 @@
 //! after a lost answer.
 
 mod clock;
+mod collect;
 mod compact;
 mod error;
 mod follow;
