@@ -71,6 +71,8 @@ pub(crate) struct StoreFaults {
     pub(crate) weather: Mutex<Option<Weather>>,
     /// Number of objects that lists have named, by directory.
     pub(crate) listed: Mutex<BTreeMap<String, u64>>,
+    /// Number of reads of objects, by directory.
+    pub(crate) read: Mutex<BTreeMap<String, u64>>,
 }
 
 /// Requests fail by chance: 503, and writes whose answers are lost.
@@ -266,6 +268,11 @@ impl ObjectStore for Faulty {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult, Error> {
         self.faults.begin(location).await?;
+        if !options.head {
+            let (directory, _) = location.as_ref().rsplit_once('/').unwrap_or_default();
+            let mut read = self.faults.read.lock().unwrap();
+            *read.entry(directory.to_owned()).or_default() += 1;
+        }
         let found = self.inner.get_opts(location, options).await?;
         if !self.faults.longer_answers {
             return Ok(found);
