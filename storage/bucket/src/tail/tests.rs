@@ -642,8 +642,8 @@ async fn a_copy_never_misses_rows_that_move_meanwhile() {
     for position in 0..10 {
         tail.put(&part(1, position, "x")).await.unwrap();
     }
-    // The collector of the log runs each minute.
-    sleep(Duration::from_secs(110)).await;
+    // The passes over the log begin after 10, 70 and 130 s.
+    sleep(Duration::from_secs(115)).await;
     let reader = node(&store);
     *reader.faults.hangs_in.lock().unwrap() = Some("/wal");
     let copy = tokio::spawn({
