@@ -197,10 +197,10 @@ class Request(BaseHTTPRequestHandler):
     def listed(self, bucket, query):
         """One page of the second version of lists."""
         after, prefix = query.get("continuation-token") or query.get("start-after", ""), query.get("prefix", "")
-        # Only the directory of the prefix can have its keys.
+        # Only the directory of the prefix can have its keys. No file needs a request of its own to the file system.
         directory = bucket / prefix.rpartition("/")[0]
-        found = sorted(str(path.relative_to(bucket)) for path in directory.rglob("*") if path.is_file())
-        found = [key for key in found if key.startswith(prefix) and key > after]
+        found = [f"{os.path.relpath(folder, bucket)}/{name}".removeprefix("./") for folder, _, names in os.walk(directory) for name in names]
+        found = sorted(key for key in found if key.startswith(prefix) and key > after)
         more = f"<NextContinuationToken>{escape(found[PAGE - 1])}</NextContinuationToken>" if len(found) > PAGE else ""
         entries = []
         for key in found[:PAGE]:

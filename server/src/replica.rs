@@ -211,7 +211,7 @@ impl ReplicaStart {
         // A fetch that is refused must not end an owner that serves. A copy shows that the fetch will succeed, and each look
         // at the rows takes time that clients wait for.
         if !is_copied {
-            let seen = Fetch::begin_with_kept(&self.remote, config, &self.directory);
+            let seen = Fetch::begin_with_kept(&self.remote, config, &self.directory, None);
             let mut seen = seen.map_err(unfetched)?;
             seen.may_restore(&self.directory).map_err(unfetched)?;
             let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
@@ -229,7 +229,8 @@ impl ReplicaStart {
             term,
             "fetching the store from the bucket; no other node owns it any more"
         );
-        let fetch = Fetch::begin_with_kept(&self.remote, config, &self.directory);
+        let tail = Some(fenced.tail());
+        let fetch = Fetch::begin_with_kept(&self.remote, config, &self.directory, tail);
         let mut fetch = fetch.map_err(unfetched)?;
         let store_id = fetch.store_id();
         let mut repeats = |error: &FetchError| {

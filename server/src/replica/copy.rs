@@ -233,7 +233,7 @@ impl CopyWork {
 
     fn begin(&self) -> Result<CopyInProgress, FetchError> {
         self.shared.reader.hide();
-        let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory)?;
+        let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory, None)?;
         let opened = (self.remote.runtime).block_on(TailFollower::open(&self.remote.bucket));
         let tail = opened.map_err(ShipError::Tail)?;
         let tail = tail.ok_or_else(|| FetchError::Empty {
@@ -252,7 +252,7 @@ impl CopyWork {
 
     /// Fetches the content of the newest manifest that the directory does not keep.
     fn keep(&self, followed: &mut CopyInProgress) -> Result<(), FetchError> {
-        let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory)?;
+        let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory, None)?;
         let mut goes_on = || self.shared.goes_on();
         let kept = match fetch.keep(&followed.rows, &mut goes_on) {
             // Old and new content do not fit together.

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use wald_bucket::{BucketErrorKind, ReplicaCopy, ShipError, TailErrorKind};
+use wald_bucket::{BucketErrorKind, FencedTail, ReplicaCopy, ShipError, TailErrorKind};
 use wald_storage::{
     BackupManifest, BackupView, CopyTail, Disk, KeptContent, OpenError, Position, RealDisk,
     RecoveryReport, ReplicaCheck, ReplicaContent, RestoreError, Restored, RestoredAs,
@@ -108,6 +108,8 @@ pub(crate) struct Fetch {
     storage: StorageConfig,
     /// The directory of a stand-by.
     kept: Option<Arc<dyn Disk>>,
+    /// The tail, if this node owns the store.
+    fenced: Option<FencedTail>,
 }
 
 /// Result of a verification.
@@ -143,11 +145,11 @@ impl Fetch {
         config: &Config,
         at: Option<Position>,
     ) -> Result<Self, FetchError> {
-        Self::open(remote, config.storage_without_replica(), at, None)
+        Self::open(remote, config.storage_without_replica(), at, None, None)
     }
 
     /// As [`Fetch::begin`], as of the newest position. Content that the stand-by keeps in its directory is not read from the
-    /// bucket, so that a take-over needs no request for it.
+    /// bucket, so that a take-over needs no request for it. A node that owns the store gives its `fenced` tail.
     ///
     /// # Errors
     /// As [`Fetch::begin`].
@@ -155,9 +157,11 @@ impl Fetch {
         remote: &Arc<Remote>,
         config: &Config,
         directory: &Path,
+        fenced: Option<&FencedTail>,
     ) -> Result<Self, FetchError> {
         let kept: Arc<dyn Disk> = RealDisk::open(directory)?;
-        Self::open(remote, config.storage_without_replica(), None, Some(kept))
+        let storage = config.storage_without_replica();
+        Self::open(remote, storage, None, Some(kept), fenced.cloned())
     }
 
     fn open(
@@ -165,10 +169,11 @@ impl Fetch {
         storage: StorageConfig,
         at: Option<Position>,
         kept: Option<Arc<dyn Disk>>,
+        fenced: Option<FencedTail>,
     ) -> Result<Self, FetchError> {
         let mut attempt = 1;
         loop {
-            let (copy, error) = match Self::copy(remote, at) {
+            let (copy, error) = match Self::copy(remote, at, fenced.as_ref()) {
                 Err(error) => (None, error),
                 Ok(copy) => match Self::files(remote, &copy, at, kept.clone()) {
                     Ok(files) => {
@@ -179,6 +184,7 @@ impl Fetch {
                             at,
                             storage,
                             kept,
+                            fenced,
                         });
                     }
                     Err(RestoreError::Before { asked, .. }) => {
@@ -194,8 +200,18 @@ impl Fetch {
         }
     }
 
-    fn copy(remote: &Remote, at: Option<Position>) -> Result<ReplicaCopy, FetchError> {
-        let open = ReplicaCopy::open(&remote.bucket, &ProtoManifests, at);
+    fn copy(
+        remote: &Remote,
+        at: Option<Position>,
+        fenced: Option<&FencedTail>,
+    ) -> Result<ReplicaCopy, FetchError> {
+        let bucket = &remote.bucket;
+        let open = async {
+            match fenced {
+                Some(fenced) => ReplicaCopy::of_fenced(bucket, &ProtoManifests, fenced).await,
+                None => ReplicaCopy::open(bucket, &ProtoManifests, at).await,
+            }
+        };
         let copy = remote.runtime.block_on(open)?;
         copy.ok_or_else(|| FetchError::Empty {
             place: remote.bucket.place().to_owned(),
@@ -317,6 +333,7 @@ impl Fetch {
                 self.storage.clone(),
                 self.at,
                 self.kept.clone(),
+                self.fenced.clone(),
             )?;
         }
     }
@@ -351,6 +368,7 @@ impl Fetch {
                 self.storage.clone(),
                 self.at,
                 self.kept.clone(),
+                self.fenced.clone(),
             )?;
         }
     }
@@ -447,7 +465,7 @@ fn is_removal(
 fn outside(remote: &Arc<Remote>, storage: &StorageConfig, asked: Position) -> FetchError {
     let range = || -> Result<(Position, Position), FetchError> {
         let earliest = Position::ZERO;
-        let copy = Fetch::copy(remote, Some(earliest))?;
+        let copy = Fetch::copy(remote, Some(earliest), None)?;
         let mut oldest = Fetch {
             remote: Arc::clone(remote),
             files: None,
@@ -455,6 +473,7 @@ fn outside(remote: &Arc<Remote>, storage: &StorageConfig, asked: Position) -> Fe
             at: Some(earliest),
             storage: storage.clone(),
             kept: None,
+            fenced: None,
         };
         let first = if oldest.manifest().is_some() {
             Fetch::files(remote, &oldest.copy, Some(earliest), None).map(drop)
@@ -469,7 +488,7 @@ fn outside(remote: &Arc<Remote>, storage: &StorageConfig, asked: Position) -> Fe
             Err(error) => return Err(error.into()),
             Ok(()) => earliest,
         };
-        let mut newest = Fetch::open(remote, storage.clone(), None, None)?;
+        let mut newest = Fetch::open(remote, storage.clone(), None, None, None)?;
         let end = newest.with_content(|content| content.check())?.position;
         Ok((first, end))
     };

@@ -1,6 +1,6 @@
 //! A store in memory that fails on request: 503, answers lost after success, slow answers, no space.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -69,6 +69,10 @@ pub(crate) struct StoreFaults {
     pub(crate) down: AtomicBool,
     /// Requests that fail by chance.
     pub(crate) weather: Mutex<Option<Weather>>,
+    /// Number of objects that lists have named, by directory.
+    pub(crate) listed: Mutex<BTreeMap<String, u64>>,
+    /// Number of reads of objects, by directory.
+    pub(crate) read: Mutex<BTreeMap<String, u64>>,
 }
 
 /// Requests fail by chance: 503, and writes whose answers are lost.
@@ -264,6 +268,11 @@ impl ObjectStore for Faulty {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult, Error> {
         self.faults.begin(location).await?;
+        if !options.head {
+            let (directory, _) = location.as_ref().rsplit_once('/').unwrap_or_default();
+            let mut read = self.faults.read.lock().unwrap();
+            *read.entry(directory.to_owned()).or_default() += 1;
+        }
         let found = self.inner.get_opts(location, options).await?;
         if !self.faults.longer_answers {
             return Ok(found);
@@ -301,13 +310,24 @@ impl ObjectStore for Faulty {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta, Error>> {
+        // No name is below the empty one.
+        self.list_with_offset(prefix, &Path::default())
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta, Error>> {
         let (inner, faults) = (Arc::clone(&self.inner), Arc::clone(&self.faults));
-        let prefix = prefix.cloned();
+        let (prefix, offset) = (prefix.cloned().unwrap_or_default(), offset.clone());
         stream::once(async move {
-            faults
-                .begin(prefix.as_ref().unwrap_or(&Path::default()))
-                .await?;
-            Ok::<_, Error>(inner.list(prefix.as_ref()))
+            faults.begin(&prefix).await?;
+            let names = inner.list_with_offset(Some(&prefix), &offset);
+            Ok::<_, Error>(names.inspect_ok(move |_| {
+                let mut listed = faults.listed.lock().unwrap();
+                *listed.entry(prefix.to_string()).or_default() += 1;
+            }))
         })
         .try_flatten()
         .boxed()

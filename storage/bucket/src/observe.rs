@@ -303,6 +303,15 @@ impl ObjectStore for Observed {
         counted(self.inner.list(prefix), self.begin(Op::List, 0), |_| 0)
     }
 
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta, Error>> {
+        let request = self.begin(Op::List, 0);
+        counted(self.inner.list_with_offset(prefix, offset), request, |_| 0)
+    }
+
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult, Error> {
         let request = self.begin(Op::List, 0);
         request.end(self.inner.list_with_delimiter(prefix).await)

@@ -163,6 +163,30 @@ impl Renewed {
             Err(error) => request(self.after(error, generation)?).await,
         }
     }
+
+    /// Sends a list, and once more with newer credentials if its first page is refused.
+    fn listed(
+        &self,
+        list: impl Fn(Arc<dyn ObjectStore>) -> BoxStream<'static, Result<ObjectMeta, Error>>
+        + Send
+        + 'static,
+    ) -> BoxStream<'static, Result<ObjectMeta, Error>> {
+        let renewed = self.clone();
+        async move {
+            let (store, generation) = renewed.current();
+            let mut names = list(store);
+            match names.next().await {
+                Some(Err(error)) => match renewed.after(error, generation) {
+                    Ok(store) => list(store),
+                    Err(error) => stream::once(async { Err(error) }).boxed(),
+                },
+                Some(first) => stream::once(async { first }).chain(names).boxed(),
+                None => stream::empty().boxed(),
+            }
+        }
+        .flatten_stream()
+        .boxed()
+    }
 }
 
 #[async_trait]
@@ -225,21 +249,17 @@ impl ObjectStore for Renewed {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta, Error>> {
-        let (renewed, prefix) = (self.clone(), prefix.cloned());
-        async move {
-            let (store, generation) = renewed.current();
-            let mut names = store.list(prefix.as_ref());
-            match names.next().await {
-                Some(Err(error)) => match renewed.after(error, generation) {
-                    Ok(store) => store.list(prefix.as_ref()),
-                    Err(error) => stream::once(async { Err(error) }).boxed(),
-                },
-                Some(first) => stream::once(async { first }).chain(names).boxed(),
-                None => stream::empty().boxed(),
-            }
-        }
-        .flatten_stream()
-        .boxed()
+        let prefix = prefix.cloned();
+        self.listed(move |store| store.list(prefix.as_ref()))
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta, Error>> {
+        let (prefix, offset) = (prefix.cloned(), offset.clone());
+        self.listed(move |store| store.list_with_offset(prefix.as_ref(), &offset))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult, Error> {
@@ -364,12 +384,13 @@ mod tests {
         let (store, path) = (&keys.renewed, Path::from("a/b"));
         store.put(&path, "x".into()).await.unwrap();
         let mut reads = 1;
-        for request in 0..4 {
+        for request in 0..5 {
             keys.refuse();
             match request {
                 0 => drop(store.put(&path, "y".into()).await.unwrap()),
                 1 => drop(store.get(&path).await.unwrap()),
                 2 => assert_eq!(store.list(None).count().await, 1),
+                3 => assert_eq!(store.list_with_offset(None, &path).count().await, 0),
                 _ => drop(store.put_multipart(&path).await.unwrap()),
             }
             reads += 1;

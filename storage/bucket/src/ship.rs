@@ -37,6 +37,7 @@ use wald_storage::{BackupManifest, JournalPart, Operate, Position, Replica, Unre
 
 use self::files::ReplicaFiles;
 use self::pace::{ShipPace, ShipTurn};
+use self::resume::SeenRows;
 use self::shipped::Shipped;
 use crate::bucket::Bucket;
 use crate::known_bad;
@@ -45,7 +46,7 @@ use crate::tail::{LARGEST_PART, ReplicaTail, TailError, TailErrorKind, TailPart}
 
 pub use self::copy::{ReplicaCopy, ReplicaFile};
 pub use self::error::{OwnerError, ShipError};
-pub use self::keeper::{FencedStore, ReplicaOwner, ReplicaParts};
+pub use self::keeper::{FencedStore, FencedTail, ReplicaOwner, ReplicaParts};
 pub use self::nodes::{Membership, NodeLease, NodeRecord, NodeState, NodeWatch, SeenNode};
 pub use self::owner::{OwnerClaim, OwnerRecord, OwnerState};
 pub use self::pace::ShipGap;
@@ -177,21 +178,25 @@ pub struct Shipper {
 }
 
 impl Shipper {
-    /// Compares the bucket with the engine, and stores everything that is durable now. Only then may the engine serve.
+    /// Compares the bucket with the engine, and stores everything that is durable now. Only then may the engine serve. `seen`: the
+    /// rows of the tail, if this owner has read them already.
     ///
     /// # Errors
     /// `OtherStore` if the bucket belongs to another store, `Diverged` if the engine lacks something that the bucket has;
     /// others if the bucket or the journal fails.
-    pub async fn begin(
+    async fn begin(
         source: Arc<dyn ShipSource>,
         bucket: &Bucket,
         tail: Arc<ReplicaTail>,
         settings: ShipSettings,
         format: Arc<dyn ManifestFormat>,
         observer: Arc<dyn ShipObserver>,
+        seen: Option<SeenRows>,
     ) -> Result<Self, ShipError> {
-        cluster::claim(bucket, source.profile().store_id).await?;
-        let files = ReplicaFiles::open(bucket, &tail, format).await?;
+        let claims = cluster::claim(bucket, source.profile().store_id);
+        let (claimed, files) = tokio::join!(claims, ReplicaFiles::open(bucket, &tail, format));
+        claimed?;
+        let files = files?;
         let ship = Ship {
             source,
             bucket: bucket.clone(),
@@ -201,7 +206,7 @@ impl Shipper {
             down: AtomicBool::new(false),
         };
         let mut shipper = Self { ship, files, tail };
-        shipper.resume().await?;
+        shipper.resume(seen).await?;
         Ok(shipper)
     }
 

@@ -16,10 +16,12 @@
 //! after a lost answer.
 
 mod clock;
+mod collect;
 mod compact;
 mod error;
 mod follow;
 mod keys;
+mod log;
 mod metadata;
 mod probes;
 mod reader;
@@ -59,6 +61,32 @@ pub use self::rows::TailRows;
 /// Directory of the database below the prefix of the bucket.
 const DATABASE: &str = "shards/0/db";
 
+/// The newest term, and a clock that is not behind any time stored in it. Both take the same requests.
+pub(crate) struct NewestTail {
+    term: u64,
+    clock: Arc<TailClock>,
+}
+
+impl NewestTail {
+    /// Reads the newest state of the tail.
+    ///
+    /// # Errors
+    /// As [`ReplicaTail::newest_term`].
+    pub(crate) async fn read(bucket: &Bucket) -> Result<Self, TailError> {
+        let (store, clock) = (undecided(bucket), TailClock::default());
+        let newest = clock.catch_up(bucket.place(), &store, None).await?;
+        Ok(Self {
+            term: newest.map_or(0, |newest| newest.writer_epoch()),
+            clock: Arc::new(clock),
+        })
+    }
+
+    /// Number of the newest owner's term; 0 if there has been none.
+    pub(crate) fn term(&self) -> u64 {
+        self.term
+    }
+}
+
 /// The tail, as its owner has it.
 pub struct ReplicaTail {
     place: String,
@@ -93,18 +121,32 @@ impl ReplicaTail {
         reader::newest(bucket.place(), &admin).await
     }
 
-    /// Opens the tail as the owner of the term with the number `newest` + 1, and fences the owner before. Reads the rows of the write-ahead
+    /// Opens the tail as the owner of the term with the number `newest` + 1, as [`ReplicaTail::open_after`] does.
+    ///
+    /// # Errors
+    /// As [`ReplicaTail::open_after`].
+    pub async fn open(bucket: &Bucket, newest: u64) -> Result<Self, TailError> {
+        let found = NewestTail::read(bucket).await?;
+        if found.term != newest {
+            return Err(TailError::fenced(bucket.place(), "open the tail"));
+        }
+        Self::open_after(bucket, found).await
+    }
+
+    /// Opens the tail as the owner of the term after the newest one, and fences the owner before. Reads the rows of the write-ahead
     /// log: at most 256 objects.
     ///
     /// # Errors
-    /// `Fenced` if the term of the newest owner is not `newest` any more: the caller reads it again. `Unreachable` if the
+    /// `Fenced` if there is a newer term meanwhile: the caller reads it again. `Unreachable` if the
     /// bucket gives no answer; the term may be taken then, so the caller reads it again, too. `Damaged` if the tail cannot
     /// be read.
-    pub async fn open(bucket: &Bucket, newest: u64) -> Result<Self, TailError> {
+    pub(crate) async fn open_after(bucket: &Bucket, newest: NewestTail) -> Result<Self, TailError> {
         let place = bucket.place();
         let store = undecided(bucket);
-        let clock = Arc::new(TailClock::default());
-        clock.catch_up(place, &store).await?;
+        let NewestTail {
+            term: newest,
+            clock,
+        } = newest;
         let open = Db::builder(DATABASE, Arc::clone(&store))
             .with_settings(settings::owner())
             .with_system_clock(Arc::clone(&clock) as _)
@@ -137,7 +179,8 @@ impl ReplicaTail {
             }
         };
         // The owner before may have stored rows until it was fenced.
-        if let Err(error) = clock.catch_up(place, &store).await {
+        let known = Some(db.manifest());
+        if let Err(error) = clock.catch_up(place, &store, known).await {
             tokio::spawn(async move { db.close_with_options(without_flush()).await });
             return Err(error);
         }
@@ -223,6 +266,19 @@ impl ReplicaTail {
             .map_err(|_| TailError::late(&self.place, "read the rows"))?
             .map_err(|error| self.failed("read the rows", &error))?;
         Ok(TailRows::new(&self.place, parts))
+    }
+
+    /// The first object that the write-ahead log lacks between others, as [`TailCopy::open`] looks for it.
+    async fn missing_object(&self, bucket: &Bucket) -> Result<Option<String>, TailError> {
+        let store = undecided(bucket);
+        loop {
+            let replayed = self.db.manifest().replay_after_wal_id();
+            let missing = reader::missing_object(&self.place, &store, replayed).await?;
+            // Objects whose rows are in files meanwhile may be removed.
+            if missing.is_none() || self.db.manifest().replay_after_wal_id() == replayed {
+                return Ok(missing);
+            }
+        }
     }
 
     /// Resolves when this owner stores nothing any more, with the reason: `Fenced` or `Stopped`.

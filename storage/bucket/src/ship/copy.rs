@@ -13,6 +13,8 @@ use wald_storage::{BackupManifest, JournalPart, Position, SegmentId};
 
 use super::error::ShipError;
 use super::files::{CONTENT, MANIFESTS, content_of, read_manifest};
+use super::keeper::FencedTail;
+use super::resume::SeenRows;
 use super::{ManifestFormat, cluster};
 use crate::bucket::Bucket;
 use crate::known_bad;
@@ -38,6 +40,8 @@ pub struct ReplicaCopy {
     /// Whether the files have everything up to the requested position.
     without_rows: bool,
     began: bool,
+    /// The rows that were read, and the tail that gets them, if this node owns the store.
+    seen: Option<(SeenRows, FencedTail)>,
 }
 
 impl ReplicaCopy {
@@ -65,22 +69,59 @@ impl ReplicaCopy {
         let Some(tail) = TailCopy::open(bucket).await? else {
             return Ok(None);
         };
+        let copy = Self::with(bucket, format, at, store_id, tail).await?;
+        Ok(Some(copy))
+    }
+
+    /// As [`ReplicaCopy::open`] as of the newest position, of a store that this node owns. Takes fewer requests, and keeps the rows for the
+    /// start.
+    ///
+    /// # Errors
+    /// As [`ReplicaCopy::open`].
+    pub async fn of_fenced(
+        bucket: &Bucket,
+        format: &dyn ManifestFormat,
+        fenced: &FencedTail,
+    ) -> Result<Option<Self>, ShipError> {
+        let tail = TailCopy::of_owner(bucket, &fenced.tail);
+        let (store_id, tail) = tokio::join!(cluster::store_id(bucket), tail);
+        let (Some(store_id), tail) = (store_id?, tail?) else {
+            return Ok(None);
+        };
+        let copy = Self::with(bucket, format, None, store_id, tail).await?;
+        Ok(Some(Self {
+            seen: Some((SeenRows::default(), fenced.clone())),
+            ..copy
+        }))
+    }
+
+    async fn with(
+        bucket: &Bucket,
+        format: &dyn ManifestFormat,
+        at: Option<Position>,
+        store_id: u128,
+        tail: TailCopy,
+    ) -> Result<Self, ShipError> {
         let early = |row: &&TailManifest| at.is_some_and(|at| at.get() <= row.position);
         let early = tail.manifest().filter(early);
         let without_rows = early.is_some();
-        let manifest = match (tail.manifest(), at) {
-            (Some(newest), Some(at)) if without_rows => {
-                Some(oldest_manifest(bucket, &newest.name, format, at).await?)
-            }
-            (Some(row), _) => Some(read_manifest(bucket, &row.name, format).await?),
-            (None, _) => None,
+        let manifest = async {
+            Ok::<_, ShipError>(match (tail.manifest(), at) {
+                (Some(newest), Some(at)) if without_rows => {
+                    Some(oldest_manifest(bucket, &newest.name, format, at).await?)
+                }
+                (Some(row), _) => Some(read_manifest(bucket, &row.name, format).await?),
+                (None, _) => None,
+            })
         };
+        // Clients may wait for a take-over.
+        let (manifest, found) = tokio::join!(manifest, bucket.list_below(CONTENT));
+        let (manifest, mut found) = (manifest?, found?);
         let named = manifest.iter().flat_map(|manifest| &manifest.files);
         let named: HashSet<u128> = named.map(|file| file.digest).collect();
         let mut files = BTreeMap::new();
         if !named.is_empty() {
             // The newest term last: no other owner removes anything from it.
-            let mut found = bucket.list_below(CONTENT).await?;
             found.sort_by_key(|file| content_of(&file.name));
             for file in found {
                 if let Some((_, digest)) = content_of(&file.name)
@@ -92,7 +133,7 @@ impl ReplicaCopy {
                 }
             }
         }
-        Ok(Some(Self {
+        Ok(Self {
             bucket: bucket.clone(),
             store_id,
             tail,
@@ -100,7 +141,8 @@ impl ReplicaCopy {
             files,
             without_rows,
             began: false,
-        }))
+            seen: None,
+        })
     }
 
     /// Identity of the store.
@@ -145,8 +187,14 @@ impl ReplicaCopy {
             self.tail.next().await?;
         }
         let Some(row) = self.tail.next().await? else {
+            if let Some((rows, fenced)) = self.seen.take() {
+                fenced.note(rows);
+            }
             return Ok(None);
         };
+        if let Some((rows, _)) = &mut self.seen {
+            rows.add(row.clone());
+        }
         let segment = SegmentId::new(row.segment);
         if !self.began && self.manifest.is_none() && segment != SegmentId::FIRST {
             return Err(ShipError::Incomplete {

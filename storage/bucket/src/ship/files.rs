@@ -86,22 +86,24 @@ impl ReplicaFiles {
         tail: &ReplicaTail,
         format: Arc<dyn ManifestFormat>,
     ) -> Result<Self, ShipError> {
-        let newest = match tail.manifest().await? {
-            None => None,
-            Some(row) => {
-                let manifest = read_manifest(bucket, &row.name, &*format).await?;
-                Some(NewestManifest {
-                    name: row.name,
-                    position: Position::new(row.position),
-                    digests: manifest.files.iter().map(|file| file.digest).collect(),
-                })
-            }
+        let newest = async {
+            let Some(row) = tail.manifest().await? else {
+                return Ok::<_, ShipError>(None);
+            };
+            let manifest = read_manifest(bucket, &row.name, &*format).await?;
+            Ok(Some(NewestManifest {
+                name: row.name,
+                position: Position::new(row.position),
+                digests: manifest.files.iter().map(|file| file.digest).collect(),
+            }))
         };
+        // Clients wait for the answers.
+        let (newest, content, manifests) =
+            tokio::join!(newest, bucket.list_below(CONTENT), bucket.list(MANIFESTS));
+        let (newest, content, manifests) = (newest?, content?.into_iter(), manifests?.into_iter());
         let now = Instant::now();
-        let content = bucket.list_below(CONTENT).await?.into_iter();
         let content = content.filter_map(|file| Some((content_of(&file.name)?, now)));
         let counts = newest.as_ref().map(|newest| newest.name.as_str());
-        let manifests = bucket.list(MANIFESTS).await?.into_iter();
         let old = manifests.map(|file| (file.name, now));
         Ok(Self {
             bucket: bucket.clone(),

@@ -1,7 +1,7 @@
 //! An owner from its start to its end: the claim, the shipper, and new terms after the tail has stopped.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -11,7 +11,7 @@ use wald_storage::{OwnerLease as _, Unreplicated};
 use super::error::{OwnerError, ShipError};
 use super::nodes::{Membership, NodeState, NodeWatch};
 use super::owner::{Owned, OwnerClaim, OwnerRecord, OwnerState};
-use super::resume::compare;
+use super::resume::{SeenRows, compare};
 use super::{
     ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, Shipper, cluster,
 };
@@ -19,6 +19,7 @@ use crate::bucket::Bucket;
 use crate::error::BucketError;
 use crate::known_bad;
 use crate::known_bad::ShipMistake;
+use crate::tail::ReplicaTail;
 
 /// First and longest pause before a tail that has stopped is opened again.
 const REOPEN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -45,17 +46,46 @@ pub struct ReplicaParts {
 }
 
 /// A store whose earlier owner stores nothing any more. This node owns it, and does not serve yet.
-pub struct FencedStore(Owned);
+pub struct FencedStore {
+    owned: Owned,
+    tail: FencedTail,
+}
+
+/// The tail of a store that this node owns and does not serve yet, so that its rows stay as they are.
+#[derive(Clone)]
+pub struct FencedTail {
+    pub(super) tail: Arc<ReplicaTail>,
+    /// The rows, once they were all read. The start needs them again.
+    seen: Arc<Mutex<Option<SeenRows>>>,
+}
 
 impl FencedStore {
     /// Number of this node's term.
     pub fn term(&self) -> u64 {
-        self.0.tail.term()
+        self.owned.tail.term()
     }
 
     /// The owner before, if this node took the store from it.
     pub fn before(&self) -> Option<&OwnerRecord> {
-        self.0.before.as_ref()
+        self.owned.before.as_ref()
+    }
+
+    /// The tail, from which this node fetches the store.
+    pub fn tail(&self) -> &FencedTail {
+        &self.tail
+    }
+}
+
+impl FencedTail {
+    /// Keeps all rows for the start.
+    pub(super) fn note(&self, rows: SeenRows) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        *seen = Some(rows);
+    }
+
+    fn seen(&self) -> Option<SeenRows> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.take()
     }
 }
 
@@ -94,7 +124,11 @@ impl ReplicaOwner {
     /// As [`ReplicaOwner::begin`].
     pub async fn fence(bucket: &Bucket, claim: &OwnerClaim) -> Result<FencedStore, OwnerError> {
         let owned = Owned::claim(bucket, &mut claim.clone(), &|_| Ok(())).await?;
-        Ok(FencedStore(owned))
+        let tail = FencedTail {
+            tail: Arc::clone(&owned.tail),
+            seen: Arc::default(),
+        };
+        Ok(FencedStore { owned, tail })
     }
 
     async fn open(
@@ -112,9 +146,12 @@ impl ReplicaOwner {
         if let Some(membership) = &parts.membership {
             parts.source.hold_lease(Arc::clone(membership.lease()) as _);
         }
-        let mut owned = match fenced {
-            Some(FencedStore(owned)) => owned,
-            None => Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term).await?,
+        let (mut owned, seen) = match fenced {
+            Some(fenced) => (fenced.owned, fenced.tail.seen()),
+            None => {
+                let claims = Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term);
+                (claims.await?, None)
+            }
         };
         if let Some(membership) = &parts.membership {
             // Not before the claim: an owner that lives names no other owner as its stand-by.
@@ -131,6 +168,7 @@ impl ReplicaOwner {
             parts.settings,
             Arc::clone(&parts.format),
             Arc::clone(&parts.observer),
+            seen,
         ));
         let shipper = shipper.await?;
         owned.enters(OwnerState::Serving).await?;

@@ -19,7 +19,7 @@ use super::error::OwnerError;
 use crate::bucket::Bucket;
 use crate::error::BucketError;
 use crate::record::{BucketRecord, random};
-use crate::tail::{ReplicaTail, TailError, TailErrorKind};
+use crate::tail::{NewestTail, ReplicaTail, TailError, TailErrorKind};
 use crate::takeover::TakeOver;
 
 /// Path of the record.
@@ -267,19 +267,21 @@ impl Owned {
                 let is_taken = takes && !claim.is_mine(owner);
                 before = is_taken.then(|| owner.clone());
             }
-            let mut newest = ReplicaTail::newest_term(bucket).await?;
-            if other.is_some_and(|owner| owner.incarnation != incarnation && owner.term > newest) {
+            let mut newest = NewestTail::read(bucket).await?;
+            if other
+                .is_some_and(|owner| owner.incarnation != incarnation && owner.term > newest.term())
+            {
                 // That node ended between its record and its tail. Nobody else has its term: an operator may name it.
-                match ReplicaTail::open(bucket, newest).await {
+                match ReplicaTail::open_after(bucket, newest).await {
                     Ok(opened) => drop(opened),
                     Err(error) => {
                         last = Some(may_repeat(error)?);
                         continue;
                     }
                 }
-                newest += 1;
+                newest = NewestTail::read(bucket).await?;
             }
-            let term = newest + 1;
+            let term = newest.term() + 1;
             keep(term).map_err(OwnerError::Kept)?;
             claim.kept_term = Some(term);
             let taken = match claim.take_over {
@@ -307,7 +309,7 @@ impl Owned {
             let Some(record) = mine.write(bucket, found.as_ref()).await? else {
                 continue;
             };
-            match ReplicaTail::open(bucket, newest).await {
+            match ReplicaTail::open_after(bucket, newest).await {
                 Ok(tail) => {
                     return Ok(Self {
                         bucket: bucket.clone(),

@@ -9,15 +9,42 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use wald_storage::{JournalPart, Position, SegmentId};
 
 use super::error::ShipError;
 use super::files::read_manifest;
+use super::shipped::Shipped;
 use super::{ManifestFormat, PART_BYTES, ShipSource, Shipper, rest_of};
 use crate::bucket::Bucket;
 use crate::tail::{COPY_ATTEMPTS, LARGEST_PART, ReplicaTail, TailCopy, TailErrorKind, TailPart};
+
+/// All rows of the tail, as they were read once.
+#[derive(Default)]
+pub(super) struct SeenRows {
+    shipped: Shipped,
+    last: Option<LastRow>,
+}
+
+impl SeenRows {
+    /// Reads all rows.
+    async fn read(tail: &ReplicaTail) -> Result<Self, ShipError> {
+        let mut rows = tail.rows().await?;
+        let mut seen = Self::default();
+        while let Some(row) = rows.next().await? {
+            seen.add(row);
+        }
+        Ok(seen)
+    }
+
+    /// Adds the next row.
+    pub(super) fn add(&mut self, row: TailPart) {
+        let now = LastRow::after(self.last.take(), row);
+        let segment = SegmentId::new(now.row.segment);
+        self.shipped.note(segment, now.end(), 1);
+        self.last = Some(now);
+    }
+}
 
 /// The last row, and the position from which the journal can be read to reach it.
 struct LastRow {
@@ -29,21 +56,6 @@ struct LastRow {
 impl LastRow {
     fn end(&self) -> Position {
         Position::new(self.row.position + self.row.bytes.len() as u64)
-    }
-
-    /// The last row of the tail. `each` gets the segment and the end of every row.
-    async fn read(
-        tail: &ReplicaTail,
-        mut each: impl FnMut(SegmentId, Position),
-    ) -> Result<Option<Self>, ShipError> {
-        let mut rows = tail.rows().await?;
-        let mut last: Option<Self> = None;
-        while let Some(row) = rows.next().await? {
-            let now = Self::after(last, row);
-            each(SegmentId::new(now.row.segment), now.end());
-            last = Some(now);
-        }
-        Ok(last)
     }
 
     /// The last row so far, if `row` follows `last`.
@@ -114,14 +126,14 @@ fn within(bytes: &[u8], base: u64, range: Range<u64>) -> Option<&[u8]> {
 }
 
 impl Shipper {
-    /// Stores everything that is durable now, behind the files and rows that the bucket has.
-    pub(super) async fn resume(&mut self) -> Result<(), ShipError> {
-        let tail = Arc::clone(&self.tail);
-        let shipped = &self.ship.shipped;
-        let last = LastRow::read(&tail, |segment, end| {
-            shipped.send_modify(|shipped| shipped.note(segment, end, 1));
-        })
-        .await?;
+    /// Stores everything that is durable now, behind the files and rows that the bucket has. `seen`: the rows, if this owner has
+    /// read them already.
+    pub(super) async fn resume(&mut self, seen: Option<SeenRows>) -> Result<(), ShipError> {
+        let SeenRows { shipped, last } = match seen {
+            Some(seen) => seen,
+            None => SeenRows::read(&self.tail).await?,
+        };
+        self.ship.shipped.send_replace(shipped);
         let durable = self.ship.source.progress().durable;
         let Some(position) = self.files.position() else {
             // The engine counts the sealed segments that wait, so that their files are sent.

@@ -179,6 +179,7 @@ impl Remote {
             self.settings,
             Arc::new(Lines),
             Arc::clone(&self.events) as _,
+            None,
         )
         .await
     }
@@ -218,10 +219,19 @@ impl Remote {
         restored_as: RestoredAs,
         at: Option<Position>,
     ) -> TempDir {
-        let mut copy = ReplicaCopy::open(&self.bucket, &Lines, at)
+        let copy = ReplicaCopy::open(&self.bucket, &Lines, at).await;
+        self.made(copy.unwrap().unwrap(), config, restored_as, at)
             .await
-            .unwrap()
-            .unwrap();
+    }
+
+    /// A directory with the store of a copy.
+    async fn made(
+        &self,
+        mut copy: ReplicaCopy,
+        config: &StorageConfig,
+        restored_as: RestoredAs,
+        at: Option<Position>,
+    ) -> TempDir {
         let mut parts = Vec::new();
         while let Some(part) = copy.next().await.unwrap() {
             parts.push(Ok(part));

@@ -12,13 +12,15 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use object_store::ObjectStore;
 use slatedb::admin::Admin;
-use slatedb::{Error, WalReader};
+use slatedb::{Error, VersionedManifest, WalReader};
 use slatedb_common::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio::try_join;
 
-use super::DATABASE;
 use super::error::TailError;
 use super::settings::OPEN_TIMEOUT;
+use super::{DATABASE, log};
+use crate::error::store_words;
 
 /// Pause before a read that failed is repeated.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -33,7 +35,8 @@ pub(super) struct TailClock {
 }
 
 impl TailClock {
-    /// Moves the clock to the newest time that is stored, if it is behind.
+    /// Moves the clock to the newest time that is stored, if it is behind. Reads the newest state of the database, unless it is
+    /// `known`, and returns it; `None` if there is no database.
     ///
     /// # Errors
     /// `Unreachable` if the bucket gives no answer, `Damaged` if the tail cannot be read.
@@ -41,12 +44,13 @@ impl TailClock {
         &self,
         place: &str,
         store: &Arc<dyn ObjectStore>,
-    ) -> Result<(), TailError> {
+        known: Option<VersionedManifest>,
+    ) -> Result<Option<VersionedManifest>, TailError> {
         let action = "read the newest time";
         let deadline = Instant::now() + OPEN_TIMEOUT;
-        let newest = loop {
-            let error = match timeout_at(deadline, newest_time(store)).await {
-                Ok(Ok(newest)) => break newest.min(LATEST),
+        let (newest, manifest) = loop {
+            let error = match timeout_at(deadline, newest_time(store, known.as_ref())).await {
+                Ok(Ok((newest, manifest))) => break (newest.min(LATEST), manifest),
                 Ok(Err(error)) => error,
                 Err(_) => return Err(TailError::late(place, action)),
             };
@@ -59,7 +63,7 @@ impl TailClock {
         let now = u64::try_from(self.wall.now().timestamp_millis()).unwrap_or(0);
         self.ahead
             .fetch_max(newest.saturating_sub(now), Ordering::Relaxed);
-        Ok(())
+        Ok(manifest)
     }
 }
 
@@ -80,38 +84,65 @@ impl SystemClock for TailClock {
     }
 }
 
-/// The newest time in files, merges and rows, in milliseconds since 1970. 0 if there is no database.
-async fn newest_time(store: &Arc<dyn ObjectStore>) -> Result<u64, Error> {
+/// The newest time in files, merges and rows, in milliseconds since 1970, and the state of the database. 0 if there is none.
+async fn newest_time(
+    store: &Arc<dyn ObjectStore>,
+    known: Option<&VersionedManifest>,
+) -> Result<(u64, Option<VersionedManifest>), Error> {
     let admin = Admin::builder(DATABASE, Arc::clone(store)).build();
-    let Some(manifest) = admin.read_manifest(None).await? else {
-        return Ok(0);
+    let files_and_rows = async {
+        let manifest = match known {
+            Some(known) => Some(known.clone()),
+            None => admin.read_manifest(None).await?,
+        };
+        let Some(manifest) = manifest else {
+            return Ok::<_, Error>((0, None));
+        };
+        let rows = newest_row(store, manifest.replay_after_wal_id()).await?;
+        Ok((rows.max(newest_file(&manifest)), Some(manifest)))
     };
-    let compactions = admin.read_compactions(None).await?;
+    let merges = async {
+        let compactions = admin.read_compactions(None).await?;
+        let merges = compactions.iter().flat_map(|all| all.recent_compactions());
+        Ok(merges.map(|merge| merge.id().timestamp_ms()).max())
+    };
+    // Each takes some requests in turn, and clients wait.
+    let ((newest, manifest), merged) = try_join!(files_and_rows, merges)?;
+    Ok((newest.max(merged.unwrap_or(0)), manifest))
+}
+
+fn newest_file(manifest: &VersionedManifest) -> u64 {
     let files = manifest
         .all_sst_views()
         .map(|file| file.sst.id.value().timestamp_ms());
     let merged = manifest.segments().iter();
     let merged = merged.filter_map(|segment| segment.last_compacted_l0_sst_view_id());
-    let merges = compactions.iter().flat_map(|all| all.recent_compactions());
-    let row = |time: i64| u64::try_from(time).unwrap_or(0);
     let newest = files
         .chain(merged.map(|file| file.timestamp_ms()))
-        .chain(merges.map(|merge| merge.id().timestamp_ms()))
-        .chain([row(manifest.last_l0_clock_tick())])
+        .chain([row_time(manifest.last_l0_clock_tick())])
         .max();
-    let newest = newest.unwrap_or(0);
-    // Times of rows never go down, so the last object with rows has the newest.
+    newest.unwrap_or(0)
+}
+
+/// The newest time of the rows in the write-ahead log above `replayed`.
+async fn newest_row(store: &Arc<dyn ObjectStore>, replayed: u64) -> Result<u64, Error> {
+    let objects = log::numbers_after(store, replayed).await;
+    let objects = objects.map_err(|error| Error::unavailable(store_words(&error)))?;
     let log = WalReader::new(DATABASE, Arc::clone(store));
-    let objects = log.list(manifest.replay_after_wal_id() + 1..).await?;
-    for object in objects.iter().rev() {
-        let mut rows = object.iterator().await?;
+    // Times of rows never go down, so the last object with rows has the newest.
+    for number in objects.into_iter().rev() {
+        let mut rows = log.get(number).iterator().await?;
         let mut latest = None;
         while let Some(entry) = rows.next().await? {
             latest = latest.max(entry.create_ts);
         }
         if let Some(latest) = latest {
-            return Ok(newest.max(row(latest)));
+            return Ok(row_time(latest));
         }
     }
-    Ok(newest)
+    Ok(0)
+}
+
+fn row_time(time: i64) -> u64 {
+    u64::try_from(time).unwrap_or(0)
 }

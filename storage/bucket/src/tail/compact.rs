@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 
 use super::clock::TailClock;
 use super::settings::{self, CLOSE_TIMEOUT, COMPACTOR_PAUSE, MERGE_AT};
-use super::{DATABASE, keys};
+use super::{DATABASE, collect, keys};
 
 /// Segments of the journal below this number leave the tail.
 #[derive(Debug, Clone, Default)]
@@ -107,7 +107,7 @@ impl CompactionScheduler for Drained {
     }
 }
 
-/// The task that merges and drains for an owner.
+/// The task that merges and drains for an owner, and removes its old objects.
 #[derive(Debug)]
 pub(super) struct Compaction {
     stop: watch::Sender<bool>,
@@ -122,7 +122,16 @@ impl Compaction {
         owner: watch::Receiver<DbStatus>,
     ) -> Self {
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(run(store, clock, drained, owner, stopped));
+        let collector = collect::run(
+            Arc::clone(&store),
+            Arc::clone(&clock),
+            owner.clone(),
+            stopped.clone(),
+        );
+        let compactor = run(store, clock, drained, owner, stopped);
+        let task = tokio::spawn(async move {
+            tokio::join!(compactor, collector);
+        });
         Self { stop, task }
     }
 

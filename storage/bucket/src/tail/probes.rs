@@ -19,17 +19,11 @@ use object_store::{
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::log::number;
+
 /// Time for which a missing object answers for those behind it. The questions of one round come within it, and the next round
 /// later.
 const ROUND: Duration = Duration::from_millis(100);
-
-/// Number of an object of the write-ahead log.
-fn number(location: &Path) -> Option<u64> {
-    let mut parts = location.parts().rev();
-    let name = parts.next()?;
-    let number = name.as_ref().strip_suffix(".sst")?.parse().ok()?;
-    (parts.next()?.as_ref() == "wal").then_some(number)
-}
 
 #[derive(Debug)]
 pub(super) struct FewProbes {

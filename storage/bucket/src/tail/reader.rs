@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use futures_util::TryStreamExt as _;
 use object_store::ObjectStore;
-use object_store::path::Path;
 use slatedb::admin::Admin;
 use slatedb::{DbReader, DbReaderMode, VersionedManifest};
 use tokio::runtime::Handle;
@@ -18,7 +16,7 @@ use super::error::{TailError, TailErrorKind};
 use super::keys::{self, TailManifest, TailPart};
 use super::rows::TailRows;
 use super::settings::{self, OPEN_TIMEOUT};
-use super::{DATABASE, part_range, undecided};
+use super::{DATABASE, ReplicaTail, log, part_range, undecided};
 use crate::bucket::Bucket;
 use crate::error::store_words;
 
@@ -28,12 +26,19 @@ pub(crate) const COPY_ATTEMPTS: usize = 5;
 /// The tail as of one moment.
 pub struct TailCopy {
     place: String,
-    admin: Admin,
-    _reader: OpenReader,
-    seen: u64,
+    /// `None`: this process owns the tail, and removes no rows of the copy.
+    other: Option<OtherOwner>,
     term: u64,
     manifest: Option<TailManifest>,
     rows: TailRows,
+}
+
+/// An owner that goes on while its tail is read.
+struct OtherOwner {
+    admin: Admin,
+    _reader: OpenReader,
+    /// Number of the state that was read.
+    seen: u64,
 }
 
 impl TailCopy {
@@ -57,9 +62,11 @@ impl TailCopy {
                 Ok(Some((reader, manifest, rows))) => {
                     return Ok(Some(Self {
                         place: place.to_owned(),
-                        admin,
-                        _reader: reader,
-                        seen: before.id(),
+                        other: Some(OtherOwner {
+                            admin,
+                            _reader: reader,
+                            seen: before.id(),
+                        }),
                         term: before.writer_epoch(),
                         manifest,
                         rows,
@@ -74,6 +81,30 @@ impl TailCopy {
             }
         }
         Err(changed(place))
+    }
+
+    /// The tail of its owner, which stores nothing meanwhile. An owner has opened the tail already, so that this takes few requests.
+    ///
+    /// # Errors
+    /// As [`ReplicaTail::rows`], and `Damaged` as [`TailCopy::open`].
+    pub(crate) async fn of_owner(bucket: &Bucket, tail: &ReplicaTail) -> Result<Self, TailError> {
+        let place = bucket.place();
+        let (rows, manifest, missing) =
+            tokio::try_join!(tail.rows(), tail.manifest(), tail.missing_object(bucket))?;
+        if let Some(missing) = missing {
+            return Err(TailError::new(
+                TailErrorKind::Damaged,
+                place,
+                hole(&missing),
+            ));
+        }
+        Ok(Self {
+            place: place.to_owned(),
+            other: None,
+            term: tail.term(),
+            manifest,
+            rows,
+        })
     }
 
     /// One attempt; `None` if the owner has let go of rows meanwhile.
@@ -106,16 +137,9 @@ impl TailCopy {
             return Ok(None);
         }
         let damaged = |what| TailError::new(TailErrorKind::Damaged, place, what);
-        let missing = missing_object(store, before.replay_after_wal_id()).await;
-        let missing = missing.map_err(|error| {
-            let why = store_words(&error);
-            let what = format!("cannot list the write-ahead log of the tail: {why}");
-            TailError::new(TailErrorKind::Unreachable, place, what)
-        })?;
+        let missing = missing_object(place, store, before.replay_after_wal_id()).await?;
         if let Some(missing) = missing {
-            return Err(damaged(format!(
-                "the rows have a hole: the object {missing} is missing"
-            )));
+            return Err(damaged(hole(&missing)));
         }
         let manifest = manifest.map(|value| keys::read_manifest(&value));
         let manifest = manifest.transpose().map_err(damaged)?;
@@ -142,13 +166,13 @@ impl TailCopy {
             Ok(part) => return Ok(part),
             Err(error) => error,
         };
-        let read_again = error.kind() == TailErrorKind::Damaged
-            && moved(&self.place, &self.admin, self.seen).await?;
-        Err(if read_again {
-            changed(&self.place)
-        } else {
-            error
-        })
+        if let Some(other) = &self.other
+            && error.kind() == TailErrorKind::Damaged
+            && moved(&self.place, &other.admin, other.seen).await?
+        {
+            return Err(changed(&self.place));
+        }
+        Err(error)
     }
 }
 
@@ -185,25 +209,25 @@ impl Drop for OpenReader {
 
 /// The first object that the write-ahead log lacks between those that it has. SlateDB takes such a hole for the end of the
 /// log. Objects with numbers up to `replayed` are in files.
-async fn missing_object(
+///
+/// # Errors
+/// `Unreachable` if the bucket gives no answer.
+pub(super) async fn missing_object(
+    place: &str,
     store: &Arc<dyn ObjectStore>,
     replayed: u64,
-) -> Result<Option<String>, object_store::Error> {
-    let directory = Path::from(format!("{DATABASE}/wal"));
-    let numbers = store
-        .list(Some(&directory))
-        .try_filter_map(|object| async move {
-            let name = object.location.filename().unwrap_or_default();
-            let number = name.strip_suffix(".sst");
-            Ok(number.and_then(|number| number.parse::<u64>().ok()))
-        });
-    let mut numbers: Vec<u64> = numbers.try_collect().await?;
-    numbers.retain(|number| *number > replayed);
-    numbers.sort_unstable();
+) -> Result<Option<String>, TailError> {
+    let numbers = timeout(OPEN_TIMEOUT, log::numbers_after(store, replayed)).await;
+    let numbers = numbers.map_err(|_| TailError::late(place, "list the write-ahead log"))?;
+    let numbers = numbers.map_err(|error| {
+        let why = store_words(&error);
+        let what = format!("cannot list the write-ahead log of the tail: {why}");
+        TailError::new(TailErrorKind::Unreachable, place, what)
+    })?;
     let missing = (replayed + 1..)
         .zip(numbers)
         .find(|(next, there)| next != there);
-    Ok(missing.map(|(next, _)| format!("{directory}/{next:020}.sst")))
+    Ok(missing.map(|(next, _)| log::path(next).to_string()))
 }
 
 /// The newest state of the database; `None` if there is no database.
@@ -219,6 +243,10 @@ pub(super) async fn newest(
 
 async fn moved(place: &str, admin: &Admin, seen: u64) -> Result<bool, TailError> {
     Ok(newest(place, admin).await?.map(|now| now.id()) != Some(seen))
+}
+
+fn hole(missing: &str) -> String {
+    format!("the rows have a hole: the object {missing} is missing")
 }
 
 fn changed(place: &str) -> TailError {

@@ -26,6 +26,11 @@ pub(super) const COMPACTOR_PAUSE: Duration = Duration::from_secs(5);
 /// and an open reads all of them: 256 take 0.2 s on a store with 30 ms, 1,570 take 1.2 s. The setting of the database
 /// for this begins at 4,096.
 pub(super) const ROWS_PER_FILE: u32 = 256;
+/// Minimum age of an object of the write-ahead log that is removed, and pause between two passes. A stand-by holds no checkpoint
+/// and needs the time.
+pub(super) const LOG_KEPT: Duration = Duration::from_secs(60);
+/// Minimum age of other objects that are removed, and pause between two passes.
+pub(super) const OTHERS_KEPT: Duration = Duration::from_secs(300);
 /// Number of files of a segment that are merged. A slow log otherwise fills the 64 files with a few rows each.
 pub(super) const MERGE_AT: usize = 4;
 
@@ -61,7 +66,8 @@ pub(super) fn owner() -> Settings {
             root_folder: None,
             ..ObjectStoreCacheOptions::default()
         },
-        garbage_collector_options: Some(collector()),
+        // The collector has a task of its own (`collect.rs`).
+        garbage_collector_options: None,
         default_ttl_millis: None,
         // A call of the owner has a time limit of its own. A bound here would stop the database after a short outage.
         object_store_max_retries: None,
@@ -69,23 +75,35 @@ pub(super) fn owner() -> Settings {
     }
 }
 
-/// Removal of objects that no manifest of the database names.
-fn collector() -> GarbageCollectorOptions {
-    let every = |seconds| {
-        Some(GarbageCollectorDirectoryOptions {
-            interval: Some(Duration::from_secs(seconds)),
-            // A stand-by holds no checkpoint and needs the time.
-            min_age: Duration::from_secs(seconds),
-            dry_run: false,
-        })
-    };
+fn kept(min_age: Duration) -> Option<GarbageCollectorDirectoryOptions> {
+    Some(GarbageCollectorDirectoryOptions {
+        // Not used: the passes have their own pauses.
+        interval: None,
+        min_age,
+        dry_run: false,
+    })
+}
+
+/// Removal of objects of the write-ahead log whose rows are in files.
+pub(super) fn log_collector() -> GarbageCollectorOptions {
     GarbageCollectorOptions {
-        manifest_options: every(300),
-        wal_options: every(60),
+        wal_options: kept(LOG_KEPT),
+        manifest_options: None,
+        compacted_options: None,
+        compactions_options: None,
+        ..collector()
+    }
+}
+
+/// Removal of other objects that no manifest of the database names.
+pub(super) fn collector() -> GarbageCollectorOptions {
+    GarbageCollectorOptions {
+        manifest_options: kept(OTHERS_KEPT),
+        wal_options: None,
         // Never: a fence that was removed lets an old owner store rows that no later owner sees.
         wal_fence_options: None,
-        compacted_options: every(300),
-        compactions_options: every(300),
+        compacted_options: kept(OTHERS_KEPT),
+        compactions_options: kept(OTHERS_KEPT),
         // The database is no clone of another.
         detach_options: None,
         metric_level: None,
@@ -173,16 +191,21 @@ mod tests {
     fn settings_are_the_design_s_and_fences_are_kept() {
         let settings = owner();
         settings.validate().unwrap();
-        let collector = settings.garbage_collector_options.unwrap();
-        assert!(collector.wal_fence_options.is_none());
-        assert!(collector.boundary_files_enabled);
+        assert!(settings.garbage_collector_options.is_none());
+        for collector in [log_collector(), collector()] {
+            assert!(collector.wal_fence_options.is_none());
+            assert!(collector.boundary_files_enabled);
+        }
         assert_eq!(settings.flush_interval, None);
         assert_eq!(settings.manifest_poll_interval, Duration::from_secs(1));
         assert_eq!(settings.max_unflushed_bytes, 201_326_592);
         assert!(settings.compactor_options.is_none());
         assert!(settings.object_store_cache_options.root_folder.is_none());
-        assert_eq!(collector.wal_options.unwrap().min_age.as_secs(), 60);
-        assert_eq!(collector.compacted_options.unwrap().min_age.as_secs(), 300);
+        let age = |kept: Option<GarbageCollectorDirectoryOptions>| kept.unwrap().min_age.as_secs();
+        assert_eq!(age(log_collector().wal_options), 60);
+        assert!(log_collector().compacted_options.is_none());
+        assert_eq!(age(collector().compacted_options), 300);
+        assert!(collector().wal_options.is_none());
     }
 
     #[test]

@@ -158,6 +158,70 @@ async fn of_two_owners_that_open_at_once_one_is_fenced() {
     }
 }
 
+/// Number of objects of the write-ahead log that lists of a node have named.
+fn listed_rows(node: &Node) -> u64 {
+    let listed = node.faults.listed.lock().unwrap();
+    let logs = listed
+        .iter()
+        .filter(|(directory, _)| directory.ends_with("/wal"));
+    logs.map(|(_, objects)| objects).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_lists_only_the_rows_that_no_file_has() {
+    for is_planned in [true, false] {
+        let store = Arc::new(InMemory::new());
+        let tail = node(&store).own().await;
+        for position in 0..3_000 {
+            tail.put(&part(1, position, "x")).await.unwrap();
+        }
+        if is_planned {
+            tail.close().await.unwrap();
+        }
+        drop(tail);
+        let rows = logged(&store).await.len();
+        assert!(rows > 3_000, "{rows} objects of the log");
+        let next = node(&store);
+        let tail = next.own().await;
+        let mut copy = TailCopy::open(&next.bucket).await.unwrap().unwrap();
+        while copy.next().await.unwrap().is_some() {}
+        tail.put(&part(1, 3_000, "x")).await.unwrap();
+        // Removals of old rows begin once the take-over has ended.
+        sleep(Duration::from_secs(5)).await;
+        let listed = listed_rows(&next);
+        println!("planned: {is_planned}; {listed} rows listed");
+        let most = if is_planned {
+            10
+        } else {
+            4 * u64::from(ROWS_PER_FILE)
+        };
+        assert!(
+            listed <= most,
+            "{listed} rows listed, at most {most} are right"
+        );
+        assert_eq!(all(&tail).await.len(), 3_001);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_ends_does_not_wait_for_removals() {
+    let store = Arc::new(InMemory::new());
+    let slow = StoreFaults {
+        slow_removals: true,
+        ..StoreFaults::default()
+    };
+    let (bucket, ..) = faulty_over(Arc::clone(&store), slow);
+    let tail = ReplicaTail::open(&bucket, 0).await.unwrap();
+    for position in 0..600 {
+        tail.put(&part(1, position, "x")).await.unwrap();
+    }
+    // A pass has begun, and its removals take an hour.
+    sleep(Duration::from_secs(150)).await;
+    let began = Instant::now();
+    tail.close().await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
 /// An owner that is stopped with a row on its way, and wakes when the next has begun. Returns its answer, and the rows
 /// that the next owner of all has.
 async fn zombie(keep_fences: bool) -> (Result<(), TailErrorKind>, Vec<TailPart>) {
@@ -578,8 +642,8 @@ async fn a_copy_never_misses_rows_that_move_meanwhile() {
     for position in 0..10 {
         tail.put(&part(1, position, "x")).await.unwrap();
     }
-    // The collector of the log runs each minute.
-    sleep(Duration::from_secs(110)).await;
+    // The passes over the log begin after 10, 70 and 130 s.
+    sleep(Duration::from_secs(115)).await;
     let reader = node(&store);
     *reader.faults.hangs_in.lock().unwrap() = Some("/wal");
     let copy = tokio::spawn({

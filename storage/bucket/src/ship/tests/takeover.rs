@@ -270,6 +270,60 @@ async fn a_store_that_is_handed_over_goes_to_the_successor_at_once() {
     assert!(matches!(refused, OwnerError::Owned { .. }), "{refused}");
 }
 
+/// Number of reads of files of rows by a node.
+fn reads_of_rows(remote: &Remote) -> u64 {
+    let read = remote.faults.read.lock().unwrap();
+    let files = read
+        .iter()
+        .filter(|(directory, _)| directory.ends_with("/compacted"));
+    files.map(|(_, reads)| reads).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_take_over_reads_each_row_once() {
+    paused_clock();
+    let inner = Arc::default();
+    let (remote, others) = (remote_over(Arc::clone(&inner)), remote_over(inner));
+    let a = owner(&remote, "a").await;
+    let mut b = Waiting::new(&others, "b").await;
+    until_named(&others, &["b"]).await;
+    for number in 0..300 {
+        a.append(number, Durability::Replicated).await.unwrap();
+    }
+    a.stop.send(true).unwrap();
+    assert!(matches!(a.runs.await.unwrap(), ShipEnd::Shipped));
+    assert_eq!(b.claims(TTL).await, Some(None));
+    let claim = claim("b", b.membership.incarnation());
+    let fenced = ReplicaOwner::fence(&others.bucket, &claim).await.unwrap();
+    let claimed = reads_of_rows(&others);
+    let copy = ReplicaCopy::of_fenced(&others.bucket, &Lines, fenced.tail()).await;
+    let copy = copy.unwrap().unwrap();
+    let config = config(true);
+    let machine = others.made(copy, &config, RestoredAs::Store, None).await;
+    let fetched = reads_of_rows(&others);
+    let engine = open(machine.path(), config);
+    let mut parts = parts(&others, Arc::clone(&engine), Some(fenced.term()));
+    parts.claim = claim;
+    let owner = ReplicaOwner::begin(parts, Some(fenced)).await.unwrap();
+    let begun = reads_of_rows(&others);
+    println!(
+        "{} reads of rows, then {}",
+        fetched - claimed,
+        begun - fetched
+    );
+    // The row of the manifest is looked for again.
+    assert!(begun - fetched <= 3 && fetched - claimed > 5);
+    assert_eq!(owner.term(), 2);
+    assert_eq!(records(&engine), numbered(300, 100));
+    let (stop, stopped) = watch::channel(false);
+    let runs = tokio::spawn(owner.run(stopped, watch::channel(false).1));
+    let last = append(&engine, data(300, 100), Durability::Replicated).await;
+    last.unwrap();
+    stop.send(true).unwrap();
+    assert!(matches!(runs.await.unwrap(), ShipEnd::Shipped));
+    assert_eq!(remote.restored().await, numbered(301, 100));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_process_that_replaces_the_owner_waits_behind_stand_bys() {
     paused_clock();
