@@ -5,7 +5,7 @@
 //! engine's thread: a flush settles 40 tickets ─▶ `Wakes` lists their tasks ─ the first wakes `run`
 //! event loop:      `run` wakes the 40 tasks ─▶ their answers leave in one write
 //! event loop:      40 tasks gather appends ─ the first wakes `run`
-//!                  `run` writes the appends that need no flush ─▶ their tickets are settled
+//!                  `run` writes the appends that need no flush, or one that does ─▶ their tickets are settled
 //! ```
 //!
 //! A wake-up from another thread costs the event loop a lock and a write to an eventfd. A wake-up by the loop's own
@@ -59,15 +59,15 @@ impl Wake for JoinedWaker {
     }
 }
 
-/// Submits a batch, as [`Append::submit`](wald_storage::Append::submit). The event loop itself writes appends that need no
-/// flush, once it has taken in everything that has arrived.
+/// Submits a batch, as [`Append::gather`](wald_storage::Append::gather). The event loop itself writes appends that need no
+/// flush, and flushes a lone one that does, once it has taken in everything that has arrived.
 pub(crate) fn submit(
     engine: &Arc<dyn LogEngine>,
     session: Option<&Session>,
     batch: Batch,
     durability: Option<Durability>,
 ) -> Ticket {
-    let ticket = engine.submit(session, batch, durability);
+    let ticket = engine.gather(session, batch, durability);
     HERE.with(|here| match here.get() {
         Some(wakes) => {
             if GATHERED.replace(Some(Arc::clone(engine))).is_none() {

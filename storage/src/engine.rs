@@ -214,8 +214,15 @@ impl Core {
     }
 
     /// Takes a request, perhaps of a session, into the queue. Without a `level`, the sync modes of its logs
-    /// decide when it is answered. A refusal here ends the session, unless only room is missing now.
-    fn accept(&self, session: Option<&Session>, batch: Batch, level: Option<Durability>) -> Ticket {
+    /// decide when it is answered. A refusal here ends the session, unless only room is missing now. `gathered`: the
+    /// caller calls [`Core::write_gathered`] next.
+    fn accept(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        level: Option<Durability>,
+        gathered: bool,
+    ) -> Ticket {
         if session.is_some_and(Session::has_ended_at_intake) {
             return Ticket::refused(AppendError::SessionEnded);
         }
@@ -257,6 +264,7 @@ impl Core {
             cost,
             submitted: self.journal.clock.monotonic(),
             session: session.cloned(),
+            gathered,
         };
         self.inbox.hand_over(submission);
         ticket

@@ -571,6 +571,17 @@ pub trait Append: Send + Sync + 'static {
         durability: Option<Durability>,
     ) -> Ticket;
 
+    /// Takes a batch in as [`Append::submit`], for a caller that then calls [`Append::write_gathered`]. The batch may stay
+    /// unwritten until then, whatever its durability.
+    fn gather(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        durability: Option<Durability>,
+    ) -> Ticket {
+        self.submit(session, batch, durability)
+    }
+
     /// Puts `next` behind `batch`, so that they are submitted as one, if no client can see the difference.
     /// Both must hold only records of one log, and each must be valid alone. The conditions of `next` must
     /// follow from the conditions of `batch`. Both must belong to one session, in this order, and ask for one
@@ -580,8 +591,9 @@ pub trait Append: Send + Sync + 'static {
     /// Returns `next` if these conditions do not hold.
     fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch>;
 
-    /// Writes all submitted batches on this thread. If that could take long, other threads write them instead,
-    /// so this may be called where nothing may block.
+    /// Writes all batches that were taken in on this thread. If a batch waits alone for a flush, and flushes are short on this
+    /// device, this thread flushes it, too: to wake another thread would take about as long. All other work is left to
+    /// other threads, so this may be called where nothing may block for long.
     fn write_gathered(&self);
 
     /// Makes everything accepted before as safe as `target`. Returns the position below which everything is

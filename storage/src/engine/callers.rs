@@ -3,6 +3,9 @@
 //! A caller that gathers requests, such as an event loop in one of its turns, writes them when it has nothing more to
 //! take in. To wake a thread takes longer than to write. But a caller does no work that may take long: drivers write
 //! large queues, begin new segments, and write while the device is slow.
+//!
+//! A caller also flushes a request that waits alone for it, if flushes are short: two wake-ups of threads take about as
+//! long as such a flush. Requests of several callers are left to the drivers, where the next ones gather meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -16,13 +19,19 @@ pub(super) const MARGIN_BYTES: u64 = 16 << 10;
 const LONG_WRITE: Duration = Duration::from_millis(20);
 const AFTER_LONG_WRITE: Duration = Duration::from_secs(1);
 
-/// Decides which writes are short enough for callers.
+/// Longest flush of a device on which callers flush. Longer ones hold an event loop up for more than two wake-ups of
+/// threads cost.
+const SHORT_FLUSH: Duration = Duration::from_micros(300);
+
+/// Decides which writes and flushes are short enough for callers.
 #[derive(Default)]
 pub(super) struct Callers {
     /// Bytes that the committer can write without an action that may take long.
     pub(super) room: u64,
     /// Callers write nothing before this time.
     pub(super) slow_until: Option<Instant>,
+    /// Whether the last flush was short.
+    pub(super) flushes_are_short: bool,
 }
 
 impl Callers {
@@ -30,6 +39,11 @@ impl Callers {
     pub(super) fn may_write(&self, bytes: u64, now: Instant) -> bool {
         let slow = self.slow_until.is_some_and(|until| until > now);
         !slow && bytes <= SHORT_BYTES && bytes + MARGIN_BYTES <= self.room
+    }
+
+    /// Notes the time of a flush, by a caller or a driver. After a long one drivers flush, until they are short again.
+    pub(super) fn flushed(&mut self, took: Duration) {
+        self.flushes_are_short = took <= SHORT_FLUSH;
     }
 
     /// Notes the time of a caller's write, which ended at `now`.

@@ -1,4 +1,5 @@
-//! Drives the committer from two identical threads. Callers write appends that need no flush.
+//! Drives the committer from two identical threads. Callers write appends that need no flush, and flush a lone one
+//! that does (`callers.rs`).
 //!
 //! Each driver takes the next job: a flush, if a request waits for one and none runs; otherwise the write of
 //! the queue. So the thread that a lone request wakes writes it and flushes it, with one wake-up in all.
@@ -47,6 +48,8 @@ struct DriverState {
     urgent: bool,
     /// Whether an operation in the queue is not an append, so that it may take long.
     long: bool,
+    /// Whether a caller looks after the queue, for which no driver was woken.
+    gathered: bool,
     queued_bytes: u64,
     queued_requests: usize,
     callers: Callers,
@@ -83,8 +86,18 @@ impl DriverState {
         !self.writing && !self.queue.is_empty()
     }
 
+    /// Whether the queue is one append that waits for a flush, and nothing else is under way.
+    fn is_lone(&self) -> bool {
+        let [only] = self.queue.as_slice() else {
+            return false;
+        };
+        let is_append = only.requests == 1 && only.level == Durability::Durable && !self.long;
+        is_append && !self.flushing && self.can_write() && self.gather_until.is_none()
+    }
+
     fn take_queue(&mut self) -> Vec<Submission> {
         self.urgent = false;
+        self.gathered = false;
         self.long = false;
         self.gather_until = None;
         self.queued_bytes = 0;
@@ -120,12 +133,14 @@ impl Accepts for Intake {
         }
         let urgent = submission.level < Durability::Durable;
         let append = matches!(submission.operation, Operation::Append { .. });
+        let is_gathered = submission.gathered;
         state.urgent |= urgent;
         state.long |= !append;
         state.queued_bytes += submission.cost;
         state.queued_requests += submission.requests as usize;
         state.queue.push(submission);
-        if !append || !urgent {
+        state.gathered |= is_gathered;
+        if !append || !(urgent || is_gathered) {
             self.hand_on(&state);
         }
         None
@@ -134,18 +149,26 @@ impl Accepts for Intake {
 
 impl Intake {
     /// Takes the queue for a caller that writes it. If a driver must write the queue instead, wakes one.
-    fn take_gathered(&self, now: Instant) -> Option<Vec<Submission>> {
+    fn take_gathered(&self, now: Instant) -> Option<Gathered> {
         let mut state = self.state.lock();
         // The thread that writes looks again.
-        if !state.urgent || !state.can_write() {
+        if !(state.urgent || state.gathered) || !state.can_write() {
             return None;
         }
-        if state.long || !state.callers.may_write(state.queued_bytes, now) {
+        state.gather_until = state.gather_until.filter(|until| *until > now);
+        let flushes = state.callers.flushes_are_short && state.is_lone();
+        let is_short = !state.long && state.callers.may_write(state.queued_bytes, now);
+        if !is_short || !(state.urgent || flushes) {
+            state.gathered = false;
             self.hand_on(&state);
             return None;
         }
         state.writing = true;
-        Some(state.take_queue())
+        state.flushing |= flushes;
+        Some(Gathered {
+            submissions: state.take_queue(),
+            flushes,
+        })
     }
 
     /// Takes the whole queue, for a caller that drives without threads.
@@ -259,6 +282,11 @@ impl Intake {
         let mut state = self.wrote(written);
         let took = now.saturating_duration_since(began);
         state.callers.wrote(took, now);
+        self.look_again(&state, core, now);
+    }
+
+    /// Wakes a driver for the work that a caller has left, now or later.
+    fn look_again(&self, state: &DriverState, core: &Core, now: Instant) {
         // The thread that flushes looks again.
         let flush_at = match core.journal.wants_flush() {
             true => Some(now),
@@ -281,13 +309,27 @@ impl Intake {
     }
 
     /// Notes a flush that answered `answered` requests and ended at `now`, after `took`.
-    fn flushed(&self, answered: usize, now: Instant, took: Duration) {
+    fn flushed(
+        &self,
+        answered: usize,
+        now: Instant,
+        took: Duration,
+    ) -> MutexGuard<'_, DriverState> {
         let mut state = self.state.lock();
         state.flushing = false;
+        state.callers.flushed(took);
         state.answered = answered;
         let most = took.saturating_mul(2).min(MOST_GATHERING);
         state.gather_until = (answered > 1).then(|| now + most);
+        state
     }
+}
+
+/// The queue for a caller.
+struct Gathered {
+    submissions: Vec<Submission>,
+    /// Whether the caller also flushes: nothing else is under way.
+    flushes: bool,
 }
 
 /// Body of one driver. If it panics, which would be a bug, the journal fails, so that no caller waits for
@@ -325,13 +367,7 @@ fn run(core: &Arc<Core>) {
                 core.committer.lock().mark();
                 core.intake.marked();
             }
-            Job::Flush => {
-                let began = core.journal.clock.monotonic();
-                let answered = core.journal.flush();
-                let now = core.journal.clock.monotonic();
-                let took = now.saturating_duration_since(began);
-                core.intake.flushed(answered, now, took);
-            }
+            Job::Flush => drop(core.flush()),
             Job::Stop => return,
         }
     }
@@ -351,16 +387,33 @@ impl Core {
         }
     }
 
-    /// Writes the requests that callers have gathered, on this thread, unless they are for a driver.
+    /// Flushes, for the driver or caller that has taken this on.
+    fn flush(&self) -> MutexGuard<'_, DriverState> {
+        let began = self.journal.clock.monotonic();
+        let answered = self.journal.flush();
+        let now = self.journal.clock.monotonic();
+        let took = now.saturating_duration_since(began);
+        self.intake.flushed(answered, now, took)
+    }
+
+    /// Writes the requests that callers have gathered, on this thread, unless they are for a driver. Also flushes a lone
+    /// one.
     pub(crate) fn write_gathered(&self) {
         let began = self.journal.clock.monotonic();
-        let Some(submissions) = self.intake.take_gathered(began) else {
+        let Some(gathered) = self.intake.take_gathered(began) else {
             return;
         };
-        let write = std::panic::AssertUnwindSafe(|| self.write(submissions));
-        match std::panic::catch_unwind(write) {
-            Ok(written) => self.intake.wrote_gathered(written, self, began),
-            Err(panic) => panicked(self, &*panic, 0),
+        let work = || {
+            let written = self.write(gathered.submissions);
+            self.intake.wrote_gathered(written, self, began);
+            if gathered.flushes {
+                let state = self.flush();
+                let now = self.journal.clock.monotonic();
+                self.intake.look_again(&state, self, now);
+            }
+        };
+        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+            panicked(self, &*panic, 0);
         }
     }
 
@@ -514,7 +567,7 @@ mod tests {
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
         let now = core.journal.clock.monotonic();
-        core.intake.flushed(0, now, Duration::ZERO);
+        drop(core.intake.flushed(0, now, Duration::ZERO));
         assert_eq!(level_of(&mut durable), Some(Durability::Durable));
 
         let left = |mut ticket: Ticket, requests: usize| {
@@ -540,6 +593,76 @@ mod tests {
         let mut last = gather(&core, 1);
         core.write_gathered();
         assert_eq!(level_of(&mut last), Some(Durability::Written));
+    }
+
+    /// A request for its caller to write, and to flush if it is alone.
+    fn gather_durable(core: &Core) -> Ticket {
+        core.accept(None, of(1), Some(Durability::Durable), true)
+    }
+
+    #[test]
+    fn caller_flushes_a_lone_request_where_flushes_are_short() {
+        let core = core();
+        // Neither the room nor the time of a flush is known yet.
+        let mut first = gather_durable(&core);
+        core.write_gathered();
+        assert_eq!(write_next(&core), 1);
+        assert_eq!(level_of(&mut first), None);
+        assert!(matches!(core.intake.next(&core), Job::Flush));
+        drop(core.flush());
+        assert_eq!(level_of(&mut first), Some(Durability::Durable));
+        core.intake.state.lock().callers.flushes_are_short = true;
+
+        let mut lone = gather_durable(&core);
+        core.write_gathered();
+        assert_eq!(level_of(&mut lone), Some(Durability::Durable));
+        assert!(!core.intake.state.lock().flushing);
+        core.intake.state.lock().callers.flushes_are_short = true;
+
+        let left = |core: &Core, mut tickets: Vec<Ticket>| {
+            core.write_gathered();
+            for ticket in &mut tickets {
+                assert_eq!(level_of(ticket), None);
+            }
+            assert_eq!(write_next(core), tickets.len());
+            core.journal.flush();
+            for ticket in &mut tickets {
+                assert_eq!(level_of(ticket), Some(Durability::Durable));
+            }
+        };
+        // Several are for a driver, where the next ones gather.
+        left(&core, vec![gather_durable(&core), gather_durable(&core)]);
+        // After a long flush, too.
+        let long = Duration::from_millis(1);
+        core.intake.state.lock().callers.flushed(long);
+        left(&core, vec![gather_durable(&core)]);
+        core.intake.state.lock().callers.flushes_are_short = true;
+        // And while another thread flushes: the next group gathers for that one.
+        core.intake.state.lock().flushing = true;
+        let mut behind = gather_durable(&core);
+        core.write_gathered();
+        assert_eq!(level_of(&mut behind), None);
+        let now = core.journal.clock.monotonic();
+        drop(core.intake.flushed(1, now, long));
+        left(&core, vec![behind]);
+    }
+
+    #[test]
+    fn driver_takes_a_request_that_came_while_a_caller_flushed() {
+        let core = core();
+        drop(gather_durable(&core));
+        assert_eq!(write_next(&core), 1);
+        drop(core.flush());
+        let next = next_is_a_write(&core);
+        // As in the middle of a caller's flush.
+        core.intake.state.lock().flushing = true;
+        drop(gather_durable(&core));
+        core.write_gathered();
+        let state = core.flush();
+        core.intake
+            .look_again(&state, &core, core.journal.clock.monotonic());
+        drop(state);
+        assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
     }
 
     #[test]
@@ -575,6 +698,7 @@ mod tests {
                 requests: 1,
                 submitted: core.journal.clock.monotonic(),
                 session: None,
+                gathered: false,
             });
             ticket
         };
@@ -611,7 +735,7 @@ mod tests {
         wrote(&core);
         // One of three callers comes back. The flush took 1 s, but the wait is shorter.
         let now = core.journal.clock.monotonic();
-        core.intake.flushed(3, now, Duration::from_secs(1));
+        drop(core.intake.flushed(3, now, Duration::from_secs(1)));
         let next = next_is_a_write(&core);
         queue(&core, 1);
         assert_eq!(next.recv_timeout(Duration::from_secs(60)), Ok(true));
@@ -626,7 +750,7 @@ mod tests {
         assert!(matches!(core.intake.next(&core), Job::Flush));
         core.journal.flush();
         let now = core.journal.clock.monotonic();
-        core.intake.flushed(0, now, Duration::ZERO);
+        drop(core.intake.flushed(0, now, Duration::ZERO));
         gather_for_a_day(&core);
         core.intake.state.lock().mark_at = Some(now);
         queue(&core, 1);
@@ -648,8 +772,8 @@ mod tests {
         // Few bytes gather.
         queue(&core, 1);
         assert!(!core.intake.state.lock().wants_write());
-        core.intake
-            .flushed(0, core.journal.clock.monotonic(), Duration::ZERO);
+        let now = core.journal.clock.monotonic();
+        drop(core.intake.flushed(0, now, Duration::ZERO));
         assert!(core.journal.wants_flush());
         // The next flush also takes a request that still waits for others to gather.
         gather_for_a_day(&core);

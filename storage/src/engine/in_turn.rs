@@ -42,7 +42,7 @@ impl Core {
 
     /// Takes a request of no session into the queue.
     pub(crate) fn enqueue(&self, batch: Batch, level: Durability) -> Ticket {
-        self.accept(None, batch, Some(level))
+        self.accept(None, batch, Some(level), false)
     }
 }
 
@@ -88,7 +88,7 @@ mod of_tests {
             batch: Batch,
             level: Durability,
         ) -> Ticket {
-            self.accept(Some(session), batch, Some(level))
+            self.accept(Some(session), batch, Some(level), false)
         }
 
         /// Does one step of the sorter, as its thread would. Returns whether there was work.
@@ -132,7 +132,7 @@ mod of_tests {
 
         /// Queues a request that is answered after the event that the sync modes of its logs name.
         pub(crate) fn enqueue_by_mode(&self, session: Option<&Session>, batch: Batch) -> Ticket {
-            self.accept(session, batch, None)
+            self.accept(session, batch, None, false)
         }
     }
 }

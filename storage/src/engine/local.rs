@@ -174,7 +174,16 @@ impl Append for LocalEngine {
         batch: Batch,
         durability: Option<Durability>,
     ) -> Ticket {
-        self.core.accept(session, batch, durability)
+        self.core.accept(session, batch, durability, false)
+    }
+
+    fn gather(
+        &self,
+        session: Option<&Session>,
+        batch: Batch,
+        durability: Option<Durability>,
+    ) -> Ticket {
+        self.core.accept(session, batch, durability, true)
     }
 
     fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch> {

@@ -163,6 +163,8 @@ pub(crate) struct Submission {
     pub(crate) submitted: Instant,
     /// The session, whose earlier refusal also refuses this request.
     pub(crate) session: Option<Session>,
+    /// Whether its caller looks after the queue next (`Append::write_gathered`), so that no thread need be woken now.
+    pub(crate) gathered: bool,
 }
 
 impl Submission {
@@ -438,6 +440,7 @@ impl<T: SegmentTail> Committer<T> {
             requests,
             submitted,
             session,
+            gathered: _,
         } = submission;
         let ended = session.as_ref().is_some_and(Session::has_ended_in_turn);
         let mut deleted = None;

@@ -43,6 +43,7 @@ impl Inbox {
             requests: 1,
             submitted: self.journal.clock.monotonic(),
             session: None,
+            gathered: false,
         };
         self.hand_over(submission);
     }

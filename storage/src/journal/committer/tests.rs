@@ -326,6 +326,7 @@ impl Fixture {
                 requests: 1,
                 submitted: clock.monotonic(),
                 session: None,
+                gathered: false,
             });
         }
         self.committer.commit(submissions);
