@@ -61,7 +61,9 @@ type settings struct {
 	retry             RetryPolicy
 	credentials       credentials.TransportCredentials
 	dial              []grpc.DialOption
-	tls               tlsFiles
+	// Nil: the default.
+	sharedAppends *bool
+	tls           tlsFiles
 	// Nil: calls carry no token.
 	token              *tokenSource
 	allowInsecureToken bool
