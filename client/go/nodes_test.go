@@ -268,6 +268,23 @@ func TestStreamThroughAnotherNodeStaysAndTheNextIsDirect(t *testing.T) {
 	}
 }
 
+func TestEachAnswerOfASharedStreamCanLeadToTheOwner(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	a.speakFor(b.address)
+	client := dial(t, a.address)
+	wait := func(pause time.Duration) {
+		client.nodes.mutex.Lock()
+		defer client.nodes.mutex.Unlock()
+		client.nodes.nextApproach = time.Now().Add(pause)
+	}
+	wait(time.Hour)
+	appends(t, client)
+	wait(0)
+	appends(t, client)
+	goesTo(t, client, b.address)
+	expectCalls(t, &a.fake, 1, 0)
+}
+
 func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
 	a, b, c := newNode(t), newNode(t), newNode(t)
 	arrived, answer := make(chan struct{}), make(chan struct{})
@@ -276,7 +293,6 @@ func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
 		<-answer
 		return &waldv1.GetTailResponse{FirstLsn: new(uint64(0)), TailLsn: new(uint64(9))}, nil
 	}
-	a.speakFor(c.address)
 	client := dial(t, a.address)
 	late := make(chan error)
 	go func() {
@@ -286,6 +302,7 @@ func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
 	<-arrived
 	a.fail(movedTo(b.address))
 	appends(t, client)
+	a.speakFor(c.address)
 	close(answer)
 	if err := <-late; err != nil {
 		t.Error(err)
