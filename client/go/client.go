@@ -108,7 +108,8 @@ func WithTransportCredentials(creds credentials.TransportCredentials) DialOption
 	return func(s *settings) { s.credentials = creds }
 }
 
-// WithGRPC hands options to grpc.NewClient, such as interceptors.
+// WithGRPC hands options to grpc.NewClient, such as interceptors. Each append is then a call of its
+// own, unless [WithSharedAppends] is given as well.
 func WithGRPC(options ...grpc.DialOption) DialOption {
 	return func(s *settings) { s.dial = append(s.dial, options...) }
 }

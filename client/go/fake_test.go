@@ -55,12 +55,14 @@ func (f *fake) AppendSession(s sessionStream) error {
 		return f.session(s)
 	}
 	first, err := s.Recv()
-	if err != nil {
+	if err == nil {
+		s = &rewound{sessionStream: s, first: first}
+	}
+	if !first.GetIndependent() && f.session != nil {
 		return f.session(s)
 	}
-	s = &rewound{sessionStream: s, first: first}
-	if !first.GetIndependent() {
-		return f.session(s)
+	if err != nil {
+		return err
 	}
 	f.streams.Add(1)
 	if f.shared != nil {

@@ -119,6 +119,9 @@ func (c *Client) share(ctx context.Context, message *waldv1.AppendSessionRequest
 	if !c.settings.sharesAppends() {
 		return nil, errUnary
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if _, found := metadata.FromOutgoingContext(ctx); found {
 		return nil, errUnary
 	}
@@ -128,13 +131,9 @@ func (c *Client) share(ctx context.Context, message *waldv1.AppendSessionRequest
 		return nil, errUnary
 	}
 	request := &sharedRequest{body: body, done: make(chan struct{})}
-	var stream *sharedStream
-	var id uint64
-	for added := false; !added; {
-		if stream = c.nodes.shared(stream); stream == nil {
-			return nil, errUnary
-		}
-		id, added = stream.add(request)
+	stream, id := c.nodes.share(request)
+	if stream == nil {
+		return nil, errUnary
 	}
 	a.at = stream.at
 	select {
@@ -195,22 +194,28 @@ var (
 	sharedFormat = grpc.ForceCodecV2(sharedCodec{encoding.GetCodecV2(encodingproto.Name)})
 )
 
-// shared is the stream of the current server, but another one than a stream that takes no more
-// requests. Nil: the server gets unary calls.
-func (n *nodes) shared(full *sharedStream) *sharedStream {
+// share queues a request on the stream of the current server. A nil stream: the server gets unary
+// calls.
+func (n *nodes) share(request *sharedRequest) (stream *sharedStream, id uint64) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	at := n.current
 	if n.closed || !at.unaryUntil.IsZero() && time.Now().Before(at.unaryUntil) {
-		return nil
+		return nil, 0
 	}
-	if at.stream == nil || at.stream == full {
-		at.stream = at.openShared()
+	if at.stream != nil {
+		if id, added := at.stream.add(request); added {
+			return at.stream, id
+		}
 	}
-	return at.stream
+	at.stream = at.openShared()
+	// The stream has its first request before it can fail.
+	id, _ = at.stream.add(request)
+	go at.stream.write()
+	return at.stream, id
 }
 
-// openShared opens a stream to a server. The caller holds the mutex of nodes.
+// openShared makes a stream to a server. The caller holds the mutex of nodes, and starts `write`.
 func (at *node) openShared() *sharedStream {
 	ctx, cancel := context.WithCancel(context.Background())
 	watched, attempt := watchSending(ctx)
@@ -229,7 +234,6 @@ func (at *node) openShared() *sharedStream {
 	s.mutex.Unlock()
 	at.calls++
 	at.of.streams.Add(1)
-	go s.write()
 	return s
 }
 

@@ -291,11 +291,26 @@ func TestAppendThatTimesOutBeforeItIsSentIsNotApplied(t *testing.T) {
 	isDue(t, client, 0)
 }
 
+func TestAppendWhoseContextHasEndedIsNotSent(t *testing.T) {
+	f := &fake{append: appended(7)}
+	client := f.start(t)
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 20 {
+		if _, err := client.Append(ended, "a", Text("x")); failureOf(err).Outcome != NotApplied || !errors.Is(err, context.Canceled) {
+			t.Errorf("got %#v", err)
+		}
+	}
+	if sharedOf(client) != nil {
+		t.Error("a stream was opened")
+	}
+}
+
 func TestStreamThatEndsForOneMessageMakesEachAppendAUnaryCall(t *testing.T) {
 	old := refusal(codes.FailedPrecondition, ErrPositionMismatch, stated(NotApplied, Never))
 	for _, end := range []error{
 		refusal(codes.InvalidArgument, ErrMalformedRequest, stated(NotApplied, Never)),
-		// Of a server that does not know independent requests.
+		// A server that does not know independent requests ends the stream with this one.
 		old,
 		waldv1.UnimplementedWalServiceServer{}.AppendSession(nil),
 	} {
@@ -535,7 +550,13 @@ func TestSharedStreamsLeaveNoGoroutine(t *testing.T) {
 	client.Close()
 	client = hanging.dial(t, WithTimeout(20*time.Millisecond))
 	client.Append(context.Background(), "a", Text("x"))
+	stream := sharedOf(client)
 	client.Close()
+	stream.mutex.Lock()
+	if !stream.ended {
+		t.Error("Close did not wait for the stream")
+	}
+	stream.mutex.Unlock()
 	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			stacks := make([]byte, 1<<20)
