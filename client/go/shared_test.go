@@ -524,11 +524,16 @@ func TestCloseWaitsForSharedAppendsAndHalfClosesTheirStream(t *testing.T) {
 		t.Error("Close did not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
+	began := time.Now()
 	close(answer)
 	if err := <-result; err != nil {
 		t.Error(err)
 	}
 	<-closing
+	// The end of an idle stream comes later.
+	if took := time.Since(began); took >= sharedIdle {
+		t.Errorf("Close took %v", took)
+	}
 	if err := <-end; !errors.Is(err, io.EOF) {
 		t.Errorf("the stream ended with %v", err)
 	}
