@@ -182,7 +182,7 @@ func (c *Client) Append(ctx context.Context, log string, record Record, options 
 		Condition:  s.condition.proto(),
 		Durability: s.durability,
 	}
-	answer, failure := call(ctx, c, writing(s.condition.repeat()), c.wal.Append, request)
+	answer, failure := call(ctx, c, writing(s.condition.repeat()), c.sendAppend, request)
 	if failure != nil {
 		return Ack{}, failure
 	}
@@ -205,7 +205,7 @@ func (c *Client) Append(ctx context.Context, log string, record Record, options 
 // AppendBatch appends to one or more logs, all or nothing, with conditions; may move cursors
 // in the same step. Readers see each log's part whole or not at all.
 func (c *Client) AppendBatch(ctx context.Context, batch Batch) (BatchAck, error) {
-	answer, failure := call(ctx, c, writing(batch.repeat()), c.wal.AppendBatch, batch.proto())
+	answer, failure := call(ctx, c, writing(batch.repeat()), c.sendBatch, batch.proto())
 	if failure != nil {
 		return BatchAck{}, failure
 	}

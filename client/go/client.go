@@ -61,7 +61,9 @@ type settings struct {
 	retry             RetryPolicy
 	credentials       credentials.TransportCredentials
 	dial              []grpc.DialOption
-	tls               tlsFiles
+	// Nil: the default.
+	sharedAppends *bool
+	tls           tlsFiles
 	// Nil: calls carry no token.
 	token              *tokenSource
 	allowInsecureToken bool
@@ -106,7 +108,8 @@ func WithTransportCredentials(creds credentials.TransportCredentials) DialOption
 	return func(s *settings) { s.credentials = creds }
 }
 
-// WithGRPC hands options to grpc.NewClient, such as interceptors.
+// WithGRPC hands options to grpc.NewClient, such as interceptors. Each append is then a call of its
+// own, unless [WithSharedAppends] is given as well.
 func WithGRPC(options ...grpc.DialOption) DialOption {
 	return func(s *settings) { s.dial = append(s.dial, options...) }
 }

@@ -20,6 +20,8 @@
 // broke underway, because they cannot be applied twice. A plain append whose connection broke
 // is not repeated: its outcome is unknown.
 //
+// Appends of a client share one stream; see [WithSharedAppends].
+//
 // Several nodes can share a store, which one of them owns. [Dial] takes a list of them. The client
 // calls one at a time, and follows the owner.
 //

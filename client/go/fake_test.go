@@ -2,12 +2,17 @@ package wald
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"wald.dev/client/go/waldv1"
 )
@@ -20,7 +25,13 @@ type fake struct {
 	server   *grpc.Server
 	options  []grpc.ServerOption
 
-	append  func(*waldv1.AppendRequest) (*waldv1.AppendResponse, error)
+	append func(*waldv1.AppendRequest) (*waldv1.AppendResponse, error)
+	batch  func(*waldv1.AppendBatchRequest) (*waldv1.AppendBatchResponse, error)
+	// Serves a stream of independent requests. Nil: each gets the answer of append or batch.
+	shared func(sessionStream) error
+	// Numbers of unary appends and of streams of independent requests.
+	unary, streams atomic.Int32
+
 	session func(waldv1.WalService_AppendSessionServer) error
 	scan    func(*waldv1.ScanRequest, waldv1.WalService_ScanServer) error
 	tail    func(*waldv1.GetTailRequest) (*waldv1.GetTailResponse, error)
@@ -30,9 +41,92 @@ type fake struct {
 }
 
 func (f *fake) Append(_ context.Context, r *waldv1.AppendRequest) (*waldv1.AppendResponse, error) {
+	f.unary.Add(1)
 	return f.append(r)
 }
-func (f *fake) AppendSession(s waldv1.WalService_AppendSessionServer) error { return f.session(s) }
+func (f *fake) AppendBatch(_ context.Context, r *waldv1.AppendBatchRequest) (*waldv1.AppendBatchResponse, error) {
+	f.unary.Add(1)
+	return f.batch(r)
+}
+
+// AppendSession reads the first request: it knows the kind of the session.
+func (f *fake) AppendSession(s sessionStream) error {
+	if f.append == nil && f.batch == nil && f.shared == nil {
+		return f.session(s)
+	}
+	first, err := s.Recv()
+	if err == nil {
+		s = &rewound{sessionStream: s, first: first}
+	}
+	if !first.GetIndependent() && f.session != nil {
+		return f.session(s)
+	}
+	if err != nil {
+		return err
+	}
+	f.streams.Add(1)
+	if f.shared != nil {
+		return f.shared(s)
+	}
+	return f.answerAll(s)
+}
+
+// answerAll answers independent requests as calls of their own, each as soon as it can.
+func (f *fake) answerAll(s sessionStream) error {
+	var answers sync.WaitGroup
+	defer answers.Wait()
+	var sending sync.Mutex
+	for {
+		request, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		answers.Go(func() {
+			answer := f.answerOf(request)
+			sending.Lock()
+			defer sending.Unlock()
+			s.Send(answer)
+		})
+	}
+}
+
+func (f *fake) answerOf(request *waldv1.AppendSessionRequest) *waldv1.AppendSessionResponse {
+	answer := &waldv1.AppendSessionResponse{RequestId: request.GetRequestId()}
+	var err error
+	if request.Append != nil {
+		answer.AppendAck, err = f.append(request.Append)
+	} else {
+		answer.Ack, err = f.batch(request.Batch)
+	}
+	if err != nil {
+		answer.AppendAck, answer.Ack, answer.Error = nil, nil, encoded(err)
+	}
+	return answer
+}
+
+// encoded is an error as the field of an answer has it.
+func encoded(err error) []byte {
+	refusal, _ := status.FromError(err)
+	bytes, _ := proto.Marshal(refusal.Proto())
+	return bytes
+}
+
+// rewound is a stream whose first request comes again.
+type rewound struct {
+	sessionStream
+	first *waldv1.AppendSessionRequest
+}
+
+func (r *rewound) Recv() (*waldv1.AppendSessionRequest, error) {
+	if first := r.first; first != nil {
+		r.first = nil
+		return first, nil
+	}
+	return r.sessionStream.Recv()
+}
 func (f *fake) Scan(r *waldv1.ScanRequest, s waldv1.WalService_ScanServer) error {
 	return f.scan(r, s)
 }

@@ -45,6 +45,8 @@ type nodes struct {
 	left map[*node]struct{}
 	// The time from which on an owner may be approached.
 	nextApproach time.Time
+	// Counts the streams that appends share.
+	streams sync.WaitGroup
 }
 
 // ownerHeader is the owner of the store, in the header of an answer that came through another node.
@@ -62,6 +64,10 @@ type node struct {
 	conn  *grpc.ClientConn
 	// Number of calls underway.
 	calls int
+	// The stream that appends share; nil before the first.
+	stream *sharedStream
+	// Appends are unary calls until then.
+	unaryUntil time.Time
 }
 
 // newNodes begins at the first server of the list. It checks that each one can be dialled.
@@ -192,6 +198,9 @@ func (n *nodes) move(target string) {
 func (n *nodes) goTo(target string, conn *grpc.ClientConn) {
 	old := n.current
 	n.current, n.moved = &node{of: n, target: target, place: slices.Index(n.list, target), conn: conn}, true
+	if old.stream != nil {
+		old.stream.finish()
+	}
 	if old.calls > 0 {
 		n.left[old] = struct{}{}
 	} else {
@@ -257,13 +266,29 @@ func (n *nodes) NewStream(ctx context.Context, desc *grpc.StreamDesc, method str
 	return stream, err
 }
 
-// close closes all connections, and ends the calls on them.
+// close half-closes the stream of appends, closes all connections, and ends the calls on them.
 func (n *nodes) close() error {
 	n.stop()
 	n.mutex.Lock()
 	current, left := n.current, n.left
 	n.closed, n.left = true, nil
+	if current != nil && current.stream != nil {
+		current.stream.finish()
+	}
 	n.mutex.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		n.streams.Wait()
+		close(ended)
+	}()
+	patience := time.NewTimer(closePatience)
+	defer patience.Stop()
+	select {
+	case <-ended:
+	case <-patience.C:
+	}
+	// No goroutine of a stream outlives its connection.
+	defer func() { <-ended }()
 	for old := range left {
 		old.conn.Close()
 	}

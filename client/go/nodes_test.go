@@ -175,6 +175,20 @@ func goesTo(t *testing.T, client *Client, address string) {
 	}
 }
 
+// endStream ends the stream that the client's appends share, and waits for its end.
+func endStream(t *testing.T, client *Client) {
+	t.Helper()
+	client.nodes.mutex.Lock()
+	stream := client.nodes.current.stream
+	client.nodes.mutex.Unlock()
+	stream.finish()
+	select {
+	case <-stream.ctx.Done():
+	case <-soon(t).Done():
+		t.Fatal("the stream does not end")
+	}
+}
+
 func TestOwnerThatAnswersThroughAnotherNodeIsCalledItself(t *testing.T) {
 	a, b := newNode(t), newNode(t)
 	for _, list := range []string{a.address, a.address + "," + b.address} {
@@ -192,6 +206,8 @@ func TestOwnerThatAnswersThroughAnotherNodeIsCalledItself(t *testing.T) {
 		appends(t, client)
 		b.fail(nil)
 		a.speakFor(b.address)
+		// The header comes with the answers of the next stream.
+		endStream(t, client)
 		appends(t, client)
 		if got := calledEach(a, b); !slices.Equal(got, []int{2, 1}) {
 			t.Errorf("calls %v", got)
@@ -252,6 +268,23 @@ func TestStreamThroughAnotherNodeStaysAndTheNextIsDirect(t *testing.T) {
 	}
 }
 
+func TestEachAnswerOfASharedStreamCanLeadToTheOwner(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	a.speakFor(b.address)
+	client := dial(t, a.address)
+	wait := func(pause time.Duration) {
+		client.nodes.mutex.Lock()
+		defer client.nodes.mutex.Unlock()
+		client.nodes.nextApproach = time.Now().Add(pause)
+	}
+	wait(time.Hour)
+	appends(t, client)
+	wait(0)
+	appends(t, client)
+	goesTo(t, client, b.address)
+	expectCalls(t, &a.fake, 1, 0)
+}
+
 func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
 	a, b, c := newNode(t), newNode(t), newNode(t)
 	arrived, answer := make(chan struct{}), make(chan struct{})
@@ -260,7 +293,6 @@ func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
 		<-answer
 		return &waldv1.GetTailResponse{FirstLsn: new(uint64(0)), TailLsn: new(uint64(9))}, nil
 	}
-	a.speakFor(c.address)
 	client := dial(t, a.address)
 	late := make(chan error)
 	go func() {
@@ -270,6 +302,7 @@ func TestLateAnswerThroughAnOldServerMovesNothing(t *testing.T) {
 	<-arrived
 	a.fail(movedTo(b.address))
 	appends(t, client)
+	a.speakFor(c.address)
 	close(answer)
 	if err := <-late; err != nil {
 		t.Error(err)

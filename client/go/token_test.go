@@ -75,6 +75,24 @@ func (d *door) guard(f *fake) {
 	f.append = func(*waldv1.AppendRequest) (*waldv1.AppendResponse, error) {
 		return &waldv1.AppendResponse{Lsn: new(uint64(7))}, nil
 	}
+	// The opening of a stream is checked with its first request.
+	f.shared = func(stream sessionStream) error {
+		for first := true; ; first = false {
+			request, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err == nil && !first {
+				err = d.check(stream.Context())
+			}
+			if err == nil {
+				err = stream.Send(f.answerOf(request))
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
 }
 
 func tokenFile(t *testing.T, text string) string {
