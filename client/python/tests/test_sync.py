@@ -130,7 +130,7 @@ def test_call_without_an_answer_ends_at_its_timeout(server, client):
     server.soon(server.fake.answers.clear)
     with pytest.raises(wald.DeadlineExceeded):
         client.append("log", "a", timeout=0.05)
-    with no_server() as endpoint, wald.sync.Client(endpoint, timeout=0.05) as nobody:
+    with no_server() as endpoint, wald.sync.Client(endpoint, timeout=0.5) as nobody:
         with pytest.raises(wald.NotSent):
             nobody.append("log", "a")
 
