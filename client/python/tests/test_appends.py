@@ -339,15 +339,14 @@ async def test_option_metadata_interceptors_and_own_channels_have_calls_of_their
 async def test_idle_stream_closes_and_the_next_append_opens_another(soon_idle):
     async with serving() as (fake, client):
         await client.append("log", "x")
-        # It is in use for longer than it may be idle.
-        for _ in range(10):
-            await client.append("log", "x")
-            await asyncio.sleep(0.01)
-        assert fake.calls == ["AppendSession"]
+        # It was in use a moment ago.
+        client._appends._current._check_idle()
+        assert client._appends._current.takes_requests
+        # A request is in flight for longer than the stream may be idle.
         fake.held[b"slow"] = asyncio.Event()
         slow = append(client, "slow")
         await asyncio.sleep(0.2)
-        assert len(fake.streams) == 1
+        assert fake.calls == ["AppendSession"] and client._appends._current.takes_requests
         fake.held[b"slow"].set()
         await slow
         await until(lambda: not fake.streams and not client._appends._streams)

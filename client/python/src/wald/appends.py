@@ -152,8 +152,8 @@ class AppendsStream(SessionCall):
 
     def _check_idle(self) -> None:
         """Half-closes a stream that nobody used for a while, so that it keeps neither the server nor the program."""
-        now = self._loop.time()
-        left = _IDLE_SECONDS if self._waiting else self._idle_since + _IDLE_SECONDS - now
+        self._timer.cancel()
+        left = _IDLE_SECONDS if self._waiting else self._idle_since + _IDLE_SECONDS - self._loop.time()
         if left <= 0:
             if not self.takes_requests:
                 # The server does not end it, and nobody waits.
