@@ -158,8 +158,12 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
 
     def _batch_ack(self, request):
         at = len(self.attempts)
-        appends = [wal_pb2.LogAppend(log=b.log, first_lsn=at, next_lsn=at + len(b.records)) for b in request.batches]
-        return wal_pb2.AppendBatchResponse(appends=appends, durability=types_pb2.DURABILITY_DURABLE)
+        appends = []
+        for batch in request.batches:
+            end = at + len(batch.records)
+            append = wal_pb2.LogAppend(log=batch.log, first_lsn=at, next_lsn=end, durable_lsn=end, timestamp_us=9, log_id=42)
+            appends.append(append)
+        return wal_pb2.AppendBatchResponse(appends=appends, durability=types_pb2.DURABILITY_DURABLE, position=77)
 
     async def GetTail(self, request, context):
         await self._follow_script(request, context)
@@ -270,8 +274,9 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
             self.underway += 1
             try:
                 await self.answers.wait()
-                if request.HasField("append") and request.append.record.data in self.held:
-                    await self.held[request.append.record.data].wait()
+                for data in records_of(content):
+                    if data in self.held:
+                        await self.held[data].wait()
             finally:
                 self.underway -= 1
             if request.HasField("append"):
@@ -305,9 +310,20 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         """Forgets the producer of all batches so far."""
         self.forgotten_below += 1
 
+    def sent(self):
+        """The data of all records that appends and batches brought, also those that were refused, in order."""
+        return [data for request in self.attempts for data in records_of(request)]
+
     def data(self):
         """The applied records, in order."""
         return [record.data.decode() for _, batch in self.applied.values() for record in batch.records]
+
+
+def records_of(request):
+    """The data of the records in an append, or in a batch."""
+    if isinstance(request, wal_pb2.AppendRequest):
+        return [request.record.data.decode()]
+    return [record.data.decode() for batch in request.batches for record in batch.records]
 
 
 async def until(holds, seconds=20):
