@@ -4,7 +4,8 @@
 Appends records of 128 B, IN_FLIGHT at a time, to one log (Wald, DURABLE) or stream (Redis, XADD), and prints one line of JSON with
 the number of acks and the latencies. The first second does not count. `--unary`: each append of Wald is a call of its own.
 
-The Redis client is redis.asyncio with its pool as it is by default: a connection for each command in flight.
+The Redis client is redis.asyncio with its usual pool: a connection for each command in flight. The pool has 100 connections by
+default, and raises an error if a program needs more. It is as large as IN_FLIGHT here.
 """
 
 import asyncio
@@ -34,24 +35,24 @@ async def measure(append, in_flight, seconds):
     return await phase(seconds)
 
 
-async def wald_appends(endpoint, unary, run):
+async def wald_appends(endpoint, unary, in_flight, run):
     import wald
 
     async with wald.Client(endpoint, share_appends=not unary, timeout=60.0) as client:
         return await run(lambda: client.append("bench", DATA, durability=wald.Durability.DURABLE))
 
 
-async def redis_appends(endpoint, _, run):
+async def redis_appends(endpoint, unary, in_flight, run):
     import redis.asyncio
 
     host, _, port = endpoint.rpartition(":")
-    async with redis.asyncio.Redis(host=host, port=int(port)) as client:
+    async with redis.asyncio.Redis(host=host, port=int(port), max_connections=in_flight) as client:
         return await run(lambda: client.xadd("log", {"d": DATA}))
 
 
 async def main(server, endpoint, in_flight, seconds, unary):
     appends = {"wald": wald_appends, "redis": redis_appends}[server]
-    latencies, took = await appends(endpoint, unary, lambda append: measure(append, in_flight, seconds))
+    latencies, took = await appends(endpoint, unary, in_flight, lambda append: measure(append, in_flight, seconds))
     latencies.sort()
 
     def quantile(part):

@@ -285,10 +285,11 @@ async def test_appends_go_to_the_owner_and_earlier_streams_deliver_their_answers
     async with running() as (a, at_a), running() as (b, at_b):
         async with wald.Client(f"127.0.0.1:{at_a}", retry=wald.RetryPolicy(first_pause=100, max_pause=100)) as client:
             a.held["slow"] = asyncio.Event()
-            slow = append(client, "slow")
-            await until(lambda: a.attempts)
+            slow = await sent(a, client, "slow")
+            old = client._appends._current
             client._nodes.current = f"127.0.0.1:{at_b}"
             await many(client, 5)
+            assert not old.takes_requests
             assert len(b.sent()) == 5 and not slow.done()
             a.held["slow"].set()
             assert isinstance(await slow, wald.Ack)
@@ -447,7 +448,7 @@ async def test_option_metadata_interceptors_and_own_channels_have_calls_of_their
 # The end.
 
 
-async def test_idle_stream_closes_and_the_next_append_opens_another(soon_idle):
+async def test_idle_stream_closes_and_the_next_append_opens_another(monkeypatch):
     async with serving() as (fake, client):
         await client.append("log", "x")
         # It was in use a moment ago.
@@ -456,6 +457,9 @@ async def test_idle_stream_closes_and_the_next_append_opens_another(soon_idle):
         # A request is in flight for longer than the stream may be idle.
         fake.held["slow"] = asyncio.Event()
         slow = append(client, "slow")
+        await asyncio.sleep(0)
+        monkeypatch.setattr(appends, "_IDLE_SECONDS", 0.05)
+        client._appends._current._check_idle()
         await asyncio.sleep(0.2)
         assert fake.calls == ["AppendSession"] and client._appends._current.takes_requests
         fake.held["slow"].set()
