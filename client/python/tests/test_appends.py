@@ -479,18 +479,20 @@ async def test_stream_that_the_server_does_not_end_is_given_up(soon_idle):
         await until(lambda: not fake.streams)
 
 
-async def test_close_waits_for_the_appends_underway():
+async def test_close_waits_for_the_appends_underway(monkeypatch):
+    # The stream does not end because it is idle.
+    monkeypatch.setattr(appends, "_IDLE_SECONDS", 100.0)
     async with running() as (fake, port):
         client = wald.Client(f"127.0.0.1:{port}")
         fake.answers.clear()
         tasks = [await sent(fake, client, str(number)) for number in range(5)]
-        closing = asyncio.create_task(client.close())
+        closing = asyncio.create_task(client.close(60))
         await asyncio.sleep(0.05)
         assert not closing.done()
         fake.answers.set()
         assert all(isinstance(ack, wald.Ack) for ack in await asyncio.gather(*tasks))
-        await closing
-        assert not client._appends._streams
+        await asyncio.wait_for(closing, 20)
+        assert fake.ended_well == 1 and not client._appends._streams
 
 
 async def test_close_without_patience_ends_the_appends_underway():

@@ -76,10 +76,17 @@ class Appends:
         message = stream.place_for(request, size)
         return None if message is None else await stream.answer_of(message, request, deadline)
 
-    def half_close(self) -> None:
-        """Sends no more than the requests that wait. The streams end once these are answered."""
+    async def close(self, grace: float | None) -> float | None:
+        """Sends no more than the requests that wait, and waits until they are answered, at most `grace` seconds. Returns the rest
+        of them. Closing a channel waits for these calls only in some versions of gRPC."""
+        now = asyncio.get_running_loop().time
+        began = now()
         for stream in self._streams:
             stream.half_close()
+        if self._streams and grace:
+            await asyncio.wait([stream.ended for stream in self._streams], timeout=grace)
+            grace = max(grace - (now() - began), 0.0)
+        return grace
 
     async def end(self) -> None:
         """Breaks off each stream that has not ended."""
@@ -236,6 +243,8 @@ class AppendsStream(SessionCall):
         try:
             # A request waits here as long as there is no connection, and counts as not sent.
             await self._call.wait_for_connection()
+            # Not before: a channel that cannot connect would go on with its attempts after it was given up.
+            self._watch_status()
             while self.takes_requests or self._queue:
                 while self._queue and not self._call.done():
                     if not await self._write_message(self._queue.popleft()):

@@ -209,10 +209,11 @@ class Client:
         """Ends the connections. Calls underway have `grace` seconds to end; scans and sessions should
         have been closed before."""
         self._closed = True
+        seconds = None if grace is None else to_seconds(grace)
         if self._appends is not None:
-            self._appends.half_close()
+            seconds = await self._appends.close(seconds)
         if self._own is None:
-            await self._nodes.close(None if grace is None else to_seconds(grace))
+            await self._nodes.close(seconds)
         if self._appends is not None:
             await self._appends.end()
 

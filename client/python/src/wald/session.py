@@ -40,6 +40,10 @@ class SessionCall:
         """The token that the call carries."""
         self._call = connection.stub(wal_pb2_grpc.WalServiceStub).AppendSession()
         self._status: tuple | None = None
+
+    def _watch_status(self) -> None:
+        """Takes note of the status as soon as the call ends. Before grpcio 1.85 the call then stays until a garbage collection, and
+        its channel with it."""
         self._call.add_done_callback(self._note_status)
 
     async def _take_answers(self, take: Callable[[wal_pb2.AppendSessionResponse, tuple], None]) -> tuple | None:
@@ -54,7 +58,8 @@ class SessionCall:
                     metadata = tuple(await self._call.initial_metadata())
                 take(answer, metadata)
         except grpc.aio.AioRpcError:
-            await self._wait_for_status()
+            pass
+        await self._wait_for_status()
         return self._status
 
     async def _wait_for_status(self) -> None:
@@ -102,6 +107,7 @@ class AppendStream(SessionCall):
         # A separate writer task: a cancelled sender must not break the stream.
         self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
         super().__init__(client, client._open())
+        self._watch_status()
         self._writer = asyncio.create_task(self._write())
         self.ended = asyncio.create_task(self._read())
 
