@@ -338,6 +338,21 @@ async def test_wrong_message_makes_each_append_a_call_of_its_own(status):
         assert fake.calls.count("AppendSession") == 2
 
 
+async def test_call_after_a_wrong_message_is_one_of_the_current_server():
+    async with running() as (a, at_a), running() as (b, at_b):
+        settings = {"retry": wald.RetryPolicy(first_pause=0.001)}
+        async with wald.Client(f"127.0.0.1:{at_a},127.0.0.1:{at_b}", **settings) as client:
+            a.answers.clear()
+            task = await sent(a, client)
+            client._nodes.current = f"127.0.0.1:{at_b}"
+            # The failure of b leads on to a.
+            b.script.append(DRAINING)
+            a.streams[0].put_nowait(WRONG)
+            a.answers.set()
+            assert isinstance(await task, wald.Ack)
+            assert (a.calls, b.calls) == (["AppendSession", "Append"], ["Append"])
+
+
 async def test_expired_token_of_the_stream_is_read_again(tmp_path):
     file = tmp_path / "token"
     file.write_text("first")
@@ -506,6 +521,17 @@ async def test_close_without_patience_ends_the_appends_underway():
         assert (type(error), error.outcome) == (wald.ConnectionLost, Outcome.UNKNOWN)
         assert "closed" in str(error)
         await until(lambda: not fake.streams)
+
+
+async def test_close_ends_the_streams_of_channels_that_were_given_up():
+    async with running() as (fake, port):
+        client = wald.Client(f"127.0.0.1:{port}")
+        fake.answers.clear()
+        plain = await sent(fake, client)
+        client._nodes.give_up(client.endpoint)
+        await client.close(0)
+        assert type(await asyncio.wait_for(result(plain), 5)) is wald.ConnectionLost
+        assert not client._appends._streams
 
 
 async def test_closed_client_leaves_no_task():
