@@ -57,6 +57,10 @@ class Unanswered(tuple):
     """A failure of a session's stream after the request was applied."""
 
 
+class Ends(tuple):
+    """A failure that ends a stream of independent requests, though it could answer one of them."""
+
+
 def message(cursor, *batches):
     """A piece of a scan: for each batch its first lsn and its records."""
     return wal_pb2.ScanResponse(
@@ -75,10 +79,21 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     ones get `refuses`, the failure of every call of a server that serves nobody, or an ack.
 
     A session treats each request as Wald treats a producer's: the next sequence is appended,
-    a known one acked again.
+    a known one acked again. Independent requests count as appends; of their failures, those that are about
+    the server or the caller, or are not Wald's, end the stream.
     """
 
     def __init__(self):
+        # The methods of the calls that append.
+        self.calls = []
+        # The answers to come on each independent stream.
+        self.streams = []
+        # Independent streams that the client has half-closed, and that ended with all answers.
+        self.ended_well = 0
+        # The metadata of these streams.
+        self.metadata = []
+        # Answers to records with these data wait for their events.
+        self.held = {}
         self.script = deque()
         self.refuses = None
         # The owner that answers through this server, as HOST:PORT; None: this server answers.
@@ -123,6 +138,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return () if self.speaks_for is None else (("wald-owner", self.speaks_for),)
 
     async def Append(self, request, context):
+        self.calls.append("Append")
         await self._follow_script(request, context)
         self.underway += 1
         try:
@@ -130,7 +146,24 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         finally:
             self.underway -= 1
         await context.send_initial_metadata(self._metadata())
+        return self._ack()
+
+    async def AppendBatch(self, request, context):
+        self.calls.append("AppendBatch")
+        await self._follow_script(request, context)
+        return self._batch_ack(request)
+
+    def _ack(self):
         return wal_pb2.AppendResponse(lsn=len(self.attempts), durability=types_pb2.DURABILITY_DURABLE)
+
+    def _batch_ack(self, request):
+        at = len(self.attempts)
+        appends = []
+        for batch in request.batches:
+            end = at + len(batch.records)
+            append = wal_pb2.LogAppend(log=batch.log, first_lsn=at, next_lsn=end, durable_lsn=end, timestamp_us=9, log_id=42)
+            appends.append(append)
+        return wal_pb2.AppendBatchResponse(appends=appends, durability=types_pb2.DURABILITY_DURABLE, position=77)
 
     async def GetTail(self, request, context):
         await self._follow_script(request, context)
@@ -167,6 +200,10 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         if self.speaks_for is not None:
             await context.send_initial_metadata(self._metadata())
         async for request in requests:
+            if request.independent:
+                async for answer in self._independent(request, requests, context):
+                    yield answer
+                return
             await self.open.wait()
             self.arrived(request)
             failure = await self._follow_script(request, context)
@@ -189,6 +226,65 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
             ack = wal_pb2.AppendBatchResponse(appends=[append], durability=types_pb2.DURABILITY_DURABLE)
             yield wal_pb2.AppendSessionResponse(request_id=request.request_id, ack=ack)
 
+    async def _independent(self, first, requests, context):
+        self.calls.append("AppendSession")
+        self.metadata.append(dict(context.invocation_metadata()))
+        answers = asyncio.Queue()
+        self.streams.append(answers)
+        working = {asyncio.create_task(self._read_independent(first, requests, answers))}
+        try:
+            while (answer := await answers.get()) is not None:
+                if isinstance(answer, tuple):
+                    await context.abort(*answer)
+                yield answer
+            self.ended_well += 1
+        finally:
+            self.streams.remove(answers)
+            for task in working:
+                task.cancel()
+
+    async def _read_independent(self, request, requests, answers):
+        """Each request is answered when it is done. None: all are, and no more come."""
+        working = set()
+        try:
+            while request is not grpc.aio.EOF:
+                working.add(asyncio.create_task(self._answer(request, answers)))
+                # The script gives the failures in the order of the requests.
+                await asyncio.sleep(0)
+                request = await anext(requests, grpc.aio.EOF)
+            await asyncio.gather(*working)
+            answers.put_nowait(None)
+        finally:
+            for task in working:
+                task.cancel()
+
+    async def _answer(self, request, answers):
+        content = request.append if request.HasField("append") else request.batch
+        self.attempts.append(content)
+        failure = self.script.popleft() if self.script else self.refuses
+        answer = wal_pb2.AppendSessionResponse(request_id=request.request_id)
+        if failure is not None:
+            code, _, metadata = failure
+            whole = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+            if isinstance(failure, (Ends, Unanswered)) or code in whole or not metadata:
+                answers.put_nowait(tuple(failure))
+                return
+            answer.error = metadata[0][1]
+        else:
+            self.underway += 1
+            try:
+                await self.answers.wait()
+                for data in records_of(content):
+                    if data in self.held:
+                        await self.held[data].wait()
+            finally:
+                self.underway -= 1
+            if request.HasField("append"):
+                answer.append_ack.CopyFrom(self._ack())
+            else:
+                answer.ack.CopyFrom(self._batch_ack(request.batch))
+        answers.put_nowait(answer)
+
     async def Scan(self, request, context):
         self.scans.append(request)
         await self._refuse(context)
@@ -203,13 +299,31 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         finally:
             self.underway -= 1
 
+    async def end_streams(self, client, status=None):
+        """Ends the independent streams, as a change of the owner or of a credential does; None: in good order. Returns when
+        the client knows."""
+        for answers in self.streams:
+            answers.put_nowait(status)
+        await until(lambda: not client._appends._streams)
+
     def forget(self):
         """Forgets the producer of all batches so far."""
         self.forgotten_below += 1
 
+    def sent(self):
+        """The data of all records that appends and batches brought, also those that were refused, in order."""
+        return [data for request in self.attempts for data in records_of(request)]
+
     def data(self):
         """The applied records, in order."""
         return [record.data.decode() for _, batch in self.applied.values() for record in batch.records]
+
+
+def records_of(request):
+    """The data of the records in an append, or in a batch."""
+    if isinstance(request, wal_pb2.AppendRequest):
+        return [request.record.data.decode()]
+    return [record.data.decode() for batch in request.batches for record in batch.records]
 
 
 async def until(holds, seconds=20):

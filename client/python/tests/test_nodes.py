@@ -249,6 +249,7 @@ async def test_owner_that_answers_through_another_server_is_called_itself():
                 await client.append("log", "x")
                 assert client.endpoint == at_a
                 a.speaks_for, b.refuses = at_b, None
+                await a.end_streams(client)
                 await client.append("log", "x")
                 await until(lambda: client.endpoint == at_b)
 

@@ -75,6 +75,7 @@ async def test_refused_token_is_read_again_and_the_call_repeated(reason, kind, t
         await client.append("log", "x")
         door.token = "second"
         file.write_text("second\n")
+        await fake.end_streams(client, reason)
         # A plain append: nothing was applied, so that it is repeated.
         await client.append("log", "x")
         assert len(door.seen) == 3 and len(fake.attempts) == 2

@@ -300,8 +300,11 @@ class Loop:
 
 
 def _without_noise(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Before grpcio 1.85 each of several loops in a process logs an error if another one has read an event first."""
-    if not isinstance(context.get("exception"), BlockingIOError):
+    """Before grpcio 1.85 each of several loops in a process logs an error if another one has read an event first. In all versions a
+    loop logs an error if it reads the last event of a loop that was closed, such as the end of a stream."""
+    error = context.get("exception")
+    late = isinstance(error, RuntimeError) and "PollerCompletionQueue" in str(context.get("handle"))
+    if not late and not isinstance(error, BlockingIOError):
         loop.default_exception_handler(context)
 
 

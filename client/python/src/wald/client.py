@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf import field_mask_pb2
 
+from wald.appends import Appends
 from wald.durable_follower import DurableFollower
 from wald.durable_producer import DurableProducer
 from wald.errors import (
@@ -107,6 +108,10 @@ class Client:
     `metadata` (pairs) goes with every call. `interceptors` are grpc.aio's. `channel` is a channel of the
     caller's own, which the caller closes; the endpoint and the settings of connections and TLS do not count
     then. The client never leaves it for another server.
+
+    `append` and `append_batch` share one stream to each server, which is cheaper than a call for each. With
+    `share_appends=False` each of them is a call of its own, as behind proxies without streams, or for
+    instrumentation that counts calls. This also holds with `metadata`, `interceptors` or `channel`.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class Client:
         keepalive_timeout: Seconds = 5.0,
         silence_timeout: Seconds = 60.0,
         retry: RetryPolicy = RetryPolicy(),
+        share_appends: bool = True,
     ):
         listed, secure = endpoints(endpoint)
         self._nodes = Nodes(listed, self._connect)
@@ -172,6 +178,9 @@ class Client:
             self._options.append(("grpc.enable_http_proxy", 0))
         self._metadata = tuple(metadata)
         self._interceptors = list(interceptors)
+        # These must see each call.
+        sees_calls = self._metadata or self._interceptors or channel is not None
+        self._appends = Appends(self) if share_appends and not sees_calls else None
         self._tls_failure: TlsError | None = None
         self._closed = False
 
@@ -200,8 +209,13 @@ class Client:
         """Ends the connections. Calls underway have `grace` seconds to end; scans and sessions should
         have been closed before."""
         self._closed = True
+        seconds = None if grace is None else to_seconds(grace)
+        if self._appends is not None:
+            seconds = await self._appends.close(seconds)
         if self._own is None:
-            await self._nodes.close(None if grace is None else to_seconds(grace))
+            await self._nodes.close(seconds)
+        if self._appends is not None:
+            await self._appends.end()
 
     @property
     def closed(self) -> bool:
@@ -237,6 +251,7 @@ class Client:
             ),
             Repeat.GUARDED if condition.guards else Repeat.HARMFUL,
             timeout,
+            self._appends,
         )
         return Ack(
             lsn=answer.lsn,
@@ -267,6 +282,7 @@ class Client:
             batch_request(batches, checks, cursors, durability),
             Repeat.GUARDED if guarded else Repeat.HARMFUL,
             timeout,
+            self._appends,
         )
         return batch_ack(answer)
 
@@ -800,9 +816,10 @@ class Client:
             return self._token.changed(used) or (waits and expired and self._token.follows_a_file)
         return repeat.allows(error)
 
-    async def _call(self, name: str, request, repeat: Repeat, timeout: Seconds | None):
+    async def _call(self, name: str, request, repeat: Repeat, timeout: Seconds | None, appends: Appends | None = None):
         """Makes a unary call, and repeats it as far as that is safe and the deadline reaches. `name` is that of a
-        stub and a method, because another attempt may have another server or channel."""
+        stub and a method, because another attempt may have another server or channel. With `appends` it shares a stream
+        with others if it can."""
         now = asyncio.get_running_loop().time
         method = attrgetter(name)
         deadline = now() + to_seconds(self.timeout if timeout is None else timeout)
@@ -815,8 +832,14 @@ class Client:
                 raise RuntimeError("the client is closed")
             used = self._used_token()
             owned = False
+            connection = None
             try:
                 connection = self._open()
+                if appends is not None:
+                    answer = await appends.answer_of(connection, request, used, deadline)
+                    if answer is not None:
+                        return answer
+                    connection = self._open()
                 # The server must not write a request that no caller waits for any more.
                 answer, metadata = await _answer_of(method(self), request, max(deadline - now(), 0.0))
                 self._answered(connection, metadata)
@@ -824,8 +847,9 @@ class Client:
             except grpc.aio.AioRpcError as failure:
                 error = self._error(failure.code(), failure.details() or "", failure.trailing_metadata(), connection)
                 owned = self._nodes.follows(connection.endpoint, error)
-            except TlsError as failure:
+            except WaldError as failure:
                 error = failure
+                owned = connection is not None and self._nodes.follows(connection.endpoint, error)
             except asyncio.CancelledError:
                 if not self._closed:
                     raise

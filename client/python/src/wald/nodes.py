@@ -51,6 +51,8 @@ class Connection:
     def __init__(self, endpoint: str, channel: grpc.aio.Channel):
         self.endpoint = endpoint
         self.channel = channel
+        self.appends_alone_until = 0.0
+        """Until this time, by the clock of the event loop, appends are calls of their own."""
         self._stubs: dict[type, object] = {}
 
     def stub(self, kind):

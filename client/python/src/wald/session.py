@@ -19,18 +19,73 @@ import grpc.aio
 
 from wald.errors import EarlierFailure, Outcome, WaldError, connection_lost
 from wald.records import BatchAck, Check, CursorCommit, Durability, LogBatch, batch_ack, batch_request
-from wald.v1 import wal_pb2
+from wald.v1 import wal_pb2, wal_pb2_grpc
 
 if TYPE_CHECKING:
     from wald.client import Client
+    from wald.nodes import Connection
 
 # Maximum wait for the server's status after the end of its answers, and the pause between two checks for it.
 _STATUS_SECONDS = 1.0
 _STATUS_POLL_SECONDS = 0.005
 
 
-class AppendStream:
-    """One AppendSession call: the common part of sessions and producers.
+class SessionCall:
+    """One AppendSession call on a connection, and the status with which the server ends it."""
+
+    def __init__(self, client: Client, connection: Connection):
+        self._client = client
+        self.connection = connection
+        self.token = client._used_token()
+        """The token that the call carries."""
+        self._call = connection.stub(wal_pb2_grpc.WalServiceStub).AppendSession()
+        self._status: tuple | None = None
+
+    def _watch_status(self) -> None:
+        """Takes note of the status as soon as the call ends. Before grpcio 1.85 the call then stays until a garbage collection, and
+        its channel with it."""
+        self._call.add_done_callback(self._note_status)
+
+    async def _take_answers(self, take: Callable[[wal_pb2.AppendSessionResponse, tuple], None]) -> tuple | None:
+        """Passes each answer on, with the metadata before the first one. Returns the server's status; None: the stream ended
+        without one."""
+        metadata = None
+        try:
+            # Not `read()`, which drops answers that have arrived once it takes the call for
+            # ended.
+            async for answer in self._call:
+                if metadata is None:
+                    metadata = tuple(await self._call.initial_metadata())
+                take(answer, metadata)
+        except grpc.aio.AioRpcError:
+            pass
+        await self._wait_for_status()
+        return self._status
+
+    async def _wait_for_status(self) -> None:
+        """Waits for the server's status, which may come on top of one that was made up."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + _STATUS_SECONDS
+        self._note_status(self._call)
+        while self._status is None and now() < deadline:
+            await asyncio.sleep(_STATUS_POLL_SECONDS)
+            self._note_status(self._call)
+
+    def _note_status(self, call: grpc.aio.Call) -> None:
+        """Keeps the status that the server sent.
+
+        A write that fails because the server has ended the stream gives the call a status of its
+        own, before the server's arrives or on top of it (grpc/grpc#36066). Done callbacks are called for
+        the first of them, and in some versions for both.
+        """
+        code, message = _now(call.code()), _now(call.details())
+        made_up = code is grpc.StatusCode.INTERNAL and message == "Internal error from Core"
+        if not made_up and self._status is None:
+            self._status = (code, message, _now(call.trailing_metadata()))
+
+
+class AppendStream(SessionCall):
+    """A call whose requests are answered in order: the common part of sessions and producers.
 
     Requests are numbered 0, 1, 2 and so on. `on_ack` gets each ack in order. Then `on_end` is
     called once, with the error that ended the stream (None: in good order) and the number of
@@ -51,13 +106,8 @@ class AppendStream:
         self._acked = 0
         # A separate writer task: a cancelled sender must not break the stream.
         self._outbox: asyncio.Queue[wal_pb2.AppendSessionRequest | None] = asyncio.Queue()
-        self._client = client
-        self._connection = client._open()
-        self.token = client._used_token()
-        """The token that the call carries."""
-        self._call = client.wal.AppendSession()
-        self._status: tuple | None = None
-        self._call.add_done_callback(self._note_status)
+        super().__init__(client, client._open())
+        self._watch_status()
         self._writer = asyncio.create_task(self._write())
         self.ended = asyncio.create_task(self._read())
 
@@ -99,48 +149,29 @@ class AppendStream:
 
     async def _receive(self) -> WaldError | None:
         try:
-            # Not `read()`, which drops answers that have arrived once it takes the call for
-            # ended.
-            async for answer in self._call:
-                if answer.request_id != self._acked:
-                    return WaldError(
-                        f"the answer breaks the contract: ack of {answer.request_id}, due was {self._acked}"
-                    )
-                self._acked += 1
-                metadata = await self._call.initial_metadata() if self._acked == 1 else ()
-                self._client._answered(self._connection, metadata)
-                self._on_ack(batch_ack(answer.ack))
-        except grpc.aio.AioRpcError:
-            await self._wait_for_status()
-        if self._status is None:
+            status = await self._take_answers(self._take)
+        except _BrokenContract as broken:
+            return WaldError(str(broken))
+        if status is None:
             return connection_lost("the session ended without the server's status")
-        code, message, metadata = self._status
+        code, message, metadata = status
         if code is grpc.StatusCode.OK:
             return None if self._acked == self._sent else connection_lost("the server ended the session")
-        error = self._client._error(code, message, metadata, self._connection)
+        error = self._client._error(code, message, metadata, self.connection)
         # Every ack due before a failure comes before it.
         in_order = error.number("request_id") in (None, self._acked)
         return error if in_order else error.after_unknown()
 
-    async def _wait_for_status(self) -> None:
-        """Waits for the server's status, which may come on top of one that was made up."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + _STATUS_SECONDS
-        while self._status is None and now() < deadline:
-            self._note_status(self._call)
-            await asyncio.sleep(_STATUS_POLL_SECONDS)
+    def _take(self, answer: wal_pb2.AppendSessionResponse, metadata: tuple) -> None:
+        if answer.request_id != self._acked:
+            raise _BrokenContract(f"the answer breaks the contract: ack of {answer.request_id}, due was {self._acked}")
+        self._acked += 1
+        self._client._answered(self.connection, metadata if self._acked == 1 else ())
+        self._on_ack(batch_ack(answer.ack))
 
-    def _note_status(self, call: grpc.aio.Call) -> None:
-        """Keeps the status that the server sent.
 
-        A write that fails because the server has ended the stream gives the call a status of its
-        own, before the server's arrives or on top of it (grpc/grpc#36066). Done callbacks are called for
-        the first of them, and in some versions for both.
-        """
-        code, message = _now(call.code()), _now(call.details())
-        made_up = code is grpc.StatusCode.INTERNAL and message == "Internal error from Core"
-        if not made_up and self._status is None:
-            self._status = (code, message, _now(call.trailing_metadata()))
+class _BrokenContract(Exception):
+    """An answer that the contract does not allow."""
 
 
 def _now(ready):
