@@ -45,6 +45,7 @@ import { Producer, type ProducerOptions } from "./producer.js";
 import { call, DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, type Attempt, type Repeat, type RetryPolicy } from "./retry.js";
 import { Follower, type ScanOptions, type Selector } from "./scan.js";
 import { Session, type SessionOptions } from "./session.js";
+import { SharedAppends, type Appends } from "./shared-appends.js";
 import { TlsFiles, TlsProblem, type TlsOptions } from "./tls.js";
 import { carrying, isLoopback, TokenSource, TokenUse, type TokenOptions } from "./token.js";
 
@@ -69,6 +70,12 @@ export interface ClientOptions extends TlsOptions, TokenOptions {
   headers?: Readonly<Record<string, string>>;
   /** Interceptors of connect, which see every call. */
   interceptors?: Interceptor[];
+  /**
+   * Whether `append` and `appendBatch` share one stream to the server, which is much faster. Default: true. Set false for proxies
+   * that do not pass streams on, and for automatic instrumentation that must see each append as a call. With `interceptors` or
+   * a `transport` each append is a call anyway.
+   */
+  shareAppends?: boolean;
   /** A transport of one's own. The endpoint and the settings of connections, TLS and interceptors do not count then. */
   transport?: Transport;
 }
@@ -131,6 +138,9 @@ export class Client {
   /** Undefined: a transport of one's own. */
   readonly #nodes: Nodes | undefined;
   readonly #token: TokenSource | undefined;
+  /** Undefined: each append is a call. */
+  readonly #shared: SharedAppends | undefined;
+  readonly #appends: Appends;
   readonly #wal: Stub<typeof WalService>;
   readonly #logs: Stub<typeof LogService>;
   readonly #cursors: Stub<typeof CursorService>;
@@ -164,6 +174,11 @@ export class Client {
       ops: createClient(OpsService, transport),
     };
     this.#wal = this.stubs.wal;
+    const shares = (options.shareAppends ?? true) && (options.interceptors ?? []).length === 0;
+    if (shares && this.#nodes !== undefined) {
+      this.#shared = new SharedAppends(this.#nodes, this.#wal, headers ?? {});
+    }
+    this.#appends = this.#shared ?? this.#wal;
     this.#logs = this.stubs.logs;
     this.#cursors = this.stubs.cursors;
     this.#timeoutMs = options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
@@ -214,6 +229,7 @@ export class Client {
    */
   async close(): Promise<void> {
     await Promise.allSettled([...this.#open].map((each) => each.close()));
+    this.#shared?.close();
     await this.#nodes?.close();
   }
 
@@ -237,7 +253,7 @@ export class Client {
       durability: protoDurability(options.durability),
     };
     const repeat = guards(options) ? "GUARDED" : "HARMFUL";
-    const answer = await this.#write(repeat, options, (attempt) => this.#wal.append(request, attempt));
+    const answer = await this.#write(repeat, options, (attempt) => this.#appends.append(request, attempt));
     return jsonSafe({
       lsn: answer.lsn ?? missing("WRITE", "AppendResponse.lsn"),
       timestampUs: answer.timestampUs,
@@ -255,7 +271,7 @@ export class Client {
   async appendBatch(batch: BatchInput, options: CallOptions = {}): Promise<BatchAck> {
     const request = protoBatch(batch);
     const repeat = batchGuards(batch) ? "GUARDED" : "HARMFUL";
-    return batchAck(await this.#write(repeat, options, (attempt) => this.#wal.appendBatch(request, attempt)));
+    return batchAck(await this.#write(repeat, options, (attempt) => this.#appends.appendBatch(request, attempt)));
   }
 
   /** Opens a stream of pipelined appends. */

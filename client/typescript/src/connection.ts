@@ -106,6 +106,16 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
     }
   }
 
+  /** As {@link request}, but the process may end while the call is open. */
+  async open(path: string, headers: http2.OutgoingHttpHeaders): Promise<http2.ClientHttp2Stream> {
+    try {
+      const session = await this.#ready();
+      return session.request({ ...headers, ":method": "POST", ":path": path });
+    } catch (error) {
+      throw notSent(error);
+    }
+  }
+
   /** Bytes that arrive count for nothing here: pings tell whether the server lives. */
   notifyResponseByteRead(): void {}
 

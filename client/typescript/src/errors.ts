@@ -10,7 +10,7 @@ import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
 
 import type { Reason } from "./gen/wald/v1/errors_pb.js";
-import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "./gen/details_pb.js";
+import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema, StatusSchema } from "./gen/details_pb.js";
 import type { Gap } from "./scan.js";
 import { TlsProblem, type TlsFailure } from "./tls.js";
 
@@ -202,6 +202,18 @@ export class NotSent extends Error {
   override readonly name = "NotSent";
 }
 
+/** The error of an encoded google.rpc.Status, as connect reads it from the trailers of a call. */
+export function statusError(encoded: Uint8Array, metadata = new Headers({ "grpc-status-details-bin": "" })): ConnectError {
+  try {
+    const { code, message, details } = fromBinary(StatusSchema, encoded);
+    const error = new ConnectError(message, code in Code ? code : Code.Internal, metadata);
+    error.details = details.map(({ typeUrl, value }) => ({ type: typeUrl.slice(typeUrl.lastIndexOf("/") + 1), value }));
+    return error;
+  } catch {
+    return new ConnectError("the status cannot be read", Code.DataLoss, metadata);
+  }
+}
+
 /** Whether a call reads or writes, which decides about its errors. */
 export type Access = "READ" | "WRITE";
 
@@ -307,13 +319,14 @@ export function timeoutError(access: Access, message: string, server?: string): 
 }
 
 /** The caller did not want to wait any longer. */
-export function cancelledError(outcome: Outcome, cause: unknown): WaldError {
+export function cancelledError(outcome: Outcome, cause: unknown, server?: string): WaldError {
   return new WaldError({
     kind: "CANCELLED",
     code: "CANCELLED",
     message: "cancelled",
     outcome,
     retry: "NEVER",
+    server,
     cause,
   });
 }

@@ -25,19 +25,19 @@ import { noteAttempt, toWaldError, type WaldError } from "./errors.js";
 import { TlsProblem } from "./tls.js";
 
 /** Answers stay below 1 MiB unless one record alone is larger; the server's limit on records can be raised, so leave room. */
-const MAX_ANSWER_BYTES = 64 << 20;
+export const MAX_ANSWER_BYTES = 64 << 20;
 
 /** Reasons of a server that cannot serve now, while another one may: one without its bucket may have lost the store. */
 const AWAY: readonly (string | undefined)[] = ["MOVED", "STARTING", "DRAINING", "BUCKET_DOWN"];
 
 /** The owner of the store, in the headers of an answer that came through another server. */
-const OWNER_HEADER = "wald-owner";
+export const OWNER_HEADER = "wald-owner";
 
 /** Time between two attempts to reach such an owner, if the first one fails. */
 const APPROACH_PAUSE_MS = 60_000;
 
 /** One server. */
-interface Node {
+export interface Node {
   readonly authority: string;
   readonly connection: Connection;
   readonly transport: Transport;
@@ -76,6 +76,11 @@ export class Nodes implements Transport {
     return this.#current.authority;
   }
 
+  /** The server of the attempt that begins now. */
+  get server(): Node {
+    return this.#current;
+  }
+
   /** The last TLS failure, unless a server has answered since. */
   get tlsProblem(): TlsProblem | undefined {
     return this.#tlsProblem;
@@ -85,10 +90,10 @@ export class Nodes implements Transport {
     const node = this.#current;
     try {
       const response = await node.transport.unary(...call);
-      this.#approach(node, response.header);
+      this.approach(node, response.header.get(OWNER_HEADER));
       return response;
     } catch (thrown) {
-      throw this.#failed(node, thrown, call[1]);
+      throw this.failed(node, thrown, call[1]);
     }
   };
 
@@ -96,10 +101,10 @@ export class Nodes implements Transport {
     const node = this.#current;
     try {
       const response = await node.transport.stream(...call);
-      this.#approach(node, response.header);
+      this.approach(node, response.header.get(OWNER_HEADER));
       return { ...response, message: this.#messages(node, response.message, call[1]) };
     } catch (thrown) {
-      throw this.#failed(node, thrown, call[1]);
+      throw this.failed(node, thrown, call[1]);
     }
   };
 
@@ -110,7 +115,7 @@ export class Nodes implements Transport {
       try {
         return await node.connection.connect();
       } catch (thrown) {
-        const error = this.#failed(node, thrown);
+        const error = this.failed(node, thrown);
         if (left === 1) {
           throw error;
         }
@@ -129,12 +134,12 @@ export class Nodes implements Transport {
     try {
       yield* messages;
     } catch (thrown) {
-      throw this.#failed(node, thrown, signal);
+      throw this.failed(node, thrown, signal);
     }
   }
 
   /** Draws the conclusions of a failed attempt, and notes them for {@link toWaldError}. */
-  #failed(node: Node, thrown: unknown, signal?: AbortSignal): ConnectError {
+  failed(node: Node, thrown: unknown, signal?: AbortSignal): ConnectError {
     const error = ConnectError.from(thrown);
     const failure = toWaldError(error, "READ", signal);
     const named = this.#ownerOf(failure, node);
@@ -148,12 +153,11 @@ export class Nodes implements Transport {
   }
 
   /**
-   * Takes note of an answer. If it came from an owner that this server only forwards to, later calls go to the owner
+   * Takes note of an answer. If it came from an owner that this server only forwards to and names, later calls go to the owner
    * itself, once there is a connection to it. Until then they stay: the owner may be out of this client's reach, behind a
    * balancer or a tunnel.
    */
-  #approach(through: Node, header: Headers): void {
-    const named = header.get(OWNER_HEADER);
+  approach(through: Node, named: string | null): void {
     const now = performance.now();
     if (named === null || through !== this.#current || now < this.#nextApproach) {
       return;

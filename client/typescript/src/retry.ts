@@ -131,7 +131,7 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
       error = toWaldError(thrown, access, signal);
     }
     if (error.kind === "TIMEOUT") {
-      error = timeoutError(access, `no answer within ${timeoutMs} ms`, error.server);
+      error = timeoutError(access, `no answer within ${timeoutMs} ms`, error.server).of(error.outcome);
     }
     const pause = backoff.failed(error);
     const last =

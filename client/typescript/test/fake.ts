@@ -5,15 +5,19 @@ import type { AddressInfo, Socket } from "node:net";
 
 import { create, toBinary, type MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
-import { Code, ConnectError, type ConnectRouter, type Interceptor } from "@connectrpc/connect";
+import { Code, ConnectError, type ConnectRouter, type HandlerContext, type Interceptor } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 
-import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema } from "../src/gen/details_pb.js";
+import { ErrorInfoSchema, PreconditionFailureSchema, RetryInfoSchema, StatusSchema } from "../src/gen/details_pb.js";
 import { LogService } from "../src/gen/wald/v1/log_pb.js";
 import {
   WalService,
   type AppendBatchRequest,
   type AppendBatchResponseSchema,
+  type AppendRequest,
+  type AppendResponseSchema,
+  type AppendSessionRequest,
+  type AppendSessionResponseSchema,
   type ScanRequest,
   type ScanResponseSchema,
 } from "../src/gen/wald/v1/wal_pb.js";
@@ -38,8 +42,18 @@ export class Fake {
   readonly sequences: bigint[] = [];
   /** Requests that came on sessions. */
   requests = 0;
-  /** Calls that came, of any kind. */
+  /** Calls that came, of any kind. An independent request counts as a call, and its stream does not. */
   calls = 0;
+  /** Calls that came, of each method. */
+  readonly methods: string[] = [];
+  /** Headers of the calls that came. */
+  readonly headers: http2.IncomingHttpHeaders[] = [];
+  /** Sessions whose requests have ended. */
+  halfClosed = 0;
+  /** Called when the requests of a session have ended. */
+  onHalfClosed: (count: number) => void = () => {};
+  /** Asked for each independent request; throws to end the session before the request is read. */
+  reading: (request: AppendSessionRequest) => void = () => {};
   /** Asked before each batch, with its records; throws to refuse it. */
   before: (records: string[]) => void | Promise<void> = () => {};
   /** Asked after each batch was applied, before it is acked. */
@@ -49,13 +63,17 @@ export class Fake {
   /** The messages of a scan. */
   scan: (request: ScanRequest, signal: AbortSignal) => AsyncIterable<MessageInitShape<typeof ScanResponseSchema>> =
     async function* () {};
-  /** Asked before each call, with its header `authorization`; throws to refuse it. */
+  /**
+   * Asked before each call and each independent request, with the header `authorization` of the call; throws to refuse it. A stream
+   * without a credential ends.
+   */
   authorize: (authorization: string | null) => void = () => {};
   /** The owner that answers through this server, `HOST:PORT`; undefined: this server answers. */
   speaksFor: string | undefined;
   readonly #server: http2.Http2Server | http2.Http2SecureServer;
   readonly #scheme: string;
   readonly #sockets = new Set<Socket>();
+  readonly #sessions = new Set<http2.ServerHttp2Session>();
 
   private constructor(tls?: http2.SecureServerOptions, beside?: Fake) {
     this.records = beside?.records ?? [];
@@ -67,6 +85,8 @@ export class Fake {
     const handler = connectNodeAdapter({ routes: (router) => this.#routes(router), interceptors: [authorizing] });
     const answer = (request: http2.Http2ServerRequest, response: http2.Http2ServerResponse): void => {
       this.calls++;
+      this.methods.push(request.url.split("/").at(-1) ?? "");
+      this.headers.push(request.headers);
       if (this.speaksFor !== undefined) {
         response.setHeader("wald-owner", this.speaksFor);
       }
@@ -78,7 +98,11 @@ export class Fake {
       this.#sockets.add(socket);
       socket.on("close", () => this.#sockets.delete(socket));
     });
-    this.#server.on("session", (session) => session.on("error", () => {}));
+    this.#server.on("session", (session) => {
+      session.on("error", () => {});
+      this.#sessions.add(session);
+      session.on("close", () => this.#sessions.delete(session));
+    });
   }
 
   /** Serves in plaintext, or with these settings of TLS; its own log, or that of another server. */
@@ -113,6 +137,13 @@ export class Fake {
     }
   }
 
+  /** Takes no more calls on the connections that are there. */
+  goAway(): void {
+    for (const session of this.#sessions) {
+      session.close();
+    }
+  }
+
   async stop(): Promise<void> {
     this.drop();
     await new Promise((resolve) => this.#server.close(resolve));
@@ -127,19 +158,23 @@ export class Fake {
       },
     });
     router.service(WalService, {
-      append: async (request) => {
-        const { record, condition } = request;
-        const { appends } = await this.#apply({
-          batches: [{ log: request.log, records: record ? [record] : [], condition }],
-        } as AppendBatchRequest);
-        return { lsn: appends?.[0]?.firstLsn ?? 0n };
-      },
+      append: (request) => this.#append(request),
       appendBatch: (request) => this.#apply(request),
       getTail: () => ({ firstLsn: 0n, tailLsn: BigInt(this.records.length), durableLsn: 0n, logId: this.logId }),
       scan: (request, { signal }) => this.scan(request, signal),
-      appendSession: async function* (this: Fake, requests: AsyncIterable<{ requestId: bigint; batch?: AppendBatchRequest }>) {
+      appendSession: async function* (this: Fake, requests: AsyncIterable<AppendSessionRequest>, { requestHeader }: HandlerContext) {
         const eager = ahead(requests, () => this.requests++);
-        for await (const { requestId, batch } of eager) {
+        const first = await eager.next();
+        if (first.done === true) {
+          this.onHalfClosed(++this.halfClosed);
+          return;
+        }
+        const all = chain(first.value, eager);
+        if (first.value.independent) {
+          yield* this.#independent(all, requestHeader.get("authorization"));
+          return;
+        }
+        for await (const { requestId, batch } of all) {
           try {
             yield { requestId, ack: await this.#apply(batch ?? ({ batches: [] } as never)) };
           } catch (error) {
@@ -149,6 +184,79 @@ export class Fake {
         await this.last();
       }.bind(this),
     });
+  }
+
+  async #append({ log, record, condition }: AppendRequest): Promise<MessageInitShape<typeof AppendResponseSchema>> {
+    const batches = [{ log, records: record ? [record] : [], condition }];
+    const { appends } = await this.#apply({ batches } as AppendBatchRequest);
+    return { lsn: appends?.[0]?.firstLsn ?? 0n };
+  }
+
+  /** Answers each request as soon as its answer is known. */
+  async *#independent(
+    requests: AsyncIterable<AppendSessionRequest>,
+    authorization: string | null,
+  ): AsyncGenerator<MessageInitShape<typeof AppendSessionResponseSchema>> {
+    const answers: MessageInitShape<typeof AppendSessionResponseSchema>[] = [];
+    let wake = (): void => {};
+    const answer = async ({ requestId, append, batch }: AppendSessionRequest, refused?: unknown): Promise<void> => {
+      try {
+        if (refused !== undefined) {
+          throw refused;
+        }
+        answers.push(
+          append === undefined
+            ? { requestId, ack: await this.#apply(batch ?? ({ batches: [] } as never)) }
+            : { requestId, appendAck: await this.#append(append) },
+        );
+      } catch (error) {
+        answers.push({ requestId, error: encoded(ConnectError.from(error)) });
+      }
+      wake();
+    };
+    let end: { error?: unknown } | undefined;
+    const reading = (async () => {
+      const underway: Promise<void>[] = [];
+      try {
+        for await (const request of requests) {
+          this.reading(request);
+          // The first one was counted and asked for with the HTTP call.
+          const isFirst = underway.length === 0;
+          this.calls += isFirst ? 0 : 1;
+          underway.push(answer(request, isFirst ? undefined : this.#refusal(authorization)));
+        }
+        this.onHalfClosed(++this.halfClosed);
+      } finally {
+        // The requests that were read are answered before the session ends.
+        await Promise.all(underway);
+      }
+    })();
+    reading.then(() => (end = {}), (error: unknown) => (end = { error })).finally(() => wake());
+    for (;;) {
+      const next = answers.shift();
+      if (next !== undefined) {
+        yield next;
+      } else if (end === undefined) {
+        await new Promise<void>((resolve) => (wake = resolve));
+      } else if ("error" in end) {
+        throw end.error;
+      } else {
+        return;
+      }
+    }
+  }
+
+  /** The refusal of a request. Throws if there is no credential any more. */
+  #refusal(authorization: string | null): unknown {
+    try {
+      this.authorize(authorization);
+      return undefined;
+    } catch (error) {
+      if (ConnectError.from(error).code === Code.Unauthenticated) {
+        throw error;
+      }
+      return error;
+    }
   }
 
   async #apply(request: AppendBatchRequest): Promise<MessageInitShape<typeof AppendBatchResponseSchema>> {
@@ -204,6 +312,14 @@ export function refusal(code: Code, reason: string, outcome?: string, retry?: st
   return new Refusal(code, { reason, domain: "wald.dev", metadata });
 }
 
+/** The status as google.rpc.Status. */
+function encoded({ code, rawMessage, details }: ConnectError): Uint8Array {
+  const any = details.flatMap((detail) =>
+    "type" in detail ? [{ typeUrl: `type.googleapis.com/${detail.type}`, value: detail.value }] : [],
+  );
+  return toBinary(StatusSchema, create(StatusSchema, { code, message: rawMessage, details: any }));
+}
+
 /** The answer of a server that has forgotten the producer. */
 function expired(firstEpoch: bigint): Refusal {
   const metadata = { outcome: "NOT_APPLIED", retry: "NEVER", first_epoch: String(firstEpoch) };
@@ -241,6 +357,11 @@ export function gate(): { opened: Promise<void>; open: () => void } {
   let open = (): void => {};
   const opened = new Promise<void>((resolve) => (open = resolve));
   return { opened, open };
+}
+
+async function* chain<T>(first: T, others: AsyncIterable<T>): AsyncGenerator<T> {
+  yield first;
+  yield* others;
 }
 
 /** Takes each value when it arrives, and passes the values on in order. */

@@ -137,6 +137,7 @@ test("deadline and signal end a call underway", async () => {
   const client = fake.client();
   const end = new AbortController();
   const { opened, open } = gate();
+  await client.append("log", "first");
   fake.before = () => opened;
   await assert.rejects(client.append("log", "a", { timeoutMs: 30 }), { kind: "TIMEOUT", outcome: "UNKNOWN" });
   fake.before = () => {
