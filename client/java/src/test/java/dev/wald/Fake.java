@@ -102,7 +102,9 @@ final class Fake implements AutoCloseable {
 
   final List<ScanRequest> scans = new CopyOnWriteArrayList<>();
   final AtomicInteger sessions = new AtomicInteger();
-  /** Streams of independent requests, which have begun and which the client has ended. */
+  /** Appends that came as calls of their own. */
+  final AtomicInteger unary = new AtomicInteger();
+  /** Streams of independent requests, and the number of them that the client has half-closed. */
   final AtomicInteger streams = new AtomicInteger();
   final AtomicInteger streamsEnded = new AtomicInteger();
   private final Server server;
@@ -154,10 +156,16 @@ final class Fake implements AutoCloseable {
   }
 
   Fake() throws IOException {
+    this(java.time.Duration.ofDays(1));
+  }
+
+  /** A server that announces the end of each connection (GOAWAY) after a time of at least 1 s. */
+  Fake(java.time.Duration connectionAge) throws IOException {
     server = NettyServerBuilder.forAddress(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0))
         .addService(new Wal())
         .addService(new Logs())
         .intercept(new Door())
+        .maxConnectionAge(connectionAge.toMillis(), TimeUnit.MILLISECONDS)
         .build()
         .start();
     proxy = new Proxy(server.getPort());
@@ -308,11 +316,13 @@ final class Fake implements AutoCloseable {
   private final class Wal extends WalServiceGrpc.WalServiceImplBase {
     @Override
     public void append(AppendRequest request, StreamObserver<AppendResponse> answer) {
+      unary.incrementAndGet();
       Fake.answer(append, request, answer);
     }
 
     @Override
     public void appendBatch(AppendBatchRequest request, StreamObserver<AppendBatchResponse> answer) {
+      unary.incrementAndGet();
       Fake.answer(appendBatch, request, answer);
     }
 
