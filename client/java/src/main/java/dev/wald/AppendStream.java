@@ -95,14 +95,17 @@ final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
   }
 
   /**
-   * Queues a request for a server; {@link #write} sends it. False: the stream takes no more, leads to another server, or is on a connection
-   * that new calls would not use.
+   * Queues a request; {@link #write} sends it. False: the stream takes no more, or a new call would go to another server, on another
+   * connection or with another token.
+   *
+   * @param token of new calls; null: none
    */
-  boolean add(Request request, Nodes.Node server) {
+  boolean add(Request request, Nodes.Node server, String token) {
     lock.lock();
     try {
       boolean elsewhere = attempt.at != null && attempt.at != server || ready && connection != server.connection();
-      if (closing || end != null || elsewhere) {
+      boolean renewed = attempt.token != null && !attempt.token.equals(token);
+      if (closing || end != null || elsewhere || renewed) {
         return false;
       }
       request.message = request.content.setRequestId(nextId).build();

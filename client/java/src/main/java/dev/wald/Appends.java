@@ -161,28 +161,27 @@ final class Appends {
 
   /** Sends a request on the stream to the current server. Opens one if there is none; an earlier one still delivers its answers. */
   private AppendStream send(AppendStream.Request request) {
-    AppendStream left;
-    AppendStream opened;
+    String token = core.settings.token == null ? null : core.settings.token.current();
+    AppendStream before;
+    AppendStream opened = null;
     lock.lock();
     try {
-      left = stream;
-      if (left != null && left.add(request, core.nodes.current())) {
-        opened = null;
-      } else {
+      before = stream;
+      if (before == null || !before.add(request, core.nodes.current(), token)) {
         opened = new AppendStream(core.nodes);
-        // Before the start: a stream that fails at once fails this attempt.
-        opened.add(request, core.nodes.current());
+        // Added before the start, so that a stream that fails at once fails this attempt.
+        opened.add(request, core.nodes.current(), token);
         stream = opened;
       }
     } finally {
       lock.unlock();
     }
     if (opened == null) {
-      left.write();
-      return left;
+      before.write();
+      return before;
     }
-    if (left != null) {
-      left.leave();
+    if (before != null) {
+      before.leave();
     }
     opened.start();
     return opened;

@@ -16,6 +16,9 @@ import java.util.concurrent.TimeUnit;
  * <pre>
  * Bench wald|redis ENDPOINT IN_FLIGHT SECONDS [--unary]
  * </pre>
+ *
+ * <p>{@code mvn -q -B install} in the folder of the client and {@code mvn -q -B package} here build it, and {@code java -cp
+ * "target/classes:target/lib/*" dev.wald.bench.Bench} runs it.
  */
 public final class Bench {
   private static final String PAYLOAD = "x".repeat(128);
