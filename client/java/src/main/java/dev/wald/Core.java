@@ -20,6 +20,7 @@ import java.util.concurrent.locks.ReentrantLock;
 final class Core {
   final Settings settings;
   final Nodes nodes;
+  final Appends appends;
   private final ReentrantLock lock = new ReentrantLock();
   private final Condition changed = lock.newCondition();
   /** Calls that the close waits for. */
@@ -31,6 +32,7 @@ final class Core {
   Core(Settings settings, List<String> targets) {
     this.settings = settings;
     this.nodes = new Nodes(targets, settings);
+    this.appends = new Appends(this);
   }
 
   boolean isClosed() {
@@ -96,22 +98,44 @@ final class Core {
       lock.unlock();
     }
     now.forEach(Runnable::run);
+    try {
+      awaitCalls();
+      appends.close();
+    } catch (InterruptedException interrupted) {
+      // The calls underway end at once.
+      Thread.currentThread().interrupt();
+    }
+    nodes.close();
+  }
+
+  private void awaitCalls() throws InterruptedException {
     lock.lock();
     try {
       while (underway > 0) {
         changed.await();
       }
-    } catch (InterruptedException interrupted) {
-      // The calls underway end at once.
-      Thread.currentThread().interrupt();
     } finally {
       lock.unlock();
     }
-    nodes.close();
+  }
+
+  /** One attempt of a call: returns the answer, or throws the status of the refusal. */
+  interface Exchange<A> {
+    A run(Attempt attempt, Deadline deadline);
   }
 
   /** Makes a unary call, and repeats it as far as that is safe and the timeout reaches. */
   <Q, A> A call(CallKind kind, Duration timeout, MethodDescriptor<Q, A> method, Q request) {
+    return call(kind, timeout, (attempt, deadline) -> unary(method, request, attempt, deadline));
+  }
+
+  /** One attempt, as a unary call. */
+  <Q, A> A unary(MethodDescriptor<Q, A> method, Q request, Attempt attempt, Deadline deadline) {
+    return ClientCalls.blockingUnaryCall(nodes, method, attempt.options().withDeadline(deadline), request);
+  }
+
+  /** Makes a call, and repeats it as far as that is safe and the timeout reaches. */
+  <A> A call(CallKind kind, Duration timeout, Exchange<A> exchange) {
     begin();
     Context.CancellableContext scope = Context.current().withCancellation();
     Runnable cancel = () -> scope.cancel(null);
@@ -119,7 +143,7 @@ final class Core {
       if (kind.reads()) {
         endWithClient(cancel);
       }
-      return repeat(kind, scope, deadline(kind, timeout), method, request);
+      return repeat(kind, scope, deadline(kind, timeout), exchange);
     } finally {
       forget(cancel);
       scope.cancel(null);
@@ -133,7 +157,7 @@ final class Core {
     return outer == null ? deadline : deadline.minimum(outer);
   }
 
-  private <Q, A> A repeat(CallKind kind, Context scope, Deadline deadline, MethodDescriptor<Q, A> method, Q request) {
+  private <A> A repeat(CallKind kind, Context scope, Deadline deadline, Exchange<A> exchange) {
     Pauses pauses = new Pauses(kind.patient() ? settings.retry.patient() : settings.retry);
     boolean unknown = false;
     for (;;) {
@@ -141,7 +165,7 @@ final class Core {
       Failure failure;
       Context before = scope.attach();
       try {
-        return ClientCalls.blockingUnaryCall(nodes, method, attempt.options().withDeadline(deadline), request);
+        return exchange.run(attempt, deadline);
       } catch (StatusRuntimeException refused) {
         boolean givenUp = scope.isCancelled() || Thread.currentThread().isInterrupted();
         failure = readFailure(refused.getStatus(), refused.getTrailers(), attempt, attempt.sent, givenUp);

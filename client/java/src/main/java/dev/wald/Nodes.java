@@ -15,6 +15,7 @@ import java.util.Set;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
@@ -41,7 +42,8 @@ final class Nodes extends Channel {
   private final Settings settings;
   private final List<String> list;
   private final ReentrantLock lock = new ReentrantLock();
-  private Node current;
+  /** Changes under the lock. */
+  private volatile Node current;
   /** The current server has changed. */
   private boolean moved;
   private boolean closed;
@@ -59,11 +61,33 @@ final class Nodes extends Channel {
     private final ManagedChannel channel;
     /** Number of calls underway. */
     private int calls;
+    private final AtomicInteger connections = new AtomicInteger();
 
     private Node(String target, int place, ManagedChannel channel) {
       this.target = target;
       this.place = place;
       this.channel = channel;
+      count(channel.getState(false));
+    }
+
+    /**
+     * The number of the connection of new calls. It changes when the connection breaks, or when the other side announces its end: then open
+     * streams go on, and new calls take another connection.
+     */
+    int connection() {
+      return connections.get();
+    }
+
+    private void count(ConnectivityState state) {
+      channel.notifyWhenStateChanged(state, () -> {
+        if (state == ConnectivityState.READY) {
+          connections.incrementAndGet();
+        }
+        ConnectivityState next = channel.getState(false);
+        if (next != ConnectivityState.SHUTDOWN) {
+          count(next);
+        }
+      });
     }
   }
 
@@ -74,13 +98,13 @@ final class Nodes extends Channel {
   }
 
   /** The current server. */
+  Node current() {
+    return current;
+  }
+
+  /** The current server. */
   String target() {
-    lock.lock();
-    try {
-      return current.target;
-    } finally {
-      lock.unlock();
-    }
+    return current.target;
   }
 
   /**

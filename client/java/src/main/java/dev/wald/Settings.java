@@ -22,6 +22,7 @@ final class Settings {
   Duration silenceTimeout = Duration.ofSeconds(60);
   RetryPolicy retry = RetryPolicy.DEFAULT;
   List<ClientInterceptor> interceptors = List.of();
+  boolean shareAppends = true;
   /** Null: calls carry no token. */
   TokenSource token;
   boolean allowInsecureToken;

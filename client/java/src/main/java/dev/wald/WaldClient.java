@@ -233,6 +233,16 @@ public final class WaldClient implements AutoCloseable {
       return this;
     }
 
+    /**
+     * Whether {@link WaldClient#append} and {@link WaldClient#appendBatch} share one stream to the server. Default: true. With false each is a unary call: for
+     * proxies that do not pass streams on, and for instrumentation from outside that must see each call. The appends of a client with
+     * interceptors never share.
+     */
+    public Builder shareAppends(boolean share) {
+      settings.shareAppends = share;
+      return this;
+    }
+
     /** Adds interceptors of gRPC, such as the ones of OpenTelemetry. They see each attempt of a call. The last one added sees it first. */
     public Builder intercept(ClientInterceptor... interceptors) {
       this.interceptors.addAll(Arrays.asList(interceptors));
@@ -342,7 +352,7 @@ public final class WaldClient implements AutoCloseable {
       request.setCondition(options.condition().proto());
     }
     Repeat repeat = options.condition().guards() ? Repeat.GUARDED : Repeat.HARMFUL;
-    return Protos.ack(write(repeat, WalServiceGrpc.getAppendMethod(), request.build()));
+    return Protos.ack(core.appends.append(repeat, timeout, request.build()));
   }
 
   /**
@@ -352,7 +362,7 @@ public final class WaldClient implements AutoCloseable {
    * @throws WaldException as for an append; {@link WaldException#failedChecks} has all conditions that did not hold
    */
   public BatchAck appendBatch(Batch batch) {
-    return Protos.batchAck(write(batch.repeat(), WalServiceGrpc.getAppendBatchMethod(), batch.proto()));
+    return Protos.batchAck(core.appends.appendBatch(batch.repeat(), timeout, batch.proto()));
   }
 
   /** Reads from the first record kept. See {@link #read(String, ReadOptions)}. */

@@ -7,6 +7,7 @@ import com.google.rpc.Code;
 import com.google.rpc.ErrorInfo;
 import com.google.rpc.PreconditionFailure;
 import com.google.rpc.RetryInfo;
+import dev.wald.v1.AppendBatchRequest;
 import dev.wald.v1.AppendBatchResponse;
 import dev.wald.v1.AppendRequest;
 import dev.wald.v1.AppendResponse;
@@ -44,13 +45,15 @@ import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.ServerSocket;
 import java.net.Socket;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
-import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.BlockingDeque;
 import java.util.concurrent.CopyOnWriteArrayList;
-import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.LinkedBlockingDeque;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BiConsumer;
 import java.util.function.Function;
@@ -74,6 +77,7 @@ final class Fake implements AutoCloseable {
     GRPC.setLevel(Level.OFF);
   }
 
+  /** Calls, and independent requests instead of their stream. */
   final AtomicInteger calls = new AtomicInteger();
   /** The tokens of all calls, in order; "" for none. */
   final List<String> tokens = new CopyOnWriteArrayList<>();
@@ -90,10 +94,19 @@ final class Fake implements AutoCloseable {
       request -> GetLogResponse.newBuilder().setLog(dev.wald.v1.Log.newBuilder().setName(request.getLog()).setLogId(9)).build();
   volatile Function<ForgetProducerRequest, ForgetProducerResponse> forget = request -> ForgetProducerResponse.getDefaultInstance();
   volatile BiConsumer<ScanRequest, Stream<ScanRequest, ScanResponse>> scan = (request, stream) -> stream.end();
+  volatile Function<AppendBatchRequest, AppendBatchResponse> appendBatch =
+      request -> AppendBatchResponse.newBuilder().addAppends(LogAppend.newBuilder().setFirstLsn(7).setNextLsn(8)).build();
   volatile Script session = Fake::ackAll;
+  /** The script of streams whose requests are independent: each request is answered by {@code append} or {@code appendBatch}. */
+  volatile Script shared = this::answerEach;
 
   final List<ScanRequest> scans = new CopyOnWriteArrayList<>();
   final AtomicInteger sessions = new AtomicInteger();
+  /** Appends that came as calls of their own. */
+  final AtomicInteger unary = new AtomicInteger();
+  /** Streams of independent requests, and the number of them that the client has half-closed. */
+  final AtomicInteger streams = new AtomicInteger();
+  final AtomicInteger streamsEnded = new AtomicInteger();
   private final Server server;
   private final Proxy proxy;
 
@@ -107,10 +120,19 @@ final class Fake implements AutoCloseable {
     private static final Object END = new Object();
 
     private final StreamObserver<A> answers;
-    private final BlockingQueue<Object> requests = new LinkedBlockingQueue<>();
+    private final Metadata headers;
+    private final BlockingDeque<Object> requests = new LinkedBlockingDeque<>();
 
     private Stream(StreamObserver<A> answers) {
       this.answers = answers;
+      this.headers = Door.HEADERS.get();
+    }
+
+    /** The next request, which stays there. */
+    private Object peek() throws InterruptedException {
+      Object request = requests.take();
+      requests.addFirst(request);
+      return request;
     }
 
     /** The next request; null: the client sends no more. */
@@ -120,24 +142,30 @@ final class Fake implements AutoCloseable {
       return request == END ? null : (Q) request;
     }
 
-    void send(A answer) {
+    synchronized void send(A answer) {
       answers.onNext(answer);
     }
 
-    void fail(StatusRuntimeException status) {
+    synchronized void fail(StatusRuntimeException status) {
       answers.onError(status);
     }
 
-    void end() {
+    synchronized void end() {
       answers.onCompleted();
     }
   }
 
   Fake() throws IOException {
+    this(java.time.Duration.ofDays(1));
+  }
+
+  /** A server that announces the end of each connection (GOAWAY) after a time of at least 1 s. */
+  Fake(java.time.Duration connectionAge) throws IOException {
     server = NettyServerBuilder.forAddress(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0))
         .addService(new Wal())
         .addService(new Logs())
         .intercept(new Door())
+        .maxConnectionAge(connectionAge.toMillis(), TimeUnit.MILLISECONDS)
         .build()
         .start();
     proxy = new Proxy(server.getPort());
@@ -185,6 +213,50 @@ final class Fake implements AutoCloseable {
   static AppendSessionResponse ackOf(AppendSessionRequest request, long lsn) {
     LogAppend.Builder part = LogAppend.newBuilder().setLog(request.getBatch().getBatches(0).getLog()).setFirstLsn(lsn).setNextLsn(lsn + 1);
     return AppendSessionResponse.newBuilder().setRequestId(request.getRequestId()).setAck(AppendBatchResponse.newBuilder().addAppends(part)).build();
+  }
+
+  /** Answers independent requests as the calls of their own, each on a thread. The door is asked for each, as a server asks for the token. */
+  void answerEach(Stream<AppendSessionRequest, AppendSessionResponse> stream) throws InterruptedException {
+    List<Thread> threads = new ArrayList<>();
+    for (AppendSessionRequest request = stream.receive(); request != null; request = stream.receive()) {
+      AppendSessionRequest next = request;
+      calls.incrementAndGet();
+      StatusRuntimeException refused = door.apply(stream.headers);
+      if (refused != null) {
+        stream.fail(refused);
+        return;
+      }
+      Thread thread = new Thread(() -> {
+        try {
+          stream.send(answerOf(next));
+        } catch (StatusRuntimeException | IllegalStateException ended) {
+          // The connection was lost.
+          return;
+        }
+      });
+      thread.setDaemon(true);
+      thread.start();
+      threads.add(thread);
+    }
+    for (Thread thread : threads) {
+      thread.join();
+    }
+    stream.end();
+  }
+
+  /** The answer to an independent request. */
+  AppendSessionResponse answerOf(AppendSessionRequest request) {
+    AppendSessionResponse.Builder answer = AppendSessionResponse.newBuilder().setRequestId(request.getRequestId());
+    try {
+      if (request.hasAppend()) {
+        answer.setAppendAck(append.apply(request.getAppend()));
+      } else {
+        answer.setAck(appendBatch.apply(request.getBatch()));
+      }
+    } catch (StatusRuntimeException refused) {
+      answer.setError(StatusProto.fromThrowable(refused).toByteString());
+    }
+    return answer.build();
   }
 
   /** A message with one record of log "a", and the cursor after it. */
@@ -244,7 +316,14 @@ final class Fake implements AutoCloseable {
   private final class Wal extends WalServiceGrpc.WalServiceImplBase {
     @Override
     public void append(AppendRequest request, StreamObserver<AppendResponse> answer) {
+      unary.incrementAndGet();
       Fake.answer(append, request, answer);
+    }
+
+    @Override
+    public void appendBatch(AppendBatchRequest request, StreamObserver<AppendBatchResponse> answer) {
+      unary.incrementAndGet();
+      Fake.answer(appendBatch, request, answer);
     }
 
     @Override
@@ -260,11 +339,19 @@ final class Fake implements AutoCloseable {
 
     @Override
     public StreamObserver<AppendSessionRequest> appendSession(StreamObserver<AppendSessionResponse> answers) {
-      sessions.incrementAndGet();
       Stream<AppendSessionRequest, AppendSessionResponse> stream = new Stream<>(answers);
+      AtomicBoolean independent = new AtomicBoolean();
       Thread thread = new Thread(() -> {
         try {
-          session.run(stream);
+          independent.set(stream.peek() instanceof AppendSessionRequest first && first.getIndependent());
+          if (independent.get()) {
+            streams.incrementAndGet();
+            calls.decrementAndGet();
+            shared.run(stream);
+          } else {
+            sessions.incrementAndGet();
+            session.run(stream);
+          }
         } catch (StatusRuntimeException gone) {
           // The client has left.
           return;
@@ -287,6 +374,9 @@ final class Fake implements AutoCloseable {
 
         @Override
         public void onCompleted() {
+          if (independent.get()) {
+            streamsEnded.incrementAndGet();
+          }
           stream.requests.add(Stream.END);
         }
       };
@@ -312,6 +402,9 @@ final class Fake implements AutoCloseable {
 
   /** Counts the calls, refuses some, and names the owner in the headers of answers. */
   private final class Door implements ServerInterceptor {
+    /** The headers of the call that begins on this thread. */
+    private static final ThreadLocal<Metadata> HEADERS = new ThreadLocal<>();
+
     @Override
     public <Q, A> ServerCall.Listener<Q> interceptCall(ServerCall<Q, A> call, Metadata headers, ServerCallHandler<Q, A> next) {
       calls.incrementAndGet();
@@ -322,6 +415,7 @@ final class Fake implements AutoCloseable {
         call.close(refused.getStatus(), refused.getTrailers() == null ? new Metadata() : refused.getTrailers());
         return new ServerCall.Listener<>() {};
       }
+      HEADERS.set(headers);
       return next.startCall(new ForwardingServerCall.SimpleForwardingServerCall<>(call) {
         @Override
         public void sendHeaders(Metadata answer) {

@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.protobuf.ByteString;
 import com.google.rpc.Code;
+import dev.wald.v1.AppendResponse;
 import dev.wald.v1.ScanResponse;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -80,6 +81,33 @@ class TokenTest {
           assertFalse(failure.getMessage().contains("first"));
         }
       }
+    }
+  }
+
+  @Test
+  void appendsTakeANewTokenBeforeTheOldOneIsRefused() throws Exception {
+    CountDownLatch arrived = new CountDownLatch(1);
+    CountDownLatch answer = new CountDownLatch(1);
+    try (Fake fake = new Fake(); WaldClient client = fake.builder().tokenFile(write("first")).retry(RetryPolicy.NONE).build()) {
+      fake.append = request -> {
+        if (request.getLog().equals("slow")) {
+          arrived.countDown();
+          ClientTest.await(answer);
+        }
+        return AppendResponse.newBuilder().setLsn(7).build();
+      };
+      // Keeps the stream of the first token open.
+      CompletableFuture<Ack> slow = CompletableFuture.supplyAsync(() -> client.append("slow", "x"));
+      ClientTest.await(arrived);
+      write("second");
+      long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(10);
+      while (!fake.tokens.contains("Bearer second")) {
+        assertTrue(System.nanoTime() < end, "all appends have the old token");
+        client.append("a", "x");
+      }
+      assertEquals(List.of("Bearer first", "Bearer second"), fake.tokens);
+      answer.countDown();
+      assertEquals(7, slow.get(10, TimeUnit.SECONDS).lsn());
     }
   }
 
