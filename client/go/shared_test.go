@@ -153,7 +153,7 @@ func TestAnswersOfASharedStreamComeInAnyOrder(t *testing.T) {
 	}
 }
 
-// breaking loses the connection of the first stream with its requests, and acks those of later ones.
+// breaking loses the connection of the first stream with its requests, and acks the requests of later ones.
 func breaking(f *fake, requests int) {
 	f.append = appended(7)
 	f.shared = func(stream sessionStream) error {

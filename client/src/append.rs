@@ -14,7 +14,7 @@ use crate::lsn::Lsn;
 use crate::nodes::ClientNode;
 use crate::record::Record;
 use crate::retry::Repeat;
-use crate::shared::Content;
+use crate::shared::AppendContent;
 
 /// An append of one record, to be awaited.
 #[must_use = "nothing is sent until it is awaited"]
@@ -119,7 +119,7 @@ impl IntoFuture for Append {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let repeat = Repeat::of_append(self.condition.guards());
-            let request = Content::Record(v1::AppendRequest {
+            let request = AppendContent::Record(v1::AppendRequest {
                 log: self.log,
                 record: Some(self.record.into_proto()),
                 condition: self.condition.into_proto(),

@@ -14,7 +14,7 @@ use crate::lsn::Lsn;
 use crate::nodes::ClientNode;
 use crate::record::Record;
 use crate::retry::Repeat;
-use crate::shared::Content;
+use crate::shared::AppendContent;
 
 /// Conditions on a log that is written. Every condition that is set must hold; otherwise
 /// nothing is written.
@@ -238,7 +238,7 @@ impl IntoFuture for AppendBatch {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let repeat = Repeat::of_append(self.guarded);
-            let request = Content::Batch(self.request);
+            let request = AppendContent::Batch(self.request);
             let send = |node: &ClientNode, request| node.append(request);
             let answer = self.client.call(request, repeat, self.timeout, send);
             let ack = answer.await?.ack;

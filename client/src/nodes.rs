@@ -28,7 +28,7 @@ use wald_proto::v1::{self, Reason};
 
 use crate::connect::LastTlsProblem;
 use crate::error::{Error, ErrorKind};
-use crate::shared::{Content, NoAnswer, SharedAppends};
+use crate::shared::{AppendContent, NoAnswer, SharedAppends};
 use crate::token::{CallChannel, CallHeaders};
 use crate::transport::NodeTransport;
 
@@ -75,7 +75,7 @@ impl ClientNode {
     /// One attempt of an append: on the stream that appends share, or as a call of its own.
     pub(crate) fn append(
         &self,
-        request: Request<Content>,
+        request: Request<AppendContent>,
     ) -> impl Future<Output = Result<Response<v1::AppendSessionResponse>, Status>> + use<> {
         let (mut wal, shared) = (self.wal(), self.shared.clone());
         async move {
@@ -84,19 +84,19 @@ impl ClientNode {
                 content = match shared.send(wal.clone(), &head, content).await {
                     Ok(answer) => return Ok(answer),
                     Err(NoAnswer::Failed(status)) => return Err(status),
-                    Err(NoAnswer::Unary(content)) => content,
+                    Err(NoAnswer::Unary(content)) => *content,
                 };
             }
             let request = Request::from_parts(head, extensions, ());
             Ok(match content {
-                Content::Record(append) => {
+                AppendContent::Record(append) => {
                     let answer = wal.append(request.map(|()| append)).await?;
                     answer.map(|ack| v1::AppendSessionResponse {
                         append_ack: Some(ack),
                         ..Default::default()
                     })
                 }
-                Content::Batch(batch) => {
+                AppendContent::Batch(batch) => {
                     let answer = wal.append_batch(request.map(|()| batch)).await?;
                     answer.map(|ack| v1::AppendSessionResponse {
                         ack: Some(ack),

@@ -8,7 +8,7 @@
 //!
 //! A call of its own for each append costs client and server more than the append. On the stream, appends that are made
 //! at the same time leave in one write, and the server commits them together. A refused append is answered for
-//! itself. Calls, deadlines and repeats are those of unary calls: one request on the stream is one attempt.
+//! itself. Deadlines and repeats are as for unary calls: one request on the stream is one attempt.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -49,7 +49,7 @@ struct CurrentStream {
 
 /// A request on the stream, without its number.
 #[derive(Debug, Clone)]
-pub(crate) enum Content {
+pub(crate) enum AppendContent {
     Record(v1::AppendRequest),
     Batch(v1::AppendBatchRequest),
 }
@@ -57,7 +57,7 @@ pub(crate) enum Content {
 /// An attempt that the stream gave no answer to.
 pub(crate) enum NoAnswer {
     /// The request must be a call of its own. It was not applied.
-    Unary(Content),
+    Unary(Box<AppendContent>),
     Failed(Status),
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct NeverSent(String);
 #[error("the server ended the stream of appends")]
 struct EndedEarly;
 
-impl Content {
+impl AppendContent {
     /// Whether it is too large for a stream.
     pub(crate) fn is_large(&self) -> bool {
         let bytes = match self {
@@ -89,12 +89,12 @@ impl SharedAppends {
         &self,
         wal: WalServiceClient<CallChannel>,
         head: &MetadataMap,
-        content: Content,
+        content: AppendContent,
     ) -> Result<Response<v1::AppendSessionResponse>, NoAnswer> {
         let Some((stream, number, answer)) = self.submit(wal, head, content.clone()) else {
-            return Err(NoAnswer::Unary(content));
+            return Err(NoAnswer::Unary(Box::new(content)));
         };
-        let place = Place { stream, number };
+        let place = RequestPlace { stream, number };
         let ended = match answer.await {
             Ok(Ok(answer)) if answer.error.is_empty() => return Ok(place.stream.response(answer)),
             Ok(Ok(refused)) => return Err(NoAnswer::Failed(refusal(refused))),
@@ -108,7 +108,7 @@ impl SharedAppends {
             Code::InvalidArgument | Code::Unimplemented
         ) {
             self.lock().unary_until = Some(Instant::now() + UNARY_TIME);
-            return Err(NoAnswer::Unary(content));
+            return Err(NoAnswer::Unary(Box::new(content)));
         }
         Err(NoAnswer::Failed(ended.into_status()))
     }
@@ -122,8 +122,8 @@ impl SharedAppends {
         &self,
         wal: WalServiceClient<CallChannel>,
         head: &MetadataMap,
-        content: Content,
-    ) -> Option<(Arc<AppendStream>, u64, Answer)> {
+        content: AppendContent,
+    ) -> Option<(Arc<AppendStream>, u64, AppendAnswer)> {
         let token = head.get(AUTHORIZATION);
         let mut current = self.lock();
         if current
@@ -158,7 +158,7 @@ impl Drop for SharedAppends {
     }
 }
 
-type Answer = oneshot::Receiver<Result<v1::AppendSessionResponse, StreamEnd>>;
+type AppendAnswer = oneshot::Receiver<Result<v1::AppendSessionResponse, StreamEnd>>;
 
 /// The end of a stream, for one request that has no answer.
 struct StreamEnd {
@@ -195,12 +195,12 @@ impl StreamEnd {
 }
 
 /// A request on a stream. Dropping it forgets the request.
-struct Place {
+struct RequestPlace {
     stream: Arc<AppendStream>,
     number: u64,
 }
 
-impl Drop for Place {
+impl Drop for RequestPlace {
     fn drop(&mut self) {
         self.stream.lock().waiting.remove(&self.number);
     }
@@ -209,7 +209,7 @@ impl Drop for Place {
 /// One stream of independent appends.
 struct AppendStream {
     token: Option<MetadataValue<Ascii>>,
-    requests: Mutex<Requests>,
+    requests: Mutex<StreamRequests>,
 }
 
 impl fmt::Debug for AppendStream {
@@ -219,10 +219,10 @@ impl fmt::Debug for AppendStream {
 }
 
 #[derive(Default)]
-struct Requests {
+struct StreamRequests {
     /// Numbers of requests that are not handed to the connection.
     unsent: VecDeque<u64>,
-    /// Requests without an answer.
+    /// StreamRequests without an answer.
     waiting: HashMap<u64, WaitingRequest>,
     next: u64,
     /// Wakes the connection when there is something to send.
@@ -237,7 +237,7 @@ struct Requests {
 
 struct WaitingRequest {
     /// Absent once it is handed to the connection.
-    content: Option<Content>,
+    content: Option<AppendContent>,
     answer: oneshot::Sender<Result<v1::AppendSessionResponse, StreamEnd>>,
 }
 
@@ -264,12 +264,12 @@ impl AppendStream {
         stream
     }
 
-    fn lock(&self) -> MutexGuard<'_, Requests> {
+    fn lock(&self) -> MutexGuard<'_, StreamRequests> {
         lock(&self.requests)
     }
 
     /// Takes a request, or gives it back if the stream takes no more.
-    fn submit(&self, content: Content) -> Result<(u64, Answer), Box<Content>> {
+    fn submit(&self, content: AppendContent) -> Result<(u64, AppendAnswer), Box<AppendContent>> {
         let (answer, answered) = oneshot::channel();
         let (number, writer) = {
             let mut requests = self.lock();
@@ -302,8 +302,8 @@ impl AppendStream {
                 continue;
             };
             let (append, batch) = match content {
-                Content::Record(append) => (Some(append), None),
-                Content::Batch(batch) => (None, Some(batch)),
+                AppendContent::Record(append) => (Some(append), None),
+                AppendContent::Batch(batch) => (None, Some(batch)),
             };
             return Poll::Ready(Some(v1::AppendSessionRequest {
                 request_id,

@@ -444,7 +444,7 @@ async def test_large_request_is_a_call_of_its_own():
         assert fake.calls == ["Append", "AppendBatch", "AppendSession"]
 
 
-async def test_option_metadata_interceptors_and_own_channels_have_calls_of_their_own():
+async def test_some_clients_append_by_calls_of_their_own():
     class Interceptor(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):
             return await continuation(details, request)

@@ -149,7 +149,7 @@ impl Accepts for Intake {
 
 impl Intake {
     /// Takes the queue for a caller that writes it. If a driver must write the queue instead, wakes one.
-    fn take_gathered(&self, now: Instant) -> Option<Gathered> {
+    fn take_gathered(&self, now: Instant) -> Option<GatheredQueue> {
         let mut state = self.state.lock();
         // The thread that writes looks again.
         if !(state.urgent || state.gathered) || !state.can_write() {
@@ -165,7 +165,7 @@ impl Intake {
         }
         state.writing = true;
         state.flushing |= flushes;
-        Some(Gathered {
+        Some(GatheredQueue {
             submissions: state.take_queue(),
             flushes,
         })
@@ -326,7 +326,7 @@ impl Intake {
 }
 
 /// The queue for a caller.
-struct Gathered {
+struct GatheredQueue {
     submissions: Vec<Submission>,
     /// Whether the caller also flushes: nothing else is under way.
     flushes: bool,

@@ -21,12 +21,12 @@ const WARM_UP: Duration = Duration::from_secs(1);
 
 /// A client of one of the servers.
 #[derive(Clone)]
-enum Peer {
+enum BenchClient {
     Wald(Client),
     Redis(MultiplexedConnection),
 }
 
-impl Peer {
+impl BenchClient {
     async fn append(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Wald(client) => {
@@ -59,11 +59,11 @@ async fn main() -> anyhow::Result<ExitCode> {
     let peer = match server {
         "wald" => {
             let client = Client::builder(endpoint).share_appends(shared);
-            Peer::Wald(client.connect().await?)
+            BenchClient::Wald(client.connect().await?)
         }
         "redis" => {
             let client = redis::Client::open(format!("redis://{endpoint}"))?;
-            Peer::Redis(client.get_multiplexed_async_connection().await?)
+            BenchClient::Redis(client.get_multiplexed_async_connection().await?)
         }
         other => bail!("{other:?} is neither wald nor redis"),
     };
