@@ -86,7 +86,7 @@ final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
   /** Opens the stream. Requests are added before, too, and share its failure. */
   void start() {
     try {
-      // The deadline and the end of a caller's scope are not those of the stream.
+      // The stream outlives the scope and the deadline of its first caller.
       Context.ROOT.run(() -> call.start(this, new Metadata()));
       call.request(ALL_ANSWERS);
     } catch (RuntimeException failure) {
