@@ -131,7 +131,11 @@ func (c *Client) share(ctx context.Context, message *waldv1.AppendSessionRequest
 		return nil, errUnary
 	}
 	request := &sharedRequest{body: body, done: make(chan struct{})}
-	stream, id := c.nodes.share(request)
+	token := ""
+	if c.settings.token != nil {
+		token = c.settings.token.current()
+	}
+	stream, id := c.nodes.share(request, token)
 	if stream == nil {
 		return nil, errUnary
 	}
@@ -194,9 +198,9 @@ var (
 	sharedFormat = grpc.ForceCodecV2(sharedCodec{encoding.GetCodecV2(encodingproto.Name)})
 )
 
-// share queues a request on the stream of the current server. A nil stream: the server gets unary
-// calls.
-func (n *nodes) share(request *sharedRequest) (stream *sharedStream, id uint64) {
+// share queues a request on the stream of the current server. `token` is the current one, or empty. A nil
+// stream: the server gets unary calls.
+func (n *nodes) share(request *sharedRequest, token string) (stream *sharedStream, id uint64) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	at := n.current
@@ -204,6 +208,10 @@ func (n *nodes) share(request *sharedRequest) (stream *sharedStream, id uint64) 
 		return nil, 0
 	}
 	if at.stream != nil {
+		// A stream has the token with which it was opened. Another token needs another stream.
+		if used := at.stream.attempt.token.Load(); used != nil && *used != token {
+			at.stream.finish()
+		}
 		if id, added := at.stream.add(request); added {
 			return at.stream, id
 		}

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status, Streaming};
-use tonic_types::pb;
+use tonic_types::{StatusExt as _, pb};
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
@@ -101,12 +101,7 @@ impl SharedAppends {
             Ok(Err(ended)) => ended,
             Err(_) => StreamEnd::of(EndedEarly, true),
         };
-        // A message ended it that is perhaps another caller's, or the server is older. Messages that it has read are
-        // answered; this one was not read.
-        if matches!(
-            ended.status.code(),
-            Code::InvalidArgument | Code::Unimplemented
-        ) {
+        if ended.is_of_one_message() {
             self.lock().unary_until = Some(Instant::now() + UNARY_TIME);
             return Err(NoAnswer::Unary(Box::new(content)));
         }
@@ -172,6 +167,22 @@ impl StreamEnd {
         let mut status = Status::unavailable(error.to_string());
         status.set_source(Arc::new(error));
         Self { status, sent }
+    }
+
+    /// Whether one message ended the stream, perhaps another caller's: it cannot be read, or the server is older and ends
+    /// a stream at the first refusal. The server answers all messages that it has read before, so this request was not
+    /// applied.
+    fn is_of_one_message(&self) -> bool {
+        match self.status.code() {
+            Code::InvalidArgument | Code::Unimplemented => true,
+            // The state of the server or the credential ended it.
+            Code::Unavailable | Code::Unauthenticated | Code::ResourceExhausted => false,
+            _ => {
+                let info = self.status.get_details_error_info();
+                let outcome = info.as_ref().and_then(|info| info.metadata.get("outcome"));
+                outcome.is_some_and(|outcome| outcome == "NOT_APPLIED")
+            }
+        }
     }
 
     /// The status of the request. One that names its outcome is right for each request without an answer: the server
@@ -348,16 +359,18 @@ impl AppendStream {
         }
     }
 
-    /// Closes the stream if no request came since the last look, and none waits for an answer.
-    fn close_if_idle(&self) {
-        let idle = {
+    /// Closes the stream if no request came since the last look, and none waits for an answer. Returns whether it was
+    /// closed before: then the server does not end it.
+    fn close_if_idle(&self) -> bool {
+        let (idle, closed) = {
             let mut requests = self.lock();
             let used = std::mem::take(&mut requests.used);
-            !used && requests.waiting.is_empty()
+            (!used && requests.waiting.is_empty(), requests.closed)
         };
         if idle {
             self.close();
         }
+        idle && closed
     }
 
     /// Fails the requests that have no answer.
@@ -400,7 +413,9 @@ impl Reader {
                     Ok(None) => return,
                     Err(status) => return stream.end(&status),
                 },
-                _ = look.tick() => stream.close_if_idle(),
+                _ = look.tick() => if stream.close_if_idle() {
+                    return;
+                },
             }
         }
     }

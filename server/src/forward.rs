@@ -52,7 +52,7 @@ use crate::tls::PeerTls;
 use crate::transport::HttpAnswer;
 pub(crate) use link::ForwardPool;
 use link::OpenOwnerLink;
-use stream::{ForwardedAnswer, ForwardedRequest};
+use stream::{ForwardedAnswer, ForwardedRequest, UploadEnd};
 
 /// Term in which the receiver of a forwarded call should own the store.
 static FORWARDED: HeaderName = HeaderName::from_static("wald-forwarded");
@@ -247,20 +247,19 @@ impl ForwardPool {
             counted.ended(ForwardResult::Unreachable);
             return Err(unforwarded(access, &owner));
         };
-        let mut upload = Some(messages.to(sender));
+        let (mut upload, mut cut) = (Some(messages.to(sender)), None);
         let answer = poll_fn(|context| {
             if let Some(sending) = &mut upload
-                && let Poll::Ready(sent) = sending.poll(context)
+                && let Poll::Ready(end) = sending.poll(context)
             {
                 upload = None;
-                if let Err(status) = sent {
-                    return Poll::Ready(Err(status));
+                if let UploadEnd::Refused(status) = end {
+                    cut = Some(status);
                 }
             }
-            let answer = Pin::new(&mut response).poll(context);
-            answer.map(Ok)
+            Pin::new(&mut response).poll(context)
         });
-        let answer = match answer.await? {
+        let answer = match answer.await {
             Ok(answer) => answer,
             // The owner has made nothing of it.
             Err(error) if error.reason() == Some(h2::Reason::REFUSED_STREAM) => {
@@ -282,12 +281,27 @@ impl ForwardPool {
             parts.headers.insert(&OWNER, endpoint);
         }
         if received.is_end_stream() {
-            return Ok(Response::from_parts(parts, Body::empty()));
+            let is_good = parts
+                .headers
+                .get(&GRPC_STATUS)
+                .is_none_or(|code| code == "0");
+            return match cut.filter(|_| is_good) {
+                Some(status) => Err(status),
+                None => Ok(Response::from_parts(parts, Body::empty())),
+            };
         }
         let is_scan = rpc.name == methods::of(Method::Scan).name;
         let ends_at_drain = is_session || is_scan;
         let phase = ends_at_drain.then(|| self.forwarder.node.phase.clone());
-        let body = ForwardedAnswer::new(upload, received, owner, phase, (link, slot));
+        let body = ForwardedAnswer::new(
+            upload,
+            cut,
+            is_session,
+            received,
+            owner,
+            phase,
+            (link, slot),
+        );
         let answer = Response::from_parts(parts, Body::new(body));
         let answer = Counted::answer(answer, share, None);
         Ok(match access {

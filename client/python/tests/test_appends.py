@@ -31,6 +31,7 @@ import wald
 from wald import LogBatch, Outcome, Retry, appends
 from wald.v1 import wal_pb2
 
+DURABLE = wald.Durability.DURABLE
 MISSING = refusal(StatusCode.FAILED_PRECONDITION, "LOG_MISSING", REFUSED, failed=[("LOG_MISSING", "log", "no such log")])
 BUSY = refusal(StatusCode.RESOURCE_EXHAUSTED, "BUSY", NOT_APPLIED, delay_ms=1)
 WRONG = refusal(StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", {**REFUSED, "request_id": "0"})
@@ -45,12 +46,12 @@ def soon_idle(monkeypatch):
     monkeypatch.setattr(appends, "_IDLE_SECONDS", 0.05)
 
 
-def append(client, data="x", **more):
-    return asyncio.create_task(client.append("log", data, **more))
+def append(client, data="x", durability=DURABLE, **more):
+    return asyncio.create_task(client.append("log", data, durability=durability, **more))
 
 
 async def many(client, count=50):
-    return await asyncio.gather(*(client.append("log", str(number)) for number in range(count)))
+    return await asyncio.gather(*(client.append("log", str(number), durability=DURABLE) for number in range(count)))
 
 
 async def result(task):
@@ -131,7 +132,7 @@ async def test_answers_come_in_any_order():
 
 async def test_plain_appends_that_wait_together_become_one_batch():
     async with serving() as (fake, client):
-        acks = await asyncio.gather(*(client.append("log", str(number)) for number in range(50)))
+        acks = await asyncio.gather(*(client.append("log", str(number), durability=DURABLE) for number in range(50)))
         assert len(fake.attempts) == 1 and fake.calls == ["AppendSession"]
         assert fake.sent() == [str(number) for number in range(50)]
         assert [ack.lsn for ack in acks] == list(range(1, 51))
@@ -147,10 +148,10 @@ async def test_plain_appends_that_wait_together_become_one_batch():
 
 async def test_batch_of_appends_has_bounds():
     async with serving() as (fake, client):
-        await asyncio.gather(*(client.append("log", "x") for _ in range(1500)))
+        await asyncio.gather(*(client.append("log", "x", durability=DURABLE) for _ in range(1500)))
         assert [len(records_of(request)) for request in fake.attempts] == [1000, 500]
         fake.attempts.clear()
-        await asyncio.gather(*(client.append("log", "x" * 30_000) for _ in range(4)))
+        await asyncio.gather(*(client.append("log", "x" * 30_000, durability=DURABLE) for _ in range(4)))
         assert [len(records_of(request)) for request in fake.attempts] == [2, 2]
         assert fake.calls == ["AppendSession"]
 
@@ -167,7 +168,7 @@ async def test_batch_of_appends_has_bounds():
 )
 async def test_request_that_cannot_join_those_that_wait_is_a_call_of_its_own(other):
     async with serving() as (fake, client):
-        plain = functools.partial(client.append, "log", "x")
+        plain = functools.partial(client.append, "log", "x", durability=DURABLE)
         for first, second in ((plain, functools.partial(other, client)), (functools.partial(other, client), plain)):
             await asyncio.gather(first(), second())
         kinds = {len(records_of(request)) for request in fake.attempts}
@@ -178,18 +179,18 @@ async def test_request_that_cannot_join_those_that_wait_is_a_call_of_its_own(oth
 async def test_refused_batch_of_appends_gives_each_its_own_answer():
     async with serving() as (fake, client):
         fake.script.extend([MISSING, None, MISSING, None])
-        outcomes = await asyncio.gather(*(client.append("log", str(n)) for n in range(3)), return_exceptions=True)
+        outcomes = await asyncio.gather(*(client.append("log", str(n), durability=DURABLE) for n in range(3)), return_exceptions=True)
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Ack", "Ack", "LogMissing"]
         assert sorted(fake.calls) == ["Append"] * 3 + ["AppendSession"]
         # The next ones share the stream again.
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         assert fake.calls.count("Append") == 3
 
 
 async def test_batch_of_appends_that_may_have_been_applied_is_not_sent_again():
     async with serving() as (fake, client):
         fake.script.append(FAILED)
-        outcomes = await asyncio.gather(*(client.append("log", str(n)) for n in range(3)), return_exceptions=True)
+        outcomes = await asyncio.gather(*(client.append("log", str(n), durability=DURABLE) for n in range(3)), return_exceptions=True)
         assert {(type(error), error.outcome) for error in outcomes} == {(wald.WaldError, Outcome.UNKNOWN)}
         assert len(fake.attempts) == 1
         # Each caller has an error of its own.
@@ -215,7 +216,7 @@ async def test_ack_without_a_known_number_harms_nobody():
         with pytest.raises(wald.WaldError, match="breaks the contract") as broken:
             await slow
         assert broken.value.outcome is Outcome.UNKNOWN
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
 
 
 # The end of a stream.
@@ -264,7 +265,7 @@ async def test_leaving_server_lets_plain_appends_be_repeated():
 
 async def test_request_that_was_never_sent_is_repeated_after_a_lost_connection(monkeypatch):
     async with serving() as (fake, client):
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         stream = client._appends._current
         # The transport takes no more.
         taken = asyncio.Event()
@@ -306,9 +307,9 @@ async def test_owner_in_the_header_of_the_stream_is_called_itself():
     async with running() as (a, at_a), running() as (b, at_b):
         a.speaks_for = f"127.0.0.1:{at_b}"
         async with wald.Client(f"127.0.0.1:{at_a}") as client:
-            await client.append("log", "x")
+            await client.append("log", "x", durability=DURABLE)
             await until(lambda: client.endpoint == a.speaks_for)
-            await client.append("log", "x")
+            await client.append("log", "x", durability=DURABLE)
             assert (len(a.attempts), len(b.attempts)) == (1, 1)
             await until(lambda: not a.streams)
 
@@ -330,11 +331,11 @@ async def test_wrong_message_makes_each_append_a_call_of_its_own(status):
         assert sum(isinstance(outcome, wald.LogMissing) for outcome in outcomes) == 1
         assert not set(fake.sent()[5:]) ^ {"0", "1", "2", "3", "b"}
         assert sorted(fake.calls) == ["Append"] * 4 + ["AppendBatch", "AppendSession"]
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         assert fake.calls.count("AppendSession") == 1
         # A minute later.
         client._open().appends_alone_until = asyncio.get_running_loop().time()
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         assert fake.calls.count("AppendSession") == 2
 
 
@@ -368,7 +369,7 @@ async def test_expired_token_of_the_stream_is_read_again(tmp_path):
         await fake.end_streams(client, EXPIRED)
         fake.refuses = EXPIRED
         with pytest.raises(wald.CredentialExpired):
-            await client.append("log", "x")
+            await client.append("log", "x", durability=DURABLE)
         assert len(fake.metadata) == 3
 
 
@@ -376,10 +377,10 @@ async def test_replaced_token_counts_for_the_next_append(tmp_path):
     file = tmp_path / "token"
     file.write_text("first")
     async with serving(token_file=file) as (fake, client):
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         file.write_text("second")
         client._token._read_again()
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         assert [metadata["authorization"] for metadata in fake.metadata] == ["Bearer first", "Bearer second"]
 
 
@@ -456,7 +457,7 @@ async def test_some_clients_append_by_calls_of_their_own():
             assert fake.calls == ["Append"] * 3 + ["AppendBatch"]
     async with running() as (fake, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         async with wald.Client(channel=channel) as client:
-            await client.append("log", "x")
+            await client.append("log", "x", durability=DURABLE)
             assert fake.calls == ["Append"]
 
 
@@ -465,7 +466,7 @@ async def test_some_clients_append_by_calls_of_their_own():
 
 async def test_idle_stream_closes_and_the_next_append_opens_another(monkeypatch):
     async with serving() as (fake, client):
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         # It was in use a moment ago.
         client._appends._current._check_idle()
         assert client._appends._current.takes_requests
@@ -473,15 +474,16 @@ async def test_idle_stream_closes_and_the_next_append_opens_another(monkeypatch)
         fake.held["slow"] = asyncio.Event()
         slow = append(client, "slow")
         await asyncio.sleep(0)
-        monkeypatch.setattr(appends, "_IDLE_SECONDS", 0.05)
+        # The server has as long again for its end of the stream.
+        monkeypatch.setattr(appends, "_IDLE_SECONDS", 1)
         client._appends._current._check_idle()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
         assert fake.calls == ["AppendSession"] and client._appends._current.takes_requests
         fake.held["slow"].set()
         await slow
         await until(lambda: not fake.streams and not client._appends._streams)
         assert fake.ended_well == 1
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         assert fake.calls == ["AppendSession"] * 2
 
 
@@ -553,7 +555,7 @@ async def test_closed_client_leaves_no_task():
 async def test_forgotten_client_is_collected(soon_idle):
     async with running() as (fake, port):
         client = wald.Client(f"127.0.0.1:{port}")
-        await client.append("log", "x")
+        await client.append("log", "x", durability=DURABLE)
         gone = weakref.ref(client)
         del client
         await until(lambda: not fake.streams)
@@ -563,11 +565,24 @@ async def test_forgotten_client_is_collected(soon_idle):
 def test_threads_share_the_stream_of_a_synchronous_client():
     with Elsewhere() as server, server.client() as client:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            acks = list(pool.map(lambda number: client.append("log", str(number)), range(80)))
+            acks = list(pool.map(lambda number: client.append("log", str(number), durability=DURABLE), range(80)))
         assert len(acks) == len(server.fake.sent()) == 80
         assert server.fake.calls == ["AppendSession"]
         client.append_batch([LogBatch("log", ["x"])])
         assert server.fake.calls == ["AppendSession"]
     with Elsewhere() as server, server.client(share_appends=False) as client:
-        client.append("log", "x")
+        client.append("log", "x", durability=DURABLE)
         assert server.fake.calls == ["Append"]
+
+
+async def test_appends_without_a_durability_are_joined_once_an_ack_shows_a_flush():
+    async with serving() as (fake, client):
+        await asyncio.gather(*(client.append("log", str(n)) for n in range(3)))
+        assert len(fake.attempts) == 3
+        fake.attempts.clear()
+        # The ack said DURABLE.
+        await asyncio.gather(*(client.append("log", str(n)) for n in range(3)))
+        assert [len(records_of(request)) for request in fake.attempts] == [3]
+        fake.attempts.clear()
+        await asyncio.gather(*(client.append("other", str(n)) for n in range(3)))
+        assert len(fake.attempts) == 3

@@ -143,6 +143,20 @@ async fn message_that_ends_the_stream_costs_no_other_append_its_answer() {
     assert_eq!((streams(&memory), memory.calls()), (1, calls + 10));
 }
 
+/// A server of an earlier version takes no independent requests: it ends the stream at the first refusal.
+#[tokio::test]
+async fn refusal_that_ends_the_stream_is_given_to_nobody_else() {
+    let (memory, client) = start().await;
+    let facts = [REFUSED, &[("request_id", "1")]].concat();
+    let mismatch = refusal(Code::FailedPrecondition, "POSITION_MISMATCH", &facts);
+    script(&memory, [Fault::None, Fault::End(mismatch)]);
+    assert_eq!(
+        append_all(&client, 100).await,
+        (0..100).map(Lsn::new).collect::<Vec<_>>()
+    );
+    assert_eq!(streams(&memory), 1);
+}
+
 #[tokio::test]
 async fn append_that_timed_out_leaves_no_trace_in_the_stream() {
     let (memory, client) = start().await;

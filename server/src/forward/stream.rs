@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use futures_util::future::BoxFuture;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{RecvStream, SendStream};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ use crate::admission::Passage;
 use crate::drain::{Phase, draining};
 use crate::grpc::{Message, Messages};
 use crate::serve::StoreOwner;
-use crate::status;
+use crate::status::{self, Access};
 
 /// Bytes on their way to the owner. The room of a message is free once its last byte has left.
 pub(super) struct ForwardedPiece {
@@ -89,20 +89,26 @@ pub(super) struct ForwardedUpload {
     is_cut_short: bool,
 }
 
+/// The end of an upload.
+pub(super) enum UploadEnd {
+    /// The owner has all messages, or takes no more: its answer has the reason.
+    Whole,
+    /// The owner has all whole messages, and the next one was refused. It may still apply the messages that it has, so its
+    /// answers come first.
+    Refused(Status),
+}
+
 impl ForwardedUpload {
-    /// Resolves when the owner has all messages, or takes no more. Then its answer has the reason.
-    ///
-    /// # Errors
-    /// The refusal of a message.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
+    /// Resolves when the owner gets no more messages.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<UploadEnd> {
         loop {
             while !self.messages.bytes.is_empty() {
                 if !ready!(self.poll_piece(context)) {
-                    return Poll::Ready(Ok(()));
+                    return Poll::Ready(UploadEnd::Whole);
                 }
             }
             let Some(rest) = &mut self.messages.rest else {
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(UploadEnd::Whole);
             };
             let next = match self.is_cut_short {
                 true => None,
@@ -116,13 +122,14 @@ impl ForwardedUpload {
                     (self.messages.bytes, self.messages.room) = (message.framed(), Some(room));
                 }
                 Some(Err(status)) => {
-                    self.sender.send_reset(Reason::CANCEL);
-                    return Poll::Ready(Err(status));
+                    // Fails only on a stream that has ended.
+                    let _ = self.sender.send_data(nothing(), true);
+                    return Poll::Ready(UploadEnd::Refused(status));
                 }
                 None => {
                     // Fails only on a stream that has ended.
                     let _ = self.sender.send_data(nothing(), true);
-                    return Poll::Ready(Ok(()));
+                    return Poll::Ready(UploadEnd::Whole);
                 }
             }
         }
@@ -163,16 +170,20 @@ pub(super) struct ForwardedAnswer {
     unreleased: usize,
     /// Resolves when this node ends; `None`: the call may finish.
     drains: Option<BoxFuture<'static, ()>>,
-    /// Whether this node ends, and the owner finishes a session.
-    is_draining: bool,
+    /// Whether the owner finishes the call when this node ends.
+    is_session: bool,
+    /// The status of a session that was cut short, once the owner has answered all requests that it has.
+    cut: Option<Status>,
     has_ended: bool,
     _place: (OpenOwnerLink, ForwardSlot),
 }
 
 impl ForwardedAnswer {
-    /// `phase`: the call ends when this node does.
+    /// `phase`: the call ends when this node does. `cut`: the status of a session of which a message was refused.
     pub(super) fn new(
         upload: Option<ForwardedUpload>,
+        cut: Option<Status>,
+        is_session: bool,
         received: RecvStream,
         owner: StoreOwner,
         phase: Option<watch::Receiver<Phase>>,
@@ -186,7 +197,8 @@ impl ForwardedAnswer {
             owner,
             unreleased: 0,
             drains: phase.map(drains),
-            is_draining: false,
+            is_session,
+            cut,
             has_ended: false,
             _place: place,
         }
@@ -217,19 +229,24 @@ impl Body for ForwardedAnswer {
             && drains.as_mut().poll(context).is_ready()
         {
             self.drains = None;
-            self.is_draining = true;
+            let is_session = self.is_session;
             match &mut self.upload {
                 // The owner answers the requests that it has.
-                Some(upload) => upload.is_cut_short = true,
+                Some(upload) => {
+                    upload.is_cut_short = true;
+                    self.cut = Some(status::draining_call(Access::Write));
+                }
+                // It has all requests of the client, which waits for its last answers.
+                None if is_session => {}
                 None => return self.end(&status::draining()),
             }
         }
         if let Some(upload) = &mut self.upload
-            && let Poll::Ready(sent) = upload.poll(context)
+            && let Poll::Ready(end) = upload.poll(context)
         {
             self.upload = None;
-            if let Err(status) = sent {
-                return self.end(&status);
+            if let UploadEnd::Refused(status) = end {
+                self.cut = Some(status);
             }
         }
         let taken = std::mem::take(&mut self.unreleased);
@@ -247,8 +264,8 @@ impl Body for ForwardedAnswer {
             None => match ready!(self.received.poll_trailers(context)) {
                 Ok(Some(trailers)) => {
                     let is_good = trailers.get(&GRPC_STATUS).is_some_and(|code| code == "0");
-                    if is_good && self.is_draining {
-                        return self.end(&status::draining());
+                    if is_good && let Some(cut) = self.cut.take() {
+                        return self.end(&cut);
                     }
                     self.has_ended = true;
                     Poll::Ready(Some(Ok(Frame::trailers(trailers))))

@@ -459,7 +459,8 @@ impl RunningSession {
     /// and it is the first of the next.
     fn gather(&mut self, mut request: TakenRequest) {
         if let Some(gathered) = &mut self.gathered {
-            match gathered.join(&self.engine, request) {
+            let is_independent = self.is_independent == Some(true);
+            match gathered.join(&self.engine, request, is_independent) {
                 None => return,
                 Some(alone) => request = alone,
             }

@@ -157,6 +157,35 @@ async fn records_get_the_answers_of_append_and_stay_in_order() {
     assert!(flushes < RECORDS as f64 / 2.0, "{flushes} flushes");
 }
 
+/// Together they would be one request for the engine, which fails as its first does.
+#[tokio::test]
+async fn stale_condition_refuses_no_request_behind_it() {
+    const PAIRS: u64 = 200;
+    let daemon = Daemon::start(&[]);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", "first")).await.unwrap();
+    let expects = |number, lsn| {
+        let mut append = append("a", "x");
+        append.condition = Some(v1::AppendCondition {
+            expected_lsn: Some(lsn),
+            ..v1::AppendCondition::default()
+        });
+        record(number, append)
+    };
+    // The lsn of each stale one is just below the next of the log.
+    let requests =
+        (0..PAIRS).flat_map(|pair| [expects(2 * pair, pair), expects(2 * pair + 1, pair + 1)]);
+    let session = SessionClient::open(&mut wal).await;
+    let (given, end) = answers(session, requests.collect()).await;
+    end.unwrap();
+    for pair in 0..PAIRS {
+        let stale = Told::of(&refusal(&given[&(2 * pair)]));
+        assert_eq!(stale.reason, "POSITION_MISMATCH");
+        let ack = given[&(2 * pair + 1)].append_ack.as_ref();
+        assert_eq!(ack.unwrap().lsn, Some(pair + 1));
+    }
+}
+
 #[tokio::test]
 async fn session_ends_when_its_requests_are_not_all_of_one_kind() {
     let daemon = Daemon::start(&[]);

@@ -210,6 +210,39 @@ async fn sessions_and_scans_are_piped_and_end_when_the_stand_by_does() {
     assert!(through.len() >= 51 + acked.len(), "{through:?}");
 }
 
+/// The owner applies a request that waits for the bucket, so nothing may say that it is not applied.
+#[tokio::test]
+async fn half_closed_session_gets_its_last_ack_while_the_stand_by_ends() {
+    let store = Store::start();
+    let [(_one, _d1), (two, _d2)] = pair(&store, &[]).await;
+    let mut session = SessionClient::open(&mut two.wal().await).await;
+    let batch = |text: &str| v1::AppendBatchRequest {
+        batches: vec![part("a", &[text])],
+        durability: v1::Durability::Replicated.into(),
+        ..v1::AppendBatchRequest::default()
+    };
+    session.send_batch(1, batch("before")).await;
+    let acked = session.answers.message().await.unwrap().unwrap();
+    assert_eq!(acked.request_id, 1);
+    store.enter(Mood::Hangs);
+    session.send_batch(2, batch("last")).await;
+    let SessionClient {
+        requests,
+        mut answers,
+    } = session;
+    drop(requests);
+    two.signal(Signal::TERM);
+    until_store("a stand-by that ends", || two.http("/readyz").0 != 200).await;
+    let early =
+        tokio::time::timeout(std::time::Duration::from_millis(300), answers.message()).await;
+    assert!(early.is_err(), "{early:?}");
+    store.enter(Mood::Answers);
+    let acked = answers.message().await.unwrap().unwrap();
+    assert_eq!(acked.request_id, 2);
+    assert!(answers.message().await.unwrap().is_none());
+    assert!(two.ended().await.success());
+}
+
 #[tokio::test]
 async fn call_goes_on_once_and_only_to_the_owner_of_the_term() {
     let store = Store::start();

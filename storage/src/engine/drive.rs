@@ -317,7 +317,6 @@ impl Intake {
     ) -> MutexGuard<'_, DriverState> {
         let mut state = self.state.lock();
         state.flushing = false;
-        state.callers.flushed(took);
         state.answered = answered;
         let most = took.saturating_mul(2).min(MOST_GATHERING);
         state.gather_until = (answered > 1).then(|| now + most);
@@ -389,11 +388,16 @@ impl Core {
 
     /// Flushes, for the driver or caller that has taken this on.
     fn flush(&self) -> MutexGuard<'_, DriverState> {
-        let began = self.journal.clock.monotonic();
+        let (began, before) = (self.journal.clock.monotonic(), self.journal.durable());
         let answered = self.journal.flush();
         let now = self.journal.clock.monotonic();
         let took = now.saturating_duration_since(began);
-        self.intake.flushed(answered, now, took)
+        let mut state = self.intake.flushed(answered, now, took);
+        // A roll may have flushed everything: then this took no time, and says nothing about the device.
+        if self.journal.durable() > before {
+            state.callers.flushed(took);
+        }
+        state
     }
 
     /// Writes the requests that callers have gathered, on this thread, unless they are for a driver. Also flushes a lone
@@ -407,7 +411,9 @@ impl Core {
             let written = self.write(gathered.submissions);
             self.intake.wrote_gathered(written, self, began);
             if gathered.flushes {
-                let state = self.flush();
+                let mut state = self.flush();
+                // Only drivers wait for answered callers.
+                state.gather_until = None;
                 let now = self.journal.clock.monotonic();
                 self.intake.look_again(&state, self, now);
             }
@@ -643,7 +649,9 @@ mod tests {
         core.write_gathered();
         assert_eq!(level_of(&mut behind), None);
         let now = core.journal.clock.monotonic();
-        drop(core.intake.flushed(1, now, long));
+        let mut state = core.intake.flushed(1, now, long);
+        state.callers.flushed(long);
+        drop(state);
         left(&core, vec![behind]);
     }
 

@@ -29,7 +29,7 @@ from google.rpc import status_pb2
 from wald.errors import NotSent, Outcome, Retry, WaldError, connection_lost
 from wald.records import optional
 from wald.session import SessionCall
-from wald.v1 import wal_pb2
+from wald.v1 import types_pb2, wal_pb2
 
 if TYPE_CHECKING:
     from wald.client import Client
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _MAX_BYTES = 64 << 10
 # Maximum records of appends that become one batch. Their bytes have the bound of one request.
 _MAX_RECORDS = 1000
+# Maximum logs whose level is known to a stream.
+_MAX_LOGS = 1000
 # Seconds without a request in flight after which a stream is half-closed, and then given up if the server does not end it.
 _IDLE_SECONDS = 1.0
 # Seconds without a stream to a server that ended one because of a message.
@@ -168,6 +170,8 @@ class AppendsStream(SessionCall):
         self._queue: deque[_Message] = deque()
         self._sent: dict[int, _Message] = {}
         self._next_number = 0
+        # Logs whose plain appends are flushed although they name no durability.
+        self._flushed: set[str] = set()
         self._more = asyncio.Event()
         self._idle_since = self._loop.time()
         self._timer = self._loop.call_later(_IDLE_SECONDS, self._check_idle)
@@ -177,7 +181,7 @@ class AppendsStream(SessionCall):
     def place_for(self, request, size: int) -> _Message | None:
         """The message that will have the request; None: it would wait behind others."""
         last = self._queue[-1] if self._queue else None
-        if last is not None and not last.suits(request):
+        if last is not None and not (last.suits(request) and self._may_join(request)):
             return None
         if last is None or not last.has_room(size):
             last = _Message(request)
@@ -185,6 +189,11 @@ class AppendsStream(SessionCall):
         last.size += size
         last.records += 1
         return last
+
+    def _may_join(self, request) -> bool:
+        """Whether a batch would be as durable as the plain append. In sync mode `batch` a batch without a durability is flushed,
+        and a plain append is not."""
+        return request.durability != types_pb2.DURABILITY_UNSPECIFIED or request.log in self._flushed
 
     async def answer_of(self, message: _Message, request, deadline: float):
         """The answer to a request in this message. None: it must be a call of its own, and nothing of it was applied. Raises
@@ -310,17 +319,27 @@ class AppendsStream(SessionCall):
             return
         if answer.HasField("append_ack"):
             result = answer.append_ack
+            if message.durability == types_pb2.DURABILITY_UNSPECIFIED:
+                self._note_level(message.log, result.durability)
         elif answer.HasField("ack"):
             result = answer.ack
         else:
             result = self._refusal(answer.error)
-            if message.records > 1 and result.outcome is Outcome.NOT_APPLIED:
+            if message.records > 1 and result.outcome is Outcome.NOT_APPLIED and result.retry is not Retry.SAFE:
+                # The refusal may concern one of the appends: each is told its own.
                 result = None
         for future, place in message.requests.items():
             if isinstance(result, wal_pb2.AppendBatchResponse) and message.log is not None:
                 _settle(future, _part_of(result, place))
             else:
                 _settle(future, result)
+
+    def _note_level(self, log: str, level: int) -> None:
+        """Notes the durability that the log's sync mode gives a plain append."""
+        if level < types_pb2.DURABILITY_DURABLE or len(self._flushed) >= _MAX_LOGS:
+            self._flushed.discard(log)
+        else:
+            self._flushed.add(log)
 
     def _refusal(self, encoded: bytes) -> WaldError:
         """The error of a request that was refused, as that of a call."""

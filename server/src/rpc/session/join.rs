@@ -9,7 +9,7 @@ use bytes::Bytes;
 use prost::Message as _;
 use tonic::Status;
 use wald_proto::v1;
-use wald_storage::{Appended, Batch, Durability, LogAppended, LogName, RecoveryEpoch};
+use wald_storage::{Appended, Batch, Durability, LogAppended, LogName, LogRecords, RecoveryEpoch};
 
 use crate::admission::Passage;
 use crate::auth::{Engine, Permitted};
@@ -37,8 +37,18 @@ pub(super) struct JoinedRequests {
 }
 
 impl TakenRequest {
-    /// Takes in the request that came next, or gives it back if it cannot be part of this one.
-    pub(super) fn join(&mut self, engine: &Engine, mut next: Self) -> Option<Self> {
+    /// Takes in the request that came next, or gives it back if it cannot be part of this one. An independent request that
+    /// expects an lsn stands alone: it may hold although the one before it fails.
+    pub(super) fn join(
+        &mut self,
+        engine: &Engine,
+        mut next: Self,
+        is_independent: bool,
+    ) -> Option<Self> {
+        let expects = |log: &LogRecords| log.guard.expected_lsn.is_some();
+        if is_independent && next.batch.get().logs.iter().any(expects) {
+            return Some(next);
+        }
         if self.durability != next.durability || self.requests.is_record != next.requests.is_record
         {
             return Some(next);

@@ -179,8 +179,9 @@ final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
       lock.unlock();
       try {
         call.sendMessage(request.message);
-      } catch (IllegalStateException cancelled) {
-        // The end of the call comes, and fails every request.
+      } catch (RuntimeException failed) {
+        // The call is cancelled, or is now. Its end comes, and fails every request.
+        call.cancel("a request could not be sent", failed);
         continue;
       } finally {
         lock.lock();
