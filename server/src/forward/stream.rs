@@ -179,7 +179,7 @@ pub(super) struct ForwardedAnswer {
 }
 
 impl ForwardedAnswer {
-    /// `phase`: the call ends when this node does. `cut`: the status of a session of which a message was refused.
+    /// `phase`: the call ends when this node does. `cut`: the status of a session after a message was refused.
     pub(super) fn new(
         upload: Option<ForwardedUpload>,
         cut: Option<Status>,

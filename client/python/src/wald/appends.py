@@ -326,7 +326,7 @@ class AppendsStream(SessionCall):
         else:
             result = self._refusal(answer.error)
             if message.records > 1 and result.outcome is Outcome.NOT_APPLIED and result.retry is not Retry.SAFE:
-                # The refusal may concern one of the appends: each is told its own.
+                # The refusal may concern one of the appends: each gets its own.
                 result = None
         for future, place in message.requests.items():
             if isinstance(result, wal_pb2.AppendBatchResponse) and message.log is not None:
