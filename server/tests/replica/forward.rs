@@ -18,10 +18,17 @@ fn address(daemon: &Daemon) -> &str {
 
 /// An owner with a record, and a stand-by that is ready.
 async fn pair(store: &Store, more: &[&str]) -> [(Daemon, tempfile::TempDir); 2] {
+    pair_of(
+        store,
+        &[&["--stand-by", "--lease-ttl", "2s"], more].concat(),
+    )
+    .await
+}
+
+async fn pair_of(store: &Store, arguments: &[&str]) -> [(Daemon, tempfile::TempDir); 2] {
     let begin = |name: &str| {
         let directory = private_directory();
-        let arguments = [&["--stand-by", "--lease-ttl", "2s"], more].concat();
-        (start(store, directory.path(), name, &arguments), directory)
+        (start(store, directory.path(), name, arguments), directory)
     };
     let first = begin("one");
     replicated(&mut first.0.wal().await, "0").await.unwrap();
@@ -214,7 +221,7 @@ async fn sessions_and_scans_are_piped_and_end_when_the_stand_by_does() {
 #[tokio::test]
 async fn half_closed_session_gets_its_last_ack_while_the_stand_by_ends() {
     let store = Store::start();
-    let [(_one, _d1), (two, _d2)] = pair(&store, &[]).await;
+    let [(_one, _d1), (two, _d2)] = pair_of(&store, &NEVER).await;
     let mut session = SessionClient::open(&mut two.wal().await).await;
     let batch = |text: &str| v1::AppendBatchRequest {
         batches: vec![part("a", &[text])],
