@@ -6,7 +6,7 @@
   istio      the traffic of a service mesh: 16,186,000 items on sessions
   half-hour  thirty minutes of appends to 100 logs, with retention (a plot)
     servers    .ci/run bench/servers: the daemon next to other servers
-    clients    .ci/run bench/clients: appends through each client, next to Redis through the client of that language
+    clients    .ci/run bench/languages: appends through each client, next to Redis through the client of that language
     libraries  storage/benches/peers: the engine next to other engines
 
 storage/benches/results keeps the measurements of every round, and both files are written from it. --only
@@ -111,7 +111,7 @@ def measure_part(part, results, options):
         shown(sys.executable, *script("bench/servers"), "--rounds", options.rounds, "--seconds", options.seconds,
               *(["--s2"] if options.s2 else []), "--json", results / "servers.json")
     if part == "clients":
-        shown(sys.executable, *script("bench/clients"), "--rounds", options.rounds, "--seconds", options.seconds,
+        shown(sys.executable, *script("bench/languages"), "--rounds", options.rounds, "--seconds", options.seconds,
               *(["--in-flight", "1,16"] if options.quick else []), "--json", results / "clients.json")
     if part == "libraries":
         shown("cargo", "run", "--release", "--manifest-path", PEERS, "--", "--rounds", options.rounds,

@@ -52,7 +52,7 @@ ELSEWHERE = [
     ("docs/src/operations.md", "$ wald verify /var/lib/wald", "disk/verify"),
     ("client/bench/README.md", "$ walbench append", "bench/bench"),
     ("client/walctl/README.md", "$ ", "docs/readme"),
-    ("client/typescript/bench/README.md", "node dist/bench.js", "bench/clients, by hand"),
+    ("client/typescript/bench/README.md", "node dist/bench.js", "bench/languages, by hand"),
     ("client/conformance/README.md", "-- RUNNER...", "clients/conformance"),
     ("client/java/README.md", "dev.wald.conformance.Runner", "clients/conformance"),
     ("storage/reader/README.md", "$ pip install", "disk/reader"),

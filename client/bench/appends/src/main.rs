@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each append has 128 B and is durable: Redis must have `appendonly yes` and `appendfsync always`. Every language has
-//! such a program, in `client/*/bench`; `.ci/run bench/clients` runs them beside each other.
+//! such a program, in `client/*/bench`; `.ci/run bench/languages` runs them beside each other.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -82,7 +82,7 @@ def measured(program, server, in_flight, options, flags):
 
 
 @check("Appends through each client, beside Redis through that language's usual client")
-def clients():
+def languages():
     options = arguments()
     MADE.mkdir(parents=True, exist_ok=True)
     programs = {language: [str(part) for part in BUILDERS[language]()] for language in options.only.split(",")}
