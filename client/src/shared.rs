@@ -11,8 +11,7 @@
 //! itself. Deadlines and repeats are as for unary calls: one request on the stream is one attempt.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use tonic_types::{StatusExt as _, pb};
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
-use crate::nodes::OWNER_HEADER;
+use crate::nodes::{OWNER_HEADER, lock};
 use crate::token::{AUTHORIZATION, CallChannel};
 
 /// Largest request on a stream, in bytes. Larger ones are calls of their own: they would hold up small ones.
@@ -117,7 +116,7 @@ impl SharedAppends {
         &self,
         wal: WalServiceClient<CallChannel>,
         head: &MetadataMap,
-        content: AppendContent,
+        mut content: AppendContent,
     ) -> Option<(Arc<AppendStream>, u64, AppendAnswer)> {
         let token = head.get(AUTHORIZATION);
         let mut current = self.lock();
@@ -127,7 +126,6 @@ impl SharedAppends {
         {
             return None;
         }
-        let mut content = content;
         if let Some(stream) = &current.stream {
             // A stream has the token of its first request. Another token needs another stream.
             if stream.token.as_ref() == token {
@@ -223,17 +221,11 @@ struct AppendStream {
     requests: Mutex<StreamRequests>,
 }
 
-impl fmt::Debug for AppendStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("AppendStream")
-    }
-}
-
 #[derive(Default)]
 struct StreamRequests {
     /// Numbers of requests that are not handed to the connection.
     unsent: VecDeque<u64>,
-    /// StreamRequests without an answer.
+    /// Requests without an answer.
     waiting: HashMap<u64, WaitingRequest>,
     next: u64,
     /// Wakes the connection when there is something to send.
@@ -436,8 +428,4 @@ fn refusal(answer: v1::AppendSessionResponse) -> Status {
             details: Vec::new(),
         });
     Status::with_details(Code::from_i32(code), message, answer.error)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

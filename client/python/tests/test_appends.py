@@ -474,11 +474,11 @@ async def test_idle_stream_closes_and_the_next_append_opens_another(monkeypatch)
         fake.held["slow"] = asyncio.Event()
         slow = append(client, "slow")
         await asyncio.sleep(0)
+        client._appends._current._idle_since -= 10 * appends._IDLE_SECONDS
+        client._appends._current._check_idle()
+        assert fake.calls == ["AppendSession"] and client._appends._current.takes_requests
         # The server has as long again for its end of the stream.
         monkeypatch.setattr(appends, "_IDLE_SECONDS", 1)
-        client._appends._current._check_idle()
-        await asyncio.sleep(1.2)
-        assert fake.calls == ["AppendSession"] and client._appends._current.takes_requests
         fake.held["slow"].set()
         await slow
         await until(lambda: not fake.streams and not client._appends._streams)

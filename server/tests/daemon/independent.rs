@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use wald_proto::v1;
 
 use crate::auth::principals::{AuthFile, session, wal};
-use crate::session::wrong_requests;
+use crate::session::{reluctant, wrong_requests};
 use crate::support::{Daemon, SessionClient, Told, append, part, text, until};
 
 /// Longest time from the loss of a credential to the end of the session, on a busy machine.
@@ -217,6 +217,41 @@ async fn session_ends_when_its_requests_are_not_all_of_one_kind() {
     end.unwrap();
     assert_eq!(Told::of(&refusal(&given[&1])).reason, "MALFORMED_REQUEST");
     assert_eq!(given[&0].append_ack.as_ref().unwrap().lsn, Some(1));
+}
+
+#[tokio::test]
+async fn client_that_reads_no_refusals_is_not_read_either() {
+    let arguments = [
+        "--session-window-bytes",
+        "128KiB",
+        "--stream-window-bytes",
+        "64KiB",
+    ];
+    let daemon = Daemon::start(&arguments);
+    let mut wal = reluctant(&daemon).await;
+    let mut session = SessionClient::open(&mut wal).await;
+    let payload = "x".repeat(4 << 10);
+    let mut sent = 0;
+    while sent < 3_000 {
+        let send = session.requests.send(record(sent, append("$", &payload)));
+        if tokio::time::timeout(Duration::from_secs(1), send)
+            .await
+            .is_err()
+        {
+            break;
+        }
+        sent += 1;
+    }
+    // Refusals that fit the client's windows, requests whose refusals wait, and requests in windows.
+    assert!((30..1_500).contains(&sent), "{sent}");
+    // A client that reads after all gets every answer.
+    session.requests = tokio::sync::mpsc::channel(1).0;
+    let mut answers = 0;
+    while let Some(answer) = session.answers.message().await.unwrap() {
+        assert_eq!(Told::of(&refusal(&answer)).reason, "INVALID_LOG_NAME");
+        answers += 1;
+    }
+    assert!(answers >= sent, "{answers} of {sent}");
 }
 
 #[tokio::test]

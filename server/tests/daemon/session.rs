@@ -300,7 +300,7 @@ async fn message_beyond_every_limit_is_refused_by_wald_not_by_the_transport() {
 }
 
 /// A client on a connection of its own with almost no receive window.
-async fn reluctant(daemon: &Daemon) -> WalServiceClient<Channel> {
+pub(crate) async fn reluctant(daemon: &Daemon) -> WalServiceClient<Channel> {
     let address = daemon.start["grpc"].as_str().unwrap();
     let channel = Channel::from_shared(format!("http://{address}"))
         .unwrap()

@@ -591,8 +591,8 @@ pub trait Append: Send + Sync + 'static {
     /// Returns `next` if these conditions do not hold.
     fn join(&self, batch: &mut Batch, next: Batch) -> Result<(), Batch>;
 
-    /// Writes all batches that were taken in on this thread. If a batch waits alone for a flush, and flushes are short on this
-    /// device, this thread flushes it, too: to wake another thread would take about as long. All other work is left to
+    /// Writes, on this thread, all batches that were taken in. If a batch waits alone for a flush, and flushes are short on
+    /// this device, this thread flushes it, too: to wake another thread would take about as long. All other work is left to
     /// other threads, so this may be called where nothing may block for long.
     fn write_gathered(&self);
 

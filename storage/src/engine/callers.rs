@@ -19,8 +19,8 @@ pub(super) const MARGIN_BYTES: u64 = 16 << 10;
 const LONG_WRITE: Duration = Duration::from_millis(20);
 const AFTER_LONG_WRITE: Duration = Duration::from_secs(1);
 
-/// Longest flush of a device on which callers flush. Longer ones hold an event loop up for more than two wake-ups of
-/// threads cost.
+/// Longest flush of a device on which callers flush. A longer one would hold up an event loop for much longer than the two
+/// wake-ups of threads that it saves.
 const SHORT_FLUSH: Duration = Duration::from_micros(300);
 
 /// Decides which writes and flushes are short enough for callers.
