@@ -394,20 +394,31 @@ impl RunningReplica {
 
     /// Announces the end to the stand-bys, which look often from then on, so that calls find an owner again soon. Waits for `delay`, and
     /// at least until they have noticed. The owner must go on serving meanwhile.
-    pub(crate) async fn announce_end(&self, delay: Duration) {
-        // At last: looks cost requests.
-        tokio::time::sleep(delay.saturating_sub(NOTICE)).await;
-        let rest = match self.cluster.stand_bys() {
-            0 => delay.min(NOTICE),
-            _ => {
-                let _ = self.ends.send(true);
-                NOTICE
-            }
+    ///
+    /// # Errors
+    /// The end of this daemon, as soon as another node owns the store.
+    pub(crate) async fn announce_end(&mut self, delay: Duration) -> Result<(), Exit> {
+        let (cluster, ends) = (Arc::clone(&self.cluster), self.ends.clone());
+        let announces = async move {
+            // At last: looks cost requests.
+            tokio::time::sleep(delay.saturating_sub(NOTICE)).await;
+            let rest = match cluster.stand_bys() {
+                0 => delay.min(NOTICE),
+                _ => {
+                    let _ = ends.send(true);
+                    NOTICE
+                }
+            };
+            tokio::time::sleep(rest).await;
         };
-        tokio::time::sleep(rest).await;
+        tokio::select! {
+            () = announces => Ok(()),
+            // Somebody wants this process to end, so it does not begin again.
+            exit = self.moved() => Err(exit.or_again(false)),
+        }
     }
 
-    /// Ships the rest and releases the store, until a time at most. The engine must have drained.
+    /// Ships the rest and releases the store, until a time at most. The engine must have drained, or have failed to.
     ///
     /// # Errors
     /// If another node owns the store.

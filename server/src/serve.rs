@@ -703,16 +703,20 @@ impl ServerLife {
     async fn finish(
         &mut self,
         config: &Config,
-        end: StopReason,
-        (engine, replica): (&dyn LogEngine, Option<RunningReplica>),
+        mut end: StopReason,
+        (engine, mut replica): (&dyn LogEngine, Option<RunningReplica>),
         transport: &mut Transport,
     ) -> Result<(), Exit> {
         self.enter(Phase::Leaving).await;
         if let StopReason::Asked(delay) = end {
             tracing::info!(drain_delay = ?delay, "stopping: not ready any more");
-            match &replica {
+            match &mut replica {
                 None => tokio::time::sleep(delay).await,
-                Some(replica) => replica.announce_end(delay).await,
+                Some(replica) => {
+                    if let Err(moved) = replica.announce_end(delay).await {
+                        end = StopReason::Moved(moved);
+                    }
+                }
             }
         }
         self.enter(Phase::Draining).await;
@@ -742,20 +746,24 @@ impl ServerLife {
                 "the journal failed; exiting (on_flush_failure = exit): a restart recovers the records in the data directory",
             )),
             StopReason::Moved(exit) => Err(exit),
-            StopReason::Asked(_) => match timeout_at(until, engine.drain()).await {
-                Ok(Ok(())) => {
-                    tracing::info!("stopped: everything accepted is on the device");
-                    match replica {
-                        None => Ok(()),
-                        Some(replica) => replica.finish(until).await,
+            StopReason::Asked(_) => {
+                let drained = match timeout_at(until, engine.drain()).await {
+                    Ok(Ok(())) => {
+                        tracing::info!("stopped: everything accepted is on the device");
+                        Ok(())
                     }
+                    Ok(Err(error)) => Err(Exit::new(Exit::JOURNAL_FAILED, error.to_string())),
+                    Err(_) => Err(Exit::new(
+                        Exit::CUT_SHORT,
+                        "the engine did not finish within shutdown_timeout; the next start recovers",
+                    )),
+                };
+                // The journal also refuses to flush when another node owns the store. The replica names that node.
+                match replica {
+                    None => drained,
+                    Some(replica) => replica.finish(until).await.and(drained),
                 }
-                Ok(Err(error)) => Err(Exit::new(Exit::JOURNAL_FAILED, error.to_string())),
-                Err(_) => Err(Exit::new(
-                    Exit::CUT_SHORT,
-                    "the engine did not finish within shutdown_timeout; the next start recovers",
-                )),
-            },
+            }
         }
     }
 }

@@ -333,7 +333,10 @@ class Drill(Nodes):
                 node.signal(signal.SIGCONT)
             case "ended":
                 node.signal(signal.SIGTERM)
-                expect(f"  {owner} ends with 0", node.process.wait(PATIENCE) == 0, node.process.returncode)
+                code = node.process.wait(PATIENCE)
+                # A starved owner can lose its lease while it stops.
+                names_another = code == 78 and "owns the store in term" in node.said()
+                expect(f"  {owner} ends with 0, or names the node that was faster", code == 0 or names_another, node.said())
                 taken()
                 node.start()
             case "all":

@@ -48,7 +48,7 @@ impl RunningReplica {
     }
 
     #[allow(clippy::unused_async, reason = "as with object stores")]
-    pub(crate) async fn announce_end(&self, _: Duration) {
+    pub(crate) async fn announce_end(&mut self, _: Duration) -> Result<(), Exit> {
         match *self {}
     }
 

@@ -212,6 +212,25 @@ async fn second_node_takes_over_with_every_replicated_ack_and_the_first_ends() {
     assert_eq!(payloads(&mut second.wal().await).await, numbered(21));
 }
 
+/// A busy machine can lose its store to another node while it stops.
+#[tokio::test]
+async fn node_that_loses_its_store_while_it_stops_names_the_new_owner() {
+    let store = Store::start();
+    let (one, two) = (private_directory(), private_directory());
+    let first = start(&store, one.path(), "one", &["--drain-delay", "1h"]);
+    let mut wal = first.wal().await;
+    replicated(&mut wal, "0").await.unwrap();
+    first.signal(Signal::TERM);
+    first.wait_for_log("stopping: not ready any more");
+    let second = start(&store, two.path(), "two", &["--take-over=1"]);
+    drop(wal);
+    let line = first.wait_for_log("owns the store in term");
+    assert!(line.contains("\\\"two\\\""), "{line}");
+    let status = tokio::time::timeout(PATIENCE, first.ended()).await.unwrap();
+    assert_eq!(status.code(), Some(78));
+    assert_eq!(payloads(&mut second.wal().await).await, numbered(1));
+}
+
 #[tokio::test]
 async fn node_that_ends_ships_everything_and_goes_on_after_a_restart() {
     let store = Store::start();
