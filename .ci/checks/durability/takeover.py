@@ -332,7 +332,7 @@ class Drill(Nodes):
                 lasts()
                 node.signal(signal.SIGCONT)
             case "ended":
-                node.signal(signal.SIGTERM)
+                self.ask_to_end(owner)
                 code = node.process.wait(PATIENCE)
                 # A starved owner can lose its lease while it stops.
                 names_another = code == 78 and "owns the store in term" in node.said()
@@ -390,6 +390,16 @@ class Drill(Nodes):
                 ways[owner].mode = kind
                 lasts()
                 ways[owner].mode = None
+
+    def ask_to_end(self, owner):
+        """By a signal, or by a command that names another node."""
+        if self.draw.random() < 0.5:
+            self.nodes[owner].signal(signal.SIGTERM)
+            return
+        other = self.draw.choice([name for name in self.nodes if name != owner])
+        with self.places.inside("clients"):
+            done = run(programs() / "walctl", "--endpoint", self.places.addresses[other], "cluster", "hand-over")
+        expect(f"  walctl asks {other}, and {owner} hands over", done.returncode == 0, done.stderr.decode().strip()[-300:])
 
     def cut(self, kind, owner):
         """Cuts the network of one direction (`->`) or both."""

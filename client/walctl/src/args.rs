@@ -676,8 +676,8 @@ pub(crate) struct BundleArgs {
 pub(crate) enum ClusterCommand {
     /// Show the owner, the stand-bys and the other nodes; exits with 4 if no node owns the store.
     Status,
-    /// End the owner as SIGTERM does: it hands the store to the first stand-by. Ask the owner. Its service
-    /// manager starts it again, as a stand-by.
+    /// End the owner as SIGTERM does: it hands the store to the first stand-by. Any node names the owner, which must
+    /// be in reach. Its service manager starts it again, as a stand-by.
     HandOver,
 }
 

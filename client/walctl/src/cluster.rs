@@ -2,24 +2,29 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 use wald_client::Client;
 use wald_client::proto::{ReplicaNode, ReplicaRole, ReplicaStatus};
+use wald_connection::ConnectionChoice;
 
 use crate::args::ClusterCommand;
 use crate::exit::ExitKind;
 use crate::output::{Out, Output};
 use crate::table::Table;
 
+/// Maximum time to reach an owner that another node names.
+const OWNER_TIMEOUT: Duration = Duration::from_secs(10);
+
 pub(crate) async fn run(
     client: &Client,
     command: ClusterCommand,
+    settings: &ConnectionChoice,
     output: Output,
 ) -> Result<ExitKind> {
     match command {
         ClusterCommand::Status => status(client, output).await,
-        ClusterCommand::HandOver => hand_over(client, output).await,
+        ClusterCommand::HandOver => hand_over(client, settings, output).await,
     }
 }
 
@@ -54,22 +59,23 @@ async fn status(client: &Client, output: Output) -> Result<ExitKind> {
     })
 }
 
-/// Ends the owner as SIGTERM does. It hands the store to the first stand-by.
-async fn hand_over(client: &Client, output: Output) -> Result<ExitKind> {
-    let replica = replica(client).await?;
-    let owner = &replica.owner_endpoint;
-    if replica.role() != ReplicaRole::Owner {
-        bail!(
-            "{} does not own the store; ask the owner: walctl --endpoint {owner} cluster hand-over",
-            client.endpoint()
-        );
-    }
+/// Ends the owner as SIGTERM does. It hands the store to the first stand-by. Any node names the owner.
+async fn hand_over(
+    client: &Client,
+    settings: &ConnectionChoice,
+    output: Output,
+) -> Result<ExitKind> {
+    let named = replica(client).await?;
+    let (owner, replica) = match named.role() {
+        ReplicaRole::Owner => (client.clone(), named),
+        _ => at_owner(client, &named.owner_endpoint, settings).await?,
+    };
     let Some(successor) = replica.stand_bys.first() else {
         bail!(
             "no stand-by has a current copy of the store, so nothing is handed over; `walctl cluster status` shows the nodes"
         );
     };
-    client.drain(Some(Duration::ZERO)).await?;
+    owner.drain(Some(Duration::ZERO)).await?;
     let from = &replica.node_id;
     let mut out = Out::new(output);
     match output {
@@ -80,6 +86,28 @@ async fn hand_over(client: &Client, output: Output) -> Result<ExitKind> {
     }
     out.flush()?;
     Ok(ExitKind::Ok)
+}
+
+/// A client of the owner that another node names, and the replica as the owner sees it.
+async fn at_owner(
+    client: &Client,
+    owner: &str,
+    settings: &ConnectionChoice,
+) -> Result<(Client, ReplicaStatus)> {
+    let through = client.endpoint();
+    if owner.is_empty() {
+        bail!("{through} knows no owner of the store now; try again");
+    }
+    let scheme = through.split_once("://").map_or("http", |parts| parts.0);
+    let builder = settings.builder()?.endpoint(format!("{scheme}://{owner}"));
+    let at_owner = builder.timeout(OWNER_TIMEOUT).connect_lazy()?;
+    let seen = replica(&at_owner)
+        .await
+        .with_context(|| format!("the owner that {through} names, {owner}"))?;
+    if seen.role() != ReplicaRole::Owner {
+        bail!("{owner} does not own the store any more; try again");
+    }
+    Ok((at_owner, seen))
 }
 
 fn role(node: &ReplicaNode) -> String {

@@ -187,7 +187,7 @@ async fn other(
         Command::State(StateCommand::Settle(args)) => state::settle(client, args).await,
         Command::Sync(args) => sync(client, args, output).await,
         Command::Status(args) => status::run(client, args, output).await,
-        Command::Cluster(command) => cluster::run(client, command, output).await,
+        Command::Cluster(command) => cluster::run(client, command, settings, output).await,
         Command::Whoami => whoami::run(client, settings, output).await,
         Command::Verify(args) => verify::run(client, args, output).await,
         Command::Health(args) => health(client, args, output).await,
