@@ -7,6 +7,7 @@
   half-hour  thirty minutes of appends to 100 logs, with retention (a plot)
     servers    .ci/run bench/servers: the daemon next to other servers
     clients    .ci/run bench/languages: appends through each client, next to Redis through the client of that language
+    cores      .ci/run bench/cores: instructions of an append by thread, and the use of more processors
     libraries  storage/benches/peers: the engine next to other engines
 
 storage/benches/results keeps the measurements of every round, and both files are written from it. --only
@@ -19,7 +20,7 @@ import argparse
 
 from common import *
 
-PARTS = ("suite", "load", "fan-out", "istio", "half-hour", "servers", "clients", "libraries")
+PARTS = ("suite", "load", "fan-out", "istio", "half-hour", "servers", "clients", "cores", "libraries")
 HALF_HOUR = 1800
 WINDOWS = 6
 PEERS = ROOT / "storage" / "benches" / "peers" / "Cargo.toml"
@@ -113,6 +114,8 @@ def measure_part(part, results, options):
     if part == "clients":
         shown(sys.executable, *script("bench/languages"), "--rounds", options.rounds, "--seconds", options.seconds,
               *(["--in-flight", "1,16"] if options.quick else []), "--json", results / "clients.json")
+    if part == "cores":
+        shown(sys.executable, *script("bench/cores"), *(["--calls", "500"] if options.quick else []), "--json", results / "cores.json")
     if part == "libraries":
         shown("cargo", "run", "--release", "--manifest-path", PEERS, "--", "--rounds", options.rounds,
               "--scale", 0.005 if options.quick else options.scale, "--json", results / "libraries.json",
@@ -339,6 +342,23 @@ client with `share_appends` off. {about['rounds']} rounds of {number(about['seco
 {table(columns, rows, texts=(0, 1))}"""
 
 
+def cores(results):
+    measured = json.loads((results / "cores.json").read_text())
+    rows = [[row["load"], *(f"{row[turn]:,}" for turn in ("loops", "commit", "index", "others")), row["narrowest"], number(row["event_loops"])]
+            for row in measured["rows"]]
+    return f"""## More processors
+
+The daemon's instructions outside the kernel for one record, by callgrind; {measured["calls"]:,} calls of each load over 8 connections. Event loops share the connections, and
+each can have a processor of its own. The committing threads take turns at one journal, and one thread writes the indexes: neither gets faster than one
+processor. *Event loops* is how many of them keep the narrower of the two busy; more processors than that serve reads and scans, and no more appends.
+
+{table(["", "event loops", "committing", "indexes", "others", "the narrowest", "event loops"], rows, texts=(0, 5))}
+A processor that does three instructions in a nanosecond does 1,000 instructions of a committing thread three million times a second, and a store takes no more records than
+that. The kernel's part, a write and a flush for each group, comes on top: it bounds the groups, which grow with the load. Callers who need more than one journal takes run several
+daemons, and divide their logs among them.
+"""
+
+
 def libraries(results):
     told = json.loads((results / "libraries.json").read_text())
     rows, about = [], told["about"]
@@ -370,7 +390,7 @@ def told_or_not(part, results):
 
 
 def page(results):
-    parts = [told_or_not(part, results) for part in (suite, load, fan_out, istio, half_hour, servers, clients, libraries)]
+    parts = [told_or_not(part, results) for part in (suite, load, fan_out, istio, half_hour, servers, clients, cores, libraries)]
     commits = {part: (results / f"{part}.commit") for part in PARTS}
     commits = ", ".join(f"{part} at {path.read_text().strip()}" for part, path in commits.items() if path.exists())
     return f"""# Benchmarks

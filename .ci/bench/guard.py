@@ -5,18 +5,19 @@ run, without the start, and that of --all. A newer compiler or another processor
 """
 
 from common import *
+from instructions import Counted, SEGMENT, bench
 
 BASELINE = ROOT / ".ci" / "bench" / "guard.json"
 BUILD = sized("whole", "quick")
 FILLED = 20_000
-SEGMENT = 64 << 20
+ONE = ["--connections", 1]
 # Measurements: name, workload of walbench, its flags, number of records.
 LOADS = [
-    ("append", "append", ["--in-flight", 1, "--count", 1_500], 1_500),
-    ("append in a batch of 100", "batch", ["--in-flight", 1, "--count", 150], 15_000),
-    ("append in a session", "session", ["--in-flight", 64, "--count", 5_000], 5_000),
-    ("read of one record", "read", ["--in-flight", 1, "--count", 1_500, "--filled", FILLED], 1_500),
-    ("record of a scan", "scan", ["--in-flight", 1, "--count", 3, "--filled", FILLED], 3 * FILLED),
+    ("append", "append", [*ONE, "--in-flight", 1, "--count", 1_500], 1_500),
+    ("append in a batch of 100", "batch", [*ONE, "--in-flight", 1, "--count", 150], 15_000),
+    ("append in a session", "session", [*ONE, "--in-flight", 64, "--count", 5_000], 5_000),
+    ("read of one record", "read", [*ONE, "--in-flight", 1, "--count", 1_500, "--filled", FILLED], 1_500),
+    ("record of a scan", "scan", [*ONE, "--in-flight", 1, "--count", 3, "--filled", FILLED], 3 * FILLED),
 ]
 # Batches behind the checkpoint at a start, each a group of its own in one segment; and records of a batch.
 FEW, MANY = 1_000, 3_000
@@ -35,45 +36,11 @@ allow = [{ do = ["append", "create", "read"], logs = "" }]
 """
 
 
-class Counted(Daemon):
-    """A daemon under callgrind."""
-
-    def __init__(self, data_dir, *arguments):
-        self.out = Path(f"{data_dir}.callgrind")
-        super().__init__(data_dir, "--sorter-enabled=false", "--segment-bytes", SEGMENT, *arguments, under=(
-            "valgrind", "--tool=callgrind", f"--callgrind-out-file={self.out}", f"--log-file={self.out}.log"))
-
-    def ready(self):
-        """Not from /metrics: its reading of the processor's clock does not work under callgrind. A prepared
-        segment is filled."""
-        filled = lambda file: file.stat().st_blocks * 512 >= SEGMENT
-        wait_until(lambda: sum(map(filled, (self.data_dir / "journal").iterdir())) >= 5)
-        return self
-
-    def count(self):
-        """Instructions since the last call."""
-        before = self.dumps()
-        run("callgrind_control", "--dump", self.pid, check=True)
-        wait_until(lambda: len(self.dumps()) > len(before))
-        new, = self.dumps() - before
-        wait_until(lambda: "totals:" in new.read_text())
-        return int(re.search(r"^totals: (\d+)", new.read_text(), re.M)[1])
-
-    def dumps(self):
-        return set(self.out.parent.glob(f"{self.out.name}.[0-9]*"))
-
-
-def bench(daemon, workload, *flags):
-    done = run(WALBENCH, workload, "--endpoint", daemon.endpoint, "--connections", 1, "--warm-up", "0s", *flags, env=clean_environment())
-    if done.returncode:
-        raise SystemExit(done.stderr.decode())
-
-
 def killed(data, batches):
     """Instructions of a start behind this number of batches."""
     with Daemon(data, "--sorter-enabled=false", "--segment-bytes", SEGMENT) as daemon:
         daemon.ready()
-        bench(daemon, "batch", "--in-flight", 1, "--batch", BATCH, "--count", batches)
+        bench(daemon, "batch", *ONE, "--in-flight", 1, "--batch", BATCH, "--count", batches)
         daemon.kill()
     with Counted(data) as daemon:
         return daemon.count()
