@@ -360,16 +360,16 @@ daemons, and divide their logs among them.
 
 
 def libraries(results):
-    told = json.loads((results / "libraries.json").read_text())
-    rows, about = [], told["about"]
-    steps = dict.fromkeys((row["workload"], row["step"]) for row in told["medians"])
+    measured = json.loads((results / "libraries.json").read_text())
+    rows, about = [], measured["about"]
+    steps = dict.fromkeys((row["workload"], row["step"]) for row in measured["medians"])
     for workload, step in steps:
-        found = [row for row in told["medians"] if (row["workload"], row["step"]) == (workload, step) and row["median"] is not None]
+        found = [row for row in measured["medians"] if (row["workload"], row["step"]) == (workload, step) and row["median"] is not None]
         show = lambda row: seconds(row["median"]) if row["unit"] == "s" else number(row["median"] / 1e6, " MB")
         wald = next((show(row) for row in found if row["system"] == "wald"), "")
         others = ", ".join(f"{row['system']} {show(row)} ({times(row['of_wald'])})" for row in found if row["system"] != "wald")
         rows.append([f"{workload}: {step}", wald, others])
-    notes = dict.fromkeys((row["system"], row["note"]) for row in told["medians"] if row["note"])
+    notes = dict.fromkeys((row["system"], row["note"]) for row in measured["medians"] if row["note"])
     scaled = f" workloads at {about['scale']} of their size;" if about["scale"] != 1 else ""
     text = table(["workload", "Wald", "others (of Wald's; less is better)"], rows, texts=(0, 2))
     return f"""## Beside other engines
