@@ -132,7 +132,7 @@ impl Client {
     /// there is no deadline.
     ///
     /// # Errors
-    /// BUSY while another one runs, and the errors of every call.
+    /// BUSY while four run, and the errors of every call.
     pub async fn backup(
         &self,
         known_digests: Vec<bytes::Bytes>,

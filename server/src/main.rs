@@ -179,9 +179,30 @@ fn tell(source: &ConfigSource, exit: &Exit) {
 }
 
 /// Commands of `walctl` that `wald` does not have.
-const OF_WALCTL: [&str; 18] = [
-    "append", "apply", "backup", "batch", "cluster", "cursor", "fence", "health", "log", "logs",
-    "producer", "read", "scan", "status", "sync", "tail", "trim", "whoami",
+const OF_WALCTL: [&str; 23] = [
+    "append",
+    "apply",
+    "backup",
+    "batch",
+    "cluster",
+    "context",
+    "cursor",
+    "fence",
+    "health",
+    "log",
+    "logs",
+    "producer",
+    "read",
+    "scan",
+    "state",
+    "status",
+    "support-bundle",
+    "sync",
+    "tail",
+    "top",
+    "trim",
+    "version",
+    "whoami",
 ];
 
 /// The remedy for a word that clap takes for a command: a value of the setting before it, a command
