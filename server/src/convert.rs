@@ -50,6 +50,8 @@ pub(crate) use settings::{
 
 /// Records of a page when the request does not say.
 const DEFAULT_READ_RECORDS: u32 = 100;
+/// Most records of a page. A decoded one takes about 120 bytes, also if it is empty.
+const MOST_READ_RECORDS: u32 = 10_000;
 /// Entries of a list when the request does not say, and at most.
 const DEFAULT_PAGE: usize = 100;
 const MAX_PAGE: usize = 1000;
@@ -248,7 +250,7 @@ pub(crate) fn read(
         start,
         max_records: match request.max_records {
             0 => DEFAULT_READ_RECORDS,
-            given => given,
+            given => given.min(MOST_READ_RECORDS),
         },
         max_bytes: match request.max_bytes {
             0 => most,

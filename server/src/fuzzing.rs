@@ -152,8 +152,10 @@ fn carry_out(which: u8, message: Bytes) -> Result<(), Status> {
     let limits = engine.profile().limits;
     match which % 13 {
         0 => {
-            let request: v1::AppendRequest = decoded(message)?;
-            let (batch, durability) = convert::append(request.clone())?;
+            let sent = Sent::new(message.clone());
+            let request = decoded::<v1::AppendRequest>(message)
+                .inspect_err(|error| refuses(error, convert::append(&sent, &limits).is_err()))?;
+            let (batch, durability) = convert::append(&sent, &limits)?;
             let record = request.record.unwrap_or_default();
             let logs = vec![(request.log, vec![record])];
             if let Some(appended) = submit(&engine, batch, durability, &logs)? {
@@ -415,7 +417,8 @@ fn with_producer(
         }),
         ..v1::AppendRequest::default()
     };
-    let (batch, durability) = convert::append(request)?;
+    let limits = engine.profile().limits;
+    let (batch, durability) = convert::append(&Sent::from(&request), &limits)?;
     let ticket = engine.submit(None, batch, durability);
     engine.write_gathered();
     let appended = ticket.wait();

@@ -1,6 +1,6 @@
-//! Decoding of appends. prost reads single appends.
+//! Decoding of appends.
 //!
-//! Hand-written code reads batches, because a decoded batch would have an object for each record. Only the fields
+//! Hand-written code reads them, because a decoded batch would have an object for each record. Only the fields
 //! around the records are read here. The records stay in the bytes that arrived, which are also the bytes that are
 //! stored. prost reads the rare parts: conditions, checks, cursors, and records whose encoding is not the stored one.
 
@@ -13,22 +13,51 @@ use tonic::Status;
 use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Batch, Durability, Guard, InvalidBatch, Limits, LogCheck, LogId, LogRecords, Lsn,
-    OneOrMore, Records,
+    AppendError, Batch, Durability, Guard, InvalidBatch, Limits, LogCheck, LogId, LogName,
+    LogRecords, Lsn, OneOrMore, Records,
 };
 
 use super::{condition, cursor_commit, durability, log_name, record};
 use crate::status::{self, Access};
 
 /// One record to append, as a batch of one.
-pub(crate) fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
-    let durability = durability(request.durability)?;
-    let (guard, producer) = condition(format_args!("condition"), request.condition)?;
-    let log = log_name(format_args!("log"), &request.log, Access::Write)?;
-    let sent = request.record.unwrap_or_default();
+pub(crate) fn append(
+    request: &Sent<v1::AppendRequest>,
+    limits: &Limits,
+) -> Result<(Batch, Option<Durability>), Status> {
+    let message = &request.bytes;
+    // The first fields of the two messages are the same ones.
+    let part = LogPart::of(message).ok_or_else(|| undecodable::<v1::AppendRequest>(message))?;
+    let mut level = 0;
+    for field in fields(message).flatten() {
+        match (field.number, field.value) {
+            (4, FieldValue::Number(number)) => level = enumeration(number),
+            (4, _) => return Err(undecodable::<v1::AppendRequest>(message)),
+            _ => {}
+        }
+    }
+    let durability = durability(level)?;
+    let (guard, producer) = condition(format_args!("condition"), part.condition)?;
+    let log = log_name(format_args!("log"), part.log, Access::Write)?;
+    let taken = match part.records {
+        RecordPlaces::Together(range) if part.count == 1 => {
+            Records::of_encoded(message.slice(range))
+        }
+        _ => None,
+    };
+    let records = match taken {
+        Some(records) => records,
+        None => {
+            // Several parts are one record.
+            let parts = record_fields(message).map(|(_, range)| (0, range));
+            check_headers(message, parts, &log, limits)?;
+            let request: v1::AppendRequest = decoded(message)?;
+            std::iter::once(record(request.record.unwrap_or_default())).collect()
+        }
+    };
     let mut batch = Batch::from(vec![LogRecords {
         log,
-        records: std::iter::once(record(sent)).collect(),
+        records,
         guard,
         producer,
     }]);
@@ -43,13 +72,14 @@ pub(crate) fn append_batch(
     limits: &Limits,
 ) -> Result<(Batch, Option<Durability>), Status> {
     let message = &request.bytes;
-    let parts = BatchParts::of(message);
+    let parts = BatchParts::of(message, limits.max_batch_records as usize);
     let parts = parts.ok_or_else(|| undecodable::<v1::AppendBatchRequest>(message))?;
     // Each log needs a record at least.
+    let [batches, checks, cursors] = parts.numbers;
     for (what, count) in [
-        ("batches", parts.batches.len()),
-        ("checks", parts.checks.len()),
-        ("cursors", parts.cursors.len()),
+        ("batches", batches),
+        ("checks", checks),
+        ("cursors", cursors),
     ] {
         limits.check_number(what, count).map_err(invalid)?;
     }
@@ -73,7 +103,7 @@ pub(crate) fn append_batch(
                 max_bytes: limits.max_batch_bytes.into(),
             }));
         }
-        batch.logs.push(log_records(index, &part, read)?);
+        batch.logs.push(log_records(index, &part, read, limits)?);
     }
     let undecodable = |_| undecodable::<v1::AppendBatchRequest>(message);
     for (index, range) in parts.checks.into_iter().enumerate() {
@@ -113,7 +143,7 @@ pub(crate) struct SessionRequest {
 pub(crate) enum SessionContent {
     Batch(Sent<v1::AppendBatchRequest>),
     /// One record.
-    Append(Bytes),
+    Append(Sent<v1::AppendRequest>),
     /// Both, which no request may have.
     Both,
 }
@@ -145,7 +175,7 @@ impl SessionRequest {
         }
         let content = match (batch.is_there, append.is_there) {
             (_, false) => SessionContent::Batch(Sent::new(batch.whole())),
-            (false, true) => SessionContent::Append(append.whole()),
+            (false, true) => SessionContent::Append(Sent::new(append.whole())),
             (true, true) => SessionContent::Both,
         };
         Ok(Self {
@@ -162,10 +192,7 @@ impl SessionRequest {
     pub(crate) fn batch(&self, limits: &Limits) -> Result<(Batch, Option<Durability>), Status> {
         match &self.content {
             SessionContent::Batch(batch) => append_batch(batch, limits),
-            SessionContent::Append(bytes) => {
-                let undecodable = |_| undecodable::<v1::AppendRequest>(bytes);
-                append(v1::AppendRequest::decode(bytes.clone()).map_err(undecodable)?)
-            }
+            SessionContent::Append(request) => append(request, limits),
             SessionContent::Both => Err(status::malformed(
                 "append",
                 "a request has either batch or append",
@@ -221,7 +248,12 @@ impl MessageParts {
 }
 
 /// The records of one log of a batch.
-fn log_records(index: usize, message: &Bytes, part: LogPart<'_>) -> Result<LogRecords, Status> {
+fn log_records(
+    index: usize,
+    message: &Bytes,
+    part: LogPart<'_>,
+    limits: &Limits,
+) -> Result<LogRecords, Status> {
     let field = format_args!("batches[{index}].condition");
     let (guard, producer) = condition(field, part.condition)?;
     let field = format_args!("batches[{index}].log");
@@ -233,11 +265,11 @@ fn log_records(index: usize, message: &Bytes, part: LogPart<'_>) -> Result<LogRe
     };
     let records = match taken {
         Some(records) => records,
-        None => decoded::<v1::LogBatch>(message)?
-            .records
-            .into_iter()
-            .map(record)
-            .collect(),
+        None => {
+            check_headers(message, record_fields(message), &log, limits)?;
+            let batch: v1::LogBatch = decoded(message)?;
+            batch.records.into_iter().map(record).collect()
+        }
     };
     Ok(LogRecords {
         log,
@@ -245,6 +277,52 @@ fn log_records(index: usize, message: &Bytes, part: LogPart<'_>) -> Result<LogRe
         guard,
         producer,
     })
+}
+
+/// Indexes and places of the records in a message whose field 2 they are.
+fn record_fields(message: &[u8]) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let records = fields(message).flatten().filter_map(|field| match field {
+        Field {
+            number: 2,
+            value: FieldValue::Bytes(range),
+            ..
+        } => Some(range),
+        _ => None,
+    });
+    records.enumerate()
+}
+
+/// Refuses records with too many headers before they are decoded: an empty header takes two bytes in the message, and
+/// 56 in memory. Parts with one index belong to one record.
+fn check_headers(
+    message: &[u8],
+    records: impl Iterator<Item = (usize, Range<usize>)>,
+    log: &LogName,
+    limits: &Limits,
+) -> Result<(), Status> {
+    let (mut last, mut headers, mut bytes) = (None, 0, 0);
+    for (index, range) in records {
+        if last != Some(index) {
+            (last, headers, bytes) = (Some(index), 0, 0);
+        }
+        for field in fields(&message[range]).flatten() {
+            if let (2, FieldValue::Bytes(header)) = (field.number, field.value) {
+                headers += 1;
+                bytes += header.len() as u64;
+            }
+        }
+        if headers > limits.max_headers as usize {
+            return Err(invalid(InvalidBatch::HeadersTooLarge {
+                log: log.clone(),
+                index,
+                headers,
+                bytes,
+                max_headers: limits.max_headers,
+                max_bytes: limits.max_header_bytes,
+            }));
+        }
+    }
+    Ok(())
 }
 
 /// A message as prost reads it.
@@ -333,6 +411,8 @@ impl<'a> LogPart<'a> {
 /// The contents of an `AppendBatchRequest`.
 #[derive(Default)]
 struct BatchParts {
+    /// Numbers of batches, checks and cursors, also of those that are not kept.
+    numbers: [usize; 3],
     batches: OneOrMore<Range<usize>>,
     checks: Vec<Range<usize>>,
     durability: i32,
@@ -340,16 +420,34 @@ struct BatchParts {
 }
 
 impl BatchParts {
-    /// `None` if the message cannot be read.
-    fn of(message: &Bytes) -> Option<Self> {
+    /// Keeps at most `most` of each kind: an empty one takes two bytes in the message. `None` if the message cannot be
+    /// read.
+    fn of(message: &Bytes, most: usize) -> Option<Self> {
         let mut parts = Self::default();
+        let [batches, checks, cursors] = &mut parts.numbers;
+        let one_more = |number: &mut usize| {
+            *number += 1;
+            *number <= most
+        };
         for field in fields(message) {
             let field = field?;
             match (field.number, field.value) {
-                (1, FieldValue::Bytes(range)) => parts.batches.push(range),
-                (2, FieldValue::Bytes(range)) => parts.checks.push(range),
+                (1, FieldValue::Bytes(range)) => {
+                    if one_more(batches) {
+                        parts.batches.push(range);
+                    }
+                }
+                (2, FieldValue::Bytes(range)) => {
+                    if one_more(checks) {
+                        parts.checks.push(range);
+                    }
+                }
                 (3, FieldValue::Number(number)) => parts.durability = enumeration(number),
-                (4, FieldValue::Bytes(range)) => parts.cursors.push(range),
+                (4, FieldValue::Bytes(range)) => {
+                    if one_more(cursors) {
+                        parts.cursors.push(range);
+                    }
+                }
                 (1..=4, _) => return None,
                 _ => {}
             }

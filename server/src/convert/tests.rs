@@ -13,6 +13,10 @@ use wald_storage::{
 
 use super::*;
 
+fn append(request: v1::AppendRequest) -> Result<(Batch, Option<Durability>), Status> {
+    intake::append(&Sent::from(&request), &limits())
+}
+
 fn append_batch(request: v1::AppendBatchRequest) -> Result<(Batch, Option<Durability>), Status> {
     intake::append_batch(&Sent::from(&request), &limits())
 }
@@ -115,6 +119,50 @@ fn text_is_data_and_an_absent_record_is_empty() {
     })
     .unwrap();
     assert_eq!(batch.logs[0].records, vec![Record::default()].into());
+}
+
+#[test]
+fn page_has_a_bounded_number_of_records() {
+    let page = |max_records| {
+        let request = v1::ReadRequest {
+            log: "a".to_owned(),
+            max_records,
+            ..v1::ReadRequest::default()
+        };
+        read(&request).unwrap().0.max_records
+    };
+    assert_eq!([0, 7, u32::MAX].map(page), [100, 7, 10_000]);
+}
+
+/// The parts of a record are one record, also where an append has its fields in another order.
+#[test]
+fn append_is_read_as_prost_reads_it() {
+    let request = v1::AppendRequest {
+        log: "a".to_owned(),
+        record: Some(v1::Record {
+            headers: vec![v1::Header::default()],
+            ..data(b"x")
+        }),
+        durability: v1::Durability::Written.into(),
+        ..v1::AppendRequest::default()
+    };
+    let whole = request.encode_to_vec();
+    let more = v1::AppendRequest {
+        record: Some(v1::Record {
+            headers: vec![v1::Header::default()],
+            timestamp_us: 5,
+            ..v1::Record::default()
+        }),
+        ..v1::AppendRequest::default()
+    };
+    let parts = [&more.encode_to_vec()[..], &whole].concat();
+    for bytes in [whole, parts] {
+        let sent = v1::AppendRequest::decode(&bytes[..]).unwrap();
+        let (batch, level) = intake::append(&Sent::new(bytes.into()), &limits()).unwrap();
+        let expected = record(sent.record.unwrap());
+        assert_eq!(batch.logs[0].records, vec![expected].into());
+        assert_eq!((batch.single, level), (true, Some(Durability::Written)));
+    }
 }
 
 #[test]

@@ -45,6 +45,9 @@ pub(super) const DEFAULT_VIEW: &str = "RECORD_VIEW_TEXT";
 /// The tree of an object takes about 1 KiB, so that the one translation at a time takes 64 MiB at most.
 const MOST_OBJECTS: u64 = 1 << 16;
 
+/// Most keys of one object, far more than any message has fields.
+const MOST_KEYS: usize = 1_000;
+
 /// Characters of a parameter's name that its refusal repeats.
 const MOST_SHOWN: usize = 100;
 
@@ -318,6 +321,11 @@ impl<'de> Visitor<'de> for UniqueKeys {
                 return Err(M::Error::custom(format_args!("{key:?} is there twice")));
             }
             keys.insert(key);
+            if keys.len() > MOST_KEYS {
+                return Err(M::Error::custom(format_args!(
+                    "an object has more than {MOST_KEYS} keys"
+                )));
+            }
             map.next_value::<Self>()?;
         }
         Ok(self)

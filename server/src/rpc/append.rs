@@ -23,12 +23,13 @@ use crate::wakes::together;
 pub(super) async fn append(
     node: &Node,
     caller: &Caller,
-    request: Request<v1::AppendRequest>,
+    request: Request<Sent<v1::AppendRequest>>,
 ) -> RpcResult<v1::AppendResponse> {
     let taken = Instant::now();
     let store = node.store(Access::Write)?;
     refuse_late(request.extensions())?;
-    let (batch, durability) = convert::append(request.into_inner())?;
+    let limits = store.engine.profile().limits;
+    let (batch, durability) = convert::append(&request.into_inner(), &limits)?;
     let batch = caller.allow(batch)?;
     if let Some(tenant) = caller.tenant() {
         tenant.append(charge(batch.get()))?;

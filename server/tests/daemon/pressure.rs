@@ -108,6 +108,77 @@ async fn append_without_a_body(daemon: &Daemon, timeout: &str) -> Status {
     Status::from_header_map(answer.headers()).unwrap()
 }
 
+/// Sends a request that must be refused; its reason, and the bytes by which the daemon's memory rises at most meanwhile.
+async fn refused_with_peak<T: std::fmt::Debug>(
+    daemon: &Daemon,
+    answer: impl Future<Output = Result<T, Status>>,
+) -> (String, u64) {
+    let file = |name: &str| format!("/proc/{}/{name}", daemon.pid().as_raw_nonzero());
+    let kilobytes = |key: &str| {
+        let status = std::fs::read_to_string(file("status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+        let number = line.split_whitespace().nth(1).unwrap();
+        number.parse::<u64>().unwrap()
+    };
+    // The peak begins again at the memory of now.
+    std::fs::write(file("clear_refs"), "5").unwrap();
+    let before = kilobytes("VmHWM:");
+    let refused = answer.await.unwrap_err();
+    let peak = kilobytes("VmHWM:") - before;
+    (Told::of(&refused).reason, peak << 10)
+}
+
+/// An empty field takes two bytes in a message, and its object many more.
+#[tokio::test]
+async fn message_of_empty_fields_takes_little_more_memory_than_its_bytes() {
+    const FIELDS: usize = 1 << 20;
+    // The message, its copy in the buffers of the connection, and the allocator's.
+    const MOST: u64 = 10 * 2 * FIELDS as u64;
+    let daemon = Daemon::start(&["--max-batch-bytes", "4MiB", "--segment-bytes", "16MiB"]);
+    let mut wal = daemon.wal().await;
+    wal.append(append("a", "x")).await.unwrap();
+    let single = v1::AppendRequest {
+        record: Some(v1::Record {
+            headers: vec![v1::Header::default(); FIELDS],
+            ..v1::Record::default()
+        }),
+        ..append("a", "x")
+    };
+    // Text is not stored as text, so the record is decoded.
+    let decoded = v1::Record {
+        payload: Some(v1::record::Payload::Text("x".to_owned())),
+        ..single.record.clone().unwrap()
+    };
+    let records = v1::AppendBatchRequest {
+        batches: vec![v1::LogBatch {
+            log: "a".to_owned(),
+            records: vec![decoded],
+            ..v1::LogBatch::default()
+        }],
+        ..v1::AppendBatchRequest::default()
+    };
+    let logs = v1::AppendBatchRequest {
+        batches: vec![v1::LogBatch::default(); FIELDS],
+        ..v1::AppendBatchRequest::default()
+    };
+    let checks = v1::AppendBatchRequest {
+        checks: vec![v1::LogCheck::default(); FIELDS],
+        ..v1::AppendBatchRequest::default()
+    };
+    let found = refused_with_peak(&daemon, wal.append(single)).await;
+    assert_eq!(found.0, "RECORD_TOO_LARGE");
+    assert!(found.1 < MOST, "{} bytes", found.1);
+    for (batch, reason) in [
+        (records, "RECORD_TOO_LARGE"),
+        (logs, "REQUEST_TOO_LARGE"),
+        (checks, "REQUEST_TOO_LARGE"),
+    ] {
+        let found = refused_with_peak(&daemon, wal.append_batch(batch)).await;
+        assert_eq!(found.0, reason, "{found:?}");
+        assert!(found.1 < MOST, "{reason}: {} bytes", found.1);
+    }
+}
+
 /// A message that will not be kept waits for no room.
 #[tokio::test]
 async fn message_too_large_to_be_decoded_takes_no_room_while_it_comes() {

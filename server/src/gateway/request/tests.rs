@@ -334,6 +334,20 @@ fn number_of_objects_is_bounded_before_they_are_read() {
 }
 
 #[test]
+fn number_of_keys_of_an_object_is_bounded() {
+    let keys = |count: usize| {
+        let keys = (0..count).map(|key| format!("\"{key}\": 1"));
+        format!("{{{}}}", keys.collect::<Vec<_>>().join(", "))
+    };
+    assert!(unique_keys(keys(MOST_KEYS).as_bytes()).is_ok());
+    let refused = unique_keys(keys(MOST_KEYS + 1).as_bytes()).unwrap_err();
+    assert!(
+        refused.to_string().starts_with("an object has more than"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn key_that_is_there_twice_is_refused_at_every_depth() {
     for text in [
         r#"{"records": [{"text": "a"}], "records": []}"#,
