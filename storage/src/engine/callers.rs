@@ -34,11 +34,19 @@ pub(super) struct Callers {
     pub(super) flushes_are_short: bool,
 }
 
+/// Most bytes before an append that a caller's flush makes durable, too. Appends that need no flush may leave a whole segment.
+const MOST_UNFLUSHED: u64 = SHORT_BYTES;
+
 impl Callers {
     /// Whether a caller may write `bytes` of appends at `now`.
     pub(super) fn may_write(&self, bytes: u64, now: Instant) -> bool {
         let slow = self.slow_until.is_some_and(|until| until > now);
         !slow && bytes <= SHORT_BYTES && bytes + MARGIN_BYTES <= self.room
+    }
+
+    /// Whether a caller may flush, if `unflushed` bytes have not been flushed.
+    pub(super) fn may_flush(&self, unflushed: u64) -> bool {
+        self.flushes_are_short && unflushed <= MOST_UNFLUSHED
     }
 
     /// Notes the time of a flush, by a caller or a driver. After a long one drivers flush, until they are short again.

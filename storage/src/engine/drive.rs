@@ -148,15 +148,16 @@ impl Accepts for Intake {
 }
 
 impl Intake {
-    /// Takes the queue for a caller that writes it. If a driver must write the queue instead, wakes one.
-    fn take_gathered(&self, now: Instant) -> Option<GatheredQueue> {
+    /// Takes the queue for a caller that writes it. If a driver must write the queue instead, wakes one. `unflushed`: bytes
+    /// that a flush makes durable besides.
+    fn take_gathered(&self, now: Instant, unflushed: u64) -> Option<GatheredQueue> {
         let mut state = self.state.lock();
         // The thread that writes looks again.
         if !(state.urgent || state.gathered) || !state.can_write() {
             return None;
         }
         state.gather_until = state.gather_until.filter(|until| *until > now);
-        let flushes = state.callers.flushes_are_short && state.is_lone();
+        let flushes = state.callers.may_flush(unflushed) && state.is_lone();
         let is_short = !state.long && state.callers.may_write(state.queued_bytes, now);
         if !is_short || !(state.urgent || flushes) {
             state.gathered = false;
@@ -404,7 +405,8 @@ impl Core {
     /// one.
     pub(crate) fn write_gathered(&self) {
         let began = self.journal.clock.monotonic();
-        let Some(gathered) = self.intake.take_gathered(began) else {
+        let unflushed = self.journal.written().since(self.journal.durable());
+        let Some(gathered) = self.intake.take_gathered(began, unflushed) else {
             return;
         };
         let work = || {
@@ -641,6 +643,11 @@ mod tests {
         // After a long flush, too.
         let long = Duration::from_millis(1);
         core.intake.state.lock().callers.flushed(long);
+        left(&core, vec![gather_durable(&core)]);
+        core.intake.state.lock().callers.flushes_are_short = true;
+        // Where appends that need no flush have left many bytes.
+        drop(gather(&core, usize::try_from(SHORT_BYTES).unwrap()));
+        assert_eq!(write_next(&core), 1);
         left(&core, vec![gather_durable(&core)]);
         core.intake.state.lock().callers.flushes_are_short = true;
         // And while another thread flushes: the next group gathers for that one.
