@@ -30,6 +30,8 @@ pub(super) const STREAM_WINDOW: u32 = 64 << 10;
 /// Maximum number of calls on one link. Their windows together are the window of the link: slow clients do not stop the
 /// answers of others.
 const LINK_CALLS: u16 = 128;
+/// Maximum number of links. An owner may take fewer calls on each.
+const MOST_LINKS: usize = crate::plan::LINKS_OF_LOOP as usize;
 const LINK_WINDOW: u32 = STREAM_WINDOW * LINK_CALLS as u32;
 /// Maximum size of the head and of the trailers of an answer, bytes.
 const MOST_HEAD: u32 = 64 << 10;
@@ -117,13 +119,16 @@ impl ForwardPool {
         })
     }
 
-    /// A link to the owner with a place for a call. `None` if the owner is out of reach.
+    /// A link to the owner with a place for a call. `None` if the owner is out of reach, or if all links are full.
     pub(super) async fn link(self: &Arc<Self>, owner: &StoreOwner) -> Option<OpenOwnerLink> {
         loop {
             let dialing = {
                 let mut links = self.links.lock();
                 if let Some(open) = links.enter(owner) {
                     return Some(open);
+                }
+                if links.open.len() >= MOST_LINKS {
+                    return None;
                 }
                 match &links.dialing {
                     Some((to, dialing)) if to.is_same(owner) => dialing.clone(),

@@ -457,6 +457,35 @@ async fn head_goes_on_as_it_is_and_an_owner_out_of_reach_is_named() {
     assert!(two.metric(unreachable) >= 1.0);
 }
 
+/// An owner that takes one call on each connection cannot make a stand-by open one for each call.
+#[tokio::test]
+async fn number_of_links_to_the_owner_is_bounded() {
+    const LINKS: usize = 8;
+    let store = Store::start();
+    let (first, second) = (private_directory(), private_directory());
+    let few = [&NEVER[..], &["--max-concurrent-streams", "1"]].concat();
+    let one = start(&store, first.path(), "one", &few);
+    replicated(&mut one.wal().await, "0").await.unwrap();
+    let two = start(&store, second.path(), "two", &NEVER);
+    let mut wal = two.wal().await;
+    let mut open = Vec::new();
+    for number in 0..LINKS + 4 {
+        let scan = v1::ScanRequest {
+            selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+            follow: true,
+            ..v1::ScanRequest::default()
+        };
+        match wal.scan(scan).await {
+            Ok(answer) => open.push(answer),
+            Err(refused) => {
+                assert!(number >= LINKS, "{refused:?}");
+                assert_moved(&refused, address(&one), "1");
+            }
+        }
+    }
+    assert_eq!(open.len(), LINKS);
+}
+
 /// Median time of durable appends, after some that warm up.
 async fn median(wal: &mut WalServiceClient<Channel>) -> Duration {
     let mut times = Vec::new();

@@ -139,6 +139,7 @@ impl Shipper {
             // The engine counts the sealed segments that wait, so that their files are sent.
             self.ship.source.release(Position::ZERO);
             if is_sorted(&*self.ship.source).await? {
+                reaches_rows(&self.ship.bucket, last.as_ref(), durable)?;
                 return self.first_files().await;
             }
             if let Some(last) = last {
@@ -237,7 +238,7 @@ pub(super) async fn compare(
             reaches(bucket, position, durable)?;
         }
         // The first owner has promised nothing yet. The next one sends the files.
-        None if is_sorted(source).await? => return Ok(()),
+        None if is_sorted(source).await? => return reaches_rows(bucket, last.as_ref(), durable),
         None => {}
     }
     if let Some(last) = last.filter(|last| last.end() > position) {
@@ -276,6 +277,21 @@ fn reaches(bucket: &Bucket, position: Position, durable: Position) -> Result<(),
             bucket,
             format!("its files reach position {position}, and the directory {durable}"),
         )),
+    }
+}
+
+/// Makes sure that the journal reaches the rows.
+fn reaches_rows(
+    bucket: &Bucket,
+    last: Option<&LastRow>,
+    durable: Position,
+) -> Result<(), ShipError> {
+    match last.map(LastRow::end) {
+        Some(end) if end > durable => Err(diverged(
+            bucket,
+            format!("its rows reach position {end}, and the directory {durable}"),
+        )),
+        _ => Ok(()),
     }
 }
 

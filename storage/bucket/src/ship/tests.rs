@@ -571,17 +571,13 @@ async fn the_bucket_of_another_store_is_refused() {
     assert!(matches!(refused, ShipError::OtherStore { .. }), "{refused}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_store_that_was_sorted_sends_its_files_first() {
-    let remote = remote();
-    let machine = tempfile::tempdir().unwrap();
-    let engine = open(machine.path(), config(false));
+/// Makes a store without a replica that has sorted a part of its journal. Returns the number of its records.
+async fn sorted_store(directory: &Path) -> usize {
+    let engine = open(directory, config(false));
     let mut count = 0;
     let sorted = |engine: &LocalEngine| {
-        engine
-            .segments()
-            .iter()
-            .any(|segment| segment.sorted.is_some())
+        let segments = engine.segments();
+        segments.iter().any(|segment| segment.sorted.is_some())
     };
     while !sorted(&engine) {
         append(&engine, data(count, 20 << 10), Durability::Durable)
@@ -591,11 +587,40 @@ async fn a_store_that_was_sorted_sends_its_files_first() {
         assert!(count < 4_000, "nothing is sorted");
     }
     engine.drain().await.unwrap();
-    drop(engine);
+    count
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_was_sorted_sends_its_files_first() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let count = sorted_store(machine.path()).await;
     let node = remote.start(open(machine.path(), config(true))).await;
     node.replicate(count, 20 << 10).await;
     node.kill().await;
     assert_eq!(remote.restored().await, numbered(count + 1, 20 << 10));
+}
+
+/// A sorted store of which the bucket has no manifest, as an owner leaves it that ended in its first upload.
+#[tokio::test(start_paused = true)]
+async fn sorted_store_that_lacks_rows_of_the_bucket_is_refused() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    sorted_store(machine.path()).await;
+    let engine = open(machine.path(), config(true));
+    let tail = remote.own().await;
+    let row = TailPart {
+        segment: u64::MAX,
+        position: engine.progress().durable.get() + SEGMENT_BYTES,
+        bytes: Bytes::from_static(b"of another copy"),
+    };
+    tail.put(&row).await.unwrap();
+    let compared = resume::compare(&*engine, &remote.bucket, &Lines).await;
+    let begun = remote.begin(&engine, &tail).await.err();
+    for refused in [compared.err(), begun] {
+        let refused = refused.unwrap();
+        assert!(matches!(refused, ShipError::Diverged { .. }), "{refused}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
