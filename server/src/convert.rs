@@ -39,7 +39,7 @@ pub(crate) use answer::{
 };
 #[cfg(feature = "object")]
 pub(crate) use backup::proto_manifest;
-pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
+pub(crate) use backup::{backup_chunk, backup_manifest, kept_manifest};
 pub(crate) use caller::{caller, protection};
 pub(crate) use intake::{SessionRequest, append, append_batch};
 #[cfg(feature = "object")]

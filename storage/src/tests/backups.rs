@@ -7,6 +7,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::exactly_once::of;
 use super::*;
+use crate::api::content::ContentDigest;
 use crate::api::engine::{Backup, BackupFile, BackupManifest, BackupPart};
 use crate::api::error::{BackupError, RestoreError};
 use crate::api::finding::Severity;
@@ -57,11 +58,14 @@ fn poll<T>(future: &mut Pin<Box<impl Future<Output = T> + ?Sized>>) -> Option<T>
     }
 }
 
-fn begin(fixture: &Fixture, known: HashSet<u128>) -> Result<Box<dyn Backup>, BackupError> {
+fn begin(fixture: &Fixture, known: HashSet<ContentDigest>) -> Result<Box<dyn Backup>, BackupError> {
     begin_of(&fixture.core, known)
 }
 
-fn begin_of(core: &Arc<Core>, known: HashSet<u128>) -> Result<Box<dyn Backup>, BackupError> {
+fn begin_of(
+    core: &Arc<Core>,
+    known: HashSet<ContentDigest>,
+) -> Result<Box<dyn Backup>, BackupError> {
     let workers = Arc::default();
     let mut beginning = Box::pin(backup::begin(
         &core.store,
@@ -96,11 +100,11 @@ impl Default for Shelf {
 }
 
 impl Shelf {
-    fn known(&self) -> HashSet<u128> {
+    fn known(&self) -> HashSet<ContentDigest> {
         let names = self.0.list("files").unwrap();
         let digests = names
             .iter()
-            .map(|name| u128::from_str_radix(name, 16).unwrap());
+            .map(|name| ContentDigest::from_name(name).unwrap());
         digests.collect()
     }
 
@@ -1175,7 +1179,7 @@ fn content_that_is_kept_is_moved_to_its_place_and_not_read_again() {
     target.create_directory("standby").unwrap();
     target.replace("standby/00000000000000000000000000000007", vec![1]);
     let first = manifest.files.first().unwrap();
-    target.replace(&format!("standby/{:032x}.new", first.digest), vec![1]);
+    target.replace(&format!("standby/{}.new", first.digest), vec![1]);
     let mut pieces = 0;
     let mut half = || {
         pieces += 1;
@@ -1269,14 +1273,14 @@ fn records_that_only_the_old_owner_has_stay_in_the_file_that_is_set_aside() {
     let whole = fixture.disk.contents(&shorter.path).unwrap();
     shorter.bytes -= 200;
     let part = &whole[..usize::try_from(shorter.bytes).unwrap()];
-    shorter.digest = xxhash_rust::xxh3::xxh3_128(part);
+    shorter.digest = ContentDigest::of(part);
     let (path, digest) = (shorter.path.clone(), shorter.digest);
     drop(fixture.core.close());
     let disk = fixture.disk.copy();
     backup::set_aside(&disk, Some(&manifest), 3).unwrap();
     let aside = disk.contents(&format!("diverged/3/{path}"));
     assert_eq!(aside.as_deref(), Some(&whole[..]));
-    assert_eq!(disk.contents(&format!("standby/{digest:032x}")), None);
+    assert_eq!(disk.contents(&format!("standby/{digest}")), None);
 }
 
 #[test]
@@ -1306,7 +1310,7 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     // This one comes last. It was not kept yet, and the bucket gives other bytes for it.
     let others = manifest.files.iter().filter(|file| file.path.contains('/'));
     let missing = others.max_by_key(|file| file.path.clone()).unwrap();
-    let path = format!("standby/{:032x}", missing.digest);
+    let path = format!("standby/{}", missing.digest);
     target.remove(&path).unwrap();
     for _ in 0..2 {
         let failed = take_over(&unreadable(&shelf)).unwrap_err();

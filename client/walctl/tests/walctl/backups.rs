@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::memory::Memory;
 use tokio::process::Command;
 use wald_client::proto::{BackupManifest, Finding};
+use wald_proto::backup;
 
 struct Fixture {
     memory: Arc<Memory>,
@@ -37,7 +38,13 @@ impl Fixture {
 
     /// Takes a backup of a store that stands so.
     async fn save(&self, manifest: BackupManifest, options: &[&str]) -> Output {
-        self.memory.backups.lock().unwrap().push_back(manifest);
+        let file = backup::seal(backup::encode(&manifest), None);
+        self.save_file(file, options).await
+    }
+
+    /// Takes a backup whose manifest file has these bytes.
+    async fn save_file(&self, file: Vec<u8>, options: &[&str]) -> Output {
+        self.memory.backups.lock().unwrap().push_back(file.into());
         self.walctl(&[], &self.shelf(), options).await
     }
 
@@ -162,12 +169,6 @@ async fn the_data_directory_of_a_store_is_none_for_backups() {
     for name in ["FORMAT", "journal"] {
         let store = fixture.scratch.path().join(name);
         std::fs::create_dir_all(store.join(name)).unwrap();
-        fixture
-            .memory
-            .backups
-            .lock()
-            .unwrap()
-            .push_back(manifest(1, 1, 1));
         let refused = fixture.walctl(&[], &store, &[]).await;
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         assert!(said(&refused).contains("a store's"), "{refused:?}");

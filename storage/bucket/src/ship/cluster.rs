@@ -11,8 +11,11 @@ use crate::record::BucketRecord;
 const CLUSTER: &str = "cluster";
 /// The only known version of the names and bytes below the prefix.
 const FORMAT: u32 = 1;
-/// The digest that names content.
-const HASH: &str = "xxh3-128";
+/// The digest that names content in a new bucket. Older versions refuse such a bucket.
+const HASH: &str = "blake3";
+/// The digest in the record of an older version. The record stays: each manifest has a version, by which older versions
+/// refuse the newer ones.
+const OLD_HASH: &str = "xxh3-128";
 /// Number of journals.
 const SHARDS: u32 = 1;
 
@@ -35,13 +38,14 @@ pub(super) async fn store_id(bucket: &Bucket) -> Result<Option<u128>, BucketErro
     };
     let record = found.value;
     let id = u128::from_str_radix(&record.store_id, 16).ok();
-    let known = record.format == FORMAT && record.hash == HASH && record.shards == SHARDS;
+    let knows_hash = [HASH, OLD_HASH].contains(&record.hash.as_str());
+    let known = record.format == FORMAT && knows_hash && record.shards == SHARDS;
     match id.filter(|_| known) {
         Some(id) => Ok(Some(id)),
         None => {
             let what = format!(
-                "{CLUSTER} has format {}, hash {:?}, {} shards, store id {:?}; this version knows format {FORMAT}, {HASH}, \
-                 {SHARDS} shard",
+                "{CLUSTER} has format {}, hash {:?}, {} shards, store id {:?}; this version knows format {FORMAT}, {HASH} and \
+                 {OLD_HASH}, {SHARDS} shard",
                 record.format, record.hash, record.shards, record.store_id
             );
             Err(BucketError::new(

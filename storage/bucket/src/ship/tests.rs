@@ -72,12 +72,13 @@ impl ManifestFormat for Lines {
             files: lines
                 .map(|mut line| BackupFile {
                     bytes: line.next().unwrap().parse().unwrap(),
-                    digest: line.next().unwrap().parse().unwrap(),
+                    digest: ContentDigest::from_name(line.next().unwrap()).unwrap(),
                     path: line.next().unwrap().to_owned(),
                     known: false,
                 })
                 .collect(),
             damage: Vec::new(),
+            signed_by: None,
         })
     }
 }
