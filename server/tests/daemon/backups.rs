@@ -11,12 +11,14 @@ use wald_proto::v1::backup_response::Part;
 use wald_storage::ContentDigest;
 
 /// The messages of one backup.
-struct Saved {
-    manifest: v1::BackupManifest,
-    content: BTreeMap<u32, Vec<u8>>,
+pub(crate) struct Saved {
+    /// The bytes of the manifest file.
+    pub(crate) file: bytes::Bytes,
+    pub(crate) manifest: v1::BackupManifest,
+    pub(crate) content: BTreeMap<u32, Vec<u8>>,
 }
 
-async fn save(daemon: &Daemon, request: v1::BackupRequest) -> Saved {
+pub(crate) async fn save(daemon: &Daemon, request: v1::BackupRequest) -> Saved {
     let mut ops = daemon.ops().await;
     let mut parts = ops.backup(request).await.unwrap().into_inner();
     let first = parts.message().await.unwrap().unwrap();
@@ -44,7 +46,11 @@ async fn save(daemon: &Daemon, request: v1::BackupRequest) -> Saved {
             assert_eq!(ContentDigest::of(sent).to_bytes(), file.digest);
         }
     }
-    Saved { manifest, content }
+    Saved {
+        file,
+        manifest,
+        content,
+    }
 }
 
 impl Saved {
@@ -56,8 +62,18 @@ impl Saved {
             .collect()
     }
 
-    /// Keeps it as walctl does.
+    /// Keeps it as walctl does, with the manifest as it is now.
     fn keep(&self, directory: &Path, id: &str) {
+        let file = backup::seal(backup::encode(&self.manifest), None);
+        self.keep_with(directory, id, &file);
+    }
+
+    /// Keeps it as walctl does.
+    pub(crate) fn keep_signed(&self, directory: &Path, id: &str) {
+        self.keep_with(directory, id, &self.file);
+    }
+
+    fn keep_with(&self, directory: &Path, id: &str, file: &[u8]) {
         for part in [backup::FILES, backup::MANIFESTS] {
             std::fs::create_dir_all(directory.join(part)).unwrap();
         }
@@ -68,12 +84,11 @@ impl Saved {
             std::fs::write(path, content).unwrap();
         }
         let name = format!("{}/{id}{}", backup::MANIFESTS, backup::MANIFEST_SUFFIX);
-        let file = backup::seal(backup::encode(&self.manifest), None);
         std::fs::write(directory.join(name), file).unwrap();
     }
 }
 
-async fn records(daemon: &Daemon) -> Vec<(String, u64, String)> {
+pub(crate) async fn records(daemon: &Daemon) -> Vec<(String, u64, String)> {
     let request = v1::ScanRequest {
         selector: Some(v1::scan_request::Selector::All(v1::AllLogs {})),
         ..v1::ScanRequest::default()

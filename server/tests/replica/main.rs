@@ -13,6 +13,7 @@ mod forward;
 mod objects;
 mod peers;
 mod reads;
+mod signed;
 mod stand_by;
 #[path = "../support/mod.rs"]
 mod support;

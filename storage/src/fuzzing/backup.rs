@@ -39,6 +39,7 @@ fn saved() -> &'static (SimDisk, BackupManifest) {
             created: Timestamp::from_micros(1_700_000_000_000_000),
             files,
             damage: Vec::new(),
+            signed_by: None,
         };
         (content, manifest)
     });

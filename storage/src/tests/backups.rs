@@ -1327,3 +1327,120 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     let taken = Fixture::with(target, small_config());
     assert_eq!(standing(&taken.core), before);
 }
+
+/// Two contents with one XXH3-128: two words of a stripe change places in the accumulators (`../attacks/coll.py`).
+fn collision() -> [Vec<u8>; 2] {
+    // The first half of the words of XXH3's secret that belong to the stripes 2 and 9.
+    let secret: [(usize, [u8; 4]); 2] =
+        [(2, [0xde, 0xd4, 0x6d, 0xe9]), (9, [0x88, 0xd0, 0x65, 0x8b])];
+    let words: [u32; 2] = [0x4141_4141, 0x4242_4242];
+    [[0, 1], [1, 0]].map(|order| {
+        let mut content = b"the same otherwise: ".repeat(60);
+        content.truncate(1024);
+        for ((stripe, secret), word) in secret.into_iter().zip(order) {
+            let at = 64 * stripe;
+            content[at..at + 4].copy_from_slice(&secret);
+            content[at + 4..at + 8].copy_from_slice(&words[word].to_le_bytes());
+        }
+        content
+    })
+}
+
+#[test]
+fn two_contents_with_one_xxh3_are_kept_apart_and_come_back() {
+    let [one, other] = collision();
+    assert_ne!(one, other);
+    let old = xxhash_rust::xxh3::xxh3_128(&one);
+    assert_eq!(old, xxhash_rust::xxh3::xxh3_128(&other));
+
+    let shelf = Shelf::default();
+    let (_, _, manifest) = saved_store(&shelf);
+    let paths = ["index/00000000000000f1.idx", "index/00000000000000f2.idx"];
+    let with = |digests: [ContentDigest; 2]| {
+        let mut manifest = BackupManifest::clone(&manifest);
+        for (path, digest) in paths.into_iter().zip(digests) {
+            manifest.files.push(BackupFile {
+                path: path.to_owned(),
+                bytes: 1024,
+                digest,
+                known: false,
+            });
+        }
+        manifest
+    };
+    let contents = [&one, &other];
+    let digests = contents.map(|content| ContentDigest::of(content));
+    for (content, digest) in contents.into_iter().zip(digests) {
+        shelf.0.replace(&content_path(digest), content.clone());
+    }
+    let restored = shelf.restore(&with(digests), None);
+    for (content, path) in contents.into_iter().zip(paths) {
+        assert_eq!(restored.contents(path).as_ref(), Some(content), "{path}");
+    }
+    // Each is refused in the place of the other, which XXH3 does not do.
+    shelf.0.replace(&content_path(digests[0]), other.clone());
+    let refused = shelf.restore_to(&with(digests), None, &SimDisk::new());
+    let Err(RestoreError::Damaged { path, what }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(path, paths[0]);
+    assert!(what.ends_with("does not match its digest"), "{what}");
+    // An old manifest cannot have both.
+    let old = ContentDigest::Xxh3(old);
+    shelf.0.replace(&content_path(old), other);
+    let refused = shelf.view(&with([old, old]), None).err();
+    assert!(
+        matches!(refused, Some(RestoreError::Manifest(_))),
+        "{refused:?}"
+    );
+}
+
+/// The manifest as a version without BLAKE3 wrote it, with its content under the names of then.
+fn as_older_version(shelf: &Shelf, manifest: &BackupManifest) -> BackupManifest {
+    let mut older = manifest.clone();
+    for file in &mut older.files {
+        let content = shelf.0.contents(&content_path(file.digest)).unwrap();
+        file.digest = ContentDigest::Xxh3(xxhash_rust::xxh3::xxh3_128(&content));
+        shelf.0.replace(&content_path(file.digest), content);
+    }
+    older
+}
+
+#[test]
+fn content_of_older_manifests_is_verified_and_not_counted_on() {
+    let shelf = Shelf::default();
+    let (fixture, _, manifest) = saved_store(&shelf);
+    let older_shelf = Shelf::default();
+    for name in shelf.0.list("files").unwrap() {
+        let path = format!("files/{name}");
+        older_shelf
+            .0
+            .replace(&path, shelf.0.contents(&path).unwrap());
+    }
+    let older = as_older_version(&older_shelf, &manifest);
+    for file in &manifest.files {
+        older_shelf.0.remove(&content_path(file.digest)).unwrap();
+    }
+    let position = older.position;
+    let restored = Fixture::with(older_shelf.restore(&older, None), small_config());
+    assert_eq!(standing(&restored.core), standing(&fixture.core));
+    // The next backup receives everything once, because two contents can have one old digest, and then little.
+    let (next, sent) = older_shelf.save(&fixture, || {}).unwrap();
+    let bytes: u64 = next.files.iter().map(|file| file.bytes).sum();
+    assert_eq!(sent, bytes);
+    assert!(next.position >= position);
+    let (_, sent) = older_shelf.save(&fixture, || {}).unwrap();
+    assert!(sent < bytes, "{sent} of {bytes}");
+    older_shelf.restore(&next, None);
+    // Damage in old content is found.
+    let largest = older.files.iter().max_by_key(|file| file.bytes).unwrap();
+    let path = content_path(largest.digest);
+    let mut bad = older_shelf.0.contents(&path).unwrap();
+    bad[9000] ^= 1;
+    older_shelf.0.replace(&path, bad);
+    let refused = older_shelf.restore_to(&older, None, &SimDisk::new());
+    assert!(
+        matches!(refused, Err(RestoreError::Damaged { .. })),
+        "{refused:?}"
+    );
+}

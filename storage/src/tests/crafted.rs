@@ -443,6 +443,7 @@ fn backup(fixture: &Fixture) -> (SimDisk, BackupManifest) {
         created: Timestamp::default(),
         files,
         damage: Vec::new(),
+        signed_by: None,
     };
     (content, manifest)
 }
