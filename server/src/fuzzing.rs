@@ -517,6 +517,12 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         ));
     }
     for (name, manifest) in manifests() {
+        if name == "good" {
+            let file = wald_proto::backup::encode(&manifest);
+            let signed = [&file[..], &[7; 96]].concat();
+            seeds.push(("manifest", "file".to_owned(), file));
+            seeds.push(("manifest", "signed-file".to_owned(), signed));
+        }
         seeds.push(("manifest", name, manifest.encode_to_vec()));
     }
     let record = |data: &'static [u8]| v1::Record {

@@ -279,6 +279,9 @@ impl Server {
             stop: stopped,
         });
         let signing_key = SigningKey::of(config).map_err(|fault| unusable(&fault))?;
+        if let Some(key) = &signing_key {
+            tracing::info!(key = %key.public(), "manifests of backups and of the replica are signed");
+        }
         let opening = open::start(config, Arc::clone(&metrics), facts)?;
         let (listener, http) = match ports {
             Ok(ports) => ports,

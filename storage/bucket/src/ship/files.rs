@@ -29,8 +29,8 @@ use crate::upload::{Upload, Uploads};
 pub(super) const CONTENT: &str = "shards/0/content";
 /// Directory of manifests.
 pub(super) const MANIFESTS: &str = "shards/0/manifests";
-/// Maximum bytes of a manifest. A file takes about 60 of them, so this is a million files: as many objects as one list may
-/// have. Logs are in files: their number does not count.
+/// Maximum bytes of a manifest. A file takes about 80 of them, so this is 800,000 files; one list may have a million objects.
+/// Logs are in files: their number does not count.
 pub(super) const LARGEST_MANIFEST: u64 = 64 << 20;
 /// Number of sealed segments that are uploaded without a pause.
 const MANY_SEALED: u64 = 4;
