@@ -98,7 +98,7 @@ pub struct ManifestFile<'a> {
 
 impl ManifestFile<'_> {
     /// Checks the fields of the manifest before anything uses them. Rejects numbers that no store reaches, file names
-    /// that no store has, and digests of another length than those of its version.
+    /// that no store has, and digests of another length than its version has.
     ///
     /// # Errors
     /// Names the field or the file, and the bound.

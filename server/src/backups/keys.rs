@@ -1,4 +1,5 @@
-//! Keys of manifests: the one that signs those of this daemon, and those whose signatures a command or a stand-by trusts.
+//! Keys of manifests: the key that signs the manifests of this daemon, and the keys whose signatures a command or a stand-by
+//! trusts.
 //!
 //! A signature covers the bytes of a manifest, and these have the digests and sizes of all content, the id of the store, the
 //! position and the time. It does not show that a manifest is the newest one.
@@ -220,7 +221,7 @@ pub(crate) fn signature(manifest: &BackupManifest, trusted: &TrustedKeys) -> Val
     json!({
         "key": key.map(|key| key.to_string()),
         "trusted": key.is_some() && trusted.asks(),
-        "store_id": format!("{:032x}", manifest.store_id),
+        "store_id": convert::uuid(manifest.store_id),
         "position": manifest.position.get(),
         "create_time": convert::rfc3339(manifest.created),
     })

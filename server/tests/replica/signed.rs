@@ -173,7 +173,7 @@ async fn replica_of_an_older_version_is_read_taken_over_and_goes_on() {
     let copied = Daemon::start_in(copy.path(), &[]);
     assert_eq!(filled(&mut copied.wal().await).await, numbered(65));
 
-    // The owner goes on, and its next manifest names all content anew.
+    // The owner goes on, and its next manifest names all content again.
     let old = newest_manifest(&store);
     let node = start(&store, one.path(), "one", &SMALL);
     fill(&mut node.wal().await, 65, 60).await;

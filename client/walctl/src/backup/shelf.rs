@@ -203,8 +203,8 @@ impl Shelf {
         self.place.end().await
     }
 
-    /// All content of the manifest is there: from now on it is a backup. `bytes` are those of the manifest file, as
-    /// the server sent them.
+    /// All content of the manifest is there: from now on it is a backup. `bytes`: the manifest file, as the server
+    /// sent it.
     pub(crate) async fn keep(&mut self, bytes: Bytes) -> Result<KeptBackup> {
         self.place.settle().await?;
         let mut kept = KeptBackup::new("", backup::decode(&bytes)?);

@@ -208,7 +208,7 @@ fn file(path: &str, content: &[u8]) -> BackupFile {
 }
 
 #[tokio::test]
-async fn content_of_older_versions_is_named_anew_once_and_takes_no_more_space() {
+async fn content_of_older_versions_is_named_again_once_and_takes_no_space() {
     use std::os::unix::fs::MetadataExt as _;
     let fixture = Fixture::new().await;
     let golden = "../../server/tests/golden/backups-1.tar.gz";
