@@ -84,3 +84,42 @@ pub(super) async fn claim(bucket: &Bucket, id: u128) -> Result<(), ShipError> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::faulty;
+
+    #[tokio::test]
+    async fn records_of_both_digests_are_known_and_others_refused() {
+        for (hash, is_known) in [(HASH, true), (OLD_HASH, true), ("sha1", false)] {
+            let (bucket, ..) = faulty();
+            let record = ClusterRecord {
+                format: FORMAT,
+                store_id: format!("{:032x}", 7),
+                hash: hash.to_owned(),
+                shards: SHARDS,
+            };
+            let made = BucketRecord::create(&bucket, CLUSTER, record).await;
+            assert!(made.unwrap().is_some());
+            let found = store_id(&bucket).await;
+            match is_known {
+                true => assert_eq!(found.unwrap(), Some(7)),
+                false => {
+                    let refused = found.unwrap_err().to_string();
+                    assert!(refused.contains("\"sha1\""), "{refused}");
+                }
+            }
+        }
+        // A new bucket refuses older versions.
+        let (bucket, ..) = faulty();
+        claim(&bucket, 7).await.unwrap();
+        let record = BucketRecord::<ClusterRecord>::read(&bucket, CLUSTER).await;
+        assert_eq!(record.unwrap().unwrap().value.hash, "blake3");
+        claim(&bucket, 7).await.unwrap();
+        assert!(matches!(
+            claim(&bucket, 8).await,
+            Err(ShipError::OtherStore { .. })
+        ));
+    }
+}
