@@ -43,6 +43,8 @@ impl Key {
         assert_eq!(code, Some(0), "{said}");
         let public = directory.join(format!("{name}.pub"));
         fs::write(&public, pem).unwrap();
+        // Another test may have set the umask to 0.
+        fs::set_permissions(&public, fs::Permissions::from_mode(0o644)).unwrap();
         let name = said.trim().strip_prefix("wald: public key ").unwrap();
         Self {
             private,
