@@ -1,8 +1,10 @@
 //! `wald restore`, and `wald verify` on a directory or bucket of backups: checks the backups that
-//! `walctl backup` wrote, and makes a store of one.
+//! `walctl backup` wrote, and makes a store of one. `wald backup-key`: the keys of their signatures.
 
 #[cfg(feature = "object")]
 pub(crate) mod bucket;
+mod key_command;
+pub(crate) mod keys;
 mod restore;
 mod verify;
 
@@ -12,19 +14,21 @@ use std::sync::Arc;
 
 #[cfg(feature = "object")]
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches};
 use indicatif::{ProgressBar, ProgressStyle};
-use wald_proto::backup::{self, LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
+use wald_proto::backup::{LARGEST_MANIFEST, MANIFEST_SUFFIX, MANIFESTS, OF_A_STORE};
 use wald_storage::{
     BackupManifest, BackupView, Disk, OpenError, Position, RealDisk, RecoveryEpoch, RestoreError,
     Timestamp, records_in_words,
 };
 
 use crate::config::Config;
-use crate::convert;
 use crate::offline::{DATA_LOSS, FAILED, IN_USE, escaped, written};
+use crate::reload::Fault;
 use crate::serve::Exit;
 
+use self::keys::TrustedKeys;
+pub(crate) use key_command::{command as key_command, run as run_key_command};
 pub(crate) use restore::{command as restore_command, restore};
 pub(crate) use verify::verify;
 #[cfg(feature = "object")]
@@ -85,6 +89,7 @@ fn replica_at(place: &Path, config: &Config) -> Result<Option<Arc<bucket::Remote
 /// The place of backups, opened to read it.
 pub(crate) struct BackupShelf {
     content: Arc<dyn Disk>,
+    trusted: TrustedKeys,
 }
 
 impl BackupShelf {
@@ -94,7 +99,6 @@ impl BackupShelf {
             Some(url) => Arc::new(bucket::BucketDisk::new(bucket::Remote::open(url, config)?)),
             #[cfg(not(feature = "object"))]
             Some(url) => {
-                let _ = config;
                 return Err(Exit::new(
                     USAGE,
                     format!("{url}: {}", wald_bucket::NOT_BUILT),
@@ -102,7 +106,8 @@ impl BackupShelf {
             }
             None => open_directory(place)?,
         };
-        Ok(Self { content })
+        let trusted = TrustedKeys::of(config).map_err(|fault| unusable(&fault))?;
+        Ok(Self { content, trusted })
     }
 
     /// A path or a URL, for messages.
@@ -160,7 +165,33 @@ pub(crate) fn wants_json(matches: &ArgMatches) -> bool {
         .is_some_and(|form| form == "json")
 }
 
-/// Reads the manifest of one backup: that with the id, or the latest that can be read.
+/// The exit for a file of a setting that cannot be used.
+pub(crate) fn unusable(fault: &Fault) -> Exit {
+    Exit::new(Exit::CONFIG, fault.to_string())
+}
+
+pub(crate) fn trust_argument() -> Arg {
+    Arg::new("trust")
+        .long("trust")
+        .value_name("KEY")
+        .action(ArgAction::Append)
+        .help(
+            "Refuse a backup without the signature of this key: a file with a public key in PEM, or its 64 digits. Several \
+             may be given [default: the setting backup_trust]",
+        )
+}
+
+/// The settings, with the keys of `--trust` if any are given.
+pub(crate) fn with_trust(config: &Config, matches: &ArgMatches) -> Config {
+    let mut config = config.clone();
+    if let Ok(Some(keys)) = matches.try_get_many::<String>("trust") {
+        config.backup_trust = keys.map(String::as_str).collect::<Vec<_>>().join(",");
+    }
+    config
+}
+
+/// Reads the manifest of one backup: that with the id, or the latest that can be read. With trusted keys none is passed over,
+/// since an older backup would then take the place of one that was changed.
 fn choose(shelf: &BackupShelf, id: &str) -> Result<StoredBackup, Exit> {
     let content = &shelf.content;
     let names = content.list(MANIFESTS).map_err(|error| {
@@ -178,7 +209,7 @@ fn choose(shelf: &BackupShelf, id: &str) -> Result<StoredBackup, Exit> {
         }
         match read(&**content, &format!("{MANIFESTS}/{name}"), found) {
             Ok(found) => kept.push(found),
-            Err(bad) if id == "latest" => {
+            Err(bad) if id == "latest" && !shelf.trusted.asks() => {
                 eprintln!(
                     "wald: warning: {}; it is passed over: remove it if that backup is not needed",
                     escaped(&bad.message)
@@ -190,7 +221,7 @@ fn choose(shelf: &BackupShelf, id: &str) -> Result<StoredBackup, Exit> {
     }
     // Sorts by epoch and position before time: the store's clock may have gone back.
     kept.sort_by(|a, b| a.order().cmp(&b.order()));
-    kept.pop().ok_or_else(|| {
+    let chosen = kept.pop().ok_or_else(|| {
         if let Some(bad) = passed_over {
             return bad;
         }
@@ -203,7 +234,15 @@ fn choose(shelf: &BackupShelf, id: &str) -> Result<StoredBackup, Exit> {
             shelf.location()
         );
         Exit::new(NOT_FOUND, text)
-    })
+    })?;
+    shelf.trusted.admit(&chosen.manifest).map_err(|what| {
+        let (place, id) = (shelf.location(), &chosen.id);
+        let text = format!(
+            "{place}/{MANIFESTS}/{id}{MANIFEST_SUFFIX}: {what}; --backup names another backup"
+        );
+        Exit::new(DATA_LOSS, text)
+    })?;
+    Ok(chosen)
 }
 
 fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, Exit> {
@@ -218,10 +257,7 @@ fn read(content: &dyn Disk, path: &str, id: &str) -> Result<StoredBackup, Exit> 
     let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
     let length = file.read_full_at(&mut bytes, 0).map_err(failed)?;
     bytes.truncate(length);
-    let manifest = backup::decode(&bytes).map_err(|bad| told(DATA_LOSS, bad.to_string()))?;
-    backup::check(&manifest).map_err(|what| told(DATA_LOSS, format!("the manifest: {what}")))?;
-    let manifest = convert::kept_manifest(&manifest)
-        .ok_or_else(|| told(DATA_LOSS, "the manifest is not one of a backup".to_owned()))?;
+    let manifest = keys::read_manifest(&bytes).map_err(|what| told(DATA_LOSS, what))?;
     Ok(StoredBackup {
         id: id.to_owned(),
         manifest,

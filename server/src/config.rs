@@ -149,7 +149,7 @@ macro_rules! settings {
 }
 
 /// Headings of the settings in `wald --help` and in the reference: the first setting of each, and its text.
-const HEADINGS: [(&str, &str); 11] = [
+const HEADINGS: [(&str, &str); 12] = [
     ("listen", "Addresses and the HTTP port"),
     ("tls_cert", "TLS"),
     ("auth_file", "Access and audit"),
@@ -158,6 +158,7 @@ const HEADINGS: [(&str, &str); 11] = [
     ("max_record_bytes", "Bounds of requests and of the store"),
     ("on_damage", "Reading and scrubbing"),
     ("retention_max_age", "Retention, sorting and the archive"),
+    ("backup_signing_key_file", "Signatures of backups"),
     ("bucket_endpoint", "Bucket, replica and nodes"),
     ("worker_threads", "Threads, connections and calls"),
     ("drain_delay", "End, log, metrics and traces"),
@@ -280,6 +281,15 @@ wald_storage::engine_settings! { settings
         /// drops them (empty = none). `wald archive` lists and restores them. The directory must
         /// exist. Records that a client trims or deletes are never kept.
         archive_dir: String = "";
+        /// File with the private key that signs the manifests of backups and of the replica: Ed25519 in PEM
+        /// (PKCS#8), as `wald backup-key new` or `openssl genpkey -algorithm ed25519` makes it (empty =
+        /// they are not signed). Refused if every user of the machine can read it. Read at the start.
+        backup_signing_key_file: String = "";
+        /// Public keys, separated by commas: files in PEM, or their 64 digits. `wald verify` and `wald
+        /// restore` refuse a backup without the signature of one of them, and a stand-by takes over only
+        /// files whose manifest has it (empty = signatures are shown and not required). The rows of a
+        /// replica behind its files are never signed. Read at the start.
+        backup_trust: String = "";
         /// Base URL of the object store for bucket_url, and for `wald verify` and `wald restore` with
         /// s3://, gs:// or az:// (empty = AWS_ENDPOINT_URL and the like, or the provider's own).
         bucket_endpoint: String = "";

@@ -37,9 +37,7 @@ pub(crate) use answer::{
     read_response, record_response, scan_response, segments, server_limits, tail_response, uuid,
     verify_response,
 };
-#[cfg(feature = "object")]
-pub(crate) use backup::proto_manifest;
-pub(crate) use backup::{backup_chunk, backup_manifest, digest, kept_manifest};
+pub(crate) use backup::{backup_chunk, backup_manifest, kept_manifest, proto_manifest};
 pub(crate) use caller::{caller, protection};
 pub(crate) use intake::{SessionRequest, append, append_batch};
 #[cfg(feature = "object")]

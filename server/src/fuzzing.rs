@@ -104,15 +104,21 @@ pub fn request(data: &[u8]) {
     let _answered = carry_out(which, message);
 }
 
-/// A manifest of a backup, without its digest. It is refused with a reason, or all of its
-/// values are within the bounds of a store.
+/// A manifest of a backup, and a manifest file without its checksum. Each is refused with a reason, or all of its values
+/// are within the bounds of a store.
 pub fn manifest(data: &[u8]) {
+    let file = wald_proto::backup::seal(data.to_vec(), None);
+    match crate::backups::keys::read_manifest(&file) {
+        Ok(manifest) => assert_eq!(manifest.signed_by, None, "nobody can have signed it"),
+        Err(what) => assert!(!what.is_empty()),
+    }
     let Ok(manifest) = v1::BackupManifest::decode(data) else {
         return;
     };
-    let file = wald_proto::backup::encode(&manifest);
-    assert_eq!(wald_proto::backup::decode(&file).as_ref(), Ok(&manifest));
-    if let Err(what) = wald_proto::backup::check(&manifest) {
+    let file = wald_proto::backup::seal(wald_proto::backup::encode(&manifest), None);
+    let read = wald_proto::backup::decode(&file).expect("a manifest reads back");
+    assert_eq!(read.manifest, manifest);
+    if let Err(what) = read.check() {
         return assert!(!what.is_empty());
     }
     let Some(kept) = crate::convert::kept_manifest(&manifest) else {
@@ -440,7 +446,7 @@ fn manifests() -> Vec<(String, v1::BackupManifest)> {
     let file = |path: &str, digest: u8| v1::BackupFile {
         path: path.to_owned(),
         file_bytes: 8192,
-        digest: vec![digest; 16].into(),
+        digest: vec![digest; 32].into(),
         known: false,
     };
     let good = v1::BackupManifest {
@@ -514,6 +520,12 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         ));
     }
     for (name, manifest) in manifests() {
+        if name == "good" {
+            let file = wald_proto::backup::encode(&manifest);
+            let signed = [&file[..], &[7; 96]].concat();
+            seeds.push(("manifest", "file".to_owned(), file));
+            seeds.push(("manifest", "signed-file".to_owned(), signed));
+        }
         seeds.push(("manifest", name, manifest.encode_to_vec()));
     }
     let record = |data: &'static [u8]| v1::Record {

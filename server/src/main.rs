@@ -99,6 +99,9 @@ fn main() -> ExitCode {
         Some(("completion", matches)) => completion(matches).map_err(|exit| failed(&exit)),
         Some(("restore", matches)) => restore(&source, matches),
         Some(("archive", matches)) => archived(&source, matches),
+        Some(("backup-key", matches)) => {
+            backups::run_key_command(matches).map_err(|exit| failed(&exit))
+        }
         Some(("token", matches)) => (source.effective())
             .and_then(|effective| auth::run(&effective.config, matches))
             .map_err(|exit| failed(&exit)),
@@ -290,6 +293,7 @@ fn command() -> Command {
                 ),
         )
         .subcommand(backups::restore_command())
+        .subcommand(backups::key_command())
         .subcommand(archive::command())
         .subcommand(auth::command())
         .subcommand(Command::new("man").about("Print the man page, with every setting"));
@@ -336,7 +340,8 @@ fn command() -> Command {
 /// Whether the help of a command shows a setting. Each command takes every setting, for the sake of scripts; most read the
 /// directory from an argument.
 fn reads(command: &str, setting: &str) -> bool {
-    const BUCKET: [&str; 4] = [
+    const BACKUPS: [&str; 5] = [
+        "backup_trust",
         "bucket_endpoint",
         "bucket_region",
         "bucket_credentials_file",
@@ -345,9 +350,9 @@ fn reads(command: &str, setting: &str) -> bool {
     match command {
         "token" => setting == "auth_file",
         "restore" => {
-            ["data_dir", "allow_foreign_owner"].contains(&setting) || BUCKET.contains(&setting)
+            ["data_dir", "allow_foreign_owner"].contains(&setting) || BACKUPS.contains(&setting)
         }
-        "verify" => BUCKET.contains(&setting),
+        "verify" => BACKUPS.contains(&setting),
         _ => false,
     }
 }

@@ -41,6 +41,8 @@ use wald_storage::{
 };
 
 use crate::backups::bucket::Remote;
+use crate::backups::keys::{SigningKey, TrustedKeys};
+use crate::backups::unusable;
 use crate::bucket::{self, BucketRuntime};
 use crate::config::{BucketGap, Config};
 use crate::convert;
@@ -67,6 +69,7 @@ pub(crate) struct ReplicaStart {
     settings: ShipSettings,
     directory: PathBuf,
     metrics: Arc<ReplicaMetrics>,
+    signing_key: Option<SigningKey>,
 }
 
 /// The replica of a daemon that serves.
@@ -185,6 +188,7 @@ impl ReplicaStart {
             cluster: Arc::default(),
             decided: None,
             fenced: None,
+            signing_key: SigningKey::of(config).map_err(|fault| unusable(&fault))?,
             remote,
         };
         let _ = facts.replica.set(ReplicaWatch {
@@ -291,7 +295,11 @@ impl ReplicaStart {
             source: Arc::clone(engine) as Arc<dyn ShipSource>,
             bucket: self.remote.bucket.clone(),
             settings: self.settings,
-            format: Arc::new(ProtoManifests),
+            // An owner counts on its manifest even if nobody signed it: it compares nothing of it with its own files.
+            format: Arc::new(ProtoManifests {
+                signing_key: self.signing_key.take().map(Arc::new),
+                trusted: TrustedKeys::default(),
+            }),
             observer: Arc::new(Events::new(
                 &self.remote.bucket,
                 Arc::clone(&self.metrics),
@@ -462,6 +470,7 @@ fn remote(config: &Config, metrics: &Arc<ReplicaMetrics>) -> Result<Remote, Exit
         bucket: opened
             .map_err(|error| Exit::new(bucket::exit_code(error.kind()), error.to_string()))?,
         runtime,
+        trusted: TrustedKeys::of(config).map_err(|fault| unusable(&fault))?,
     })
 }
 
@@ -613,7 +622,10 @@ fn fetch_code(error: &FetchError) -> u8 {
     match error {
         FetchError::Ship(error) => ship_code(error),
         FetchError::Restore(RestoreError::NotEmpty { .. }) => Exit::CONFIG,
-        FetchError::Empty { .. } | FetchError::Outside { .. } => Exit::BAD_DATA,
+        FetchError::Empty { .. }
+        | FetchError::Outside { .. }
+        | FetchError::OnlyRows { .. }
+        | FetchError::InRows { .. } => Exit::BAD_DATA,
         error if error.is_damage() => Exit::BAD_DATA,
         FetchError::Restore(_) | FetchError::Open(_) => Exit::IO,
     }

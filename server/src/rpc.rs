@@ -27,6 +27,7 @@ use wald_storage::{
 };
 
 use crate::auth::{Caller, Engine, ReadEngine};
+use crate::backups::keys::SigningKey;
 use crate::config::LogPatterns;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
@@ -90,6 +91,8 @@ pub(crate) struct Node {
     /// Whose cursors the metrics show.
     pub(crate) cursor_lag_logs: LogPatterns,
     pub(crate) start_time: Timestamp,
+    /// Signs the manifests of backups.
+    pub(crate) signing_key: Option<SigningKey>,
 }
 
 impl Node {

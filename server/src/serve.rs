@@ -24,6 +24,8 @@ use wald_storage::{Clock, CopyReader, Gap, LogEngine, RecoveryReport, SystemCloc
 use crate::admission::Admission;
 use crate::audit::AuditLog;
 use crate::auth::{self, AuthSources, Authority, Engine};
+use crate::backups::keys::SigningKey;
+use crate::backups::unusable;
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
@@ -276,6 +278,10 @@ impl Server {
             owner,
             stop: stopped,
         });
+        let signing_key = SigningKey::of(config).map_err(|fault| unusable(&fault))?;
+        if let Some(key) = &signing_key {
+            tracing::info!(key = %key.public(), "manifests of backups and of the replica are signed");
+        }
         let opening = open::start(config, Arc::clone(&metrics), facts)?;
         let (listener, http) = match ports {
             Ok(ports) => ports,
@@ -320,6 +326,7 @@ impl Server {
             protection: convert::protection(config),
             cursor_lag_logs: config.cursor_lag_logs.clone(),
             start_time: SystemClock.now(),
+            signing_key,
         });
         Ok(Self {
             node,

@@ -4,6 +4,7 @@
 
 pub(crate) mod codec;
 pub(crate) mod config;
+pub(crate) mod content;
 pub(crate) mod engine;
 pub(crate) mod error;
 pub(crate) mod finding;

@@ -24,6 +24,7 @@ mod tests;
 
 pub use crate::api::config::MIN_SEGMENT_BYTES;
 pub use crate::api::config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
+pub use crate::api::content::ContentDigest;
 pub use crate::api::engine::{
     Administer, Append, AppendTimes, Appended, Backup, BackupDamage, BackupFile, BackupManifest,
     BackupPart, BoxFuture, DurabilityTruth, EngineKind, Fenced, LogAppended, LogEngine, LogStat,

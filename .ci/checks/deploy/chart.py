@@ -24,7 +24,8 @@ WRITE = "--write" in sys.argv
 # The chart sets these itself: addresses, a directory, and the settings that must agree with Secrets and probes.
 OURS = {"listen", "http_listen", "insecure_listen", "insecure_tokens", "data_dir", "tls_cert", "tls_key", "tls_client_auth",
         "tls_client_ca", "tls_client_crl", "http_tls", "bucket_url", "bucket_endpoint", "bucket_region", "bucket_credentials_file",
-        "bucket_insecure", "stand_by", "peer_ca", "node_id", "advertise", "auth_file", "metrics_open"}
+        "bucket_insecure", "stand_by", "peer_ca", "node_id", "advertise", "auth_file", "metrics_open", "backup_signing_key_file",
+        "backup_trust"}
 # Kinds of volumes that the Pod Security Standard `restricted` permits.
 VOLUMES_ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 

@@ -31,8 +31,10 @@ def contents(daemon):
 def drill(directory, store, appends):
     """Load, backup, more load, a second backup, a lost machine, and a store made of the bucket."""
     data = directory / "data"
+    private, public = directory / "signing.pem", directory / "signing.pub"
+    public.write_bytes(store.wald("backup-key", "new", private).stdout)
     options = dict(writers=64, logs=50, bytes=RECORD, durability="written")
-    with Daemon(data, *SEGMENTS) as daemon:
+    with Daemon(data, *SEGMENTS, "--backup-signing-key-file", private) as daemon:
         daemon.load(appends=appends, prefix="first", **options).result()
         code, _ = produced(daemon, directory, "before")
         began = time.monotonic()
@@ -58,7 +60,11 @@ def drill(directory, store, appends):
         daemon.kill()
     shutil.rmtree(data)
     began = time.monotonic()
-    done = store.wald("restore", store.url, "--data-dir", data, "--output", "json")
+    other = store.wald("backup-key", "new", directory / "other.pem").stderr.decode().split()[-1]
+    done = store.wald("verify", store.url, "--trust", other)
+    expect("a backup that no trusted key has signed is refused", done.returncode == 5 and "which is not trusted" in done.stderr.decode(),
+           done.stderr.decode().strip())
+    done = store.wald("restore", store.url, "--trust", public, "--data-dir", data, "--output", "json")
     if not expect("the store is restored from the bucket", done.returncode == 0, done.stderr.decode() or f"{time.monotonic() - began:.1f} s"):
         return None
     with Daemon(data, *SEGMENTS) as daemon:

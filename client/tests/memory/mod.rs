@@ -61,7 +61,7 @@ pub(crate) struct Memory {
     /// The outcomes of the next requests on sessions.
     pub(crate) faults: Mutex<VecDeque<Fault>>,
     /// Manifests of the next backups; none has a file.
-    pub(crate) backups: Mutex<VecDeque<BackupManifest>>,
+    pub(crate) backups: Mutex<VecDeque<bytes::Bytes>>,
     /// Sessions opened so far.
     pub(crate) sessions: AtomicUsize,
     /// Sessions of independent requests whose clients have not half-closed.
@@ -887,10 +887,10 @@ impl OpsService for Memory {
     type BackupStream = Answers<BackupResponse>;
 
     async fn backup(&self, _: Request<BackupRequest>) -> Answer<Self::BackupStream> {
-        let Some(manifest) = self.backups.lock().unwrap().pop_front() else {
+        let Some(file) = self.backups.lock().unwrap().pop_front() else {
             return unforeseen();
         };
-        let part = Some(backup_response::Part::Manifest(manifest));
+        let part = Some(backup_response::Part::ManifestFile(file));
         let parts = stream::iter([Ok(BackupResponse { part })]);
         Ok(Response::new(Box::pin(parts)))
     }

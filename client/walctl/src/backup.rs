@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use serde_json::json;
 use wald_client::Client;
@@ -101,13 +101,18 @@ async fn backup(
     bar.set_message("the server reads its files");
     bar.enable_steady_tick(Duration::from_millis(200));
     let mut parts = client.backup(shelf.known(), max_bytes_per_second).await?;
-    let Some(Part::Manifest(manifest)) = parts.next().await? else {
-        bail!("the server sends no manifest");
+    let Some(Part::ManifestFile(bytes)) = parts.next().await? else {
+        bail!(
+            "the server sends no manifest file: it is older than this walctl, so upgrade it first"
+        );
     };
+    let file = wald_proto::backup::decode(&bytes);
+    let file = file.context("the server sends a manifest that cannot be read")?;
     // A backup that cannot be restored is refused.
-    if let Err(what) = wald_proto::backup::check(&manifest) {
+    if let Err(what) = file.check() {
         bail!("the server sends a manifest that is none of a store: {what}");
     }
+    let manifest = file.manifest;
     if let Some(other) = stores.iter().find(|store| **store != manifest.store_id) {
         bail!(
             "{} has backups of store {other}, not of {}; use a directory for each store",
@@ -130,7 +135,7 @@ async fn backup(
     }
     intake.end().await?;
     let (sent_files, sent_bytes) = (intake.files, intake.received);
-    let kept = shelf.keep(manifest).await?;
+    let kept = shelf.keep(bytes).await?;
     // Backups that are whole do not go for one that is not.
     let is_whole = kept.manifest.findings.is_empty();
     let (removed, _) = match keep {
@@ -248,13 +253,17 @@ fn tell(taken: &TakenBackup, output: Output) -> Result<ExitKind> {
         }
         Output::Text | Output::Raw | Output::Delimited => {
             out.line(&format!(
-                "backup {} of position {}: {} in {} files, {} of it new, in {}",
+                "backup {} of position {}: {} in {} files, {} of it new, in {}{}",
                 taken.kept.id,
                 manifest.position.unwrap_or(0),
                 HumanBytes(taken.kept.bytes()),
                 manifest.files.len(),
                 HumanBytes(taken.sent_bytes),
                 HumanDuration(taken.took),
+                match &taken.kept.signed_by {
+                    Some(key) => format!(", signed by {key}"),
+                    None => String::new(),
+                },
             ))?;
             for removed in &taken.removed {
                 out.line(&format!("removed backup {removed}"))?;
@@ -294,6 +303,7 @@ fn as_json(kept: &KeptBackup) -> serde_json::Value {
         "position": manifest.position,
         "files": manifest.files.len(),
         "bytes": kept.bytes(),
+        "signed_by": kept.signed_by,
         "findings": manifest.findings.iter().map(sentence).collect::<Vec<_>>(),
     })
 }

@@ -267,7 +267,7 @@ fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
     let to = matches.get_one::<PathBuf>("to");
     if let Some(to) = to {
         // Before the digest is added, so that a failure leaves nothing to revoke.
-        write_new(to, line.as_bytes())?;
+        write_new_secret(to, line.as_bytes())?;
     }
     let added = match path {
         Some(path) => EditedFile::read(path).and_then(|file| add(file, principal, &entry)),
@@ -295,13 +295,16 @@ fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
     }
 }
 
-/// Writes a file that does not exist yet: an existing one may hold the only copy of a token.
-fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Exit> {
+/// Writes a file with a secret (mode 0600) that does not exist yet: an existing one may hold the only copy of a secret.
+///
+/// # Errors
+/// If the file exists, or if the file system fails. No part of the secret stays then.
+pub(crate) fn write_new_secret(path: &Path, bytes: &[u8]) -> Result<(), Exit> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true).mode(SECRET_MODE);
     let mut file = options.open(path).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => wrong(format!(
-            "{}: the file exists, perhaps with the only copy of a token; choose another name",
+            "{}: the file exists, perhaps with the only copy of a secret; choose another name",
             path.display()
         )),
         _ => failed(path, &error),
@@ -311,7 +314,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Exit> {
         fs::File::open(parent(path))?.sync_all()
     });
     written.map_err(|error| {
-        // A part of a token is of no use. If it stays, the user has the error.
+        // A part of a secret is of no use. If it stays, the user has the error.
         let _ = fs::remove_file(path);
         failed(path, &error)
     })

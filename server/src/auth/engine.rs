@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use wald_storage::{
-    AdminError, Backup, BackupError, Batch, CursorCommit, CursorError, Durability, DurabilityTruth,
-    FenceError, Fenced, LogConfig, LogConfigChange, LogEngine, LogInfo, LogName, LogStat,
-    LogTarget, Lsn, Name, NamedCursor, Page, Position, ProducerInfo, Profile, ReadError, ReadLogs,
-    ReadRequest, ReadStart, RecoveryEpoch, Scan, ScanRequest, SegmentInfo, Selector, Session,
-    Statistics, SyncError, SyncTarget, Ticket, TrimError, Verification, VerifyError, Visibility,
+    AdminError, Backup, BackupError, Batch, ContentDigest, CursorCommit, CursorError, Durability,
+    DurabilityTruth, FenceError, Fenced, LogConfig, LogConfigChange, LogEngine, LogInfo, LogName,
+    LogStat, LogTarget, Lsn, Name, NamedCursor, Page, Position, ProducerInfo, Profile, ReadError,
+    ReadLogs, ReadRequest, ReadStart, RecoveryEpoch, Scan, ScanRequest, SegmentInfo, Selector,
+    Session, Statistics, SyncError, SyncTarget, Ticket, TrimError, Verification, VerifyError,
+    Visibility,
 };
 
 use super::Caller;
@@ -278,7 +279,7 @@ impl Engine {
     pub(crate) async fn backup(
         &self,
         _: &Permitted<ServerCall>,
-        known: HashSet<u128>,
+        known: HashSet<ContentDigest>,
     ) -> Result<Box<dyn Backup>, BackupError> {
         self.0.backup(known).await
     }

@@ -13,9 +13,12 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use wald_bucket::{Bucket, BucketError, BucketErrorKind, BucketUrl, ReplicaFile, Tally};
-use wald_storage::{Disk, DiskFile, DiskLock, FileSystem, Unreadable, content_path, open_kept};
+use wald_storage::{
+    ContentDigest, Disk, DiskFile, DiskLock, FileSystem, Unreadable, content_path, open_kept,
+};
 
-use super::{FAILED, USAGE};
+use super::keys::TrustedKeys;
+use super::{FAILED, USAGE, unusable};
 use crate::bucket::{self, BucketRuntime};
 use crate::config::Config;
 use crate::serve::Exit;
@@ -29,6 +32,8 @@ const FETCHES: u64 = 4;
 pub(crate) struct Remote {
     pub(crate) bucket: Bucket,
     pub(crate) runtime: BucketRuntime,
+    /// The keys that must have signed its manifests, if there are any.
+    pub(crate) trusted: TrustedKeys,
 }
 
 impl Remote {
@@ -48,13 +53,18 @@ impl Remote {
             };
             Exit::new(code, error.to_string())
         })?;
-        Ok(Arc::new(Self::new(bucket)?))
+        let trusted = TrustedKeys::of(config).map_err(|fault| unusable(&fault))?;
+        Ok(Arc::new(Self::new(bucket, trusted)?))
     }
 
-    fn new(bucket: Bucket) -> Result<Self, Exit> {
+    fn new(bucket: Bucket, trusted: TrustedKeys) -> Result<Self, Exit> {
         let runtime = BucketRuntime::start()
             .map_err(|error| Exit::new(FAILED, format!("starting a runtime: {error}")))?;
-        Ok(Self { bucket, runtime })
+        Ok(Self {
+            bucket,
+            runtime,
+            trusted,
+        })
     }
 }
 
@@ -62,7 +72,7 @@ impl Remote {
 pub(crate) struct BucketDisk {
     remote: Arc<Remote>,
     /// Digests, paths and sizes of content that has other names in the bucket, by its path here.
-    renamed: HashMap<String, (u128, ReplicaFile)>,
+    renamed: HashMap<String, (ContentDigest, ReplicaFile)>,
     /// The directory of a stand-by, which keeps content that need not be read from the bucket again.
     kept: Option<Arc<dyn Disk>>,
     /// Names and sizes by directory.
@@ -91,7 +101,7 @@ impl BucketDisk {
     /// stand-by; its content is read there.
     pub(crate) fn of_replica(
         remote: Arc<Remote>,
-        files: &BTreeMap<u128, ReplicaFile>,
+        files: &BTreeMap<ContentDigest, ReplicaFile>,
         kept: Option<Arc<dyn Disk>>,
     ) -> Self {
         let named = files.iter();
@@ -101,7 +111,7 @@ impl BucketDisk {
 
     fn with_names(
         remote: Arc<Remote>,
-        renamed: HashMap<String, (u128, ReplicaFile)>,
+        renamed: HashMap<String, (ContentDigest, ReplicaFile)>,
         kept: Option<Arc<dyn Disk>>,
     ) -> Self {
         Self {
@@ -306,7 +316,9 @@ mod tests {
         let tally = Arc::new(Tally::default());
         let url = "s3://memory/orders".parse().unwrap();
         let bucket = Bucket::in_memory(&url, Arc::clone(&tally) as _);
-        let disk = BucketDisk::new(Arc::new(Remote::new(bucket).unwrap()));
+        let disk = BucketDisk::new(Arc::new(
+            Remote::new(bucket, TrustedKeys::default()).unwrap(),
+        ));
         let content: Vec<u8> = (0..20 << 20).map(|at: u32| (at % 251) as u8).collect();
         let remote = &disk.remote;
         let put = remote.bucket.put("files/x", content.clone().into());
@@ -352,17 +364,18 @@ mod tests {
     fn content_of_a_replica_is_read_where_it_is_kept_and_whole() {
         let url = "s3://memory/orders".parse().unwrap();
         let bucket = Bucket::in_memory(&url, Arc::new(Tally::default()) as _);
-        let remote = Arc::new(Remote::new(bucket).unwrap());
-        let files: BTreeMap<u128, ReplicaFile> = (0..4)
-            .map(|digest| {
-                let path = format!("content/{digest}");
+        let remote = Arc::new(Remote::new(bucket, TrustedKeys::default()).unwrap());
+        let digest = |number: u8| ContentDigest::of(&[number]);
+        let files: BTreeMap<ContentDigest, ReplicaFile> = (0..4)
+            .map(|number| {
+                let path = format!("content/{number}");
                 let put = remote.bucket.put(&path, b"bucket".as_slice().into());
                 remote.runtime.block_on(put).unwrap();
-                (digest, ReplicaFile { path, bytes: 6 })
+                (digest(number), ReplicaFile { path, bytes: 6 })
             })
             .collect();
         let directory = tempfile::tempdir().unwrap();
-        let kept = |digest: u128| directory.path().join(format!("standby/{digest:032x}"));
+        let kept = |number: u8| directory.path().join(format!("standby/{}", digest(number)));
         std::fs::create_dir(directory.path().join("standby")).unwrap();
         std::fs::write(kept(1), "kept!!").unwrap();
         std::fs::write(kept(2), "half").unwrap();
@@ -370,11 +383,11 @@ mod tests {
         std::fs::create_dir(kept(3)).unwrap();
         let disk: Arc<dyn Disk> = wald_storage::RealDisk::open(directory.path()).unwrap();
         let replica = BucketDisk::of_replica(remote, &files, Some(disk));
-        for (digest, content) in [(0, "bucket"), (1, "kept!!"), (2, "bucket"), (3, "bucket")] {
-            let file = replica.open(&content_path(digest)).unwrap();
+        for (number, content) in [(0, "bucket"), (1, "kept!!"), (2, "bucket"), (3, "bucket")] {
+            let file = replica.open(&content_path(digest(number))).unwrap();
             let mut read = [0; 6];
-            assert_eq!(file.read_full_at(&mut read, 0).unwrap(), 6, "{digest}");
-            assert_eq!(read, content.as_bytes(), "{digest}");
+            assert_eq!(file.read_full_at(&mut read, 0).unwrap(), 6, "{number}");
+            assert_eq!(read, content.as_bytes(), "{number}");
         }
     }
 }

@@ -14,9 +14,11 @@ use wald_storage::{
     block_on,
 };
 
+use super::keys::{TrustedKeys, signature, signed_in_words};
 use super::{
     BackupShelf, DATA_LOSS, FAILED, StoredBackup, backup_argument, bar, choose, failed,
-    json_argument, open_failed, print, tell_damage, view, wants_json,
+    json_argument, open_failed, print, tell_damage, trust_argument, unusable, view, wants_json,
+    with_trust,
 };
 use crate::config::Config;
 use crate::host;
@@ -54,6 +56,7 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(PathBuf)),
         )
         .arg(backup_argument())
+        .arg(trust_argument())
         .arg(
             Arg::new("at-position")
                 .long("at-position")
@@ -85,6 +88,7 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
     let place = matches
         .get_one::<PathBuf>("backups")
         .ok_or_else(|| Exit::new(super::USAGE, "name the directory or bucket of backups"))?;
+    let config = &with_trust(config, matches);
     let at = matches.get_one::<u64>("at-position");
     let at = at.map(|at| Position::new(*at));
     #[cfg(feature = "object")]
@@ -125,9 +129,9 @@ pub(super) fn unfetched(error: &FetchError) -> Exit {
         FetchError::Restore(error) => return failed(error),
         FetchError::Open(error) => return open_failed(error),
         FetchError::Empty { .. } => super::NOT_FOUND,
-        FetchError::Outside { .. } => super::USAGE,
+        FetchError::Outside { .. } | FetchError::InRows { .. } => super::USAGE,
         error if error.is_damage() => DATA_LOSS,
-        FetchError::Ship(_) => FAILED,
+        FetchError::Ship(_) | FetchError::OnlyRows { .. } => FAILED,
     };
     Exit::new(code, error.to_string())
 }
@@ -137,6 +141,7 @@ fn restore_of(config: &Config, matches: &ArgMatches, source: RestoreSource) -> R
         source,
         storage: config.storage_without_replica(),
         json: wants_json(matches),
+        trusted: TrustedKeys::of(config).map_err(|fault| unusable(&fault))?,
     };
     let manifest = work.source.manifest();
     let was_sound = manifest.is_none_or(|manifest| manifest.damage.is_empty());
@@ -232,6 +237,7 @@ struct RestoreWork {
     source: RestoreSource,
     storage: StorageConfig,
     json: bool,
+    trusted: TrustedKeys,
 }
 
 /// The result of a drill.
@@ -332,11 +338,12 @@ impl RestoreWork {
                 "bytes": restored.bytes,
                 "data_dir": read.is_none().then(|| target.display().to_string()),
                 "read_records": read.map(|read| read.records),
+                "signature": self.source.manifest().map(|manifest| signature(manifest, &self.trusted)),
             })
             .to_string(),
             false => format!(
                 "{} {} {} at position {}: {} records of {} logs, {}; the next start is recovery \
-                 epoch {}{}",
+                 epoch {}{}{}",
                 match read {
                     None => "restored",
                     Some(_) => "drill of",
@@ -356,6 +363,8 @@ impl RestoreWork {
                     None => format!("; {} is ready to be served", target.display()),
                     Some(read) => format!("; {} records were read back", HumanCount(read.records)),
                 },
+                (self.source.manifest())
+                    .map_or_else(String::new, |manifest| signed_in_words(manifest, &self.trusted)),
             ),
         };
         print(&line)

@@ -7,6 +7,7 @@ use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 use wald_storage::StorageConfig;
 
+use super::keys::{signature, signed_in_words};
 #[cfg(feature = "object")]
 use super::restore::unfetched;
 use super::{BackupShelf, DATA_LOSS, bar, choose, failed, print, tell_damage, view};
@@ -56,10 +57,11 @@ pub(crate) fn verify(place: &Path, config: &Config, id: &str, json: bool) -> Res
             "bad_files": check.bad_files,
             "damage": kept.manifest.damage.len(),
             "whole": whole,
+            "signature": signature(&kept.manifest, &shelf.trusted),
         })
         .to_string(),
         false => format!(
-            "backup {}, position {}: {} files, {} checked, {} records of {} logs: {}",
+            "backup {}, position {}: {} files, {} checked, {} records of {} logs: {}{}",
             kept.id,
             kept.manifest.position,
             check.files,
@@ -71,6 +73,7 @@ pub(crate) fn verify(place: &Path, config: &Config, id: &str, json: bool) -> Res
                 (false, 0) => "it has the damage that the store had".to_owned(),
                 (false, bad) => format!("{bad} files are bad; delete them and take another backup"),
             },
+            signed_in_words(&kept.manifest, &shelf.trusted),
         ),
     };
     print(&line)?;
@@ -134,22 +137,33 @@ pub(crate) fn verify_replica(
             "bad_files": check.bad_files,
             "damage": damage,
             "whole": whole,
+            "signature": fetch.manifest().map(|manifest| signature(manifest, &remote.trusted)),
         })
         .to_string(),
         false => format!(
-            "replica {place}, position {}: {} files, {} checked, {} records of {} logs; behind them {} of rows: {}",
+            "replica {place}, position {}: {} files, {} checked, {} records of {} logs; {}: {}{}",
             rows.map_or("unknown".to_owned(), |rows| rows.position.to_string()),
             check.files,
             HumanBytes(check.bytes),
             HumanCount(records),
             HumanCount(logs),
-            HumanBytes(rows.map_or(0, |rows| rows.bytes)),
+            match fetch.is_without_rows() {
+                true => "the rows behind them were not read, because no key signs them".to_owned(),
+                false => {
+                    let bytes = rows.map_or(0, |rows| rows.bytes);
+                    format!("behind them {} of rows", HumanBytes(bytes))
+                }
+            },
             match (whole, check.bad_files.len()) {
                 (true, _) => "nothing is wrong".to_owned(),
                 (false, 0) if rows.is_none() => "rows are missing or damaged".to_owned(),
                 (false, 0) => "it has the damage that the store had".to_owned(),
                 (false, bad) => format!("{bad} files are bad"),
             },
+            (fetch.manifest()).map_or_else(String::new, |manifest| signed_in_words(
+                manifest,
+                &remote.trusted
+            )),
         ),
     };
     print(&line)?;

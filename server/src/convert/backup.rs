@@ -3,23 +3,16 @@
 use bytes::Bytes;
 use wald_proto::v1;
 use wald_storage::{
-    BackupDamage, BackupFile, BackupManifest, LogName, Lsn, Position, RecoveryEpoch, Timestamp,
-    records_in_words,
+    BackupDamage, BackupFile, BackupManifest, ContentDigest, LogName, Lsn, Position, RecoveryEpoch,
+    Timestamp, records_in_words,
 };
 
 use super::{proto_timestamp, uuid};
 
-/// A digest that the caller holds; one of another length is of nothing here.
-pub(crate) fn digest(bytes: &[u8]) -> Option<u128> {
-    Some(u128::from_be_bytes(bytes.try_into().ok()?))
-}
-
-/// The first part of a backup.
-pub(crate) fn backup_manifest(manifest: &BackupManifest) -> v1::BackupResponse {
+/// The first part of a backup: the bytes of its manifest file.
+pub(crate) fn backup_manifest(file: Vec<u8>) -> v1::BackupResponse {
     v1::BackupResponse {
-        part: Some(v1::backup_response::Part::Manifest(proto_manifest(
-            manifest,
-        ))),
+        part: Some(v1::backup_response::Part::ManifestFile(file.into())),
     }
 }
 
@@ -28,7 +21,7 @@ pub(crate) fn proto_manifest(manifest: &BackupManifest) -> v1::BackupManifest {
     let files = manifest.files.iter().map(|file| v1::BackupFile {
         path: file.path.clone(),
         file_bytes: file.bytes,
-        digest: Bytes::copy_from_slice(&file.digest.to_be_bytes()),
+        digest: file.digest.to_bytes().into(),
         known: file.known,
     });
     v1::BackupManifest {
@@ -97,7 +90,7 @@ pub(crate) fn kept_manifest(manifest: &v1::BackupManifest) -> Option<BackupManif
         Some(BackupFile {
             path: file.path.clone(),
             bytes: file.file_bytes,
-            digest: u128::from_be_bytes(file.digest.as_ref().try_into().ok()?),
+            digest: ContentDigest::from_bytes(&file.digest)?,
             known: true,
         })
     };
@@ -123,6 +116,7 @@ pub(crate) fn kept_manifest(manifest: &v1::BackupManifest) -> Option<BackupManif
         created: Timestamp::from_micros(created),
         files: manifest.files.iter().map(file).collect::<Option<_>>()?,
         damage: manifest.findings.iter().filter_map(damage).collect(),
+        signed_by: None,
     })
 }
 

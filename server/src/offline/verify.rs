@@ -29,6 +29,7 @@ pub(super) fn command() -> Command {
         .arg(super::directory_argument())
         .arg(super::output_argument())
         .arg(backups::backup_argument())
+        .arg(backups::trust_argument())
         .arg(
             Arg::new("max-bytes-per-second")
                 .long("max-bytes-per-second")
@@ -41,6 +42,7 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Result<u8, Exit> {
     if backups::is_place_of_backups(directory) {
+        let config = &backups::with_trust(config, matches);
         let id = matches.get_one::<String>("backup");
         let json = output_of(matches) != OfflineOutput::Text;
         #[cfg(feature = "object")]
@@ -50,6 +52,11 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Re
             return Ok(code);
         }
         return backups::verify(directory, config, id.map_or("latest", String::as_str), json);
+    }
+    if matches.contains_id("trust") {
+        let text =
+            "--trust is for backups and replicas: a store in a data directory has no signature";
+        return Err(Exit::new(backups::USAGE, text));
     }
     let offline = open(
         directory,

@@ -45,6 +45,26 @@ pub(crate) enum FetchError {
         /// The highest position that can be asked for.
         end: Position,
     },
+    /// Trusted keys are asked for, and no key signs what the bucket has.
+    #[error(
+        "{place} has no files of a signed manifest yet, only rows, which no key signs; restore it without --trust"
+    )]
+    OnlyRows {
+        /// The bucket.
+        place: String,
+    },
+    /// Trusted keys are asked for, and the position is in rows.
+    #[error(
+        "{place} has signed files as of position {end}; position {asked} is in the rows behind them, which no key signs"
+    )]
+    InRows {
+        /// The bucket.
+        place: String,
+        /// The position asked for.
+        asked: Position,
+        /// End of the signed files.
+        end: Position,
+    },
     /// The directory cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -71,7 +91,10 @@ impl FetchError {
                     RestoreError::Manifest(_) | RestoreError::Damaged { .. }
                 )
             }
-            Self::Open(_) | Self::Empty { .. } | Self::Outside { .. } => false,
+            Self::OnlyRows { .. } => true,
+            Self::Open(_) | Self::Empty { .. } | Self::Outside { .. } | Self::InRows { .. } => {
+                false
+            }
         }
     }
 
@@ -105,6 +128,8 @@ pub(crate) struct Fetch {
     copy: ReplicaCopy,
     files: Option<Arc<BackupView>>,
     at: Option<Position>,
+    /// Whether the rows behind the files are left out, because no key signs them.
+    without_rows: bool,
     storage: StorageConfig,
     /// The directory of a stand-by.
     kept: Option<Arc<dyn Disk>>,
@@ -145,7 +170,26 @@ impl Fetch {
         config: &Config,
         at: Option<Position>,
     ) -> Result<Self, FetchError> {
-        Self::open(remote, config.storage_without_replica(), at, None, None)
+        let mut fetch = Self::open(remote, config.storage_without_replica(), at, None, None)?;
+        fetch.leave_rows_out()?;
+        Ok(fetch)
+    }
+
+    /// Leaves the rows out if trusted keys are asked for.
+    fn leave_rows_out(&mut self) -> Result<(), FetchError> {
+        self.without_rows = self.remote.trusted.asks();
+        if !self.without_rows {
+            return Ok(());
+        }
+        let place = self.remote.bucket.place().to_owned();
+        match (self.manifest(), self.at) {
+            (None, _) => Err(FetchError::OnlyRows { place }),
+            (Some(manifest), Some(asked)) if asked > manifest.position => {
+                let end = manifest.position;
+                Err(FetchError::InRows { place, asked, end })
+            }
+            (Some(_), _) => Ok(()),
+        }
     }
 
     /// As [`Fetch::begin`], as of the newest position. Content that the stand-by keeps in its directory is not read from the
@@ -182,6 +226,7 @@ impl Fetch {
                             copy,
                             files,
                             at,
+                            without_rows: false,
                             storage,
                             kept,
                             fenced,
@@ -206,10 +251,14 @@ impl Fetch {
         fenced: Option<&FencedTail>,
     ) -> Result<ReplicaCopy, FetchError> {
         let bucket = &remote.bucket;
+        let format = ProtoManifests {
+            signing_key: None,
+            trusted: remote.trusted.clone(),
+        };
         let open = async {
             match fenced {
-                Some(fenced) => ReplicaCopy::of_fenced(bucket, &ProtoManifests, fenced).await,
-                None => ReplicaCopy::open(bucket, &ProtoManifests, at).await,
+                Some(fenced) => ReplicaCopy::of_fenced(bucket, &format, fenced).await,
+                None => ReplicaCopy::open(bucket, &format, at).await,
             }
         };
         let copy = remote.runtime.block_on(open)?;
@@ -328,14 +377,29 @@ impl Fetch {
             repeats(&error);
             earlier = Some(error);
             attempt += 1;
-            *self = Self::open(
-                &self.remote,
-                self.storage.clone(),
-                self.at,
-                self.kept.clone(),
-                self.fenced.clone(),
-            )?;
+            self.begin_again()?;
         }
+    }
+
+    /// Opens the replica again, as of its newest manifest.
+    fn begin_again(&mut self) -> Result<(), FetchError> {
+        let without_rows = self.without_rows;
+        *self = Self::open(
+            &self.remote,
+            self.storage.clone(),
+            self.at,
+            self.kept.clone(),
+            self.fenced.clone(),
+        )?;
+        match without_rows {
+            true => self.leave_rows_out(),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the rows behind the files are left out, because no key signs them.
+    pub(crate) fn is_without_rows(&self) -> bool {
+        self.without_rows
     }
 
     /// Reads all files and compares them with their digests, then reads them like a start; reads all rows. Begins again as
@@ -363,13 +427,7 @@ impl Fetch {
                 repeats(error);
             }
             attempt += 1;
-            *self = Self::open(
-                &self.remote,
-                self.storage.clone(),
-                self.at,
-                self.kept.clone(),
-                self.fenced.clone(),
-            )?;
+            self.begin_again()?;
         }
     }
 
@@ -415,7 +473,11 @@ impl Fetch {
         let until = self.at.filter(|at| in_files.is_none_or(|end| *at > end));
         let (copy, runtime) = (&mut self.copy, &self.remote.runtime);
         let mut failed = None;
+        let without_rows = self.without_rows;
         let mut parts = std::iter::from_fn(|| {
+            if without_rows {
+                return None;
+            }
             let part = runtime.block_on(copy.next()).transpose()?;
             Some(part.map_err(|error| {
                 failed = Some(error);
@@ -471,6 +533,7 @@ fn outside(remote: &Arc<Remote>, storage: &StorageConfig, asked: Position) -> Fe
             files: None,
             copy,
             at: Some(earliest),
+            without_rows: false,
             storage: storage.clone(),
             kept: None,
             fenced: None,

@@ -1,23 +1,29 @@
 //! Manifests of a replica have the bytes of manifests of backups.
 
+use std::sync::Arc;
+
 use wald_bucket::ManifestFormat;
-use wald_proto::backup;
 use wald_storage::BackupManifest;
 
-use crate::convert;
+use crate::backups::keys::{SigningKey, TrustedKeys, manifest_file, read_manifest};
 
 /// The encoding of `wald_proto::backup`.
-pub(crate) struct ProtoManifests;
+#[derive(Default)]
+pub(crate) struct ProtoManifests {
+    /// Signs new manifests.
+    pub(crate) signing_key: Option<Arc<SigningKey>>,
+    /// The keys that must have signed a manifest, if there are any.
+    pub(crate) trusted: TrustedKeys,
+}
 
 impl ManifestFormat for ProtoManifests {
     fn encode(&self, manifest: &BackupManifest) -> Vec<u8> {
-        backup::encode(&convert::proto_manifest(manifest))
+        manifest_file(manifest, self.signing_key.as_deref())
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<BackupManifest, String> {
-        let manifest = backup::decode(bytes).map_err(|bad| bad.to_string())?;
-        backup::check(&manifest)?;
-        let kept = convert::kept_manifest(&manifest);
-        kept.ok_or_else(|| "it is not one of a store".to_owned())
+        let manifest = read_manifest(bytes)?;
+        self.trusted.admit(&manifest)?;
+        Ok(manifest)
     }
 }

@@ -20,6 +20,7 @@ use wald_storage::{CopyReader, RealDisk, SystemClock, refuse_if_locked, set_asid
 
 use super::copy::Copying;
 use super::fetch::FetchError;
+use super::manifests::ProtoManifests;
 use super::{ReplicaStart, SAMPLE_PAUSE, diverged, doubled, exit, fetch_code, term};
 use crate::config::Config;
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
@@ -356,7 +357,9 @@ impl StandBy<'_> {
     /// Moves a store away that is no longer the newest one, and keeps content that the bucket has, too.
     fn set_aside(&mut self, term: u64) -> Result<(), StandByError> {
         let remote = &self.start.remote;
-        let copy = ReplicaCopy::open(&remote.bucket, &super::ProtoManifests, None);
+        // Content stays or moves within this directory: a manifest that nobody signed does no harm.
+        let format = ProtoManifests::default();
+        let copy = ReplicaCopy::open(&remote.bucket, &format, None);
         let copy = remote.runtime.block_on(copy)?;
         let manifest = copy.as_ref().and_then(ReplicaCopy::manifest);
         let disk = RealDisk::open(&self.start.directory).map_err(|error| unkept(&error.into()))?;

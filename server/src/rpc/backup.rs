@@ -11,10 +11,11 @@ use futures_util::stream;
 use tokio::sync::watch;
 use tonic::Status;
 use wald_proto::v1;
-use wald_storage::{Backup, BackupPart};
+use wald_storage::{Backup, BackupPart, ContentDigest};
 
 use super::{Answers, Node};
 use crate::auth::{Caller, HeldRight, ServerRight, leased};
+use crate::backups::keys::manifest_file;
 use crate::convert;
 use crate::drain::{Phase, draining};
 use crate::status::{self, Access};
@@ -28,8 +29,8 @@ pub(super) async fn backup(
     let known = request
         .known_digests
         .iter()
-        .filter_map(|digest| convert::digest(digest))
-        .collect::<HashSet<u128>>();
+        .filter_map(|digest| ContentDigest::from_bytes(digest))
+        .collect::<HashSet<_>>();
     let began = Instant::now();
     let backup = store
         .engine
@@ -110,7 +111,8 @@ impl BackupDelivery {
                             "a backup holds damage; verify the store"
                         );
                     }
-                    break Ok(convert::backup_manifest(&manifest));
+                    let key = self.node.signing_key.as_ref();
+                    break Ok(convert::backup_manifest(manifest_file(&manifest, key)));
                 }
                 Ok(Some(BackupPart::Chunk { file, offset, data })) => {
                     self.pace.bytes += data.len() as u64;

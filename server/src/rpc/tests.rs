@@ -71,6 +71,7 @@ impl Fixture {
             protection: v1::Protection::default(),
             cursor_lag_logs: LogPatterns::default(),
             start_time: Timestamp::from_micros(1),
+            signing_key: None,
         });
         let services = || Services(Arc::clone(&node));
         let mut routes = Routes::default();

@@ -8,21 +8,24 @@ use tonic::Code;
 use wald_proto::backup;
 use wald_proto::v1;
 use wald_proto::v1::backup_response::Part;
-use xxhash_rust::xxh3::xxh3_128;
+use wald_storage::ContentDigest;
 
 /// The messages of one backup.
-struct Saved {
-    manifest: v1::BackupManifest,
-    content: BTreeMap<u32, Vec<u8>>,
+pub(crate) struct Saved {
+    /// The bytes of the manifest file.
+    pub(crate) file: bytes::Bytes,
+    pub(crate) manifest: v1::BackupManifest,
+    pub(crate) content: BTreeMap<u32, Vec<u8>>,
 }
 
-async fn save(daemon: &Daemon, request: v1::BackupRequest) -> Saved {
+pub(crate) async fn save(daemon: &Daemon, request: v1::BackupRequest) -> Saved {
     let mut ops = daemon.ops().await;
     let mut parts = ops.backup(request).await.unwrap().into_inner();
     let first = parts.message().await.unwrap().unwrap();
-    let Some(Part::Manifest(manifest)) = first.part else {
+    let Some(Part::ManifestFile(file)) = first.part else {
         panic!("the manifest comes first");
     };
+    let manifest = backup::decode(&file).unwrap().manifest;
     let mut content: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     let mut last = 0;
     while let Some(message) = parts.message().await.unwrap() {
@@ -40,10 +43,14 @@ async fn save(daemon: &Daemon, request: v1::BackupRequest) -> Saved {
         assert_eq!(sent.is_none(), file.known, "{}", file.path);
         if let Some(sent) = sent {
             assert_eq!(sent.len() as u64, file.file_bytes);
-            assert_eq!(xxh3_128(sent).to_be_bytes(), *file.digest);
+            assert_eq!(ContentDigest::of(sent).to_bytes(), file.digest);
         }
     }
-    Saved { manifest, content }
+    Saved {
+        file,
+        manifest,
+        content,
+    }
 }
 
 impl Saved {
@@ -55,23 +62,33 @@ impl Saved {
             .collect()
     }
 
-    /// Keeps it as walctl does.
+    /// Keeps it as walctl does, with the manifest as it is now.
     fn keep(&self, directory: &Path, id: &str) {
+        let file = backup::seal(backup::encode(&self.manifest), None);
+        self.keep_with(directory, id, &file);
+    }
+
+    /// Keeps it as walctl does.
+    pub(crate) fn keep_signed(&self, directory: &Path, id: &str) {
+        self.keep_with(directory, id, &self.file);
+    }
+
+    fn keep_with(&self, directory: &Path, id: &str, file: &[u8]) {
         for part in [backup::FILES, backup::MANIFESTS] {
             std::fs::create_dir_all(directory.join(part)).unwrap();
         }
         for (index, content) in &self.content {
-            let digest = xxh3_128(content);
-            let path = directory.join(format!("{}/{digest:032x}", backup::FILES));
+            let digest = ContentDigest::of(content);
+            let path = directory.join(format!("{}/{digest}", backup::FILES));
             assert!(usize::try_from(*index).unwrap() < self.manifest.files.len());
             std::fs::write(path, content).unwrap();
         }
         let name = format!("{}/{id}{}", backup::MANIFESTS, backup::MANIFEST_SUFFIX);
-        std::fs::write(directory.join(name), backup::encode(&self.manifest)).unwrap();
+        std::fs::write(directory.join(name), file).unwrap();
     }
 }
 
-async fn records(daemon: &Daemon) -> Vec<(String, u64, String)> {
+pub(crate) async fn records(daemon: &Daemon) -> Vec<(String, u64, String)> {
     let request = v1::ScanRequest {
         selector: Some(v1::scan_request::Selector::All(v1::AllLogs {})),
         ..v1::ScanRequest::default()
@@ -236,7 +253,7 @@ async fn a_restore_is_refused_with_its_own_exit_codes() {
     assert_eq!(code, Some(2), "{said}");
     // A byte of the largest file is flipped.
     let largest = saved.content.values().max_by_key(|c| c.len()).unwrap();
-    let path = kept.join(format!("files/{:032x}", xxh3_128(largest)));
+    let path = kept.join(format!("files/{}", ContentDigest::of(largest)));
     let mut bad = largest.clone();
     let middle = bad.len() / 2;
     bad[middle] ^= 1;
@@ -244,7 +261,7 @@ async fn a_restore_is_refused_with_its_own_exit_codes() {
     let verified = output(wald().arg("verify").arg(&kept));
     assert_eq!(verified.status.code(), Some(5), "{verified:?}");
     let said = String::from_utf8(verified.stderr).unwrap();
-    let name = format!("files/{:032x}", xxh3_128(largest));
+    let name = format!("files/{}", ContentDigest::of(largest));
     assert!(said.contains(&name) && said.contains("delete"), "{said}");
     let (code, said) = restore(&[]);
     assert_eq!(code, Some(5), "{said}");

@@ -27,6 +27,7 @@ mod read;
 mod repair;
 mod retention;
 mod session;
+mod signed;
 #[path = "../support/mod.rs"]
 mod support;
 mod sync_modes;

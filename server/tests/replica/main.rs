@@ -13,6 +13,7 @@ mod forward;
 mod objects;
 mod peers;
 mod reads;
+mod signed;
 mod stand_by;
 #[path = "../support/mod.rs"]
 mod support;
@@ -625,13 +626,13 @@ fn listed(store: &Store) -> Vec<String> {
     let newest = store.names(MANIFESTS).pop().unwrap();
     let mut files = Vec::new();
     store.change(&newest, |bytes| {
-        files = wald_proto::backup::decode(&bytes).unwrap().files;
+        files = wald_proto::backup::decode(&bytes).unwrap().manifest.files;
         Some(bytes)
     });
     let is_listed = |name: &String| {
         let (_, digest) = name.rsplit_once('/').unwrap();
-        let digest = u128::from_str_radix(digest, 16).unwrap().to_be_bytes();
-        files.iter().any(|file| *file.digest == digest)
+        let digest = wald_storage::ContentDigest::from_name(digest).unwrap();
+        files.iter().any(|file| file.digest == digest.to_bytes())
     };
     let mut names = store.names(CONTENT);
     names.retain(is_listed);

@@ -160,6 +160,18 @@ impl Store {
         }
     }
 
+    /// Adds an object, or replaces its content.
+    pub(crate) fn add(&self, name: &str, content: Vec<u8>) {
+        let mut objects = self.shared.objects.lock().unwrap();
+        objects.put(name.to_owned(), &HeaderMap::new(), content.into());
+    }
+
+    /// The content of an object.
+    pub(crate) fn content(&self, name: &str) -> Vec<u8> {
+        let objects = self.shared.objects.lock().unwrap();
+        objects.objects[name].content.to_vec()
+    }
+
     /// Names of the objects that begin with `prefix`.
     pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
         let objects = self.shared.objects.lock().unwrap();
@@ -168,11 +180,9 @@ impl Store {
         names.cloned().collect()
     }
 
-    /// The content of an object.
+    /// The content of an object that is text.
     pub(crate) fn text(&self, name: &str) -> String {
-        let objects = self.shared.objects.lock().unwrap();
-        let content = objects.objects[name].content.to_vec();
-        String::from_utf8(content).unwrap()
+        String::from_utf8(self.content(name)).unwrap()
     }
 }
 

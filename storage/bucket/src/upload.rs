@@ -12,7 +12,6 @@ use object_store::path::Path;
 use object_store::{Error, MultipartUpload, ObjectStore, PutPayload};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::bucket::Bucket;
 use crate::error::{BucketError, BucketErrorKind};
@@ -36,8 +35,8 @@ pub struct Uploads {
 pub struct Upload {
     path: String,
     bytes: u64,
-    digest: [u8; 16],
-    running: Xxh3,
+    digest: [u8; 32],
+    running: Box<blake3::Hasher>,
     received: u64,
     piece: BytesMut,
     part_bytes: usize,
@@ -59,14 +58,14 @@ impl Uploads {
         }
     }
 
-    /// Begins a file of `bytes` bytes with this XXH3-128 digest (big endian).
-    pub fn begin(&self, path: String, bytes: u64, digest: [u8; 16]) -> Upload {
+    /// Begins a file of `bytes` bytes with this BLAKE3 digest.
+    pub fn begin(&self, path: String, bytes: u64, digest: [u8; 32]) -> Upload {
         let part_bytes = part_bytes(bytes);
         Upload {
             path,
             bytes,
             digest,
-            running: Xxh3::new(),
+            running: Box::default(),
             received: 0,
             piece: BytesMut::with_capacity(
                 usize::try_from(bytes).map_or(part_bytes, |all| all.min(part_bytes)),
@@ -104,7 +103,7 @@ impl Uploads {
     /// # Errors
     /// `Damaged` if the bytes do not match the digest: then the file does not become visible. Others if the store fails.
     pub async fn end(&mut self, mut file: Upload) -> Result<(), BucketError> {
-        let same = file.running.digest128().to_be_bytes() == file.digest;
+        let same = *file.running.finalize().as_bytes() == file.digest;
         if file.received != file.bytes || !same {
             self.abort(&mut file).await;
             let what = format!("the bytes for {} do not match their digest", file.path);
@@ -233,8 +232,8 @@ mod tests {
     use crate::faults::{StoreFault, faulty};
     use crate::observe::Direction;
 
-    fn digest(data: &[u8]) -> [u8; 16] {
-        xxhash_rust::xxh3::xxh3_128(data).to_be_bytes()
+    fn digest(data: &[u8]) -> [u8; 32] {
+        blake3::hash(data).into()
     }
 
     fn bytes(length: usize) -> Vec<u8> {
@@ -247,7 +246,7 @@ mod tests {
         uploads: &mut Uploads,
         path: &str,
         data: &[u8],
-        digest: [u8; 16],
+        digest: [u8; 32],
     ) -> Result<(), BucketError> {
         let mut file = uploads.begin(path.to_owned(), data.len() as u64, digest);
         for piece in data.chunks(700_001) {

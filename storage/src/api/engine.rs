@@ -18,6 +18,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::api::config::Limits;
+use crate::api::content::ContentDigest;
 use crate::api::error::{
     AdminError, BackupError, CursorError, FenceError, ReadError, SyncError, TargetError, TrimError,
     VerifyError,
@@ -327,8 +328,8 @@ pub struct BackupFile {
     pub path: String,
     /// Bytes of the file in the backup. A segment is saved up to the end of its frames.
     pub bytes: u64,
-    /// XXH3-128 of these bytes.
-    pub digest: u128,
+    /// Digest of these bytes.
+    pub digest: ContentDigest,
     /// Whether the caller holds the file, so that its content is not sent.
     pub known: bool,
 }
@@ -361,6 +362,8 @@ pub struct BackupManifest {
     pub files: Vec<BackupFile>,
     /// Damage in the content. Damaged bytes are saved as they are.
     pub damage: Vec<BackupDamage>,
+    /// The public key of Ed25519 whose signature a stored manifest has, verified by its reader; `None` = it is not signed.
+    pub signed_by: Option<[u8; 32]>,
 }
 
 /// One step of a backup.
@@ -805,7 +808,10 @@ pub trait Operate: Send + Sync + 'static {
     ///
     /// # Errors
     /// If 4 backups run, or the journal has failed.
-    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
+    fn backup(
+        &self,
+        known: HashSet<ContentDigest>,
+    ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// Checks all stored data, or one segment, during normal work. Reads at most `max_bytes_per_second` bytes
     /// per second (0: no bound). The engine takes note of damage at once.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::api::content::ContentDigest;
 use crate::api::error::BackupError;
 use crate::base::ids::Timestamp;
 use crate::disk;
@@ -20,7 +21,7 @@ use crate::disk::read_whole;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KnownFile {
     pub(crate) bytes: u64,
-    pub(crate) digest: u128,
+    pub(crate) digest: ContentDigest,
 }
 
 /// Maximum number of backups that run at a time. Each reads the disk and holds files.
@@ -255,7 +256,7 @@ impl Backups {
         work().map(|()| true)
     }
 
-    pub(crate) fn digest(&self, path: &str, bytes: u64) -> Option<u128> {
+    pub(crate) fn digest(&self, path: &str, bytes: u64) -> Option<ContentDigest> {
         let digests = self.digests.lock();
         let known = digests.get(path).filter(|known| known.bytes == bytes)?;
         Some(known.digest)

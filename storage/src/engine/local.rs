@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::drive;
 use super::{Core, Start};
 use crate::api::config::StorageConfig;
+use crate::api::content::ContentDigest;
 use crate::api::engine::{
     Administer, Append, Backup, BoxFuture, DurabilityTruth, EngineKind, Fenced, LogStat, LogTarget,
     Operate, Page, Profile, ReadLogs, ReadRequest, Scan, ScanRequest, SegmentInfo, Statistics,
@@ -401,7 +402,10 @@ impl Operate for LocalEngine {
         )
     }
 
-    fn backup(&self, known: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
+    fn backup(
+        &self,
+        known: HashSet<ContentDigest>,
+    ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
         Box::pin(backup::begin(
             &self.core.store,
             &self.core.inbox,

@@ -6,6 +6,7 @@ use arbitrary::Unstructured;
 
 use super::number;
 use super::recovery::{append, batch, config, open, store};
+use crate::api::content::ContentDigest;
 use crate::api::engine::{BackupDamage, BackupFile, BackupManifest};
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::disk::directory;
@@ -22,7 +23,7 @@ fn saved() -> &'static (SimDisk, BackupManifest) {
         let mut files = Vec::new();
         for path in paths.filter(kept).chain(["FORMAT"]) {
             let bytes = store.disk.contents(path).expect("it is there");
-            let digest = xxhash_rust::xxh3::xxh3_128(&bytes);
+            let digest = ContentDigest::of(&bytes);
             files.push(BackupFile {
                 path: path.to_owned(),
                 bytes: bytes.len() as u64,
@@ -38,6 +39,7 @@ fn saved() -> &'static (SimDisk, BackupManifest) {
             created: Timestamp::from_micros(1_700_000_000_000_000),
             files,
             damage: Vec::new(),
+            signed_by: None,
         };
         (content, manifest)
     });
@@ -62,7 +64,7 @@ fn edit(manifest: &mut BackupManifest, input: &mut Unstructured<'_>) {
             let file = &mut manifest.files[which];
             match what {
                 3 => file.bytes = value,
-                4 => file.digest = u128::from(value),
+                4 => file.digest = ContentDigest::Xxh3(u128::from(value)),
                 5 => drop(manifest.files.remove(which)),
                 more => {
                     let length = usize::from(number::<u8>(input) % 48).min(input.len());

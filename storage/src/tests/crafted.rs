@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::api::config::OnDamage;
+use crate::api::content::ContentDigest;
 use crate::api::engine::{BackupFile, BackupManifest};
 use crate::api::error::RestoreError;
 use crate::api::finding::Finding;
@@ -426,7 +427,7 @@ fn backup(fixture: &Fixture) -> (SimDisk, BackupManifest) {
         if path != "FORMAT" && bytes[FIRST_FRAME..].iter().all(|byte| *byte == 0) {
             continue;
         }
-        let digest = xxhash_rust::xxh3::xxh3_128(&bytes);
+        let digest = ContentDigest::of(&bytes);
         files.push(BackupFile {
             path,
             bytes: bytes.len() as u64,
@@ -442,6 +443,7 @@ fn backup(fixture: &Fixture) -> (SimDisk, BackupManifest) {
         created: Timestamp::default(),
         files,
         damage: Vec::new(),
+        signed_by: None,
     };
     (content, manifest)
 }

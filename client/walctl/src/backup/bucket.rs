@@ -3,7 +3,7 @@
 //! ```text
 //! PREFIX/WRITER                   record of the one writer
 //! PREFIX/backups/<id>.manifest    created only if absent, after all content
-//! PREFIX/files/<32 hex>           content, by its digest
+//! PREFIX/files/<64 hex>           content, by its digest
 //! ```
 //!
 //! A run first probes the bucket, then becomes the writer. It checks before each manifest and each removal that it still is.
@@ -18,7 +18,7 @@ use wald_bucket::{
     Bucket, BucketErrorKind, BucketSettings, BucketUrl, Hold, NEW_ENDPOINT_ROUNDS, Put, ROUNDS,
     Taken, Tally, Upload, Uploads, WriteCondition, probe,
 };
-use wald_proto::backup::{FILES, LARGEST_MANIFEST, MANIFESTS};
+use wald_proto::backup::{DIGEST_BYTES, FILES, LARGEST_MANIFEST, MANIFESTS};
 
 use super::place::{BackupPlace, Doing, NO_MATCH};
 use super::shelf::{digest_of, hex};
@@ -136,7 +136,8 @@ impl BackupPlace for InBucket {
     fn begin(&mut self, digest: Bytes, bytes: u64) -> Doing<'_, ()> {
         Box::pin(async move {
             let path = format!("{FILES}/{}", hex(&digest));
-            let digest = <[u8; 16]>::try_from(&*digest).context("a digest has 16 bytes")?;
+            let digest = <[u8; DIGEST_BYTES]>::try_from(&*digest);
+            let digest = digest.with_context(|| format!("a digest has {DIGEST_BYTES} bytes"))?;
             self.receiving = Some(self.uploads.begin(path, bytes, digest));
             Ok(())
         })

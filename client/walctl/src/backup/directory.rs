@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use wald_proto::backup::{FILES, LARGEST_MANIFEST, MANIFESTS, OF_A_STORE};
-use xxhash_rust::xxh3::Xxh3;
+use wald_proto::backup::{
+    DIGEST_BYTES, FILES, LARGEST_MANIFEST, MANIFESTS, OF_A_STORE, OLD_DIGEST_BYTES,
+};
 
 use super::place::{BackupPlace, Doing, NO_MATCH};
 use super::private;
 use super::shelf::{digest_of, hex};
+use crate::output::say;
 
 /// Ending of a file's name until the file is whole.
 const NEW: &str = ".new";
@@ -36,7 +38,7 @@ struct Receiving {
     digest: Bytes,
     bytes: u64,
     received: u64,
-    running: Xxh3,
+    running: Box<blake3::Hasher>,
 }
 
 impl BackupDirectory {
@@ -107,7 +109,42 @@ impl BackupDirectory {
                 directory.remove(part, name)?;
             }
         }
+        directory.name_old_content()?;
         Ok(directory)
+    }
+
+    /// Gives content of older versions a second name, by its new digest, so that the next backup neither receives nor
+    /// stores it again. This happens once, in a directory that has no new content yet. Without links in the file system
+    /// the next backup receives everything.
+    fn name_old_content(&self) -> Result<()> {
+        let names = self.names(FILES)?;
+        let of_length = |bytes: usize| {
+            let names = names.iter().filter_map(|name| digest_of(name));
+            names.filter(move |digest| digest.len() == bytes)
+        };
+        if of_length(DIGEST_BYTES).next().is_some() || of_length(OLD_DIGEST_BYTES).next().is_none()
+        {
+            return Ok(());
+        }
+        say("reading the content of older backups once, to name it by its new digest");
+        for old in of_length(OLD_DIGEST_BYTES) {
+            let path = self.path(FILES, &hex(&old));
+            let mut file = private::open_to_read(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            let mut hasher = blake3::Hasher::new();
+            // `wald verify` reports content that cannot be read. The next backup receives it again.
+            if std::io::copy(&mut file, &mut hasher).is_err() {
+                continue;
+            }
+            let named = self.path(FILES, &hex(hasher.finalize().as_bytes()));
+            match fs::hard_link(&path, &named) {
+                // Two contents that an older version confused, or a link of a run that was killed.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(_) => return Ok(()),
+                Ok(()) => {}
+            }
+        }
+        self.flush(FILES)
     }
 
     fn path(&self, part: &str, name: &str) -> PathBuf {
@@ -163,7 +200,7 @@ impl BackupDirectory {
             digest,
             bytes,
             received: 0,
-            running: Xxh3::new(),
+            running: Box::default(),
         })
     }
 
@@ -192,7 +229,7 @@ impl Receiving {
 
     /// All of it is there: it gets its name.
     fn end(self) -> Result<()> {
-        let same = self.running.digest128().to_be_bytes() == *self.digest;
+        let same = self.running.finalize().as_bytes()[..] == *self.digest;
         if self.received != self.bytes || !same {
             bail!(NO_MATCH);
         }

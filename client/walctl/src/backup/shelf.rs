@@ -6,7 +6,9 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use bytes::Bytes;
 use wald_client::proto::BackupManifest;
-use wald_proto::backup::{self, DIGEST_BYTES, MANIFEST_SUFFIX};
+use wald_proto::backup::{
+    self, DIGEST_BYTES, MANIFEST_SUFFIX, ManifestFile, ManifestSignature, OLD_DIGEST_BYTES,
+};
 
 use super::directory::BackupDirectory;
 use super::place::BackupPlace;
@@ -18,9 +20,20 @@ use crate::output::say;
 pub(crate) struct KeptBackup {
     pub(crate) id: String,
     pub(crate) manifest: BackupManifest,
+    /// The public key whose signature it has, as digits. The signature was not verified.
+    pub(crate) signed_by: Option<String>,
 }
 
 impl KeptBackup {
+    fn new(id: &str, file: ManifestFile<'_>) -> Self {
+        let key = |signature: ManifestSignature| hex(&signature.public_key);
+        Self {
+            id: id.to_owned(),
+            signed_by: file.signature.map(key),
+            manifest: file.manifest,
+        }
+    }
+
     /// Microseconds since the Unix epoch.
     pub(crate) fn create_time(&self) -> i64 {
         let time = self.manifest.create_time.as_ref();
@@ -150,9 +163,11 @@ impl Shelf {
         None
     }
 
-    /// Digests of the content that is there.
+    /// Digests of the content that is there. Digests of older versions are left out: two contents can have one.
     pub(crate) fn known(&self) -> Vec<Bytes> {
-        self.content.keys().cloned().collect()
+        let digests = self.content.keys();
+        let new = digests.filter(|digest| digest.len() == DIGEST_BYTES);
+        new.cloned().collect()
     }
 
     /// Bytes of the content with a digest, if it is there.
@@ -188,20 +203,17 @@ impl Shelf {
         self.place.end().await
     }
 
-    /// All content of the manifest is there: from now on it is a backup.
-    pub(crate) async fn keep(&mut self, manifest: BackupManifest) -> Result<KeptBackup> {
+    /// All content of the manifest is there: from now on it is a backup. `bytes`: the manifest file, as the server
+    /// sent it.
+    pub(crate) async fn keep(&mut self, bytes: Bytes) -> Result<KeptBackup> {
         self.place.settle().await?;
-        let kept = KeptBackup {
-            id: String::new(),
-            manifest,
-        };
+        let mut kept = KeptBackup::new("", backup::decode(&bytes)?);
         let position = kept.manifest.position.unwrap_or(0);
-        let id = format!("{}-{position}", compact_time(kept.create_time()));
-        let encoded = backup::encode(&kept.manifest);
+        kept.id = format!("{}-{position}", compact_time(kept.create_time()));
         self.place
-            .create_manifest(&format!("{id}{MANIFEST_SUFFIX}"), encoded)
+            .create_manifest(&format!("{}{MANIFEST_SUFFIX}", kept.id), bytes.to_vec())
             .await?;
-        Ok(KeptBackup { id, ..kept })
+        Ok(kept)
     }
 
     /// The backups there are.
@@ -212,13 +224,12 @@ impl Shelf {
                 continue;
             };
             let read = self.place.read_manifest(&name).await?;
-            let manifest =
-                read.and_then(|bytes| backup::decode(&bytes).map_err(|bad| bad.to_string()));
-            match manifest {
-                Ok(manifest) => kept.push(KeptBackup {
-                    id: id.to_owned(),
-                    manifest,
-                }),
+            let decoded = read.and_then(|bytes| {
+                let file = backup::decode(&bytes).map_err(|bad| bad.to_string())?;
+                Ok(KeptBackup::new(id, file))
+            });
+            match decoded {
+                Ok(found) => kept.push(found),
                 Err(what) => bad.push(format!(
                     "{}: {what}; it is passed over, and no content is removed as long as it is \
                      there: remove it if that backup is not needed",
@@ -277,12 +288,14 @@ pub(crate) fn hex(digest: &[u8]) -> String {
 
 /// The digest that a name of content stands for.
 pub(crate) fn digest_of(name: &str) -> Option<Bytes> {
-    let lower = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
-    if name.len() != 2 * DIGEST_BYTES || !name.chars().all(lower) {
+    let lower = |c: &u8| c.is_ascii_digit() || (b'a'..=b'f').contains(c);
+    let is_length = [DIGEST_BYTES, OLD_DIGEST_BYTES].contains(&(name.len() / 2));
+    if !is_length || !name.len().is_multiple_of(2) || !name.bytes().all(|c| lower(&c)) {
         return None;
     }
-    let digest = u128::from_str_radix(name, 16).ok()?;
-    Some(Bytes::copy_from_slice(&digest.to_be_bytes()))
+    let pairs = name.as_bytes().chunks(2);
+    let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.map(byte).collect()
 }
 
 /// A time that sorts as a name: 20261122T003012.000000Z.
@@ -296,12 +309,14 @@ mod tests {
 
     #[test]
     fn names_are_of_digests_or_of_nothing() {
-        let digest = 0x00ff_u128.to_be_bytes();
-        let name = hex(&digest);
-        assert_eq!(digest_of(&name).unwrap(), digest.as_slice());
-        assert!(digest_of(&name.to_uppercase()).is_none());
-        assert!(digest_of(&name[1..]).is_none());
-        assert!(digest_of(&format!("+{}", &name[1..])).is_none());
+        for digest in [&[0xab; DIGEST_BYTES][..], &0x00ff_u128.to_be_bytes()] {
+            let name = hex(digest);
+            assert_eq!(digest_of(&name).unwrap(), digest);
+            assert!(digest_of(&name.to_uppercase()).is_none());
+            assert!(digest_of(&name[1..]).is_none());
+            assert!(digest_of(&name[2..]).is_none());
+            assert!(digest_of(&format!("+{}", &name[1..])).is_none());
+        }
     }
 
     #[test]

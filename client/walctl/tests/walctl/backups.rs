@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::memory::Memory;
 use tokio::process::Command;
-use wald_client::proto::{BackupManifest, Finding};
+use wald_client::proto::{BackupFile, BackupManifest, Finding};
+use wald_proto::backup;
 
 struct Fixture {
     memory: Arc<Memory>,
@@ -37,7 +38,13 @@ impl Fixture {
 
     /// Takes a backup of a store that stands so.
     async fn save(&self, manifest: BackupManifest, options: &[&str]) -> Output {
-        self.memory.backups.lock().unwrap().push_back(manifest);
+        let file = backup::seal(backup::encode(&manifest), None);
+        self.save_file(file, options).await
+    }
+
+    /// Takes a backup whose manifest file has these bytes.
+    async fn save_file(&self, file: Vec<u8>, options: &[&str]) -> Output {
+        self.memory.backups.lock().unwrap().push_back(file.into());
         self.walctl(&[], &self.shelf(), options).await
     }
 
@@ -162,12 +169,6 @@ async fn the_data_directory_of_a_store_is_none_for_backups() {
     for name in ["FORMAT", "journal"] {
         let store = fixture.scratch.path().join(name);
         std::fs::create_dir_all(store.join(name)).unwrap();
-        fixture
-            .memory
-            .backups
-            .lock()
-            .unwrap()
-            .push_back(manifest(1, 1, 1));
         let refused = fixture.walctl(&[], &store, &[]).await;
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         assert!(said(&refused).contains("a store's"), "{refused:?}");
@@ -185,4 +186,117 @@ async fn a_url_is_refused_in_a_sentence_by_a_build_without_buckets() {
         assert_eq!(refused.status.code(), Some(2), "{refused:?}");
         assert!(said(&refused).contains("--features object"), "{refused:?}");
     }
+}
+
+/// Names of the content in a shelf.
+fn content(shelf: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(shelf.join(backup::FILES)).unwrap();
+    let mut names: Vec<String> = names
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn file(path: &str, content: &[u8]) -> BackupFile {
+    BackupFile {
+        path: path.to_owned(),
+        file_bytes: content.len() as u64,
+        digest: blake3::hash(content).as_bytes().to_vec().into(),
+        known: true,
+    }
+}
+
+#[tokio::test]
+async fn content_of_older_versions_is_named_again_once_and_takes_no_space() {
+    use std::os::unix::fs::MetadataExt as _;
+    let fixture = Fixture::new().await;
+    let golden = "../../server/tests/golden/backups-1.tar.gz";
+    let mut unpack = Command::new("tar");
+    unpack
+        .arg("-xzf")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(golden));
+    unpack.arg("-C").arg(fixture.scratch.path()).arg("backups");
+    assert!(unpack.status().await.unwrap().success());
+    std::fs::rename(fixture.scratch.path().join("backups"), fixture.shelf()).unwrap();
+    assert_eq!(fixture.listed().await, [8920, 74096]);
+    let old = content(&fixture.shelf());
+    let at = |name: &str| fixture.shelf().join(backup::FILES).join(name);
+
+    // The server sends nothing: its manifest has only content that the directory had.
+    let names = ["FORMAT", "journal/0000000000000001.seg"];
+    let mut contents: Vec<Vec<u8>> = old
+        .iter()
+        .map(|name| std::fs::read(at(name)).unwrap())
+        .collect();
+    contents.sort_by_key(Vec::len);
+    let (least, largest) = (&contents[0], contents.last().unwrap());
+    let next = BackupManifest {
+        store_id: "97a0f7b2-0000-0000-0000-000000000000".to_owned(),
+        files: names
+            .into_iter()
+            .zip([least, largest])
+            .map(|(path, content)| file(path, content))
+            .collect(),
+        ..manifest(u64::from(u16::MAX), 80_000, 9)
+    };
+    let refused = fixture.save(next.clone(), &[]).await;
+    assert!(
+        said(&refused).contains("has backups of store"),
+        "{refused:?}"
+    );
+    let store_id = {
+        let kept = std::fs::read_dir(fixture.shelf().join(backup::MANIFESTS)).unwrap();
+        let bytes = std::fs::read(kept.map(|entry| entry.unwrap().path()).next().unwrap()).unwrap();
+        backup::decode(&bytes).unwrap().manifest.store_id
+    };
+    let next = BackupManifest { store_id, ..next };
+    let saved = fixture.save(next, &[]).await;
+    assert_eq!(saved.status.code(), Some(0), "{saved:?}");
+    assert_eq!(fixture.listed().await, [8920, 74096, 80_000]);
+    for content in &contents {
+        let new = at(blake3::hash(content).to_hex().as_str());
+        assert_eq!(
+            std::fs::metadata(&new).unwrap().nlink(),
+            2,
+            "{}",
+            new.display()
+        );
+        assert_eq!(&std::fs::read(&new).unwrap(), content);
+    }
+    assert_eq!(content(&fixture.shelf()).len(), 2 * old.len());
+    // Only the content of the new backup stays with it, by its new names.
+    let pruned = fixture
+        .walctl(&["prune"], &fixture.shelf(), &["--keep", "1"])
+        .await;
+    assert_eq!(pruned.status.code(), Some(0), "{pruned:?}");
+    let left = content(&fixture.shelf());
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert!(left.iter().all(|name| name.len() == 64), "{left:?}");
+}
+
+#[tokio::test]
+async fn a_manifest_is_kept_as_the_server_sent_it_with_its_signature() {
+    let fixture = Fixture::new().await;
+    let signature = backup::ManifestSignature {
+        public_key: [0xab; backup::KEY_BYTES],
+        signature: [7; backup::SIGNATURE_BYTES],
+    };
+    // A newer server may have fields that this walctl does not know.
+    let mut bytes = backup::encode(&manifest(1, 100, 5));
+    let unknown = [0x98, 0x7d, 1];
+    let length = bytes.len() as u64 - 20 + unknown.len() as u64;
+    bytes[12..20].copy_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(&unknown);
+    let file = backup::seal(bytes, Some(&signature));
+    let saved = fixture.save_file(file.clone(), &[]).await;
+    assert_eq!(saved.status.code(), Some(0), "{saved:?}");
+    let told = String::from_utf8(saved.stdout).unwrap();
+    let key = "ab".repeat(backup::KEY_BYTES);
+    assert!(told.contains(&format!("signed by {key}")), "{told}");
+    let kept = std::fs::read_dir(fixture.shelf().join(backup::MANIFESTS)).unwrap();
+    let kept: Vec<_> = kept
+        .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
+        .collect();
+    assert_eq!(kept, [file]);
 }

@@ -153,6 +153,12 @@ peer_ca = "/etc/wald-tls/ca.crt"
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if .Values.signatures.keySecret }}
+backup_signing_key_file = "/etc/wald-signing/key.pem"
+{{- end }}
+{{- with .Values.signatures.trust }}
+backup_trust = {{ join "," . | toJson }}
+{{- end }}
 {{- if not (hasKey .Values.config "console_hosts") }}
 # Names of the Services and of the pod, for scrapers that do not come by an address. /metrics knows names without a dot by itself.
 {{- $hosts := list }}

@@ -8,12 +8,13 @@ use std::io;
 use parking_lot::Mutex;
 use wald_storage::{
     AdminError, Administer, Append, AppendError, AppendTimes, Appended, Backup, BackupError, Batch,
-    BoxFuture, Clock as _, CursorCommit, CursorError, Durability, DurabilityTruth, EngineKind,
-    FenceError, Fenced, FreeSpace, LogAppended, LogConfig, LogConfigChange, LogId, LogInfo,
-    LogName, LogStat, LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position, ProducerInfo,
-    Quota, QuotaError, QuotaUse, ReadError, ReadLogs, ReadRequest, ReadStart, RecoveryTimes, Scan,
-    ScanRequest, SegmentInfo, Session, Statistics, StoredBatch, SyncError, SyncTarget, TargetError,
-    Ticket, TicketAnswer, TrimError, Until, Verification, VerifyError, Visibility, Watch, Watched,
+    BoxFuture, Clock as _, ContentDigest, CursorCommit, CursorError, Durability, DurabilityTruth,
+    EngineKind, FenceError, Fenced, FreeSpace, LogAppended, LogConfig, LogConfigChange, LogId,
+    LogInfo, LogName, LogStat, LogTarget, Lsn, Name, NamedCursor, Operate, Page, Position,
+    ProducerInfo, Quota, QuotaError, QuotaUse, ReadError, ReadLogs, ReadRequest, ReadStart,
+    RecoveryTimes, Scan, ScanRequest, SegmentInfo, Session, Statistics, StoredBatch, SyncError,
+    SyncTarget, TargetError, Ticket, TicketAnswer, TrimError, Until, Verification, VerifyError,
+    Visibility, Watch, Watched,
 };
 
 use super::*;
@@ -339,7 +340,10 @@ impl Operate for MemoryEngine {
         ready(Vec::new())
     }
 
-    fn backup(&self, _: HashSet<u128>) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
+    fn backup(
+        &self,
+        _: HashSet<ContentDigest>,
+    ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
         ready(Err(BackupError::Io {
             path: "memory".to_owned(),
             source: Arc::new(unsupported()),

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use wald_storage::{BackupManifest, JournalPart, Position, SegmentId};
+use wald_storage::{BackupManifest, ContentDigest, JournalPart, Position, SegmentId};
 
 use super::error::ShipError;
 use super::files::{CONTENT, MANIFESTS, content_of, read_manifest};
@@ -36,7 +36,7 @@ pub struct ReplicaCopy {
     store_id: u128,
     tail: TailCopy,
     manifest: Option<BackupManifest>,
-    files: BTreeMap<u128, ReplicaFile>,
+    files: BTreeMap<ContentDigest, ReplicaFile>,
     /// Whether the files have everything up to the requested position.
     without_rows: bool,
     began: bool,
@@ -118,7 +118,7 @@ impl ReplicaCopy {
         let (manifest, found) = tokio::join!(manifest, bucket.list_below(CONTENT));
         let (manifest, mut found) = (manifest?, found?);
         let named = manifest.iter().flat_map(|manifest| &manifest.files);
-        let named: HashSet<u128> = named.map(|file| file.digest).collect();
+        let named: HashSet<ContentDigest> = named.map(|file| file.digest).collect();
         let mut files = BTreeMap::new();
         if !named.is_empty() {
             // The newest term last: no other owner removes anything from it.
@@ -161,7 +161,7 @@ impl ReplicaCopy {
     }
 
     /// The content of the manifest that is in the bucket, by digest.
-    pub fn files(&self) -> &BTreeMap<u128, ReplicaFile> {
+    pub fn files(&self) -> &BTreeMap<ContentDigest, ReplicaFile> {
         &self.files
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use wald_storage::{BackupManifest, BackupPart, Position};
+use wald_storage::{BackupManifest, BackupPart, ContentDigest, Position};
 
 use super::error::ShipError;
 use super::{ManifestFormat, Ship, ShipEvent};
@@ -29,8 +29,8 @@ use crate::upload::{Upload, Uploads};
 pub(super) const CONTENT: &str = "shards/0/content";
 /// Directory of manifests.
 pub(super) const MANIFESTS: &str = "shards/0/manifests";
-/// Maximum bytes of a manifest. A file takes about 60 of them, so this is a million files: as many objects as one list may
-/// have. Logs are in files: their number does not count.
+/// Maximum bytes of a manifest. A file takes about 80 of them, so this is 800,000 files; one list may have a million objects.
+/// Logs are in files: their number does not count.
 pub(super) const LARGEST_MANIFEST: u64 = 64 << 20;
 /// Number of sealed segments that are uploaded without a pause.
 const MANY_SEALED: u64 = 4;
@@ -50,7 +50,7 @@ const REMOVED_AT_ONCE: usize = 1000;
 struct NewestManifest {
     name: String,
     position: Position,
-    digests: HashSet<u128>,
+    digests: HashSet<ContentDigest>,
 }
 
 /// The files of a replica, as its owner knows them.
@@ -62,21 +62,20 @@ pub(super) struct ReplicaFiles {
     next: u64,
     newest: Option<NewestManifest>,
     /// Content by term and digest, and since when no manifest that counted has named it, at the earliest.
-    content: BTreeMap<(u64, u128), Instant>,
+    content: BTreeMap<(u64, ContentDigest), Instant>,
     /// Manifests that do not count, and since when.
     old: Vec<(String, Instant)>,
 }
 
-pub(super) fn content_path(term: u64, digest: u128) -> String {
-    format!("{CONTENT}/{term}/{digest:032x}")
+pub(super) fn content_path(term: u64, digest: ContentDigest) -> String {
+    format!("{CONTENT}/{term}/{digest}")
 }
 
 /// Term and digest of a name in the directory of content.
-pub(super) fn content_of(name: &str) -> Option<(u64, u128)> {
+pub(super) fn content_of(name: &str) -> Option<(u64, ContentDigest)> {
     let (term, digest) = name.split_once('/')?;
     let term = term.parse().ok()?;
-    let parsed = u128::from_str_radix(digest, 16).ok()?;
-    (format!("{parsed:032x}") == digest).then_some((term, parsed))
+    Some((term, ContentDigest::from_name(digest)?))
 }
 
 impl ReplicaFiles {
@@ -181,8 +180,8 @@ impl ReplicaFiles {
     }
 
     /// Digests of content that is in the bucket, and stays there.
-    fn known(&self) -> HashSet<u128> {
-        let is_named = |digest: &u128| {
+    fn known(&self) -> HashSet<ContentDigest> {
+        let is_named = |digest: &ContentDigest| {
             let newest = self.newest.as_ref();
             newest.is_some_and(|newest| newest.digests.contains(digest))
         };
@@ -217,8 +216,11 @@ impl ReplicaFiles {
                             let entry = files.and_then(|files| files.get(file));
                             let entry =
                                 entry.ok_or_else(|| self.malformed("names no such file"))?;
+                            let ContentDigest::Blake3(digest) = entry.digest else {
+                                return Err(self.malformed("names new content by an old digest"));
+                            };
                             let path = content_path(self.term, entry.digest);
-                            uploads.begin(path, entry.bytes, entry.digest.to_be_bytes())
+                            uploads.begin(path, entry.bytes, digest)
                         }
                     };
                     uploads.push(&mut upload, &data).await?;
@@ -312,7 +314,7 @@ impl ReplicaFiles {
         let paths = names.iter().map(|name| format!("{MANIFESTS}/{name}"));
         self.remove(paths.collect()).await?;
         self.old.retain(|(name, _)| !names.contains(name));
-        let is_named = |digest: &u128| {
+        let is_named = |digest: &ContentDigest| {
             let newest = self.newest.as_ref();
             newest.is_none_or(|newest| newest.digests.contains(digest))
         };

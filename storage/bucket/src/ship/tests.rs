@@ -11,10 +11,10 @@ use rand::{RngExt as _, SeedableRng as _};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use wald_storage::{
-    Append as _, AppendError, BackupFile, BackupView, Batch, Durability, Guard, LocalEngine,
-    LogName, LogRecords, LogTarget, Lsn, NoObserver, ReadLogs as _, ReadRequest, ReadStart,
-    RealDisk, Record, RecoveryEpoch, ReplicaBounds, ReplicaContent, RestoredAs, StorageConfig,
-    SystemClock, Timestamp, block_on, content_path,
+    Append as _, AppendError, BackupFile, BackupView, Batch, ContentDigest, Durability, Guard,
+    LocalEngine, LogName, LogRecords, LogTarget, Lsn, NoObserver, ReadLogs as _, ReadRequest,
+    ReadStart, RealDisk, Record, RecoveryEpoch, ReplicaBounds, ReplicaContent, RestoredAs,
+    StorageConfig, SystemClock, Timestamp, block_on, content_path,
 };
 
 mod takeover;
@@ -72,12 +72,13 @@ impl ManifestFormat for Lines {
             files: lines
                 .map(|mut line| BackupFile {
                     bytes: line.next().unwrap().parse().unwrap(),
-                    digest: line.next().unwrap().parse().unwrap(),
+                    digest: ContentDigest::from_name(line.next().unwrap()).unwrap(),
                     path: line.next().unwrap().to_owned(),
                     known: false,
                 })
                 .collect(),
             damage: Vec::new(),
+            signed_by: None,
         })
     }
 }
@@ -790,8 +791,8 @@ async fn content_that_no_recent_manifest_names_is_removed() {
     let machine = tempfile::tempdir().unwrap();
     let node = remote.start(open(machine.path(), config(true))).await;
     // Files of someone else, of an owner before, and of a later one.
-    let old = files::content_path(0, 7);
-    let later = files::content_path(9, 7);
+    let old = files::content_path(0, ContentDigest::of(b"7"));
+    let later = files::content_path(9, ContentDigest::of(b"7"));
     for path in [&old, &later] {
         remote.bucket.put(path, "content".into()).await.unwrap();
     }

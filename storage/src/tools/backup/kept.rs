@@ -12,12 +12,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use super::STEP;
 use super::copy::{CopyTail, TAIL};
 use super::restore::flush_names;
 use super::view::{BackupView, ViewFile};
+use crate::api::content::ContentDigest;
 use crate::api::engine::{BackupFile, BackupManifest};
 use crate::api::error::RestoreError;
 use crate::disk::directory::{
@@ -32,18 +31,18 @@ const POOL: &str = "pool";
 const UNFINISHED: &str = ".new";
 
 /// Path of kept content.
-pub(super) fn kept_path(digest: u128) -> String {
-    format!("{KEPT}/{digest:032x}")
+pub(super) fn kept_path(digest: ContentDigest) -> String {
+    format!("{KEPT}/{digest}")
 }
 
-/// Opens the content with this digest (128 bits) and of this size in bytes, if a stand-by keeps it. It was compared with the
+/// Opens the content with this digest and of this size in bytes, if a stand-by keeps it. It was compared with the
 /// digest when it was kept.
 ///
 /// # Errors
 /// If the file cannot be opened or read. A file that cannot be read is removed, so that its content is fetched again.
 pub fn open_kept(
     target: &dyn Disk,
-    digest: u128,
+    digest: ContentDigest,
     bytes: u64,
 ) -> io::Result<Option<Arc<dyn DiskFile>>> {
     let path = kept_path(digest);
@@ -144,7 +143,7 @@ impl BackupView {
         let target = copy.disk();
         let io = || RestoreError::io(format!("removing kept content in {}", target.location()));
         let named = self.files.values().filter_map(|shown| shown.file.as_ref());
-        let named: HashSet<String> = named.map(|file| format!("{:032x}", file.digest)).collect();
+        let named: HashSet<String> = named.map(|file| file.digest.to_string()).collect();
         for name in directory::list(target, KEPT).map_err(io())? {
             if !named.contains(&name) && !name.starts_with(TAIL) {
                 target.remove(&format!("{KEPT}/{name}")).map_err(io())?;
@@ -303,14 +302,14 @@ fn has(target: &dyn Disk, path: &str, bytes: u64) -> io::Result<bool> {
 fn matches(target: &dyn Disk, path: &str, content: &BackupFile) -> io::Result<bool> {
     let file = target.open(path)?;
     let size = file.size()?;
-    let mut digest = Xxh3::new();
+    let mut digest = content.digest.hasher();
     let mut update = |piece: &[u8]| {
         digest.update(piece);
         true
     };
     let mut is_zero = |piece: &[u8]| piece.iter().all(|byte| *byte == 0);
     let is_content =
-        read_pieces(&*file, 0..content.bytes, &mut update)? && digest.digest128() == content.digest;
+        read_pieces(&*file, 0..content.bytes, &mut update)? && digest.digest() == content.digest;
     if !is_content || !read_pieces(&*file, content.bytes..size, &mut is_zero)? {
         return Ok(false);
     }

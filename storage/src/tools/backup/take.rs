@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::Xxh3;
 
 use super::frames::FrameCheck;
+use crate::api::content::{ContentDigest, ContentHasher};
 use crate::api::engine::{Backup, BackupDamage, BackupFile, BackupManifest, BackupPart, BoxFuture};
 use crate::api::error::{BackupError, SyncError};
 use crate::api::record::Durability;
@@ -58,7 +58,7 @@ struct Reading {
     device: Option<(Arc<dyn Disk>, String)>,
     bytes: u64,
     offset: u64,
-    digest: Xxh3,
+    digest: ContentHasher,
     check: ContentCheck,
 }
 
@@ -80,7 +80,7 @@ enum TakeStage {
 struct BackupTake {
     store: Arc<Store>,
     pin: Pin,
-    known: HashSet<u128>,
+    known: HashSet<ContentDigest>,
     manifest: Arc<BackupManifest>,
     /// While digesting: all files. Afterwards: the files of the manifest, in its order.
     sources: Vec<BackupSource>,
@@ -102,7 +102,7 @@ pub(crate) async fn begin(
     inbox: &Inbox,
     indexer: &Arc<Indexer>,
     workers: &Arc<Workers>,
-    known: HashSet<u128>,
+    known: HashSet<ContentDigest>,
 ) -> Result<Box<dyn Backup>, BackupError> {
     let pin = store
         .held_files
@@ -161,7 +161,7 @@ impl BackupTake {
         store: Arc<Store>,
         indexer: &Indexer,
         pin: Pin,
-        known: HashSet<u128>,
+        known: HashSet<ContentDigest>,
         unfinished: bool,
     ) -> Result<Self, BackupError> {
         let created = store.journal.clock.now();
@@ -255,6 +255,7 @@ impl BackupTake {
             created,
             files: Vec::with_capacity(sources.len()),
             damage: Vec::new(),
+            signed_by: None,
         };
         Ok(Self {
             store,
@@ -374,7 +375,7 @@ impl BackupTake {
             return Ok(());
         };
         let source = &self.sources[self.at];
-        let digest = reading.digest.digest128();
+        let digest = reading.digest.digest();
         let bytes = reading.bytes;
         match (&source.kind, &reading.check) {
             (SourceKind::Segment(segment, end), ContentCheck::Frames(frames)) => {
@@ -428,7 +429,7 @@ impl BackupTake {
     }
 
     /// Adds the current file to the manifest.
-    fn keep(&mut self, bytes: u64, digest: u128) {
+    fn keep(&mut self, bytes: u64, digest: ContentDigest) {
         let known = self.known.contains(&digest);
         let path = self.sources[self.at].path.clone();
         self.kept[self.at] = true;
@@ -500,7 +501,7 @@ impl BackupTake {
                 let file = self.at;
                 return Ok(Some(BackupPart::Chunk { file, offset, data }));
             }
-            let same = reading.bytes == file.bytes && reading.digest.digest128() == file.digest;
+            let same = reading.bytes == file.bytes && reading.digest.digest() == file.digest;
             if !same {
                 self.store.held_files.forget(&source.path);
                 return Err(BackupError::Changed {
@@ -557,7 +558,7 @@ impl BackupSource {
             device,
             bytes,
             offset: 0,
-            digest: Xxh3::new(),
+            digest: ContentHasher::new(),
             check,
         })
     }

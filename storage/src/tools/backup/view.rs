@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::Xxh3;
 
 use super::STEP;
 use super::copy::CopyTail;
 use super::frames::FrameCheck;
 use super::kept::kept_path;
 use crate::api::config::StorageConfig;
+use crate::api::content::ContentDigest;
 use crate::api::engine::{BackupFile, BackupManifest};
 use crate::api::error::RestoreError;
 use crate::base::bounds;
@@ -44,9 +44,9 @@ const POSITIONS_STEP: u64 = 4096;
 /// No index, checkpoint or FORMAT is larger, bytes.
 const LARGEST_FILE: u64 = 1 << 40;
 
-/// Path of the content with this digest (128 bits) in a backup's directory.
-pub fn content_path(digest: u128) -> String {
-    format!("files/{digest:032x}")
+/// Path of the content with this digest in a backup's directory.
+pub fn content_path(digest: ContentDigest) -> String {
+    format!("files/{digest}")
 }
 
 /// One file of the view.
@@ -283,7 +283,7 @@ impl BackupView {
             what: format!("{} {what}", content_path(file.digest)),
         };
         let content = self.open_content(file)?;
-        let mut digest = Xxh3::new();
+        let mut digest = file.digest.hasher();
         let mut buffer = vec![0; STEP];
         let mut offset = 0;
         while offset < file.bytes {
@@ -304,7 +304,7 @@ impl BackupView {
             each(&buffer[..length], offset)?;
             offset += length as u64;
         }
-        if digest.digest128() != file.digest {
+        if digest.digest() != file.digest {
             return Err(damaged("does not match its digest"));
         }
         Ok(())
@@ -464,7 +464,7 @@ impl BackupView {
 /// If the manifest is malformed.
 fn files_of(
     manifest: &BackupManifest,
-    at: fn(u128) -> String,
+    at: fn(ContentDigest) -> String,
 ) -> Result<BTreeMap<String, ViewFile>, RestoreError> {
     check_numbers(manifest)?;
     let mut files = BTreeMap::new();
