@@ -22,6 +22,7 @@
 use std::collections::HashSet;
 
 use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::v1::BackupManifest;
@@ -40,6 +41,8 @@ pub const DIGEST_BYTES: usize = 32;
 pub const OLD_DIGEST_BYTES: usize = 16;
 /// Maximum bytes of a manifest file: some ten million files.
 pub const LARGEST_MANIFEST: u64 = 1 << 30;
+/// Maximum number of findings in a manifest.
+const MOST_FINDINGS: usize = 1 << 16;
 /// Bytes of a public key.
 pub const KEY_BYTES: usize = 32;
 /// Bytes of a signature.
@@ -109,10 +112,14 @@ impl ManifestFile<'_> {
 
 /// The bytes of a manifest file up to its signature. A signature covers them.
 pub fn encode(manifest: &BackupManifest) -> Vec<u8> {
+    begin(&manifest.encode_to_vec())
+}
+
+fn begin(message: &[u8]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&VERSION.to_le_bytes());
-    bytes.extend_from_slice(&(manifest.encoded_len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&manifest.encode_to_vec());
+    bytes.extend_from_slice(&(message.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(message);
     bytes
 }
 
@@ -139,7 +146,10 @@ pub fn decode(bytes: &[u8]) -> Result<ManifestFile<'_>, BadManifest> {
     }
     let (version, rest) = (whole[MAGIC.len()..].split_first_chunk()).ok_or(damaged.clone())?;
     let version = u32::from_le_bytes(*version);
-    let message = |bytes: &[u8]| BackupManifest::decode(bytes).map_err(|_| damaged.clone());
+    let message = |bytes: &[u8]| match has_plausible_entries(bytes) {
+        true => BackupManifest::decode(bytes).map_err(|_| damaged.clone()),
+        false => Err(damaged.clone()),
+    };
     match version {
         OLD_VERSION => Ok(ManifestFile {
             manifest: message(rest)?,
@@ -169,6 +179,36 @@ pub fn decode(bytes: &[u8]) -> Result<ManifestFile<'_>, BadManifest> {
         }
         newer => Err(BadManifest::Version(newer)),
     }
+}
+
+/// Whether each file of a manifest has room for its digest, and whether there are few findings: the object of an empty file takes
+/// 36 times its two bytes, and a bucket may have any bytes.
+fn has_plausible_entries(mut message: &[u8]) -> bool {
+    const FILES: u32 = 4;
+    const FINDINGS: u32 = 6;
+    let mut findings = 0;
+    while !message.is_empty() {
+        let Ok((number, wire_type)) = decode_key(&mut message) else {
+            return false;
+        };
+        if wire_type != WireType::LengthDelimited {
+            if skip_field(wire_type, number, &mut message, DecodeContext::default()).is_err() {
+                return false;
+            }
+            continue;
+        }
+        let length = decode_varint(&mut message).ok();
+        let length = length.and_then(|length| usize::try_from(length).ok());
+        let Some((entry, rest)) = length.and_then(|length| message.split_at_checked(length)) else {
+            return false;
+        };
+        findings += usize::from(number == FINDINGS);
+        if (number == FILES && entry.len() < OLD_DIGEST_BYTES) || findings > MOST_FINDINGS {
+            return false;
+        }
+        message = rest;
+    }
+    true
 }
 
 /// Recovery epochs are below this.
@@ -352,6 +392,22 @@ mod tests {
             let bad = with_checksum(&bad);
             assert_eq!(decode(&bad), Err(BadManifest::Damaged), "{length}");
         }
+    }
+
+    #[test]
+    fn many_empty_entries_are_damage_before_they_are_decoded() {
+        let (manifest, _, _) = signed();
+        let read = |more: Vec<u8>| {
+            let mut message = manifest.encode_to_vec();
+            message.extend(more);
+            let bytes = seal(begin(&message), None);
+            decode(&bytes).map(|read| read.manifest.findings.len())
+        };
+        let [file, finding] = [0x22, 0x32].map(|key| [key, 0]);
+        assert_eq!(read(file.to_vec()), Err(BadManifest::Damaged));
+        assert_eq!(read(finding.repeat(MOST_FINDINGS)), Ok(MOST_FINDINGS));
+        let more = finding.repeat(MOST_FINDINGS + 1);
+        assert_eq!(read(more), Err(BadManifest::Damaged));
     }
 
     #[test]
