@@ -142,7 +142,7 @@ fn command_line(name: &str, matches: &ArgMatches) -> String {
 }
 
 /// The user that runs this, as far as the system knows.
-fn who() -> String {
+pub(crate) fn who() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"]
         .iter()
         .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));

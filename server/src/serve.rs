@@ -27,6 +27,7 @@ use crate::auth::{self, AuthSources, Authority, Engine};
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
+use crate::encryption;
 use crate::ephemeral::{self, Ephemeral};
 use crate::forward::Forwarder;
 use crate::logging;
@@ -276,7 +277,7 @@ impl Server {
             owner,
             stop: stopped,
         });
-        let opening = open::start(config, Arc::clone(&metrics), facts)?;
+        let opening = open::start(config, Arc::clone(&metrics), facts, authority.tenants())?;
         let (listener, http) = match ports {
             Ok(ports) => ports,
             // A second daemon usually finds the ports taken as well as the directory; the owner
@@ -473,7 +474,14 @@ impl Server {
             engine: Engine::new(Arc::clone(&engine)),
             epoch: opened.report.recovery_epoch,
             report: opened.report.clone(),
+            keys: opened.keys.clone(),
         });
+        if let Some(keys) = &opened.keys {
+            tokio::spawn(encryption::rotate_when_asked(
+                Arc::clone(keys),
+                Arc::clone(&engine),
+            ));
+        }
         life.enter(Phase::Serving).await;
         announce(config, &opened, addresses, start_lines);
         limits.tell(config);

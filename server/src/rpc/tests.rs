@@ -137,6 +137,7 @@ impl Fixture {
             engine: Engine::new(engine),
             epoch: report.recovery_epoch,
             report,
+            keys: None,
         };
         assert!(self.node.store.set(store).is_ok());
         self

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::api::cipher::Cipher;
 use crate::api::codec;
 use crate::api::error::FreeSpace;
 use crate::api::record::{Compression, Producer};
@@ -26,7 +27,9 @@ use crate::format::body::Seal;
 use crate::format::compress;
 use crate::format::digest::Digest;
 use crate::format::frame;
-use crate::format::frame::{DirectoryBuilder, FrameHead, HEADER_BYTES};
+use crate::format::frame::{DirectoryBuilder, FrameHead, FrameKind, HEADER_BYTES};
+use crate::format::sealed;
+use crate::format::sealed::{Bound, SEALED, SEALED_BYTES};
 use crate::journal::pool::{Pool, ReadySegment, Use};
 use crate::journal::recent::Keeper;
 use crate::journal::segment::Segment;
@@ -188,12 +191,19 @@ pub(crate) struct FileTail {
     /// Number of finished frames in the segment.
     frames: u64,
     before_group: (u32, u64),
+    cipher: Option<Cipher>,
 }
 
 impl FileTail {
     /// The tail in a segment without frames.
-    pub(crate) fn new(pool: Arc<Pool>, segment: Arc<Segment>, file: Arc<dyn DiskFile>) -> Self {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        segment: Arc<Segment>,
+        file: Arc<dyn DiskFile>,
+        cipher: Option<Cipher>,
+    ) -> Self {
         Self {
+            cipher,
             pool,
             segment,
             file,
@@ -259,7 +269,12 @@ impl SegmentTail for FileTail {
             false => (0, self.directory_len()),
         };
         let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
-        let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
+        // The open frame grows when it is encrypted.
+        let grows = match &self.cipher {
+            Some(_) if open => SEALED_BYTES,
+            _ => 0,
+        };
+        let need = (self.buffer.len() + grows).next_multiple_of(8) + first + frames + 8 + seal;
         need as u64 <= self.left()
     }
 
@@ -315,11 +330,33 @@ impl SegmentTail for FileTail {
         compression: Compression,
     ) -> Range<Position> {
         let body = frame.at + frame.header_len;
-        if let Some((codec, packed)) = compress::compress(&self.buffer[body..], compression) {
-            head.flags |= codec;
+        let cipher = self.cipher.as_ref();
+        let sealing = cipher
+            .filter(|_| head.kind == FrameKind::Batch)
+            .map(|cipher| {
+                // Every way to create a log prepares its key first.
+                let key = cipher.newest(head.log_id).expect("the log has a key");
+                let plain = u32::try_from(self.buffer.len() - body).expect("body fits 32 bits");
+                let times = sealed::times_of(&self.buffer[body..], head.arrival);
+                (key, plain, times)
+            });
+        let mut codec = compress::PLAIN;
+        if let Some((compressed, packed)) = compress::compress(&self.buffer[body..], compression) {
+            codec = compressed;
             self.buffer.truncate(body);
             self.buffer.extend_from_slice(&packed);
         }
+        if let Some((key, plain, times)) = sealing {
+            codec |= SEALED;
+            let bound = Bound {
+                log: head.log_id,
+                first_lsn: head.first_lsn,
+                count: head.count,
+                codec,
+            };
+            sealed::seal(&mut self.buffer, body, &*key, &bound, plain, times);
+        }
+        head.flags |= codec;
         head.chain = self.chain;
         let salt = self.segment.life.salt;
         let header = frame::finish(&mut self.buffer, frame.at, frame.header_len, salt, &head);
@@ -415,7 +452,12 @@ impl SegmentTail for FileTail {
         *self = Self {
             keeper: std::mem::take(&mut self.keeper),
             buffer: std::mem::take(&mut self.buffer),
-            ..Self::new(Arc::clone(&self.pool), Arc::new(begun), next.file)
+            ..Self::new(
+                Arc::clone(&self.pool),
+                Arc::new(begun),
+                next.file,
+                self.cipher.take(),
+            )
         };
     }
 
