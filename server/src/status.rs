@@ -132,7 +132,7 @@ pub(crate) fn shred_unended(log: &LogName, error: &ShredError) -> Status {
     let message = format!(
         "log {log:?} is deleted, and its keys are still there: {error}; the next start of the server destroys them"
     );
-    Failure::new(Code::Unavailable, Reason::JournalFailed, message)
+    Failure::new(Code::Internal, Reason::JournalFailed, message)
         .unknown()
         .status()
 }

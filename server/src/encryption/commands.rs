@@ -260,14 +260,23 @@ fn ask(disk: &dyn Disk) -> Result<(), Exit> {
     ))
 }
 
+/// Reads a copy that `wald key export` made.
+///
+/// # Errors
+/// If it cannot be read, or is damaged.
+pub(crate) fn read_copy(path: &Path) -> Result<RingFile, Exit> {
+    let at = |why: String| wrong(format!("{}: {why}", path.display()));
+    let bytes = std::fs::read(path).map_err(|error| at(error.to_string()))?;
+    RingFile::decode(&bytes).map_err(|why| at(format!("the key ring {why}")))
+}
+
 /// Puts a copy of the ring into a store that nobody serves.
 ///
 /// # Errors
 /// If the copy is damaged, of another store, or older than the store.
 pub(crate) fn import(disk: &dyn Disk, path: &Path, older: bool) -> Result<(), Exit> {
     let at = |why: String| wrong(format!("{}: {why}", path.display()));
-    let bytes = std::fs::read(path).map_err(|error| at(error.to_string()))?;
-    let mut ring = RingFile::decode(&bytes).map_err(|why| at(format!("the key ring {why}")))?;
+    let mut ring = read_copy(path)?;
     if let Some((id, generation)) = file::noted(disk).map_err(wrong)? {
         if id != ring.id {
             return Err(at("it is the key ring of another store".to_owned()));

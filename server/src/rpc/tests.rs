@@ -192,6 +192,7 @@ impl Fixture {
             config: None,
         };
         let delete = v1::DeleteLogRequest {
+            shred: false,
             log: log(),
             log_id: None,
         };

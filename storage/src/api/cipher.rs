@@ -81,7 +81,8 @@ pub trait BodyCipher: fmt::Debug + Send + Sync {
 pub struct Unopened {
     /// The number of the key.
     pub key: u64,
-    pub(crate) text: String,
+    /// The records, and the remedy, in words.
+    pub text: String,
 }
 
 /// The keys of a store, as a setting of the engine.
