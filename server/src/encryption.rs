@@ -29,7 +29,7 @@ use wald_storage::{Cipher, Disk, LogEngine};
 
 use crate::config::Config;
 use crate::serve::Exit;
-pub(crate) use ring::{KeyRing, ShredError, TenantOf};
+pub(crate) use ring::{KeyRing, TenantOf};
 
 /// The key ring that the settings ask for. `None`: records are stored plain.
 ///

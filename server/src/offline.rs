@@ -119,7 +119,7 @@ fn run_one(
 ) -> Result<u8, Exit> {
     match name {
         "repair" => repair::run(directory, matches, &config.storage_without_replica()),
-        "delete-logs" => delete::run(directory, matches, &config.storage_without_replica()),
+        "delete-logs" => delete::run(directory, matches, config),
         "reset-clock" => clock::run(directory, matches, &config.storage_without_replica()),
         "dump" => dump::run(directory, matches),
         _ => verify::run(directory, matches, config),

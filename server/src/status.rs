@@ -6,6 +6,7 @@
 
 mod batch;
 mod failure;
+mod shred;
 mod tenant;
 
 use std::error::Error as _;
@@ -16,15 +17,14 @@ use tonic_types::StatusExt as _;
 use wald_proto::v1::Reason;
 use wald_storage::{
     AdminError, AppendError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName,
-    LogName, MAX_LOG_NAME_BYTES, ReadError, SyncError, TargetError, TrimError, Unopened,
-    VerifyError,
+    MAX_LOG_NAME_BYTES, ReadError, SyncError, TargetError, TrimError, Unopened, VerifyError,
 };
 
-use crate::encryption::ShredError;
 use batch::append_failure;
 pub(crate) use batch::{append, condition_reason};
 pub(crate) use failure::Access;
 use failure::{Failure, Retry};
+pub(crate) use shred::{ShredError, is_unapplied, shred, shred_unended, unshredded};
 pub(crate) use tenant::{over_count, over_rate, share_busy, tenant_changed};
 
 /// Characters of an unknown method that its refusal repeats.
@@ -89,52 +89,6 @@ pub(crate) fn read(error: &ReadError) -> Status {
 /// Records whose key is missing, if they are the cause.
 fn unopened(error: &std::io::Error) -> Option<&Unopened> {
     error.get_ref()?.downcast_ref()
-}
-
-/// Answers a deletion that was to destroy the keys of its log. Nothing was deleted.
-pub(crate) fn shred(log: &LogName, error: &ShredError) -> Status {
-    let message = error.to_string();
-    match error {
-        ShredError::NoOwnKey(_) => {
-            Failure::new(Code::FailedPrecondition, Reason::NoOwnKey, message)
-                .fact("log", log)
-                .refused(Retry::Never)
-        }
-        ShredError::Io(_) => {
-            Failure::new(Code::ResourceExhausted, Reason::DiskFull, message).refused(Retry::Safe)
-        }
-    }
-    .status()
-}
-
-/// Answers a deletion that was to destroy the keys of its log, which cannot be found.
-pub(crate) fn unshredded(error: &ReadError) -> Status {
-    match error {
-        ReadError::Target(error) => target(error).refused(Retry::Never).status(),
-        error => read(error),
-    }
-}
-
-/// Whether a deletion was certainly not applied.
-pub(crate) fn is_unapplied(error: &AdminError) -> bool {
-    !matches!(
-        error,
-        AdminError::Append(
-            AppendError::Unknown(_)
-                | AppendError::JournalFailed(_)
-                | AppendError::ReplicationUnknown
-        )
-    )
-}
-
-/// Answers a deletion that was carried out, and whose keys were not destroyed yet.
-pub(crate) fn shred_unended(log: &LogName, error: &ShredError) -> Status {
-    let message = format!(
-        "log {log:?} is deleted, and its keys are still there: {error}; the next start of the server destroys them"
-    );
-    Failure::new(Code::Internal, Reason::JournalFailed, message)
-        .unknown()
-        .status()
 }
 
 fn target(error: &TargetError) -> Failure {

@@ -16,8 +16,9 @@ use tonic::Status;
 use super::Caller;
 use super::permitted::{ListScopes, Permitted};
 use super::right::{Scope, ServerRight};
-use crate::encryption::{KeyRing, ShredError};
+use crate::encryption::KeyRing;
 use crate::status;
+use crate::status::ShredError;
 use crate::wakes;
 
 /// The engine of RPCs and console.

@@ -16,6 +16,7 @@ use super::kek::{KEY_BYTES, Keks, data_key, fill};
 use crate::config::EncryptionScope;
 #[cfg(any(test, feature = "known-bad"))]
 use crate::known_bad;
+use crate::status::ShredError;
 
 /// Number of logs whose keys are made together: each write of the ring flushes two files.
 const KEYS_AHEAD: u64 = 64;
@@ -73,17 +74,6 @@ struct State {
     tenants: HashMap<LogId, Owner>,
     /// Whether a copy must be written again, or keys be wrapped again: why.
     mend: Option<String>,
-}
-
-/// Why the keys of a log were not destroyed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ShredError {
-    /// Its records are, or were, under a key that other logs need.
-    #[error("{0}")]
-    NoOwnKey(String),
-    /// The ring could not be written.
-    #[error("the key ring cannot be written: {0}")]
-    Io(#[from] io::Error),
 }
 
 /// A log whose keys are destroyed once it is deleted.

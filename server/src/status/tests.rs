@@ -15,11 +15,10 @@ use wald_storage::{
 pub(super) use contract::assert_in_contract;
 
 use super::{
-    Access, admin, append, cursor, fence, in_session, invalid_log_name, is_unapplied,
+    Access, ShredError, admin, append, cursor, fence, in_session, invalid_log_name, is_unapplied,
     message_too_large, moved, not_supported_value, read, shred, shred_unended, starting, sync,
     trim,
 };
-use crate::encryption::ShredError;
 
 fn log() -> LogName {
     LogName::new("flights").unwrap()
