@@ -277,7 +277,7 @@ wald_storage::engine_settings! { settings
         /// service. Its parts are separated by spaces; no shell reads it. It has 10 s and 64 KiB. It runs
         /// at each start.
         encryption_key_command: String = "";
-        /// Logs that share a key. store: all of them. tenant: those of a tenant of auth_file. log: none,
+        /// Logs that share a key. store: all of them. tenant: the logs of a tenant of auth_file. log: none,
         /// so that DeleteLog with shred destroys the records of one log in all backups. Each log then
         /// takes 200 bytes of the key ring. A change concerns new records.
         encryption_scope: EncryptionScope = "store";

@@ -13,8 +13,8 @@
 //! | `ring.rs` | the ring of a running daemon: the engine's `BodyCipher` |
 //! | `commands.rs` | `wald key` |
 //!
-//! The engine knows neither files nor wrapping keys. Whoever has only the ring, or only a wrapping key, reads no
-//! record.
+//! The engine knows neither files nor wrapping keys. Someone who has only the ring, or only a wrapping key,
+//! reads no record.
 
 pub(crate) mod commands;
 mod file;

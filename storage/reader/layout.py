@@ -222,7 +222,7 @@ LEAST_SEALED = SEALED.size + 12 + 16
 
 
 def sealed(frame):
-    """Of an encrypted body its key, the times of its first and last record, and its size when it is plain; else None."""
+    """The key of an encrypted body, the times of its first and last record, and its size when it is plain; else None."""
     if not frame.codec & ENCRYPTED:
         return None
     if len(frame.body) < LEAST_SEALED:

@@ -44,7 +44,7 @@ pub(crate) fn command() -> Command {
         .about("Make keys for encryption, and copy, show and rotate the key ring of a store")
         .long_about(
             "Records are encrypted with data keys. The data keys lie in the key ring of the store (keys/ring), wrapped with the \
-             key of encryption_key_file. Whoever lacks one of both reads no record, you included: keep a copy of the key \
+             key of encryption_key_file. Without both of them nobody reads a record, you included: keep a copy of the key \
              apart from the store, and a copy of the key ring (`wald key export`) apart from the backups.",
         )
         .subcommand_required(true)
@@ -283,7 +283,7 @@ pub(crate) fn import(disk: &dyn Disk, path: &Path, older: bool) -> Result<(), Ex
         }
         if ring.generation < generation && !older {
             return Err(at(format!(
-                "it has generation {}, and the store has had {generation}: records under newer keys would be lost; with --older it is taken all the same",
+                "it has generation {}, and the store has had {generation}: records under newer keys would be lost; with --older it is still taken",
                 ring.generation
             )));
         }

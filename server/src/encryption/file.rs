@@ -26,7 +26,7 @@ const MOST_BYTES: u64 = 1 << 30;
 
 /// Whose records a data key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Owner {
+pub(crate) enum KeyOwner {
     /// All logs without a key of their own, or of their tenant.
     Store,
     /// The logs of a tenant.
@@ -35,7 +35,7 @@ pub(crate) enum Owner {
     Log(LogId),
 }
 
-impl Owner {
+impl KeyOwner {
     fn show(&self) -> String {
         match self {
             Self::Store => "store".to_owned(),
@@ -54,7 +54,7 @@ impl Owner {
     }
 }
 
-impl std::fmt::Display for Owner {
+impl std::fmt::Display for KeyOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.show())
     }
@@ -63,7 +63,7 @@ impl std::fmt::Display for Owner {
 /// One data key in the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RingKey {
-    pub(crate) owner: Owner,
+    pub(crate) owner: KeyOwner,
     /// Whether every record of the owner was encrypted with this key, or with another key of the owner. Only then
     /// the loss of its keys erases it.
     pub(crate) covers_all: bool,
@@ -88,7 +88,7 @@ pub(crate) struct RingFile {
 
 impl RingFile {
     /// The facts that are bound to a wrapped key.
-    pub(super) fn about(&self, number: u64, owner: &Owner) -> Vec<u8> {
+    pub(super) fn about(&self, number: u64, owner: &KeyOwner) -> Vec<u8> {
         format!("wald data key\n{}\n{number}\n{owner}\n", self.id).into_bytes()
     }
 
@@ -160,7 +160,7 @@ impl RingFile {
                 bytes: STANDARD.decode(key["wrapped"].as_str()?).ok()?,
             };
             let key = RingKey {
-                owner: Owner::parse(key["owner"].as_str()?)?,
+                owner: KeyOwner::parse(key["owner"].as_str()?)?,
                 covers_all: key["covers_all"].as_bool()?,
                 wrapped,
             };

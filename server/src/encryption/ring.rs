@@ -11,7 +11,7 @@ use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
 use wald_storage::{BodyCipher, BodyKey, Disk, LogId, LogsExist, NONCE_BYTES, Position, TAG_BYTES};
 use zeroize::Zeroizing;
 
-use super::file::{self, FoundRing, Owner, RingFile, RingKey};
+use super::file::{self, FoundRing, KeyOwner, RingFile, RingKey};
 use super::kek::{KEY_BYTES, Keks, data_key, fill};
 use crate::config::EncryptionScope;
 #[cfg(any(test, feature = "known-bad"))]
@@ -65,13 +65,13 @@ impl BodyKey for DataKey {
 
 /// The keys in memory, and the ring that is on the device.
 #[derive(Default)]
-struct State {
+struct KeysInForce {
     /// `None`: the store has no ring yet.
     file: Option<RingFile>,
     keys: HashMap<u64, Arc<DataKey>>,
-    newest: HashMap<Owner, Arc<DataKey>>,
+    newest: HashMap<KeyOwner, Arc<DataKey>>,
     /// The tenants of logs, as far as tenants have keys.
-    tenants: HashMap<LogId, Owner>,
+    tenants: HashMap<LogId, KeyOwner>,
     /// Whether a copy must be written again, or keys be wrapped again: why.
     mend: Option<String>,
 }
@@ -87,7 +87,7 @@ pub(crate) struct KeyRing {
     scope: EncryptionScope,
     keks: Keks,
     tenants: TenantOf,
-    state: RwLock<State>,
+    state: RwLock<KeysInForce>,
     /// Held while the ring is changed and written.
     changing: Mutex<()>,
 }
@@ -115,7 +115,7 @@ impl KeyRing {
         }
     }
 
-    fn state(&self) -> RwLockReadGuard<'_, State> {
+    fn state(&self) -> RwLockReadGuard<'_, KeysInForce> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -123,7 +123,7 @@ impl KeyRing {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, state: State) {
+    fn set(&self, state: KeysInForce) {
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
@@ -134,12 +134,12 @@ impl KeyRing {
     pub(super) fn read(&self) -> Result<(), String> {
         let _changing = self.change();
         let Some(FoundRing { ring, mend }) = file::find(&*self.disk)? else {
-            self.set(State::default());
+            self.set(KeysInForce::default());
             return Ok(());
         };
-        let mut state = State {
+        let mut state = KeysInForce {
             mend,
-            ..State::default()
+            ..KeysInForce::default()
         };
         let mut file = ring.clone();
         for (number, key) in &ring.keys {
@@ -177,7 +177,7 @@ impl KeyRing {
 
     /// Makes keys for these owners, which have none or get newer ones. `renewed`: only these and newer keys count as
     /// new from now on.
-    fn add(&self, owners: &[(Owner, bool)], renewed: Option<Position>) -> io::Result<()> {
+    fn add(&self, owners: &[(KeyOwner, bool)], renewed: Option<Position>) -> io::Result<()> {
         let mut state = self.state().clone_of();
         let mut file = state.file.take().unwrap_or_else(new_file);
         let first = file.highest + 1;
@@ -201,7 +201,7 @@ impl KeyRing {
     }
 
     /// Writes the ring, then puts it in force.
-    fn write(&self, mut state: State, mut file: RingFile) -> io::Result<()> {
+    fn write(&self, mut state: KeysInForce, mut file: RingFile) -> io::Result<()> {
         file.generation += 1;
         file::write(&*self.disk, &file)?;
         state.file = Some(file);
@@ -210,11 +210,13 @@ impl KeyRing {
         Ok(())
     }
 
-    fn owner_of(&self, id: LogId, name: &str) -> Owner {
+    fn owner_of(&self, id: LogId, name: &str) -> KeyOwner {
         match self.scope {
-            EncryptionScope::Store => Owner::Store,
-            EncryptionScope::Log => Owner::Log(id),
-            EncryptionScope::Tenant => (self.tenants)(name).map_or(Owner::Store, Owner::Tenant),
+            EncryptionScope::Store => KeyOwner::Store,
+            EncryptionScope::Log => KeyOwner::Log(id),
+            EncryptionScope::Tenant => {
+                (self.tenants)(name).map_or(KeyOwner::Store, KeyOwner::Tenant)
+            }
         }
     }
 
@@ -224,7 +226,7 @@ impl KeyRing {
     /// If the ring cannot be written.
     pub(crate) fn rotate(&self, end: impl Fn() -> Position) -> io::Result<()> {
         let _changing = self.change();
-        let owners: BTreeMap<Owner, bool> = match &self.state().file {
+        let owners: BTreeMap<KeyOwner, bool> = match &self.state().file {
             Some(file) => {
                 let mut owners = BTreeMap::new();
                 for key in file.keys.values() {
@@ -235,7 +237,7 @@ impl KeyRing {
             }
             None => return Ok(()),
         };
-        let owners: Vec<(Owner, bool)> = owners.into_iter().collect();
+        let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
         self.add(&owners, Some(end()))?;
         // From here on no frame gets an older key. Those that have one lie before this position.
         let state = self.state().clone_of();
@@ -257,7 +259,7 @@ impl KeyRing {
                 "the store is not encrypted".to_owned(),
             ));
         };
-        let owner = Owner::Log(id);
+        let owner = KeyOwner::Log(id);
         let mut own = file
             .keys
             .values()
@@ -304,7 +306,7 @@ impl KeyRing {
         let mut state = self.state().clone_of();
         let mut file = state.file.clone().unwrap_or_else(new_file);
         for log in logs {
-            let owner = Owner::Log(*log);
+            let owner = KeyOwner::Log(*log);
             file.shredding.remove(log);
             file.keys.retain(|number, key| {
                 if key.owner == owner {
@@ -373,8 +375,8 @@ fn new_file() -> RingFile {
     }
 }
 
-impl State {
-    fn enter(&mut self, number: u64, owner: Owner, bytes: &[u8; KEY_BYTES]) {
+impl KeysInForce {
+    fn enter(&mut self, number: u64, owner: KeyOwner, bytes: &[u8; KEY_BYTES]) {
         let key = Arc::new(DataKey {
             number,
             key: data_key(bytes),
@@ -404,8 +406,8 @@ impl BodyCipher for KeyRing {
     fn newest(&self, log: LogId) -> Option<Arc<dyn BodyKey>> {
         let state = self.state();
         let key = match self.scope {
-            EncryptionScope::Store => state.newest.get(&Owner::Store),
-            EncryptionScope::Log => state.newest.get(&Owner::Log(log)),
+            EncryptionScope::Store => state.newest.get(&KeyOwner::Store),
+            EncryptionScope::Log => state.newest.get(&KeyOwner::Log(log)),
             EncryptionScope::Tenant => {
                 (state.tenants.get(&log)).and_then(|tenant| state.newest.get(tenant))
             }
@@ -429,7 +431,7 @@ impl BodyCipher for KeyRing {
     fn begin(&self, end: Position) -> io::Result<()> {
         let _changing = self.change();
         if self.state().file.is_none() {
-            self.add(&[(Owner::Store, false)], Some(end))?;
+            self.add(&[(KeyOwner::Store, false)], Some(end))?;
             tracing::info!(
                 "encryption is on: new records are encrypted, and the sorter encrypts earlier ones"
             );
@@ -465,16 +467,16 @@ impl BodyCipher for KeyRing {
                 }
                 let is_new = (exist == LogsExist::Next, &owner);
                 if !state.newest.contains_key(&owner) {
-                    let covers_all = matches!(is_new, (true, Owner::Log(_)));
+                    let covers_all = matches!(is_new, (true, KeyOwner::Log(_)));
                     owners.push((owner, covers_all));
                 }
             }
             owners.sort();
             owners.dedup_by(|one, other| one.0 == other.0);
-            if let Some((Owner::Log(last), true)) = owners.last().cloned() {
+            if let Some((KeyOwner::Log(last), true)) = owners.last().cloned() {
                 // The logs that are created next have the next numbers.
                 for ahead in 1..KEYS_AHEAD {
-                    let owner = Owner::Log(LogId::new(last.get() + ahead));
+                    let owner = KeyOwner::Log(LogId::new(last.get() + ahead));
                     if !state.newest.contains_key(&owner) {
                         owners.push((owner, true));
                     }

@@ -85,6 +85,9 @@ impl Place {
     }
 }
 
+/// The message of a refused start, the change before it, and its arguments.
+type RefusedStart<'a> = (&'a str, Box<dyn Fn() + 'a>, Vec<String>);
+
 /// The files below a directory that hold these bytes.
 fn with(directory: &Path, bytes: &[u8]) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -162,7 +165,7 @@ async fn no_file_has_a_plain_byte_under_load_after_a_kill_and_after_a_sort() {
 }
 
 #[tokio::test]
-async fn start_with_missing_wrong_or_swapped_keys_is_refused_and_the_right_ones_serve() {
+async fn start_with_missing_wrong_or_swapped_keys_is_refused() {
     let place = Place::new();
     let daemon = place.start(&[]);
     fill(&daemon, "a", 3).await;
@@ -180,7 +183,7 @@ async fn start_with_missing_wrong_or_swapped_keys_is_refused_and_the_right_ones_
     };
     let cut = &saved[0][..saved[0].len() / 2];
     let foreign = fs::read(ring(&other, "ring")).unwrap();
-    let cases: [(&str, Box<dyn Fn()>, Vec<String>); 6] = [
+    let cases: [RefusedStart<'_>; 6] = [
         ("are encrypted", Box::new(|| ()), vec![]),
         ("does not have", Box::new(|| ()), other.arguments(&[])),
         (

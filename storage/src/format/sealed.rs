@@ -11,7 +11,7 @@
 //! +------------+------------+-----------+------------+-------+-------------------+-----+
 //! ```
 //!
-//! The times are those of the first and the last record, so that a start needs no key. The tag covers them, the
+//! The times belong to the first and the last record. With them a start needs no key. The tag covers them, the
 //! number of the key, the plain size, and the place of the body: log id, first lsn, record count, codec. The
 //! position is not covered: a sorted run has another one.
 
@@ -44,7 +44,7 @@ pub(crate) fn is_sealed(codec: u8) -> bool {
 
 /// The place of a body, which its tag covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bound {
+pub(crate) struct BodyPlace {
     pub(crate) log: LogId,
     pub(crate) first_lsn: Lsn,
     pub(crate) count: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Bound {
     pub(crate) codec: u8,
 }
 
-impl Bound {
+impl BodyPlace {
     /// The bytes that the tag covers beside the body: the place, then the head.
     fn with(&self, head: &[u8; NONCE_AT]) -> [u8; 24 + NONCE_AT] {
         let mut bytes = [0; 24 + NONCE_AT];
@@ -66,10 +66,10 @@ impl Bound {
 }
 
 /// Times of the first and of the last record of a body.
-pub(crate) type Times = (Timestamp, Timestamp);
+pub(crate) type FirstAndLastTime = (Timestamp, Timestamp);
 
 /// The times of a plain body whose records arrived at `arrival`. Times never go back within a log.
-pub(crate) fn times_of(plain: &[u8], arrival: Timestamp) -> Times {
+pub(crate) fn times_of(plain: &[u8], arrival: Timestamp) -> FirstAndLastTime {
     let mut times = codec::own_times(plain).map(|own| own.unwrap_or(arrival));
     let first = times.next().unwrap_or(arrival);
     (first, times.fold(first, Timestamp::max))
@@ -82,7 +82,7 @@ pub(crate) fn stored_times(
     stored: &[u8],
     count: u32,
     arrival: Timestamp,
-) -> Option<Times> {
+) -> Option<FirstAndLastTime> {
     if is_sealed(codec) {
         return SealedBody::parse(stored).map(|sealed| sealed.times);
     }
@@ -96,9 +96,9 @@ pub(crate) fn seal(
     out: &mut Vec<u8>,
     at: usize,
     key: &dyn BodyKey,
-    bound: &Bound,
+    bound: &BodyPlace,
     plain: u32,
-    times: Times,
+    times: FirstAndLastTime,
 ) {
     let mut head = [0; NONCE_AT];
     head[..8].copy_from_slice(&key.number().to_le_bytes());
@@ -120,7 +120,7 @@ pub(crate) fn seal(
 pub(crate) struct SealedBody<'a> {
     /// The number of its key.
     pub(crate) key: u64,
-    pub(crate) times: Times,
+    pub(crate) times: FirstAndLastTime,
     /// Size when it is decrypted and decompressed, bytes.
     pub(crate) plain: u32,
     head: &'a [u8; NONCE_AT],
@@ -177,7 +177,7 @@ impl<'a> SealedBody<'a> {
     pub(crate) fn open(
         &self,
         cipher: Option<&dyn BodyCipher>,
-        bound: &Bound,
+        bound: &BodyPlace,
     ) -> Result<Vec<u8>, CannotOpen> {
         let key = cipher.and_then(|cipher| cipher.by_number(self.key));
         let key = key.ok_or(CannotOpen::NoKey(self.key))?;
@@ -194,12 +194,12 @@ impl<'a> SealedBody<'a> {
 /// Encrypts a stored body with the newest key of its log. `None` if it has that key already, or cannot be read.
 pub(crate) fn renew(
     cipher: &dyn BodyCipher,
-    bound: Bound,
+    bound: BodyPlace,
     stored: &[u8],
     arrival: Timestamp,
 ) -> Option<(u8, Vec<u8>)> {
     let newest = cipher.newest(bound.log)?;
-    let sealed = Bound {
+    let sealed = BodyPlace {
         codec: bound.codec | SEALED,
         ..bound
     };

@@ -17,7 +17,7 @@ use crate::format::frame;
 use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::pack;
 use crate::format::pack::Piece;
-use crate::format::sealed::{Bound, SEALED, SealedBody, is_sealed};
+use crate::format::sealed::{BodyPlace, SEALED, SealedBody, is_sealed};
 use crate::index::run_file;
 use crate::journal::segment::Segment;
 use crate::read::store::Store;
@@ -279,7 +279,7 @@ pub(super) fn piece_body(
 ) -> Result<Bytes, FrameFault> {
     let stored = run_file::stored(buffer, at, piece).ok_or(FrameFault::Damaged)?;
     let from = at + piece.offset as usize;
-    let bound = Bound {
+    let bound = BodyPlace {
         log,
         first_lsn: piece.first_lsn,
         count: piece.count,
@@ -300,7 +300,7 @@ pub(super) fn plain_body(
     from: usize,
 ) -> Result<Bytes, FrameFault> {
     let stored = frame::verified_body(bytes, header).ok_or(FrameFault::Damaged)?;
-    let bound = Bound {
+    let bound = BodyPlace {
         log: header.log_id,
         first_lsn: header.first_lsn,
         count: header.count,
@@ -315,7 +315,7 @@ pub(super) fn plain_body(
 /// The plain bytes of stored ones. `as_it_is` returns them if they are neither encrypted nor compressed.
 fn plain(
     cipher: Option<&Cipher>,
-    bound: &Bound,
+    bound: &BodyPlace,
     stored: &[u8],
     position: Position,
     as_it_is: impl FnOnce() -> Bytes,

@@ -67,7 +67,7 @@ impl BodyKey for TestKey {
     }
 }
 
-/// The keys of a store, of which a test takes some away.
+/// The keys of a store. A test takes some away.
 #[derive(Default)]
 pub(super) struct TestKeys {
     keys: Mutex<BTreeMap<u64, Arc<TestKey>>>,

@@ -67,9 +67,8 @@ fn fill(fixture: &Fixture, segments: usize) -> usize {
         compression: Some(Compression::Lz4),
         ..LogConfig::default()
     };
-    let _ = fixture
-        .core
-        .create_in_turn(LogName::new("packed").unwrap(), config);
+    let log = LogName::new("packed").unwrap();
+    drop(fixture.core.create_in_turn(log, config));
     fixture.core.turn();
     let begun = fixture.core.journal.current().base;
     let mut count = 0;

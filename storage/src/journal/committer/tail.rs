@@ -29,7 +29,7 @@ use crate::format::digest::Digest;
 use crate::format::frame;
 use crate::format::frame::{DirectoryBuilder, FrameHead, FrameKind, HEADER_BYTES};
 use crate::format::sealed;
-use crate::format::sealed::{Bound, SEALED, SEALED_BYTES};
+use crate::format::sealed::{BodyPlace, SEALED, SEALED_BYTES};
 use crate::journal::pool::{Pool, ReadySegment, Use};
 use crate::journal::recent::Keeper;
 use crate::journal::segment::Segment;
@@ -348,7 +348,7 @@ impl SegmentTail for FileTail {
         }
         if let Some((key, plain, times)) = sealing {
             codec |= SEALED;
-            let bound = Bound {
+            let bound = BodyPlace {
                 log: head.log_id,
                 first_lsn: head.first_lsn,
                 count: head.count,

@@ -28,7 +28,7 @@ use crate::format::life::Life;
 use crate::format::pack::{Piece, pieces};
 use crate::format::run_head::RunHead;
 use crate::format::sealed;
-use crate::format::sealed::Bound;
+use crate::format::sealed::BodyPlace;
 use crate::index::run_file::stored;
 use crate::index::{IndexBuilder, IndexFile, NewRow, Row, SealedIndex};
 use crate::journal::pool::Claim;
@@ -705,7 +705,7 @@ struct LogOutput<'w, 'a> {
 impl LogOutput<'_, '_> {
     fn put(&mut self, keep: &Keep<'_>, piece: Piece, body: &[u8]) -> Result<(), Failed> {
         // The bytes of a piece change only here.
-        let bound = Bound {
+        let bound = BodyPlace {
             log: keep.id,
             first_lsn: piece.first_lsn,
             count: piece.count,
