@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use zeroize::{Zeroize as _, Zeroizing};
+use zeroize::Zeroizing;
 
 use crate::config::Config;
 use crate::reload::{Secrecy, read_file};
@@ -260,16 +260,16 @@ fn output_of(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
         let _ = child.wait();
         return Err(format!("it takes longer than {} s", MOST_TIME.as_secs()));
     };
-    let mut bytes = read
+    let bytes = read
         .map_err(|_| "its output cannot be read")?
         .map_err(|error| format!("its output cannot be read: {error}"))?;
-    if !status.success() {
-        bytes.zeroize();
-        return Err(format!("it failed ({status})"));
+    // The command fails, too, once nobody reads the rest.
+    if bytes.len() as u64 > MOST_TEXT {
+        return Err("it prints more than 64 KiB".to_owned());
     }
-    match bytes.len() as u64 > MOST_TEXT {
-        true => Err("it prints more than 64 KiB".to_owned()),
-        false => Ok(bytes),
+    match status.success() {
+        true => Ok(bytes),
+        false => Err(format!("it failed ({status})")),
     }
 }
 
