@@ -29,7 +29,7 @@ use crate::format::digest::Digest;
 use crate::format::frame;
 use crate::format::frame::{DirectoryBuilder, FrameHead, FrameKind, HEADER_BYTES};
 use crate::format::sealed;
-use crate::format::sealed::{BodyPlace, SEALED, SEALED_BYTES};
+use crate::format::sealed::{BodyPlace, FirstAndLastTime, SEALED, SEALED_BYTES};
 use crate::journal::pool::{Pool, ReadySegment, Use};
 use crate::journal::recent::Keeper;
 use crate::journal::segment::Segment;
@@ -192,6 +192,8 @@ pub(crate) struct FileTail {
     frames: u64,
     before_group: (u32, u64),
     cipher: Option<Cipher>,
+    /// Times of the first and the last record of the unfinished frame, if they were put as records.
+    times: Option<FirstAndLastTime>,
 }
 
 impl FileTail {
@@ -204,6 +206,7 @@ impl FileTail {
     ) -> Self {
         Self {
             cipher,
+            times: None,
             pool,
             segment,
             file,
@@ -219,6 +222,10 @@ impl FileTail {
             frames: 0,
             before_group: (0, 0),
         }
+    }
+
+    fn note_times(&mut self, first: Timestamp, last: Timestamp) {
+        self.times.get_or_insert((first, last)).1 = last;
     }
 
     fn check(&self) {
@@ -281,6 +288,7 @@ impl SegmentTail for FileTail {
     fn begin(&mut self, producer: Option<(&Producer, Digest)>) -> Started {
         self.check();
         debug_assert!(self.buffer.len().is_multiple_of(8));
+        self.times = None;
         let mut extension = Vec::new();
         if self.buffer.is_empty() {
             self.directory.reset(self.start());
@@ -308,6 +316,7 @@ impl SegmentTail for FileTail {
         if !records.have_times() && arrival >= *last_time {
             records.put(&mut self.buffer);
             *last_time = arrival;
+            self.note_times(arrival, arrival);
             return None;
         }
         let mut first_time = None;
@@ -318,6 +327,9 @@ impl SegmentTail for FileTail {
             codec::put_record(&mut self.buffer, &record, own);
             *last_time = time;
             first_time.get_or_insert(time);
+        }
+        if let Some(first) = first_time {
+            self.note_times(first, *last_time);
         }
         first_time
     }
@@ -337,7 +349,9 @@ impl SegmentTail for FileTail {
                 // Every way to create a log prepares its key first.
                 let key = cipher.newest(head.log_id).expect("the log has a key");
                 let plain = u32::try_from(self.buffer.len() - body).expect("body fits 32 bits");
-                let times = sealed::times_of(&self.buffer[body..], head.arrival);
+                // Records from memory were put as bytes.
+                let of_body = || sealed::times_of(&self.buffer[body..], head.arrival);
+                let times = self.times.unwrap_or_else(of_body);
                 (key, plain, times)
             });
         let mut codec = compress::PLAIN;
