@@ -228,7 +228,7 @@ async fn start_with_missing_wrong_or_swapped_keys_is_refused() {
 }
 
 #[tokio::test]
-async fn rotation_works_while_the_daemon_runs_and_the_sorter_ends_it() {
+async fn rotation_works_while_the_daemon_runs_and_an_old_ring_is_refused() {
     let place = Place::new();
     let daemon = place.start(&[]);
     fill(&daemon, "a", 200).await;
