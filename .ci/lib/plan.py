@@ -59,6 +59,7 @@ COMPUTE = [
     Step("rust/lint:fuzz_targets", "compute", BINARIES, ("debug",)),
     Step("durability/engine:power", "compute", BINARIES),
     Step("durability/engine:damage", "compute", BINARIES),
+    Step("durability/engine:encrypted", "compute", BINARIES),
     Step("durability/engine:sorting_memory", "compute", BINARIES),
 ]
 WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) else BINARIES, locks) for name, locks in [
@@ -205,7 +206,7 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # - the programs of a release for two processors, built twice, with tools from source. The packages of a release are made and used
 #   in every run.
 WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
-            "durability/engine:power", "durability/engine:damage", "durability/engine:sorting_memory", "durability/full:gives_back",
+            "durability/engine:power", "durability/engine:damage", "durability/engine:encrypted", "durability/engine:sorting_memory", "durability/full:gives_back",
             "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "durability/takeover:contenders",
             "durability/history:forgetful_store", "wire/wire:floods_over_tls",
             "clients/rotation", "clients/conformance:runtimes", "ops/dashboards", "durability/crashes:kills", "durability/outages:full",

@@ -391,6 +391,26 @@ impl Client {
         let request = v1::DeleteLogRequest {
             log: log.into(),
             log_id,
+            shred: false,
+        };
+        call!(self, log_service.delete_log, Repeat::Harmful, request)?;
+        Ok(())
+    }
+
+    /// Deletes a log, and destroys its keys: then its records cannot be read from any backup, archive or copy of the
+    /// store. With a `log_id`, only if it is that one.
+    ///
+    /// # Errors
+    /// NO_OWN_KEY, and nothing was deleted; LOG_NOT_FOUND, LOG_REPLACED, and the errors of every call.
+    pub async fn shred_log(
+        &self,
+        log: impl Into<String>,
+        log_id: Option<u64>,
+    ) -> Result<(), Error> {
+        let request = v1::DeleteLogRequest {
+            log: log.into(),
+            log_id,
+            shred: true,
         };
         call!(self, log_service.delete_log, Repeat::Harmful, request)?;
         Ok(())

@@ -68,6 +68,7 @@ use wald_proto::v1::Reason;
 use wald_storage::{Clock as _, SystemClock, Timestamp};
 
 use crate::audit::{ShownCredential, Trail};
+use crate::encryption::TenantOf;
 use crate::methods::{self, Need, Rpc};
 use crate::metrics::{AuthFailure, AuthMetrics};
 use crate::status;
@@ -235,6 +236,22 @@ impl Unknown {
 }
 
 impl Authority {
+    /// Finds the tenant of the name of a log, by the rules in force at the time of the question.
+    pub(crate) fn tenants(&self) -> TenantOf {
+        match self {
+            Self::Open => Box::new(|_| None),
+            Self::File(authority) => {
+                let rules = authority.rules.clone();
+                Box::new(move |log| {
+                    let rules = rules.borrow();
+                    let mut tenants = rules.file.tenants.values();
+                    let tenant = tenants.find(|tenant| log.starts_with(&tenant.prefix))?;
+                    Some(tenant.name.as_str().to_owned())
+                })
+            }
+        }
+    }
+
     /// The caller of a call, from its head and the names in the certificate of its connection. `trail`: the origin of
     /// the call, for the audit log.
     ///

@@ -292,6 +292,7 @@ pub(crate) fn open_failed(error: &OpenError) -> Exit {
         OpenError::Locked { .. } => IN_USE,
         OpenError::Damaged(_) | OpenError::UnreadEnd { .. } => DATA_LOSS,
         OpenError::Config(_)
+        | OpenError::Keys(_)
         | OpenError::NotAStore { .. }
         | OpenError::NoStore { .. }
         | OpenError::Version { .. }

@@ -25,8 +25,8 @@ pub(crate) use layers::{
 };
 pub(crate) use otel::{OtelSettings, read as otel};
 pub(crate) use value::{
-    AuditFailurePolicy, AuditScope, BucketGap, ClientAuth, Exposure, FlushFailurePolicy, LogFormat,
-    LogPattern, LogPatterns, SettingValue, Size, TlsVersion,
+    AuditFailurePolicy, AuditScope, BucketGap, ClientAuth, EncryptionScope, Exposure,
+    FlushFailurePolicy, LogFormat, LogPattern, LogPatterns, SettingValue, Size, TlsVersion,
 };
 
 /// Largest batch: clients take messages of 64 MiB, and a message has names and places, too.
@@ -142,6 +142,7 @@ macro_rules! settings {
                 StorageConfig {
                     $( $engine: self.$engine.into(), )+
                     replica: self.replica_bounds(),
+                    cipher: None,
                 }
             }
         }
@@ -149,10 +150,11 @@ macro_rules! settings {
 }
 
 /// Headings of the settings in `wald --help` and in the reference: the first setting of each, and its text.
-const HEADINGS: [(&str, &str); 12] = [
+const HEADINGS: [(&str, &str); 13] = [
     ("listen", "Addresses and the HTTP port"),
     ("tls_cert", "TLS"),
     ("auth_file", "Access and audit"),
+    ("encryption_key_file", "Encryption"),
     ("data_dir", "Store"),
     ("sync_mode", "Durability and the journal"),
     ("max_record_bytes", "Bounds of requests and of the store"),
@@ -266,6 +268,20 @@ wald_storage::engine_settings! { settings
         /// Permits gRPC without TLS on an address that other machines can reach. Without auth_file
         /// every client that reaches the port can then read and append everything.
         insecure_listen: bool = "false";
+        /// File with the keys that wrap the keys of the records (empty = no encryption, unless
+        /// encryption_key_command is set). Each line has a key of 32 bytes, as 64 hexadecimal digits or in
+        /// base64; the last one wraps, the others only open what they wrapped. Refused if every user of
+        /// the machine can read it. `wald key new` makes a key. Once a store is encrypted, each start
+        /// needs the key.
+        encryption_key_file: String = "";
+        /// Command that prints the content of encryption_key_file, such as a client of a key management
+        /// service. Its parts are separated by spaces; no shell reads it. It has 10 s and 64 KiB. It runs
+        /// at each start.
+        encryption_key_command: String = "";
+        /// Logs that share a key. store: all of them. tenant: the logs of a tenant of auth_file. log: none,
+        /// so that DeleteLog with shred destroys the records of one log in all backups. Each log then
+        /// takes 200 bytes of the key ring. A change concerns new records.
+        encryption_scope: EncryptionScope = "store";
         /// Directory that holds the store. Created if it is missing, and locked while in use.
         data_dir: PathBuf = "./wald-data";
         /// Permits root to serve, repair or restore to a directory of another user. The new files
@@ -529,6 +545,7 @@ impl Config {
         self.check_sizes()?;
         self.check_tls()?;
         self.check_auth()?;
+        self.check_encryption()?;
         for (name, size) in [
             ("max_header_bytes", self.max_header_bytes),
             ("stream_window_bytes", self.stream_window_bytes),
@@ -687,6 +704,40 @@ impl Config {
         }
         self.check_cipher_suites()?;
         self.check_origins()
+    }
+
+    /// Rules for the keys of records.
+    fn check_encryption(&self) -> Result<(), Wrong> {
+        let (file, command) = (&self.encryption_key_file, &self.encryption_key_command);
+        if !file.is_empty() && !command.is_empty() {
+            return Err(Wrong::new(
+                "encryption_key_command",
+                "encryption_key_file is set, too; the keys come from one of both",
+            ));
+        }
+        if file.is_empty() && command.is_empty() {
+            return match self.encryption_scope {
+                EncryptionScope::Store => Ok(()),
+                _ => Err(Wrong::new(
+                    "encryption_scope",
+                    "it has no effect without encryption_key_file or encryption_key_command",
+                )),
+            };
+        }
+        if self.encryption_scope == EncryptionScope::Tenant && !self.has_auth() {
+            return Err(Wrong::new(
+                "encryption_scope",
+                "tenants are in auth_file, which is not set",
+            ));
+        }
+        if self.has_replica() {
+            return Err(Wrong::new(
+                "bucket_url",
+                "a store with a replica cannot be encrypted by this version: a stand-by would not have the key ring; \
+                 encrypt the bucket and the volumes, or leave out encryption_key_file and encryption_key_command",
+            ));
+        }
+        Ok(())
     }
 
     /// Rules for identities, and for ports that other machines can reach.

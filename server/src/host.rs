@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, setrlimit};
 use wald_storage::Owner;
 
 use crate::config::{Config, Size};
@@ -181,6 +181,15 @@ pub(crate) fn write_no_core() {
             %error,
             "core files cannot be switched off, so a crash may write records to one; set LimitCORE=0 or ulimit -c 0"
         );
+    }
+}
+
+/// Lets no other process of this user read the memory, and no crash write it anywhere: it holds keys.
+pub(crate) fn hide_memory() {
+    write_no_core();
+    let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    if let Err(error) = hidden {
+        tracing::warn!(%error, "the memory of this process cannot be hidden from other processes of its user");
     }
 }
 

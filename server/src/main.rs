@@ -13,6 +13,7 @@ mod config;
 mod console;
 mod convert;
 mod drain;
+mod encryption;
 mod ephemeral;
 #[cfg_attr(not(feature = "object"), path = "forward/none.rs")]
 mod forward;
@@ -20,7 +21,7 @@ mod gateway;
 mod grpc;
 mod host;
 mod http;
-#[cfg(feature = "object")]
+#[cfg(any(test, feature = "object", feature = "known-bad"))]
 mod known_bad;
 mod linger;
 mod logging;
@@ -104,6 +105,9 @@ fn main() -> ExitCode {
         }
         Some(("token", matches)) => (source.effective())
             .and_then(|effective| auth::run(&effective.config, matches))
+            .map_err(|exit| failed(&exit)),
+        Some(("key", matches)) => (source.effective())
+            .and_then(|effective| encryption::commands::run(&effective.config, matches))
             .map_err(|exit| failed(&exit)),
         Some(("man", _)) => man().map_err(|exit| failed(&exit)),
         _ => serve(&mut source, takes_over(&matches), is_ephemeral(&matches)).map_err(|exit| {
@@ -296,6 +300,7 @@ fn command() -> Command {
         .subcommand(backups::key_command())
         .subcommand(archive::command())
         .subcommand(auth::command())
+        .subcommand(encryption::commands::command())
         .subcommand(Command::new("man").about("Print the man page, with every setting"));
     let mut shown_under = None;
     for setting in SETTINGS.iter() {

@@ -386,6 +386,9 @@ state_metrics! {
     sorted_live_bytes: IntGauge = "wald_sorted_live_bytes", now.sorted_live_bytes;
     /// Bytes in sorted runs that hold no live record. Above 1/8 of live bytes for long: the sorter lags.
     sorted_dead_bytes: IntGauge = "wald_sorted_dead_bytes", now.sorted_dead_bytes;
+    /// Bytes of files with records that are plain, or under an older key than the newest one. The sorter encrypts them
+    /// with the newest. 0 without encryption.
+    unrenewed_bytes: IntGauge = "wald_encryption_unrenewed_bytes", now.unrenewed_bytes;
     /// Bytes of segments that are sorted in one pass: 1/8 of sorter_step_bytes. 0: sorting is off. At least this much
     /// normally waits.
     sorter_part_bytes: IntGauge = "wald_sorter_part_bytes", now.sorter_part_bytes;

@@ -119,7 +119,7 @@ fn run_one(
 ) -> Result<u8, Exit> {
     match name {
         "repair" => repair::run(directory, matches, &config.storage_without_replica()),
-        "delete-logs" => delete::run(directory, matches, &config.storage_without_replica()),
+        "delete-logs" => delete::run(directory, matches, config),
         "reset-clock" => clock::run(directory, matches, &config.storage_without_replica()),
         "dump" => dump::run(directory, matches),
         _ => verify::run(directory, matches, config),
@@ -142,7 +142,7 @@ fn command_line(name: &str, matches: &ArgMatches) -> String {
 }
 
 /// The user that runs this, as far as the system knows.
-fn who() -> String {
+pub(crate) fn who() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"]
         .iter()
         .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));

@@ -31,6 +31,7 @@ use crate::backups::keys::SigningKey;
 use crate::config::LogPatterns;
 use crate::convert::ServerLimits;
 use crate::drain::Phase;
+use crate::encryption::KeyRing;
 use crate::metrics::{Deadline, Metrics};
 use crate::replica::ReplicaWatch;
 use crate::serve::StoreOwner;
@@ -47,6 +48,8 @@ pub(crate) struct OpenStore {
     pub(crate) epoch: RecoveryEpoch,
     /// The findings of opening it.
     pub(crate) report: RecoveryReport,
+    /// The keys of its records. `None`: they are plain.
+    pub(crate) keys: Option<Arc<KeyRing>>,
 }
 
 /// An engine or a copy that reads, and the recovery epoch of its answers.

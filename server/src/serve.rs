@@ -29,6 +29,7 @@ use crate::backups::unusable;
 use crate::config::{ClientAuth, Config, FlushFailurePolicy, SettingValue};
 use crate::convert::{self, ServerLimits};
 use crate::drain::{Phase, Request, Signals, bound};
+use crate::encryption;
 use crate::ephemeral::{self, Ephemeral};
 use crate::forward::Forwarder;
 use crate::logging;
@@ -282,7 +283,7 @@ impl Server {
         if let Some(key) = &signing_key {
             tracing::info!(key = %key.public(), "manifests of backups and of the replica are signed");
         }
-        let opening = open::start(config, Arc::clone(&metrics), facts)?;
+        let opening = open::start(config, Arc::clone(&metrics), facts, authority.tenants())?;
         let (listener, http) = match ports {
             Ok(ports) => ports,
             // A second daemon usually finds the ports taken as well as the directory; the owner
@@ -480,7 +481,14 @@ impl Server {
             engine: Engine::new(Arc::clone(&engine)),
             epoch: opened.report.recovery_epoch,
             report: opened.report.clone(),
+            keys: opened.keys.clone(),
         });
+        if let Some(keys) = &opened.keys {
+            tokio::spawn(encryption::rotate_when_asked(
+                Arc::clone(keys),
+                Arc::clone(&engine),
+            ));
+        }
         life.enter(Phase::Serving).await;
         announce(config, &opened, addresses, start_lines);
         limits.tell(config);

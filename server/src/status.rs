@@ -6,6 +6,7 @@
 
 mod batch;
 mod failure;
+mod shred;
 mod tenant;
 
 use std::error::Error as _;
@@ -16,13 +17,14 @@ use tonic_types::StatusExt as _;
 use wald_proto::v1::Reason;
 use wald_storage::{
     AdminError, AppendError, BackupError, CursorError, FenceError, InvalidLogName, InvalidName,
-    MAX_LOG_NAME_BYTES, ReadError, SyncError, TargetError, TrimError, VerifyError,
+    MAX_LOG_NAME_BYTES, ReadError, SyncError, TargetError, TrimError, Unopened, VerifyError,
 };
 
 use batch::append_failure;
 pub(crate) use batch::{append, condition_reason};
 pub(crate) use failure::Access;
 use failure::{Failure, Retry};
+pub(crate) use shred::{ShredError, is_unapplied, shred, shred_unended, unshredded};
 pub(crate) use tenant::{over_count, over_rate, share_busy, tenant_changed};
 
 /// Characters of an unknown method that its refusal repeats.
@@ -72,11 +74,21 @@ pub(crate) fn read(error: &ReadError) -> Status {
             Failure::new(Code::Unavailable, Reason::BucketDown, message).retry_after(RETRY_LATER)
         }
         ReadError::Refused(error) => append_failure(error).of_read(message),
-        ReadError::Io(_) => {
-            Failure::new(Code::Unavailable, Reason::ReadFailed, message).retry_after(RETRY_SOON)
+        ReadError::Io(error) => {
+            match unopened(error) {
+                Some(unopened) => Failure::new(Code::DataLoss, Reason::KeyMissing, message)
+                    .fact("key", unopened.key),
+                None => Failure::new(Code::Unavailable, Reason::ReadFailed, message)
+                    .retry_after(RETRY_SOON),
+            }
         }
     }
     .status()
+}
+
+/// Records whose key is missing, if they are the cause.
+fn unopened(error: &std::io::Error) -> Option<&Unopened> {
+    error.get_ref()?.downcast_ref()
 }
 
 fn target(error: &TargetError) -> Failure {

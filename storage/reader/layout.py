@@ -214,6 +214,22 @@ def allow(largest_body):
     allowed = max(allowed, largest_body)
 
 
+# Bit of a codec: the body is encrypted.
+ENCRYPTED = 4
+# Key, time of the first and of the last record, size when it is plain; a nonce, the encrypted bytes and a tag follow.
+SEALED = struct.Struct("<QqqI")
+LEAST_SEALED = SEALED.size + 12 + 16
+
+
+def sealed(frame):
+    """The key of an encrypted body, the times of its first and last record, and its size when it is plain; else None."""
+    if not frame.codec & ENCRYPTED:
+        return None
+    if len(frame.body) < LEAST_SEALED:
+        raise Bad(f"the encrypted body of the frame at {frame.position} is too short")
+    return SEALED.unpack_from(frame.body)
+
+
 def plain(frame):
     """The body as it was before it was compressed."""
     if frame.codec == 0:
@@ -229,7 +245,12 @@ def plain(frame):
 
 
 def records(frame):
-    """The records of a batch, as dicts in the words of the output."""
+    """The records of a batch, as dicts in the words of the output. Of encrypted ones only lsn and time are known, and
+    the time only of the first and the last."""
+    if encrypted := sealed(frame):
+        key, first, last, _ = encrypted
+        return [{"lsn": frame.first_lsn + at, "time_us": first if at == 0 else last, "key": key, "data": b"", "headers": []}
+                for at in range(frame.count)]
     found = []
     for number, value in fields(plain(frame)):
         if number != 3:

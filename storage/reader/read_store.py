@@ -44,6 +44,8 @@ def text(data):
 
 
 def record(told):
+    if "key" in told:
+        return {"lsn": told["lsn"], "encrypted_with_key": told["key"]}
     found = {"lsn": told["lsn"], "time_us": told["time_us"], "data": text(told["data"])}
     if told["headers"]:
         found["headers"] = [[key, text(value)] for key, value in told["headers"]]

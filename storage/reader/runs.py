@@ -62,7 +62,7 @@ def open_run(file, store):
             pass
     if life is None or life.store != store or f"{life.segment:016x}" != file.stem:
         raise Bad("no run of this store")
-    if life.version != 1 or life.incompatible != 1:
+    if life.version != 1 or life.incompatible & ~8 != 1:
         raise Bad(f"version {life.version}, incompatible features {life.incompatible:#x}")
     if len(data) < life.size:
         raise Bad("it is shorter than it was")

@@ -12,7 +12,7 @@ import xxhash
 from derived import index_of, newest_checkpoint, read_checkpoint
 from layout import (BATCH, CONFIGURED, CREATED, CURSOR, DELETED, DIRECTORY, FENCE, FIRST_FRAME, FORGOTTEN, LARGEST_BODY, LIFE_BLOCK, LINK, MARKER, NEVER,
                     SEAL, TRIM, Bad, Life, allow, bytes_digest, crc, directory, fields, frame_body, frame_header,
-                    life_block, message, plain, producer, records, sent_digest, signed)
+                    life_block, message, plain, producer, records, sealed, sent_digest, signed)
 from runs import arrival_of, enter, find_runs
 from state import Batch, Log, Producer, Segment, pushed
 
@@ -119,7 +119,7 @@ class Store:
                     self.problem(f"{path.name}: not a segment of this store")
                     self.unreadable.append(int(path.stem, 16))
                 continue
-            if life.version != 1 or life.incompatible & ~2:
+            if life.version != 1 or life.incompatible & ~(2 | 8):
                 raise Bad(f"{path.name}: version {life.version}, incompatible features {life.incompatible:#x}")
             segment = Segment(path, data, life)
             self.find_base(segment)
@@ -467,7 +467,7 @@ class Store:
         log.newest_time = max(log.newest_time, *(one["time_us"] for one in found))
         log.stored += frame.size
         sent = producer(frame)
-        if sent:
+        if sent and not sealed(frame):
             # A digest differs if a record was stored with a later time than it was sent with.
             key = self.key[1] if len(sent.digest) == 16 else None
             self.digests[sent_digest(plain(frame), key) == sent.digest] += 1

@@ -2,6 +2,7 @@
 //!
 //! A server holds a [`engine::LogEngine`] and knows no other room.
 
+pub(crate) mod cipher;
 pub(crate) mod codec;
 pub(crate) mod config;
 pub(crate) mod content;

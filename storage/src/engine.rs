@@ -122,6 +122,9 @@ impl Core {
             Some(archive) => Some(Archive::open(archive, store.id)?),
             None => None,
         };
+        if let Some(cipher) = config.cipher.as_ref().filter(|_| start == Start::Serve) {
+            cipher.load().map_err(OpenError::Keys)?;
+        }
         // A body of the largest size that the settings allow does not count as damage.
         bounds::allow_body(config.largest_body());
         let seams = (&*clock, &*observer);
@@ -134,6 +137,14 @@ impl Core {
             }
         };
         recovered.check_room()?;
+        if matches!(start, Start::Serve) {
+            recovered.check_keys(config.cipher.as_ref())?;
+        }
+        if let Some(cipher) = config.cipher.as_ref().filter(|_| start == Start::Serve) {
+            cipher
+                .begin(recovered.next_base())
+                .map_err(OpenError::io("making the first keys"))?;
+        }
         directory::complete(&*disk)?;
         directory::allow(&*disk, config.largest_body())?;
         if matches!(start, Start::AcceptLoss) {

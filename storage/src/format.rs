@@ -15,5 +15,6 @@ pub(crate) mod frame;
 pub(crate) mod life;
 pub(crate) mod pack;
 pub(crate) mod run_head;
+pub(crate) mod sealed;
 pub(crate) mod stream;
 pub(crate) mod walk;

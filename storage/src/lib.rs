@@ -22,6 +22,9 @@ mod recovery;
 #[cfg(test)]
 mod tests;
 
+pub use crate::api::cipher::{
+    BodyCipher, BodyKey, Cipher, LogsExist, NONCE_BYTES, TAG_BYTES, Unopened,
+};
 pub use crate::api::config::MIN_SEGMENT_BYTES;
 pub use crate::api::config::{ConfigError, Limits, OnDamage, ReadStrategy, StorageConfig};
 pub use crate::api::content::ContentDigest;
@@ -61,7 +64,7 @@ pub use crate::base::ids::{
 pub use crate::base::metrics::{
     AppendPhase, ChecksumSite, NoObserver, Observer, RetentionPass, Worker,
 };
-pub use crate::disk::directory::{KeptTerm, is_own_name};
+pub use crate::disk::directory::{ENCRYPTED, ENCRYPTED_NEW, KEYS, KeptTerm, is_own_name};
 pub use crate::engine::LocalEngine;
 pub use crate::engine::copy::{CopyReader, StoreCopy};
 pub use crate::engine::expiry_clock::{expiry_clock, reset_expiry_clock};

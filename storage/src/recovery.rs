@@ -31,6 +31,7 @@ pub(crate) use self::runs::FoundRun;
 use self::runs::Runs;
 pub(crate) use self::survey::{Account, Survey, Surveyed, account, survey};
 use self::witness::Witness;
+use crate::api::cipher::Cipher;
 use crate::api::config::{OnDamage, StorageConfig};
 use crate::api::error::OpenError;
 use crate::api::record::Gap;
@@ -211,6 +212,8 @@ pub(crate) struct Recovered {
     /// Losses that this start accepts.
     accepting: Option<AcceptedLosses>,
     trust: Trust,
+    /// Whether a life block says that bodies may be encrypted.
+    encrypted: bool,
     /// The store will not be served: all segments are read, and none of their indexes is kept.
     only_looks: bool,
     /// Nothing may be written: all indexes of this start stay in memory.
@@ -382,6 +385,7 @@ impl Recovered {
             accepted: Vec::new(),
             accepting: None,
             trust: Trust::Frames,
+            encrypted: false,
             only_looks: false,
             only_shows: false,
         }
@@ -495,6 +499,41 @@ impl Recovered {
                  backup, or serve it with an older version and append its records to a new store"
             ),
         })
+    }
+
+    /// Whether bodies may be encrypted, and the highest number of a key that a run or a frame that was read names.
+    fn encryption(&self) -> (bool, u64) {
+        let runs = self
+            .runs
+            .found
+            .iter()
+            .map(|found| found.run.head.newest_key);
+        let newest = runs.max().unwrap_or(0).max(self.drafts.newest_key);
+        (self.encrypted || newest > 0, newest)
+    }
+
+    /// Checks that the keys of the store are at hand.
+    ///
+    /// # Errors
+    /// If the store has encrypted bodies, and there are no keys, or only older ones.
+    pub(crate) fn check_keys(&self, cipher: Option<&Cipher>) -> Result<(), OpenError> {
+        let (encrypted, newest) = self.encryption();
+        let wrong = match cipher {
+            _ if !encrypted => return Ok(()),
+            None => "the records of the store are encrypted, and there is no key: set encryption_key_file or encryption_key_command".to_owned(),
+            Some(cipher) if cipher.highest() == 0 => "the records of the store are encrypted, and the data directory has no key ring: put a copy back as keys/ring (`wald restore --key-ring` does so)".to_owned(),
+            Some(cipher) if cipher.highest() < newest => format!(
+                "the key ring is older than the store: its newest key is {}, and records are encrypted with key {newest}; put back the newest copy of the key ring",
+                cipher.highest()
+            ),
+            Some(_) => return Ok(()),
+        };
+        Err(OpenError::Keys(wrong))
+    }
+
+    /// The position at which the journal goes on.
+    pub(crate) fn next_base(&self) -> Position {
+        self.next_base
     }
 
     /// Applies all segments in order, by their indexes or by their frames.

@@ -5,6 +5,7 @@ mod archiving;
 mod around_damage;
 mod backups;
 mod bounds;
+mod cipher;
 mod combined;
 mod compression;
 mod copies;
@@ -16,6 +17,7 @@ mod damaged_files;
 mod deletions;
 mod descriptors;
 mod digests;
+mod encryption;
 mod exactly_once;
 mod faults;
 mod forgetting;
@@ -137,6 +139,8 @@ fn small_config() -> StorageConfig {
         pool_segments: 1,
         // Time stands still in tests, so nothing may wait for a rate.
         scrub_bytes_per_second: 0,
+        // The second tier runs the tests of crashes and damage with encryption, too.
+        cipher: cipher::of_environment(),
         retention_interval: Duration::from_secs(24 * 3600),
         ..StorageConfig::default()
     }

@@ -295,7 +295,8 @@ fn frames_that_are_not_known_are_neither_torn_nor_damaged() {
         (6, 2, "version 2"),
         (7, 200, "kind 200"),
         (7, 31, "kind 31"),
-        (20, 5, "codec 5"),
+        (20, 3, "codec 3"),
+        (20, 7, "codec 7"),
     ];
     for (offset, value, words) in cases {
         let original = store(false);

@@ -25,7 +25,8 @@ WRITE = "--write" in sys.argv
 OURS = {"listen", "http_listen", "insecure_listen", "insecure_tokens", "data_dir", "tls_cert", "tls_key", "tls_client_auth",
         "tls_client_ca", "tls_client_crl", "http_tls", "bucket_url", "bucket_endpoint", "bucket_region", "bucket_credentials_file",
         "bucket_insecure", "stand_by", "peer_ca", "node_id", "advertise", "auth_file", "metrics_open", "backup_signing_key_file",
-        "backup_trust"}
+        "backup_trust",
+        "encryption_key_file", "encryption_key_command", "encryption_scope"}
 # Kinds of volumes that the Pod Security Standard `restricted` permits.
 VOLUMES_ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -249,6 +250,9 @@ def refused():
         (["persistence.accessModes={ReadWriteMany}"], "ReadWriteOnce"),
         (["config.tls_cert=/tls.crt"], "tls_cert"),
         (["tls.enabled=true"], "set either tls.existingSecret"),
+        (["encryption.scope=log"], "no effect without encryption.existingSecret"),
+        (["encryption.scope=tenant", "encryption.existingSecret=key"], "tenants are in auth.toml"),
+        (["encryption.existingSecret=key", "replica.enabled=true", "replica.url=s3://b/p"], "a store with a replica cannot be encrypted"),
         ([*TLS, "tls.certManager.enabled=true"], "set either tls.existingSecret"),
         (["tls.enabled=true", "tls.certManager.enabled=true"], "set tls.certManager.issuerRef.name"),
         (["tls.existingSecret=cert"], "tls.existingSecret has no effect without tls.enabled"),

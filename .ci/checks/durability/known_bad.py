@@ -16,18 +16,20 @@ from clients import runner
 MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt", "no_chain", "truncate_on_any_error",
             "ack_before_flush", "producers_not_in_checkpoint", "last_good_frame", "sorter_ignores_space",
             "unreadable_ends_read", "leftovers_stay", "sorted_indexes_stay", "producers_never_expire",
-            "damage_stops_checkpoints", "unproven_forgotten", "ack_before_replica", "ship_from_written", "skip_row"]
+            "damage_stops_checkpoints", "unproven_forgotten", "ack_before_replica", "ship_from_written", "skip_row", "tag_not_checked"]
 # Mistakes of the shipper of the replica and of nodes that take over, which only their own tests can meet.
 SHIP_MISTAKES = ["replica:" + name for name in [
     "ack_before_put", "publish_durable", "drain_before_upload", "skip_part", "manifest_before_content",
     "manifest_before_trims", "fence_ignored", "named_content_removed", "lease_for_fence", "stand_by_skips_row"]]
+# Mistakes of the daemon's keys, which its own tests meet.
+KEY_MISTAKES = ["nonce_reused", "key_in_frame"]
 # A mistake of the daemon: tests with several daemons can meet it, and tests of the shipper cannot. Only with --all.
 NODE_MISTAKES = ["replica:term_unchecked"]
 # Tests of the daemon with several nodes.
 NODES = ["forward::call_goes_on_once", "second_node_takes_over", "stand_by::"]
 # Modules of the other layers of the engine's own tests.
 SIMULATED, HISTORIES = ["power_cut", "simulation", "combined"], ["histories", "retries"]
-DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair"]
+DAMAGE = ["damage", "around_damage", "unreadable", "random_damage", "stale", "repair", "encryption"]
 SPACE, MONTH, REPLICA = ["space"], ["month"], ["replica", "lost_machines"]
 # Many times the duration of any layer, and longer than any internal wait.
 PATIENCE = 240
@@ -67,6 +69,7 @@ def layers(directory, every):
         "replica": modules(engine, REPLICA, WALD_MACHINES="200"),
         "shipper": ([built("test", "-p", "wald-bucket", "--features", "replica", "--lib")["wald_bucket"], "ship::"],
                     {"WALD_MACHINES": "30"}),
+        "keys": ([built("test", "-p", "wald-server", "--bin", "wald")["wald"], "encryption::"], {}),
     }
     if not every:
         return found
@@ -149,7 +152,8 @@ def layers_for(every, mistake):
     if not mistake:
         return every
     replica = {"nodes"} if mistake in NODE_MISTAKES else {"shipper", "nodes"}
-    is_met = lambda layer: layer in replica if mistake.startswith("replica:") else layer not in {"shipper", "nodes"}
+    met = replica if mistake.startswith("replica:") else {"keys"} if mistake in KEY_MISTAKES else None
+    is_met = lambda layer: layer in met if met else layer not in {"shipper", "nodes", "keys"}
     return {layer: how for layer, how in every.items() if is_met(layer)}
 
 
@@ -175,7 +179,7 @@ def mistakes():
         every = layers(Path(temporary), "--all" in sys.argv)
         print(f"built in {time.monotonic() - began:.0f} s", flush=True)
         few, rows = sized(False, "--all" not in sys.argv), {}
-        known = MISTAKES + SHIP_MISTAKES + (NODE_MISTAKES if "nodes" in every else [])
+        known = MISTAKES + KEY_MISTAKES + SHIP_MISTAKES + (NODE_MISTAKES if "nodes" in every else [])
 
         def begin(mistake):
             """Starts the layers on a mistake; the result gives their cells."""

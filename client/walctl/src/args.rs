@@ -366,6 +366,10 @@ pub(crate) enum LogCommand {
         /// Only if the log has this number.
         #[arg(long, value_name = "ID", value_parser = parse::count::<u64>)]
         log_id: Option<u64>,
+        /// Destroy the keys of the log, too: then its records cannot be read from any backup. Needs a server
+        /// with encryption_scope = log
+        #[arg(long)]
+        shred: bool,
         /// Do not ask
         #[arg(long, short = 'y')]
         yes: bool,

@@ -52,7 +52,12 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
             }
             client.update_log(args.log, config, paths).await?
         }
-        LogCommand::Delete { log, log_id, yes } => {
+        LogCommand::Delete {
+            log,
+            log_id,
+            shred,
+            yes,
+        } => {
             let there = client.get_log(log.as_str()).await?;
             if !confirmed(&question(&there), yes)? {
                 say("nothing was deleted");
@@ -60,6 +65,11 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
             }
             // The log that was asked about, not a later one of its name.
             let log_id = log_id.or(Some(there.log_id));
+            if shred {
+                client.shred_log(log.as_str(), log_id).await?;
+                note(&format!("deleted {log}, and destroyed its keys"));
+                return Ok(ExitKind::Ok);
+            }
             client.delete_log(log.as_str(), log_id).await?;
             note(&format!("deleted {log}"));
             return Ok(ExitKind::Ok);

@@ -21,6 +21,7 @@ pub(crate) struct CallFacts {
     writer_epoch: Option<u64>,
     requests: Option<u64>,
     records: Option<u64>,
+    shredded: bool,
 }
 
 /// One log of a call.
@@ -58,6 +59,8 @@ pub(super) struct ShownFacts<'a> {
     requests: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     records: Option<u64>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    shredded: bool,
 }
 
 impl CallFacts {
@@ -77,6 +80,7 @@ impl CallFacts {
             writer_epoch: self.writer_epoch,
             requests: self.requests,
             records: self.records,
+            shredded: self.shredded,
         }
     }
 
@@ -151,6 +155,12 @@ impl CallFacts {
         if let [log] = self.logs.as_mut_slice() {
             log.log_id = Some(id.get());
         }
+    }
+
+    /// The keys of the log, which has this number, are destroyed.
+    pub(crate) fn shredded(&mut self, id: LogId) {
+        self.found(id);
+        self.shredded = true;
     }
 
     /// Records of the log.

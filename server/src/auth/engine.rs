@@ -5,16 +5,21 @@ use std::sync::Arc;
 
 use wald_storage::{
     AdminError, Backup, BackupError, Batch, ContentDigest, CursorCommit, CursorError, Durability,
-    DurabilityTruth, FenceError, Fenced, LogConfig, LogConfigChange, LogEngine, LogInfo, LogName,
-    LogStat, LogTarget, Lsn, Name, NamedCursor, Page, Position, ProducerInfo, Profile, ReadError,
-    ReadLogs, ReadRequest, ReadStart, RecoveryEpoch, Scan, ScanRequest, SegmentInfo, Selector,
-    Session, Statistics, SyncError, SyncTarget, Ticket, TrimError, Verification, VerifyError,
-    Visibility,
+    DurabilityTruth, FenceError, Fenced, LogConfig, LogConfigChange, LogEngine, LogId, LogInfo,
+    LogName, LogStat, LogTarget, Lsn, Name, NamedCursor, Page, Position, ProducerInfo, Profile,
+    ReadError, ReadLogs, ReadRequest, ReadStart, RecoveryEpoch, Scan, ScanRequest, SegmentInfo,
+    Selector, Session, Statistics, SyncError, SyncTarget, Ticket, TrimError, Verification,
+    VerifyError, Visibility,
 };
+
+use tonic::Status;
 
 use super::Caller;
 use super::permitted::{ListScopes, Permitted};
 use super::right::{Scope, ServerRight};
+use crate::encryption::KeyRing;
+use crate::status;
+use crate::status::ShredError;
 use crate::wakes;
 
 /// The engine of RPCs and console.
@@ -163,6 +168,52 @@ impl Engine {
 
     pub(crate) async fn delete_log(&self, log: Permitted<LogTarget>) -> Result<(), AdminError> {
         self.0.delete_log(log.into_inner()).await
+    }
+
+    /// Deletes a log, and destroys its keys before this returns. Returns the number of the log.
+    ///
+    /// # Errors
+    /// NO_OWN_KEY and the others of a deletion: nothing was deleted. If the keys cannot be destroyed after the deletion,
+    /// the next start destroys them.
+    pub(crate) async fn shred_log(
+        &self,
+        log: Permitted<LogTarget>,
+        keys: Option<&Arc<KeyRing>>,
+    ) -> Result<LogId, Status> {
+        let target = log.into_inner();
+        let name = target.name.clone();
+        let Some(keys) = keys else {
+            let plain =
+                ShredError::NoOwnKey("the records of this server are not encrypted".to_owned());
+            return Err(status::shred(&name, &plain));
+        };
+        let stat = self.0.stat(target, None, None).await;
+        let id = stat
+            .map_err(|error| status::unshredded(&error))?
+            .info
+            .log_id;
+        let begun = on_thread(keys, {
+            let name = name.clone();
+            move |keys| keys.shred(id, name.as_str())
+        });
+        let begun = begun.await.map_err(|error| status::shred(&name, &error))?;
+        let target = LogTarget {
+            name: name.clone(),
+            log_id: Some(id),
+        };
+        if let Err(error) = self.0.delete_log(target).await {
+            // The deletion may have happened if the journal failed: then the next start decides.
+            if status::is_unapplied(&error) {
+                let kept = on_thread(keys, move |keys| Ok(keys.keep(&begun)?)).await;
+                if let Err(error) = kept {
+                    tracing::warn!(%error, log = %name, "the next start decides about the keys of this log");
+                }
+            }
+            return Err(status::admin(&error));
+        }
+        let destroyed = on_thread(keys, move |keys| Ok(keys.destroy(&begun)?)).await;
+        destroyed.map_err(|error| status::shred_unended(&name, &error))?;
+        Ok(id)
     }
 
     /// At most `limit` logs of the scopes after `after`, in the order of their names.
@@ -344,4 +395,14 @@ impl Permitted<LogTarget> {
             ..request
         })
     }
+}
+
+/// Runs a change of the key ring, which waits for the device, outside of the event loops.
+async fn on_thread<T: Send + 'static>(
+    keys: &Arc<KeyRing>,
+    change: impl FnOnce(&KeyRing) -> Result<T, ShredError> + Send + 'static,
+) -> Result<T, ShredError> {
+    let keys = Arc::clone(keys);
+    let changed = tokio::task::spawn_blocking(move || change(&keys)).await;
+    changed.unwrap_or_else(|error| Err(ShredError::Io(std::io::Error::other(error))))
 }

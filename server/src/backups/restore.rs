@@ -21,6 +21,7 @@ use super::{
     with_trust,
 };
 use crate::config::Config;
+use crate::encryption;
 use crate::host;
 use crate::offline::escaped;
 #[cfg(feature = "object")]
@@ -78,6 +79,13 @@ pub(crate) fn command() -> Command {
                 .value_name("DIR")
                 .requires("drill")
                 .help("Parent of the temporary directory of a drill [default: the system's]")
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(
+            Arg::new("key-ring")
+                .long("key-ring")
+                .value_name("FILE")
+                .help("Put this copy of the key ring (`wald key export`) into the restored directory, if its records are encrypted")
                 .value_parser(value_parser!(PathBuf)),
         )
         .arg(json_argument())
@@ -142,7 +150,13 @@ fn restore_of(config: &Config, matches: &ArgMatches, source: RestoreSource) -> R
         storage: config.storage_without_replica(),
         json: wants_json(matches),
         trusted: TrustedKeys::of(config).map_err(|fault| unusable(&fault))?,
+        config,
+        key_ring: matches.get_one("key-ring"),
     };
+    if let Some(path) = work.key_ring {
+        // Before anything is restored.
+        encryption::commands::read_copy(path)?;
+    }
     let manifest = work.source.manifest();
     let was_sound = manifest.is_none_or(|manifest| manifest.damage.is_empty());
     if let Some(manifest) = manifest {
@@ -233,11 +247,14 @@ impl RestoreSource {
 }
 
 /// A restore or drill to do.
-struct RestoreWork {
+struct RestoreWork<'a> {
     source: RestoreSource,
     storage: StorageConfig,
     json: bool,
     trusted: TrustedKeys,
+    config: &'a Config,
+    /// The copy of the key ring that the store gets.
+    key_ring: Option<&'a PathBuf>,
 }
 
 /// The result of a drill.
@@ -250,9 +267,14 @@ fn covers(whole: &Gap, part: &Gap) -> bool {
     whole.log == part.log && whole.from <= part.from && part.to <= whole.to
 }
 
-impl RestoreWork {
+impl RestoreWork<'_> {
     fn restore(&mut self, target: &Path) -> Result<Restored, Exit> {
-        self.source.restore(target, &self.storage)
+        let restored = self.source.restore(target, &self.storage)?;
+        if let Some(path) = self.key_ring {
+            let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
+            encryption::commands::import(&*disk, path, false)?;
+        }
+        Ok(restored)
     }
 
     /// Restores to a temporary directory, and reads everything.
@@ -278,13 +300,14 @@ impl RestoreWork {
     /// Gaps whose loss was accepted before the backup are as they should be.
     fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<DrillResult, Exit> {
         let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
-        let (engine, _) = LocalEngine::open(
-            disk,
-            self.storage.clone(),
-            Arc::new(SystemClock),
-            Arc::new(NoObserver),
-        )
-        .map_err(|error| open_failed(&error))?;
+        let keys = encryption::start(self.config, &(Arc::clone(&disk) as _), Box::new(|_| None))?;
+        let storage = StorageConfig {
+            cipher: keys.as_ref().map(encryption::cipher),
+            ..self.storage.clone()
+        };
+        let (engine, _) =
+            LocalEngine::open(disk, storage, Arc::new(SystemClock), Arc::new(NoObserver))
+                .map_err(|error| open_failed(&error))?;
         let unreadable =
             |error| Exit::new(DATA_LOSS, format!("reading the restored store: {error}"));
         let scan = engine.scan(ScanRequest {

@@ -208,6 +208,17 @@ pub(crate) enum FlushFailurePolicy {
     ReadOnly,
 }
 
+/// Logs that share a data key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EncryptionScope {
+    /// All logs of the store.
+    Store,
+    /// The logs of a tenant.
+    Tenant,
+    /// Each log has its own.
+    Log,
+}
+
 /// Calls that the audit log records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AuditScope {
@@ -300,6 +311,7 @@ choice!(SyncMode {
 choice!(OnDamage { Quarantine = "quarantine", Refuse = "refuse" });
 choice!(ReadStrategy { Pread = "pread", Mmap = "mmap" });
 choice!(FlushFailurePolicy { Exit = "exit", ReadOnly = "read_only" });
+choice!(EncryptionScope { Store = "store", Tenant = "tenant", Log = "log" });
 choice!(AuditScope { Changes = "changes", All = "all" });
 choice!(AuditFailurePolicy { Continue = "continue", Refuse = "refuse" });
 choice!(ClientAuth { Off = "off", Optional = "optional", Require = "require" });

@@ -141,6 +141,7 @@ fn what_happens_is_counted_where_it_belongs() {
         sorter_freed_bytes: 90,
         sorted_live_bytes: 60,
         sorted_dead_bytes: 5,
+        unrenewed_bytes: 11,
         sorter_part_bytes: 64,
         ..Statistics::default()
     };
@@ -162,6 +163,7 @@ fn what_happens_is_counted_where_it_belongs() {
         "wald_sorter_freed_bytes_total 90",
         "wald_sorted_live_bytes 60",
         "wald_sorted_dead_bytes 5",
+        "wald_encryption_unrenewed_bytes 11",
         "wald_sorter_part_bytes 64",
         "wald_open_segments 2",
         "wald_segment_cache_evictions_total 4",

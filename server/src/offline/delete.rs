@@ -14,6 +14,8 @@ use wald_storage::{
 use super::{
     OfflineOutput, escaped, failed, look_then_open, not_opened, output_of, written, yes_argument,
 };
+use crate::config::Config;
+use crate::encryption;
 use crate::serve::Exit;
 
 /// Deletions under way at a time: they share flushes.
@@ -44,11 +46,8 @@ pub(super) fn command() -> Command {
         .arg(yes_argument("Delete the logs; without it nothing is changed"))
 }
 
-pub(super) fn run(
-    directory: &Path,
-    matches: &ArgMatches,
-    config: &StorageConfig,
-) -> Result<u8, Exit> {
+pub(super) fn run(directory: &Path, matches: &ArgMatches, settings: &Config) -> Result<u8, Exit> {
+    let config = &settings.storage_without_replica();
     let prefix = matches
         .get_one::<String>("prefix")
         .map_or("", String::as_str);
@@ -61,8 +60,12 @@ pub(super) fn run(
     let deletes = disk.is_some();
     if let Some(disk) = disk {
         let (clock, observer) = (Arc::new(SystemClock), Arc::new(NoObserver));
-        let (engine, _) =
-            LocalEngine::open(disk, config.clone(), clock, observer).map_err(not_opened)?;
+        let keys = encryption::start(settings, &disk, Box::new(|_| None))?;
+        let config = StorageConfig {
+            cipher: keys.as_ref().map(encryption::cipher),
+            ..config.clone()
+        };
+        let (engine, _) = LocalEngine::open(disk, config, clock, observer).map_err(not_opened)?;
         let deleted = delete(&engine, &logs);
         // Also after an error: deleted files stay deleted.
         let closed = block_on(engine.drain());

@@ -313,6 +313,10 @@ fn frame_text(out: &mut impl Write, frame: &DumpedFrame) -> io::Result<()> {
     match &frame.body {
         DumpedBody::Empty => Ok(()),
         DumpedBody::Damaged => writeln!(out, "      DAMAGED  the body does not verify"),
+        DumpedBody::Encrypted(keys) => {
+            let keys: Vec<String> = keys.iter().map(u64::to_string).collect();
+            writeln!(out, "      encrypted, key {}", keys.join(", "))
+        }
         DumpedBody::Records(records) => {
             for record in records.iter().take(RECORDS) {
                 let headers = match record.record.headers.len() {
@@ -488,6 +492,7 @@ fn body_value(value: &mut Value, body: &DumpedBody) {
     match body {
         DumpedBody::Empty => {}
         DumpedBody::Damaged => value["body_damaged"] = json!(true),
+        DumpedBody::Encrypted(keys) => value["encrypted_with_keys"] = json!(keys),
         DumpedBody::Records(records) => {
             value["records"] = records.iter().map(record_value).collect();
         }

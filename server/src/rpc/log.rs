@@ -93,9 +93,15 @@ impl v1::log_service_server::LogService for Services {
         let caller = caller(request.extensions())?.clone();
         let request = request.into_inner();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
+        let target = caller.allow(target)?;
+        if request.shred {
+            let log_id = store.engine.shred_log(target, store.keys.as_ref()).await?;
+            caller.note(|facts| facts.shredded(log_id));
+            return Ok(Response::new(v1::DeleteLogResponse {}));
+        }
         store
             .engine
-            .delete_log(caller.allow(target)?)
+            .delete_log(target)
             .await
             .map_err(|error| status::admin(&error))?;
         Ok(Response::new(v1::DeleteLogResponse {}))

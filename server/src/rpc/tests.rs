@@ -138,6 +138,7 @@ impl Fixture {
             engine: Engine::new(engine),
             epoch: report.recovery_epoch,
             report,
+            keys: None,
         };
         assert!(self.node.store.set(store).is_ok());
         self
@@ -192,6 +193,7 @@ impl Fixture {
             config: None,
         };
         let delete = v1::DeleteLogRequest {
+            shred: false,
             log: log(),
             log_id: None,
         };

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use wald_storage::{
-    Disk, LocalEngine, LogEngine, OpenError, RealDisk, RecoveryReport, RestoreError, SystemClock,
-    block_on,
+    Disk, LocalEngine, LogEngine, LogName, LogTarget, OpenError, RealDisk, RecoveryReport,
+    RestoreError, SystemClock, block_on,
 };
 
 use super::{Exit, StartFacts};
 use crate::config::Config;
+use crate::encryption;
+use crate::encryption::{KeyRing, TenantOf};
 use crate::metrics::Metrics;
 use crate::replica::{ReplicaStart, RunningReplica};
 
@@ -115,6 +117,8 @@ pub(super) struct OpenedStore {
     pub(super) report: RecoveryReport,
     /// Ships the journal already.
     pub(super) replica: Option<RunningReplica>,
+    /// The keys of its records. `None`: they are plain.
+    pub(super) keys: Option<Arc<KeyRing>>,
 }
 
 /// A store that is being opened.
@@ -128,6 +132,7 @@ pub(super) fn start(
     config: &Config,
     metrics: Arc<Metrics>,
     facts: Option<StartFacts>,
+    tenants: TenantOf,
 ) -> Result<Opening, Exit> {
     let config = config.clone();
     let (sender, receiver) = oneshot::channel();
@@ -135,7 +140,7 @@ pub(super) fn start(
         .name("wald-open".to_owned())
         .spawn(move || {
             // No task waits any more if the process is ending.
-            let opened = open(&config, metrics, facts);
+            let opened = open(&config, metrics, facts, tenants);
             let _ = sender.send(opened);
         })
         .map_err(|error| Exit::new(Exit::SYSTEM, format!("cannot start a thread: {error}")))?;
@@ -146,31 +151,60 @@ fn open(
     config: &Config,
     metrics: Arc<Metrics>,
     facts: Option<StartFacts>,
+    tenants: TenantOf,
 ) -> Result<OpenedStore, Exit> {
     let replica = match &facts {
         Some(facts) => ReplicaStart::prepare(config, &metrics, facts)?,
         None => None,
     };
-    let (engine, report) = open_engine(config, metrics).map_err(|error| exit(&error))?;
+    let disk = RealDisk::open(&config.data_dir).map_err(|error| exit(&error))?;
+    let keys = encryption::start(config, &(Arc::clone(&disk) as _), tenants)?;
+    let (engine, report) =
+        open_engine(config, disk, keys.as_ref(), metrics).map_err(|error| exit(&error))?;
     let replica = replica.map(|replica| replica.begin(&engine)).transpose()?;
+    if let Some(keys) = &keys {
+        end_shredding(keys, &*engine)?;
+    }
     Ok(OpenedStore {
         engine,
         report,
         replica,
+        keys,
     })
+}
+
+/// Destroys the keys of logs that an earlier process deleted, if it ended before it did so.
+fn end_shredding(keys: &KeyRing, engine: &dyn LogEngine) -> Result<(), Exit> {
+    let exists = |id, name: &str| {
+        let name = LogName::new(name);
+        name.is_ok_and(|name| {
+            let log_id = Some(id);
+            block_on(engine.stat(LogTarget { name, log_id }, None, None)).is_ok()
+        })
+    };
+    let ended = keys.end_shredding(exists);
+    let ended =
+        ended.map_err(|error| Exit::new(Exit::IO, format!("writing the key ring: {error}")))?;
+    for (log_id, log) in ended {
+        tracing::warn!(log, %log_id, "the keys of this deleted log are destroyed now: the last process ended before it did so");
+    }
+    Ok(())
 }
 
 fn open_engine(
     config: &Config,
+    disk: Arc<RealDisk>,
+    keys: Option<&Arc<KeyRing>>,
     metrics: Arc<Metrics>,
 ) -> Result<(Arc<LocalEngine>, RecoveryReport), OpenError> {
-    let disk = RealDisk::open(&config.data_dir)?;
     let archive = match &*config.archive_dir {
         "" => None,
         archive => Some(open_archive(&config.data_dir, Path::new(archive))?),
     };
     let clock = Arc::new(SystemClock);
-    LocalEngine::open_with_archive(disk, archive, config.storage(), clock, metrics)
+    let mut storage = config.storage();
+    storage.cipher = keys.map(encryption::cipher);
+    LocalEngine::open_with_archive(disk, archive, storage, clock, metrics)
 }
 
 /// Opens the archive. It is not made: where a mount is missing it would fill another device.
@@ -219,7 +253,7 @@ impl Opening {
 
 fn exit(error: &OpenError) -> Exit {
     let code = match error {
-        OpenError::Config(_) => Exit::CONFIG,
+        OpenError::Config(_) | OpenError::Keys(_) => Exit::CONFIG,
         OpenError::Locked { .. } => Exit::LOCKED,
         OpenError::NotAStore { .. }
         | OpenError::NoStore { .. }
@@ -360,6 +394,7 @@ mod tests {
                 65,
             ),
             (OpenError::Damaged("lsn 7".to_owned()), 65),
+            (OpenError::Keys("no key".to_owned()), 78),
             (
                 OpenError::UnreadEnd {
                     file: "journal/1.seg".to_owned(),

@@ -9,14 +9,15 @@ use tonic_types::{ErrorDetails, StatusExt};
 use wald_storage::{
     AdminError, AppendError, CursorError, FailedCheck, FailedCondition, FenceError, FreeSpace,
     InvalidBatch, InvalidLogName, LogId, LogName, Lsn, Name, ReadError, SyncError, TargetError,
-    Timestamp, TrimError,
+    Timestamp, TrimError, Unopened,
 };
 
 pub(super) use contract::assert_in_contract;
 
 use super::{
-    Access, admin, append, cursor, fence, in_session, invalid_log_name, message_too_large, moved,
-    not_supported_value, read, starting, sync, trim,
+    Access, ShredError, admin, append, cursor, fence, in_session, invalid_log_name, is_unapplied,
+    message_too_large, moved, not_supported_value, read, shred, shred_unended, starting, sync,
+    trim,
 };
 
 fn log() -> LogName {
@@ -514,6 +515,14 @@ fn read_errors_have_code_and_reason_of_the_table_and_no_outcome() {
         ),
         (ReadError::Io(eio()), Code::Unavailable, "READ_FAILED"),
         (
+            ReadError::Io(Arc::new(io::Error::other(Unopened {
+                key: 7,
+                text: "no key".to_owned(),
+            }))),
+            Code::DataLoss,
+            "KEY_MISSING",
+        ),
+        (
             ReadError::NotSupported(wald_storage::Visibility::Replicated),
             Code::Unimplemented,
             "NOT_SUPPORTED",
@@ -813,4 +822,29 @@ fn texts_of_refusals_do_not_contradict_their_outcome() {
         actual: Some(wald_storage::LogId::new(4)),
     });
     assert!(!admin(&wrong).message().contains("created again"));
+}
+
+#[test]
+fn deletions_that_cannot_destroy_keys_are_in_the_contract() {
+    let no_key = ShredError::NoOwnKey("no key".to_owned());
+    let full = ShredError::Io(io::Error::other("no space"));
+    let answers = [
+        (shred(&log(), &no_key), "NO_OWN_KEY", true),
+        (shred(&log(), &full), "DISK_FULL", true),
+        (shred_unended(&log(), &full), "JOURNAL_FAILED", false),
+    ];
+    for (status, reason, is_unapplied) in answers {
+        assert_in_contract(&status);
+        let seen = seen(&status);
+        assert_eq!(seen.reason, reason);
+        let outcome = if is_unapplied {
+            "NOT_APPLIED"
+        } else {
+            "UNKNOWN"
+        };
+        assert_eq!(seen.effect.unwrap().0, outcome);
+    }
+    let failed = AdminError::Append(AppendError::Unknown(eio()));
+    assert!(!is_unapplied(&failed));
+    assert!(is_unapplied(&AdminError::Append(AppendError::Draining)));
 }

@@ -122,6 +122,7 @@ async fn log_is_made_shown_changed_and_deleted() {
     assert_eq!(shown.tail_lsn, Some(1));
     assert_eq!(shown.config.unwrap().max_record_bytes, 0);
     let delete = v1::DeleteLogRequest {
+        shred: false,
         log: "a".to_owned(),
         log_id: Some(shown.log_id),
     };

@@ -466,6 +466,7 @@ async fn live_records_come_once_each_and_the_end_of_the_log_is_told() {
     let expected: Vec<String> = (5..20).map(|lsn: u64| lsn.to_string()).collect();
     assert_eq!(seen, expected);
     let delete = v1::DeleteLogRequest {
+        shred: false,
         log: "l".to_owned(),
         log_id: None,
     };

@@ -538,6 +538,7 @@ async fn what_is_not_there_is_not_found_or_out_of_range() {
     let none = || "none".to_owned();
     let request = commit_request(commit("none", "c", 0));
     let delete_log = v1::DeleteLogRequest {
+        shred: false,
         log: none(),
         log_id: None,
     };
@@ -761,6 +762,7 @@ async fn log_is_never_reached_by_the_number_of_its_predecessor() {
     session.answers.message().await.unwrap().unwrap();
 
     let delete = v1::DeleteLogRequest {
+        shred: false,
         log: "a".to_owned(),
         log_id: Some(old),
     };

@@ -11,6 +11,7 @@ mod backups;
 mod connections;
 mod console;
 mod echo;
+mod encryption;
 mod ephemeral;
 mod errors;
 mod fences;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::api::cipher::Cipher;
 use crate::api::error::InvalidBatch;
 use crate::api::record::{Retention, SyncMode};
 use crate::api::replica::{MAX_REPLICA_LAG, ReplicaBounds};
@@ -192,11 +193,13 @@ macro_rules! storage_config {
             $( $(#[doc = $doc])+ pub $name: $type, )+
             /// Bounds of the replica; `None`: there is none. The caller ships the journal.
             pub replica: Option<ReplicaBounds>,
+            /// The keys that encrypt records. `None`: records are stored plain.
+            pub cipher: Option<Cipher>,
         }
 
         impl Default for StorageConfig {
             fn default() -> Self {
-                Self { $( $name: $default, )+ replica: None }
+                Self { $( $name: $default, )+ replica: None, cipher: None }
             }
         }
 

@@ -491,6 +491,8 @@ pub struct Statistics {
     pub sorted_live_bytes: u64,
     /// Bytes in sorted runs that hold no kept record and can be freed, as of the same examination.
     pub sorted_dead_bytes: u64,
+    /// Bytes of files with records that are not under the newest key of their log; 0 without encryption.
+    pub unrenewed_bytes: u64,
     /// Bytes of sealed segments that are not sorted yet.
     pub unsorted_bytes: u64,
     /// Bytes of unsorted segments that are sorted in one go; 0: nothing is sorted.

@@ -972,6 +972,9 @@ pub enum OpenError {
         /// The byte behind the last one.
         to: u64,
     },
+    /// The keys of the store's records are missing, or are not the newest ones.
+    #[error("{0}; nothing was changed")]
+    Keys(String),
     /// Damage was found and `on_damage = refuse`.
     #[error("the store is damaged and on_damage is refuse: {0}")]
     Damaged(String),

@@ -32,6 +32,12 @@ pub(crate) const DIVERGED: &str = "diverged";
 /// The term in the bucket that a daemon with a replica has claimed last.
 pub(crate) const TERM: &str = "TERM";
 const TERM_NEW: &str = "TERM.new";
+/// Directory of the key ring. It is in no backup.
+pub const KEYS: &str = "keys";
+/// Names the newest key ring of the store.
+pub const ENCRYPTED: &str = "ENCRYPTED";
+/// [`ENCRYPTED`] while it is written.
+pub const ENCRYPTED_NEW: &str = "ENCRYPTED.new";
 /// Version 2 states the largest body, if it exceeds the limit of earlier versions.
 const VERSION: u32 = 2;
 
@@ -198,7 +204,7 @@ pub(crate) fn lock_shared(disk: &dyn Disk) -> Result<Option<Box<dyn DiskLock>>, 
 
 /// Whether a name directly in the data directory belongs to a store.
 pub(crate) fn owns(name: &str) -> bool {
-    [FORMAT, BEGUN, LOCK, REPAIRS, BACKUP, TERM].contains(&name)
+    [FORMAT, BEGUN, LOCK, REPAIRS, BACKUP, TERM, ENCRYPTED].contains(&name)
 }
 
 /// Whether a name belongs to a file that an interrupted start leaves behind.
@@ -210,6 +216,7 @@ pub(crate) fn leaves_behind(name: &str) -> bool {
         BACKUP_NEW,
         PROBE,
         TERM_NEW,
+        ENCRYPTED_NEW,
     ]
     .contains(&name)
 }
@@ -217,7 +224,7 @@ pub(crate) fn leaves_behind(name: &str) -> bool {
 /// Whether a name directly in the data directory is one of Wald's: of a store, of an interrupted start,
 /// or of a restore.
 pub fn is_own_name(name: &str) -> bool {
-    let others = [RESTORING, KEPT, DIVERGED];
+    let others = [RESTORING, KEPT, DIVERGED, KEYS];
     owns(name) || leaves_behind(name) || others.contains(&name) || DIRECTORIES.contains(&name)
 }
 

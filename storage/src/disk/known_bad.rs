@@ -50,6 +50,8 @@ pub(crate) enum Mistake {
     DamageStopsCheckpoints,
     /// A log whose tail cannot be proven takes appends.
     UnprovenForgotten,
+    /// A body is decrypted whatever its tag says.
+    TagNotChecked,
 }
 
 #[cfg(not(any(test, feature = "known-bad")))]
@@ -72,7 +74,7 @@ mod chosen {
     use crate::disk::{Disk, DiskFile, DiskLock, DiskMap, FileIdentity, FileSystem, Unreadable};
 
     /// Each mistake, by its name in `WALD_KNOWN_BAD`.
-    const NAMES: [(&str, Mistake); 19] = [
+    const NAMES: [(&str, Mistake); 20] = [
         ("no_flush", Mistake::NoFlush),
         ("flush_result_ignored", Mistake::FlushResultIgnored),
         ("no_directory_flush", Mistake::NoDirectoryFlush),
@@ -95,6 +97,7 @@ mod chosen {
         ("producers_never_expire", Mistake::ProducersNeverExpire),
         ("damage_stops_checkpoints", Mistake::DamageStopsCheckpoints),
         ("unproven_forgotten", Mistake::UnprovenForgotten),
+        ("tag_not_checked", Mistake::TagNotChecked),
     ];
 
     /// Whether this mistake must be made.

@@ -1,5 +1,6 @@
 //! Administration of logs, and numbers for operators.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,6 +16,7 @@ use crate::base::promise::Awaited;
 use crate::format::frame;
 use crate::index::SealedIndex;
 use crate::journal::committer::{AdminChange, Operation};
+use crate::journal::run::Run;
 use crate::journal::segment::Segment;
 use crate::logs::Log;
 use crate::logs::extras::Extras;
@@ -194,6 +196,22 @@ impl Core {
             .collect()
     }
 
+    /// Bytes of files with records that are not under the newest key of their log.
+    fn unrenewed_bytes(
+        &self,
+        segments: &BTreeMap<Position, Arc<Segment>>,
+        runs: &[Arc<Run>],
+    ) -> u64 {
+        let Some(cipher) = &self.config.cipher else {
+            return 0;
+        };
+        let (floor, renewed_from) = cipher.renewed();
+        let segments = segments.range(..renewed_from);
+        let segments: u64 = segments.map(|(_, segment)| segment.file_bytes()).sum();
+        let runs = runs.iter().filter(|run| run.has_keys_below(floor));
+        segments + runs.map(|run| run.segment.file_bytes()).sum::<u64>()
+    }
+
     pub(crate) fn statistics(&self) -> Statistics {
         let (ready, free) = self.pool.counts();
         let runs = self.journal.runs();
@@ -258,6 +276,7 @@ impl Core {
             sorter_freed_bytes: self.sorter.freed.load(Ordering::Relaxed),
             sorted_live_bytes: self.sorter.live.load(Ordering::Relaxed),
             sorted_dead_bytes: self.sorter.dead.load(Ordering::Relaxed),
+            unrenewed_bytes: self.unrenewed_bytes(&segments, &runs),
             sorter_part_bytes: match self.config.sorter_enabled {
                 true => self.sorter.sorter_part(),
                 false => 0,

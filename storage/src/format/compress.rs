@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use crate::api::record::Compression;
 use crate::base::bounds;
+use crate::format::sealed::{SEALED, SealedBody, is_sealed};
 
 /// Bodies smaller than this stay uncompressed, in bytes.
 const LEAST_BYTES: usize = 256;
@@ -30,8 +31,9 @@ pub(crate) const PLAIN: u8 = 0;
 const LZ4: u8 = 1;
 pub(crate) const ZSTD: u8 = 2;
 
-/// Whether this build can decompress bodies of the codec.
+/// Whether this build can read bodies of the codec, if it has the key of an encrypted one.
 pub(crate) fn is_known(codec: u8) -> bool {
+    let codec = codec & !SEALED;
     codec == PLAIN || codec == LZ4 || (codec == ZSTD && cfg!(any(test, feature = "zstd")))
 }
 
@@ -52,15 +54,18 @@ pub(crate) fn compress(body: &[u8], how: Compression) -> Option<(u8, Vec<u8>)> {
     (out.len() < body.len()).then_some((codec, out))
 }
 
-/// Size after decompression that the stored bytes claim, unverified; 0 for a plain body.
+/// Size after decryption and decompression that the stored bytes claim, unverified; 0 for a plain body.
 pub(crate) fn decompressed_len(codec: u8, stored: &[u8]) -> u32 {
+    if is_sealed(codec) {
+        return SealedBody::parse(stored).map_or(0, |sealed| sealed.plain);
+    }
     match stored.first_chunk::<4>() {
         Some(size) if codec != PLAIN => u32::from_le_bytes(*size),
         _ => 0,
     }
 }
 
-/// Returns the plain body. `None` if [`compress`] did not make the bytes, if the claimed size is larger
+/// Returns the plain body of one that is not encrypted. `None` if [`compress`] did not make the bytes, if the claimed size is larger
 /// than any body of the store, or if this build lacks the codec.
 pub(crate) fn decompress(codec: u8, stored: &[u8]) -> Option<Cow<'_, [u8]>> {
     if codec == PLAIN {

@@ -63,7 +63,7 @@ pub(crate) const PRODUCER_CHANGES: u32 = 2;
 
 /// Known features that a version must know before it may read the store. Compatible features need no
 /// list: versions that do not know them ignore them.
-pub(crate) const KNOWN_INCOMPATIBLE: u32 = SORTED_RUN | HAS_RUNS;
+pub(crate) const KNOWN_INCOMPATIBLE: u32 = SORTED_RUN | HAS_RUNS | ENCRYPTED;
 
 /// Incompatible: the file is a sorted run.
 pub(crate) const SORTED_RUN: u32 = 1;
@@ -73,6 +73,9 @@ pub(crate) const HAS_RUNS: u32 = 2;
 
 /// Incompatible: the file belongs to an archive. No store reads such a file.
 pub(crate) const ARCHIVED: u32 = 4;
+
+/// Incompatible: this file, or one before it, may have encrypted bodies.
+pub(crate) const ENCRYPTED: u32 = 8;
 
 /// Name of a segment of the journal.
 pub(crate) fn journal_path(id: SegmentId) -> String {

@@ -41,6 +41,9 @@ pub(crate) struct RunHead {
     pub(crate) forgotten: Option<SegmentId>,
     /// Accepted losses that links of these segments list, as far as they still matter.
     pub(crate) accepted: Vec<AcceptedLosses>,
+    /// The lowest and the highest number of a key of its pieces; 0 is a piece that is not encrypted.
+    pub(crate) oldest_key: u64,
+    pub(crate) newest_key: u64,
 }
 
 impl RunHead {
@@ -73,6 +76,8 @@ impl RunHead {
             images_at: 0,
             forgotten: None,
             accepted: Vec::new(),
+            oldest_key: 0,
+            newest_key: 0,
         }
     }
 
@@ -113,6 +118,8 @@ impl RunHead {
         for accepted in &self.accepted {
             wire::put_bytes(&mut out, 20, &accepted.encode());
         }
+        wire::put_uint(&mut out, 21, self.oldest_key);
+        wire::put_uint(&mut out, 22, self.newest_key);
         out
     }
 
@@ -146,6 +153,8 @@ impl RunHead {
                 (19, Value::Varint(at)) => head.images_at = bounds::offset(at)?,
                 (17, Value::Varint(id)) => head.forgotten = Some(bounds::segment(id)?),
                 (20, Value::Bytes(part)) => head.accepted.push(AcceptedLosses::decode(part)?),
+                (21, Value::Varint(key)) => head.oldest_key = key,
+                (22, Value::Varint(key)) => head.newest_key = key,
                 _ => {}
             }
         }
@@ -197,6 +206,8 @@ mod tests {
                 lost: vec![(LogId::new(7), Lsn::new(1), Lsn::new(4))],
                 ..AcceptedLosses::default()
             }],
+            oldest_key: 3,
+            newest_key: 1 << 40,
         };
         let bytes = head.encode();
         assert_eq!(RunHead::decode(&bytes), Some(head));

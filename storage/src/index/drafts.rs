@@ -10,7 +10,6 @@ use std::sync::{Arc, LazyLock};
 use indexmap::IndexMap;
 use indexmap::map::Entry;
 
-use crate::api::codec;
 use crate::api::record::{LogConfig, Producer};
 use crate::base::ids::{LogId, LogIdHash, LogName, Lsn, Position, SegmentId, Timestamp};
 use crate::base::threads;
@@ -19,10 +18,10 @@ use crate::disk::known_bad::Mistake;
 use crate::format::active::Place;
 use crate::format::body;
 use crate::format::body::{AcceptedLosses, Closing, Created, CursorBody, TrimBody};
-use crate::format::compress;
 use crate::format::digest::Digest;
 use crate::format::frame::{DirectoryEntry, FrameHeader, FrameKind};
 use crate::format::life::Life;
+use crate::format::sealed;
 use crate::index::{NewRow, Row, SealedIndex};
 use crate::logs::damages::Damage;
 use crate::logs::extras::Mark;
@@ -157,6 +156,8 @@ pub(crate) struct Drafts {
     segment: Option<SegmentId>,
     touched: Vec<LogId>,
     pub(crate) arrival: Timestamp,
+    /// The highest number of a key of any body that was read; 0 without one.
+    pub(crate) newest_key: u64,
     /// Number of batches of each producer that are remembered.
     producer_window: u64,
     /// Damage from here on that is not attributed to a log: every log without a later frame may have lost its
@@ -447,19 +448,19 @@ impl Drafts {
             ));
             return;
         }
-        let readable = body.and_then(|body| compress::decompress(header.codec(), body));
-        let readable = readable.filter(|body| codec::may_hold(body, header.count));
+        let key = body.map_or(0, |body| sealed::key_of(header.codec(), body));
+        self.newest_key = self.newest_key.max(key);
+        let times = body.and_then(|body| {
+            sealed::stored_times(header.codec(), body, header.count, header.arrival)
+        });
         if let Some((producer, digest)) = &found.producer {
             // The batch was applied, whether its records can be read or not.
-            let first = readable
-                .as_deref()
-                .and_then(|body| codec::own_times(body).next()?);
             let batch = Remembered {
                 digest: *digest,
                 first_lsn: header.first_lsn,
                 count: header.count,
                 arrival: header.arrival,
-                timestamp: first.unwrap_or(header.arrival),
+                timestamp: times.map_or(header.arrival, |(first, _)| first),
                 position: found.unit,
             };
             let window = self.producer_window;
@@ -467,7 +468,7 @@ impl Drafts {
             let extras = draft.state().extras.get_or_insert_default();
             extras.producers.remember(producer, batch, window);
         }
-        let Some(body) = readable else {
+        let Some((_, last)) = times else {
             self.lose(hole, header.log_id, expected, header.first_lsn);
             self.lose(header.position, header.log_id, header.first_lsn, next);
             let draft = self.draft(header.log_id);
@@ -481,10 +482,7 @@ impl Drafts {
         let draft = self.draft(header.log_id);
         draft.proven = header.end();
         let state = draft.state();
-        for own in codec::own_times(&body) {
-            let time = own.unwrap_or(header.arrival);
-            state.last_time = state.last_time.max(time);
-        }
+        state.last_time = state.last_time.max(last);
         let frame_len = u32::try_from(header.frame_len()).unwrap_or(u32::MAX);
         let (position, first_lsn) = (header.position, header.first_lsn);
         state.set_newest(

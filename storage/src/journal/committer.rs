@@ -36,6 +36,7 @@ pub(crate) use self::tail::FileTail;
 use self::tail::SegmentTail;
 use self::void::Undo;
 use super::pool::Use;
+use crate::api::cipher::{Cipher, LogsExist};
 use crate::api::config::Bounds;
 use crate::api::engine::{AppendTimes, Fenced, LogTarget};
 use crate::api::error::{
@@ -53,6 +54,7 @@ use crate::disk::is_out_of_space;
 use crate::format::body::Link;
 use crate::format::frame;
 use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
+use crate::format::sealed::SEALED_BYTES;
 use crate::journal::seal::SealSink;
 use crate::journal::{AnswerPromise, Journal, Waiter, WaitingAnswer};
 use crate::logs::conditions::{Allowed, Creation};
@@ -254,7 +256,7 @@ impl<T: SegmentTail> Committer<T> {
 }
 
 /// The settings that the committer needs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct CommitterSettings {
     pub(crate) auto_create: bool,
     /// Maximum size of one unit, in bytes.
@@ -273,6 +275,8 @@ pub(crate) struct CommitterSettings {
     /// Damage may have removed every trace of some logs. No log is created then, so that none of them
     /// begins again at lsn 0.
     pub(crate) uncertain: bool,
+    /// The keys of bodies. `None`: bodies are plain.
+    pub(crate) cipher: Option<Cipher>,
 }
 
 /// The place where the committer continues.
@@ -560,6 +564,28 @@ impl<T: SegmentTail> Committer<T> {
         (Some(need), left.map_err(Into::into))
     }
 
+    /// Maximum bytes that encryption adds to the frame of a batch.
+    fn sealed_bytes(&self) -> usize {
+        match self.settings.cipher {
+            Some(_) => SEALED_BYTES.next_multiple_of(8),
+            None => 0,
+        }
+    }
+
+    /// Makes the keys of logs with these names, which the request creates next, in this order.
+    ///
+    /// # Errors
+    /// If the keys cannot be made durable.
+    fn secure_keys(&self, names: &[&str]) -> Result<(), AppendError> {
+        let Some(cipher) = self.settings.cipher.as_ref().filter(|_| !names.is_empty()) else {
+            return Ok(());
+        };
+        let ids = (self.next_log_counter..)
+            .map(|counter| LogId::compose(self.journal.recovery_epoch, counter));
+        let logs: Vec<(LogId, &str)> = ids.zip(names.iter().copied()).collect();
+        self.spared(cipher.prepare(&logs, LogsExist::Next), Use::Growth, false)
+    }
+
     fn allowed(&self) -> Allowed {
         Allowed {
             creation: self.creation(),
@@ -567,6 +593,7 @@ impl<T: SegmentTail> Committer<T> {
             max_cursors: self.settings.max_cursors,
             bounds: self.settings.bounds,
             directory_bytes: self.tail.directory_before() as u64,
+            sealed_bytes: self.sealed_bytes(),
         }
     }
 

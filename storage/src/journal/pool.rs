@@ -15,13 +15,13 @@ use crate::api::error::FreeSpace;
 use crate::base::bounds;
 use crate::base::clock::Clock;
 use crate::base::ids::SegmentId;
-use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::disk::known_bad;
 use crate::disk::known_bad::Mistake;
 use crate::disk::{Disk, DiskFile, is_out_of_descriptors, is_out_of_space, is_shortage};
 use crate::format::digest::Secret;
-use crate::format::life::{HAS_RUNS, Life, journal_path, pool_path};
+use crate::format::life::{ENCRYPTED, HAS_RUNS, Life, journal_path, pool_path};
 
 const CHUNK: usize = 1 << 20;
 
@@ -102,6 +102,8 @@ pub(crate) struct Pool {
     reserve: usize,
     /// Segments from this id on declare that there may be sorted runs.
     marked_from: AtomicU64,
+    /// Whether new segments declare that bodies may be encrypted.
+    encrypted: AtomicBool,
     /// Free bytes that only sorting and a start may take. They are enough to write the largest run
     /// again, so that sorting frees space on a full disk.
     sorting_reserve: AtomicU64,
@@ -192,6 +194,7 @@ impl Pool {
             target,
             reserve,
             marked_from: AtomicU64::new(u64::MAX),
+            encrypted: AtomicBool::new(false),
             sorting_reserve: AtomicU64::new(0),
             claimed: AtomicU64::new(0),
             claims_written: AtomicU64::new(0),
@@ -599,10 +602,13 @@ impl Pool {
             Some(found) => found,
             None => self.create(id, size, purpose)?,
         };
-        let features = match id.get() >= self.marked_from.load(Ordering::SeqCst) {
+        let mut features = match id.get() >= self.marked_from.load(Ordering::SeqCst) {
             true => HAS_RUNS,
             false => 0,
         };
+        if self.encrypted.load(Ordering::SeqCst) {
+            features |= ENCRYPTED;
+        }
         let written = file
             .write_all_at(&life.encode_with(Some(&self.secret), features), 0)
             .and_then(|()| file.sync());
@@ -738,6 +744,11 @@ impl Pool {
     /// not return under its old name with a new life inside.
     pub(crate) fn reuse(&self, ids: &[SegmentId]) {
         self.state.lock().free.extend(ids);
+    }
+
+    /// Makes all new segments declare that bodies may be encrypted. Comes before the first segment is taken.
+    pub(crate) fn mark_encrypted(&self) {
+        self.encrypted.store(true, Ordering::SeqCst);
     }
 
     /// Makes new segments declare from now on that there may be sorted runs. Returns the id of the

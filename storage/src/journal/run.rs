@@ -24,6 +24,11 @@ impl Run {
         self.segment.life.id
     }
 
+    /// Whether it has records under a key with a lower number than `floor`, or plain ones.
+    pub(crate) fn has_keys_below(&self, floor: u64) -> bool {
+        self.head.records > 0 && self.head.oldest_key < floor
+    }
+
     /// Bytes that describe the logs of the run. Its index takes about as much.
     pub(crate) fn image_bytes(&self) -> u64 {
         self.segment.life.size.saturating_sub(self.head.pack_bytes)

@@ -47,6 +47,8 @@ pub(crate) struct Allowed {
     pub(crate) bounds: Bounds,
     /// Bytes that the next frame takes for the directory of the group before.
     pub(crate) directory_bytes: u64,
+    /// Bytes that encryption adds to the frame of each batch.
+    pub(crate) sealed_bytes: usize,
 }
 
 /// Role in the batch of a log with a guard.
@@ -89,7 +91,8 @@ pub(crate) fn check(
         let mut adds = quota.map(|quota| of_tenants.of(quota, &records.log));
         if let Some(adds) = &mut adds {
             let directory = if first { allowed.directory_bytes } else { 0 };
-            adds.stored_bytes += most_frame_bytes(records) as u64 + directory;
+            let frame = most_frame_bytes(records).saturating_add(allowed.sealed_bytes);
+            adds.stored_bytes += frame as u64 + directory;
         }
         first = false;
         add(records, target.as_deref(), &mut wanted, adds);

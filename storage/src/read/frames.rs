@@ -8,14 +8,16 @@ use std::io;
 use bytes::Bytes;
 
 use super::reach::{Reach, far};
+use crate::api::cipher::Cipher;
 use crate::api::codec;
-use crate::base::ids::{Lsn, Position, Timestamp};
+use crate::base::ids::{LogId, Lsn, Position, Timestamp};
 use crate::format::active::Place;
 use crate::format::compress;
 use crate::format::frame;
 use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::pack;
 use crate::format::pack::Piece;
+use crate::format::sealed::{BodyPlace, SEALED, SealedBody, is_sealed};
 use crate::index::run_file;
 use crate::journal::segment::Segment;
 use crate::read::store::Store;
@@ -87,7 +89,9 @@ pub(super) fn read_frames(
         }
         let from = usize::try_from(place.position.since(start)).unwrap_or(usize::MAX);
         let before = frames.len();
+        let cipher = store.config.cipher.as_ref();
         let mut taken = take(
+            cipher,
             segment,
             place,
             &buffer,
@@ -99,7 +103,16 @@ pub(super) fn read_frames(
         if reach == Reach::Disk && taken.as_ref().is_err_and(Bad::is_damaged) {
             frames.truncate(before);
             taken = match store.bytes_again(segment, place.position, u64::from(place.frame_len)) {
-                Ok(again) => take(segment, place, &again, 0, wanted, &mut effort, &mut frames),
+                Ok(again) => take(
+                    cipher,
+                    segment,
+                    place,
+                    &again,
+                    0,
+                    wanted,
+                    &mut effort,
+                    &mut frames,
+                ),
                 Err(error) => Err(bad(FrameFault::Io(error))),
             };
         }
@@ -117,7 +130,12 @@ pub(super) fn read_frames(
 
 /// Takes the frame at `from` in `buffer`, which must be the frame at `place`: all of it, or the wanted pieces of a
 /// pack until one is bad.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "each is one fact about one frame"
+)]
 fn take(
+    cipher: Option<&Cipher>,
     segment: &Segment,
     place: &Place,
     buffer: &Bytes,
@@ -133,20 +151,22 @@ fn take(
     };
     let header = verified(segment, place, buffer, from).map_err(bad)?;
     if header.kind == FrameKind::Pack {
-        return unpack(&header, buffer, from, wanted, effort, frames).map_err(|found| Bad {
-            place: Place {
-                position: place.position,
-                frame_len: place.frame_len,
-                ..found.place
-            },
-            ..found
+        return unpack(cipher, &header, buffer, from, wanted, effort, frames).map_err(|found| {
+            Bad {
+                place: Place {
+                    position: place.position,
+                    frame_len: place.frame_len,
+                    ..found.place
+                },
+                ..found
+            }
         });
     }
     let bytes = buffer.get(from..).unwrap_or(&[]);
     let stored = bytes.get(header.header_len as usize..).unwrap_or(&[]);
     let body = effort
         .spend(header.codec(), stored)
-        .and_then(|()| plain_body(&header, bytes, buffer, from))
+        .and_then(|()| plain_body(cipher, &header, bytes, buffer, from))
         .map_err(bad)?;
     frames.push(Frame {
         first_lsn: header.first_lsn,
@@ -195,6 +215,7 @@ impl Effort {
 
 /// The wanted pieces of the pack at `from` in `buffer`, until one is bad.
 fn unpack(
+    cipher: Option<&Cipher>,
     header: &FrameHeader,
     buffer: &Bytes,
     from: usize,
@@ -224,7 +245,7 @@ fn unpack(
         let stored = buffer.get(at + piece.offset as usize..).unwrap_or(&[]);
         let body = effort
             .spend(piece.codec, stored)
-            .and_then(|()| piece_body(&piece, buffer, at));
+            .and_then(|()| piece_body(cipher, header.log_id, &piece, buffer, at));
         match body {
             Ok(body) => frames.push(Frame {
                 first_lsn: piece.first_lsn,
@@ -248,58 +269,90 @@ fn unpack(
     Ok(())
 }
 
-/// The verified and decompressed body of a piece of the pack whose body is at `at` in `buffer`.
-pub(super) fn piece_body(piece: &Piece, buffer: &Bytes, at: usize) -> Result<Bytes, FrameFault> {
+/// The verified, decrypted and decompressed body of a piece of the pack of `log` whose body is at `at` in `buffer`.
+pub(super) fn piece_body(
+    cipher: Option<&Cipher>,
+    log: LogId,
+    piece: &Piece,
+    buffer: &Bytes,
+    at: usize,
+) -> Result<Bytes, FrameFault> {
     let stored = run_file::stored(buffer, at, piece).ok_or(FrameFault::Damaged)?;
     let from = at + piece.offset as usize;
-    let body = decompressed(piece.codec, stored, piece.position, || {
+    let bound = BodyPlace {
+        log,
+        first_lsn: piece.first_lsn,
+        count: piece.count,
+        codec: piece.codec,
+    };
+    plain(cipher, &bound, stored, piece.position, || {
         buffer.slice(from..from + piece.stored as usize)
-    })?;
-    match codec::may_hold(&body, piece.count) {
-        true => Ok(body),
-        false => Err(FrameFault::Damaged),
-    }
+    })
 }
 
-/// The verified and decompressed body of the frame at `from` in `buffer`, whose bytes are
+/// The verified, decrypted and decompressed body of the frame at `from` in `buffer`, whose bytes are
 /// `bytes`; not copied if it is stored plain.
 pub(super) fn plain_body(
+    cipher: Option<&Cipher>,
     header: &FrameHeader,
     bytes: &[u8],
     buffer: &Bytes,
     from: usize,
 ) -> Result<Bytes, FrameFault> {
     let stored = frame::verified_body(bytes, header).ok_or(FrameFault::Damaged)?;
-    let body = decompressed(header.codec(), stored, header.position, || {
+    let bound = BodyPlace {
+        log: header.log_id,
+        first_lsn: header.first_lsn,
+        count: header.count,
+        codec: header.codec(),
+    };
+    plain(cipher, &bound, stored, header.position, || {
         let body = from + header.header_len as usize;
         buffer.slice(body..body + header.body_len as usize)
-    })?;
-    match codec::may_hold(&body, header.count) {
-        true => Ok(body),
-        false => Err(FrameFault::Damaged),
-    }
+    })
 }
 
-/// The plain bytes of stored ones. `as_it_is` returns them if they are not compressed.
-fn decompressed(
-    codec: u8,
+/// The plain bytes of stored ones. `as_it_is` returns them if they are neither encrypted nor compressed.
+fn plain(
+    cipher: Option<&Cipher>,
+    bound: &BodyPlace,
     stored: &[u8],
     position: Position,
     as_it_is: impl FnOnce() -> Bytes,
 ) -> Result<Bytes, FrameFault> {
+    let codec = bound.codec;
     if !compress::is_known(codec) {
         // Good bytes that another build can read are not damaged.
         return Err(FrameFault::Io(io::Error::new(
             io::ErrorKind::Unsupported,
             format!(
-                "records at position {position} are compressed with codec {codec}, which this build of Wald does not have"
+                "records at position {position} are compressed with codec {}, which this build of Wald does not have",
+                codec & !SEALED
             ),
         )));
     }
-    Ok(
-        match compress::decompress(codec, stored).ok_or(FrameFault::Damaged)? {
+    let body = match is_sealed(codec) {
+        true => {
+            let sealed = SealedBody::parse(stored).ok_or(FrameFault::Damaged)?;
+            // Neither are good bytes whose key is missing.
+            let place = format_args!("records at position {position}");
+            let opened = sealed.open(cipher.map(|cipher| &**cipher), bound);
+            let opened = opened.map_err(|why| FrameFault::Io(why.error(place)))?;
+            match codec & !SEALED {
+                compress::PLAIN => Bytes::from(opened),
+                codec => {
+                    let plain = compress::decompress(codec, &opened).ok_or(FrameFault::Damaged)?;
+                    Bytes::from(plain.into_owned())
+                }
+            }
+        }
+        false => match compress::decompress(codec, stored).ok_or(FrameFault::Damaged)? {
             Cow::Owned(plain) => Bytes::from(plain),
             Cow::Borrowed(_) => as_it_is(),
         },
-    )
+    };
+    match codec::may_hold(&body, bound.count) {
+        true => Ok(body),
+        false => Err(FrameFault::Damaged),
+    }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::history::add_end;
 use super::{Begun, OldTail, Recovered, RecoveryReport};
+use crate::api::cipher::LogsExist;
 use crate::api::config::StorageConfig;
 use crate::api::error::OpenError;
 use crate::base::bounds::largest_unit;
@@ -62,6 +63,9 @@ impl Recovered {
             self.next_id,
             std::mem::take(&mut self.free),
         ));
+        if config.cipher.is_some() || self.encryption().0 {
+            pool.mark_encrypted();
+        }
         if config.sorter_enabled || !self.runs.found.is_empty() {
             pool.mark();
         }
@@ -118,6 +122,16 @@ impl Recovered {
             );
         }
         let logs = Arc::new(finished.logs);
+        if let Some(cipher) = &config.cipher {
+            let known = logs.all();
+            let names: Vec<_> = known
+                .iter()
+                .map(|log| (log.id, log.name.as_str()))
+                .collect();
+            cipher
+                .prepare(&names, LogsExist::Already)
+                .map_err(OpenError::io("making keys for the logs"))?;
+        }
         report.logs = logs.len() as u64;
         report.records = finished.records;
         let mut segments = self.segments;
@@ -148,7 +162,7 @@ impl Recovered {
         let runs = self.runs.found.into_iter().map(|found| found.run);
         journal.enter_runs(runs.collect());
         let resume = Resume {
-            tail: FileTail::new(Arc::clone(&pool), segment, file),
+            tail: FileTail::new(Arc::clone(&pool), segment, file, config.cipher.clone()),
             link,
             next_log_counter: self.next_log_counter,
             arrival,
@@ -180,6 +194,7 @@ impl Recovered {
                 max_cursors: config.max_cursors_per_log,
                 bounds: config.bounds(),
                 uncertain: finished.uncertain,
+                cipher: config.cipher.clone(),
             },
             resume,
         );

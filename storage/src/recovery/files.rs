@@ -14,7 +14,7 @@ use crate::format::content::Content;
 use crate::format::frame;
 use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::life;
-use crate::format::life::{BadLife, Life, journal_path};
+use crate::format::life::{BadLife, ENCRYPTED, Life, journal_path};
 use crate::format::walk::{Bytes, Walked};
 
 /// Bytes of a file in which frames are searched for without a good link. Frames are written from the start of a
@@ -269,6 +269,7 @@ impl Recovered {
         let life = match Life::decode(&head) {
             Ok(life) if life.store_id == self.store.id => {
                 self.key.note(life.id, &head, self.store.id);
+                self.encrypted |= Life::features(&head) & ENCRYPTED != 0;
                 life
             }
             Ok(life) => {
@@ -338,6 +339,7 @@ impl Recovered {
         match Life::decode(&head) {
             Ok(life) => {
                 self.key.note(life.id, &head, self.store.id);
+                self.encrypted |= Life::features(&head) & ENCRYPTED != 0;
                 Ok(())
             }
             Err(bad) => bad.too_new(&path).map_or(Ok(()), Err),

@@ -3,7 +3,7 @@
 //!
 //! Memory holds one step or one frame at a time, and the names of logs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::api::codec;
 use crate::api::error::{DumpError, OpenError};
@@ -17,6 +17,9 @@ use crate::format::digest::Digest;
 use crate::format::frame;
 use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::pack;
+use crate::format::pack::Piece;
+use crate::format::sealed;
+use crate::format::sealed::is_sealed;
 use crate::format::walk::{Event, Walk};
 use crate::index::checkpoint;
 use crate::index::read_index;
@@ -178,6 +181,8 @@ pub enum DumpedBody {
     Empty,
     /// Records.
     Records(Vec<DumpedRecord>),
+    /// Encrypted records: the numbers of their keys, in order; 0 stands for records that are not encrypted.
+    Encrypted(Vec<u64>),
     /// A log was created.
     Created {
         /// Name of the log.
@@ -626,14 +631,27 @@ fn body_of(header: &FrameHeader, bytes: &[u8], body: Option<&[u8]>) -> DumpedBod
     };
     let read = || {
         Some(match header.kind {
+            FrameKind::Batch if is_sealed(header.codec()) => {
+                DumpedBody::Encrypted(vec![sealed::key_of(header.codec(), stored)])
+            }
             FrameKind::Batch => {
                 let plain = compress::decompress(header.codec(), stored)?;
                 DumpedBody::Records(records_of(&plain, header.first_lsn, header.arrival)?)
             }
             FrameKind::Pack => {
                 let mut records = Vec::new();
-                for piece in pack::pieces(bytes, header)? {
-                    let stored = run_file::stored(bytes, header.header_len as usize, &piece)?;
+                let pieces = pack::pieces(bytes, header)?;
+                let body_at = header.header_len as usize;
+                if pieces.iter().any(|piece| is_sealed(piece.codec)) {
+                    let key = |piece: &Piece| {
+                        let stored = run_file::stored(bytes, body_at, piece)?;
+                        Some(sealed::key_of(piece.codec, stored))
+                    };
+                    let keys: Option<BTreeSet<u64>> = pieces.iter().map(key).collect();
+                    return Some(DumpedBody::Encrypted(keys?.into_iter().collect()));
+                }
+                for piece in pieces {
+                    let stored = run_file::stored(bytes, body_at, &piece)?;
                     let plain = compress::decompress(piece.codec, stored)?;
                     records.extend(records_of(&plain, piece.first_lsn, piece.arrival)?);
                 }

@@ -130,6 +130,10 @@ auth_file = "/etc/wald-auth/auth.toml"
 metrics_open = true
 {{- end }}
 {{- end }}
+{{- if .Values.encryption.existingSecret }}
+encryption_key_file = "/etc/wald-encryption/key"
+encryption_scope = {{ .Values.encryption.scope | toJson }}
+{{- end }}
 {{- with .Values.replica }}
 {{- if .enabled }}
 bucket_url = {{ .url | toJson }}
@@ -309,6 +313,17 @@ grpc:
 
 {{/* Ports that let in too many callers, and credentials that others could see. */}}
 {{- define "wald.checkAuth" -}}
+{{- with .Values.encryption -}}
+{{- if and .existingSecret $.Values.replica.enabled -}}
+{{- fail "encryption.existingSecret with replica.enabled: a store with a replica cannot be encrypted by this version; encrypt the bucket and the volumes instead" -}}
+{{- end -}}
+{{- if and (eq .scope "tenant") (not $.Values.auth.existingSecret) -}}
+{{- fail "encryption.scope is tenant without auth.existingSecret: tenants are in auth.toml" -}}
+{{- end -}}
+{{- if and (ne .scope "store") (not .existingSecret) -}}
+{{- fail "encryption.scope has no effect without encryption.existingSecret" -}}
+{{- end -}}
+{{- end -}}
 {{- $auth := .Values.auth.existingSecret -}}
 {{- $scraped := or .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
 {{- if and $auth (not .Values.tls.enabled) (not .Values.insecure) -}}

@@ -18,6 +18,7 @@ const LOG: &str = "payments/billing/a";
 async fn prepare(daemon: &Daemon, root: &str) {
     let mut logs = super::principals::logs(daemon, root).await;
     let delete = wald_proto::v1::DeleteLogRequest {
+        shred: false,
         log: LOG.to_owned(),
         log_id: None,
     };

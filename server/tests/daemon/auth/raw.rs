@@ -136,7 +136,12 @@ pub(crate) fn request(method: Method, log: &str) -> Vec<u8> {
             }),
         }
         .encode_to_vec(),
-        Method::DeleteLog => v1::DeleteLogRequest { log, log_id: None }.encode_to_vec(),
+        Method::DeleteLog => v1::DeleteLogRequest {
+            log,
+            log_id: None,
+            shred: false,
+        }
+        .encode_to_vec(),
         Method::ListProducers => v1::ListProducersRequest {
             log,
             ..Default::default()

@@ -46,6 +46,9 @@ impl<T: SegmentTail> Committer<T> {
         if let Some(error) = self.no_room_for_log(&name) {
             return refused(error);
         }
+        if let Err(error) = self.secure_keys(&[name.as_str()]) {
+            return refused(error);
+        }
         self.finish_open();
         self.push_created(&name, config, 0);
         (None, Ok(()))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use super::group::OpenFrame;
 use super::producers::Recognised;
@@ -94,6 +94,9 @@ impl<T: SegmentTail> Committer<T> {
             self.write_buffered(log)?;
         }
         let size = self.unit_size(batch, targets)?;
+        let created = std::iter::zip(&batch.logs, targets).filter(|(_, target)| target.is_none());
+        let created: SmallVec<[&str; 4]> = created.map(|(part, _)| part.log.as_str()).collect();
+        self.secure_keys(&created)?;
         let records = batch.logs.iter().map(|part| part.records.len());
         self.secure_records(records.sum(), size)
     }
@@ -107,7 +110,7 @@ impl<T: SegmentTail> Committer<T> {
         let mut frames = 0;
         let mut directory = 0;
         for (records, target) in batch.logs.iter().zip(targets) {
-            frames += most_frame_bytes(records);
+            frames += most_frame_bytes(records) + self.sealed_bytes();
             directory += DirectoryBuilder::entry_len(None);
             if target.is_none() {
                 let name = records.log.as_str();

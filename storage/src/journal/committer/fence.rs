@@ -113,7 +113,8 @@ impl<T: SegmentTail> Committer<T> {
                     DirectoryBuilder::entry_len(Some(name)) + DirectoryBuilder::entry_len(None);
                 let room = self.secure(created + HEADER_BYTES, directory, Use::Growth);
                 let full = |()| self.no_room_for_log(&log).map_or(Ok(()), Err);
-                match room.and_then(full) {
+                let keys = |()| self.secure_keys(&[name]);
+                match room.and_then(full).and_then(keys) {
                     Ok(()) => {
                         self.finish_open();
                         let log = self.push_created(&log, LogConfig::default(), CONTINUES);

@@ -25,7 +25,7 @@ impl<T: SegmentTail> Committer<T> {
         let compression = log.state.read().compression();
         let before = self.tail.len().next_multiple_of(8);
         self.end_frame(frame, about, (log.id, None), compression);
-        if self.tail.len() < before {
+        if self.tail.len() != before {
             let frame_len = self.frame_len(frame);
             let mut state = log.state.write();
             let bytes = Logs::bytes_now(&state);

@@ -97,7 +97,7 @@ impl<T: SegmentTail> Committer<T> {
         let Some((length, records)) = log.state.read().buffered.as_deref().map(size) else {
             return Ok(());
         };
-        let frames = HEADER_BYTES + length.next_multiple_of(8);
+        let frames = HEADER_BYTES + length.next_multiple_of(8) + self.sealed_bytes();
         self.secure_records(records, (frames, DirectoryBuilder::entry_len(None)))?;
         self.finish_open();
         let frame = self.begin_frame(None);
@@ -190,7 +190,7 @@ impl Memory {
             let state = log.state.read();
             state.buffered.as_ref().map_or(0, |b| b.body.len() as u64)
         };
-        debug_assert_eq!(self.bytes, self.logs.iter().map(body).sum());
+        debug_assert_eq!(self.bytes, self.logs.iter().map(body).sum::<u64>());
     }
 
     fn count(&mut self, bytes: u64) {

@@ -124,7 +124,12 @@ impl<T: SegmentTail> Committer<T> {
 
     /// Converts the pool's answer. Any error except a lack of space or of file descriptors fails the
     /// journal. `rolls`: the request needs another segment.
-    fn spared(&self, result: io::Result<()>, purpose: Use, rolls: bool) -> Result<(), AppendError> {
+    pub(super) fn spared(
+        &self,
+        result: io::Result<()>,
+        purpose: Use,
+        rolls: bool,
+    ) -> Result<(), AppendError> {
         result.map_err(|error| {
             match shortage(&error) {
                 Some(HostShortage::Space) => {

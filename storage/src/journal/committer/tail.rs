@@ -15,6 +15,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::api::cipher::Cipher;
 use crate::api::codec;
 use crate::api::error::FreeSpace;
 use crate::api::record::{Compression, Producer};
@@ -26,7 +27,9 @@ use crate::format::body::Seal;
 use crate::format::compress;
 use crate::format::digest::Digest;
 use crate::format::frame;
-use crate::format::frame::{DirectoryBuilder, FrameHead, HEADER_BYTES};
+use crate::format::frame::{DirectoryBuilder, FrameHead, FrameKind, HEADER_BYTES};
+use crate::format::sealed;
+use crate::format::sealed::{BodyPlace, FirstAndLastTime, SEALED, SEALED_BYTES};
 use crate::journal::pool::{Pool, ReadySegment, Use};
 use crate::journal::recent::Keeper;
 use crate::journal::segment::Segment;
@@ -188,12 +191,22 @@ pub(crate) struct FileTail {
     /// Number of finished frames in the segment.
     frames: u64,
     before_group: (u32, u64),
+    cipher: Option<Cipher>,
+    /// Times of the first and the last record of the unfinished frame, if they were put as records.
+    times: Option<FirstAndLastTime>,
 }
 
 impl FileTail {
     /// The tail in a segment without frames.
-    pub(crate) fn new(pool: Arc<Pool>, segment: Arc<Segment>, file: Arc<dyn DiskFile>) -> Self {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        segment: Arc<Segment>,
+        file: Arc<dyn DiskFile>,
+        cipher: Option<Cipher>,
+    ) -> Self {
         Self {
+            cipher,
+            times: None,
             pool,
             segment,
             file,
@@ -209,6 +222,10 @@ impl FileTail {
             frames: 0,
             before_group: (0, 0),
         }
+    }
+
+    fn note_times(&mut self, first: Timestamp, last: Timestamp) {
+        self.times.get_or_insert((first, last)).1 = last;
     }
 
     fn check(&self) {
@@ -259,13 +276,19 @@ impl SegmentTail for FileTail {
             false => (0, self.directory_len()),
         };
         let seal = HEADER_BYTES + Seal::MAX_LEN + 16 + told + directory + 32;
-        let need = self.buffer.len().next_multiple_of(8) + first + frames + 8 + seal;
+        // The open frame grows when it is encrypted.
+        let grows = match &self.cipher {
+            Some(_) if open => SEALED_BYTES,
+            _ => 0,
+        };
+        let need = (self.buffer.len() + grows).next_multiple_of(8) + first + frames + 8 + seal;
         need as u64 <= self.left()
     }
 
     fn begin(&mut self, producer: Option<(&Producer, Digest)>) -> Started {
         self.check();
         debug_assert!(self.buffer.len().is_multiple_of(8));
+        self.times = None;
         let mut extension = Vec::new();
         if self.buffer.is_empty() {
             self.directory.reset(self.start());
@@ -293,6 +316,7 @@ impl SegmentTail for FileTail {
         if !records.have_times() && arrival >= *last_time {
             records.put(&mut self.buffer);
             *last_time = arrival;
+            self.note_times(arrival, arrival);
             return None;
         }
         let mut first_time = None;
@@ -303,6 +327,9 @@ impl SegmentTail for FileTail {
             codec::put_record(&mut self.buffer, &record, own);
             *last_time = time;
             first_time.get_or_insert(time);
+        }
+        if let Some(first) = first_time {
+            self.note_times(first, *last_time);
         }
         first_time
     }
@@ -315,11 +342,35 @@ impl SegmentTail for FileTail {
         compression: Compression,
     ) -> Range<Position> {
         let body = frame.at + frame.header_len;
-        if let Some((codec, packed)) = compress::compress(&self.buffer[body..], compression) {
-            head.flags |= codec;
+        let cipher = self.cipher.as_ref();
+        let sealing = cipher
+            .filter(|_| head.kind == FrameKind::Batch)
+            .map(|cipher| {
+                // Every way to create a log prepares its key first.
+                let key = cipher.newest(head.log_id).expect("the log has a key");
+                let plain = u32::try_from(self.buffer.len() - body).expect("body fits 32 bits");
+                // Records from memory were put as bytes.
+                let of_body = || sealed::times_of(&self.buffer[body..], head.arrival);
+                let times = self.times.unwrap_or_else(of_body);
+                (key, plain, times)
+            });
+        let mut codec = compress::PLAIN;
+        if let Some((compressed, packed)) = compress::compress(&self.buffer[body..], compression) {
+            codec = compressed;
             self.buffer.truncate(body);
             self.buffer.extend_from_slice(&packed);
         }
+        if let Some((key, plain, times)) = sealing {
+            codec |= SEALED;
+            let bound = BodyPlace {
+                log: head.log_id,
+                first_lsn: head.first_lsn,
+                count: head.count,
+                codec,
+            };
+            sealed::seal(&mut self.buffer, body, &*key, &bound, plain, times);
+        }
+        head.flags |= codec;
         head.chain = self.chain;
         let salt = self.segment.life.salt;
         let header = frame::finish(&mut self.buffer, frame.at, frame.header_len, salt, &head);
@@ -415,7 +466,12 @@ impl SegmentTail for FileTail {
         *self = Self {
             keeper: std::mem::take(&mut self.keeper),
             buffer: std::mem::take(&mut self.buffer),
-            ..Self::new(Arc::clone(&self.pool), Arc::new(begun), next.file)
+            ..Self::new(
+                Arc::clone(&self.pool),
+                Arc::new(begun),
+                next.file,
+                self.cipher.take(),
+            )
         };
     }
 

@@ -253,6 +253,7 @@ impl Fixture {
             max_cursors: config.max_cursors_per_log,
             bounds: config.bounds(),
             uncertain: false,
+            cipher: None,
         };
         let notes = Arc::new(Mutex::new(Notes {
             ready: 1,

@@ -380,14 +380,15 @@ impl JournalReadStep {
         };
         let body = |work: &mut Self| {
             let bytes = buffer.get(from..).unwrap_or(&[]);
-            match plain_body(header, bytes, buffer, from) {
+            let cipher = work.store.config.cipher.as_ref();
+            match plain_body(cipher, header, bytes, buffer, from) {
                 Err(FrameFault::Damaged) if reach == Reach::Memory => Err(FrameFault::Io(far())),
                 Err(FrameFault::Damaged) => {
                     let again = work
                         .store
                         .bytes_again(segment, header.position, header.frame_len())
                         .map_err(FrameFault::Io)?;
-                    plain_body(header, &again, &again, 0)
+                    plain_body(work.store.config.cipher.as_ref(), header, &again, &again, 0)
                 }
                 body => body,
             }

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::list::{ArchiveFilter, ArchiveFinding, ArchivedFile, look, names};
-use crate::api::codec;
 use crate::api::config::StorageConfig;
 use crate::api::error::RestoreError;
 use crate::api::record::{LogConfig, Retention};
@@ -19,13 +18,13 @@ use crate::disk::directory::DIRECTORIES;
 use crate::disk::{Disk, DiskFile};
 use crate::format::address;
 use crate::format::chain::Chain;
-use crate::format::compress;
 use crate::format::frame;
 use crate::format::frame::HEADER_BYTES;
 use crate::format::life::{Life, SORTED_RUN};
 use crate::format::pack;
 use crate::format::pack::Piece;
 use crate::format::run_head::RunHead;
+use crate::format::sealed;
 use crate::index::run_file;
 use crate::index::{IndexBuilder, NewRow, index_path};
 use crate::journal::run;
@@ -511,9 +510,9 @@ impl ArchiveRestore<'_> {
         }
         log.parts = parts;
         if let Some((piece, stored)) = last {
-            let plain = compress::decompress(piece.codec, &stored);
-            let time = plain.and_then(|plain| codec::own_times(&plain).last()?);
-            log.last_time = log.last_time.max(time.unwrap_or(piece.arrival));
+            let times = sealed::stored_times(piece.codec, &stored, piece.count, piece.arrival);
+            let time = times.map_or(piece.arrival, |(_, last)| last);
+            log.last_time = log.last_time.max(time);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Building a run: from sealed segments of the journal, or from older runs.
 //!
 //! Logs are merged in order of their ids, from all sources at once, and the frames of each log oldest first.
-//! Stored bodies are verified and copied. Durably trimmed or deleted records are left out. A frame with one
+//! Stored bodies are verified and copied; those that lack the newest key of their log are encrypted with it. Durably trimmed or deleted records are left out. A frame with one
 //! kept record is kept whole.
 
 use std::collections::BTreeMap;
@@ -12,8 +12,10 @@ use bytes::Bytes;
 
 use super::sort::Sorter;
 use super::write::RunWriter;
+use crate::api::cipher::Cipher;
 use crate::api::pace::Stop;
 use crate::base::bounds::LIFE_BYTES;
+use crate::base::crc::crc32c;
 use crate::base::ids::{LogId, Lsn, Position, SegmentId};
 use crate::base::metrics::ChecksumSite;
 use crate::disk::read_again;
@@ -25,6 +27,8 @@ use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::life::Life;
 use crate::format::pack::{Piece, pieces};
 use crate::format::run_head::RunHead;
+use crate::format::sealed;
+use crate::format::sealed::BodyPlace;
 use crate::index::run_file::stored;
 use crate::index::{IndexBuilder, IndexFile, NewRow, Row, SealedIndex};
 use crate::journal::pool::Claim;
@@ -167,6 +171,7 @@ impl Build<'_> {
             }
             let mut out = LogOutput {
                 writer: &mut writer,
+                cipher: sorter.config.cipher.as_ref(),
                 archiving: archiving.as_mut(),
                 next: Lsn::ZERO,
                 at: head.first_base.advance(LIFE_BYTES),
@@ -685,6 +690,7 @@ impl Keep<'_> {
 /// Destination of the frames of a log.
 struct LogOutput<'w, 'a> {
     writer: &'w mut RunWriter,
+    cipher: Option<&'w Cipher>,
     archiving: Option<&'w mut Archiving<'a>>,
     /// The next lsn of the log.
     next: Lsn,
@@ -698,6 +704,28 @@ struct LogOutput<'w, 'a> {
 
 impl LogOutput<'_, '_> {
     fn put(&mut self, keep: &Keep<'_>, piece: Piece, body: &[u8]) -> Result<(), Failed> {
+        // The bytes of a piece change only here.
+        let bound = BodyPlace {
+            log: keep.id,
+            first_lsn: piece.first_lsn,
+            count: piece.count,
+            codec: piece.codec,
+        };
+        let renewed = self
+            .cipher
+            .and_then(|cipher| sealed::renew(&**cipher, bound, body, piece.arrival));
+        let (piece, body) = match &renewed {
+            Some((codec, bytes)) => {
+                let renewed = Piece {
+                    codec: *codec,
+                    stored: u32::try_from(bytes.len()).map_err(io::Error::other)?,
+                    crc: crc32c(bytes),
+                    ..piece
+                };
+                (renewed, &bytes[..])
+            }
+            None => (piece, body),
+        };
         if let Some(archiving) = &mut self.archiving
             && piece.next_lsn() <= keep.first
         {

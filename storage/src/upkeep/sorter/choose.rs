@@ -67,6 +67,9 @@ const FORGOTTEN_PART: u64 = 8;
 /// Larger runs are worth it when descriptions of logs exceed this part of the live bytes (1/4).
 const OF_LOGS_PART: u64 = 4;
 
+/// A piece takes at least 5 bytes in the order of a run, and grows by less than 60 when it is encrypted.
+const SEALED_GROWTH: u64 = 12;
+
 /// The largest range of lsns of one log that a run may hold: its index counts lsns in 32 bits.
 const MOST_LSNS: u64 = u32::MAX as u64;
 
@@ -97,6 +100,8 @@ pub(super) struct SortTask {
     after: Option<SegmentId>,
     /// Maximum bytes of the run and its index.
     pub(super) bytes: u64,
+    /// Whether the run is made to encrypt its records with the newest keys.
+    pub(super) renews: bool,
     /// Links behind missing segments: the number of the source, and its own link. `None` if the link is damaged.
     gaps: Vec<(usize, Option<Link>)>,
 }
@@ -411,6 +416,7 @@ impl Sorter {
         };
         let gaps = self.gaps_between(&sources, runs)?;
         Ok(Some(SortTask {
+            renews: false,
             sources,
             after: runs.last().map(|run| run.head.last),
             head,
@@ -638,10 +644,35 @@ impl Sorter {
         };
         let described = if logs_dominate { live + of_logs } else { 0 };
         let merging = bounds(self.config.sorter_run(live, described));
-        match alike(&shares, merging, fifths) {
-            Some((at, count)) => self.task_of_runs(runs, at, &shares[at..at + count]),
-            None => Ok(None),
+        if let Some((at, count)) = alike(&shares, merging, fifths) {
+            return self.task_of_runs(runs, at, &shares[at..at + count]);
         }
+        // Last, records that are not under the newest keys: a damaged or dead run above gets them anyway.
+        let grows = |at: usize| shares[at].order * SEALED_GROWTH;
+        let renewable = |at: &usize| {
+            shares[*at].bytes_again() + grows(*at) <= merges
+                && shares[*at].packs + grows(*at) <= LARGEST_RUN
+                && self.may_renew(&runs[*at])
+        };
+        let Some(at) = (0..runs.len()).find(renewable) else {
+            return Ok(None);
+        };
+        let task = self.task_of_runs(runs, at, &shares[at..=at])?;
+        Ok(task.map(|task| SortTask {
+            bytes: task.bytes + grows(at),
+            renews: true,
+            ..task
+        }))
+    }
+
+    /// Whether a run has records that are not under the newest keys, and was not made to renew them: records whose
+    /// key is missing stay as they are.
+    fn may_renew(&self, run: &Run) -> bool {
+        let Some((floor, _)) = self.config.cipher.as_ref().map(|cipher| cipher.renewed()) else {
+            return false;
+        };
+        let (at, renewed) = &*self.renewed.lock();
+        run.has_keys_below(floor) && !(*at == floor && renewed.contains(&run.id()))
     }
 
     /// Warns once that a full disk needs help: nothing of the dead bytes can be given back.
@@ -755,6 +786,7 @@ impl Sorter {
         Ok(Some(SortTask {
             sources,
             head,
+            renews: false,
             after: None,
             earlier: at,
             replaced: count,

@@ -93,6 +93,8 @@ pub(crate) struct Sorter {
     pub(super) idle_at: Mutex<Option<CheckBasis>>,
     /// Whether the log warned an operator that no run fits the free space.
     pub(super) is_stuck: AtomicBool,
+    /// The runs that were made to encrypt their records with keys from this number on.
+    pub(super) renewed: Mutex<(u64, BTreeSet<SegmentId>)>,
 }
 
 /// Facts that must change before another check of segments can find more.
@@ -127,6 +129,7 @@ impl Sorter {
             least_refused: AtomicU64::new(u64::MAX),
             idle_at: Mutex::new(None),
             is_stuck: AtomicBool::new(false),
+            renewed: Mutex::default(),
         }
     }
 
@@ -364,6 +367,14 @@ impl Sorter {
             pool.lend()?;
         }
         let id = pool.draw_id();
+        if let Some(cipher) = self.config.cipher.as_ref().filter(|_| task.renews) {
+            let (floor, _) = cipher.renewed();
+            let mut renewed = self.renewed.lock();
+            if renewed.0 != floor {
+                *renewed = (floor, BTreeSet::new());
+            }
+            renewed.1.insert(id);
+        }
         let built = self.build_run(id, task, &claim, spend);
         match built {
             Ok(built) => {

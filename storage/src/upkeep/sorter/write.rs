@@ -11,9 +11,10 @@ use crate::format::active::Place;
 use crate::format::address::{SPAN, base_of};
 use crate::format::frame;
 use crate::format::frame::{FrameHeader, FrameKind, HEADER_BYTES};
-use crate::format::life::{Life, SORTED_RUN};
+use crate::format::life::{ENCRYPTED, Life, SORTED_RUN};
 use crate::format::pack::{OrderEntry, Piece, put_pieces};
 use crate::format::run_head::RunHead;
+use crate::format::sealed;
 use crate::journal::run::new_path;
 
 /// Returns the salt for a new file.
@@ -53,6 +54,8 @@ pub(crate) struct RunWriter {
     order: Vec<PiecePlace>,
     /// Further information on some entries of `order`.
     told: Vec<DroppedRecords>,
+    /// The lowest and the highest number of a key of its pieces.
+    keys: Option<(u64, u64)>,
     pub(super) records: u64,
     pub(super) pack_bytes: u64,
     /// Bytes written since the last call of [`RunWriter::take_written`].
@@ -123,6 +126,7 @@ impl RunWriter {
             features,
             order: Vec::new(),
             told: Vec::new(),
+            keys: None,
             records: 0,
             pack_bytes: 0,
             written: 0,
@@ -204,6 +208,9 @@ impl RunWriter {
         if self.pack.pieces.is_empty() {
             self.pack.dropped = dropped;
         }
+        let key = sealed::key_of(piece.codec, stored);
+        let (oldest, newest) = self.keys.unwrap_or((key, key));
+        self.keys = Some((oldest.min(key), newest.max(key)));
         let offset = u32::try_from(self.pack.body.len()).map_err(io::Error::other)?;
         self.pack.pieces.push(Piece { offset, ..piece });
         self.pack.body.extend_from_slice(stored);
@@ -315,6 +322,10 @@ impl RunWriter {
         self.write_order(&mut head)?;
         head.records = self.records;
         head.pack_bytes = self.pack_bytes;
+        (head.oldest_key, head.newest_key) = self.keys.unwrap_or_default();
+        if head.newest_key > 0 {
+            self.features |= ENCRYPTED;
+        }
         let body = head.encode();
         self.frame(HeaderFields::of(FrameKind::Run), &[], &body)?;
         // A marker separates the copies, so that one bad sector does not hit both.

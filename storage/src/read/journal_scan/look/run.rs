@@ -232,7 +232,9 @@ impl JournalReadStep {
                 let bytes = work
                     .stored(run, body_at, &piece, again)
                     .map_err(FrameFault::Io)?;
-                crate::read::frames::piece_body(&Piece { offset: 0, ..piece }, &bytes, 0)
+                let cipher = work.store.config.cipher.as_ref();
+                let piece = Piece { offset: 0, ..piece };
+                crate::read::frames::piece_body(cipher, log.id, &piece, &bytes, 0)
             };
             match body(false) {
                 Err(FrameFault::Damaged) => body(true),

@@ -1,0 +1,322 @@
+//! `wald key`: makes wrapping keys, and shows, copies, puts back and rotates the key ring of a store.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use wald_storage::{Disk, KEYS, Offline, OpenError, Position, RealDisk};
+
+use super::file::{self, RingFile};
+use super::kek::new_text;
+use super::ring::AT_NEXT_START;
+use super::{KeyRing, kek};
+use crate::audit::OfflineAudit;
+use crate::config::Config;
+use crate::host;
+use crate::serve::Exit;
+
+/// Mode of a file with a key in it.
+const SECRET_MODE: u32 = 0o600;
+
+/// Asks a running daemon for a rotation. It removes the file when the new key is in force.
+pub(super) const ASK: &str = "keys/rotate";
+
+/// Longest time that a daemon takes for a rotation.
+const MOST_WAIT: Duration = Duration::from_secs(60);
+
+/// Pause between two looks at the answer of the daemon.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The command.
+pub(crate) fn command() -> Command {
+    let to = |help: &'static str| {
+        Arg::new("to")
+            .long("to")
+            .value_name("FILE")
+            .help(help)
+            .value_parser(value_parser!(PathBuf))
+    };
+    Command::new("key")
+        .about("Make keys for encryption, and copy, show and rotate the key ring of a store")
+        .long_about(
+            "Records are encrypted with data keys. The data keys lie in the key ring of the store (keys/ring), wrapped with the \
+             key of encryption_key_file. Without both of them nobody reads a record, you included: keep a copy of the key \
+             apart from the store, and a copy of the key ring (`wald key export`) apart from the backups.",
+        )
+        .subcommand_required(true)
+        .subcommand(
+            Command::new("new")
+                .about("Make a wrapping key, and print it once")
+                .long_about(
+                    "Draws a key with 256 random bits for encryption_key_file. To rotate the wrapping key, add the new one as the \
+                     last line of the file and start the daemon again: it wraps all data keys with it. Then remove the \
+                     earlier line.",
+                )
+                .arg(to("Write the key to this new file (mode 0600), not to stdout")),
+        )
+        .subcommand(
+            Command::new("show").about("Show the data keys of the store: numbers, owners, wrapping keys; no secret"),
+        )
+        .subcommand(
+            Command::new("rotate")
+                .about("Make new data keys: new records have them at once, the sorter gives them to earlier ones")
+                .long_about(
+                    "Makes a new data key for each that the store has. A running daemon does it within some seconds; without one \
+                     the command does it itself. The metric wald_encryption_unrenewed_bytes tells how much is left for the \
+                     sorter.",
+                ),
+        )
+        .subcommand(
+            Command::new("export")
+                .about("Print a copy of the key ring: useless without the wrapping key")
+                .arg(to("Write the copy to this new file (mode 0600), not to stdout")),
+        )
+        .subcommand(
+            Command::new("import")
+                .about("Put a copy of the key ring back, while no daemon runs")
+                .arg(
+                    Arg::new("file")
+                        .value_name("FILE")
+                        .required(true)
+                        .help("The copy that `wald key export` made")
+                        .value_parser(value_parser!(PathBuf)),
+                )
+                .arg(
+                    Arg::new("older")
+                        .long("older")
+                        .action(ArgAction::SetTrue)
+                        .help("Take a copy although the store has had a newer key ring: records under newer keys are lost, and keys that were destroyed come back"),
+                ),
+        )
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// With the exit code and a sentence.
+pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<(), Exit> {
+    match matches.subcommand() {
+        Some(("new", matches)) => give(matches, &new_text_line()),
+        Some(("show", _)) => show(config),
+        Some(("rotate", _)) => changed(config, "key rotate", rotate),
+        Some(("export", matches)) => give(matches, &found(&*disk(config)?)?.encode()),
+        Some(("import", matches)) => {
+            let path: Option<&PathBuf> = matches.get_one("file");
+            let path = path.map_or(Path::new(""), |path| path);
+            let older = matches.get_flag("older");
+            changed(config, "key import", |config| {
+                import(&*locked(config)?.0, path, older)
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn wrong(why: impl Into<String>) -> Exit {
+    Exit::new(Exit::CONFIG, why)
+}
+
+fn failed(action: &str) -> impl FnOnce(io::Error) -> Exit {
+    move |error| Exit::new(Exit::IO, format!("{action}: {error}"))
+}
+
+fn opening(error: &OpenError) -> Exit {
+    Exit::new(Exit::IO, error.to_string())
+}
+
+fn disk(config: &Config) -> Result<Arc<dyn Disk>, Exit> {
+    let disk = RealDisk::open_read_only(&config.data_dir).map_err(|error| opening(&error))?;
+    Ok(disk)
+}
+
+/// The disk, and the lock of the store, which keeps daemons away.
+fn locked(config: &Config) -> Result<(Arc<dyn Disk>, Offline), Exit> {
+    let disk: Arc<dyn Disk> = RealDisk::open(&config.data_dir).map_err(|error| opening(&error))?;
+    let offline = Offline::open(Arc::clone(&disk)).map_err(|error| opening(&error))?;
+    Ok((disk, offline))
+}
+
+/// Runs a change, and records it.
+fn changed(
+    config: &Config,
+    command: &str,
+    run: impl FnOnce(&Config) -> Result<(), Exit>,
+) -> Result<(), Exit> {
+    host::check_owner(config, &config.data_dir)?;
+    let mut audit = OfflineAudit::open(config)?;
+    let result = run(config);
+    let outcome = result.as_ref().map(|_| ());
+    let outcome = outcome.map_err(|exit| &exit.message as &dyn std::fmt::Display);
+    let who = crate::offline::who();
+    audit.ran(command, &config.data_dir, &who, outcome)?;
+    result
+}
+
+fn new_text_line() -> zeroize::Zeroizing<String> {
+    let mut text = new_text();
+    text.push('\n');
+    text
+}
+
+/// Writes a text to the file that was named, or to the standard output.
+fn give(matches: &ArgMatches, text: &str) -> Result<(), Exit> {
+    let Some(path) = matches.get_one::<PathBuf>("to") else {
+        let mut out = io::stdout().lock();
+        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        return written.map_err(failed("writing to stdout"));
+    };
+    let action = format!("writing {}", path.display());
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(SECRET_MODE);
+    let written = options.open(path).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.map_err(failed(&action))
+}
+
+fn found(disk: &dyn Disk) -> Result<RingFile, Exit> {
+    match file::find(disk).map_err(wrong)? {
+        Some(found) => Ok(found.ring),
+        None => Err(wrong(format!(
+            "{} has no key ring: its store is not encrypted",
+            disk.location()
+        ))),
+    }
+}
+
+fn show(config: &Config) -> Result<(), Exit> {
+    let ring = found(&*disk(config)?)?;
+    let mut out = format!("key ring {}, generation {}\n", ring.id, ring.generation);
+    for (number, key) in &ring.keys {
+        let is_new = if *number < ring.renewed.0 {
+            ""
+        } else {
+            ", new"
+        };
+        let owner = crate::offline::escaped(&key.owner.to_string());
+        out += &format!(
+            "key {number}: {owner}, wrapped with {}{is_new}\n",
+            key.wrapped.kek.0
+        );
+    }
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(out.as_bytes());
+    written.map_err(failed("writing to stdout"))
+}
+
+fn rotate(config: &Config) -> Result<(), Exit> {
+    let keks = kek::Keks::of(config).map_err(wrong)?.ok_or_else(|| {
+        wrong("the store is not to be encrypted: set encryption_key_file or encryption_key_command")
+    })?;
+    let disk: Arc<dyn Disk> = RealDisk::open(&config.data_dir).map_err(|error| opening(&error))?;
+    found(&*disk)?;
+    let _offline = match Offline::open(Arc::clone(&disk)) {
+        Ok(offline) => offline,
+        Err(OpenError::Locked { .. }) => return ask(&*disk),
+        Err(error) => return Err(opening(&error)),
+    };
+    let none = Box::new(|_: &str| None);
+    let ring = KeyRing::new(disk, config.encryption_scope, keks, none);
+    ring.read().map_err(wrong)?;
+    ring.rotate(|| AT_NEXT_START)
+        .map_err(failed("writing the key ring"))?;
+    println!(
+        "new records will have new keys; the sorter gives them to earlier ones once the daemon runs"
+    );
+    Ok(())
+}
+
+/// Lets the daemon rotate, and waits for it.
+fn ask(disk: &dyn Disk) -> Result<(), Exit> {
+    let asking = failed("asking the daemon for a rotation");
+    match disk.create(ASK) {
+        // An earlier command still waits: one rotation is enough for both.
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(asking(error)),
+        _ => {}
+    }
+    let until = Instant::now() + MOST_WAIT;
+    while Instant::now() < until {
+        let names = disk
+            .list(KEYS)
+            .map_err(failed("looking for the answer of the daemon"))?;
+        if !names.iter().any(|name| ASK.ends_with(name.as_str())) {
+            println!("new records have new keys; the sorter gives them to earlier ones");
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+    let _ = disk.remove(ASK);
+    Err(Exit::new(
+        Exit::UNAVAILABLE,
+        format!(
+            "the daemon did not rotate within {} s; look at its log",
+            MOST_WAIT.as_secs()
+        ),
+    ))
+}
+
+/// Reads a copy that `wald key export` made.
+///
+/// # Errors
+/// If it cannot be read, or is damaged.
+pub(crate) fn read_copy(path: &Path) -> Result<RingFile, Exit> {
+    let at = |why: String| wrong(format!("{}: {why}", path.display()));
+    let bytes = std::fs::read(path).map_err(|error| at(error.to_string()))?;
+    RingFile::decode(&bytes).map_err(|why| at(format!("the key ring {why}")))
+}
+
+/// Puts a copy of the ring into a store that nobody serves.
+///
+/// # Errors
+/// If the copy is damaged, of another store, or older than the store.
+pub(crate) fn import(disk: &dyn Disk, path: &Path, older: bool) -> Result<(), Exit> {
+    let at = |why: String| wrong(format!("{}: {why}", path.display()));
+    let mut ring = read_copy(path)?;
+    if let Some((id, generation)) = file::noted(disk).map_err(wrong)? {
+        if id != ring.id {
+            return Err(at("it is the key ring of another store".to_owned()));
+        }
+        if ring.generation < generation && !older {
+            return Err(at(format!(
+                "it has generation {}, and the store has had {generation}: records under newer keys would be lost; with --older it is still taken",
+                ring.generation
+            )));
+        }
+        ring.generation = ring.generation.max(generation);
+    }
+    if older {
+        // Records may have keys with numbers up to here. Their keys are lost, and their numbers are not given again.
+        ring.highest = ring.highest.saturating_add(1 << 32);
+    }
+    ring.generation += 1;
+    file::write(disk, &ring).map_err(failed("writing the key ring"))
+}
+
+/// Whether somebody asks for a rotation.
+pub(crate) fn is_asked(disk: &dyn Disk) -> bool {
+    disk.open(ASK).is_ok()
+}
+
+/// Answers that the new keys are in force.
+///
+/// # Errors
+/// If the file cannot be removed.
+pub(crate) fn answered(disk: &dyn Disk) -> io::Result<()> {
+    disk.remove(ASK)
+}
+
+/// A position beyond all records of a store that is served.
+pub(crate) fn end_of(segments: &[wald_storage::SegmentInfo]) -> Position {
+    let ends = segments.iter().filter(|segment| segment.sorted.is_none());
+    let ends = ends.map(|segment| {
+        segment
+            .end
+            .max(Position::new(segment.base.get() + segment.bytes))
+    });
+    ends.max().unwrap_or(Position::ZERO)
+}

@@ -1,0 +1,346 @@
+//! The ring as text, and its two copies on the disk.
+//!
+//! A copy is one JSON document and a line with its SHA-256. Both copies are written whenever the ring changes, each as
+//! a new file that is flushed and renamed. `ENCRYPTED`, beside the journal, names the newest ring: a copy of
+//! yesterday that is put back as `keys/` is noticed.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use wald_storage::{Disk, ENCRYPTED, ENCRYPTED_NEW, KEYS, LogId, Position};
+
+use super::kek::{KekId, Wrapped};
+use crate::reload::digest;
+
+/// Both copies.
+const COPIES: [&str; 2] = ["keys/ring", "keys/ring-2"];
+
+/// Version of the form. A higher one is refused.
+const VERSION: u64 = 1;
+
+/// Maximum bytes of a copy.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// Whose records a data key encrypts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum KeyOwner {
+    /// All logs without a key of their own, or of their tenant.
+    Store,
+    /// The logs of a tenant.
+    Tenant(String),
+    /// One log.
+    Log(LogId),
+}
+
+impl KeyOwner {
+    fn show(&self) -> String {
+        match self {
+            Self::Store => "store".to_owned(),
+            Self::Tenant(name) => format!("tenant {name}"),
+            Self::Log(id) => format!("log {}", id.get()),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text.split_once(' ') {
+            None => (text == "store").then_some(Self::Store),
+            Some(("tenant", name)) => Some(Self::Tenant(name.to_owned())),
+            Some(("log", id)) => Some(Self::Log(LogId::new(id.parse().ok()?))),
+            Some(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Display for KeyOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.show())
+    }
+}
+
+/// One data key in the ring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RingKey {
+    pub(crate) owner: KeyOwner,
+    /// Whether every record of the owner was encrypted with this key, or with another key of the owner. Only then
+    /// the loss of its keys erases it.
+    pub(crate) covers_all: bool,
+    pub(super) wrapped: Wrapped,
+}
+
+/// The ring, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RingFile {
+    /// Drawn at random when the ring was made.
+    pub(crate) id: String,
+    /// Rises with each change.
+    pub(crate) generation: u64,
+    /// The highest number that a key ever had.
+    pub(crate) highest: u64,
+    /// Keys from this number on count as new, and the journal from this position on has only such.
+    pub(crate) renewed: (u64, Position),
+    pub(crate) keys: BTreeMap<u64, RingKey>,
+    /// Logs whose keys are destroyed as soon as their deletion is durable, and their names.
+    pub(crate) shredding: BTreeMap<LogId, String>,
+}
+
+impl RingFile {
+    /// The facts that are bound to a wrapped key.
+    pub(super) fn about(&self, number: u64, owner: &KeyOwner) -> Vec<u8> {
+        format!("wald data key\n{}\n{number}\n{owner}\n", self.id).into_bytes()
+    }
+
+    /// The text of a copy.
+    pub(crate) fn encode(&self) -> String {
+        let keys: Vec<Value> = (self.keys.iter())
+            .map(|(number, key)| {
+                json!({
+                    "number": number,
+                    "owner": key.owner.show(),
+                    "covers_all": key.covers_all,
+                    "wrapped_by": key.wrapped.kek.0,
+                    "wrapped": STANDARD.encode(&key.wrapped.bytes),
+                })
+            })
+            .collect();
+        let shredding: Vec<Value> = (self.shredding.iter())
+            .map(|(id, name)| json!({ "log_id": id.get(), "log": name }))
+            .collect();
+        let document = json!({
+            "wald_key_ring": VERSION,
+            "id": self.id,
+            "generation": self.generation,
+            "highest": self.highest,
+            "renewed_from_key": self.renewed.0,
+            "renewed_from_position": self.renewed.1.get(),
+            "keys": keys,
+            "shredding": shredding,
+        });
+        let text = format!("{document:#}\n");
+        let digest = digest(text.as_bytes());
+        format!("{text}{digest}\n")
+    }
+
+    /// Reads a copy.
+    ///
+    /// # Errors
+    /// With the fault, if it is damaged or of a newer version.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let damaged = || "is damaged or cut off".to_owned();
+        let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
+        let (document, told) = (text.strip_suffix('\n'))
+            .and_then(|text| text.rsplit_once('\n'))
+            .ok_or_else(damaged)?;
+        let document = format!("{document}\n");
+        if digest(document.as_bytes()) != told {
+            return Err(damaged());
+        }
+        let value: Value = serde_json::from_str(&document).map_err(|_| damaged())?;
+        match value["wald_key_ring"].as_u64() {
+            Some(VERSION) => {}
+            Some(version) => {
+                return Err(format!(
+                    "is of version {version}; this wald reads {VERSION}"
+                ));
+            }
+            None => return Err("is no key ring".to_owned()),
+        }
+        Self::of(&value).ok_or_else(damaged)
+    }
+
+    fn of(value: &Value) -> Option<Self> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let mut keys = BTreeMap::new();
+        for key in value["keys"].as_array()? {
+            let number = key["number"].as_u64()?;
+            let wrapped = Wrapped {
+                kek: KekId(text(&key["wrapped_by"])?),
+                bytes: STANDARD.decode(key["wrapped"].as_str()?).ok()?,
+            };
+            let key = RingKey {
+                owner: KeyOwner::parse(key["owner"].as_str()?)?,
+                covers_all: key["covers_all"].as_bool()?,
+                wrapped,
+            };
+            keys.insert(number, key);
+        }
+        let mut shredding = BTreeMap::new();
+        for log in value["shredding"].as_array()? {
+            shredding.insert(LogId::new(log["log_id"].as_u64()?), text(&log["log"])?);
+        }
+        let renewed = (
+            value["renewed_from_key"].as_u64()?,
+            Position::new(value["renewed_from_position"].as_u64()?),
+        );
+        Some(Self {
+            id: text(&value["id"])?,
+            generation: value["generation"].as_u64()?,
+            highest: value["highest"].as_u64()?,
+            renewed,
+            keys,
+            shredding,
+        })
+    }
+}
+
+/// The ring that the directory has, and whether one of its copies must be written again.
+pub(crate) struct FoundRing {
+    pub(crate) ring: RingFile,
+    /// The fault of the other copy.
+    pub(crate) mend: Option<String>,
+}
+
+fn read(disk: &dyn Disk, path: &str) -> io::Result<Option<Vec<u8>>> {
+    let file = match disk.open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let size = file.size()?.min(MOST_BYTES);
+    let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
+    let read = file.read_full_at(&mut bytes, 0)?;
+    bytes.truncate(read);
+    Ok(Some(bytes))
+}
+
+/// Reads both copies. `None`: the directory has no ring.
+///
+/// # Errors
+/// In a sentence: neither copy is whole, the copies are of different rings, or the ring is older than the store.
+pub(crate) fn find(disk: &dyn Disk) -> Result<Option<FoundRing>, String> {
+    let place = disk.location();
+    let note = noted(disk)?;
+    let mut good: Vec<RingFile> = Vec::new();
+    let mut faults = Vec::new();
+    for path in COPIES {
+        let read = read(disk, path).map_err(|error| format!("{place}/{path}: {error}"))?;
+        match read.map(|bytes| RingFile::decode(&bytes)) {
+            Some(Ok(ring)) => good.push(ring),
+            Some(Err(why)) => faults.push(format!("{place}/{path} {why}")),
+            None => faults.push(format!("{place}/{path} is missing")),
+        }
+    }
+    let remedy = "put the newest copy back with `wald key import FILE`";
+    if good.is_empty() {
+        let all_missing = faults.iter().all(|fault| fault.ends_with("is missing"));
+        return match (all_missing, note) {
+            (true, None) => Ok(None),
+            _ => Err(format!(
+                "the key ring of the store cannot be used: {}; {remedy}",
+                faults.join(", ")
+            )),
+        };
+    }
+    if let [first, second] = &*good {
+        if first.id != second.id {
+            return Err(format!(
+                "{place}/{} and {place}/{} are rings of two stores; {remedy}",
+                COPIES[0], COPIES[1]
+            ));
+        }
+        if first.generation == second.generation && first != second {
+            return Err(format!(
+                "{place}/{} and {place}/{} differ, and claim to be one ring; {remedy}",
+                COPIES[0], COPIES[1]
+            ));
+        }
+        if first.generation != second.generation {
+            faults.push("one copy of the key ring is older than the other".to_owned());
+        }
+    }
+    let newest = good.into_iter().max_by_key(|ring| ring.generation);
+    let Some(ring) = newest else {
+        return Ok(None);
+    };
+    if let Some((id, generation)) = note {
+        if id != ring.id {
+            return Err(format!(
+                "{place}/{} is the key ring of another store; {remedy}",
+                COPIES[0]
+            ));
+        }
+        if ring.generation < generation {
+            return Err(format!(
+                "{place}/{} is an older key ring of the store: generation {}, and the store has had {generation}; {remedy}",
+                COPIES[0], ring.generation
+            ));
+        }
+    }
+    Ok(Some(FoundRing {
+        ring,
+        mend: faults.into_iter().next(),
+    }))
+}
+
+/// Whether the directory has had a key ring.
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) fn is_encrypted(disk: &dyn Disk) -> Result<bool, String> {
+    let has_copy = |path| disk.open(path).is_ok();
+    Ok(noted(disk)?.is_some() || COPIES.into_iter().any(has_copy))
+}
+
+/// The ring and its generation in `ENCRYPTED`.
+pub(super) fn noted(disk: &dyn Disk) -> Result<Option<(String, u64)>, String> {
+    let place = disk.location();
+    let bytes = read(disk, ENCRYPTED).map_err(|error| format!("{place}/{ENCRYPTED}: {error}"))?;
+    let Some(bytes) = bytes else {
+        return Ok(None);
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines();
+    let id = lines.next().and_then(|line| line.strip_prefix("key ring "));
+    let generation = lines
+        .next()
+        .and_then(|line| line.strip_prefix("generation "));
+    match (id, generation.and_then(|number| number.parse().ok())) {
+        (Some(id), Some(generation)) if note(id, generation) == text => {
+            Ok(Some((id.to_owned(), generation)))
+        }
+        _ => Err(format!(
+            "{place}/{ENCRYPTED} is damaged, so nothing tells which key ring is the newest; if keys/ring is the newest copy, remove {ENCRYPTED}"
+        )),
+    }
+}
+
+fn note(id: &str, generation: u64) -> String {
+    let text = format!("key ring {id}\ngeneration {generation}\n");
+    let digest = digest(text.as_bytes());
+    format!("{text}{digest}\n")
+}
+
+/// Writes both copies, then the note.
+///
+/// # Errors
+/// If one of them is not durable. The ring that was there before may count, or the new one.
+pub(crate) fn write(disk: &dyn Disk, ring: &RingFile) -> io::Result<()> {
+    disk.create_directory(KEYS)?;
+    disk.sync_directory("")?;
+    let text = ring.encode();
+    for path in COPIES {
+        replace(disk, KEYS, path, &format!("{path}.new"), text.as_bytes())?;
+    }
+    let note = note(&ring.id, ring.generation);
+    replace(disk, "", ENCRYPTED, ENCRYPTED_NEW, note.as_bytes())
+}
+
+fn replace(
+    disk: &dyn Disk,
+    directory: &str,
+    path: &str,
+    new: &str,
+    bytes: &[u8],
+) -> io::Result<()> {
+    match disk.remove(new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = disk.create(new)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync()?;
+    disk.rename(new, path)?;
+    disk.sync_directory(directory)
+}

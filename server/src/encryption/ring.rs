@@ -1,0 +1,778 @@
+//! The key ring of a running daemon.
+//!
+//! Rule: a key is on the device, in both copies, before a body is encrypted with it. A key that was destroyed is in
+//! neither copy before anyone hears of it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
+use wald_storage::{BodyCipher, BodyKey, Disk, LogId, LogsExist, NONCE_BYTES, Position, TAG_BYTES};
+use zeroize::Zeroizing;
+
+use super::file::{self, FoundRing, KeyOwner, RingFile, RingKey};
+use super::kek::{KEY_BYTES, Keks, data_key, fill};
+use crate::config::EncryptionScope;
+#[cfg(any(test, feature = "known-bad"))]
+use crate::known_bad;
+use crate::status::ShredError;
+
+/// Number of logs whose keys are made together: each write of the ring flushes two files.
+const KEYS_AHEAD: u64 = 64;
+
+/// Stands for the position at which the next start goes on.
+pub(super) const AT_NEXT_START: Position = Position::new(u64::MAX);
+
+/// The tenant of a log's name.
+pub(crate) type TenantOf = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// A data key in memory.
+struct DataKey {
+    number: u64,
+    key: LessSafeKey,
+    #[cfg(any(test, feature = "known-bad"))]
+    bytes: Zeroizing<[u8; KEY_BYTES]>,
+}
+
+impl BodyKey for DataKey {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn seal(&self, bound: &[u8], body: &mut [u8]) -> ([u8; NONCE_BYTES], [u8; TAG_BYTES]) {
+        let mut nonce = [0; NONCE_BYTES];
+        fill(&mut nonce);
+        #[cfg(any(test, feature = "known-bad"))]
+        known_bad::spoil_nonce(&mut nonce, &*self.bytes);
+        let sealing = Nonce::assume_unique_for_key(nonce);
+        let tag = self
+            .key
+            .seal_in_place_separate_tag(sealing, Aad::from(bound), body)
+            .expect("a body is shorter than 64 GiB");
+        let mut bytes = [0; TAG_BYTES];
+        bytes.copy_from_slice(tag.as_ref());
+        (nonce, bytes)
+    }
+
+    fn open(&self, nonce: &[u8; NONCE_BYTES], bound: &[u8], body: &mut [u8]) -> bool {
+        let nonce = Nonce::assume_unique_for_key(*nonce);
+        (self.key)
+            .open_in_place(nonce, Aad::from(bound), body)
+            .is_ok()
+    }
+}
+
+/// The keys in memory, and the ring that is on the device.
+#[derive(Default)]
+struct KeysInForce {
+    /// `None`: the store has no ring yet.
+    file: Option<RingFile>,
+    keys: HashMap<u64, Arc<DataKey>>,
+    newest: HashMap<KeyOwner, Arc<DataKey>>,
+    /// The tenants of logs, as far as tenants have keys.
+    tenants: HashMap<LogId, KeyOwner>,
+    /// Whether a copy must be written again, or keys be wrapped again: why.
+    mend: Option<String>,
+}
+
+/// A log whose keys are destroyed once it is deleted.
+#[derive(Debug)]
+#[must_use = "the keys stay until `KeyRing::destroy`"]
+pub(crate) struct Shredding(LogId);
+
+/// The key ring of a store.
+pub(crate) struct KeyRing {
+    disk: Arc<dyn Disk>,
+    scope: EncryptionScope,
+    keks: Keks,
+    tenants: TenantOf,
+    state: RwLock<KeysInForce>,
+    /// Held while the ring is changed and written.
+    changing: Mutex<()>,
+}
+
+impl std::fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyRing").field("keks", &self.keks).finish()
+    }
+}
+
+impl KeyRing {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>,
+        scope: EncryptionScope,
+        keks: Keks,
+        tenants: TenantOf,
+    ) -> Self {
+        Self {
+            disk,
+            scope,
+            keks,
+            tenants,
+            state: RwLock::default(),
+            changing: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> RwLockReadGuard<'_, KeysInForce> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: KeysInForce) {
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// Reads the ring, and opens all of its keys. Changes nothing on the disk.
+    ///
+    /// # Errors
+    /// In a sentence.
+    pub(super) fn read(&self) -> Result<(), String> {
+        let _changing = self.change();
+        let Some(FoundRing { ring, mend }) = file::find(&*self.disk)? else {
+            self.set(KeysInForce::default());
+            return Ok(());
+        };
+        let mut state = KeysInForce {
+            mend,
+            ..KeysInForce::default()
+        };
+        let mut file = ring.clone();
+        for (number, key) in &ring.keys {
+            let about = ring.about(*number, &key.owner);
+            let bytes = self.keks.unwrap(&key.wrapped, &about).ok_or_else(|| {
+                let why = match self.keks.has(&key.wrapped.kek) {
+                    true => "was changed on the disk; put the newest copy back with `wald key import FILE`".to_owned(),
+                    false => format!(
+                        "is wrapped with the key {}, which {} does not have",
+                        key.wrapped.kek.0,
+                        self.keks.source()
+                    ),
+                };
+                format!("data key {number} in {}/keys/ring {why}", self.disk.location())
+            })?;
+            if key.wrapped.kek != *self.keks.newest() {
+                let wrapped = self.keks.wrap(&bytes, &about);
+                file.keys.insert(
+                    *number,
+                    RingKey {
+                        wrapped,
+                        ..key.clone()
+                    },
+                );
+                state
+                    .mend
+                    .get_or_insert_with(|| "its keys are wrapped with the newest key".to_owned());
+            }
+            state.enter(*number, key.owner.clone(), &bytes);
+        }
+        state.file = Some(file);
+        self.set(state);
+        Ok(())
+    }
+
+    /// Makes keys for these owners, which have none or get newer ones. `renewed`: only these and newer keys count as
+    /// new from now on.
+    fn add(&self, owners: &[(KeyOwner, bool)], renewed: Option<Position>) -> io::Result<()> {
+        let mut state = self.state().clone_of();
+        let mut file = state.file.take().unwrap_or_else(new_file);
+        let first = file.highest + 1;
+        for (owner, covers_all) in owners {
+            file.highest += 1;
+            let mut bytes = Zeroizing::new([0; KEY_BYTES]);
+            fill(&mut *bytes);
+            let wrapped = self.keks.wrap(&bytes, &file.about(file.highest, owner));
+            let key = RingKey {
+                owner: owner.clone(),
+                covers_all: *covers_all,
+                wrapped,
+            };
+            file.keys.insert(file.highest, key);
+            state.enter(file.highest, owner.clone(), &bytes);
+        }
+        if let Some(position) = renewed {
+            file.renewed = (first, position);
+        }
+        self.write(state, file)
+    }
+
+    /// Writes the ring, then puts it in force.
+    fn write(&self, mut state: KeysInForce, mut file: RingFile) -> io::Result<()> {
+        file.generation += 1;
+        file::write(&*self.disk, &file)?;
+        state.file = Some(file);
+        state.mend = None;
+        self.set(state);
+        Ok(())
+    }
+
+    fn owner_of(&self, id: LogId, name: &str) -> KeyOwner {
+        match self.scope {
+            EncryptionScope::Store => KeyOwner::Store,
+            EncryptionScope::Log => KeyOwner::Log(id),
+            EncryptionScope::Tenant => {
+                (self.tenants)(name).map_or(KeyOwner::Store, KeyOwner::Tenant)
+            }
+        }
+    }
+
+    /// Makes a new key for each owner that has one. `end`: a position beyond all records that have an older key.
+    ///
+    /// # Errors
+    /// If the ring cannot be written.
+    pub(crate) fn rotate(&self, end: impl Fn() -> Position) -> io::Result<()> {
+        let _changing = self.change();
+        let owners: BTreeMap<KeyOwner, bool> = match &self.state().file {
+            Some(file) => {
+                let mut owners = BTreeMap::new();
+                for key in file.keys.values() {
+                    // An owner keeps what its first key says.
+                    owners.entry(key.owner.clone()).or_insert(key.covers_all);
+                }
+                owners
+            }
+            None => return Ok(()),
+        };
+        let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
+        self.add(&owners, Some(end()))?;
+        // From here on no frame gets an older key. Those that have one lie before this position.
+        let state = self.state().clone_of();
+        let mut file = state.file.clone().unwrap_or_else(new_file);
+        file.renewed.1 = end();
+        self.write(state, file)
+    }
+
+    /// Begins to destroy the keys of a log. If the process ends now, the next start finds out whether the log was
+    /// deleted.
+    ///
+    /// # Errors
+    /// If the log has no key of its own, or had records before it got one.
+    pub(crate) fn shred(&self, id: LogId, name: &str) -> Result<Shredding, ShredError> {
+        let _changing = self.change();
+        let state = self.state().clone_of();
+        let Some(mut file) = state.file.clone() else {
+            return Err(ShredError::NoOwnKey(
+                "the store is not encrypted".to_owned(),
+            ));
+        };
+        let owner = KeyOwner::Log(id);
+        let mut own = file
+            .keys
+            .values()
+            .filter(|key| key.owner == owner)
+            .peekable();
+        if own.peek().is_none() {
+            return Err(ShredError::NoOwnKey(
+                "the log has no key of its own: set encryption_scope = log before a log is created that is to be shredded"
+                    .to_owned(),
+            ));
+        }
+        if !own.all(|key| key.covers_all) {
+            return Err(ShredError::NoOwnKey(
+                "the log is older than its key, so copies of its first records are plain or under another key".to_owned(),
+            ));
+        }
+        file.shredding.insert(id, name.to_owned());
+        self.write(state, file)?;
+        Ok(Shredding(id))
+    }
+
+    /// Keeps the keys of a log that was not deleted.
+    ///
+    /// # Errors
+    /// If the ring cannot be written.
+    pub(crate) fn keep(&self, log: &Shredding) -> io::Result<()> {
+        let _changing = self.change();
+        let state = self.state().clone_of();
+        let mut file = state.file.clone().unwrap_or_else(new_file);
+        file.shredding.remove(&log.0);
+        self.write(state, file)
+    }
+
+    /// Destroys the keys of a log that is deleted: in both copies, and in memory.
+    ///
+    /// # Errors
+    /// If the ring cannot be written. The next start destroys them.
+    pub(crate) fn destroy(&self, log: &Shredding) -> io::Result<()> {
+        let _changing = self.change();
+        self.destroy_all(&[log.0])
+    }
+
+    fn destroy_all(&self, logs: &[LogId]) -> io::Result<()> {
+        let mut state = self.state().clone_of();
+        let mut file = state.file.clone().unwrap_or_else(new_file);
+        for log in logs {
+            let owner = KeyOwner::Log(*log);
+            file.shredding.remove(log);
+            file.keys.retain(|number, key| {
+                if key.owner == owner {
+                    state.keys.remove(number);
+                }
+                key.owner != owner
+            });
+            state.newest.remove(&owner);
+        }
+        self.write(state, file)
+    }
+
+    /// Ends what an earlier process began: the keys of logs that it deleted are destroyed. `exists`: whether a log
+    /// exists. Returns the names of the logs whose keys were destroyed.
+    ///
+    /// # Errors
+    /// If the ring cannot be written.
+    pub(crate) fn end_shredding(
+        &self,
+        exists: impl Fn(LogId, &str) -> bool,
+    ) -> io::Result<Vec<(LogId, String)>> {
+        let _changing = self.change();
+        let pending = match &self.state().file {
+            Some(file) if !file.shredding.is_empty() => file.shredding.clone(),
+            _ => return Ok(Vec::new()),
+        };
+        let (kept, gone): (Vec<_>, Vec<_>) = pending
+            .into_iter()
+            .partition(|(id, name)| exists(*id, name));
+        if !kept.is_empty() {
+            let state = self.state().clone_of();
+            let mut file = state.file.clone().unwrap_or_else(new_file);
+            for (id, _) in &kept {
+                file.shredding.remove(id);
+            }
+            self.write(state, file)?;
+        }
+        if !gone.is_empty() {
+            let ids: Vec<LogId> = gone.iter().map(|(id, _)| *id).collect();
+            self.destroy_all(&ids)?;
+        }
+        Ok(gone)
+    }
+
+    /// The disk of the store.
+    pub(super) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    /// Number of data keys.
+    pub(crate) fn len(&self) -> usize {
+        self.state().keys.len()
+    }
+}
+
+fn new_file() -> RingFile {
+    let mut id = [0; 16];
+    fill(&mut id);
+    RingFile {
+        id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+        generation: 0,
+        highest: 0,
+        renewed: (1, Position::ZERO),
+        keys: BTreeMap::new(),
+        shredding: BTreeMap::new(),
+    }
+}
+
+impl KeysInForce {
+    fn enter(&mut self, number: u64, owner: KeyOwner, bytes: &[u8; KEY_BYTES]) {
+        let key = Arc::new(DataKey {
+            number,
+            key: data_key(bytes),
+            #[cfg(any(test, feature = "known-bad"))]
+            bytes: Zeroizing::new(*bytes),
+        });
+        self.keys.insert(number, Arc::clone(&key));
+        let newest = self.newest.entry(owner).or_insert_with(|| Arc::clone(&key));
+        if newest.number < number {
+            *newest = key;
+        }
+    }
+
+    /// A copy, to be changed and put in force as a whole.
+    fn clone_of(&self) -> Self {
+        Self {
+            file: self.file.clone(),
+            keys: self.keys.clone(),
+            newest: self.newest.clone(),
+            tenants: self.tenants.clone(),
+            mend: self.mend.clone(),
+        }
+    }
+}
+
+impl BodyCipher for KeyRing {
+    fn newest(&self, log: LogId) -> Option<Arc<dyn BodyKey>> {
+        let state = self.state();
+        let key = match self.scope {
+            EncryptionScope::Store => state.newest.get(&KeyOwner::Store),
+            EncryptionScope::Log => state.newest.get(&KeyOwner::Log(log)),
+            EncryptionScope::Tenant => {
+                (state.tenants.get(&log)).and_then(|tenant| state.newest.get(tenant))
+            }
+        };
+        key.map(|key| Arc::clone(key) as _)
+    }
+
+    fn by_number(&self, number: u64) -> Option<Arc<dyn BodyKey>> {
+        let state = self.state();
+        state.keys.get(&number).map(|key| Arc::clone(key) as _)
+    }
+
+    fn highest(&self) -> u64 {
+        self.state().file.as_ref().map_or(0, |file| file.highest)
+    }
+
+    fn load(&self) -> Result<(), String> {
+        self.read()
+    }
+
+    fn begin(&self, end: Position) -> io::Result<()> {
+        let _changing = self.change();
+        if self.state().file.is_none() {
+            self.add(&[(KeyOwner::Store, false)], Some(end))?;
+            tracing::info!(
+                "encryption is on: new records are encrypted, and the sorter encrypts earlier ones"
+            );
+            return Ok(());
+        }
+        let state = self.state().clone_of();
+        let Some(mut file) = state.file.clone() else {
+            return Ok(());
+        };
+        if file.renewed.1 == AT_NEXT_START {
+            file.renewed.1 = end;
+            return self.write(state, file);
+        }
+        let Some(why) = state.mend.clone() else {
+            return Ok(());
+        };
+        tracing::warn!(reason = why, "the key ring is written again");
+        self.write(state, file)
+    }
+
+    fn prepare(&self, logs: &[(LogId, &str)], exist: LogsExist) -> io::Result<()> {
+        if self.scope == EncryptionScope::Store {
+            return Ok(());
+        }
+        let _changing = self.change();
+        let mut owners = Vec::new();
+        {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            for (id, name) in logs {
+                let owner = self.owner_of(*id, name);
+                if self.scope == EncryptionScope::Tenant {
+                    state.tenants.insert(*id, owner.clone());
+                }
+                let is_new = (exist == LogsExist::Next, &owner);
+                if !state.newest.contains_key(&owner) {
+                    let covers_all = matches!(is_new, (true, KeyOwner::Log(_)));
+                    owners.push((owner, covers_all));
+                }
+            }
+            owners.sort();
+            owners.dedup_by(|one, other| one.0 == other.0);
+            if let Some((KeyOwner::Log(last), true)) = owners.last().cloned() {
+                // The logs that are created next have the next numbers.
+                for ahead in 1..KEYS_AHEAD {
+                    let owner = KeyOwner::Log(LogId::new(last.get() + ahead));
+                    if !state.newest.contains_key(&owner) {
+                        owners.push((owner, true));
+                    }
+                }
+            }
+        }
+        match owners.is_empty() {
+            true => Ok(()),
+            false => self.add(&owners, None),
+        }
+    }
+
+    fn renewed(&self) -> (u64, Position) {
+        let state = self.state();
+        state
+            .file
+            .as_ref()
+            .map_or((0, Position::ZERO), |file| file.renewed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use wald_storage::SimDisk;
+
+    use super::*;
+
+    const KEY: &str = "0707070707070707070707070707070707070707070707070707070707070707";
+    const OTHER: &str = "0909090909090909090909090909090909090909090909090909090909090909";
+
+    fn ring(disk: &SimDisk, scope: EncryptionScope, keys: &str) -> KeyRing {
+        let keks = Keks::parse("keys".to_owned(), keys.as_bytes()).unwrap();
+        let tenants = |name: &str| name.split_once('/').map(|(tenant, _)| tenant.to_owned());
+        KeyRing::new(Arc::new(disk.clone()), scope, keks, Box::new(tenants))
+    }
+
+    fn opened(disk: &SimDisk, scope: EncryptionScope, keys: &str) -> KeyRing {
+        let ring = ring(disk, scope, keys);
+        ring.load().unwrap();
+        ring.begin(Position::ZERO).unwrap();
+        ring
+    }
+
+    fn sealed(ring: &KeyRing, log: LogId) -> (u64, Vec<u8>) {
+        let key = ring.newest(log).unwrap();
+        let mut body = b"some records".to_vec();
+        let (nonce, tag) = key.seal(b"place", &mut body);
+        (key.number(), [&nonce[..], &body, &tag].concat())
+    }
+
+    fn opens(ring: &KeyRing, (number, sealed): &(u64, Vec<u8>)) -> bool {
+        let Some(key) = ring.by_number(*number) else {
+            return false;
+        };
+        let (nonce, rest) = sealed.split_first_chunk().unwrap();
+        let mut body = rest.to_vec();
+        key.open(nonce, b"place", &mut body) && body.starts_with(b"some records")
+    }
+
+    #[test]
+    fn keys_survive_and_no_file_shows_them() {
+        let disk = SimDisk::new();
+        let log = LogId::new(5);
+        let first = opened(&disk, EncryptionScope::Store, KEY);
+        let body = sealed(&first, log);
+        let again = opened(&disk, EncryptionScope::Store, KEY);
+        assert!(opens(&again, &body));
+        for key in again.state().keys.values() {
+            for path in ["keys/ring", "keys/ring-2", "ENCRYPTED"] {
+                let file = disk.contents(path).unwrap();
+                let hex: String = key.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                assert!(
+                    !file.windows(8).any(|part| part == &key.bytes[..8]),
+                    "{path}"
+                );
+                assert!(
+                    !String::from_utf8_lossy(&file).contains(&hex[..16]),
+                    "{path}"
+                );
+            }
+            // A part of the key in a frame is as bad.
+            assert!(!body.1.windows(8).any(|part| part == &key.bytes[..8]));
+        }
+    }
+
+    #[test]
+    fn nonce_of_each_body_is_another_one() {
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Store, KEY);
+        let nonces = (0..1000).map(|_| sealed(&ring, LogId::new(1)).1[..NONCE_BYTES].to_vec());
+        assert_eq!(nonces.collect::<HashSet<_>>().len(), 1000);
+    }
+
+    #[test]
+    fn bodies_that_were_changed_do_not_open() {
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Store, KEY);
+        let (number, body) = sealed(&ring, LogId::new(1));
+        for at in 0..body.len() {
+            let mut changed = body.clone();
+            changed[at] ^= 1;
+            assert!(!opens(&ring, &(number, changed)), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn ring_with_a_wrong_key_is_refused_and_stays() {
+        let disk = SimDisk::new();
+        opened(&disk, EncryptionScope::Store, KEY);
+        let before = disk.contents("keys/ring");
+        let error = ring(&disk, EncryptionScope::Store, OTHER)
+            .load()
+            .unwrap_err();
+        assert!(
+            error.contains("data key 1") && error.contains("does not have"),
+            "{error}"
+        );
+        assert_eq!(disk.contents("keys/ring"), before);
+    }
+
+    #[test]
+    fn newest_wrapping_key_wraps_all_data_keys_again() {
+        let disk = SimDisk::new();
+        let body = sealed(&opened(&disk, EncryptionScope::Store, KEY), LogId::new(1));
+        let both = format!("{KEY}\n{OTHER}\n");
+        assert!(opens(&opened(&disk, EncryptionScope::Store, &both), &body));
+        // The old wrapping key is no longer needed, nor any use.
+        assert!(opens(&opened(&disk, EncryptionScope::Store, OTHER), &body));
+        assert!(ring(&disk, EncryptionScope::Store, KEY).load().is_err());
+    }
+
+    #[test]
+    fn one_damaged_copy_is_written_again_and_two_are_refused() {
+        for path in ["keys/ring", "keys/ring-2"] {
+            for damage in [0, 40, usize::MAX] {
+                let disk = SimDisk::new();
+                let body = sealed(&opened(&disk, EncryptionScope::Store, KEY), LogId::new(1));
+                let whole = disk.contents(path).unwrap();
+                let mut bytes = whole.clone();
+                match damage {
+                    0 => bytes.clear(),
+                    usize::MAX => bytes.truncate(whole.len() - 3),
+                    at => bytes[at] ^= 1,
+                }
+                disk.replace(path, bytes.clone());
+                assert!(opens(&opened(&disk, EncryptionScope::Store, KEY), &body));
+                assert_ne!(disk.contents(path).unwrap(), bytes);
+                disk.replace("keys/ring", bytes.clone());
+                disk.replace("keys/ring-2", bytes);
+                let error = ring(&disk, EncryptionScope::Store, KEY).load().unwrap_err();
+                assert!(error.contains("cannot be used"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn rings_of_yesterday_and_of_other_stores_are_refused() {
+        let disk = SimDisk::new();
+        let first = opened(&disk, EncryptionScope::Store, KEY);
+        let yesterday = disk.contents("keys/ring").unwrap();
+        first.rotate(|| Position::ZERO).unwrap();
+        let today = disk.contents("keys/ring").unwrap();
+        let put = |bytes: &[u8]| {
+            for path in ["keys/ring", "keys/ring-2"] {
+                disk.replace(path, bytes.to_vec());
+            }
+        };
+        put(&yesterday);
+        let error = ring(&disk, EncryptionScope::Store, KEY).load().unwrap_err();
+        assert!(error.contains("an older key ring"), "{error}");
+        let other = SimDisk::new();
+        opened(&other, EncryptionScope::Store, KEY);
+        put(&other.contents("keys/ring").unwrap());
+        let error = ring(&disk, EncryptionScope::Store, KEY).load().unwrap_err();
+        assert!(error.contains("of another store"), "{error}");
+        put(&today);
+        ring(&disk, EncryptionScope::Store, KEY).load().unwrap();
+        // A ring that is gone is no new store.
+        let disk: Arc<dyn Disk> = Arc::new(disk);
+        for path in ["keys/ring", "keys/ring-2"] {
+            disk.remove(path).unwrap();
+        }
+        assert!(file::find(&*disk).is_err());
+    }
+
+    #[test]
+    fn rotation_gives_new_bodies_a_new_key_and_opens_old_ones() {
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Store, KEY);
+        let old = sealed(&ring, LogId::new(1));
+        ring.rotate(|| Position::new(1 << 20)).unwrap();
+        ring.rotate(|| Position::new(2 << 20)).unwrap();
+        let new = sealed(&ring, LogId::new(1));
+        assert_eq!((old.0, new.0), (1, 3));
+        assert_eq!(ring.renewed(), (3, Position::new(2 << 20)));
+        let again = opened(&disk, EncryptionScope::Store, KEY);
+        assert!(opens(&again, &old) && opens(&again, &new));
+        assert_eq!(again.renewed(), ring.renewed());
+    }
+
+    #[test]
+    fn destroyed_keys_are_in_no_copy_and_open_nothing() {
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Log, KEY);
+        let (one, two, old) = (LogId::new(1), LogId::new(2), LogId::new(1 << 41));
+        ring.prepare(&[(one, "one"), (two, "two")], LogsExist::Next)
+            .unwrap();
+        ring.prepare(&[(old, "old")], LogsExist::Already).unwrap();
+        ring.rotate(|| Position::ZERO).unwrap();
+        let (of_one, of_two) = (sealed(&ring, one), sealed(&ring, two));
+        assert!(ring.shred(old, "old").is_err());
+        assert!(ring.shred(LogId::new(1 << 50), "none").is_err());
+        let begun = ring.shred(one, "one").unwrap();
+        ring.destroy(&begun).unwrap();
+        assert!(!opens(&ring, &of_one) && opens(&ring, &of_two));
+        assert!(ring.newest(one).is_none());
+        let again = opened(&disk, EncryptionScope::Log, KEY);
+        assert!(!opens(&again, &of_one) && opens(&again, &of_two));
+        for path in ["keys/ring", "keys/ring-2"] {
+            let text = String::from_utf8(disk.contents(path).unwrap()).unwrap();
+            assert!(
+                !text.contains("\"log 1\"") && text.contains("\"log 2\""),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn interrupted_shredding_is_ended_by_the_next_start() {
+        for deleted in [false, true] {
+            let disk = SimDisk::new();
+            let ring = opened(&disk, EncryptionScope::Log, KEY);
+            let log = LogId::new(1);
+            ring.prepare(&[(log, "one")], LogsExist::Next).unwrap();
+            let body = sealed(&ring, log);
+            let _begun = ring.shred(log, "one").unwrap();
+            let again = opened(&disk, EncryptionScope::Log, KEY);
+            let ended = again.end_shredding(|_, _| !deleted).unwrap();
+            assert_eq!(ended.len(), usize::from(deleted));
+            assert_eq!(opens(&again, &body), !deleted);
+            let last = opened(&disk, EncryptionScope::Log, KEY);
+            assert!(
+                last.end_shredding(|_, _| panic!("nothing is left"))
+                    .unwrap()
+                    .is_empty()
+            );
+        }
+    }
+
+    #[test]
+    fn keys_are_made_ahead_and_tenants_share_theirs() {
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Log, KEY);
+        ring.prepare(&[(LogId::new(1), "a")], LogsExist::Next)
+            .unwrap();
+        let before = disk.contents("keys/ring");
+        for id in 2..=KEYS_AHEAD {
+            ring.prepare(&[(LogId::new(id), "b")], LogsExist::Next)
+                .unwrap();
+            assert!(ring.newest(LogId::new(id)).is_some());
+        }
+        assert_eq!(disk.contents("keys/ring"), before);
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Tenant, KEY);
+        let logs = [(1, "pay/a"), (2, "pay/b"), (3, "shop/a"), (4, "alone")];
+        for (id, name) in logs {
+            ring.prepare(&[(LogId::new(id), name)], LogsExist::Next)
+                .unwrap();
+        }
+        let numbers = logs.map(|(id, _)| ring.newest(LogId::new(id)).unwrap().number());
+        assert_eq!(numbers[0], numbers[1]);
+        assert_eq!(HashSet::from(numbers).len(), 3);
+        assert!(ring.shred(LogId::new(1), "pay/a").is_err());
+    }
+
+    #[test]
+    fn crash_at_any_step_of_a_change_leaves_a_ring_with_all_used_keys() {
+        for calls in 0..200 {
+            let disk = SimDisk::seeded(calls);
+            let ring = opened(&disk, EncryptionScope::Store, KEY);
+            let old = sealed(&ring, LogId::new(1));
+            disk.crash_after(calls + 1);
+            let is_done = ring.rotate(|| Position::new(4096)).is_ok();
+            let is_cut = disk.is_crashed();
+            let new = sealed(&ring, LogId::new(1));
+            disk.crash(calls);
+            let again = opened(&disk, EncryptionScope::Store, KEY);
+            assert!(opens(&again, &old), "call {calls}");
+            assert!(opens(&again, &new), "call {calls}");
+            assert!(is_done || is_cut);
+            if !is_cut {
+                return;
+            }
+        }
+        panic!("a rotation takes fewer calls");
+    }
+}

@@ -1,0 +1,81 @@
+//! Deletions that destroy the keys of their log.
+
+use std::fmt;
+use std::io;
+
+use tonic::{Code, Status};
+use wald_proto::v1::Reason;
+use wald_storage::{AdminError, AppendError, LogName, ReadError};
+
+use super::failure::{Failure, Retry};
+use super::{read, target};
+
+/// Why the keys of a log were not destroyed.
+#[derive(Debug)]
+pub(crate) enum ShredError {
+    /// Its records are, or were, under a key that other logs need: why, in words.
+    NoOwnKey(String),
+    /// The ring could not be written.
+    Io(io::Error),
+}
+
+impl fmt::Display for ShredError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoOwnKey(why) => f.write_str(why),
+            Self::Io(error) => write!(f, "the key ring cannot be written: {error}"),
+        }
+    }
+}
+
+impl From<io::Error> for ShredError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Answers a deletion that was to destroy the keys of its log. Nothing was deleted.
+pub(crate) fn shred(log: &LogName, error: &ShredError) -> Status {
+    let message = error.to_string();
+    match error {
+        ShredError::NoOwnKey(_) => {
+            Failure::new(Code::FailedPrecondition, Reason::NoOwnKey, message)
+                .fact("log", log)
+                .refused(Retry::Never)
+        }
+        ShredError::Io(_) => {
+            Failure::new(Code::ResourceExhausted, Reason::DiskFull, message).refused(Retry::Safe)
+        }
+    }
+    .status()
+}
+
+/// Answers a deletion that was to destroy the keys of its log, which cannot be found.
+pub(crate) fn unshredded(error: &ReadError) -> Status {
+    match error {
+        ReadError::Target(error) => target(error).refused(Retry::Never).status(),
+        error => read(error),
+    }
+}
+
+/// Whether a deletion was certainly not applied.
+pub(crate) fn is_unapplied(error: &AdminError) -> bool {
+    !matches!(
+        error,
+        AdminError::Append(
+            AppendError::Unknown(_)
+                | AppendError::JournalFailed(_)
+                | AppendError::ReplicationUnknown
+        )
+    )
+}
+
+/// Answers a deletion that was carried out, and whose keys were not destroyed yet.
+pub(crate) fn shred_unended(log: &LogName, error: &ShredError) -> Status {
+    let message = format!(
+        "log {log:?} is deleted, and its keys are still there: {error}; the next start of the server destroys them"
+    );
+    Failure::new(Code::Internal, Reason::JournalFailed, message)
+        .unknown()
+        .status()
+}

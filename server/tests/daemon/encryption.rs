@@ -1,0 +1,350 @@
+//! Encryption at rest, by the built binary: no plain byte in any file, starts that are refused, rotation, erasure.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tonic::Code;
+use wald_proto::v1;
+
+use crate::support::{Daemon, Told, append, output, payload, private_directory, until, wald};
+
+/// A text that no other byte of a store has by chance.
+const MARK: &str = "marked payload, for nobody else";
+
+/// A store with a key file, in directories that go with the test.
+struct Place {
+    directory: TempDir,
+    keys: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self {
+            directory: private_directory(),
+            keys: private_directory(),
+        };
+        let made = output(wald().args(["key", "new", "--to"]).arg(place.key_file()));
+        assert!(made.status.success());
+        let mode = fs::metadata(place.key_file()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        place
+    }
+
+    fn key_file(&self) -> PathBuf {
+        self.keys.path().join("key")
+    }
+
+    fn store(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn arguments(&self, more: &[&str]) -> Vec<String> {
+        let key = format!("--encryption-key-file={}", self.key_file().display());
+        let all = ["--segment-bytes=64KiB", "--sorter-step-bytes=1MiB", &key];
+        all.iter().chain(more).map(ToString::to_string).collect()
+    }
+
+    fn start(&self, more: &[&str]) -> Daemon {
+        let arguments = self.arguments(more);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Daemon::start_in(self.store(), &arguments)
+    }
+
+    /// The exit code of a start that must be refused, and its message.
+    fn refused(&self, arguments: &[String]) -> (Option<i32>, String) {
+        let mut command = wald();
+        command.arg("serve").arg("--data-dir").arg(self.store());
+        let refused = output(
+            command
+                .args(["--listen=127.0.0.1:0", "--http-listen=127.0.0.1:0"])
+                .args(arguments),
+        );
+        (
+            refused.status.code(),
+            String::from_utf8_lossy(&refused.stderr).into_owned(),
+        )
+    }
+
+    /// `wald key ...` on the store.
+    fn key(&self, arguments: &[&str]) -> (bool, String) {
+        let mut command = wald();
+        command
+            .arg("key")
+            .args(arguments)
+            .arg("--data-dir")
+            .arg(self.store());
+        let done = output(command.arg("--encryption-key-file").arg(self.key_file()));
+        let text = [done.stdout, done.stderr].concat();
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&text).into_owned(),
+        )
+    }
+}
+
+/// The message of a refused start, the change before it, and its arguments.
+type RefusedStart<'a> = (&'a str, Box<dyn Fn() + 'a>, Vec<String>);
+
+/// The files below a directory that hold these bytes.
+fn with(directory: &Path, bytes: &[u8]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut left = vec![directory.to_owned()];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                left.push(path);
+                continue;
+            }
+            // Files of the pool come and go.
+            let content = fs::read(&path).unwrap_or_default();
+            if content.windows(bytes.len()).any(|part| part == bytes) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+fn read(log: &str) -> v1::ReadRequest {
+    v1::ReadRequest {
+        log: log.to_owned(),
+        ..v1::ReadRequest::default()
+    }
+}
+
+async fn fill(daemon: &Daemon, log: &str, records: usize) {
+    let mut wal = daemon.wal().await;
+    for _ in 0..records {
+        wal.append(append(log, &MARK.repeat(50))).await.unwrap();
+    }
+}
+
+async fn first(daemon: &Daemon, log: &str) -> String {
+    let page = daemon
+        .wal()
+        .await
+        .read(read(log))
+        .await
+        .unwrap()
+        .into_inner();
+    payload(&page.batch.unwrap().records[0])
+}
+
+#[tokio::test]
+async fn no_file_has_a_plain_byte_under_load_after_a_kill_and_after_a_sort() {
+    let place = Place::new();
+    let daemon = place.start(&[]);
+    fill(&daemon, "a", 400).await;
+    until(&daemon, "wald_sorted_runs", |runs| runs > 0.0).await;
+    assert_eq!(
+        with(place.store(), &MARK.as_bytes()[..12]),
+        Vec::<PathBuf>::new()
+    );
+    daemon.signal(Signal::KILL);
+    daemon.ended().await;
+    let daemon = place.start(&[]);
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+    assert_eq!(
+        with(place.store(), &MARK.as_bytes()[..12]),
+        Vec::<PathBuf>::new()
+    );
+    // Nor is a wrapping key anywhere.
+    let key = fs::read(place.key_file()).unwrap();
+    assert_eq!(with(place.store(), &key[..16]), Vec::<PathBuf>::new());
+    let status =
+        fs::read_to_string(format!("/proc/{}/limits", daemon.pid().as_raw_nonzero())).unwrap();
+    let cores = status
+        .lines()
+        .find(|line| line.starts_with("Max core file size"))
+        .unwrap();
+    assert_eq!(cores.split_whitespace().nth(4), Some("0"), "{cores}");
+}
+
+#[tokio::test]
+async fn start_with_missing_wrong_or_swapped_keys_is_refused() {
+    let place = Place::new();
+    let daemon = place.start(&[]);
+    fill(&daemon, "a", 3).await;
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.ended().await.code(), Some(0));
+    let other = Place::new();
+    drop(other.start(&[]));
+    let right = place.arguments(&[]);
+    let ring = |place: &Place, name: &str| place.store().join("keys").join(name);
+    let saved = ["ring", "ring-2"].map(|name| fs::read(ring(&place, name)).unwrap());
+    let put = |bytes: [&[u8]; 2]| {
+        for (name, bytes) in ["ring", "ring-2"].into_iter().zip(bytes) {
+            fs::write(ring(&place, name), bytes).unwrap();
+        }
+    };
+    let cut = &saved[0][..saved[0].len() / 2];
+    let foreign = fs::read(ring(&other, "ring")).unwrap();
+    let cases: [RefusedStart<'_>; 6] = [
+        ("are encrypted", Box::new(|| ()), vec![]),
+        ("does not have", Box::new(|| ()), other.arguments(&[])),
+        (
+            "cannot be opened",
+            Box::new(|| ()),
+            vec!["--encryption-key-file=/no/such/key".to_owned()],
+        ),
+        (
+            "cannot be used",
+            Box::new(|| put([cut, cut])),
+            right.clone(),
+        ),
+        (
+            "another store",
+            Box::new(|| put([&foreign, &foreign])),
+            right.clone(),
+        ),
+        (
+            "failed",
+            Box::new(|| put([&saved[0], &saved[1]])),
+            vec!["--encryption-key-command=false".to_owned()],
+        ),
+    ];
+    for (said, prepare, arguments) in cases {
+        prepare();
+        let (code, message) = place.refused(&arguments);
+        assert_eq!(code, Some(78), "{said}: {message}");
+        assert!(message.contains(said), "{said}: {message}");
+    }
+    // One copy is enough.
+    put([cut, &saved[1]]);
+    let daemon = place.start(&[]);
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+    drop(daemon);
+    // The keys may come from a command.
+    let command = format!(
+        "--encryption-key-command=cat {}",
+        place.key_file().display()
+    );
+    let daemon = Daemon::start_in(place.store(), &["--segment-bytes=64KiB", &command]);
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+}
+
+#[tokio::test]
+async fn rotation_works_while_the_daemon_runs_and_an_old_ring_is_refused() {
+    let place = Place::new();
+    let daemon = place.start(&[]);
+    fill(&daemon, "a", 200).await;
+    let yesterday = fs::read(place.store().join("keys/ring")).unwrap();
+    let (rotated, said) = place.key(&["rotate"]);
+    assert!(rotated, "{said}");
+    assert!(daemon.metric("wald_encryption_unrenewed_bytes") > 0.0);
+    fill(&daemon, "a", 200).await;
+    let (_, shown) = place.key(&["show"]);
+    assert!(
+        shown.contains("key 2: store") && shown.contains(", new"),
+        "{shown}"
+    );
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let dumped = output(wald().args(["dump"]).arg(place.store()));
+    let dumped = String::from_utf8_lossy(&dumped.stdout).into_owned();
+    // The sorter may have given the new key to all earlier records by now.
+    assert!(dumped.contains("encrypted, key 2"), "{dumped}");
+    // A key ring of yesterday would open half of the records.
+    for name in ["keys/ring", "keys/ring-2"] {
+        fs::write(place.store().join(name), &yesterday).unwrap();
+    }
+    let (code, message) = place.refused(&place.arguments(&[]));
+    assert_eq!(code, Some(78), "{message}");
+    assert!(message.contains("an older key ring"), "{message}");
+}
+
+#[tokio::test]
+async fn shredded_log_is_in_no_backup_and_a_log_without_its_own_key_stays() {
+    let place = Place::new();
+    let audit = place.keys.path().join("audit");
+    let audit_log = format!("--audit-log={}", audit.display());
+    let daemon = place.start(&["--encryption-scope=log", &audit_log]);
+    fill(&daemon, "gone", 3).await;
+    fill(&daemon, "stays", 3).await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    // A copy of the store, as a backup has it.
+    let copy = private_directory();
+    let copied = output(
+        std::process::Command::new("cp")
+            .arg("-r")
+            .arg(place.store())
+            .arg(copy.path().join("store")),
+    );
+    assert!(copied.status.success());
+    let daemon = place.start(&["--encryption-scope=log", &audit_log]);
+    let mut logs = daemon.logs().await;
+    let shred = |log: &str| v1::DeleteLogRequest {
+        log: log.to_owned(),
+        shred: true,
+        ..v1::DeleteLogRequest::default()
+    };
+    logs.delete_log(shred("gone")).await.unwrap();
+    let again = logs.delete_log(shred("gone")).await.unwrap_err();
+    assert_eq!(again.code(), Code::NotFound);
+    assert_eq!(first(&daemon, "stays").await, MARK.repeat(50));
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let lines = fs::read_to_string(&audit).unwrap();
+    assert!(
+        lines
+            .lines()
+            .any(|line| line.contains("\"shredded\":true") && line.contains("\"gone\"")),
+        "{lines}"
+    );
+    // The copy of the store, with the key ring of today.
+    let old = copy.path().join("store");
+    for name in ["keys/ring", "keys/ring-2", "ENCRYPTED"] {
+        fs::copy(place.store().join(name), old.join(name)).unwrap();
+    }
+    let arguments = place.arguments(&["--encryption-scope=log"]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let restored = Daemon::start_in(&old, &arguments);
+    let mut wal = restored.wal().await;
+    let refused = wal.read(read("gone")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::DataLoss);
+    assert_eq!(Told::of(&refused).reason, "KEY_MISSING");
+    assert_eq!(first(&restored, "stays").await, MARK.repeat(50));
+}
+
+#[tokio::test]
+async fn log_without_a_key_of_its_own_is_not_shredded() {
+    let place = Place::new();
+    let daemon = place.start(&[]);
+    fill(&daemon, "a", 1).await;
+    let request = v1::DeleteLogRequest {
+        log: "a".to_owned(),
+        shred: true,
+        ..v1::DeleteLogRequest::default()
+    };
+    let refused = daemon.logs().await.delete_log(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(Told::of(&refused).reason, "NO_OWN_KEY");
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+}
+
+#[tokio::test]
+async fn exported_ring_is_put_back_into_a_restored_directory() {
+    let place = Place::new();
+    let daemon = place.start(&[]);
+    fill(&daemon, "a", 3).await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let copy = place.keys.path().join("ring");
+    let (exported, said) = place.key(&["export", "--to", copy.to_str().unwrap()]);
+    assert!(exported, "{said}");
+    // A restored directory has neither the ring nor ENCRYPTED.
+    fs::remove_dir_all(place.store().join("keys")).unwrap();
+    fs::remove_file(place.store().join("ENCRYPTED")).unwrap();
+    let (code, message) = place.refused(&place.arguments(&[]));
+    assert_eq!(code, Some(78), "{message}");
+    assert!(message.contains("no key ring"), "{message}");
+    let (imported, said) = place.key(&["import", copy.to_str().unwrap()]);
+    assert!(imported, "{said}");
+    let daemon = place.start(&[]);
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+}
