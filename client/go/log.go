@@ -268,7 +268,17 @@ func (c *Client) UpdateLog(ctx context.Context, log string, config *LogConfig, p
 
 // DeleteLog forgets a log with all its records, cursors and producers.
 func (c *Client) DeleteLog(ctx context.Context, log string, options ...TargetOption) error {
-	request := &waldv1.DeleteLogRequest{Log: log, LogId: targetOptions(options).logID}
+	return c.deleteLog(ctx, &waldv1.DeleteLogRequest{Log: log, LogId: targetOptions(options).logID})
+}
+
+// ShredLog deletes a log and destroys its key, so that no copy of its records can be read: in backups, archives and
+// snapshots, too. The server needs encryption with a key for each log; without one, it answers NO_OWN_KEY and deletes
+// nothing.
+func (c *Client) ShredLog(ctx context.Context, log string, options ...TargetOption) error {
+	return c.deleteLog(ctx, &waldv1.DeleteLogRequest{Log: log, LogId: targetOptions(options).logID, Shred: true})
+}
+
+func (c *Client) deleteLog(ctx context.Context, request *waldv1.DeleteLogRequest) error {
 	_, failure := call(ctx, c, writing(harmful), c.logs.DeleteLog, request)
 	if failure != nil {
 		return failure

@@ -493,6 +493,15 @@ export class Client {
     await this.#write("HARMFUL", options, (attempt) => this.#logs.deleteLog(request, attempt));
   }
 
+  /**
+   * Deletes a log and destroys its key, so that no copy of its records can be read: in backups, archives and snapshots, too. The
+   * server needs encryption with a key for each log; without one, it answers NO_OWN_KEY and deletes nothing.
+   */
+  async shredLog(log: string, options: CallOptions & { logId?: bigint } = {}): Promise<void> {
+    const request = { log, shred: true, ...logIdOf(options) };
+    await this.#write("HARMFUL", options, (attempt) => this.#logs.deleteLog(request, attempt));
+  }
+
   /** Moves a cursor, or makes it, durably. */
   async commitCursor(move: CursorMove, options: CallOptions = {}): Promise<Cursor> {
     const { expectedLsn, lsn } = move;

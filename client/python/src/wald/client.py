@@ -642,6 +642,15 @@ class Client:
         request = log_pb2.DeleteLogRequest(log=log, log_id=log_id)
         await self._call("logs.DeleteLog", request, Repeat.HARMFUL, timeout)
 
+    async def shred_log(
+        self, log: str, *, log_id: int | None = None, timeout: Seconds | None = None
+    ) -> None:
+        """Deletes a log and destroys its key, so that no copy of its records can be read: in backups, archives and
+        snapshots, too. The server needs encryption with a key for each log; without one, it answers NO_OWN_KEY and
+        deletes nothing."""
+        request = log_pb2.DeleteLogRequest(log=log, log_id=log_id, shred=True)
+        await self._call("logs.DeleteLog", request, Repeat.HARMFUL, timeout)
+
     # Cursors: named positions of consumers.
 
     async def commit_cursor(

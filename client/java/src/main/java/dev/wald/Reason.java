@@ -37,6 +37,10 @@ public enum Reason {
   /** An earlier request of the session failed. */
   SESSION_ENDED,
   /**
+   * The log was to be shredded, and its records are or were under a key of other logs, or plain. Nothing was deleted.
+   */
+  NO_OWN_KEY,
+  /**
    * The name of the log is empty, longer than 255 bytes, reserved, or has control characters. A new name may have
    * no invisible characters either.
    */
@@ -90,6 +94,8 @@ public enum Reason {
    * is damaged (fact {@code path}).
    */
   QUARANTINED,
+  /** The records are encrypted, and the key ring of the server lacks their key, or they were changed. */
+  KEY_MISSING,
   /**
    * A memory budget, {@code max_calls} or the file descriptors are in use, or another verification or backup runs.
    * Or the caller of a stream has another tenant since a reload: a new stream continues. Or a replica is too far
@@ -103,8 +109,8 @@ public enum Reason {
    */
   QUOTA,
   /**
-   * The tenant of the caller has used up a rate of its {@code limits}. RetryInfo has the exact wait. Sessions and
-   * scans never get this reason: they wait.
+   * The tenant of the caller has used up a rate of its {@code limits}. RetryInfo has the exact wait. Scans wait
+   * instead, and so do sessions whose requests are not independent.
    */
   RATE,
   /** The data directory has no space for another segment. Reads, trims and deletions go on. */

@@ -645,6 +645,24 @@ public final class WaldClient implements AutoCloseable {
     write(Repeat.HARMFUL, LogServiceGrpc.getDeleteLogMethod(), DeleteLogRequest.newBuilder().setLog(log).setLogId(logId).build());
   }
 
+  /**
+   * Deletes a log and destroys its key, so that no copy of its records can be read: in backups, archives and snapshots, too. The server needs
+   * encryption with a key for each log; without one, it answers NO_OWN_KEY and deletes nothing.
+   *
+   * @throws WaldException LOG_NOT_FOUND, NO_OWN_KEY
+   */
+  public void shredLog(String log) {
+    write(Repeat.HARMFUL, LogServiceGrpc.getDeleteLogMethod(), DeleteLogRequest.newBuilder().setLog(log).setShred(true).build());
+  }
+
+  /** Shreds as {@link #shredLog(String)} does. The log must have this number, or LOG_REPLACED. */
+  public void shredLog(String log, long logId) {
+    write(
+        Repeat.HARMFUL,
+        LogServiceGrpc.getDeleteLogMethod(),
+        DeleteLogRequest.newBuilder().setLog(log).setLogId(logId).setShred(true).build());
+  }
+
   /** The producers of a log. See {@link #listProducers(String, ListOptions)}. */
   public Stream<LogProducer> listProducers(String log) {
     return listProducers(log, ListOptions.DEFAULT);
