@@ -187,6 +187,17 @@ impl Engine {
                 ShredError::NoOwnKey("the records of this server are not encrypted".to_owned());
             return Err(status::shred(&name, &plain));
         };
+        // A caller that goes away leaves no keys of a deleted log behind.
+        let work = self.clone().shred(target, Arc::clone(keys));
+        let done = tokio::spawn(work).await;
+        done.unwrap_or_else(|ended| {
+            let ended = ShredError::Io(std::io::Error::other(ended));
+            Err(status::shred_unended(&name, &ended))
+        })
+    }
+
+    async fn shred(self, target: LogTarget, keys: Arc<KeyRing>) -> Result<LogId, Status> {
+        let (name, keys) = (target.name.clone(), &keys);
         let stat = self.0.stat(target, None, None).await;
         let id = stat
             .map_err(|error| status::unshredded(&error))?

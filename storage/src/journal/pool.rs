@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::api::config::MIN_SEGMENT_BYTES;
 use crate::api::error::FreeSpace;
 use crate::base::bounds;
+use crate::base::bounds::LIFE_BYTES;
 use crate::base::clock::Clock;
 use crate::base::ids::SegmentId;
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -673,12 +674,40 @@ impl Pool {
             }
             Err(error) => return Err(error),
         };
-        if file.size()? == self.segment_bytes {
+        if file.size()? == self.segment_bytes && !self.keeps_plain_records(&*file)? {
             return Ok(Some((path, file)));
         }
         self.disk.remove(&path)?;
         *free = None;
         Ok(None)
+    }
+
+    /// Whether a file of an earlier life may have records that are not encrypted, although the store is.
+    fn keeps_plain_records(&self, file: &dyn DiskFile) -> io::Result<bool> {
+        if !self.encrypted.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        let mut head = vec![0; usize::try_from(LIFE_BYTES).map_err(io::Error::other)?];
+        file.read_full_at(&mut head, 0)?;
+        let is_new = head.iter().all(|byte| *byte == 0);
+        Ok(!is_new && Life::features(&head) & ENCRYPTED == 0)
+    }
+
+    /// Removes those of these files in `pool/` that may have plain records. Returns the others.
+    fn without_plain_records(&self, ids: &[SegmentId]) -> Vec<SegmentId> {
+        let kept = |id: &SegmentId| {
+            let path = pool_path(*id);
+            let removed = self.disk.open(&path).and_then(|file| {
+                let is_plain = self.keeps_plain_records(&*file)?;
+                if is_plain {
+                    self.disk.remove(&path)?;
+                }
+                Ok(is_plain)
+            });
+            // What cannot be read now is looked at again before it is used.
+            !removed.unwrap_or(false)
+        };
+        ids.iter().copied().filter(kept).collect()
     }
 
     fn create(
@@ -743,12 +772,16 @@ impl Pool {
     /// Offers retired files for a new life. The caller has made their new names durable: a file must
     /// not return under its old name with a new life inside.
     pub(crate) fn reuse(&self, ids: &[SegmentId]) {
+        let ids = self.without_plain_records(ids);
         self.state.lock().free.extend(ids);
     }
 
-    /// Makes all new segments declare that bodies may be encrypted. Comes before the first segment is taken.
+    /// Makes all new segments declare that bodies may be encrypted, and removes files that wait for a new life with plain
+    /// records. Comes before the first segment is taken.
     pub(crate) fn mark_encrypted(&self) {
         self.encrypted.store(true, Ordering::SeqCst);
+        let mut state = self.state.lock();
+        state.free = self.without_plain_records(&state.free);
     }
 
     /// Makes new segments declare from now on that there may be sorted runs. Returns the id of the
