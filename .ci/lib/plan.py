@@ -218,4 +218,4 @@ WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", 
 PATIENT = ["disk/backup"]
 DEFAULT = [step._replace(kind="wait") if step.name in PATIENT else step for step in PLAN if step.name not in WITH_ALL]
 # Checks that only run by name, because they take long or need a quiet machine.
-BY_HAND = ["bench/benchmarks", "bench/cores", "bench/languages", "bench/servers", "bench/soak", "bench/tls", "disk/fuzz"]
+BY_HAND = ["bench/benchmarks", "bench/cores", "bench/encryption", "bench/languages", "bench/servers", "bench/soak", "bench/tls", "disk/fuzz"]

@@ -693,7 +693,7 @@ impl Pool {
         Ok(!is_new && Life::features(&head) & ENCRYPTED == 0)
     }
 
-    /// Removes those of these files in `pool/` that may have plain records. Returns the others.
+    /// Removes the files in `pool/` that may have plain records. Returns the others.
     fn without_plain_records(&self, ids: &[SegmentId]) -> Vec<SegmentId> {
         let kept = |id: &SegmentId| {
             let path = pool_path(*id);

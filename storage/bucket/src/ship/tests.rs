@@ -602,7 +602,7 @@ async fn a_store_that_was_sorted_sends_its_files_first() {
     assert_eq!(remote.restored().await, numbered(count + 1, 20 << 10));
 }
 
-/// A sorted store of which the bucket has no manifest, as an owner leaves it that ended in its first upload.
+/// A bucket with rows and without a manifest, as the first owner of a sorted store leaves it if it ends in its first upload.
 #[tokio::test(start_paused = true)]
 async fn sorted_store_that_lacks_rows_of_the_bucket_is_refused() {
     let remote = remote();
