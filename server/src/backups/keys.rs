@@ -142,10 +142,12 @@ impl TrustedKeys {
     /// Reads the keys that the settings name.
     ///
     /// # Errors
-    /// If a file cannot be read, or has no public key of Ed25519 in PEM.
+    /// If a name is empty, if a file cannot be read, or if it has no public key of Ed25519 in PEM.
     pub(crate) fn of(config: &Config) -> Result<Self, Fault> {
+        if config.backup_trust.is_empty() {
+            return Ok(Self::default());
+        }
         let names = config.backup_trust.split(',').map(str::trim);
-        let names = names.filter(|name| !name.is_empty());
         let key = |name: &str| {
             PublicKey::parse(name).map_or_else(|| PublicKey::read(Path::new(name)), Ok)
         };

@@ -279,6 +279,49 @@ async fn changed_and_swapped_signatures_are_refused_each_with_a_sentence() {
     assert_eq!(code, Some(2), "{said}");
 }
 
+/// An empty variable of a script must not turn the verification off.
+#[tokio::test]
+async fn empty_names_of_trusted_keys_are_refused() {
+    let scratch = private_directory();
+    let own = Key::new(scratch.path(), "own");
+    let daemon = Daemon::start(&[]);
+    pay(&daemon, "one").await;
+    let shelf = Shelf::new();
+    saved(&daemon).await.keep_signed(shelf.0.path(), "1");
+    let public = own.public.to_str().unwrap();
+    let listed = format!("{public},{}", own.name);
+    let is_empty = "the key is empty";
+    for (more, code, why) in [
+        (&["--trust", ""][..], 2, is_empty),
+        (&["--trust", " "], 2, is_empty),
+        (&["--trust", ","], 2, "it takes one key"),
+        (&["--trust", &listed], 2, "it takes one key"),
+        (&["--trust", public, "--trust", ""], 2, is_empty),
+        (
+            &["--backup-trust", ",", "--trust", public],
+            78,
+            "backup_trust",
+        ),
+        (&["--backup-trust", ","], 78, "backup_trust"),
+        (&["--backup-trust", " "], 78, "backup_trust"),
+        (
+            &["--backup-trust", &format!("{public},")],
+            78,
+            "backup_trust",
+        ),
+    ] {
+        let target = scratch.path().join("restored");
+        for (ended, out, said) in [shelf.verify(more), shelf.restore(&target, more)] {
+            assert_eq!(ended, Some(code), "{more:?}: {out} {said}");
+            assert!(said.contains(why), "{more:?}: {said}");
+        }
+        assert!(!target.exists(), "{more:?}");
+    }
+    // The setting takes a list, and an empty setting asks for no signature.
+    shelf.refuses(&["--backup-trust", &listed], "the manifest is not signed");
+    assert_eq!(shelf.verify(&["--backup-trust", ""]).0, Some(0));
+}
+
 #[tokio::test]
 async fn keys_are_made_shown_and_refused_with_the_reason() {
     let scratch = private_directory();
