@@ -11,7 +11,8 @@ use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
 use crate::config::Config;
-use crate::reload::{Secrecy, read_file};
+use crate::host::hide_memory;
+use crate::reload::read_key_file;
 
 /// Bytes of each key.
 pub(super) const KEY_BYTES: usize = 32;
@@ -68,8 +69,11 @@ impl Keks {
             &*config.encryption_key_file,
             &*config.encryption_key_command,
         );
+        if (file, command) == ("", "") {
+            return Ok(None);
+        }
+        hide_memory();
         let (source, text) = match (file, command) {
-            ("", "") => return Ok(None),
             ("", command) => (
                 format!("encryption_key_command: {command}"),
                 output_of(command)
@@ -77,8 +81,8 @@ impl Keks {
             ),
             (file, _) => {
                 let path = Path::new(file);
-                let read = read_file("encryption_key_file", path, MOST_TEXT, Secrecy::Secret);
-                let text = Zeroizing::new(read.map_err(|fault| fault.to_string())?);
+                let read = read_key_file("encryption_key_file", path, MOST_TEXT);
+                let text = read.map_err(|fault| fault.to_string())?;
                 (format!("encryption_key_file: {file}"), text)
             }
         };
@@ -192,6 +196,7 @@ pub(super) fn fill(bytes: &mut [u8]) {
 
 /// A new key, as text.
 pub(super) fn new_text() -> Zeroizing<String> {
+    hide_memory();
     let mut bytes = Zeroizing::new([0; KEY_BYTES]);
     fill(&mut *bytes);
     let mut text = Zeroizing::new(String::with_capacity(2 * KEY_BYTES + 1));
@@ -237,10 +242,12 @@ fn output_of(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
         .take()
         .ok_or("it has no output")?
         .take(MOST_TEXT + 1);
+    // A buffer that grows leaves its earlier bytes behind.
+    let room = usize::try_from(MOST_TEXT + 1).unwrap_or(usize::MAX);
     // A command may end and leave its output open in a child, so its end alone is no end of the read.
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
+        let mut bytes = Zeroizing::new(Vec::with_capacity(room));
         let read = output.read_to_end(&mut bytes).map(|_| bytes);
         // Nobody waits any more after the time is over.
         let _ = sender.send(read);
