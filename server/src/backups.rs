@@ -176,18 +176,34 @@ pub(crate) fn trust_argument() -> Arg {
         .value_name("KEY")
         .action(ArgAction::Append)
         .help(
-            "Refuse a backup without the signature of this key: a file with a public key in PEM, or its 64 digits. Several \
-             may be given [default: the setting backup_trust]",
+            "Refuse a backup without the signature of this key: a file with a public key in PEM, or its 64 digits. Give the \
+             option once for each key [default: the setting backup_trust]",
         )
 }
 
 /// The settings, with the keys of `--trust` if any are given.
-pub(crate) fn with_trust(config: &Config, matches: &ArgMatches) -> Config {
+///
+/// # Errors
+/// If a key is empty: a script with an empty variable would then trust every backup. If it has a comma, which separates keys
+/// in the setting.
+pub(crate) fn with_trust(config: &Config, matches: &ArgMatches) -> Result<Config, Exit> {
     let mut config = config.clone();
     if let Ok(Some(keys)) = matches.try_get_many::<String>("trust") {
-        config.backup_trust = keys.map(String::as_str).collect::<Vec<_>>().join(",");
+        let keys: Vec<&str> = keys.map(String::as_str).collect();
+        for key in &keys {
+            let why = match key {
+                key if key.trim().is_empty() => "the key is empty",
+                key if key.contains(',') => "it takes one key, and no path with a comma",
+                _ => continue,
+            };
+            let text = format!(
+                "--trust {key:?}: {why}; give each key with an option of its own, as a file or as 64 digits"
+            );
+            return Err(Exit::new(USAGE, text));
+        }
+        config.backup_trust = keys.join(",");
     }
-    config
+    Ok(config)
 }
 
 /// Reads the manifest of one backup: that with the id, or the latest that can be read. With trusted keys none is passed over,

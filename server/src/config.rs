@@ -546,6 +546,7 @@ impl Config {
         self.check_tls()?;
         self.check_auth()?;
         self.check_encryption()?;
+        self.check_trust()?;
         for (name, size) in [
             ("max_header_bytes", self.max_header_bytes),
             ("stream_window_bytes", self.stream_window_bytes),
@@ -735,6 +736,18 @@ impl Config {
                 "bucket_url",
                 "a store with a replica cannot be encrypted by this version: a stand-by would not have the key ring; \
                  encrypt the bucket and the volumes, or leave out encryption_key_file and encryption_key_command",
+            ));
+        }
+        Ok(())
+    }
+
+    /// An empty name among the trusted keys is a mistake, and must not mean that every backup is trusted.
+    fn check_trust(&self) -> Result<(), Wrong> {
+        let mut names = self.backup_trust.split(',');
+        if !self.backup_trust.is_empty() && names.any(|name| name.trim().is_empty()) {
+            return Err(Wrong::new(
+                "backup_trust",
+                "one of its keys is empty; separate the keys by single commas, or leave the setting out to trust every backup",
             ));
         }
         Ok(())

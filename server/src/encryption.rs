@@ -53,7 +53,6 @@ pub(crate) fn start(
     let ring = KeyRing::new(Arc::clone(disk), config.encryption_scope, keks, tenants);
     // The engine does this again once it has the lock. This time nothing was touched.
     ring.read().map_err(wrong)?;
-    crate::host::hide_memory();
     Ok(Some(Arc::new(ring)))
 }
 

@@ -184,7 +184,8 @@ pub(crate) fn write_no_core() {
     }
 }
 
-/// Lets no other process of this user read the memory, and no crash write it anywhere: it holds keys.
+/// Lets no other process of this user read the memory, and no crash write it anywhere. Each function that reads or draws a
+/// private key calls it first.
 pub(crate) fn hide_memory() {
     write_no_core();
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
+use zeroize::Zeroizing;
 
 use crate::audit::AuditLog;
 use crate::config::Size;
@@ -69,6 +70,34 @@ pub(crate) fn read_file(
     most: u64,
     secrecy: Secrecy,
 ) -> Result<Vec<u8>, Fault> {
+    let mut bytes = Vec::new();
+    read_into(&mut bytes, setting, path, most, secrecy)?;
+    Ok(bytes)
+}
+
+/// Reads a file with a private key, as [`read_file`] does. It leaves no copy of the file in memory.
+///
+/// # Errors
+/// As [`read_file`] with [`Secrecy::Secret`].
+pub(crate) fn read_key_file(
+    setting: &'static str,
+    path: &Path,
+    most: u64,
+) -> Result<Zeroizing<Vec<u8>>, Fault> {
+    // A buffer that grows leaves its earlier bytes behind. One byte more shows that the file is too large.
+    let room = usize::try_from(most + 1).unwrap_or(usize::MAX);
+    let mut bytes = Zeroizing::new(Vec::with_capacity(room));
+    read_into(&mut bytes, setting, path, most, Secrecy::Secret)?;
+    Ok(bytes)
+}
+
+fn read_into(
+    bytes: &mut Vec<u8>,
+    setting: &'static str,
+    path: &Path,
+    most: u64,
+    secrecy: Secrecy,
+) -> Result<(), Fault> {
     let fault = |why: &dyn fmt::Display| Fault::new(setting, path, why);
     // Without NONBLOCK the open of a FIFO would wait for its writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -93,13 +122,12 @@ pub(crate) fn read_file(
             path.display()
         )));
     }
-    let mut bytes = Vec::new();
-    (file.take(most + 1).read_to_end(&mut bytes))
+    (file.take(most + 1).read_to_end(bytes))
         .map_err(|error| fault(&format!("cannot be read: {error}")))?;
     if bytes.len() as u64 > most {
         return Err(fault(&format!("the file is larger than {}", Size(most))));
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// SHA-256 of the contents of a file, for the audit log: it shows which file was in force, and not its secrets.
@@ -283,6 +311,21 @@ impl ReloadThread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buffer_of_a_key_file_never_moves() {
+        let most = 64 << 10;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for size in [0, 1, 4095, 40_000, most] {
+            std::fs::write(file.path(), vec![b'k'; size]).unwrap();
+            let bytes = read_key_file("encryption_key_file", file.path(), most as u64).unwrap();
+            assert_eq!(bytes.len(), size);
+            assert_eq!(bytes.capacity(), most + 1, "{size} bytes");
+        }
+        std::fs::write(file.path(), vec![b'k'; most + 1]).unwrap();
+        let fault = read_key_file("encryption_key_file", file.path(), most as u64).unwrap_err();
+        assert!(fault.to_string().contains("larger than 64KiB"), "{fault}");
+    }
 
     #[test]
     fn public_file_that_every_user_can_change_is_refused() {

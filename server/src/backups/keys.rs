@@ -15,10 +15,12 @@ use rustls::pki_types::{PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer};
 use serde_json::{Value, json};
 use wald_proto::backup::{self, KEY_BYTES, ManifestSignature};
 use wald_storage::BackupManifest;
+use zeroize::Zeroizing;
 
 use crate::config::Config;
 use crate::convert;
-use crate::reload::{Fault, Secrecy, read_file};
+use crate::host::hide_memory;
+use crate::reload::{Fault, Secrecy, read_file, read_key_file};
 
 /// Maximum size of a file with a key, bytes.
 const MOST_BYTES: u64 = 64 << 10;
@@ -69,8 +71,10 @@ impl PublicKey {
 
 /// A key or a public key has no more than one line of base64.
 fn pem(label: &str, der: &[u8]) -> String {
-    let text = STANDARD.encode(der);
-    format!("-----BEGIN {label}-----\n{text}\n-----END {label}-----\n")
+    let text = Zeroizing::new(STANDARD.encode(der));
+    // In one allocation: a text that grows leaves its earlier bytes behind.
+    let (begin, end) = ("-----BEGIN ", "\n-----END ");
+    [begin, label, "-----\n", &text, end, label, "-----\n"].concat()
 }
 
 /// The private key that signs manifests.
@@ -89,9 +93,10 @@ impl SigningKey {
     }
 
     pub(super) fn read(path: &Path) -> Result<Self, Fault> {
-        let bytes = read_file(SIGNING_KEY, path, MOST_BYTES, Secrecy::Secret)?;
+        hide_memory();
+        let bytes = read_key_file(SIGNING_KEY, path, MOST_BYTES)?;
         let key = PrivatePkcs8KeyDer::from_pem_slice(&bytes).ok();
-        let pair = key.and_then(|key| {
+        let pair = key.map(Zeroizing::new).and_then(|key| {
             Ed25519KeyPair::from_pkcs8_maybe_unchecked(key.secret_pkcs8_der()).ok()
         });
         let why =
@@ -104,10 +109,11 @@ impl SigningKey {
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub(super) fn draw() -> Result<(Self, String), aws_lc_rs::error::Unspecified> {
+    pub(super) fn draw() -> Result<(Self, Zeroizing<String>), aws_lc_rs::error::Unspecified> {
+        hide_memory();
         let pair = Ed25519KeyPair::generate()?;
         let text = pem("PRIVATE KEY", pair.to_pkcs8v1()?.as_ref());
-        Ok((Self(pair), text))
+        Ok((Self(pair), Zeroizing::new(text)))
     }
 
     pub(crate) fn public(&self) -> PublicKey {
@@ -142,10 +148,12 @@ impl TrustedKeys {
     /// Reads the keys that the settings name.
     ///
     /// # Errors
-    /// If a file cannot be read, or has no public key of Ed25519 in PEM.
+    /// If a name is empty, if a file cannot be read, or if it has no public key of Ed25519 in PEM.
     pub(crate) fn of(config: &Config) -> Result<Self, Fault> {
+        if config.backup_trust.is_empty() {
+            return Ok(Self::default());
+        }
         let names = config.backup_trust.split(',').map(str::trim);
-        let names = names.filter(|name| !name.is_empty());
         let key = |name: &str| {
             PublicKey::parse(name).map_or_else(|| PublicKey::read(Path::new(name)), Ok)
         };

@@ -96,7 +96,7 @@ pub(crate) fn restore(config: &Config, matches: &ArgMatches) -> Result<u8, Exit>
     let place = matches
         .get_one::<PathBuf>("backups")
         .ok_or_else(|| Exit::new(super::USAGE, "name the directory or bucket of backups"))?;
-    let config = &with_trust(config, matches);
+    let config = &with_trust(config, matches)?;
     let at = matches.get_one::<u64>("at-position");
     let at = at.map(|at| Position::new(*at));
     #[cfg(feature = "object")]

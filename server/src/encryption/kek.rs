@@ -1,6 +1,7 @@
 //! The keys that wrap data keys. They come from a file or from a command, and are never written.
 
 use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,10 +9,12 @@ use std::time::{Duration, Instant};
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rustix::process::{Pid, Signal, kill_process_group};
 use zeroize::Zeroizing;
 
 use crate::config::Config;
-use crate::reload::{Secrecy, read_file};
+use crate::host::hide_memory;
+use crate::reload::read_key_file;
 
 /// Bytes of each key.
 pub(super) const KEY_BYTES: usize = 32;
@@ -68,17 +71,20 @@ impl Keks {
             &*config.encryption_key_file,
             &*config.encryption_key_command,
         );
+        if (file, command) == ("", "") {
+            return Ok(None);
+        }
+        hide_memory();
         let (source, text) = match (file, command) {
-            ("", "") => return Ok(None),
             ("", command) => (
                 format!("encryption_key_command: {command}"),
-                output_of(command)
+                output_of(command, MOST_TIME)
                     .map_err(|why| format!("encryption_key_command: {command}: {why}"))?,
             ),
             (file, _) => {
                 let path = Path::new(file);
-                let read = read_file("encryption_key_file", path, MOST_TEXT, Secrecy::Secret);
-                let text = Zeroizing::new(read.map_err(|fault| fault.to_string())?);
+                let read = read_key_file("encryption_key_file", path, MOST_TEXT);
+                let text = read.map_err(|fault| fault.to_string())?;
                 (format!("encryption_key_file: {file}"), text)
             }
         };
@@ -192,6 +198,7 @@ pub(super) fn fill(bytes: &mut [u8]) {
 
 /// A new key, as text.
 pub(super) fn new_text() -> Zeroizing<String> {
+    hide_memory();
     let mut bytes = Zeroizing::new([0; KEY_BYTES]);
     fill(&mut *bytes);
     let mut text = Zeroizing::new(String::with_capacity(2 * KEY_BYTES + 1));
@@ -221,8 +228,9 @@ fn key_in(line: &str) -> Option<Zeroizing<[u8; KEY_BYTES]>> {
     Some(key)
 }
 
-/// The output of a command. It is not given to a shell; its parts are separated by spaces.
-fn output_of(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+/// The output of a command. It is not given to a shell; its parts are separated by spaces. After `most` all its processes
+/// are killed.
+fn output_of(command: &str, most: Duration) -> Result<Zeroizing<Vec<u8>>, String> {
     let mut parts = command.split_whitespace();
     let program = parts.next().ok_or("it is empty")?;
     let mut child = Command::new(program)
@@ -230,6 +238,8 @@ fn output_of(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
+        // A group of its own, which ends together.
+        .process_group(0)
         .spawn()
         .map_err(|error| format!("cannot be started: {error}"))?;
     let mut output = child
@@ -237,15 +247,17 @@ fn output_of(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
         .take()
         .ok_or("it has no output")?
         .take(MOST_TEXT + 1);
+    // A buffer that grows leaves its earlier bytes behind.
+    let room = usize::try_from(MOST_TEXT + 1).unwrap_or(usize::MAX);
     // A command may end and leave its output open in a child, so its end alone is no end of the read.
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
+        let mut bytes = Zeroizing::new(Vec::with_capacity(room));
         let read = output.read_to_end(&mut bytes).map(|_| bytes);
         // Nobody waits any more after the time is over.
         let _ = sender.send(read);
     });
-    let until = Instant::now() + MOST_TIME;
+    let until = Instant::now() + most;
     let left = || until.saturating_duration_since(Instant::now());
     let read = receiver.recv_timeout(left());
     let mut status = None;
@@ -256,9 +268,10 @@ fn output_of(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
         }
     }
     let Some(status) = status else {
-        let _ = child.kill();
+        // Nobody waited for the child yet, so the number of its group belongs to no other.
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let _ = child.wait();
-        return Err(format!("it takes longer than {} s", MOST_TIME.as_secs()));
+        return Err(format!("it takes longer than {} s", most.as_secs()));
     };
     let bytes = read
         .map_err(|_| "its output cannot be read")?
@@ -275,6 +288,9 @@ fn output_of(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    use rustix::fs::{Mode, OFlags};
+
     use super::*;
 
     fn parse(text: &str) -> Result<Keks, String> {
@@ -320,14 +336,41 @@ mod tests {
 
     #[test]
     fn output_of_a_command_is_bounded_and_its_failure_is_named() {
-        assert_eq!(&*output_of("echo abc").unwrap(), b"abc\n");
+        assert_eq!(&*output_of("echo abc", MOST_TIME).unwrap(), b"abc\n");
         for (command, said) in [
             ("false", "failed"),
             ("/no/such/program", "cannot be started"),
             ("head -c 70000 /dev/zero", "more than 64 KiB"),
         ] {
-            let error = output_of(command).unwrap_err();
+            let error = output_of(command, MOST_TIME).unwrap_err();
             assert!(error.contains(said), "{command}: {error}");
+        }
+    }
+
+    #[test]
+    fn command_that_hangs_ends_with_all_its_processes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (pipe, script) = (scratch.path().join("pipe"), scratch.path().join("script"));
+        let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        // The child of the shell holds the pipe, too. In the second script it outlives the shell.
+        for rest in ["sleep 60\necho", "sleep 60 &"] {
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let reader = rustix::fs::open(&pipe, flags, Mode::empty()).unwrap();
+            let text = format!("exec 3> {}\necho ready >&3\n{rest}\n", pipe.display());
+            std::fs::write(&script, text).unwrap();
+            let command = format!("sh {}", script.display());
+            let error = output_of(&command, Duration::from_secs(2)).unwrap_err();
+            assert_eq!(error, "it takes longer than 2 s");
+            let mut said = [0; 6];
+            let read = rustix::io::read(&reader, &mut said);
+            assert_eq!(read, Ok(6), "{rest}: it ran");
+            // The pipe hangs up once no process has it.
+            let mut ends = [PollFd::new(&reader, PollFlags::empty())];
+            let most = Timespec::try_from(MOST_TIME).unwrap();
+            let ended = rustix::event::poll(&mut ends, Some(&most));
+            assert_eq!(ended, Ok(1), "{rest}");
+            assert_eq!(ends[0].revents(), PollFlags::HUP, "{rest}");
         }
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Result<u8, Exit> {
     if backups::is_place_of_backups(directory) {
-        let config = &backups::with_trust(config, matches);
+        let config = &backups::with_trust(config, matches)?;
         let id = matches.get_one::<String>("backup");
         let json = output_of(matches) != OfflineOutput::Text;
         #[cfg(feature = "object")]

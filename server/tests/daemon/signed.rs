@@ -1,7 +1,8 @@
 //! Signed backups: forged, changed and swapped manifests are refused; backups of older versions are read.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -279,6 +280,49 @@ async fn changed_and_swapped_signatures_are_refused_each_with_a_sentence() {
     assert_eq!(code, Some(2), "{said}");
 }
 
+/// An empty variable of a script must not turn the verification off.
+#[tokio::test]
+async fn empty_names_of_trusted_keys_are_refused() {
+    let scratch = private_directory();
+    let own = Key::new(scratch.path(), "own");
+    let daemon = Daemon::start(&[]);
+    pay(&daemon, "one").await;
+    let shelf = Shelf::new();
+    saved(&daemon).await.keep_signed(shelf.0.path(), "1");
+    let public = own.public.to_str().unwrap();
+    let listed = format!("{public},{}", own.name);
+    let is_empty = "the key is empty";
+    for (more, code, why) in [
+        (&["--trust", ""][..], 2, is_empty),
+        (&["--trust", " "], 2, is_empty),
+        (&["--trust", ","], 2, "it takes one key"),
+        (&["--trust", &listed], 2, "it takes one key"),
+        (&["--trust", public, "--trust", ""], 2, is_empty),
+        (
+            &["--backup-trust", ",", "--trust", public],
+            78,
+            "backup_trust",
+        ),
+        (&["--backup-trust", ","], 78, "backup_trust"),
+        (&["--backup-trust", " "], 78, "backup_trust"),
+        (
+            &["--backup-trust", &format!("{public},")],
+            78,
+            "backup_trust",
+        ),
+    ] {
+        let target = scratch.path().join("restored");
+        for (ended, out, said) in [shelf.verify(more), shelf.restore(&target, more)] {
+            assert_eq!(ended, Some(code), "{more:?}: {out} {said}");
+            assert!(said.contains(why), "{more:?}: {said}");
+        }
+        assert!(!target.exists(), "{more:?}");
+    }
+    // The setting takes a list, and an empty setting asks for no signature.
+    shelf.refuses(&["--backup-trust", &listed], "the manifest is not signed");
+    assert_eq!(shelf.verify(&["--backup-trust", ""]).0, Some(0));
+}
+
 #[tokio::test]
 async fn keys_are_made_shown_and_refused_with_the_reason() {
     let scratch = private_directory();
@@ -348,6 +392,69 @@ async fn keys_are_made_shown_and_refused_with_the_reason() {
         assert_eq!(code, Some(78), "{said}");
         assert!(said.contains(why), "{said}");
     }
+}
+
+/// A command that runs in a group of its own: the system gives hidden processes to user and group 0, and this shows it where
+/// the tests run as root.
+fn grouped() -> Command {
+    let mut command = wald();
+    if rustix::process::geteuid().is_root() {
+        command.gid(65534);
+    }
+    command
+}
+
+/// Whether other processes of the user cannot read the memory of a process, and whether it writes no core file.
+fn is_hidden(daemon: &Daemon) -> (bool, bool) {
+    let directory = format!("/proc/{}", daemon.pid().as_raw_nonzero());
+    let owner = |name: &str| {
+        let about = fs::metadata(format!("{directory}{name}")).unwrap();
+        (about.uid(), about.gid())
+    };
+    let limits = fs::read_to_string(format!("{directory}/limits")).unwrap();
+    let is_core = |line: &&str| line.starts_with("Max core file size");
+    let core = limits.lines().find(is_core).unwrap();
+    let core = core.split_whitespace().nth(4);
+    (owner("") != owner("/environ"), core == Some("0"))
+}
+
+#[tokio::test]
+async fn memory_of_a_process_is_hidden_before_it_holds_a_key() {
+    let scratch = private_directory();
+    let path = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+    let own = Key::new(scratch.path(), "own");
+    let start = |name: &str, arguments: &[&str]| {
+        let directory = scratch.path().join(name);
+        Daemon::start_as(&mut grouped(), &directory, arguments, &[])
+    };
+    let plain = start("plain", &[]);
+    assert!(!is_hidden(&plain).0, "the look at /proc finds nothing");
+    let signing = start("signing", &own.setting());
+    assert_eq!(is_hidden(&signing), (true, true));
+
+    // The command with the key looks at its parent, which has no key yet then.
+    let (key, seen, script) = (path("key"), path("seen"), path("script"));
+    assert_eq!(ran(wald().args(["key", "new", "--to", &key])).0, Some(0));
+    let look = format!(
+        "{{ stat -c %u:%g /proc/$PPID /proc/$PPID/environ; grep core /proc/$PPID/limits; }} > {seen}\ncat {key}\n"
+    );
+    fs::write(&script, look).unwrap();
+    let was_hidden = || {
+        let seen = fs::read_to_string(&seen).unwrap();
+        let lines: Vec<&str> = seen.lines().collect();
+        assert_eq!(lines.len(), 3, "{seen}");
+        lines[0] != lines[1] && lines[2].split_whitespace().nth(4) == Some("0")
+    };
+    let command = format!("--encryption-key-command=sh {script}");
+    let encrypting = start("encrypting", &[&command]);
+    assert!(was_hidden());
+    assert_eq!(is_hidden(&encrypting), (true, true));
+    fs::remove_file(&seen).unwrap();
+    let mut rotate = grouped();
+    rotate.args(["key", "rotate", &command, "--data-dir", &path("encrypting")]);
+    let (code, _, said) = ran(&mut rotate);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(was_hidden());
 }
 
 #[tokio::test]

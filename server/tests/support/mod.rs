@@ -114,8 +114,18 @@ impl Daemon {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> Self {
+        Self::start_as(&mut wald(), directory, arguments, variables)
+    }
+
+    /// Starts a daemon by a command that the caller prepared.
+    pub(crate) fn start_as(
+        command: &mut Command,
+        directory: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let own_http = arguments.contains(&"--http-listen");
-        let mut child = wald()
+        let mut child = command
             .arg("--data-dir")
             .arg(directory)
             .args(["--listen", ":0"])
