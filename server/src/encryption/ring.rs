@@ -177,9 +177,13 @@ impl KeyRing {
 
     /// Makes keys for these owners, which have none or get newer ones. `renewed`: only these and newer keys count as
     /// new from now on.
-    fn add(&self, owners: &[(KeyOwner, bool)], renewed: Option<Position>) -> io::Result<()> {
-        let mut state = self.state().clone_of();
-        let mut file = state.file.take().unwrap_or_else(new_file);
+    fn add(
+        &self,
+        mut state: KeysInForce,
+        owners: &[(KeyOwner, bool)],
+        renewed: Option<Position>,
+    ) -> io::Result<()> {
+        let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
         let first = file.highest + 1;
         for (owner, covers_all) in owners {
             file.highest += 1;
@@ -238,10 +242,10 @@ impl KeyRing {
             None => return Ok(()),
         };
         let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
-        self.add(&owners, Some(end()))?;
+        self.add(self.state().clone_of(), &owners, Some(end()))?;
         // From here on no frame gets an older key. Those that have one lie before this position.
         let state = self.state().clone_of();
-        let mut file = state.file.clone().unwrap_or_else(new_file);
+        let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
         file.renewed.1 = end();
         self.write(state, file)
     }
@@ -250,7 +254,7 @@ impl KeyRing {
     /// deleted.
     ///
     /// # Errors
-    /// If the log has no key of its own, or had records before it got one.
+    /// If logs have no keys of their own now, or if this log had records while it had none.
     pub(crate) fn shred(&self, id: LogId, name: &str) -> Result<Shredding, ShredError> {
         let _changing = self.change();
         let state = self.state().clone_of();
@@ -259,6 +263,12 @@ impl KeyRing {
                 "the store is not encrypted".to_owned(),
             ));
         };
+        if self.scope != EncryptionScope::Log {
+            return Err(ShredError::NoOwnKey(
+                "new records of the log share a key with other logs: only a server with encryption_scope = log shreds, and only logs that were created since it was set"
+                    .to_owned(),
+            ));
+        }
         let owner = KeyOwner::Log(id);
         let mut own = file
             .keys
@@ -273,7 +283,7 @@ impl KeyRing {
         }
         if !own.all(|key| key.covers_all) {
             return Err(ShredError::NoOwnKey(
-                "the log is older than its key, so copies of its first records are plain or under another key".to_owned(),
+                "the log was there before encryption_scope = log was set, so copies of its records are plain or under another key".to_owned(),
             ));
         }
         file.shredding.insert(id, name.to_owned());
@@ -288,7 +298,7 @@ impl KeyRing {
     pub(crate) fn keep(&self, log: &Shredding) -> io::Result<()> {
         let _changing = self.change();
         let state = self.state().clone_of();
-        let mut file = state.file.clone().unwrap_or_else(new_file);
+        let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
         file.shredding.remove(&log.0);
         self.write(state, file)
     }
@@ -304,17 +314,12 @@ impl KeyRing {
 
     fn destroy_all(&self, logs: &[LogId]) -> io::Result<()> {
         let mut state = self.state().clone_of();
-        let mut file = state.file.clone().unwrap_or_else(new_file);
         for log in logs {
-            let owner = KeyOwner::Log(*log);
+            state.forget(&KeyOwner::Log(*log));
+        }
+        let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
+        for log in logs {
             file.shredding.remove(log);
-            file.keys.retain(|number, key| {
-                if key.owner == owner {
-                    state.keys.remove(number);
-                }
-                key.owner != owner
-            });
-            state.newest.remove(&owner);
         }
         self.write(state, file)
     }
@@ -338,7 +343,7 @@ impl KeyRing {
             .partition(|(id, name)| exists(*id, name));
         if !kept.is_empty() {
             let state = self.state().clone_of();
-            let mut file = state.file.clone().unwrap_or_else(new_file);
+            let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
             for (id, _) in &kept {
                 file.shredding.remove(id);
             }
@@ -362,12 +367,13 @@ impl KeyRing {
     }
 }
 
-fn new_file() -> RingFile {
+fn new_file(scope: EncryptionScope) -> RingFile {
     let mut id = [0; 16];
     fill(&mut id);
     RingFile {
         id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
         generation: 0,
+        scope,
         highest: 0,
         renewed: (1, Position::ZERO),
         keys: BTreeMap::new(),
@@ -388,6 +394,28 @@ impl KeysInForce {
         if newest.number < number {
             *newest = key;
         }
+    }
+
+    /// Whether an owner has no key; with `covers_all`, whether it has none that covers all of its records.
+    fn lacks(&self, owner: &KeyOwner, covers_all: bool) -> bool {
+        let newest = self.newest.get(owner).map(|key| key.number);
+        let key = newest.and_then(|number| self.file.as_ref()?.keys.get(&number));
+        key.is_none_or(|key| covers_all && !key.covers_all)
+    }
+
+    /// Removes the keys of an owner, here and from the ring.
+    fn forget(&mut self, owner: &KeyOwner) {
+        let Some(file) = &mut self.file else {
+            return;
+        };
+        let keys = &mut self.keys;
+        file.keys.retain(|number, key| {
+            if key.owner == *owner {
+                keys.remove(number);
+            }
+            key.owner != *owner
+        });
+        self.newest.remove(owner);
     }
 
     /// A copy, to be changed and put in force as a whole.
@@ -431,7 +459,11 @@ impl BodyCipher for KeyRing {
     fn begin(&self, end: Position) -> io::Result<()> {
         let _changing = self.change();
         if self.state().file.is_none() {
-            self.add(&[(KeyOwner::Store, false)], Some(end))?;
+            self.add(
+                self.state().clone_of(),
+                &[(KeyOwner::Store, false)],
+                Some(end),
+            )?;
             tracing::info!(
                 "encryption is on: new records are encrypted, and the sorter encrypts earlier ones"
             );
@@ -441,15 +473,25 @@ impl BodyCipher for KeyRing {
         let Some(mut file) = state.file.clone() else {
             return Ok(());
         };
+        let mut is_changed = false;
+        if file.scope != self.scope {
+            // From now on frames and the sorter give other keys to the records of logs that have their own.
+            file.uncover();
+            file.scope = self.scope;
+            is_changed = true;
+        }
         if file.renewed.1 == AT_NEXT_START {
             file.renewed.1 = end;
-            return self.write(state, file);
+            is_changed = true;
         }
-        let Some(why) = state.mend.clone() else {
-            return Ok(());
-        };
-        tracing::warn!(reason = why, "the key ring is written again");
-        self.write(state, file)
+        if let Some(why) = &state.mend {
+            tracing::warn!(reason = why, "the key ring is written again");
+            is_changed = true;
+        }
+        match is_changed {
+            true => self.write(state, file),
+            false => Ok(()),
+        }
     }
 
     fn prepare(&self, logs: &[(LogId, &str)], exist: LogsExist) -> io::Result<()> {
@@ -457,36 +499,45 @@ impl BodyCipher for KeyRing {
             return Ok(());
         }
         let _changing = self.change();
-        let mut owners = Vec::new();
+        let mut state = self.state().clone_of();
+        let mut owners: BTreeMap<KeyOwner, bool> = BTreeMap::new();
+        for (id, name) in logs {
+            let owner = self.owner_of(*id, name);
+            if self.scope == EncryptionScope::Tenant {
+                state.tenants.insert(*id, owner.clone());
+            }
+            let is_own = matches!(owner, KeyOwner::Log(_));
+            let covers_all = is_own && exist == LogsExist::Next;
+            if state.lacks(&owner, covers_all) {
+                owners.insert(owner, covers_all);
+            }
+        }
+        if let Some((KeyOwner::Log(last), true)) = owners
+            .last_key_value()
+            .map(|(owner, all)| (owner.clone(), *all))
         {
-            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-            for (id, name) in logs {
-                let owner = self.owner_of(*id, name);
-                if self.scope == EncryptionScope::Tenant {
-                    state.tenants.insert(*id, owner.clone());
-                }
-                let is_new = (exist == LogsExist::Next, &owner);
-                if !state.newest.contains_key(&owner) {
-                    let covers_all = matches!(is_new, (true, KeyOwner::Log(_)));
-                    owners.push((owner, covers_all));
-                }
-            }
-            owners.sort();
-            owners.dedup_by(|one, other| one.0 == other.0);
-            if let Some((KeyOwner::Log(last), true)) = owners.last().cloned() {
-                // The logs that are created next have the next numbers.
-                for ahead in 1..KEYS_AHEAD {
-                    let owner = KeyOwner::Log(LogId::new(last.get() + ahead));
-                    if !state.newest.contains_key(&owner) {
-                        owners.push((owner, true));
-                    }
+            // The logs that are created next have the next numbers.
+            for ahead in 1..KEYS_AHEAD {
+                let owner = KeyOwner::Log(LogId::new(last.get() + ahead));
+                if state.lacks(&owner, true) {
+                    owners.insert(owner, true);
                 }
             }
         }
-        match owners.is_empty() {
-            true => Ok(()),
-            false => self.add(&owners, None),
+        if owners.is_empty() {
+            if self.scope == EncryptionScope::Tenant {
+                self.set(state);
+            }
+            return Ok(());
         }
+        for (owner, covers_all) in &owners {
+            if *covers_all {
+                // Keys of a log that is not there: they were made ahead, before the scope was another one.
+                state.forget(owner);
+            }
+        }
+        let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
+        self.add(state, &owners, None)
     }
 
     fn renewed(&self) -> (u64, Position) {
@@ -703,6 +754,48 @@ mod tests {
                 !text.contains("\"log 1\"") && text.contains("\"log 2\""),
                 "{path}"
             );
+        }
+    }
+
+    #[test]
+    fn log_that_lived_under_another_scope_is_not_shredded() {
+        let (early, between, late) = (LogId::new(1), LogId::new(2), LogId::new(3));
+        for other in [EncryptionScope::Store, EncryptionScope::Tenant] {
+            let disk = SimDisk::new();
+            let ring = opened(&disk, EncryptionScope::Log, KEY);
+            ring.prepare(&[(early, "early")], LogsExist::Next).unwrap();
+            let of_early = sealed(&ring, early);
+            // Without a change of the scope a restart takes nothing away.
+            let ring = opened(&disk, EncryptionScope::Log, KEY);
+            let begun = ring.shred(early, "early").unwrap();
+            ring.keep(&begun).unwrap();
+            let ring = opened(&disk, other, KEY);
+            ring.prepare(&[(early, "early")], LogsExist::Already)
+                .unwrap();
+            ring.prepare(&[(between, "between")], LogsExist::Next)
+                .unwrap();
+            let of_between = sealed(&ring, between);
+            assert!(matches!(
+                ring.shred(early, "early"),
+                Err(ShredError::NoOwnKey(_))
+            ));
+            let ring = opened(&disk, EncryptionScope::Log, KEY);
+            ring.prepare(
+                &[(early, "early"), (between, "between")],
+                LogsExist::Already,
+            )
+            .unwrap();
+            for (id, name) in [(early, "early"), (between, "between")] {
+                let refused = ring.shred(id, name);
+                assert!(matches!(refused, Err(ShredError::NoOwnKey(_))), "{name}");
+            }
+            assert!(opens(&ring, &of_early) && opens(&ring, &of_between));
+            // A log of today has a key of today, although one was made ahead for its number.
+            ring.prepare(&[(late, "late")], LogsExist::Next).unwrap();
+            let of_late = sealed(&ring, late);
+            let begun = ring.shred(late, "late").unwrap();
+            ring.destroy(&begun).unwrap();
+            assert!(!opens(&ring, &of_late) && opens(&ring, &of_early));
         }
     }
 
