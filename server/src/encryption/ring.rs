@@ -76,6 +76,15 @@ struct KeysInForce {
     mend: Option<String>,
 }
 
+/// Facts about changes, the failed ones included.
+#[derive(Debug, Default)]
+struct RingChanges {
+    /// The highest generation that a copy may have: a write that failed may have reached one of them.
+    attempted: u64,
+    /// Whether a rotation has made its keys, and not noted yet where the journal begins to have them.
+    is_rotating: bool,
+}
+
 /// A log whose keys are destroyed once it is deleted.
 #[derive(Debug)]
 #[must_use = "the keys stay until `KeyRing::destroy`"]
@@ -89,7 +98,7 @@ pub(crate) struct KeyRing {
     tenants: TenantOf,
     state: RwLock<KeysInForce>,
     /// Held while the ring is changed and written.
-    changing: Mutex<()>,
+    changing: Mutex<RingChanges>,
 }
 
 impl std::fmt::Debug for KeyRing {
@@ -119,7 +128,7 @@ impl KeyRing {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self) -> MutexGuard<'_, ()> {
+    fn change(&self) -> MutexGuard<'_, RingChanges> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -132,7 +141,7 @@ impl KeyRing {
     /// # Errors
     /// In a sentence.
     pub(super) fn read(&self) -> Result<(), String> {
-        let _changing = self.change();
+        let _changes = self.change();
         let Some(FoundRing { ring, mend }) = file::find(&*self.disk)? else {
             self.set(KeysInForce::default());
             return Ok(());
@@ -179,6 +188,7 @@ impl KeyRing {
     /// new from now on.
     fn add(
         &self,
+        changes: &mut RingChanges,
         mut state: KeysInForce,
         owners: &[(KeyOwner, bool)],
         renewed: Option<Position>,
@@ -201,12 +211,19 @@ impl KeyRing {
         if let Some(position) = renewed {
             file.renewed = (first, position);
         }
-        self.write(state, file)
+        self.write(changes, state, file)
     }
 
     /// Writes the ring, then puts it in force.
-    fn write(&self, mut state: KeysInForce, mut file: RingFile) -> io::Result<()> {
-        file.generation += 1;
+    fn write(
+        &self,
+        changes: &mut RingChanges,
+        mut state: KeysInForce,
+        mut file: RingFile,
+    ) -> io::Result<()> {
+        // Two rings of one generation would contradict each other.
+        changes.attempted = changes.attempted.max(file.generation) + 1;
+        file.generation = changes.attempted;
         file::write(&*self.disk, &file)?;
         state.file = Some(file);
         state.mend = None;
@@ -224,30 +241,37 @@ impl KeyRing {
         }
     }
 
-    /// Makes a new key for each owner that has one. `end`: a position beyond all records that have an older key.
+    /// Makes a new key for each owner that has one. `end`: a position beyond all records that have an older key. A call
+    /// after one that failed ends that rotation, and makes no key twice.
     ///
     /// # Errors
     /// If the ring cannot be written.
     pub(crate) fn rotate(&self, end: impl Fn() -> Position) -> io::Result<()> {
-        let _changing = self.change();
-        let owners: BTreeMap<KeyOwner, bool> = match &self.state().file {
-            Some(file) => {
-                let mut owners = BTreeMap::new();
-                for key in file.keys.values() {
-                    // An owner keeps what its first key says.
-                    owners.entry(key.owner.clone()).or_insert(key.covers_all);
+        let mut changes = self.change();
+        if !changes.is_rotating {
+            let mut owners: BTreeMap<KeyOwner, bool> = BTreeMap::new();
+            match &self.state().file {
+                Some(file) => {
+                    for key in file.keys.values() {
+                        // An owner keeps the word of its first key.
+                        owners.entry(key.owner.clone()).or_insert(key.covers_all);
+                    }
                 }
-                owners
+                None => return Ok(()),
             }
-            None => return Ok(()),
-        };
-        let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
-        self.add(self.state().clone_of(), &owners, Some(end()))?;
-        // From here on no frame gets an older key. Those that have one lie before this position.
+            let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
+            // Frames get older keys until the new ones are in force, so the position comes later.
+            let state = self.state().clone_of();
+            self.add(&mut changes, state, &owners, Some(AT_NEXT_START))?;
+            changes.is_rotating = true;
+        }
+        // From here on no frame gets an older key. Frames that have one lie before this position.
         let state = self.state().clone_of();
         let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
         file.renewed.1 = end();
-        self.write(state, file)
+        self.write(&mut changes, state, file)?;
+        changes.is_rotating = false;
+        Ok(())
     }
 
     /// Begins to destroy the keys of a log. If the process ends now, the next start finds out whether the log was
@@ -256,7 +280,7 @@ impl KeyRing {
     /// # Errors
     /// If logs have no keys of their own now, or if this log had records while it had none.
     pub(crate) fn shred(&self, id: LogId, name: &str) -> Result<Shredding, ShredError> {
-        let _changing = self.change();
+        let mut changes = self.change();
         let state = self.state().clone_of();
         let Some(mut file) = state.file.clone() else {
             return Err(ShredError::NoOwnKey(
@@ -287,7 +311,7 @@ impl KeyRing {
             ));
         }
         file.shredding.insert(id, name.to_owned());
-        self.write(state, file)?;
+        self.write(&mut changes, state, file)?;
         Ok(Shredding(id))
     }
 
@@ -296,11 +320,11 @@ impl KeyRing {
     /// # Errors
     /// If the ring cannot be written.
     pub(crate) fn keep(&self, log: &Shredding) -> io::Result<()> {
-        let _changing = self.change();
+        let mut changes = self.change();
         let state = self.state().clone_of();
         let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
         file.shredding.remove(&log.0);
-        self.write(state, file)
+        self.write(&mut changes, state, file)
     }
 
     /// Destroys the keys of a log that is deleted: in both copies, and in memory.
@@ -308,11 +332,11 @@ impl KeyRing {
     /// # Errors
     /// If the ring cannot be written. The next start destroys them.
     pub(crate) fn destroy(&self, log: &Shredding) -> io::Result<()> {
-        let _changing = self.change();
-        self.destroy_all(&[log.0])
+        let mut changes = self.change();
+        self.destroy_all(&mut changes, &[log.0])
     }
 
-    fn destroy_all(&self, logs: &[LogId]) -> io::Result<()> {
+    fn destroy_all(&self, changes: &mut RingChanges, logs: &[LogId]) -> io::Result<()> {
         let mut state = self.state().clone_of();
         for log in logs {
             state.forget(&KeyOwner::Log(*log));
@@ -321,37 +345,42 @@ impl KeyRing {
         for log in logs {
             file.shredding.remove(log);
         }
-        self.write(state, file)
+        self.write(changes, state, file)
     }
 
     /// Ends what an earlier process began: the keys of logs that it deleted are destroyed. `exists`: whether a log
-    /// exists. Returns the names of the logs whose keys were destroyed.
+    /// exists; `None`: it cannot be said now, and the next start decides. Returns the names of the logs whose keys were destroyed.
     ///
     /// # Errors
     /// If the ring cannot be written.
     pub(crate) fn end_shredding(
         &self,
-        exists: impl Fn(LogId, &str) -> bool,
+        exists: impl Fn(LogId, &str) -> Option<bool>,
     ) -> io::Result<Vec<(LogId, String)>> {
-        let _changing = self.change();
+        let mut changes = self.change();
         let pending = match &self.state().file {
             Some(file) if !file.shredding.is_empty() => file.shredding.clone(),
             _ => return Ok(Vec::new()),
         };
-        let (kept, gone): (Vec<_>, Vec<_>) = pending
-            .into_iter()
-            .partition(|(id, name)| exists(*id, name));
+        let (mut kept, mut gone) = (Vec::new(), Vec::new());
+        for (id, name) in pending {
+            match exists(id, &name) {
+                Some(true) => kept.push((id, name)),
+                Some(false) => gone.push((id, name)),
+                None => {}
+            }
+        }
         if !kept.is_empty() {
             let state = self.state().clone_of();
             let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
             for (id, _) in &kept {
                 file.shredding.remove(id);
             }
-            self.write(state, file)?;
+            self.write(&mut changes, state, file)?;
         }
         if !gone.is_empty() {
             let ids: Vec<LogId> = gone.iter().map(|(id, _)| *id).collect();
-            self.destroy_all(&ids)?;
+            self.destroy_all(&mut changes, &ids)?;
         }
         Ok(gone)
     }
@@ -457,19 +486,16 @@ impl BodyCipher for KeyRing {
     }
 
     fn begin(&self, end: Position) -> io::Result<()> {
-        let _changing = self.change();
-        if self.state().file.is_none() {
-            self.add(
-                self.state().clone_of(),
-                &[(KeyOwner::Store, false)],
-                Some(end),
-            )?;
+        let mut changes = self.change();
+        let state = self.state().clone_of();
+        if state.file.is_none() {
+            let first = [(KeyOwner::Store, false)];
+            self.add(&mut changes, state, &first, Some(end))?;
             tracing::info!(
                 "encryption is on: new records are encrypted, and the sorter encrypts earlier ones"
             );
             return Ok(());
         }
-        let state = self.state().clone_of();
         let Some(mut file) = state.file.clone() else {
             return Ok(());
         };
@@ -489,7 +515,7 @@ impl BodyCipher for KeyRing {
             is_changed = true;
         }
         match is_changed {
-            true => self.write(state, file),
+            true => self.write(&mut changes, state, file),
             false => Ok(()),
         }
     }
@@ -498,7 +524,7 @@ impl BodyCipher for KeyRing {
         if self.scope == EncryptionScope::Store {
             return Ok(());
         }
-        let _changing = self.change();
+        let mut changes = self.change();
         let mut state = self.state().clone_of();
         let mut owners: BTreeMap<KeyOwner, bool> = BTreeMap::new();
         for (id, name) in logs {
@@ -537,7 +563,7 @@ impl BodyCipher for KeyRing {
             }
         }
         let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
-        self.add(state, &owners, None)
+        self.add(&mut changes, state, &owners, None)
     }
 
     fn renewed(&self) -> (u64, Position) {
@@ -553,7 +579,7 @@ impl BodyCipher for KeyRing {
 mod tests {
     use std::collections::HashSet;
 
-    use wald_storage::SimDisk;
+    use wald_storage::{DiskCall, SimDisk};
 
     use super::*;
 
@@ -809,7 +835,10 @@ mod tests {
             let body = sealed(&ring, log);
             let _begun = ring.shred(log, "one").unwrap();
             let again = opened(&disk, EncryptionScope::Log, KEY);
-            let ended = again.end_shredding(|_, _| !deleted).unwrap();
+            assert!(again.end_shredding(|_, _| None).unwrap().is_empty());
+            assert!(opens(&again, &body));
+            let again = opened(&disk, EncryptionScope::Log, KEY);
+            let ended = again.end_shredding(|_, _| Some(!deleted)).unwrap();
             assert_eq!(ended.len(), usize::from(deleted));
             assert_eq!(opens(&again, &body), !deleted);
             let last = opened(&disk, EncryptionScope::Log, KEY);
@@ -845,6 +874,48 @@ mod tests {
         assert_eq!(numbers[0], numbers[1]);
         assert_eq!(HashSet::from(numbers).len(), 3);
         assert!(ring.shred(LogId::new(1), "pay/a").is_err());
+    }
+
+    #[test]
+    fn failed_writes_leave_a_ring_that_opens_and_retries_add_no_keys() {
+        let log = LogId::new(1);
+        let changes = |call: &DiskCall<'_>| call.kind.changes();
+        for first in 1..100 {
+            for second in [None, Some(first), Some(3), Some(8)] {
+                let disk = SimDisk::new();
+                let ring = opened(&disk, EncryptionScope::Store, KEY);
+                let mut bodies = vec![sealed(&ring, log)];
+                let mut failures = 0;
+                for nth in std::iter::once(first).chain(second) {
+                    disk.fail_call(changes, nth, rustix::io::Errno::IO.raw_os_error());
+                    failures += usize::from(ring.rotate(|| Position::new(4096)).is_err());
+                    bodies.push(sealed(&ring, log));
+                    disk.forget_faults();
+                    // The directory opens at any time.
+                    let copy = disk.copy();
+                    let again = opened(&copy, EncryptionScope::Store, KEY);
+                    assert!(
+                        bodies.iter().all(|body| opens(&again, body)),
+                        "call {first}"
+                    );
+                }
+                if failures == 0 {
+                    assert!(first > 20, "a rotation has more calls");
+                    return;
+                }
+                ring.rotate(|| Position::new(4096)).unwrap();
+                bodies.push(sealed(&ring, log));
+                let again = opened(&disk, EncryptionScope::Store, KEY);
+                assert!(
+                    bodies.iter().all(|body| opens(&again, body)),
+                    "call {first}"
+                );
+                // The first key, and one for each rotation that was asked for and ended.
+                let ended = 2 + second.map_or(0, |_| 2 - failures);
+                assert!(again.len() <= ended, "call {first}: {} keys", again.len());
+            }
+        }
+        panic!("a rotation takes fewer calls");
     }
 
     #[test]
