@@ -476,6 +476,12 @@ impl Server {
         auth::keep_quotas(&authority, &engine)
             .await
             .map_err(wrong)?;
+        if let Some(audit) = &audit {
+            for (log_id, log) in &opened.shredded {
+                let details = json!({ "log": log, "log_id": log_id.get(), "shredded": true });
+                audit.event("shred", details, Ok(()));
+            }
+        }
         node.metrics.recovered(&opened.report);
         let _ = node.store.set(OpenStore {
             engine: Engine::new(Arc::clone(&engine)),

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use wald_storage::{Disk, ENCRYPTED, ENCRYPTED_NEW, KEYS, LogId, Position};
 
 use super::kek::{KekId, Wrapped};
+use crate::config::{EncryptionScope, SettingValue as _};
 use crate::reload::digest;
 
 /// Both copies.
@@ -77,6 +78,8 @@ pub(crate) struct RingFile {
     pub(crate) id: String,
     /// Rises with each change.
     pub(crate) generation: u64,
+    /// Logs that share a data key since the last start.
+    pub(crate) scope: EncryptionScope,
     /// The highest number that a key ever had.
     pub(crate) highest: u64,
     /// Keys from this number on count as new, and the journal from this position on has only such.
@@ -90,6 +93,13 @@ impl RingFile {
     /// The facts that are bound to a wrapped key.
     pub(super) fn about(&self, number: u64, owner: &KeyOwner) -> Vec<u8> {
         format!("wald data key\n{}\n{number}\n{owner}\n", self.id).into_bytes()
+    }
+
+    /// Takes note that records of logs with keys of their own may have other keys, too.
+    pub(super) fn uncover(&mut self) {
+        for key in self.keys.values_mut() {
+            key.covers_all = false;
+        }
     }
 
     /// The text of a copy.
@@ -112,6 +122,7 @@ impl RingFile {
             "wald_key_ring": VERSION,
             "id": self.id,
             "generation": self.generation,
+            "scope": self.scope.show(),
             "highest": self.highest,
             "renewed_from_key": self.renewed.0,
             "renewed_from_position": self.renewed.1.get(),
@@ -177,6 +188,7 @@ impl RingFile {
         Some(Self {
             id: text(&value["id"])?,
             generation: value["generation"].as_u64()?,
+            scope: EncryptionScope::parse(value["scope"].as_str()?).ok()?,
             highest: value["highest"].as_u64()?,
             renewed,
             keys,

@@ -76,6 +76,15 @@ struct KeysInForce {
     mend: Option<String>,
 }
 
+/// Facts about changes, the failed ones included.
+#[derive(Debug, Default)]
+struct RingChanges {
+    /// The highest generation that a copy may have: a write that failed may have reached one of them.
+    attempted: u64,
+    /// Whether a rotation has made its keys, and not noted yet where the journal begins to have them.
+    is_rotating: bool,
+}
+
 /// A log whose keys are destroyed once it is deleted.
 #[derive(Debug)]
 #[must_use = "the keys stay until `KeyRing::destroy`"]
@@ -89,7 +98,7 @@ pub(crate) struct KeyRing {
     tenants: TenantOf,
     state: RwLock<KeysInForce>,
     /// Held while the ring is changed and written.
-    changing: Mutex<()>,
+    changing: Mutex<RingChanges>,
 }
 
 impl std::fmt::Debug for KeyRing {
@@ -119,7 +128,7 @@ impl KeyRing {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self) -> MutexGuard<'_, ()> {
+    fn change(&self) -> MutexGuard<'_, RingChanges> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -132,7 +141,7 @@ impl KeyRing {
     /// # Errors
     /// In a sentence.
     pub(super) fn read(&self) -> Result<(), String> {
-        let _changing = self.change();
+        let _changes = self.change();
         let Some(FoundRing { ring, mend }) = file::find(&*self.disk)? else {
             self.set(KeysInForce::default());
             return Ok(());
@@ -177,9 +186,14 @@ impl KeyRing {
 
     /// Makes keys for these owners, which have none or get newer ones. `renewed`: only these and newer keys count as
     /// new from now on.
-    fn add(&self, owners: &[(KeyOwner, bool)], renewed: Option<Position>) -> io::Result<()> {
-        let mut state = self.state().clone_of();
-        let mut file = state.file.take().unwrap_or_else(new_file);
+    fn add(
+        &self,
+        changes: &mut RingChanges,
+        mut state: KeysInForce,
+        owners: &[(KeyOwner, bool)],
+        renewed: Option<Position>,
+    ) -> io::Result<()> {
+        let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
         let first = file.highest + 1;
         for (owner, covers_all) in owners {
             file.highest += 1;
@@ -197,12 +211,19 @@ impl KeyRing {
         if let Some(position) = renewed {
             file.renewed = (first, position);
         }
-        self.write(state, file)
+        self.write(changes, state, file)
     }
 
     /// Writes the ring, then puts it in force.
-    fn write(&self, mut state: KeysInForce, mut file: RingFile) -> io::Result<()> {
-        file.generation += 1;
+    fn write(
+        &self,
+        changes: &mut RingChanges,
+        mut state: KeysInForce,
+        mut file: RingFile,
+    ) -> io::Result<()> {
+        // Two rings of one generation would contradict each other.
+        changes.attempted = changes.attempted.max(file.generation) + 1;
+        file.generation = changes.attempted;
         file::write(&*self.disk, &file)?;
         state.file = Some(file);
         state.mend = None;
@@ -220,45 +241,58 @@ impl KeyRing {
         }
     }
 
-    /// Makes a new key for each owner that has one. `end`: a position beyond all records that have an older key.
+    /// Makes a new key for each owner that has one. `end`: a position beyond all records that have an older key. A call
+    /// after one that failed ends that rotation, and makes no key twice.
     ///
     /// # Errors
     /// If the ring cannot be written.
     pub(crate) fn rotate(&self, end: impl Fn() -> Position) -> io::Result<()> {
-        let _changing = self.change();
-        let owners: BTreeMap<KeyOwner, bool> = match &self.state().file {
-            Some(file) => {
-                let mut owners = BTreeMap::new();
-                for key in file.keys.values() {
-                    // An owner keeps what its first key says.
-                    owners.entry(key.owner.clone()).or_insert(key.covers_all);
+        let mut changes = self.change();
+        if !changes.is_rotating {
+            let mut owners: BTreeMap<KeyOwner, bool> = BTreeMap::new();
+            match &self.state().file {
+                Some(file) => {
+                    for key in file.keys.values() {
+                        // An owner keeps the word of its first key.
+                        owners.entry(key.owner.clone()).or_insert(key.covers_all);
+                    }
                 }
-                owners
+                None => return Ok(()),
             }
-            None => return Ok(()),
-        };
-        let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
-        self.add(&owners, Some(end()))?;
-        // From here on no frame gets an older key. Those that have one lie before this position.
+            let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
+            // Frames get older keys until the new ones are in force, so the position comes later.
+            let state = self.state().clone_of();
+            self.add(&mut changes, state, &owners, Some(AT_NEXT_START))?;
+            changes.is_rotating = true;
+        }
+        // From here on no frame gets an older key. Frames that have one lie before this position.
         let state = self.state().clone_of();
-        let mut file = state.file.clone().unwrap_or_else(new_file);
+        let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
         file.renewed.1 = end();
-        self.write(state, file)
+        self.write(&mut changes, state, file)?;
+        changes.is_rotating = false;
+        Ok(())
     }
 
     /// Begins to destroy the keys of a log. If the process ends now, the next start finds out whether the log was
     /// deleted.
     ///
     /// # Errors
-    /// If the log has no key of its own, or had records before it got one.
+    /// If logs have no keys of their own now, or if this log had records while it had none.
     pub(crate) fn shred(&self, id: LogId, name: &str) -> Result<Shredding, ShredError> {
-        let _changing = self.change();
+        let mut changes = self.change();
         let state = self.state().clone_of();
         let Some(mut file) = state.file.clone() else {
             return Err(ShredError::NoOwnKey(
                 "the store is not encrypted".to_owned(),
             ));
         };
+        if self.scope != EncryptionScope::Log {
+            return Err(ShredError::NoOwnKey(
+                "new records of the log share a key with other logs: only a server with encryption_scope = log shreds, and only logs that were created since it was set"
+                    .to_owned(),
+            ));
+        }
         let owner = KeyOwner::Log(id);
         let mut own = file
             .keys
@@ -273,11 +307,11 @@ impl KeyRing {
         }
         if !own.all(|key| key.covers_all) {
             return Err(ShredError::NoOwnKey(
-                "the log is older than its key, so copies of its first records are plain or under another key".to_owned(),
+                "the log was there before encryption_scope = log was set, so copies of its records are plain or under another key".to_owned(),
             ));
         }
         file.shredding.insert(id, name.to_owned());
-        self.write(state, file)?;
+        self.write(&mut changes, state, file)?;
         Ok(Shredding(id))
     }
 
@@ -286,11 +320,11 @@ impl KeyRing {
     /// # Errors
     /// If the ring cannot be written.
     pub(crate) fn keep(&self, log: &Shredding) -> io::Result<()> {
-        let _changing = self.change();
+        let mut changes = self.change();
         let state = self.state().clone_of();
-        let mut file = state.file.clone().unwrap_or_else(new_file);
+        let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
         file.shredding.remove(&log.0);
-        self.write(state, file)
+        self.write(&mut changes, state, file)
     }
 
     /// Destroys the keys of a log that is deleted: in both copies, and in memory.
@@ -298,55 +332,55 @@ impl KeyRing {
     /// # Errors
     /// If the ring cannot be written. The next start destroys them.
     pub(crate) fn destroy(&self, log: &Shredding) -> io::Result<()> {
-        let _changing = self.change();
-        self.destroy_all(&[log.0])
+        let mut changes = self.change();
+        self.destroy_all(&mut changes, &[log.0])
     }
 
-    fn destroy_all(&self, logs: &[LogId]) -> io::Result<()> {
+    fn destroy_all(&self, changes: &mut RingChanges, logs: &[LogId]) -> io::Result<()> {
         let mut state = self.state().clone_of();
-        let mut file = state.file.clone().unwrap_or_else(new_file);
         for log in logs {
-            let owner = KeyOwner::Log(*log);
-            file.shredding.remove(log);
-            file.keys.retain(|number, key| {
-                if key.owner == owner {
-                    state.keys.remove(number);
-                }
-                key.owner != owner
-            });
-            state.newest.remove(&owner);
+            state.forget(&KeyOwner::Log(*log));
         }
-        self.write(state, file)
+        let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
+        for log in logs {
+            file.shredding.remove(log);
+        }
+        self.write(changes, state, file)
     }
 
     /// Ends what an earlier process began: the keys of logs that it deleted are destroyed. `exists`: whether a log
-    /// exists. Returns the names of the logs whose keys were destroyed.
+    /// exists; `None`: it cannot be said now, and the next start decides. Returns the names of the logs whose keys were destroyed.
     ///
     /// # Errors
     /// If the ring cannot be written.
     pub(crate) fn end_shredding(
         &self,
-        exists: impl Fn(LogId, &str) -> bool,
+        exists: impl Fn(LogId, &str) -> Option<bool>,
     ) -> io::Result<Vec<(LogId, String)>> {
-        let _changing = self.change();
+        let mut changes = self.change();
         let pending = match &self.state().file {
             Some(file) if !file.shredding.is_empty() => file.shredding.clone(),
             _ => return Ok(Vec::new()),
         };
-        let (kept, gone): (Vec<_>, Vec<_>) = pending
-            .into_iter()
-            .partition(|(id, name)| exists(*id, name));
+        let (mut kept, mut gone) = (Vec::new(), Vec::new());
+        for (id, name) in pending {
+            match exists(id, &name) {
+                Some(true) => kept.push((id, name)),
+                Some(false) => gone.push((id, name)),
+                None => {}
+            }
+        }
         if !kept.is_empty() {
             let state = self.state().clone_of();
-            let mut file = state.file.clone().unwrap_or_else(new_file);
+            let mut file = state.file.clone().unwrap_or_else(|| new_file(self.scope));
             for (id, _) in &kept {
                 file.shredding.remove(id);
             }
-            self.write(state, file)?;
+            self.write(&mut changes, state, file)?;
         }
         if !gone.is_empty() {
             let ids: Vec<LogId> = gone.iter().map(|(id, _)| *id).collect();
-            self.destroy_all(&ids)?;
+            self.destroy_all(&mut changes, &ids)?;
         }
         Ok(gone)
     }
@@ -362,12 +396,13 @@ impl KeyRing {
     }
 }
 
-fn new_file() -> RingFile {
+fn new_file(scope: EncryptionScope) -> RingFile {
     let mut id = [0; 16];
     fill(&mut id);
     RingFile {
         id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
         generation: 0,
+        scope,
         highest: 0,
         renewed: (1, Position::ZERO),
         keys: BTreeMap::new(),
@@ -388,6 +423,28 @@ impl KeysInForce {
         if newest.number < number {
             *newest = key;
         }
+    }
+
+    /// Whether an owner has no key; with `covers_all`, whether it has none that covers all of its records.
+    fn lacks(&self, owner: &KeyOwner, covers_all: bool) -> bool {
+        let newest = self.newest.get(owner).map(|key| key.number);
+        let key = newest.and_then(|number| self.file.as_ref()?.keys.get(&number));
+        key.is_none_or(|key| covers_all && !key.covers_all)
+    }
+
+    /// Removes the keys of an owner, here and from the ring.
+    fn forget(&mut self, owner: &KeyOwner) {
+        let Some(file) = &mut self.file else {
+            return;
+        };
+        let keys = &mut self.keys;
+        file.keys.retain(|number, key| {
+            if key.owner == *owner {
+                keys.remove(number);
+            }
+            key.owner != *owner
+        });
+        self.newest.remove(owner);
     }
 
     /// A copy, to be changed and put in force as a whole.
@@ -429,64 +486,84 @@ impl BodyCipher for KeyRing {
     }
 
     fn begin(&self, end: Position) -> io::Result<()> {
-        let _changing = self.change();
-        if self.state().file.is_none() {
-            self.add(&[(KeyOwner::Store, false)], Some(end))?;
+        let mut changes = self.change();
+        let state = self.state().clone_of();
+        if state.file.is_none() {
+            let first = [(KeyOwner::Store, false)];
+            self.add(&mut changes, state, &first, Some(end))?;
             tracing::info!(
                 "encryption is on: new records are encrypted, and the sorter encrypts earlier ones"
             );
             return Ok(());
         }
-        let state = self.state().clone_of();
         let Some(mut file) = state.file.clone() else {
             return Ok(());
         };
+        let mut is_changed = false;
+        if file.scope != self.scope {
+            // From now on frames and the sorter give other keys to the records of logs that have their own.
+            file.uncover();
+            file.scope = self.scope;
+            is_changed = true;
+        }
         if file.renewed.1 == AT_NEXT_START {
             file.renewed.1 = end;
-            return self.write(state, file);
+            is_changed = true;
         }
-        let Some(why) = state.mend.clone() else {
-            return Ok(());
-        };
-        tracing::warn!(reason = why, "the key ring is written again");
-        self.write(state, file)
+        if let Some(why) = &state.mend {
+            tracing::warn!(reason = why, "the key ring is written again");
+            is_changed = true;
+        }
+        match is_changed {
+            true => self.write(&mut changes, state, file),
+            false => Ok(()),
+        }
     }
 
     fn prepare(&self, logs: &[(LogId, &str)], exist: LogsExist) -> io::Result<()> {
         if self.scope == EncryptionScope::Store {
             return Ok(());
         }
-        let _changing = self.change();
-        let mut owners = Vec::new();
+        let mut changes = self.change();
+        let mut state = self.state().clone_of();
+        let mut owners: BTreeMap<KeyOwner, bool> = BTreeMap::new();
+        for (id, name) in logs {
+            let owner = self.owner_of(*id, name);
+            if self.scope == EncryptionScope::Tenant {
+                state.tenants.insert(*id, owner.clone());
+            }
+            let is_own = matches!(owner, KeyOwner::Log(_));
+            let covers_all = is_own && exist == LogsExist::Next;
+            if state.lacks(&owner, covers_all) {
+                owners.insert(owner, covers_all);
+            }
+        }
+        if let Some((KeyOwner::Log(last), true)) = owners
+            .last_key_value()
+            .map(|(owner, all)| (owner.clone(), *all))
         {
-            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-            for (id, name) in logs {
-                let owner = self.owner_of(*id, name);
-                if self.scope == EncryptionScope::Tenant {
-                    state.tenants.insert(*id, owner.clone());
-                }
-                let is_new = (exist == LogsExist::Next, &owner);
-                if !state.newest.contains_key(&owner) {
-                    let covers_all = matches!(is_new, (true, KeyOwner::Log(_)));
-                    owners.push((owner, covers_all));
-                }
-            }
-            owners.sort();
-            owners.dedup_by(|one, other| one.0 == other.0);
-            if let Some((KeyOwner::Log(last), true)) = owners.last().cloned() {
-                // The logs that are created next have the next numbers.
-                for ahead in 1..KEYS_AHEAD {
-                    let owner = KeyOwner::Log(LogId::new(last.get() + ahead));
-                    if !state.newest.contains_key(&owner) {
-                        owners.push((owner, true));
-                    }
+            // The logs that are created next have the next numbers.
+            for ahead in 1..KEYS_AHEAD {
+                let owner = KeyOwner::Log(LogId::new(last.get() + ahead));
+                if state.lacks(&owner, true) {
+                    owners.insert(owner, true);
                 }
             }
         }
-        match owners.is_empty() {
-            true => Ok(()),
-            false => self.add(&owners, None),
+        if owners.is_empty() {
+            if self.scope == EncryptionScope::Tenant {
+                self.set(state);
+            }
+            return Ok(());
         }
+        for (owner, covers_all) in &owners {
+            if *covers_all {
+                // Keys of a log that is not there: they were made ahead, before the scope was another one.
+                state.forget(owner);
+            }
+        }
+        let owners: Vec<(KeyOwner, bool)> = owners.into_iter().collect();
+        self.add(&mut changes, state, &owners, None)
     }
 
     fn renewed(&self) -> (u64, Position) {
@@ -502,7 +579,7 @@ impl BodyCipher for KeyRing {
 mod tests {
     use std::collections::HashSet;
 
-    use wald_storage::SimDisk;
+    use wald_storage::{DiskCall, SimDisk};
 
     use super::*;
 
@@ -707,6 +784,48 @@ mod tests {
     }
 
     #[test]
+    fn log_that_lived_under_another_scope_is_not_shredded() {
+        let (early, between, late) = (LogId::new(1), LogId::new(2), LogId::new(3));
+        for other in [EncryptionScope::Store, EncryptionScope::Tenant] {
+            let disk = SimDisk::new();
+            let ring = opened(&disk, EncryptionScope::Log, KEY);
+            ring.prepare(&[(early, "early")], LogsExist::Next).unwrap();
+            let of_early = sealed(&ring, early);
+            // Without a change of the scope a restart takes nothing away.
+            let ring = opened(&disk, EncryptionScope::Log, KEY);
+            let begun = ring.shred(early, "early").unwrap();
+            ring.keep(&begun).unwrap();
+            let ring = opened(&disk, other, KEY);
+            ring.prepare(&[(early, "early")], LogsExist::Already)
+                .unwrap();
+            ring.prepare(&[(between, "between")], LogsExist::Next)
+                .unwrap();
+            let of_between = sealed(&ring, between);
+            assert!(matches!(
+                ring.shred(early, "early"),
+                Err(ShredError::NoOwnKey(_))
+            ));
+            let ring = opened(&disk, EncryptionScope::Log, KEY);
+            ring.prepare(
+                &[(early, "early"), (between, "between")],
+                LogsExist::Already,
+            )
+            .unwrap();
+            for (id, name) in [(early, "early"), (between, "between")] {
+                let refused = ring.shred(id, name);
+                assert!(matches!(refused, Err(ShredError::NoOwnKey(_))), "{name}");
+            }
+            assert!(opens(&ring, &of_early) && opens(&ring, &of_between));
+            // A log of today has a key of today, although one was made ahead for its number.
+            ring.prepare(&[(late, "late")], LogsExist::Next).unwrap();
+            let of_late = sealed(&ring, late);
+            let begun = ring.shred(late, "late").unwrap();
+            ring.destroy(&begun).unwrap();
+            assert!(!opens(&ring, &of_late) && opens(&ring, &of_early));
+        }
+    }
+
+    #[test]
     fn interrupted_shredding_is_ended_by_the_next_start() {
         for deleted in [false, true] {
             let disk = SimDisk::new();
@@ -716,7 +835,10 @@ mod tests {
             let body = sealed(&ring, log);
             let _begun = ring.shred(log, "one").unwrap();
             let again = opened(&disk, EncryptionScope::Log, KEY);
-            let ended = again.end_shredding(|_, _| !deleted).unwrap();
+            assert!(again.end_shredding(|_, _| None).unwrap().is_empty());
+            assert!(opens(&again, &body));
+            let again = opened(&disk, EncryptionScope::Log, KEY);
+            let ended = again.end_shredding(|_, _| Some(!deleted)).unwrap();
             assert_eq!(ended.len(), usize::from(deleted));
             assert_eq!(opens(&again, &body), !deleted);
             let last = opened(&disk, EncryptionScope::Log, KEY);
@@ -752,6 +874,48 @@ mod tests {
         assert_eq!(numbers[0], numbers[1]);
         assert_eq!(HashSet::from(numbers).len(), 3);
         assert!(ring.shred(LogId::new(1), "pay/a").is_err());
+    }
+
+    #[test]
+    fn failed_writes_leave_a_ring_that_opens_and_retries_add_no_keys() {
+        let log = LogId::new(1);
+        let changes = |call: &DiskCall<'_>| call.kind.changes();
+        for first in 1..100 {
+            for second in [None, Some(first), Some(3), Some(8)] {
+                let disk = SimDisk::new();
+                let ring = opened(&disk, EncryptionScope::Store, KEY);
+                let mut bodies = vec![sealed(&ring, log)];
+                let mut failures = 0;
+                for nth in std::iter::once(first).chain(second) {
+                    disk.fail_call(changes, nth, rustix::io::Errno::IO.raw_os_error());
+                    failures += usize::from(ring.rotate(|| Position::new(4096)).is_err());
+                    bodies.push(sealed(&ring, log));
+                    disk.forget_faults();
+                    // The directory opens at any time.
+                    let copy = disk.copy();
+                    let again = opened(&copy, EncryptionScope::Store, KEY);
+                    assert!(
+                        bodies.iter().all(|body| opens(&again, body)),
+                        "call {first}"
+                    );
+                }
+                if failures == 0 {
+                    assert!(first > 20, "a rotation has more calls");
+                    return;
+                }
+                ring.rotate(|| Position::new(4096)).unwrap();
+                bodies.push(sealed(&ring, log));
+                let again = opened(&disk, EncryptionScope::Store, KEY);
+                assert!(
+                    bodies.iter().all(|body| opens(&again, body)),
+                    "call {first}"
+                );
+                // The first key, and one for each rotation that was asked for and ended.
+                let ended = 2 + second.map_or(0, |_| 2 - failures);
+                assert!(again.len() <= ended, "call {first}: {} keys", again.len());
+            }
+        }
+        panic!("a rotation takes fewer calls");
     }
 
     #[test]

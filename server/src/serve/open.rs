@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use wald_storage::{
-    Disk, LocalEngine, LogEngine, LogName, LogTarget, OpenError, RealDisk, RecoveryReport,
-    RestoreError, SystemClock, block_on,
+    Disk, LocalEngine, LogEngine, LogId, LogName, LogTarget, OpenError, ReadError, RealDisk,
+    RecoveryReport, RestoreError, SystemClock, block_on,
 };
 
 use super::{Exit, StartFacts};
@@ -119,6 +119,8 @@ pub(super) struct OpenedStore {
     pub(super) replica: Option<RunningReplica>,
     /// The keys of its records. `None`: they are plain.
     pub(super) keys: Option<Arc<KeyRing>>,
+    /// Logs that an earlier process deleted, and whose keys this start destroyed.
+    pub(super) shredded: Vec<(LogId, String)>,
 }
 
 /// A store that is being opened.
@@ -162,33 +164,41 @@ fn open(
     let (engine, report) =
         open_engine(config, disk, keys.as_ref(), metrics).map_err(|error| exit(&error))?;
     let replica = replica.map(|replica| replica.begin(&engine)).transpose()?;
-    if let Some(keys) = &keys {
-        end_shredding(keys, &*engine)?;
-    }
+    let shredded = match &keys {
+        Some(keys) => end_shredding(keys, &*engine)?,
+        None => Vec::new(),
+    };
     Ok(OpenedStore {
         engine,
         report,
         replica,
         keys,
+        shredded,
     })
 }
 
-/// Destroys the keys of logs that an earlier process deleted, if it ended before it did so.
-fn end_shredding(keys: &KeyRing, engine: &dyn LogEngine) -> Result<(), Exit> {
-    let exists = |id, name: &str| {
-        let name = LogName::new(name);
-        name.is_ok_and(|name| {
-            let log_id = Some(id);
-            block_on(engine.stat(LogTarget { name, log_id }, None, None)).is_ok()
-        })
+/// Destroys the keys of logs that an earlier process deleted, if it ended before it did so. Returns these logs.
+fn end_shredding(keys: &KeyRing, engine: &dyn LogEngine) -> Result<Vec<(LogId, String)>, Exit> {
+    let exists = |id: LogId, log: &str| {
+        let name = LogName::new(log).ok()?;
+        let log_id = Some(id);
+        match block_on(engine.stat(LogTarget { name, log_id }, None, None)) {
+            Ok(_) => Some(true),
+            Err(ReadError::Target(_)) => Some(false),
+            // A deletion that nothing proves destroys no key.
+            Err(error) => {
+                tracing::warn!(log, log_id = %id, %error, "the next start decides about the keys of this log");
+                None
+            }
+        }
     };
     let ended = keys.end_shredding(exists);
     let ended =
         ended.map_err(|error| Exit::new(Exit::IO, format!("writing the key ring: {error}")))?;
-    for (log_id, log) in ended {
+    for (log_id, log) in &ended {
         tracing::warn!(log, %log_id, "the keys of this deleted log are destroyed now: the last process ended before it did so");
     }
-    Ok(())
+    Ok(ended)
 }
 
 fn open_engine(

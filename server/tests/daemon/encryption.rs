@@ -328,6 +328,35 @@ async fn log_without_a_key_of_its_own_is_not_shredded() {
 }
 
 #[tokio::test]
+async fn log_that_was_served_under_another_scope_is_not_shredded() {
+    let place = Place::new();
+    let own = "--encryption-scope=log";
+    let daemon = place.start(&[own]);
+    fill(&daemon, "early", 1).await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let daemon = place.start(&[]);
+    fill(&daemon, "early", 1).await;
+    fill(&daemon, "between", 1).await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let daemon = place.start(&[own]);
+    fill(&daemon, "late", 1).await;
+    let mut logs = daemon.logs().await;
+    let shred = |log: &str| v1::DeleteLogRequest {
+        log: log.to_owned(),
+        shred: true,
+        ..v1::DeleteLogRequest::default()
+    };
+    for log in ["early", "between"] {
+        let refused = logs.delete_log(shred(log)).await.unwrap_err();
+        assert_eq!(Told::of(&refused).reason, "NO_OWN_KEY");
+        assert_eq!(first(&daemon, log).await, MARK.repeat(50));
+    }
+    logs.delete_log(shred("late")).await.unwrap();
+}
+
+#[tokio::test]
 async fn exported_ring_is_put_back_into_a_restored_directory() {
     let place = Place::new();
     let daemon = place.start(&[]);
