@@ -33,10 +33,10 @@ const PER_RUNTIME: u64 = 4;
 const RUNTIMES: u64 = 2;
 
 /// Connections of a stand-by's event loop, or of its HTTP port, to the owner, at most.
-pub(crate) const LINKS_OF_LOOP: u64 = 8;
+pub(crate) const LINKS_OF_LOOP: usize = 8;
 
 /// Descriptors of the replica: its runtime, connections to the bucket, and links of the HTTP port to the owner.
-const OF_REPLICA: u64 = PER_RUNTIME + 32 + LINKS_OF_LOOP;
+const OF_REPLICA: u64 = PER_RUNTIME + 32 + LINKS_OF_LOOP as u64;
 
 /// Memory of the replica, bytes: 200 MiB of rows, a part of the journal of 8 MiB, files on their way of 40 MiB.
 /// A stand-by has no rows, but the windows of forwarded calls: 64 MiB.
@@ -214,7 +214,7 @@ fn fit_descriptors(
     let traces = u64::from(!config.otlp_endpoint.is_empty());
     let store = storage.descriptors(!config.archive_dir.is_empty());
     let replica = of_replica(config, OF_REPLICA);
-    let links = of_replica(config, LINKS_OF_LOOP);
+    let links = of_replica(config, LINKS_OF_LOOP as u64);
     let fixed = host.inherited
         + PORTS
         + PER_RUNTIME * (RUNTIMES + traces)

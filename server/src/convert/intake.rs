@@ -425,29 +425,17 @@ impl BatchParts {
     fn of(message: &Bytes, most: usize) -> Option<Self> {
         let mut parts = Self::default();
         let [batches, checks, cursors] = &mut parts.numbers;
-        let one_more = |number: &mut usize| {
+        let kept = |number: &mut usize, range| {
             *number += 1;
-            *number <= most
+            (*number <= most).then_some(range)
         };
         for field in fields(message) {
             let field = field?;
             match (field.number, field.value) {
-                (1, FieldValue::Bytes(range)) => {
-                    if one_more(batches) {
-                        parts.batches.push(range);
-                    }
-                }
-                (2, FieldValue::Bytes(range)) => {
-                    if one_more(checks) {
-                        parts.checks.push(range);
-                    }
-                }
+                (1, FieldValue::Bytes(range)) => parts.batches.extend(kept(batches, range)),
+                (2, FieldValue::Bytes(range)) => parts.checks.extend(kept(checks, range)),
                 (3, FieldValue::Number(number)) => parts.durability = enumeration(number),
-                (4, FieldValue::Bytes(range)) => {
-                    if one_more(cursors) {
-                        parts.cursors.push(range);
-                    }
-                }
+                (4, FieldValue::Bytes(range)) => parts.cursors.extend(kept(cursors, range)),
                 (1..=4, _) => return None,
                 _ => {}
             }

@@ -31,7 +31,7 @@ pub(super) const STREAM_WINDOW: u32 = 64 << 10;
 /// answers of others.
 const LINK_CALLS: u16 = 128;
 /// Maximum number of links. An owner may take fewer calls on each.
-const MOST_LINKS: usize = crate::plan::LINKS_OF_LOOP as usize;
+const MOST_LINKS: usize = crate::plan::LINKS_OF_LOOP;
 const LINK_WINDOW: u32 = STREAM_WINDOW * LINK_CALLS as u32;
 /// Maximum size of the head and of the trailers of an answer, bytes.
 const MOST_HEAD: u32 = 64 << 10;
