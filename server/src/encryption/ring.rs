@@ -742,6 +742,24 @@ mod tests {
     }
 
     #[test]
+    fn damaged_note_is_written_again_if_both_copies_are_one_ring() {
+        let disk = SimDisk::new();
+        let first = opened(&disk, EncryptionScope::Store, KEY);
+        let body = sealed(&first, LogId::new(1));
+        let yesterday = disk.contents("keys/ring").unwrap();
+        first.rotate(|| Position::ZERO).unwrap();
+        disk.replace("ENCRYPTED", b"key ring".to_vec());
+        let again = opened(&disk, EncryptionScope::Store, KEY);
+        assert!(opens(&again, &body));
+        assert!(file::noted(&disk).unwrap().is_some());
+        // Copies that differ do not prove that one of them is the newest ring.
+        disk.replace("ENCRYPTED", b"key ring".to_vec());
+        disk.replace("keys/ring", yesterday);
+        let error = ring(&disk, EncryptionScope::Store, KEY).load().unwrap_err();
+        assert!(error.contains("ENCRYPTED is damaged"), "{error}");
+    }
+
+    #[test]
     fn rings_of_yesterday_and_of_other_stores_are_refused() {
         let disk = SimDisk::new();
         let first = opened(&disk, EncryptionScope::Store, KEY);
