@@ -501,32 +501,38 @@ impl Recovered {
         })
     }
 
-    /// Whether bodies may be encrypted, and the highest number of a key that a run or a frame that was read names.
-    fn encryption(&self) -> (bool, u64) {
-        let runs = self
-            .runs
-            .found
-            .iter()
-            .map(|found| found.run.head.newest_key);
-        let newest = runs.max().unwrap_or(0).max(self.drafts.newest_key);
-        (self.encrypted || newest > 0, newest)
+    /// Numbers of keys that encrypt bodies: the lowest and the highest of each run, and the highest of the frames that
+    /// were read.
+    fn named_keys(&self) -> impl Iterator<Item = u64> {
+        let runs = self.runs.found.iter();
+        let of_runs = runs.flat_map(|found| [found.run.head.oldest_key, found.run.head.newest_key]);
+        of_runs
+            .chain([self.drafts.newest_key])
+            .filter(|number| *number > 0)
+    }
+
+    /// Whether bodies may be encrypted.
+    fn has_encrypted(&self) -> bool {
+        self.encrypted || self.named_keys().next().is_some()
     }
 
     /// Checks that the keys of the store are at hand.
     ///
     /// # Errors
-    /// If the store has encrypted bodies, and there are no keys, or only older ones.
+    /// If the store has encrypted bodies, and there are no keys, or those are older or of another store.
     pub(crate) fn check_keys(&self, cipher: Option<&Cipher>) -> Result<(), OpenError> {
-        let (encrypted, newest) = self.encryption();
+        let encrypted = self.has_encrypted();
+        let unknown = |cipher: &Cipher| self.named_keys().find(|key| !cipher.has_made(*key));
         let wrong = match cipher {
             _ if !encrypted => return Ok(()),
             None => "the records of the store are encrypted, and there is no key: set encryption_key_file or encryption_key_command".to_owned(),
             Some(cipher) if cipher.highest() == 0 => "the records of the store are encrypted, and the data directory has no key ring: put a copy back as keys/ring (`wald restore --key-ring` does so)".to_owned(),
-            Some(cipher) if cipher.highest() < newest => format!(
-                "the key ring is older than the store: its newest key is {}, and records are encrypted with key {newest}; put back the newest copy of the key ring",
-                cipher.highest()
-            ),
-            Some(_) => return Ok(()),
+            Some(cipher) => match unknown(cipher) {
+                None => return Ok(()),
+                Some(key) => format!(
+                    "records of the store are encrypted with key {key}, which the key ring never had: it is older than the store, or the ring of another store; put back the newest copy of the key ring"
+                ),
+            },
         };
         Err(OpenError::Keys(wrong))
     }

@@ -19,6 +19,9 @@ use crate::config::Config;
 use crate::host;
 use crate::serve::Exit;
 
+/// Numbers of keys that the store may have given after an older copy of its ring was made.
+const NUMBERS_LOST: u64 = 1 << 24;
+
 /// Mode of a file with a key in it.
 const SECRET_MODE: u32 = 0o600;
 
@@ -291,7 +294,10 @@ pub(crate) fn import(disk: &dyn Disk, path: &Path, older: bool) -> Result<(), Ex
     }
     if older {
         // Records may have keys with numbers up to here. Their keys are lost, and their numbers are not given again.
-        ring.highest = ring.highest.saturating_add(1 << 32);
+        if ring.keys_left() <= NUMBERS_LOST {
+            return Err(at("it has no more numbers for new keys".to_owned()));
+        }
+        ring.highest += NUMBERS_LOST;
     }
     ring.generation += 1;
     file::write(disk, &ring).map_err(failed("writing the key ring"))

@@ -22,6 +22,10 @@ const COPIES: [&str; 2] = ["keys/ring", "keys/ring-2"];
 /// Version of the form. A higher one is refused.
 const VERSION: u64 = 1;
 
+/// Low bits of a key's number, which count. The others are the tag of the ring, drawn at random and not 0: keys of
+/// two rings have different numbers.
+pub(super) const COUNTER_BITS: u32 = 32;
+
 /// Maximum bytes of a copy.
 const MOST_BYTES: u64 = 1 << 30;
 
@@ -93,6 +97,17 @@ impl RingFile {
     /// The facts that are bound to a wrapped key.
     pub(super) fn about(&self, number: u64, owner: &KeyOwner) -> Vec<u8> {
         format!("wald data key\n{}\n{number}\n{owner}\n", self.id).into_bytes()
+    }
+
+    /// Whether a key of this ring has, or had, this number.
+    pub(crate) fn has_made(&self, number: u64) -> bool {
+        let first = (self.highest >> COUNTER_BITS << COUNTER_BITS) + 1;
+        (first..=self.highest).contains(&number)
+    }
+
+    /// Numbers of keys that the ring can still give.
+    pub(crate) fn keys_left(&self) -> u64 {
+        (self.highest | ((1 << COUNTER_BITS) - 1)) - self.highest
     }
 
     /// Takes note that records of logs with keys of their own may have other keys, too.
@@ -185,7 +200,7 @@ impl RingFile {
             value["renewed_from_key"].as_u64()?,
             Position::new(value["renewed_from_position"].as_u64()?),
         );
-        Some(Self {
+        let ring = Self {
             id: text(&value["id"])?,
             generation: value["generation"].as_u64()?,
             scope: EncryptionScope::parse(value["scope"].as_str()?).ok()?,
@@ -193,7 +208,10 @@ impl RingFile {
             renewed,
             keys,
             shredding,
-        })
+        };
+        let is_sound = ring.highest >> COUNTER_BITS > 0
+            && ring.keys.keys().all(|number| ring.has_made(*number));
+        is_sound.then_some(ring)
     }
 }
 
@@ -223,7 +241,7 @@ fn read(disk: &dyn Disk, path: &str) -> io::Result<Option<Vec<u8>>> {
 /// In a sentence: neither copy is whole, the copies are of different rings, or the ring is older than the store.
 pub(crate) fn find(disk: &dyn Disk) -> Result<Option<FoundRing>, String> {
     let place = disk.location();
-    let note = noted(disk)?;
+    let noted = noted(disk);
     let mut good: Vec<RingFile> = Vec::new();
     let mut faults = Vec::new();
     for path in COPIES {
@@ -234,6 +252,15 @@ pub(crate) fn find(disk: &dyn Disk) -> Result<Option<FoundRing>, String> {
             None => faults.push(format!("{place}/{path} is missing")),
         }
     }
+    let note = match noted {
+        Ok(note) => note,
+        // Nobody puts a ring of yesterday back and damages the note by chance: two equal copies are the newest ring.
+        Err(why) if good.len() == COPIES.len() && good[0] == good[1] => {
+            faults.push(why);
+            None
+        }
+        Err(why) => return Err(why),
+    };
     let remedy = "put the newest copy back with `wald key import FILE`";
     if good.is_empty() {
         let all_missing = faults.iter().all(|fault| fault.ends_with("is missing"));
@@ -291,8 +318,14 @@ pub(crate) fn find(disk: &dyn Disk) -> Result<Option<FoundRing>, String> {
 /// # Errors
 /// If it cannot be read.
 pub(crate) fn is_encrypted(disk: &dyn Disk) -> Result<bool, String> {
-    let has_copy = |path| disk.open(path).is_ok();
-    Ok(noted(disk)?.is_some() || COPIES.into_iter().any(has_copy))
+    for path in [ENCRYPTED, COPIES[0], COPIES[1]] {
+        match disk.open(path) {
+            Ok(_) => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(format!("{}/{path}: {error}", disk.location())),
+        }
+    }
+    Ok(false)
 }
 
 /// The ring and its generation in `ENCRYPTED`.

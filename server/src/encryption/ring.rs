@@ -11,7 +11,7 @@ use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
 use wald_storage::{BodyCipher, BodyKey, Disk, LogId, LogsExist, NONCE_BYTES, Position, TAG_BYTES};
 use zeroize::Zeroizing;
 
-use super::file::{self, FoundRing, KeyOwner, RingFile, RingKey};
+use super::file::{self, COUNTER_BITS, FoundRing, KeyOwner, RingFile, RingKey};
 use super::kek::{KEY_BYTES, Keks, data_key, fill};
 use crate::config::EncryptionScope;
 #[cfg(any(test, feature = "known-bad"))]
@@ -195,6 +195,11 @@ impl KeyRing {
     ) -> io::Result<()> {
         let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
         let first = file.highest + 1;
+        if file.keys_left() < owners.len() as u64 {
+            return Err(io::Error::other(
+                "the key ring has given all of its numbers of keys; copy the records into a new store",
+            ));
+        }
         for (owner, covers_all) in owners {
             file.highest += 1;
             let mut bytes = Zeroizing::new([0; KEY_BYTES]);
@@ -399,12 +404,17 @@ impl KeyRing {
 fn new_file(scope: EncryptionScope) -> RingFile {
     let mut id = [0; 16];
     fill(&mut id);
+    let mut tag = [0; 4];
+    while tag == [0; 4] {
+        fill(&mut tag);
+    }
+    let none = u64::from(u32::from_le_bytes(tag)) << COUNTER_BITS;
     RingFile {
         id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
         generation: 0,
         scope,
-        highest: 0,
-        renewed: (1, Position::ZERO),
+        highest: none,
+        renewed: (none + 1, Position::ZERO),
         keys: BTreeMap::new(),
         shredding: BTreeMap::new(),
     }
@@ -479,6 +489,14 @@ impl BodyCipher for KeyRing {
 
     fn highest(&self) -> u64 {
         self.state().file.as_ref().map_or(0, |file| file.highest)
+    }
+
+    fn has_made(&self, number: u64) -> bool {
+        let state = self.state();
+        state
+            .file
+            .as_ref()
+            .is_some_and(|file| file.has_made(number))
     }
 
     fn load(&self) -> Result<(), String> {
@@ -642,6 +660,18 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_two_rings_never_meet() {
+        let rings =
+            [SimDisk::new(), SimDisk::new()].map(|disk| opened(&disk, EncryptionScope::Store, KEY));
+        let numbers = [0, 1].map(|at| sealed(&rings[at], LogId::new(1)).0);
+        for (at, number) in numbers.into_iter().enumerate() {
+            assert!(rings[at].has_made(number) && !rings[1 - at].has_made(number));
+            assert!(!rings[at].has_made(number + 1) && !rings[at].has_made(number - 1));
+            assert!(!rings[at].has_made(0) && !rings[at].has_made(1));
+        }
+    }
+
+    #[test]
     fn nonce_of_each_body_is_another_one() {
         let disk = SimDisk::new();
         let ring = opened(&disk, EncryptionScope::Store, KEY);
@@ -670,7 +700,7 @@ mod tests {
             .load()
             .unwrap_err();
         assert!(
-            error.contains("data key 1") && error.contains("does not have"),
+            error.contains("data key ") && error.contains("does not have"),
             "{error}"
         );
         assert_eq!(disk.contents("keys/ring"), before);
@@ -712,6 +742,24 @@ mod tests {
     }
 
     #[test]
+    fn damaged_note_is_written_again_if_both_copies_are_one_ring() {
+        let disk = SimDisk::new();
+        let first = opened(&disk, EncryptionScope::Store, KEY);
+        let body = sealed(&first, LogId::new(1));
+        let yesterday = disk.contents("keys/ring").unwrap();
+        first.rotate(|| Position::ZERO).unwrap();
+        disk.replace("ENCRYPTED", b"key ring".to_vec());
+        let again = opened(&disk, EncryptionScope::Store, KEY);
+        assert!(opens(&again, &body));
+        assert!(file::noted(&disk).unwrap().is_some());
+        // Copies that differ do not prove that one of them is the newest ring.
+        disk.replace("ENCRYPTED", b"key ring".to_vec());
+        disk.replace("keys/ring", yesterday);
+        let error = ring(&disk, EncryptionScope::Store, KEY).load().unwrap_err();
+        assert!(error.contains("ENCRYPTED is damaged"), "{error}");
+    }
+
+    #[test]
     fn rings_of_yesterday_and_of_other_stores_are_refused() {
         let disk = SimDisk::new();
         let first = opened(&disk, EncryptionScope::Store, KEY);
@@ -749,8 +797,8 @@ mod tests {
         ring.rotate(|| Position::new(1 << 20)).unwrap();
         ring.rotate(|| Position::new(2 << 20)).unwrap();
         let new = sealed(&ring, LogId::new(1));
-        assert_eq!((old.0, new.0), (1, 3));
-        assert_eq!(ring.renewed(), (3, Position::new(2 << 20)));
+        assert_eq!(new.0, old.0 + 2);
+        assert_eq!(ring.renewed(), (new.0, Position::new(2 << 20)));
         let again = opened(&disk, EncryptionScope::Store, KEY);
         assert!(opens(&again, &old) && opens(&again, &new));
         assert_eq!(again.renewed(), ring.renewed());

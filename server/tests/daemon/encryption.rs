@@ -101,7 +101,7 @@ fn with(directory: &Path, bytes: &[u8]) -> Vec<PathBuf> {
             }
             // Files of the pool come and go.
             let content = fs::read(&path).unwrap_or_default();
-            if content.windows(bytes.len()).any(|part| part == bytes) {
+            if bytes.is_empty() || content.windows(bytes.len()).any(|part| part == bytes) {
                 found.push(path);
             }
         }
@@ -238,8 +238,11 @@ async fn rotation_works_while_the_daemon_runs_and_an_old_ring_is_refused() {
     assert!(daemon.metric("wald_encryption_unrenewed_bytes") > 0.0);
     fill(&daemon, "a", 200).await;
     let (_, shown) = place.key(&["show"]);
+    let ring = fs::read_to_string(place.store().join("keys/ring")).unwrap();
+    let highest = ring.split_once("\"highest\": ").unwrap().1;
+    let second = highest.split_once(',').unwrap().0;
     assert!(
-        shown.contains("key 2: store") && shown.contains(", new"),
+        shown.contains(&format!("key {second}: store")) && shown.contains(", new"),
         "{shown}"
     );
     daemon.signal(Signal::TERM);
@@ -247,7 +250,10 @@ async fn rotation_works_while_the_daemon_runs_and_an_old_ring_is_refused() {
     let dumped = output(wald().args(["dump"]).arg(place.store()));
     let dumped = String::from_utf8_lossy(&dumped.stdout).into_owned();
     // The sorter may have given the new key to all earlier records by now.
-    assert!(dumped.contains("encrypted, key 2"), "{dumped}");
+    assert!(
+        dumped.contains(&format!("encrypted, key {second}")),
+        "{dumped}"
+    );
     // A key ring of yesterday would open half of the records.
     for name in ["keys/ring", "keys/ring-2"] {
         fs::write(place.store().join(name), &yesterday).unwrap();
@@ -354,6 +360,43 @@ async fn log_that_was_served_under_another_scope_is_not_shredded() {
         assert_eq!(first(&daemon, log).await, MARK.repeat(50));
     }
     logs.delete_log(shred("late")).await.unwrap();
+}
+
+#[tokio::test]
+async fn sorted_store_with_the_ring_of_another_store_is_refused_unchanged() {
+    let place = Place::new();
+    let daemon = place.start(&[]);
+    fill(&daemon, "a", 400).await;
+    until(&daemon, "wald_sorted_runs", |runs| runs > 0.0).await;
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.ended().await.code(), Some(0));
+    // Another store under the same wrapping key.
+    let other = private_directory();
+    let arguments = place.arguments(&[]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_in(other.path(), &arguments);
+    fill(&daemon, "a", 1).await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    // A restored directory has no ENCRYPTED.
+    fs::remove_file(place.store().join("ENCRYPTED")).unwrap();
+    for name in ["keys/ring", "keys/ring-2"] {
+        fs::copy(other.path().join(name), place.store().join(name)).unwrap();
+    }
+    let names = |place: &Path| {
+        let mut all: Vec<_> = with(place, b"")
+            .into_iter()
+            .map(|path| (fs::read(&path).unwrap(), path))
+            .collect();
+        all.retain(|(_, path)| !path.ends_with("LOCK"));
+        all.sort();
+        all
+    };
+    let before = names(place.store());
+    let (code, message) = place.refused(&place.arguments(&[]));
+    assert_eq!(code, Some(78), "{message}");
+    assert!(message.contains("the key ring never had"), "{message}");
+    assert!(before == names(place.store()), "the start changed files");
 }
 
 #[tokio::test]

@@ -50,6 +50,9 @@ pub trait BodyCipher: fmt::Debug + Send + Sync {
     /// The highest number that a key ever had; 0 before the first key was made.
     fn highest(&self) -> u64;
 
+    /// Whether a key of these has, or had, this number. Keys of another store never had it.
+    fn has_made(&self, number: u64) -> bool;
+
     /// Reads the keys. The engine calls this when it has locked the store, before it writes anything.
     ///
     /// # Errors

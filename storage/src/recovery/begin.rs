@@ -63,7 +63,7 @@ impl Recovered {
             self.next_id,
             std::mem::take(&mut self.free),
         ));
-        if config.cipher.is_some() || self.encryption().0 {
+        if config.cipher.is_some() || self.has_encrypted() {
             pool.mark_encrypted();
         }
         if config.sorter_enabled || !self.runs.found.is_empty() {

@@ -126,6 +126,10 @@ impl BodyCipher for TestKeys {
         *self.highest.lock()
     }
 
+    fn has_made(&self, number: u64) -> bool {
+        (1..=self.highest()).contains(&number)
+    }
+
     fn begin(&self, end: Position) -> io::Result<()> {
         if self.highest() == 0 {
             self.rotate(end);
