@@ -214,7 +214,8 @@ async def test_all_calls_together_make_one_attempt_a_second(authority):
             calls = [client.append("log", "x") for _ in range(20)]
             for error in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(error, wald.TlsError) and error.failure is TlsFailure.SERVER_WITHOUT_TLS
-    assert 2 <= len(connections) <= 3, connections
+    # On a busy machine gRPC makes some attempts twice. Without pauses 20 calls would make hundreds.
+    assert 2 <= len(connections) <= 6, connections
 
 
 async def test_session_producer_and_scan_report_the_failure(authority, other):
