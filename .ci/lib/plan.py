@@ -15,6 +15,7 @@ Steps with one of their `locks` in common never run at the same time:
 - debug, release: cargo holds its lock on that directory of builds for minutes.
 - clients: docs/examples generates and installs things in the folders of the clients; others use them ("clients*") at the
   same time.
+- starve: a build and its tests would keep nodes with a lease of two seconds from the processors.
 - maven: the Java client in Maven's cache. docs/examples installs it there, and deploy/release takes it from a release.
 - ports: the default ports 6925 and 6926.
 """
@@ -136,8 +137,8 @@ ALONE = [Step(name, "alone", BINARIES) for name in (
 )] + [Step("deploy/release:first_appends", "alone", BINARIES, ("maven",))]
 LAST = [
     # Its nodes have leases of two seconds, and its commands short timeouts.
-    Step("disk/bucket:units", "wait", (BUCKETS,), ("debug",)),
-    Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("disk/bucket:units", "wait", (BUCKETS,), ("debug", "starve")),
+    Step("durability/takeover:nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*", "starve")),
     Step("disk/bucket:lost_machine,faults,conditions", "wait", (*BINARIES, BUCKETS)),
     Step("durability/replica:zombie,costs,refused", "wait", (*BINARIES, BUCKETS)),
     Step("durability/takeover:contenders", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
@@ -153,7 +154,7 @@ LAST = [
     Step("durability/replica:unfenced", "wait", (*BINARIES, BUCKETS)),
     # Both install the packages of the reader.
     Step("durability/replica:upgrade", "wait", (*BINARIES, BUCKETS, "disk/reader")),
-    Step("durability/takeover:namespaces", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/takeover:namespaces", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*", "starve")),
     Step("durability/history:forgetful_store", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/history:histories_of_two_nodes", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/takeover:forgotten", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),

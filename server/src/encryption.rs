@@ -47,7 +47,8 @@ pub(crate) fn start(
                 "{}: the records of this store are encrypted; set encryption_key_file or encryption_key_command",
                 disk.location()
             ))),
-            _ => Ok(None),
+            Ok(false) => Ok(None),
+            Err(why) => Err(Exit::new(Exit::IO, why)),
         };
     };
     let ring = KeyRing::new(Arc::clone(disk), config.encryption_scope, keks, tenants);
