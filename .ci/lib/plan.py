@@ -15,7 +15,8 @@ Steps with one of their `locks` in common never run at the same time:
 - debug, release: cargo holds its lock on that directory of builds for minutes.
 - clients: docs/examples generates and installs things in the folders of the clients; others use them ("clients*") at the
   same time.
-- starve: a build and its tests would keep nodes with a lease of two seconds from the processors.
+- starve: a build and its tests would keep nodes with a lease of two seconds from the processors. These steps, too, run once more if
+  they fail.
 - maven: the Java client in Maven's cache. docs/examples installs it there, and deploy/release takes it from a release.
 - ports: the default ports 6925 and 6926.
 """

@@ -42,6 +42,8 @@ HANGS = 30 * 60
 DETAIL = 20
 # The kind of a step that runs once more at the end.
 AGAIN = "again"
+# The lock of steps that a busy machine can starve.
+STARVES = "starve"
 
 
 class File:
@@ -226,8 +228,8 @@ def may_start(step, pending, running, done):
 
 
 def perform(steps, known, arguments, live, limit=None):
-    """Runs the steps; returns how each ended, in the order of the ends. A step of the kind alone judges times, which
-    computing steps and a shared machine stretch. If it fails, it runs once more at the end, with nothing beside it, and
+    """Runs the steps; returns how each ended, in the order of the ends. A step of the kind alone, or with the lock of those that
+    starve, judges times, which other steps and a shared machine stretch. If it fails, it runs once more at the end, with nothing beside it, and
     this result counts."""
     pending, running, done, again, ended = list(steps), [], [], [], queue.Queue()
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -247,7 +249,8 @@ def perform(steps, known, arguments, live, limit=None):
                 sys.exit(f"these steps wait for each other: {', '.join(step.name for step in pending)}")
             one = ended.get()
             running.remove(one)
-            if one.failed and one.step.kind == "alone" and not live and not one.hung:
+            judges_times = one.step.kind == "alone" or STARVES in one.step.locks
+            if one.failed and judges_times and not live and not one.hung:
                 again.append(one.step)
             else:
                 done.append(one)
