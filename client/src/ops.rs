@@ -388,13 +388,7 @@ impl Client {
         log: impl Into<String>,
         log_id: Option<u64>,
     ) -> Result<(), Error> {
-        let request = v1::DeleteLogRequest {
-            log: log.into(),
-            log_id,
-            shred: false,
-        };
-        call!(self, log_service.delete_log, Repeat::Harmful, request)?;
-        Ok(())
+        self.delete(log.into(), log_id, false).await
     }
 
     /// Deletes a log, and destroys its keys: then its records cannot be read from any backup, archive or copy of the
@@ -407,11 +401,11 @@ impl Client {
         log: impl Into<String>,
         log_id: Option<u64>,
     ) -> Result<(), Error> {
-        let request = v1::DeleteLogRequest {
-            log: log.into(),
-            log_id,
-            shred: true,
-        };
+        self.delete(log.into(), log_id, true).await
+    }
+
+    async fn delete(&self, log: String, log_id: Option<u64>, shred: bool) -> Result<(), Error> {
+        let request = v1::DeleteLogRequest { log, log_id, shred };
         call!(self, log_service.delete_log, Repeat::Harmful, request)?;
         Ok(())
     }

@@ -270,7 +270,7 @@ wald_storage::engine_settings! { settings
         insecure_listen: bool = "false";
         /// File with the keys that wrap the keys of the records (empty = no encryption, unless
         /// encryption_key_command is set). Each line has a key of 32 bytes, as 64 hexadecimal digits or in
-        /// base64; the last one wraps, the others only open what they wrapped. Refused if every user of
+        /// base64. The last one wraps; the earlier ones only unwrap. Refused if every user of
         /// the machine can read it. `wald key new` makes a key. Once a store is encrypted, each start
         /// needs the key.
         encryption_key_file: String = "";

@@ -305,10 +305,11 @@ fn check_headers(
         if last != Some(index) {
             (last, headers, bytes) = (Some(index), 0, 0);
         }
-        for field in fields(&message[range]).flatten() {
+        let record = &message[range];
+        for field in fields(record).flatten() {
             if let (2, FieldValue::Bytes(header)) = (field.number, field.value) {
                 headers += 1;
-                bytes += header.len() as u64;
+                bytes += header_bytes(&record[header]);
             }
         }
         if headers > limits.max_headers as usize {
@@ -323,6 +324,15 @@ fn check_headers(
         }
     }
     Ok(())
+}
+
+/// Bytes of the key and the value of a header.
+fn header_bytes(header: &[u8]) -> u64 {
+    let parts = fields(header).flatten().map(|field| match field.value {
+        FieldValue::Bytes(range) => range.len() as u64,
+        _ => 0,
+    });
+    parts.sum()
 }
 
 /// A message as prost reads it.

@@ -45,7 +45,7 @@ pub(crate) enum FetchError {
         /// The highest position that can be asked for.
         end: Position,
     },
-    /// Trusted keys are asked for, and no key signs what the bucket has.
+    /// The caller names trusted keys, and the bucket has only rows, which no key signs.
     #[error(
         "{place} has no files of a signed manifest yet, only rows, which no key signs; restore it without --trust"
     )]

@@ -704,7 +704,7 @@ impl Pool {
                 }
                 Ok(is_plain)
             });
-            // What cannot be read now is looked at again before it is used.
+            // If a file cannot be read now, `reusable` looks again before the file gets a new life.
             !removed.unwrap_or(false)
         };
         ids.iter().copied().filter(kept).collect()
