@@ -16,29 +16,27 @@ import tempfile
 import time
 from pathlib import Path
 
-from clients import FOLDERS, build, go_stubs
+from clients import BENCH_CLIENTS, FOLDERS, build, go_stubs, rust_appends
 from common import ROOT, SCRATCH, check, expect, run
 from peers import Redis, Wald, bare_flushes
 
-MADE = SCRATCH / "bench-clients"
 # Redis's client in each language.
 PEERS = {"rust": "redis-rs", "go": "go-redis", "python": "redis.asyncio", "typescript": "ioredis", "java": "Lettuce"}
 SERVERS = {"stream": ("wald", []), "calls": ("wald", ["--unary"]), "redis": ("redis", [])}
 
 
 def rust():
-    build("cargo", "build", "--release", cwd=ROOT / "client/bench/appends", CARGO_TARGET_DIR=str(MADE / "rust"))
-    return [MADE / "rust/release/appends"]
+    return [rust_appends()]
 
 
 def go():
     go_stubs()
-    build("go", "build", "-o", MADE / "go", ".", cwd=ROOT / "client/go/bench")
-    return [MADE / "go"]
+    build("go", "build", "-o", BENCH_CLIENTS / "go", ".", cwd=ROOT / "client/go/bench")
+    return [BENCH_CLIENTS / "go"]
 
 
 def python():
-    venv = MADE / "python"
+    venv = BENCH_CLIENTS / "python"
     build(sys.executable, "-m", "venv", "--clear", venv, cwd=ROOT)
     folder = ROOT / FOLDERS["python"]
     build(venv / "bin/python", "-m", "pip", "install", "--quiet", "-r", folder / "bench/requirements.txt", folder, cwd=ROOT)
@@ -84,7 +82,7 @@ def measured(program, server, in_flight, options, flags):
 @check("Appends through each client, beside Redis through that language's usual client")
 def languages():
     options = arguments()
-    MADE.mkdir(parents=True, exist_ok=True)
+    BENCH_CLIENTS.mkdir(parents=True, exist_ok=True)
     programs = {language: [str(part) for part in BUILDERS[language]()] for language in options.only.split(",")}
     rows = []
     with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:

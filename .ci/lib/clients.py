@@ -11,6 +11,9 @@ import harness
 # Where each language's package is.
 FOLDERS = {"rust": "client", "go": "client/go", "python": "client/python", "typescript": "client/typescript", "java": "client/java"}
 
+# Made by the programs that measure a client.
+BENCH_CLIENTS = SCRATCH / "bench-clients"
+
 
 def build(*command, cwd, **more):
     """Runs one step of a build; its output is shown only if it fails."""
@@ -52,6 +55,12 @@ def rust(root, made):
     # would take the faulty ones for the workspace's packages.
     lend_libraries(made / "target")
     build("cargo", "build", "--workspace", "--example", "conformance", cwd=root, CARGO_TARGET_DIR=str(made / "target"))
+
+
+def rust_appends():
+    """Builds the program that makes appends through one Rust client, with optimisation."""
+    build("cargo", "build", "--release", cwd=ROOT / "client/bench/appends", CARGO_TARGET_DIR=str(BENCH_CLIENTS / "rust"))
+    return BENCH_CLIENTS / "rust/release/appends"
 
 
 def go_stubs(root=ROOT):

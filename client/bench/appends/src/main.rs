@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Each append has 128 B and is durable: Redis must have `appendonly yes` and `appendfsync always`. Every language has
-//! such a program, in `client/*/bench`; `.ci/run bench/languages` runs them beside each other.
+//! such a program, in `client/*/bench`; `.ci/run bench/languages` runs them beside each other. This one takes the settings of
+//! TLS and tokens from the environment, for `.ci/run bench/tls`.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ async fn main() -> anyhow::Result<ExitCode> {
     let seconds: f64 = seconds.parse().context("SECONDS is a number")?;
     let peer = match server {
         "wald" => {
-            let client = Client::builder(endpoint).share_appends(shared);
+            let client = Client::from_env()?.endpoint(endpoint).share_appends(shared);
             BenchClient::Wald(client.connect().await?)
         }
         "redis" => {
