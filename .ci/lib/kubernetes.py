@@ -14,8 +14,10 @@ from deploy import *
 KWOK = pinned("kwok")
 OPERATOR = "v0.85.0"
 CERT_MANAGER = "v1.19.1"
-PLURALS = {"NetworkPolicy": "networkpolicies", "StorageClass": "storageclasses"}
-CLUSTER_WIDE = {"Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"}
+GATEWAY = "v1.4.0"
+PLURALS = {"NetworkPolicy": "networkpolicies", "StorageClass": "storageclasses", "Ingress": "ingresses",
+           "RuntimeClass": "runtimeclasses"}
+CLUSTER_WIDE = {"RuntimeClass", "Namespace", "Node", "PersistentVolume", "CustomResourceDefinition"}
 
 
 def module(name, version):
@@ -93,7 +95,9 @@ class Cluster:
     def create(self, item, namespace="wald", query=""):
         """Creates an object: (whether it was accepted, message, warnings)."""
         status, answer, warnings = self.request("POST", collection(item, namespace) + query, item)
-        return status in (200, 201), json.loads(answer).get("message", "") if status else answer.decode(), warnings
+        # Without JSON it is no answer of a kind that the API knows.
+        told = json.loads(answer).get("message", "") if answer.startswith(b"{") else answer.decode()
+        return status in (200, 201), told, warnings
 
     def must_create(self, *items):
         for item in items:
@@ -145,10 +149,12 @@ def stages():
 
 
 def definitions():
-    """The Prometheus operator's ServiceMonitor and PrometheusRule, and cert-manager's Certificate."""
+    """The Prometheus operator's monitors and PrometheusRule, cert-manager's Certificate, and the routes of the Gateway API."""
     operator = module("github.com/prometheus-operator/prometheus-operator", OPERATOR) / "example" / "prometheus-operator-crd"
+    gateway = module("sigs.k8s.io/gateway-api", GATEWAY) / "config" / "crd" / "standard"
     issuer = module("github.com/cert-manager/cert-manager", CERT_MANAGER) / "deploy" / "crds"
-    paths = [operator / "monitoring.coreos.com_servicemonitors.yaml", operator / "monitoring.coreos.com_prometheusrules.yaml",
+    paths = [*(operator / f"monitoring.coreos.com_{kind}.yaml" for kind in ("servicemonitors", "podmonitors", "prometheusrules")),
+             *(gateway / f"gateway.networking.k8s.io_{kind}.yaml" for kind in ("grpcroutes", "httproutes")),
              issuer / "cert-manager.io_certificates.yaml"]
     return [documents(path.read_bytes())[0] for path in paths]
 
@@ -170,8 +176,12 @@ def node(name):
 def volume(name):
     """A volume for any claim without a class. No pod ever mounts it."""
     return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-            "spec": {"capacity": {"storage": "100Gi"}, "accessModes": ["ReadWriteOnce"],
+            "spec": {"capacity": {"storage": "200Gi"}, "accessModes": ["ReadWriteOnce"],
                      "hostPath": {"path": "/nowhere"}, "persistentVolumeReclaimPolicy": "Retain"}}
+
+
+def runtime_class(name):
+    return {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": name}
 
 
 def namespace(name, level):

@@ -186,9 +186,10 @@ def install(directory):
     with Cluster(directory) as cluster:
         began = time.monotonic()
         cluster.start()
-        cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"),
+        cluster.must_create(namespace("wald", "restricted"), *definitions(), node("one"), node("two"), runtime_class("gvisor"),
                             *map(volume, ("one", "two", "three")))
         taken = wait_for(lambda: cluster.get("/apis/monitoring.coreos.com/v1") and cluster.get("/apis/cert-manager.io/v1")
+                         and cluster.get("/apis/gateway.networking.k8s.io/v1")
                          and cluster.get("/api/v1/namespaces/wald/serviceaccounts/default"))
         version = json.loads(cluster.get("/version", plain=True))["gitVersion"]
         expect(f"Kubernetes {version} serves", taken, f"{time.monotonic() - began:.1f} s")

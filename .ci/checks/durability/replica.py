@@ -104,7 +104,7 @@ def others(directory):
 
 def awakened(directory, loses_fences):
     """An owner is stopped under load, another node takes the store over, and the first one wakes. With `loses_fences` the
-    store then has no fences any more, as if SlateDB had collected them."""
+    store then has no fences any more, as if SlateDB had collected them; returns the REPLICATED acks that are lost."""
     here = directory / "round"
     here.mkdir()
     with own(directory) as (store, server), serve(store, directory / "old", node="old") as old:
@@ -129,9 +129,7 @@ def awakened(directory, loses_fences):
                 one.result()
             server.fault = lambda request: None
             if loses_fences:
-                lost = [entry for name, (level, _) in LOADS.items() if level == "replicated" for entry in lost_acks(new, here, name)[2]]
-                expect("the drill sees that REPLICATED acks are lost", lost, f"{len(lost)} acks")
-                return
+                return [entry for name, (level, _) in LOADS.items() if level == "replicated" for entry in lost_acks(new, here, name)[2]]
             judge("the new owner", new, here, epoch)
         try:
             serve(store, directory / "old", node="old").kill()
@@ -148,7 +146,14 @@ def zombie(directory):
 
 @check("The same drill loses REPLICATED acks if the store has lost its fences: it would see such a loss")
 def unfenced(directory):
-    awakened(directory, loses_fences=True)
+    # The old owner loses nothing if it meets a row of the new one first: then its own write is refused.
+    for number in range(3):
+        here = directory / str(number)
+        here.mkdir()
+        lost = awakened(here, loses_fences=True)
+        if lost:
+            break
+    expect("the drill sees that REPLICATED acks are lost", lost, f"{len(lost)} acks in round {number + 1}")
 
 
 @check("An idle owner needs at most five requests a second; appends of the level DURABLE do not wait for the store")
