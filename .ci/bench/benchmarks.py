@@ -206,8 +206,8 @@ def suite(results):
     server = told["server"]
     return f"""## The daemon beside its echo
 
-Wald {server['version']} on {server['file_system']} by {server['sync_primitive']}; a flush took {number(server['flush_p50_us'])} µs (p99 {number(server['flush_p99_us'])} µs) when it
-started; client and server on the same {told['cores']} cores; {told['rounds']} rounds of each, medians; {told['time'][:16]}Z. The echo is a service on the
+Wald {server['version']} on {server['file_system']} by {server['sync_primitive']}; a flush took {number(server['flush_p50_us'])} µs (p99 {number(server['flush_p99_us'])} µs)
+before the run; client and server on the same {told['cores']} cores; {told['rounds']} rounds of each, medians; {told['time'][:16]}Z. The echo is a service on the
 daemon that answers what it is asked, through the same listener and client: what gRPC itself allows. Records of 128 B unless
 the row says otherwise. Times are from sending a call to its answer; of W6, from sending an append to a follower having the record; of a
 scan, the whole of it. CPU is the server's, in seconds for a million records.

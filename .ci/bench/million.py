@@ -65,7 +65,7 @@ def start(data, logs, how):
     began = time.monotonic()
     daemon = Daemon(data, *ROOM)
     seconds = time.monotonic() - began
-    names = ("checkpoint", "segments", "begin", "probe")
+    names = ("checkpoint", "segments", "begin")
     value = lambda name: daemon.metric(f'wald_recovery_duration_seconds{{phase="{name}"}}')
     where = ", ".join(f"{name} {value(name) * 1000:.0f}" for name in names)
     print(f"     {how}: {seconds:.2f} s ({where} ms)", flush=True)

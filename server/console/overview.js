@@ -189,7 +189,7 @@ export class Overview {
       ["Sync interval", settings.sync_interval],
       ...(store.durability ? [
         ["Flush", `${store.durability.sync_primitive} on ${store.durability.file_system}`, store.durability.volatile ? "warn" : ""],
-        ["Measured at start", `p50 ${seconds(store.durability.flush_p50)}, slowest of 100 ${seconds(store.durability.flush_p99)}`],
+        ["Newest flushes", `p50 ${seconds(store.durability.flush_p50)}, p99 ${seconds(store.durability.flush_p99)}`],
       ] : []),
       ["Last start", `${store.recovery.result}, ${seconds(store.recovery.seconds)}: ${count(store.recovery.records)} records of ${count(store.recovery.logs)} logs`, store.recovery.damaged_ranges ? "bad" : ""],
       ["Torn tail", store.recovery.torn_bytes ? `${bytes(store.recovery.torn_bytes)} cut off, not proven to have been flushed` : "none"],

@@ -241,7 +241,7 @@ impl Drop for OpenSession {
 }
 
 /// Phases of a start; the first is all of it.
-const RECOVERY_PHASES: [&str; 5] = ["total", "checkpoint", "segments", "begin", "probe"];
+const RECOVERY_PHASES: [&str; 4] = ["total", "checkpoint", "segments", "begin"];
 
 /// A metric of a number that the engine counts.
 trait StateMetric: Sized {
@@ -510,7 +510,7 @@ impl Metrics {
         let recovery = make.register(GaugeVec::new(
             Opts::new(
                 "wald_recovery_duration_seconds",
-                "Duration of the last recovery in seconds, by phase: total, checkpoint, segments read since it, begin of a new segment, probe of the disk.",
+                "Duration of the last recovery in seconds, by phase: total, checkpoint, segments read since it, begin of a new segment.",
             ),
             &["phase"],
         )?)?;
@@ -662,9 +662,14 @@ impl Metrics {
         self.engine.replied(time, requests);
     }
 
-    /// Counts requests that were refused on a session that goes on.
-    pub(crate) fn requests_refused(&self, status: &tonic::Status, count: u64) {
-        self.calls.requests_refused(status, count);
+    /// Counts independent requests of a session that were answered with this status; `None`: with an ack.
+    pub(crate) fn requests_answered(
+        &self,
+        is_record: bool,
+        refusal: Option<&tonic::Status>,
+        count: u64,
+    ) {
+        self.calls.requests_answered(is_record, refusal, count);
     }
 
     /// Counts the conditions of an append that did not hold. Refusals are counted where calls end.
@@ -736,7 +741,6 @@ impl Metrics {
             times.checkpoint,
             times.segments,
             times.begin,
-            times.probe,
         ];
         for (phase, time) in RECOVERY_PHASES.iter().zip(seconds) {
             self.recovery_seconds

@@ -22,7 +22,6 @@ use std::sync::Arc;
 
 use self::drive::Intake;
 use crate::api::config::{Limits, StorageConfig};
-use crate::api::engine::DurabilityTruth;
 use crate::api::error::{AppendError, OpenError, SyncError};
 use crate::api::record::{Batch, Durability};
 use crate::api::session::Session;
@@ -35,7 +34,7 @@ use crate::base::sync::Mutex;
 use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::disk::directory;
 use crate::disk::held_files::Backups;
-use crate::disk::{Disk, DiskLock};
+use crate::disk::{Disk, DiskLock, FileSystem};
 pub use crate::engine::local::LocalEngine;
 use crate::format::digest::Secret;
 use crate::journal::committer::{Committer, Operation, Submission};
@@ -62,13 +61,14 @@ pub(crate) struct Core {
     pub(crate) inbox: Inbox,
     pub(crate) pool: Arc<Pool>,
     pub(crate) indexer: Arc<Indexer>,
-    truth: DurabilityTruth,
     /// Keys the digests of producers' batches.
     pub(crate) secret: Secret,
     pub(crate) verifier: Arc<Verifier>,
     pub(crate) scrubber: Scrubber,
     pub(crate) retainer: Retainer,
     pub(crate) sorter: Sorter,
+    /// As it was when the store was opened.
+    pub(crate) file_system: FileSystem,
     lock: Box<dyn DiskLock>,
 }
 
@@ -160,17 +160,14 @@ impl Core {
             recovered.set_expiry(clock.now());
         }
         let begun = recovered.begin(&disk, &config, clock, observer)?;
-        let probing = begun.journal.clock.monotonic();
-        let truth = directory::measure(&*disk, &*begun.journal.clock)?;
+        let file_system = disk.file_system();
         let open_segments = OpenSegments::new(
             Arc::clone(&disk),
             config.read_strategy,
             config.max_open_segments,
         );
         let mut report = begun.report;
-        let now = begun.journal.clock.monotonic();
-        report.duration = now.duration_since(started);
-        report.times.probe = now.duration_since(probing);
+        report.duration = begun.journal.clock.monotonic().duration_since(started);
         let backups = Backups::new(Arc::clone(&disk));
         backups.take_over(&begun.left);
         let store = Arc::new(Store {
@@ -209,13 +206,13 @@ impl Core {
             intake,
             pool: begun.pool,
             indexer,
-            truth,
             retainer: Retainer::new(&store, inbox.clone()),
             scrubber: Scrubber::new(Arc::clone(&verifier)),
             verifier,
             inbox,
             sorter,
             store,
+            file_system,
             lock,
         });
         for why in &core.held_back {

@@ -11,6 +11,7 @@
 
 pub(crate) mod committer;
 pub(crate) mod expiry;
+mod flush_times;
 pub(crate) mod inbox;
 mod lag;
 pub(crate) mod pool;
@@ -32,6 +33,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use self::expiry::{ClockTimes, Clocks, Jumps};
+use self::flush_times::FlushTimes;
 use self::prefixes::Prefixes;
 use self::recent::Recent;
 use self::replication::Replication;
@@ -81,6 +83,7 @@ pub(crate) struct Journal {
     failure: OnceLock<Arc<io::Error>>,
     /// Held while flushing, so that only one thread flushes. The next thread sees a failure.
     flush_role: Mutex<()>,
+    flush_times: Mutex<FlushTimes>,
     waiting: Mutex<Waiting>,
     /// The third published position, if there is a replica.
     replication: Option<Replication>,
@@ -165,6 +168,7 @@ impl Journal {
             recent: Recent::default(),
             failure: OnceLock::new(),
             flush_role: Mutex::new(()),
+            flush_times: Mutex::default(),
             waiting: Mutex::default(),
             replication: None,
             inflight: AtomicU64::new(0),
@@ -372,6 +376,11 @@ impl Journal {
         self.flush_if(false)
     }
 
+    /// Median and 99th percentile of the newest flushes.
+    pub(crate) fn flush_percentiles(&self) -> (Duration, Duration) {
+        self.flush_times.lock().percentiles()
+    }
+
     /// Flushes even if no new position is published, because bytes below the durable position changed.
     pub(crate) fn flush_again(&self) {
         self.flush_if(true);
@@ -406,8 +415,9 @@ impl Journal {
                     self.fail(format_args!("flushing {}", segment.path()), &error);
                     return 0;
                 }
-                self.observer
-                    .flush(self.clock.monotonic().duration_since(started));
+                let took = self.clock.monotonic().duration_since(started);
+                self.flush_times.lock().add(took);
+                self.observer.flush(took);
                 self.durable.store(target.get(), Ordering::SeqCst);
             }
         }

@@ -77,8 +77,6 @@ pub struct RecoveryTimes {
     pub segments: Duration,
     /// Making the old tail safe and beginning a new segment.
     pub begin: Duration,
-    /// Measuring a flush.
-    pub probe: Duration,
 }
 
 /// Result of a start.

@@ -93,9 +93,9 @@ class Fleet:
             thread.join()
 
 
-def load(daemon, appends, writers, durability="unspecified", size=200):
+def load(daemon, appends, writers, durability="unspecified", size=200, connections=1):
     return run(LOAD, daemon.endpoint, "--appends", appends, "--writers", writers, "--logs", 50,
-               "--bytes", size, "--durability", durability)
+               "--bytes", size, "--durability", durability, "--connections", connections)
 
 
 def busy(fleet):
@@ -158,7 +158,8 @@ def slow(fleet):
                          "--sorter-step-bytes", "4MiB", "--sorter-bytes-per-second", "64KiB")
     load(daemon, 50, 2)
     fleet.strace("slow", "inject=fdatasync:delay_exit=200000")
-    fleet.behind(lambda: (load(daemon, 200, 40, size=20_000), fleet.over.wait(0.2)))
+    # The stream of one connection waits for room before it is read. Several are more than the room.
+    fleet.behind(lambda: (load(daemon, 200, 40, size=20_000, connections=20), fleet.over.wait(0.2)))
 
 
 def failed(fleet):

@@ -49,7 +49,7 @@ def processor_time(daemon):
 
 def phases(daemon):
     """Duration of the start's phases as the daemon reports them, in ms."""
-    names = ("checkpoint", "segments", "begin", "probe")
+    names = ("checkpoint", "segments", "begin")
     value = lambda name: daemon.metric(f'wald_recovery_duration_seconds{{phase="{name}"}}')
     return ", ".join(f"{name} {value(name) * 1000:.0f}" for name in names)
 

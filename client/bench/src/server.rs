@@ -139,7 +139,7 @@ pub(crate) struct About {
     pub(crate) version: String,
     pub(crate) file_system: String,
     pub(crate) sync_primitive: String,
-    /// Median of the flushes that the server has made so far, its own probe first.
+    /// Median of the newest flushes that the server has made, two of its start first.
     pub(crate) flush_p50_us: Option<f64>,
     pub(crate) flush_p99_us: Option<f64>,
     pub(crate) is_volatile: bool,

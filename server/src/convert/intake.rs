@@ -185,6 +185,11 @@ impl SessionRequest {
         })
     }
 
+    /// Whether it has one record, not a batch.
+    pub(crate) fn is_record(&self) -> bool {
+        matches!(self.content, SessionContent::Append(_))
+    }
+
     /// The batch in it.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ use prost_types::FileDescriptorSet;
 use tokio::time::Sleep;
 use tonic::Status;
 use tracing::Span;
+use wald_proto::Method;
 
 use super::Maker;
 use super::deadline::{Deadline, MalformedTimeout, grpc_timeout};
@@ -81,6 +82,8 @@ type Methods = HashMap<String, (Rpc, Option<Arc<MethodMetrics>>)>;
 pub(super) struct CallMetrics {
     methods: Arc<Methods>,
     unknown: Arc<MethodMetrics>,
+    append: Arc<MethodMetrics>,
+    append_batch: Arc<MethodMetrics>,
     refusals: AllRefusals,
 }
 
@@ -93,12 +96,12 @@ impl CallMetrics {
         };
         let started = counters(
             "grpc_server_started_total",
-            "Calls that began, by kind, service and method.",
+            "Calls that began, by kind, service and method. An answered independent request of an AppendSession counts as a call of Append or AppendBatch, too.",
             &labels,
         )?;
         let handled = counters(
             "grpc_server_handled_total",
-            "Calls that ended, by kind, service, method and code.",
+            "Calls that ended, by kind, service, method and code. An answered independent request of an AppendSession counts as a call of Append or AppendBatch, too.",
             &["grpc_type", "grpc_service", "grpc_method", "grpc_code"],
         )?;
         let seconds = make.latencies(
@@ -119,21 +122,22 @@ impl CallMetrics {
                 seconds: seconds.with_label_values(&[kind, service, name]),
             })
         };
-        let mut table: HashMap<&str, Rpc> = HashMap::new();
-        for method in wald_proto::Method::ALL {
-            table.insert(method.path(), methods::of(*method));
-        }
         let mut methods = HashMap::new();
+        // The descriptors of the contract are large: a start has no time to decode them.
+        for rpc in Method::ALL {
+            let (service, name) = rpc.service_and_name();
+            let row = methods::of(*rpc);
+            let counted = method(rpc.kind(), service, name, row.access);
+            methods.insert(rpc.path().to_owned(), (row, Some(counted)));
+        }
         for descriptors in [
-            wald_proto::FILE_DESCRIPTOR_SET,
             tonic_health::pb::FILE_DESCRIPTOR_SET,
             tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
             tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
         ] {
             for (kind, service, name) in rpcs(descriptors) {
                 let path = format!("/{service}/{name}");
-                let row = table.get(&*path).copied();
-                let row = row.unwrap_or_else(|| methods::foreign(&path));
+                let row = methods::foreign(&path);
                 let counted = method(kind, &service, &name, row.access);
                 methods.insert(path, (row, Some(counted)));
             }
@@ -144,9 +148,16 @@ impl CallMetrics {
             methods.insert(path, (row, None));
         }
         let unknown = method("unary", "unknown", "unknown", Access::Read);
+        let counted = |method: Method| match methods.get(method.path()) {
+            Some((_, Some(counted))) => Arc::clone(counted),
+            _ => Arc::clone(&unknown),
+        };
+        let (append, append_batch) = (counted(Method::Append), counted(Method::AppendBatch));
         Ok(Self {
             methods: Arc::new(methods),
             unknown,
+            append,
+            append_batch,
             refusals,
         })
     }
@@ -156,10 +167,20 @@ impl CallMetrics {
         self.refusals.writes()
     }
 
-    /// Counts writes that were refused with this status on a session that goes on.
-    pub(super) fn requests_refused(&self, status: &Status, count: u64) {
-        if status.code() != tonic::Code::Internal {
-            self.refusals.of(Access::Write).count_status(status, count);
+    /// Counts `count` independent requests of a session that were answered with this status; `None`: with an ack. Programs
+    /// know them as calls of Append or AppendBatch, so that is what they count as.
+    pub(super) fn requests_answered(&self, is_record: bool, refusal: Option<&Status>, count: u64) {
+        let method = match is_record {
+            true => &self.append,
+            false => &self.append_batch,
+        };
+        method.started.inc_by(count);
+        let code = refusal.map_or(tonic::Code::Ok, Status::code);
+        if let Some(counter) = method.handled.get(code as usize) {
+            counter.inc_by(count);
+        }
+        if let Some(status) = refusal.filter(|_| code != tonic::Code::Internal) {
+            method.refused.count_status(status, count);
         }
     }
 
@@ -429,10 +450,10 @@ mod tests {
         assert_eq!(kind("wald.v1.WalService", "Append"), "unary");
         assert_eq!(kind("wald.v1.WalService", "Scan"), "server_stream");
         assert_eq!(kind("wald.v1.WalService", "AppendSession"), "bidi_stream");
-        let paths: Vec<_> = (found.iter())
-            .map(|(_, service, method)| format!("/{service}/{method}"))
-            .collect();
-        let methods: Vec<_> = wald_proto::Method::ALL.iter().collect();
-        assert_eq!(methods.iter().map(|m| m.path()).collect::<Vec<_>>(), paths);
+        let known = Method::ALL.iter().map(|rpc| {
+            let (service, name) = rpc.service_and_name();
+            (rpc.kind(), service.to_owned(), name.to_owned())
+        });
+        assert_eq!(known.collect::<Vec<_>>(), found);
     }
 }

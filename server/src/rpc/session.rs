@@ -371,6 +371,7 @@ impl RunningSession {
             Err(status) => return self.end = Some(Err(status)),
         };
         let (request_id, is_independent) = (request.request_id, request.independent);
+        let requests = JoinedRequests::of(request_id, request.is_record());
         if *self.is_independent.get_or_insert(is_independent) != is_independent {
             let why = "all requests of a session must have the same value";
             let status = status::malformed("independent", why, Access::Write);
@@ -397,7 +398,7 @@ impl RunningSession {
             Ok((batch, durability)) => {
                 room.enlarge(answer_bytes(batch.get()));
                 let taken = TakenRequest {
-                    requests: JoinedRequests::of(request_id, batch.get()),
+                    requests,
                     batch,
                     durability,
                     at,
@@ -408,10 +409,7 @@ impl RunningSession {
                     false => self.gather_in_rate(taken),
                 }
             }
-            Err(status) if is_independent => {
-                let requests = JoinedRequests::of(request_id, &Batch::default());
-                self.refuse(&requests, &status, room);
-            }
+            Err(status) if is_independent => self.refuse(&requests, &status, room),
             Err(status) => self.end = Some(Err(status::in_session(&status, request_id))),
         }
     }
@@ -419,7 +417,8 @@ impl RunningSession {
     /// Refuses independent requests.
     fn refuse(&mut self, requests: &JoinedRequests, status: &Status, mut room: Passage) {
         let count = requests.count();
-        self.node.metrics.requests_refused(status, count);
+        let metrics = &self.node.metrics;
+        metrics.requests_answered(requests.is_record, Some(status), count);
         // The answer can be larger than the request, and waits as long as the client does not read it.
         let bytes = (status.details().len() + status.message().len()) as u64;
         room.enlarge(count * bytes);
@@ -578,7 +577,11 @@ impl RunningSession {
         let epoch = self.epoch;
         let acks = |names: &[LogName], appended: &Appended| requests.acks(names, appended, epoch);
         match answer.ack(&self.node, &self.caller, result, acks) {
-            Ok(acks) => self.tell(NextMessage::Acks(acks?, room), received).await,
+            Ok(acks) => {
+                let metrics = &self.node.metrics;
+                metrics.requests_answered(requests.is_record, None, requests.count());
+                self.tell(NextMessage::Acks(acks?, room), received).await;
+            }
             Err(status) => self.refuse(&requests, &status, room),
         }
         Ok(())

@@ -317,11 +317,23 @@ impl Fixture {
 
     /// The value of `wald_rejected_total` for an operation and a reason.
     fn rejected(&self, operation: &str, reason: &str) -> usize {
+        self.metric(&format!(
+            "wald_rejected_total{{operation=\"{operation}\",reason=\"{reason}\"}}"
+        ))
+    }
+
+    /// The number of appends of one record that ended with this code.
+    fn appends_handled(&self, code: &str) -> usize {
+        self.metric(&format!(
+            "grpc_server_handled_total{{grpc_code=\"{code}\",grpc_method=\"Append\",grpc_service=\"wald.v1.WalService\",grpc_type=\"unary\"}}"
+        ))
+    }
+
+    fn metric(&self, name: &str) -> usize {
         let text = self.node.metrics.encode(None, &[]).unwrap();
-        let name = format!("wald_rejected_total{{operation=\"{operation}\",reason=\"{reason}\"}} ");
         let text = String::from_utf8(text).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix(&name));
-        line.unwrap().parse().unwrap()
+        let found = text.lines().filter_map(|line| line.strip_prefix(name));
+        found.last().unwrap().trim().parse().unwrap()
     }
 
     async fn durable_tail(&mut self) -> u64 {
@@ -523,6 +535,9 @@ async fn independent_request_is_busy_where_a_call_of_its_own_would_be() {
     assert!(reasons.iter().all(|reason| reason == "BUSY"), "{reasons:?}");
     assert_eq!(fixture.node.metrics.totals().rejected, reasons.len() as u64);
     assert_eq!(fixture.durable_tail().await, acks);
+    // Alerts and dashboards know them as calls.
+    assert_eq!(fixture.appends_handled("OK"), acks as usize);
+    assert_eq!(fixture.appends_handled("ResourceExhausted"), reasons.len());
 }
 
 #[tokio::test]

@@ -547,16 +547,16 @@ pub struct SegmentContents {
     pub live_bytes: Option<u64>,
 }
 
-/// Promises of the device and its file system, measured at start.
+/// Promises of the device and its file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DurabilityTruth {
     /// Name of the file system under the data directory.
     pub file_system: String,
     /// The call that flushes, for example `fdatasync`.
     pub sync_primitive: &'static str,
-    /// Median of the flushes measured at start.
+    /// Median of the newest flushes of the journal, at most 128. Each start makes two.
     pub flush_p50: Duration,
-    /// Slowest of 100.
+    /// 99th percentile of the same flushes.
     pub flush_p99: Duration,
     /// Whether the storage is memory that a power cut or reboot empties, even after a flush.
     pub volatile: bool,

@@ -1,12 +1,9 @@
 //! The data directory itself: its lock, its FORMAT file, and the durability that it provides.
 
 use std::io;
-use std::time::Duration;
 
-use crate::api::engine::DurabilityTruth;
 use crate::api::error::OpenError;
 use crate::base::bounds;
-use crate::base::clock::Clock;
 use crate::base::crc::crc32c;
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId, Timestamp};
 use crate::disk::{Disk, DiskLock, is_out_of_space};
@@ -529,60 +526,8 @@ fn overwrite(disk: &dyn Disk, path: &str, text: &str) -> std::io::Result<()> {
     file.sync()
 }
 
+/// The probe of flushes of an earlier version.
 const PROBE: &str = "flush-probe";
-const PROBE_BYTES: usize = 4096;
-const PROBE_FLUSHES: usize = 16;
-const PROBE_TIME: Duration = Duration::from_millis(5);
-
-/// Measures the duration of a flush of one written block. File systems in memory are not measured.
-pub(crate) fn measure(disk: &dyn Disk, clock: &dyn Clock) -> Result<DurabilityTruth, OpenError> {
-    let mut file_system = disk.file_system();
-    let mut times = vec![Duration::ZERO];
-    if !file_system.volatile {
-        match probe(disk, clock) {
-            Ok(measured) => times = measured,
-            // A full disk can still be read.
-            Err(error) if is_out_of_space(&error) => {
-                let caveat = "there was no space to measure a flush";
-                file_system.caveats.push(caveat.to_owned());
-            }
-            Err(error) => return Err(OpenError::io("measuring a flush")(error)),
-        }
-    }
-    times.sort_unstable();
-    Ok(DurabilityTruth {
-        file_system: file_system.name,
-        sync_primitive: "fdatasync",
-        flush_p50: times[times.len() / 2],
-        flush_p99: times[times.len() * 99 / 100],
-        volatile: file_system.volatile,
-        caveats: file_system.caveats,
-    })
-}
-
-fn probe(disk: &dyn Disk, clock: &dyn Clock) -> std::io::Result<Vec<Duration>> {
-    if disk.list("")?.iter().any(|name| name == PROBE) {
-        disk.remove(PROBE)?;
-    }
-    let file = disk.create(PROBE)?;
-    let block = [0; PROBE_BYTES];
-    file.write_all_at(&block, 0)?;
-    file.sync()?;
-    let begun = clock.monotonic();
-    let mut times = Vec::with_capacity(PROBE_FLUSHES);
-    while times.len() < PROBE_FLUSHES {
-        let started = clock.monotonic();
-        file.write_all_at(&block, 0)?;
-        file.sync()?;
-        let done = clock.monotonic();
-        times.push(done.duration_since(started));
-        if done.duration_since(begun) > PROBE_TIME {
-            break;
-        }
-    }
-    disk.remove(PROBE)?;
-    Ok(times)
-}
 
 #[cfg(test)]
 mod tests {

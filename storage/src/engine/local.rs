@@ -458,9 +458,18 @@ impl Operate for LocalEngine {
     }
 
     fn durability_truth(&self) -> DurabilityTruth {
-        let mut truth = self.core.truth.clone();
-        truth.caveats.extend(self.core.caveats());
-        truth
+        let (flush_p50, flush_p99) = self.core.journal.flush_percentiles();
+        let file_system = self.core.file_system.clone();
+        let mut caveats = file_system.caveats;
+        caveats.extend(self.core.caveats());
+        DurabilityTruth {
+            file_system: file_system.name,
+            sync_primitive: "fdatasync",
+            flush_p50,
+            flush_p99,
+            volatile: file_system.volatile,
+            caveats,
+        }
     }
 
     fn failed(&self) -> BoxFuture<'_, Arc<io::Error>> {

@@ -31,7 +31,7 @@ pub(super) struct JoinedRequests {
     /// Number of the first: where it fails, it is the first that failed.
     pub(super) first: u64,
     /// Whether the requests are appends of one record, not batches.
-    is_record: bool,
+    pub(super) is_record: bool,
     /// The number of each request and its count of records, if there is more than one request.
     each: Vec<(u64, u64)>,
 }
@@ -71,10 +71,10 @@ impl TakenRequest {
 }
 
 impl JoinedRequests {
-    pub(super) fn of(request_id: u64, batch: &Batch) -> Self {
+    pub(super) fn of(request_id: u64, is_record: bool) -> Self {
         Self {
             first: request_id,
-            is_record: batch.single,
+            is_record,
             each: Vec::new(),
         }
     }

@@ -100,12 +100,11 @@ fn with(
         stored,
         flushes,
         opening: format!(
-            "{:?} in all: checkpoint {:?}, segments {:?}, begin {:?}, measuring the flush {:?}",
+            "{:?} in all: checkpoint {:?}, segments {:?}, begin {:?}",
             report.duration,
             report.times.checkpoint,
             report.times.segments,
-            report.times.begin,
-            report.times.probe
+            report.times.begin
         ),
     }))
 }
