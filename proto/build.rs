@@ -36,13 +36,22 @@ fn methods(contract: &FileDescriptorSet) -> String {
         .filter(|file| file.package() == "wald.v1")
         .flat_map(|file| &file.service);
     let (mut variants, mut all, mut paths) = (String::new(), String::new(), String::new());
+    let (mut kinds, mut names) = (String::new(), String::new());
     for service in services {
         for method in &service.method {
             let (service, name) = (service.name(), method.name());
             // The compiler refuses a name that two services have.
             variants += &format!("/// `{service}.{name}`.\n{name},\n");
             all += &format!("Self::{name}, ");
+            names += &format!("Self::{name} => (\"wald.v1.{service}\", \"{name}\"),\n");
             paths += &format!("Self::{name} => \"/wald.v1.{service}/{name}\",\n");
+            let kind = match (method.client_streaming(), method.server_streaming()) {
+                (false, false) => "unary",
+                (true, false) => "client_stream",
+                (false, true) => "server_stream",
+                (true, true) => "bidi_stream",
+            };
+            kinds += &format!("Self::{name} => \"{kind}\",\n");
         }
     }
     format!(
@@ -56,6 +65,12 @@ fn methods(contract: &FileDescriptorSet) -> String {
 
             /// Path of its calls, such as `/wald.v1.WalService/Append`.
             pub const fn path(self) -> &'static str {{ match self {{ {paths} }} }}
+
+            /// Its service, with the package, and its name.
+            pub const fn service_and_name(self) -> (&'static str, &'static str) {{ match self {{ {names} }} }}
+
+            /// Kind of its calls, such as `unary` or `bidi_stream`.
+            pub const fn kind(self) -> &'static str {{ match self {{ {kinds} }} }}
         }}"
     )
 }

@@ -127,7 +127,8 @@ struct Gateway {
 /// One route, with its descriptor.
 struct RouteState {
     route: &'static ApiRoute,
-    method: MethodDescriptor,
+    /// Known since the first request: a start has no time to read the contract.
+    method: OnceLock<Option<MethodDescriptor>>,
     gateway: Arc<Gateway>,
 }
 
@@ -152,15 +153,12 @@ pub(crate) fn router(
     });
     let mut router = Router::new().route("/v1/openapi.json", axum::routing::get(openapi::document));
     for route in &ROUTES {
-        let (Some(method), Ok(filter)) = (
-            route.descriptor(),
-            MethodFilter::try_from(route.method.clone()),
-        ) else {
+        let Ok(filter) = MethodFilter::try_from(route.method.clone()) else {
             continue;
         };
         let state = Arc::new(RouteState {
             route,
-            method,
+            method: OnceLock::new(),
             gateway: Arc::clone(&gateway),
         });
         router = router.route(route.path, on(filter, call).with_state(state));
@@ -208,6 +206,9 @@ async fn call(
     let access = route.row().access;
     let Ok(path) = path else {
         return form.refusal(&status::malformed("path", "it is not UTF-8", access));
+    };
+    let Some(method) = method.get_or_init(|| route.descriptor()) else {
+        return form.refusal(&status::unknown_method(route.rpc.path()));
     };
     let Ok(place) = Arc::clone(&gateway.at_work).try_acquire_owned() else {
         return form.refusal(&status::api_busy(gateway.places, access));

@@ -385,7 +385,7 @@ impl Server {
                 largest_message(config),
                 node.phase.clone(),
             ),
-            routes: routes(&node, &life.health, config)?,
+            routes: routes(&node, &life.health, config),
             forward: Forwarder::new(&node, config)?,
             http: addresses.1.map(|address| HttpUrl {
                 address,
@@ -542,7 +542,7 @@ fn largest_message(config: &Config) -> u64 {
     u64::from(limits.max_batch_bytes) * 2 + (64 << 10)
 }
 
-fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<Routes, Exit> {
+fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Routes {
     let services = || Services(Arc::clone(node));
     let decode = usize::try_from(largest_message(config)).unwrap_or(usize::MAX);
     let health = tonic_health::server::HealthService::from_health_reporter(health.clone());
@@ -559,23 +559,25 @@ fn routes(node: &Arc<Node>, health: &HealthReporter, config: &Config) -> Result<
         routes.add_generated(echo.max_decoding_message_size(decode));
     }
     if config.reflection {
-        let builder = || {
+        let has_echo = config.echo;
+        let builder = move || {
             let described = tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(wald_proto::FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 // Without it grpcurl prints error details as base64.
                 .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET);
-            match config.echo {
+            match has_echo {
                 true => described
                     .register_encoded_file_descriptor_set(wald_proto::ECHO_FILE_DESCRIPTOR_SET),
                 false => described,
             }
         };
-        let broken = |error| Exit::new(Exit::SYSTEM, format!("reflection: {error}"));
-        routes.add_generated(builder().build_v1().map_err(broken)?);
-        routes.add_generated(builder().build_v1alpha().map_err(broken)?);
+        // The build has made the descriptors.
+        let broken = |error| tonic::Status::internal(format!("reflection: {error}"));
+        routes.add_late(move || builder().build_v1().map_err(broken));
+        routes.add_late(move || builder().build_v1alpha().map_err(broken));
     }
-    Ok(routes)
+    routes
 }
 
 /// State that changes while the server lives, and its listeners.

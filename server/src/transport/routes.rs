@@ -17,7 +17,7 @@ use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use futures_util::future::BoxFuture;
@@ -96,6 +96,26 @@ where
     }
 }
 
+/// A service that tonic has generated, made by its first call. A start has no time for one that few ask for.
+struct MadeLate<S, F> {
+    made: OnceLock<Result<Generated<S>, Status>>,
+    make: F,
+}
+
+impl<S, F> Serve for MadeLate<S, F>
+where
+    S: Send + Sync,
+    F: Fn() -> Result<S, Status> + Send + Sync,
+    Generated<S>: Serve,
+{
+    fn serve(&self, request: Request<RequestBody>, rpc: Rpc, caller: Caller) -> HttpAnswer {
+        match self.made.get_or_init(|| (self.make)().map(Generated)) {
+            Ok(service) => service.serve(request, rpc, caller),
+            Err(status) => Box::pin(std::future::ready(Ok(status.clone().into_http()))),
+        }
+    }
+}
+
 /// The services of a daemon, the most wanted first.
 #[derive(Default)]
 pub(crate) struct Routes {
@@ -118,6 +138,19 @@ impl Routes {
         Generated<S>: Serve,
     {
         self.services.push((S::NAME, Box::new(Generated(service))));
+    }
+
+    /// Answers calls of a service of tonic's that `make` makes when the first comes.
+    pub(crate) fn add_late<S>(
+        &mut self,
+        make: impl Fn() -> Result<S, Status> + Send + Sync + 'static,
+    ) where
+        S: NamedService + Send + Sync + 'static,
+        Generated<S>: Serve,
+    {
+        let made = OnceLock::new();
+        self.services
+            .push((S::NAME, Box::new(MadeLate { made, make })));
     }
 
     fn serve(&self, request: Request<RequestBody>, rpc: Rpc, caller: Caller) -> HttpAnswer {
