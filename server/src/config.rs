@@ -272,7 +272,8 @@ wald_storage::engine_settings! { settings
         /// encryption_key_command is set). Each line has a key of 32 bytes, as 64 hexadecimal digits or in
         /// base64. The last one wraps; the earlier ones only unwrap. Refused if every user of
         /// the machine can read it. `wald key new` makes a key. Once a store is encrypted, each start
-        /// needs the key.
+        /// needs the key. A changed file is read within 10 s and on SIGHUP, and its last key then wraps all
+        /// keys of records.
         encryption_key_file: String = "";
         /// Command that prints the content of encryption_key_file, such as a client of a key management
         /// service. Its parts are separated by spaces; no shell reads it. It has 10 s and 64 KiB. It runs

@@ -358,6 +358,7 @@ fn reads(command: &str, setting: &str) -> bool {
             ["data_dir", "allow_foreign_owner"].contains(&setting) || BACKUPS.contains(&setting)
         }
         "verify" => BACKUPS.contains(&setting),
+        "dump" => ["encryption_key_file", "encryption_key_command"].contains(&setting),
         _ => false,
     }
 }

@@ -121,7 +121,7 @@ fn run_one(
         "repair" => repair::run(directory, matches, &config.storage_without_replica()),
         "delete-logs" => delete::run(directory, matches, config),
         "reset-clock" => clock::run(directory, matches, &config.storage_without_replica()),
-        "dump" => dump::run(directory, matches),
+        "dump" => dump::run(directory, matches, config),
         _ => verify::run(directory, matches, config),
     }
 }

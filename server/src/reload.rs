@@ -1,5 +1,5 @@
-//! Files that are read again while the daemon runs: the files of TLS, `auth_file`, and keys of issuers of JWTs. One thread reads them every 10 s
-//! and on SIGHUP. It compares contents, because Kubernetes changes the directory behind a link and keeps the times of
+//! Files that are read again while the daemon runs: the files of TLS, `auth_file`, keys of issuers of JWTs, and
+//! `encryption_key_file`. Threads read them every 10 s and on SIGHUP. It compares contents, because Kubernetes changes the directory behind a link and keeps the times of
 //! the files. New contents are checked before they come into force; after a fault the earlier ones stay.
 
 use std::borrow::Cow;

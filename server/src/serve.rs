@@ -428,14 +428,17 @@ impl Server {
             tokio::spawn(key_urls.run());
             key_requests
         });
-        let thread = (!files.is_empty()).then(|| ReloadThread::start(files));
-        let thread = thread.transpose().map_err(|error| {
+        let no_thread = |error: std::io::Error| {
             let sentence = format!("cannot start the thread that reads files again: {error}");
             Exit::new(Exit::SYSTEM, sentence)
-        })?;
+        };
+        let thread = (!files.is_empty()).then(|| ReloadThread::start(files));
+        let thread = thread.transpose().map_err(no_thread)?;
+        // The keys of records are there once the store is open.
+        let key_thread: OnceLock<ReloadThread> = OnceLock::new();
         let reload = || {
             reload();
-            if let Some(thread) = &thread {
+            for thread in thread.iter().chain(key_thread.get()) {
                 thread.reload();
             }
             if let Some(keys) = &key_requests {
@@ -478,8 +481,7 @@ impl Server {
             .map_err(wrong)?;
         if let Some(audit) = &audit {
             for (log_id, log) in &opened.shredded {
-                let details = json!({ "log": log, "log_id": log_id.get(), "shredded": true });
-                audit.event("shred", details, Ok(()));
+                encryption::record_shredding(audit, *log_id, log);
             }
         }
         node.metrics.recovered(&opened.report);
@@ -490,10 +492,17 @@ impl Server {
             keys: opened.keys.clone(),
         });
         if let Some(keys) = &opened.keys {
-            tokio::spawn(encryption::rotate_when_asked(
+            tokio::spawn(encryption::keep_up(
                 Arc::clone(keys),
                 Arc::clone(&engine),
+                audit.clone(),
             ));
+            let file = encryption::key_file(config, keys, &node.metrics.reloads, audit.as_ref())?;
+            if let Some(file) = file {
+                let thread = ReloadThread::start(vec![file]).map_err(no_thread)?;
+                // The store opens once.
+                let _ = key_thread.set(thread);
+            }
         }
         life.enter(Phase::Serving).await;
         announce(config, &opened, addresses, start_lines);

@@ -138,7 +138,7 @@ impl Core {
         };
         recovered.check_room()?;
         if matches!(start, Start::Serve) {
-            recovered.check_keys(config.cipher.as_ref())?;
+            recovered.check_keys(&*disk, config.cipher.as_ref())?;
         }
         if let Some(cipher) = config.cipher.as_ref().filter(|_| start == Start::Serve) {
             cipher

@@ -52,8 +52,10 @@ use crate::format::content::Content;
 use crate::format::digest::Secret;
 use crate::format::frame;
 use crate::format::frame::{FrameHeader, FrameKind};
+use crate::format::life::{ENCRYPTED, Life};
+use crate::format::sealed;
 use crate::format::walk;
-use crate::format::walk::{Bytes, WalkItem, Walked};
+use crate::format::walk::{Bytes, Event, Walk, WalkItem, Walked};
 use crate::index::drafts::UnnamedLog;
 use crate::index::drafts::{Drafts, FoundFrame};
 use crate::index::queue::{IndexProgress, IndexQueue};
@@ -514,13 +516,50 @@ impl Recovered {
         self.encrypted || self.named_keys().next().is_some()
     }
 
+    /// The key of an encrypted body in the newest segment that has one. A start after a clean end reads no body, and then
+    /// nothing else tells whose keys the store needs. Such a segment begins with bodies, so this reads little.
+    fn key_in_segments(&self, disk: &dyn Disk) -> Option<u64> {
+        self.segments.values().rev().find_map(|segment| {
+            let end = (*segment.end.read())?;
+            let content = Content::open(disk, &segment.path()).ok()?;
+            let head = content.piece(0, usize::try_from(LIFE_BYTES).ok()?);
+            if Life::features(&head) & ENCRYPTED == 0 {
+                return None;
+            }
+            let mut walk = Walk::new(&content, &segment.life, segment.base, end);
+            let mut found = 0;
+            let see = |event: Event<'_>, found: &mut u64| {
+                if let Event::Frame { header, body, .. } = event
+                    && header.kind == FrameKind::Batch
+                {
+                    *found = body.map_or(0, |body| sealed::key_of(header.codec(), body));
+                }
+            };
+            while found == 0 && matches!(walk.next(end, |event| see(event, &mut found)), Ok(true)) {
+            }
+            // What the device cannot read, names nothing: another segment does.
+            (found > 0 && content.check().is_ok()).then_some(found)
+        })
+    }
+
     /// Checks that the keys of the store are at hand.
     ///
     /// # Errors
     /// If the store has encrypted bodies, and there are no keys, or those are older or of another store.
-    pub(crate) fn check_keys(&self, cipher: Option<&Cipher>) -> Result<(), OpenError> {
+    pub(crate) fn check_keys(
+        &self,
+        disk: &dyn Disk,
+        cipher: Option<&Cipher>,
+    ) -> Result<(), OpenError> {
         let encrypted = self.has_encrypted();
-        let unknown = |cipher: &Cipher| self.named_keys().find(|key| !cipher.has_made(*key));
+        let unknown = |cipher: &Cipher| {
+            let mut named = self.named_keys().peekable();
+            let found = match named.peek() {
+                Some(_) => None,
+                None => self.key_in_segments(disk),
+            };
+            named.chain(found).find(|key| !cipher.has_made(*key))
+        };
         let wrong = match cipher {
             _ if !encrypted => return Ok(()),
             None => "the records of the store are encrypted, and there is no key: set encryption_key_file or encryption_key_command".to_owned(),

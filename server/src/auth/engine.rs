@@ -174,7 +174,7 @@ impl Engine {
     ///
     /// # Errors
     /// NO_OWN_KEY and the others of a deletion: nothing was deleted. If the keys cannot be destroyed after the deletion,
-    /// the next start destroys them.
+    /// `encryption::keep_up` destroys them later.
     pub(crate) async fn shred_log(
         &self,
         log: Permitted<LogTarget>,

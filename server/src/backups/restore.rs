@@ -22,6 +22,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::encryption;
+use crate::encryption::RingFile;
 use crate::host;
 use crate::offline::escaped;
 #[cfg(feature = "object")]
@@ -151,12 +152,12 @@ fn restore_of(config: &Config, matches: &ArgMatches, source: RestoreSource) -> R
         json: wants_json(matches),
         trusted: TrustedKeys::of(config).map_err(|fault| unusable(&fault))?,
         config,
-        key_ring: matches.get_one("key-ring"),
+        key_ring: match matches.get_one::<PathBuf>("key-ring") {
+            // Before anything is restored.
+            Some(path) => Some((path, encryption::commands::copy_for_restore(config, path)?)),
+            None => None,
+        },
     };
-    if let Some(path) = work.key_ring {
-        // Before anything is restored.
-        encryption::commands::read_copy(path)?;
-    }
     let manifest = work.source.manifest();
     let was_sound = manifest.is_none_or(|manifest| manifest.damage.is_empty());
     if let Some(manifest) = manifest {
@@ -254,7 +255,7 @@ struct RestoreWork<'a> {
     trusted: TrustedKeys,
     config: &'a Config,
     /// The copy of the key ring that the store gets.
-    key_ring: Option<&'a PathBuf>,
+    key_ring: Option<(&'a PathBuf, RingFile)>,
 }
 
 /// The result of a drill.
@@ -270,9 +271,9 @@ fn covers(whole: &Gap, part: &Gap) -> bool {
 impl RestoreWork<'_> {
     fn restore(&mut self, target: &Path) -> Result<Restored, Exit> {
         let restored = self.source.restore(target, &self.storage)?;
-        if let Some(path) = self.key_ring {
+        if let Some((path, ring)) = &self.key_ring {
             let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
-            encryption::commands::import(&*disk, path, false)?;
+            encryption::commands::import(&*disk, path, ring.clone(), false)?;
         }
         Ok(restored)
     }

@@ -28,6 +28,9 @@ const SECRET_MODE: u32 = 0o600;
 /// Asks a running daemon for a rotation. It removes the file when the new key is in force.
 pub(super) const ASK: &str = "keys/rotate";
 
+/// The remedy for a missing wrapping key.
+const NO_WRAPPING_KEY: &str = "set encryption_key_file or encryption_key_command";
+
 /// Longest time that a daemon takes for a rotation.
 const MOST_WAIT: Duration = Duration::from_secs(60);
 
@@ -56,8 +59,8 @@ pub(crate) fn command() -> Command {
                 .about("Make a wrapping key, and print it once")
                 .long_about(
                     "Draws a key with 256 random bits for encryption_key_file. To rotate the wrapping key, add the new one as the \
-                     last line of the file and start the daemon again: it wraps all data keys with it. Then remove the \
-                     earlier line.",
+                     last line of the file: a daemon that runs reads it within 10 s and wraps all data keys with it. Once its log \
+                     says so, remove the earlier line.",
                 )
                 .arg(to("Write the key to this new file (mode 0600), not to stdout")),
         )
@@ -112,7 +115,13 @@ pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<(), Exit> {
             let path = path.map_or(Path::new(""), |path| path);
             let older = matches.get_flag("older");
             changed(config, "key import", |config| {
-                import(&*locked(config)?.0, path, older)
+                let keks = kek::Keks::of(config).map_err(wrong)?.ok_or_else(|| {
+                    wrong(format!(
+                        "{NO_WRAPPING_KEY}: the keys of the copy are checked with it"
+                    ))
+                })?;
+                let copy = read_copy(path, Some(&keks))?;
+                import(&*locked(config)?.0, path, copy, older)
             })
         }
         _ => Ok(()),
@@ -214,7 +223,9 @@ fn show(config: &Config) -> Result<(), Exit> {
 
 fn rotate(config: &Config) -> Result<(), Exit> {
     let keks = kek::Keks::of(config).map_err(wrong)?.ok_or_else(|| {
-        wrong("the store is not to be encrypted: set encryption_key_file or encryption_key_command")
+        wrong(format!(
+            "the store is not to be encrypted: {NO_WRAPPING_KEY}"
+        ))
     })?;
     let disk: Arc<dyn Disk> = RealDisk::open(&config.data_dir).map_err(|error| opening(&error))?;
     found(&*disk)?;
@@ -263,23 +274,41 @@ fn ask(disk: &dyn Disk) -> Result<(), Exit> {
     ))
 }
 
-/// Reads a copy that `wald key export` made.
+/// Reads a copy that `wald key export` made. With `keks` all of its keys must open.
 ///
 /// # Errors
-/// If it cannot be read, or is damaged.
-pub(crate) fn read_copy(path: &Path) -> Result<RingFile, Exit> {
+/// If it cannot be read, or is damaged, or a key does not open.
+fn read_copy(path: &Path, keks: Option<&kek::Keks>) -> Result<RingFile, Exit> {
     let at = |why: String| wrong(format!("{}: {why}", path.display()));
     let bytes = std::fs::read(path).map_err(|error| at(error.to_string()))?;
-    RingFile::decode(&bytes).map_err(|why| at(format!("the key ring {why}")))
+    let ring = RingFile::decode(&bytes).map_err(|why| at(format!("the key ring {why}")))?;
+    if let Some(keks) = keks {
+        keks.wrap_anew(&ring, |_, _, _| ()).map_err(at)?;
+    }
+    Ok(ring)
 }
 
-/// Puts a copy of the ring into a store that nobody serves.
+/// A copy of the key ring for a directory that is restored next. Its keys are checked if the settings name a wrapping
+/// key: a restore alone needs none.
 ///
 /// # Errors
-/// If the copy is damaged, of another store, or older than the store.
-pub(crate) fn import(disk: &dyn Disk, path: &Path, older: bool) -> Result<(), Exit> {
+/// If it cannot be read, or is damaged, or a key does not open.
+pub(crate) fn copy_for_restore(config: &Config, path: &Path) -> Result<RingFile, Exit> {
+    let keks = kek::Keks::of(config).map_err(wrong)?;
+    read_copy(path, keks.as_ref())
+}
+
+/// Puts a copy of the ring, which was read from `path`, into a store that nobody serves.
+///
+/// # Errors
+/// If the copy is of another store, or older than the store.
+pub(crate) fn import(
+    disk: &dyn Disk,
+    path: &Path,
+    mut ring: RingFile,
+    older: bool,
+) -> Result<(), Exit> {
     let at = |why: String| wrong(format!("{}: {why}", path.display()));
-    let mut ring = read_copy(path)?;
     if let Some((id, generation)) = file::noted(disk).map_err(wrong)? {
         if id != ring.id {
             return Err(at("it is the key ring of another store".to_owned()));
@@ -325,4 +354,50 @@ pub(crate) fn end_of(segments: &[wald_storage::SegmentInfo]) -> Position {
             .max(Position::new(segment.base.get() + segment.bytes))
     });
     ends.max().unwrap_or(Position::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copy_whose_keys_do_not_open_is_refused() {
+        let keks =
+            |digit: &str| kek::Keks::parse("keys".to_owned(), digit.repeat(64).as_bytes()).unwrap();
+        let disk: Arc<dyn Disk> = Arc::new(wald_storage::SimDisk::new());
+        let scope = crate::config::EncryptionScope::Store;
+        let ring = KeyRing::new(Arc::clone(&disk), scope, keks("7"), Box::new(|_| None));
+        wald_storage::BodyCipher::begin(&ring, Position::ZERO).unwrap();
+        let whole = found(&*disk).unwrap();
+        let mut changed = whole.clone();
+        let key = changed.keys.values_mut().next().unwrap();
+        key.wrapped.bytes[20] ^= 1;
+        let mut moved = whole.clone();
+        let (number, key) = moved.keys.pop_first().unwrap();
+        moved.keys.insert(
+            number,
+            file::RingKey {
+                owner: file::KeyOwner::Tenant("a".to_owned()),
+                ..key
+            },
+        );
+        for (ring, keks, said) in [
+            (&whole, keks("7"), None),
+            (&whole, keks("8"), Some("which keys does not have")),
+            (
+                &changed,
+                keks("7"),
+                Some("was changed after it was wrapped"),
+            ),
+            (&moved, keks("7"), Some("was changed after it was wrapped")),
+        ] {
+            let copy = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(copy.path(), ring.encode()).unwrap();
+            match (read_copy(copy.path(), Some(&keks)), said) {
+                (Ok(read), None) => assert_eq!(read, *ring),
+                (Err(exit), Some(said)) => assert!(exit.message.contains(said), "{}", exit.message),
+                (read, said) => panic!("{said:?}: {read:?}"),
+            }
+        }
+    }
 }

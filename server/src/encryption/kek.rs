@@ -12,9 +12,10 @@ use base64::engine::general_purpose::STANDARD;
 use rustix::process::{Pid, Signal, kill_process_group};
 use zeroize::Zeroizing;
 
+use super::file::{KeyOwner, RingFile};
 use crate::config::Config;
 use crate::host::hide_memory;
-use crate::reload::read_key_file;
+use crate::reload::{Fault, read_key_file};
 
 /// Bytes of each key.
 pub(super) const KEY_BYTES: usize = 32;
@@ -27,6 +28,17 @@ const MOST_TIME: Duration = Duration::from_secs(10);
 
 /// Pause between two looks whether the command has ended.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// The setting with the file.
+pub(super) const FILE: &str = "encryption_key_file";
+
+/// The text of the file with the keys.
+///
+/// # Errors
+/// If it cannot be read, is too large, or is not secret.
+pub(super) fn read_text(path: &Path) -> Result<Zeroizing<Vec<u8>>, Fault> {
+    read_key_file(FILE, path, MOST_TEXT)
+}
 
 /// A key without its secret: half of its digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,10 +94,8 @@ impl Keks {
                     .map_err(|why| format!("encryption_key_command: {command}: {why}"))?,
             ),
             (file, _) => {
-                let path = Path::new(file);
-                let read = read_key_file("encryption_key_file", path, MOST_TEXT);
-                let text = read.map_err(|fault| fault.to_string())?;
-                (format!("encryption_key_file: {file}"), text)
+                let text = read_text(Path::new(file)).map_err(|fault| fault.to_string())?;
+                (format!("{FILE}: {file}"), text)
             }
         };
         Self::parse(source, &text).map(Some)
@@ -119,13 +129,8 @@ impl Keks {
         }
     }
 
-    /// Where the keys are from.
-    pub(super) fn source(&self) -> &str {
-        &self.source
-    }
-
     /// The key that wraps new data keys.
-    pub(super) fn newest(&self) -> &KekId {
+    fn newest(&self) -> &KekId {
         &self.keys[self.keys.len() - 1].id
     }
 
@@ -149,11 +154,7 @@ impl Keks {
     }
 
     /// The data key in a wrapping. `None`: none of the keys has wrapped it, or it was changed.
-    pub(super) fn unwrap(
-        &self,
-        wrapped: &Wrapped,
-        about: &[u8],
-    ) -> Option<Zeroizing<[u8; KEY_BYTES]>> {
+    fn unwrap(&self, wrapped: &Wrapped, about: &[u8]) -> Option<Zeroizing<[u8; KEY_BYTES]>> {
         let kek = self.keys.iter().find(|kek| kek.id == wrapped.kek)?;
         let (nonce, rest) = wrapped.bytes.split_first_chunk::<NONCE_LEN>()?;
         let mut rest = Zeroizing::new(rest.to_vec());
@@ -165,8 +166,39 @@ impl Keks {
         Some(key)
     }
 
+    /// Opens all data keys of a ring, and passes their secrets to `each`. Returns the ring with all of them wrapped by
+    /// the newest key: the same one if they are already.
+    ///
+    /// # Errors
+    /// In a sentence about the first key that does not open.
+    pub(super) fn wrap_anew(
+        &self,
+        ring: &RingFile,
+        mut each: impl FnMut(u64, &KeyOwner, &[u8; KEY_BYTES]),
+    ) -> Result<RingFile, String> {
+        let mut anew = ring.clone();
+        for (number, key) in &mut anew.keys {
+            let about = ring.about(*number, &key.owner);
+            let opened = self.unwrap(&key.wrapped, &about);
+            let secret = opened.ok_or_else(|| match self.has(&key.wrapped.kek) {
+                true => format!(
+                    "data key {number} was changed after it was wrapped; put the newest copy of the key ring back with `wald key import FILE`"
+                ),
+                false => format!(
+                    "data key {number} is wrapped with the key {}, which {} does not have",
+                    key.wrapped.kek.0, self.source
+                ),
+            })?;
+            each(*number, &key.owner, &secret);
+            if key.wrapped.kek != *self.newest() {
+                key.wrapped = self.wrap(&secret, &about);
+            }
+        }
+        Ok(anew)
+    }
+
     /// Whether one of the keys has this id.
-    pub(super) fn has(&self, id: &KekId) -> bool {
+    fn has(&self, id: &KekId) -> bool {
         self.keys.iter().any(|kek| kek.id == *id)
     }
 }

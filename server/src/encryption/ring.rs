@@ -3,7 +3,7 @@
 //! Rule: a key is on the device, in both copies, before a body is encrypted with it. A key that was destroyed is in
 //! neither copy before anyone hears of it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
@@ -83,6 +83,8 @@ struct RingChanges {
     attempted: u64,
     /// Whether a rotation has made its keys, and not noted yet where the journal begins to have them.
     is_rotating: bool,
+    /// Deleted logs whose keys could not be destroyed yet.
+    undestroyed: BTreeSet<LogId>,
 }
 
 /// A log whose keys are destroyed once it is deleted.
@@ -94,7 +96,7 @@ pub(crate) struct Shredding(LogId);
 pub(crate) struct KeyRing {
     disk: Arc<dyn Disk>,
     scope: EncryptionScope,
-    keks: Keks,
+    keks: RwLock<Keks>,
     tenants: TenantOf,
     state: RwLock<KeysInForce>,
     /// Held while the ring is changed and written.
@@ -103,7 +105,9 @@ pub(crate) struct KeyRing {
 
 impl std::fmt::Debug for KeyRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KeyRing").field("keks", &self.keks).finish()
+        f.debug_struct("KeyRing")
+            .field("keks", &*self.keks())
+            .finish()
     }
 }
 
@@ -117,7 +121,7 @@ impl KeyRing {
         Self {
             disk,
             scope,
-            keks,
+            keks: RwLock::new(keks),
             tenants,
             state: RwLock::default(),
             changing: Mutex::default(),
@@ -126,6 +130,10 @@ impl KeyRing {
 
     fn state(&self) -> RwLockReadGuard<'_, KeysInForce> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keks(&self) -> RwLockReadGuard<'_, Keks> {
+        self.keks.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change(&self) -> MutexGuard<'_, RingChanges> {
@@ -150,37 +158,38 @@ impl KeyRing {
             mend,
             ..KeysInForce::default()
         };
-        let mut file = ring.clone();
-        for (number, key) in &ring.keys {
-            let about = ring.about(*number, &key.owner);
-            let bytes = self.keks.unwrap(&key.wrapped, &about).ok_or_else(|| {
-                let why = match self.keks.has(&key.wrapped.kek) {
-                    true => "was changed on the disk; put the newest copy back with `wald key import FILE`".to_owned(),
-                    false => format!(
-                        "is wrapped with the key {}, which {} does not have",
-                        key.wrapped.kek.0,
-                        self.keks.source()
-                    ),
-                };
-                format!("data key {number} in {}/keys/ring {why}", self.disk.location())
-            })?;
-            if key.wrapped.kek != *self.keks.newest() {
-                let wrapped = self.keks.wrap(&bytes, &about);
-                file.keys.insert(
-                    *number,
-                    RingKey {
-                        wrapped,
-                        ..key.clone()
-                    },
-                );
-                state
-                    .mend
-                    .get_or_insert_with(|| "its keys are wrapped with the newest key".to_owned());
-            }
-            state.enter(*number, key.owner.clone(), &bytes);
+        let place = self.disk.location();
+        let enter = |number: u64, owner: &KeyOwner, secret: &[u8; KEY_BYTES]| {
+            state.enter(number, owner.clone(), secret);
+        };
+        let file = self.keks().wrap_anew(&ring, enter);
+        let file = file.map_err(|why| format!("{place}/keys/ring: {why}"))?;
+        if file != ring {
+            state
+                .mend
+                .get_or_insert_with(|| "its keys are wrapped with the newest key".to_owned());
         }
         state.file = Some(file);
         self.set(state);
+        Ok(())
+    }
+
+    /// Takes these wrapping keys in the place of the earlier ones, once both copies are wrapped with the newest of them. After
+    /// an error the earlier ones stay, and the copies may be wrapped with either.
+    ///
+    /// # Errors
+    /// In a sentence, if a data key does not open with one of them, or if the ring cannot be written.
+    pub(super) fn take(&self, keks: Keks) -> Result<(), String> {
+        let mut changes = self.change();
+        let state = self.state().clone_of();
+        if let Some(ring) = &state.file {
+            let file = keks.wrap_anew(ring, |_, _, _| ())?;
+            if file != *ring {
+                let written = self.write(&mut changes, state, file);
+                written.map_err(|error| format!("the key ring cannot be written: {error}"))?;
+            }
+        }
+        *self.keks.write().unwrap_or_else(PoisonError::into_inner) = keks;
         Ok(())
     }
 
@@ -204,7 +213,7 @@ impl KeyRing {
             file.highest += 1;
             let mut bytes = Zeroizing::new([0; KEY_BYTES]);
             fill(&mut *bytes);
-            let wrapped = self.keks.wrap(&bytes, &file.about(file.highest, owner));
+            let wrapped = self.keks().wrap(&bytes, &file.about(file.highest, owner));
             let key = RingKey {
                 owner: owner.clone(),
                 covers_all: *covers_all,
@@ -335,10 +344,36 @@ impl KeyRing {
     /// Destroys the keys of a log that is deleted: in both copies, and in memory.
     ///
     /// # Errors
-    /// If the ring cannot be written. The next start destroys them.
+    /// If the ring cannot be written. [`KeyRing::destroy_again`] tries it again, and so does the next start.
     pub(crate) fn destroy(&self, log: &Shredding) -> io::Result<()> {
         let mut changes = self.change();
-        self.destroy_all(&mut changes, &[log.0])
+        let destroyed = self.destroy_all(&mut changes, &[log.0]);
+        if destroyed.is_err() {
+            changes.undestroyed.insert(log.0);
+        }
+        destroyed
+    }
+
+    /// Destroys the keys that [`KeyRing::destroy`] could not destroy. Returns the names of their logs.
+    ///
+    /// # Errors
+    /// If the ring cannot be written: they are tried again next time.
+    pub(crate) fn destroy_again(&self) -> io::Result<Vec<(LogId, String)>> {
+        let mut changes = self.change();
+        if changes.undestroyed.is_empty() {
+            return Ok(Vec::new());
+        }
+        let logs: Vec<LogId> = changes.undestroyed.iter().copied().collect();
+        let names = self
+            .state()
+            .file
+            .as_ref()
+            .map(|file| file.shredding.clone());
+        let names = names.unwrap_or_default();
+        self.destroy_all(&mut changes, &logs)?;
+        changes.undestroyed.clear();
+        let name = |id| (id, names.get(&id).cloned().unwrap_or_default());
+        Ok(logs.into_iter().map(name).collect())
     }
 
     fn destroy_all(&self, changes: &mut RingChanges, logs: &[LogId]) -> io::Result<()> {
@@ -540,7 +575,11 @@ impl BodyCipher for KeyRing {
 
     fn prepare(&self, logs: &[(LogId, &str)], exist: LogsExist) -> io::Result<()> {
         if self.scope == EncryptionScope::Store {
-            return Ok(());
+            // `begin` makes the ring with this key; only a ring of another hand lacks it.
+            let state = self.state();
+            if state.file.is_none() || !state.lacks(&KeyOwner::Store, false) {
+                return Ok(());
+            }
         }
         let mut changes = self.change();
         let mut state = self.state().clone_of();
@@ -597,6 +636,7 @@ impl BodyCipher for KeyRing {
 mod tests {
     use std::collections::HashSet;
 
+    use rustix::io::Errno;
     use wald_storage::{DiskCall, SimDisk};
 
     use super::*;
@@ -718,6 +758,39 @@ mod tests {
     }
 
     #[test]
+    fn wrapping_keys_change_while_the_ring_is_in_use() {
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Log, KEY);
+        let log = LogId::new(1);
+        ring.prepare(&[(log, "a")], LogsExist::Next).unwrap();
+        let body = sealed(&ring, log);
+        let keks = |text: &str| Keks::parse("keys".to_owned(), text.as_bytes()).unwrap();
+        let before = disk.contents("keys/ring");
+        // The earlier key would be lost.
+        let error = ring.take(keks(OTHER)).unwrap_err();
+        assert!(error.contains("does not have"), "{error}");
+        assert_eq!(disk.contents("keys/ring"), before);
+        ring.rotate(|| Position::ZERO).unwrap();
+        let both = format!("{KEY}\n{OTHER}\n");
+        disk.fail_call(|call| call.kind.changes(), 9, Errno::IO.raw_os_error());
+        ring.take(keks(&both)).unwrap_err();
+        disk.forget_faults();
+        // Whatever reached the disk opens with both keys, and the next attempt ends the work.
+        let copy = disk.copy();
+        assert!(opens(&opened(&copy, EncryptionScope::Log, &both), &body));
+        ring.take(keks(&both)).unwrap();
+        let after = disk.contents("keys/ring");
+        ring.take(keks(&both)).unwrap();
+        assert_eq!(disk.contents("keys/ring"), after, "nothing is left to do");
+        ring.take(keks(OTHER)).unwrap();
+        // New data keys are wrapped with the new key.
+        ring.rotate(|| Position::ZERO).unwrap();
+        let late = sealed(&ring, log);
+        let again = opened(&disk, EncryptionScope::Log, OTHER);
+        assert!(opens(&again, &body) && opens(&again, &late));
+    }
+
+    #[test]
     fn one_damaged_copy_is_written_again_and_two_are_refused() {
         for path in ["keys/ring", "keys/ring-2"] {
             for damage in [0, 40, usize::MAX] {
@@ -832,6 +905,51 @@ mod tests {
     }
 
     #[test]
+    fn keys_that_a_failing_disk_kept_are_destroyed_later() {
+        let disk = SimDisk::new();
+        let ring = opened(&disk, EncryptionScope::Log, KEY);
+        let log = LogId::new(1);
+        ring.prepare(&[(log, "gone")], LogsExist::Next).unwrap();
+        let body = sealed(&ring, log);
+        let begun = ring.shred(log, "gone").unwrap();
+        assert_eq!(ring.destroy_again().unwrap(), []);
+        let fail = || disk.fail_call(|call| call.kind.changes(), 3, Errno::IO.raw_os_error());
+        fail();
+        ring.destroy(&begun).unwrap_err();
+        fail();
+        ring.destroy_again().unwrap_err();
+        assert!(opens(&ring, &body));
+        // Other changes go on meanwhile, and do not take the log for one that is there.
+        disk.forget_faults();
+        ring.rotate(|| Position::ZERO).unwrap();
+        let destroyed = ring.destroy_again().unwrap();
+        assert_eq!(destroyed, [(log, "gone".to_owned())]);
+        assert_eq!(ring.destroy_again().unwrap(), []);
+        assert!(!opens(&ring, &body) && ring.newest(log).is_none());
+        for path in ["keys/ring", "keys/ring-2"] {
+            let ring = RingFile::decode(&disk.contents(path).unwrap()).unwrap();
+            assert!(ring.shredding.is_empty(), "{path}");
+            let mut owners = ring.keys.values().map(|key| &key.owner);
+            assert!(owners.all(|owner| *owner != KeyOwner::Log(log)), "{path}");
+        }
+    }
+
+    #[test]
+    fn ring_without_a_key_of_the_store_gets_one_before_logs_need_it() {
+        let disk = SimDisk::new();
+        opened(&disk, EncryptionScope::Store, KEY);
+        let bytes = disk.contents("keys/ring").unwrap();
+        let mut file = RingFile::decode(&bytes).unwrap();
+        file.keys.clear();
+        file::write(&disk, &file).unwrap();
+        let ring = opened(&disk, EncryptionScope::Store, KEY);
+        let log = (LogId::new(1), "a");
+        ring.prepare(&[log], LogsExist::Already).unwrap();
+        let body = sealed(&ring, log.0);
+        assert!(opens(&opened(&disk, EncryptionScope::Store, KEY), &body));
+    }
+
+    #[test]
     fn log_that_lived_under_another_scope_is_not_shredded() {
         let (early, between, late) = (LogId::new(1), LogId::new(2), LogId::new(3));
         for other in [EncryptionScope::Store, EncryptionScope::Tenant] {
@@ -935,7 +1053,7 @@ mod tests {
                 let mut bodies = vec![sealed(&ring, log)];
                 let mut failures = 0;
                 for nth in std::iter::once(first).chain(second) {
-                    disk.fail_call(changes, nth, rustix::io::Errno::IO.raw_os_error());
+                    disk.fail_call(changes, nth, Errno::IO.raw_os_error());
                     failures += usize::from(ring.rotate(|| Position::new(4096)).is_err());
                     bodies.push(sealed(&ring, log));
                     disk.forget_faults();

@@ -18,10 +18,18 @@ pub(crate) enum FileKind {
     JwksFile,
     /// Keys of issuers of JWTs behind URLs.
     JwksUrl,
+    /// `encryption_key_file`.
+    EncryptionKey,
 }
 
 impl FileKind {
-    const ALL: [Self; 4] = [Self::Tls, Self::Auth, Self::JwksFile, Self::JwksUrl];
+    const ALL: [Self; 5] = [
+        Self::Tls,
+        Self::Auth,
+        Self::JwksFile,
+        Self::JwksUrl,
+        Self::EncryptionKey,
+    ];
 
     /// The log of the daemon after files have changed.
     pub(crate) fn in_force(self) -> &'static str {
@@ -30,6 +38,9 @@ impl FileKind {
             Self::Auth => "the changed auth_file is in force",
             Self::JwksFile => "the changed files of jwks_file are in force",
             Self::JwksUrl => "the fetched keys of jwks_url are in force",
+            Self::EncryptionKey => {
+                "the changed encryption_key_file is in force: its last key wraps all data keys"
+            }
         }
     }
 
@@ -42,6 +53,9 @@ impl FileKind {
             Self::JwksUrl => {
                 "keys cannot be fetched; those fetched earlier stay in force for 24 hours"
             }
+            Self::EncryptionKey => {
+                "encryption_key_file cannot be used; its earlier keys stay in force"
+            }
         }
     }
 
@@ -52,6 +66,7 @@ impl FileKind {
             Self::Auth => "auth",
             Self::JwksFile => "jwks_file",
             Self::JwksUrl => "jwks_url",
+            Self::EncryptionKey => "encryption_key",
         }
     }
 }
@@ -71,7 +86,7 @@ impl ReloadMetrics {
                 "wald_reload_last_success_timestamp_seconds",
                 "Time in seconds since 1970 at which files were last read without a fault, by kind: tls (certificates, \
                  keys, CA, CRL), auth (auth_file), jwks_file and jwks_url (keys of issuers of JWTs; fetched keys count \
-                 from the start). 0: there are none. More than 1 hour ago: the files have a fault, which the log names.",
+                 from the start), encryption_key (encryption_key_file). 0: there are none. More than 1 hour ago: the files have a fault, which the log names.",
                 &kinds,
             )?,
             failures: make.counters(

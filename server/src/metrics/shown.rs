@@ -15,7 +15,9 @@ const FOREIGN: &str = "up";
 /// Exported only where a setting asks for it.
 const ON_REQUEST: &str = "wald_cursor_lag_records";
 /// Words of PromQL that may stand without a parenthesis behind them.
-const KEYWORDS: [&str; 7] = ["and", "or", "unless", "sum", "min", "max", "count"];
+const KEYWORDS: [&str; 8] = [
+    "and", "or", "unless", "offset", "sum", "min", "max", "count",
+];
 /// Words with labels in parentheses behind them.
 const GROUPINGS: [&str; 5] = ["by", "without", "on", "ignoring", "group_left"];
 

@@ -2,19 +2,22 @@
 
 use std::io::{self, BufWriter, StdoutLock, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 use wald_storage::{
-    DumpFilter, Dumped, DumpedBody, DumpedFrame, DumpedLog, DumpedRecord, Enough, LogName, Lsn,
-    Timestamp,
+    Disk, DumpFilter, Dumped, DumpedBody, DumpedFrame, DumpedLog, DumpedRecord, Enough, LogName,
+    Lsn, RealDisk, Timestamp,
 };
 
 use super::{
     FAILED, OfflineOutput, escaped, failed, json_line, open, output_of, put_json, written,
 };
+use crate::config::Config;
+use crate::encryption;
 use crate::serve::Exit;
 
 /// Maximum number of characters of a payload that are shown.
@@ -41,7 +44,9 @@ pub(super) fn command() -> Command {
         .long_about(
             "Prints the frames of an offline data directory in order, with all fields of their \
              headers. Records are shortened in text, and whole in JSON (text if they are UTF-8, \
-             else data in base64). Names ranges that do not verify. Changes nothing.\n\n\
+             else data in base64). Encrypted records are shown with the wrapping key of \
+             encryption_key_file or encryption_key_command and the key ring in the directory. \
+             Names ranges that do not verify. Changes nothing.\n\n\
              Exit codes: 0 ok, 1 it could not be read, or nothing of the log is there, 2 usage, 4 a daemon has the directory.",
         )
         .arg(super::directory_argument())
@@ -81,8 +86,16 @@ pub(super) fn command() -> Command {
         ))
 }
 
-pub(super) fn run(directory: &Path, matches: &ArgMatches) -> Result<u8, Exit> {
-    let offline = open(directory, "stop it first; `walctl read` shows records")?;
+pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Result<u8, Exit> {
+    let mut offline = open(directory, "stop it first; `walctl read` shows records")?;
+    let disk: Arc<dyn Disk> =
+        RealDisk::open_read_only(directory).map_err(|error| failed(&error))?;
+    match encryption::to_read(config, &disk) {
+        Ok(None) => {}
+        Ok(Some(keys)) => offline = offline.with_keys(keys),
+        // A damaged ring is a reason to look at the frames.
+        Err(why) => eprintln!("wald: {}; encrypted records are not shown", escaped(&why)),
+    }
     let lsn = |name: &str| matches.get_one::<u64>(name).copied().map(Lsn::new);
     let filter = DumpFilter {
         segment: matches.get_one::<u64>("segment").copied(),

@@ -73,7 +73,7 @@ pub(crate) fn is_unapplied(error: &AdminError) -> bool {
 /// Answers a deletion that was carried out, and whose keys were not destroyed yet.
 pub(crate) fn shred_unended(log: &LogName, error: &ShredError) -> Status {
     let message = format!(
-        "log {log:?} is deleted, and its keys are still there: {error}; the next start of the server destroys them"
+        "log {log:?} is deleted, and its keys are still there: {error}; the server tries it again each 10 s, and at its next start"
     );
     Failure::new(Code::Internal, Reason::JournalFailed, message)
         .unknown()

@@ -1,5 +1,7 @@
 //! Encryption at rest, by the built binary: no plain byte in any file, starts that are refused, rotation, erasure.
 
+mod golden;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -417,6 +419,162 @@ async fn exported_ring_is_put_back_into_a_restored_directory() {
     assert!(message.contains("no key ring"), "{message}");
     let (imported, said) = place.key(&["import", copy.to_str().unwrap()]);
     assert!(imported, "{said}");
+    let daemon = place.start(&[]);
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+}
+
+#[tokio::test]
+async fn ring_that_the_wrapping_key_does_not_open_is_not_put_back() {
+    let place = Place::new();
+    drop(place.start(&[]));
+    let other = Place::new();
+    drop(other.start(&[]));
+    let files = || {
+        ["keys/ring", "keys/ring-2", "ENCRYPTED"]
+            .map(|name| fs::read(place.store().join(name)).ok())
+    };
+    let import = |copy: &Path, more: &[&str]| {
+        let mut import = wald();
+        import.args(["key", "import"]).arg(copy).args(more);
+        let done = output(import.arg("--data-dir").arg(place.store()));
+        (
+            done.status.code(),
+            String::from_utf8_lossy(&done.stderr).into_owned(),
+        )
+    };
+    let own = format!("--encryption-key-file={}", place.key_file().display());
+    let foreign = format!("--encryption-key-file={}", other.key_file().display());
+    let copies = private_directory();
+    let copy = copies.path().join("ring");
+    fs::copy(place.store().join("keys/ring"), &copy).unwrap();
+    for keeps_note in [true, false] {
+        if !keeps_note {
+            fs::remove_file(place.store().join("ENCRYPTED")).unwrap();
+        }
+        let before = files();
+        for (copy, more, said) in [
+            (&copy, vec![], "set encryption_key_file"),
+            (&copy, vec![&*foreign], "does not have"),
+            (
+                &other.store().join("keys/ring"),
+                vec![&*own],
+                "does not have",
+            ),
+        ] {
+            let (code, message) = import(copy, &more);
+            assert_eq!(code, Some(78), "{message}");
+            assert!(message.contains(said), "{message}");
+            assert!(before == files(), "{said}: the ring was changed");
+        }
+    }
+    let (code, message) = import(&copy, &[&own]);
+    assert_eq!(code, Some(0), "{message}");
+    drop(place.start(&[]));
+}
+
+#[tokio::test]
+async fn dump_shows_records_to_whoever_has_the_wrapping_key() {
+    let place = Place::new();
+    let daemon = place.start(&[]);
+    fill(&daemon, "a", 2).await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let dump = |more: &[String]| {
+        let done = output(wald().arg("dump").arg(place.store()).args(more));
+        assert_eq!(done.status.code(), Some(0));
+        [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    let [shown, said] = dump(&place.arguments(&[])[2..]);
+    assert!(
+        shown.contains(MARK) && !shown.contains("encrypted, key"),
+        "{shown}"
+    );
+    assert_eq!(said, "");
+    let [shown, said] = dump(&[]);
+    assert!(
+        !shown.contains(MARK) && shown.contains("encrypted, key"),
+        "{shown}"
+    );
+    assert_eq!(said, "");
+    // A wrong key shows as much as none.
+    let [shown, said] = dump(&Place::new().arguments(&[])[2..]);
+    assert!(
+        !shown.contains(MARK) && shown.contains("encrypted, key"),
+        "{shown}"
+    );
+    assert!(said.contains("does not have"), "{said}");
+    // Only the keys are read: nothing was changed, and the store is served.
+    let daemon = place.start(&[]);
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+}
+
+#[tokio::test]
+async fn unsorted_store_that_ended_cleanly_refuses_the_ring_of_another() {
+    let place = Place::new();
+    for _ in 0..2 {
+        let daemon = place.start(&["--sorter-enabled=false"]);
+        fill(&daemon, "a", 3).await;
+        daemon.signal(Signal::TERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    }
+    // Another store under the same wrapping key, whose ring and note take the place of the store's.
+    let other = private_directory();
+    let arguments = place.arguments(&[]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_in(other.path(), &arguments);
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let names = ["keys/ring", "keys/ring-2", "ENCRYPTED"];
+    let own = names.map(|name| fs::read(place.store().join(name)).unwrap());
+    for name in names {
+        fs::copy(other.path().join(name), place.store().join(name)).unwrap();
+    }
+    let (code, message) = place.refused(&place.arguments(&[]));
+    assert_eq!(code, Some(78), "{message}");
+    assert!(message.contains("the key ring never had"), "{message}");
+    for (name, bytes) in names.iter().zip(own) {
+        fs::write(place.store().join(name), bytes).unwrap();
+    }
+    let daemon = place.start(&[]);
+    assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
+}
+
+#[tokio::test]
+async fn changed_wrapping_key_is_taken_while_the_daemon_runs() {
+    const FAILURES: &str = "wald_reload_failures_total{kind=\"encryption_key\"}";
+    let place = Place::new();
+    let audit = place.keys.path().join("audit");
+    let daemon = place.start(&[&format!("--audit-log={}", audit.display())]);
+    fill(&daemon, "a", 1).await;
+    let ring = || fs::read_to_string(place.store().join("keys/ring")).unwrap();
+    let (before, old) = (ring(), fs::read_to_string(place.key_file()).unwrap());
+    let new = String::from_utf8(output(wald().args(["key", "new"])).stdout).unwrap();
+    // Without the earlier key the ring could not be opened: it stays as it is.
+    for bad in [&new[..], "no key", ""] {
+        let failures = daemon.metric(FAILURES);
+        fs::write(place.key_file(), bad).unwrap();
+        daemon.signal(Signal::HUP);
+        until(&daemon, FAILURES, |now| now > failures).await;
+        assert_eq!(ring(), before);
+        fill(&daemon, "a", 1).await;
+    }
+    fs::write(place.key_file(), format!("{old}{new}")).unwrap();
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("the changed encryption_key_file is in force");
+    assert_ne!(ring(), before);
+    let lines = fs::read_to_string(&audit).unwrap();
+    assert!(
+        lines.contains("\"encryption_key\"") && !lines.contains(new.trim()),
+        "{lines}"
+    );
+    // The earlier key is no longer needed, not even for data keys of later.
+    fs::write(place.key_file(), &new).unwrap();
+    daemon.signal(Signal::HUP);
+    let (rotated, said) = place.key(&["rotate"]);
+    assert!(rotated, "{said}");
+    fill(&daemon, "a", 1).await;
+    daemon.signal(Signal::KILL);
+    daemon.ended().await;
     let daemon = place.start(&[]);
     assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
 }

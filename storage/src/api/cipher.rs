@@ -41,7 +41,8 @@ pub enum LogsExist {
 /// The data keys of a store.
 pub trait BodyCipher: fmt::Debug + Send + Sync {
     /// The key that encrypts new bodies of a log. `None` if [`BodyCipher::prepare`] was not called for it, or if its
-    /// key was destroyed.
+    /// key was destroyed. A key that was prepared must stay until the log is durably deleted, because the engine cannot write
+    /// records without it.
     fn newest(&self, log: LogId) -> Option<Arc<dyn BodyKey>>;
 
     /// The key with this number; `None` if there is none, or none any more.

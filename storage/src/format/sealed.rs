@@ -84,7 +84,10 @@ pub(crate) fn stored_times(
     arrival: Timestamp,
 ) -> Option<FirstAndLastTime> {
     if is_sealed(codec) {
-        return SealedBody::parse(stored).map(|sealed| sealed.times);
+        let is_bounded = compress::too_large(codec, stored).is_none();
+        return SealedBody::parse(stored)
+            .filter(|_| is_bounded)
+            .map(|sealed| sealed.times);
     }
     let plain = compress::decompress(codec, stored)?;
     codec::may_hold(&plain, count).then(|| times_of(&plain, arrival))

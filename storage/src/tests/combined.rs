@@ -52,9 +52,15 @@ fn payload(number: u64, bytes: usize) -> Vec<u8> {
 
 /// The records that have bytes in a file.
 fn records_in(bytes: &[u8]) -> BTreeSet<u64> {
-    let tokens = bytes.windows(10).filter(|w| w[0] == b'<' && w[9] == b'>');
-    let numbers = tokens.filter_map(|w| std::str::from_utf8(&w[1..9]).ok()?.parse().ok());
-    numbers.collect()
+    let numbers = |bytes: &[u8]| {
+        let tokens = bytes.windows(10).filter(|w| w[0] == b'<' && w[9] == b'>');
+        let numbers =
+            tokens.filter_map(|w| std::str::from_utf8(&w[1..9]).ok()?.parse::<u64>().ok());
+        numbers.collect::<Vec<_>>()
+    };
+    let opened = cipher::opened_in(bytes);
+    let opened = opened.iter().flat_map(|body| numbers(&body.plain));
+    numbers(bytes).into_iter().chain(opened).collect()
 }
 
 pub(super) fn poll<T>(mut answer: Awaited<T>) -> Option<T> {

@@ -20,6 +20,8 @@ use crate::engine::repair::accept_loss;
 use crate::format::frame;
 use crate::format::frame::FrameKind;
 use crate::format::life::Life;
+use crate::format::sealed;
+use crate::format::sealed::BodyPlace;
 use crate::tools::backup::{BackupView, content_path};
 use crate::tools::verify::Offline;
 
@@ -352,9 +354,21 @@ fn frame_that_claims_too_much_is_damage() {
     let disk = fixture.disk.copy();
     forge(&disk, &|_, kind, new| {
         let head = usize::from(u16::from_le_bytes([new[4], new[5]])) * 8;
-        if kind == FrameKind::Batch && new[20] & 7 == 1 {
+        let codec = new[20] & 7;
+        if kind == FrameKind::Batch && codec & 3 == 1 {
             new.truncate(head);
             new.extend_from_slice(&stored);
+            if let Some(cipher) = &fixture.config.cipher {
+                let bound = BodyPlace {
+                    log: fixture.core.logs.by_name("packed").unwrap().id,
+                    first_lsn: Lsn::ZERO,
+                    count: 1,
+                    codec,
+                };
+                let key = cipher.newest(bound.log).unwrap();
+                let times = (Timestamp::from_micros(1), Timestamp::from_micros(1));
+                sealed::seal(new, head, &*key, &bound, 80 << 20, times);
+            }
         }
     });
     // The frame is longer than before, so later frames are not at the position that they name.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cipher::TestKeys;
 use super::verifying::verify;
 use super::*;
+use crate::api::cipher::Cipher;
 use crate::api::record::Compression;
 use crate::base::crc::crc32c;
 use crate::base::ids::Position;
@@ -174,6 +175,30 @@ fn key_ring_of_yesterday_is_refused() {
 }
 
 #[test]
+fn foreign_ring_is_refused_by_a_clean_start_that_reads_no_record() {
+    let (keys, config) = encrypted();
+    keys.rotate(Position::ZERO);
+    keys.rotate(Position::ZERO);
+    let fixture = Fixture::with(SimDisk::new(), config);
+    fill(&fixture, 2);
+    // The newest segments have no records.
+    let fixture = fixture.restart_cleanly().restart_cleanly();
+    fixture.core.close().unwrap();
+    let (disk, clock) = (fixture.disk.copy(), Arc::clone(&fixture.clock));
+    drop(fixture);
+    let (other, cipher) = TestKeys::cipher();
+    other.rotate(Position::ZERO);
+    let config = StorageConfig {
+        cipher: Some(cipher),
+        ..super::sorting::config()
+    };
+    let error = open(&disk, &config, &clock).map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::Keys(_)), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("encrypted with key 2"), "{said}");
+}
+
+#[test]
 fn plain_store_is_encrypted_by_the_sorter() {
     let mut fixture = Fixture::with(SimDisk::new(), plain());
     let count = fill(&fixture, 12);
@@ -273,22 +298,48 @@ fn forged_body_is_refused_whatever_its_checksums_say() {
     }
 }
 
-#[test]
-fn dump_names_the_key_of_encrypted_records() {
-    let (_keys, config) = encrypted();
-    let fixture = Fixture::with(SimDisk::new(), config);
-    fixture.append("a", MARK).unwrap();
-    let disk: Arc<dyn Disk> = Arc::new(fixture.disk.copy());
-    drop(fixture);
-    let mut seen = 0;
-    let offline = Offline::open(disk).unwrap();
-    let filter = DumpFilter::default();
-    let dumped = offline.dump_frames(&filter, &mut |dumped| {
+/// The records that a dump shows, and the keys that it names.
+fn dumped(disk: &SimDisk, keys: Option<Cipher>) -> (Vec<Vec<u8>>, HashSet<u64>) {
+    let mut offline = Offline::open(Arc::new(disk.copy())).unwrap();
+    if let Some(keys) = keys {
+        offline = offline.with_keys(keys);
+    }
+    let (mut shown, mut named) = (Vec::new(), HashSet::new());
+    let dumped = offline.dump_frames(&DumpFilter::default(), &mut |dumped| {
         if let Dumped::Frame(frame) = dumped {
-            seen += usize::from(frame.body == DumpedBody::Encrypted(vec![1]));
+            match frame.body {
+                DumpedBody::Encrypted(keys) => named.extend(keys),
+                DumpedBody::Records(records) => {
+                    shown.extend(records.iter().map(|shown| shown.record.data.to_vec()));
+                }
+                DumpedBody::Damaged => panic!("nothing is damaged"),
+                _ => {}
+            }
         }
         Ok(())
     });
     dumped.unwrap();
-    assert_eq!(seen, 1);
+    (shown, named)
+}
+
+#[test]
+fn dump_shows_records_with_their_keys_and_names_the_keys_without() {
+    let (keys, config) = encrypted();
+    let cipher = config.cipher.clone();
+    let fixture = Fixture::with(SimDisk::new(), config);
+    let count = fill(&fixture, 12);
+    fixture.sort();
+    keys.rotate(fixture.core.journal.durable());
+    fixture.append("other", MARK).unwrap();
+    let disk = fixture.disk.copy();
+    drop(fixture);
+    let (shown, named) = dumped(&disk, cipher.clone());
+    assert_eq!((shown.len(), named.len()), (2 * count + 1, 0));
+    assert!(shown.iter().all(|data| data.starts_with(MARK)));
+    assert_eq!(dumped(&disk, None), (Vec::new(), HashSet::from([1, 2])));
+    keys.destroy(1);
+    assert_eq!(
+        dumped(&disk, cipher),
+        (vec![MARK.to_vec()], HashSet::from([1]))
+    );
 }

@@ -316,7 +316,7 @@ fn a_marker_proves_flushes_of_the_interval() {
         drop(engine);
         let path = used_paths(&disk).last().unwrap().clone();
         let mut bytes = disk.contents(&path).unwrap();
-        let at = bytes.windows(7).position(|w| w == b"hello-1").unwrap();
+        let at = cipher::places_of(&bytes, b"hello-1")[0];
         bytes[at] ^= 1;
         disk.replace(&path, bytes);
         let f = Fixture::on(disk);
@@ -490,7 +490,7 @@ fn a_damaged_frame_under_a_damaged_index_is_named_and_not_skipped() {
     drop(core);
     let journal = used_paths(&disk)[0].clone();
     let mut bytes = disk.contents(&journal).unwrap();
-    let at = bytes.windows(40).position(|w| w == [1; 40]).unwrap();
+    let at = cipher::places_of(&bytes, &[1; 40])[0];
     bytes[at] ^= 1;
     disk.replace(&journal, bytes);
     let index = format!("index/{}", disk.list("index").unwrap()[0]);

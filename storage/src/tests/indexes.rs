@@ -788,7 +788,7 @@ fn unfinished_indexes_of_a_refused_start_go_with_the_next_one() {
     };
     let path = used(&disk)[0].clone();
     let bytes = disk.contents(&path).unwrap();
-    let at = bytes.windows(8).position(|at| at == b"record 0").unwrap();
+    let at = cipher::places_of(&bytes, b"record 0")[0];
     let unfinished = |disk: &SimDisk| {
         let mut names = disk.list("index").unwrap();
         names.retain(|name| name.ends_with(".new"));

@@ -3,6 +3,7 @@
 //!
 //! `WALD_CUTS` sets the number of power cuts, `WALD_SEED` runs one seed only.
 
+use super::cipher::TestKeys;
 use super::simulation::{Counts, Faults, Run, Verdict};
 
 const LIVES: u32 = 8;
@@ -73,6 +74,24 @@ fn nothing_durable_is_lost_and_nothing_is_half_there_after_any_power_cut() {
     );
 }
 
+/// Random work, and faults, with a cipher that has keys only for logs whose keys were prepared.
+#[test]
+fn every_append_to_an_encrypted_store_finds_the_key_of_its_log() {
+    let faults = Faults {
+        failing_calls: 40,
+        failing_flushes: 40,
+    };
+    let begin = |seed| {
+        let mut run = Run::new(seed, faults);
+        run.config.cipher = Some(TestKeys::prepared());
+        run
+    };
+    let all = simulate("finds_the_key", begin, |all| {
+        all.kills + all.cuts.cuts() >= 200
+    });
+    assert!(all.failures > 0);
+}
+
 /// Flushes and other calls fail, and power cuts come: the journal fails, and no record acknowledged as
 /// durable is lost, with or without a power cut.
 #[test]
@@ -96,6 +115,9 @@ fn the_same_seed_makes_the_same_calls_and_leaves_the_same_bytes() {
                 failing_flushes: 30,
             };
             let mut run = Run::new(seed, faults);
+            if run.config.cipher.is_some() {
+                run.config.cipher = Some(TestKeys::counting());
+            }
             run.disk.trace_calls(true);
             run.run(3);
             (run.disk.trace(), run.disk.fingerprint(), run.counts)

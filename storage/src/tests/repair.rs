@@ -94,9 +94,7 @@ fn trimmed_and_deleted_damage_is_no_loss_to_repair_and_verify() {
     drop(core);
     let path = used_paths(&disk)[0].clone();
     let mut bytes = disk.contents(&path).unwrap();
-    let needles: Vec<_> = (0..bytes.len())
-        .filter(|at| bytes[*at..].starts_with(b"needle"))
-        .collect();
+    let needles = cipher::places_of(&bytes, b"needle");
     assert_eq!(needles.len(), 2);
     needles.iter().for_each(|at| bytes[*at] ^= 1);
     disk.replace(&path, bytes);

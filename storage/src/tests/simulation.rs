@@ -112,7 +112,7 @@ pub(super) struct Run {
     pub(super) random: StdRng,
     pub(super) disk: SimDisk,
     clock: Arc<TestClock>,
-    config: StorageConfig,
+    pub(super) config: StorageConfig,
     faults: Faults,
     ledger: Ledger,
     /// Batches of producers that may be sent again.

@@ -767,7 +767,10 @@ fn files_that_a_crash_of_the_sorter_left_are_named_and_removed() {
 #[test]
 fn a_sorted_store_is_dumped_whole() {
     let (disk, _, _) = sorted_store();
-    let offline = crate::tools::verify::Offline::open(Arc::new(disk)).unwrap();
+    let mut offline = crate::tools::verify::Offline::open(Arc::new(disk)).unwrap();
+    if let Some(keys) = cipher::of_environment() {
+        offline = offline.with_keys(keys);
+    }
     let mut records = std::collections::BTreeMap::<String, u64>::new();
     let mut damaged = 0;
     offline

@@ -60,7 +60,12 @@ fn pages_and_scans_of_new_records_come_from_memory() {
 
 #[test]
 fn followers_share_the_bytes_of_the_group() {
-    let fixture = Fixture::new();
+    // Each reader decrypts a body for itself.
+    let config = StorageConfig {
+        cipher: None,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
     let mut scans: Vec<_> = (0..3)
         .flat_map(|_| selectors())
         .map(|selector| fixture.scan(selector, ScanStart::First, true))

@@ -535,10 +535,10 @@ fn checkpoint_keeps_the_end_of_a_segment_whose_successor_has_a_bad_link() {
 
     let paths = used_paths(&disk);
     let mut bytes = disk.contents(&paths[0]).unwrap();
-    let of_last = bytes.windows(7).rposition(|at| at == b"damaged").unwrap();
+    let of_last = cipher::places_of(&bytes, b"damaged");
     // The header of the last frame: its unit looks as if it never ended.
     let length = frame::HEADER_BYTES;
-    let header = (FIRST_FRAME..of_last).rev().find(|at| {
+    let header = (FIRST_FRAME..*of_last.last().unwrap()).rev().find(|at| {
         let life = Life::decode(&bytes).unwrap();
         at % 8 == 0 && frame::decode_header(&bytes[*at..], life.salt).is_some()
     });

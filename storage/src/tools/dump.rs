@@ -3,8 +3,10 @@
 //!
 //! Memory holds one step or one frame at a time, and the names of logs.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
+use crate::api::cipher::Cipher;
 use crate::api::codec;
 use crate::api::error::{DumpError, OpenError};
 use crate::api::pace::Stop;
@@ -19,7 +21,7 @@ use crate::format::frame::{FrameHeader, FrameKind};
 use crate::format::pack;
 use crate::format::pack::Piece;
 use crate::format::sealed;
-use crate::format::sealed::is_sealed;
+use crate::format::sealed::{BodyPlace, CannotOpen, SEALED, SealedBody, is_sealed};
 use crate::format::walk::{Event, Walk};
 use crate::index::checkpoint;
 use crate::index::read_index;
@@ -181,7 +183,8 @@ pub enum DumpedBody {
     Empty,
     /// Records.
     Records(Vec<DumpedRecord>),
-    /// Encrypted records: the numbers of their keys, in order; 0 stands for records that are not encrypted.
+    /// Encrypted records without all of their keys ([`Offline::with_keys`]): the numbers of their keys, in order; 0 stands
+    /// for records that are not encrypted.
     Encrypted(Vec<u64>),
     /// A log was created.
     Created {
@@ -377,7 +380,8 @@ impl Offline {
                         bytes,
                         body,
                     } => {
-                        let frame = dumped(segment, header, bytes, body, names);
+                        let keys = self.keys.as_ref();
+                        let frame = dumped(segment, header, (bytes, body), names, keys);
                         match wanted(&frame, filter) {
                             true => take(Dumped::Frame(Box::new(frame))),
                             false => Ok(()),
@@ -554,9 +558,9 @@ fn wanted(frame: &DumpedFrame, filter: &DumpFilter) -> bool {
 fn dumped(
     segment: &Surveyed,
     header: &FrameHeader,
-    bytes: &[u8],
-    body: Option<&[u8]>,
+    (bytes, body): (&[u8], Option<&[u8]>),
     names: &mut LogNames,
+    keys: Option<&Cipher>,
 ) -> DumpedFrame {
     let directory = frame::directory_of(bytes, header);
     for entry in directory.iter().flat_map(|directory| &directory.entries) {
@@ -564,7 +568,7 @@ fn dumped(
             names.learn(entry.log_id, name);
         }
     }
-    let body = body_of(header, bytes, body);
+    let body = body_of(header, bytes, body, keys);
     if let DumpedBody::Created { name, .. } = &body {
         names.learn(header.log_id, name);
     }
@@ -625,35 +629,84 @@ fn records_of(plain: &[u8], first: Lsn, arrival: Timestamp) -> Option<Vec<Dumped
         .collect()
 }
 
-fn body_of(header: &FrameHeader, bytes: &[u8], body: Option<&[u8]>) -> DumpedBody {
+/// The bytes of a body before it was compressed and encrypted. `None` if they cannot be read.
+///
+/// # Errors
+/// If the key of the body is missing.
+fn plain_of<'b>(
+    keys: Option<&Cipher>,
+    bound: &BodyPlace,
+    stored: &'b [u8],
+) -> Result<Option<Cow<'b, [u8]>>, MissingKey> {
+    if !is_sealed(bound.codec) {
+        return Ok(compress::decompress(bound.codec, stored));
+    }
+    let Some(sealed) = SealedBody::parse(stored) else {
+        return Ok(None);
+    };
+    match sealed.open(keys.map(|keys| &**keys), bound) {
+        Ok(opened) => {
+            let plain = compress::decompress(bound.codec & !SEALED, &opened);
+            Ok(plain.map(|plain| Cow::Owned(plain.into_owned())))
+        }
+        Err(CannotOpen::NoKey(_)) => Err(MissingKey),
+        // Its bytes were changed on purpose.
+        Err(CannotOpen::Altered(_)) => Ok(None),
+    }
+}
+
+/// The key of encrypted records is not at hand.
+struct MissingKey;
+
+fn body_of(
+    header: &FrameHeader,
+    bytes: &[u8],
+    body: Option<&[u8]>,
+    keys: Option<&Cipher>,
+) -> DumpedBody {
     let Some(stored) = body else {
         return DumpedBody::Damaged;
     };
     let read = || {
         Some(match header.kind {
-            FrameKind::Batch if is_sealed(header.codec()) => {
-                DumpedBody::Encrypted(vec![sealed::key_of(header.codec(), stored)])
-            }
             FrameKind::Batch => {
-                let plain = compress::decompress(header.codec(), stored)?;
-                DumpedBody::Records(records_of(&plain, header.first_lsn, header.arrival)?)
+                let bound = BodyPlace {
+                    log: header.log_id,
+                    first_lsn: header.first_lsn,
+                    count: header.count,
+                    codec: header.codec(),
+                };
+                match plain_of(keys, &bound, stored) {
+                    Ok(plain) => {
+                        let (first, arrival) = (header.first_lsn, header.arrival);
+                        DumpedBody::Records(records_of(&plain?, first, arrival)?)
+                    }
+                    Err(MissingKey) => {
+                        DumpedBody::Encrypted(vec![sealed::key_of(header.codec(), stored)])
+                    }
+                }
             }
             FrameKind::Pack => {
                 let mut records = Vec::new();
                 let pieces = pack::pieces(bytes, header)?;
                 let body_at = header.header_len as usize;
-                if pieces.iter().any(|piece| is_sealed(piece.codec)) {
-                    let key = |piece: &Piece| {
-                        let stored = run_file::stored(bytes, body_at, piece)?;
-                        Some(sealed::key_of(piece.codec, stored))
+                for piece in &pieces {
+                    let stored = run_file::stored(bytes, body_at, piece)?;
+                    let bound = BodyPlace {
+                        log: header.log_id,
+                        first_lsn: piece.first_lsn,
+                        count: piece.count,
+                        codec: piece.codec,
                     };
-                    let keys: Option<BTreeSet<u64>> = pieces.iter().map(key).collect();
-                    return Some(DumpedBody::Encrypted(keys?.into_iter().collect()));
-                }
-                for piece in pieces {
-                    let stored = run_file::stored(bytes, body_at, &piece)?;
-                    let plain = compress::decompress(piece.codec, stored)?;
-                    records.extend(records_of(&plain, piece.first_lsn, piece.arrival)?);
+                    let Ok(plain) = plain_of(keys, &bound, stored) else {
+                        let key = |piece: &Piece| {
+                            let stored = run_file::stored(bytes, body_at, piece)?;
+                            Some(sealed::key_of(piece.codec, stored))
+                        };
+                        let keys: Option<BTreeSet<u64>> = pieces.iter().map(key).collect();
+                        return Some(DumpedBody::Encrypted(keys?.into_iter().collect()));
+                    };
+                    records.extend(records_of(&plain?, piece.first_lsn, piece.arrival)?);
                 }
                 DumpedBody::Records(records)
             }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
+use crate::api::cipher::Cipher;
 use crate::api::error::OpenError;
 use crate::api::finding::{Finding, FindingKind, Severity, advice};
 use crate::api::pace::{Control, Pace, Stop, VerifyProgress};
@@ -35,6 +36,8 @@ pub struct Offline {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) format: FormatFile,
     pub(crate) store: StoreIdentity,
+    /// The keys with which [`Offline::dump_frames`] shows encrypted records.
+    pub(crate) keys: Option<Cipher>,
     _lock: Option<Box<dyn DiskLock>>,
 }
 
@@ -95,8 +98,18 @@ impl Offline {
             disk,
             format,
             store: StoreIdentity { id, created: false },
+            keys: None,
             _lock: lock,
         })
+    }
+
+    /// Shows encrypted records with these keys, which are loaded already.
+    #[must_use]
+    pub fn with_keys(self, keys: Cipher) -> Self {
+        Self {
+            keys: Some(keys),
+            ..self
+        }
     }
 
     /// Identity of the store.

@@ -15,6 +15,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3;
 
+#[cfg(doc)]
+use crate::api::cipher::BodyCipher;
 use crate::api::cipher::Cipher;
 use crate::api::codec;
 use crate::api::error::FreeSpace;
@@ -169,6 +171,10 @@ pub(crate) trait SegmentTail {
 /// - `digest` covers the bytes up to `offset`. `chain` and `frames` include the group at hand.
 /// - `before_group` has the `chain` and `frames` at `offset`.
 /// - `next` is set from the moment a segment is taken until it becomes the segment at hand.
+/// - `cipher` has a key for each log that gets records. A start prepares the keys of all logs before there is a tail
+///   (`recovery/begin.rs`). Later only `Committer::push_created` makes logs, and each of its callers calls
+///   `Committer::secure_keys` for the same names before. A key that was prepared stays until the deletion of its log is durable
+///   ([`BodyCipher::newest`]), and no frame of a batch follows the frame that deletes its log.
 pub(crate) struct FileTail {
     pool: Arc<Pool>,
     segment: Arc<Segment>,
@@ -346,7 +352,7 @@ impl SegmentTail for FileTail {
         let sealing = cipher
             .filter(|_| head.kind == FrameKind::Batch)
             .map(|cipher| {
-                // Every way to create a log prepares its key first.
+                // The invariant of `cipher`.
                 let key = cipher.newest(head.log_id).expect("the log has a key");
                 let plain = u32::try_from(self.buffer.len() - body).expect("body fits 32 bits");
                 // Records from memory were put as bytes.
