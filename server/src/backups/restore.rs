@@ -238,7 +238,8 @@ impl RestoreSource {
                         "wald: the owner of the store has gone on, so the copy begins again: {what}"
                     );
                 };
-                let restored = fetch.restore(target, RestoredAs::Copy, progress, repeats);
+                let nothing = &mut |_: &dyn Disk| Ok(());
+                let restored = fetch.restore(target, RestoredAs::Copy, nothing, progress, repeats);
                 bar.finish_and_clear();
                 restored.map_err(|error| unfetched(&error))
             }
@@ -273,6 +274,15 @@ impl RestoreWork<'_> {
         if let Some(path) = self.key_ring {
             let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
             encryption::commands::import(&*disk, path, false)?;
+            return Ok(restored);
+        }
+        #[cfg(feature = "object")]
+        if let RestoreSource::Replica { fetch, .. } = &self.source
+            && let Some(ring) = fetch.key_ring().map_err(|error| unfetched(&error))?
+        {
+            let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
+            let put = encryption::shared::put(&*disk, &ring, false);
+            put.map_err(|error| Exit::new(FAILED, format!("writing the key ring: {error}")))?;
         }
         Ok(restored)
     }

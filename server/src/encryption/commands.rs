@@ -229,7 +229,11 @@ fn rotate(config: &Config) -> Result<(), Exit> {
     ring.rotate(|| AT_NEXT_START)
         .map_err(failed("writing the key ring"))?;
     println!(
-        "new records will have new keys; the sorter gives them to earlier ones once the daemon runs"
+        "new records will have new keys; the sorter gives them to earlier ones once the daemon runs{}",
+        match config.has_replica() {
+            true => ", and its start writes them to the bucket",
+            false => "",
+        }
     );
     Ok(())
 }
@@ -298,6 +302,7 @@ pub(crate) fn import(disk: &dyn Disk, path: &Path, older: bool) -> Result<(), Ex
             return Err(at("it has no more numbers for new keys".to_owned()));
         }
         ring.highest += NUMBERS_LOST;
+        ring.replaces = true;
     }
     ring.generation += 1;
     file::write(disk, &ring).map_err(failed("writing the key ring"))
