@@ -308,6 +308,7 @@ impl CopyWork {
         let version = version.map_err(ShipError::Bucket)?;
         if followed.ring.as_ref().is_none_or(|ring| ring.0 != version) {
             super::keys::show(&self.remote, keys)?;
+            tracing::debug!(keys = keys.len(), "the key ring of the bucket is open");
         }
         followed.ring = Some((version, announced));
         Ok(())
