@@ -204,3 +204,218 @@ impl KeyRing {
         self.stored.send_replace(Some(generation));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use wald_storage::{BodyCipher as _, LogId, LogsExist, Position, SimDisk};
+
+    use super::*;
+    use crate::config::EncryptionScope;
+    use crate::encryption::kek::Keks;
+
+    const PLACE: &str = "s3://b";
+    const KEY: &str = "0707070707070707070707070707070707070707070707070707070707070707";
+
+    fn ring(disk: &SimDisk) -> KeyRing {
+        let keks = Keks::parse("keys".to_owned(), KEY.as_bytes()).unwrap();
+        let none = Box::new(|_: &str| None);
+        KeyRing::new(Arc::new(disk.clone()), EncryptionScope::Log, keks, none)
+    }
+
+    /// An owner of the first term, and its ring as the bucket has it.
+    fn owner() -> (SimDisk, KeyRing, String) {
+        let disk = SimDisk::new();
+        let keys = opened(&disk);
+        keys.claim(PLACE, 1, None).unwrap();
+        let text = keys.text().1;
+        (disk, keys, text)
+    }
+
+    fn opened(disk: &SimDisk) -> KeyRing {
+        let keys = ring(disk);
+        keys.load().unwrap();
+        keys.begin(Position::ZERO).unwrap();
+        keys
+    }
+
+    fn file(text: &str) -> RingFile {
+        RingFile::decode(text.as_bytes()).unwrap()
+    }
+
+    /// The ring with which a directory starts beside the bucket's.
+    fn settled(disk: &SimDisk, bucket: &str) -> Result<RingFile, String> {
+        ring(disk).settle(PLACE, bucket.as_bytes(), true)?;
+        let found = file::find(disk)?;
+        Ok(found.map(|found| found.ring).unwrap())
+    }
+
+    fn make_keys(keys: &KeyRing, logs: std::ops::Range<u64>) {
+        for id in logs {
+            keys.prepare(&[(LogId::new(id), "log")], LogsExist::Next)
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn numbers_of_two_owners_never_meet_and_rise_with_their_terms() {
+        let (_disk, keys, bucket) = owner();
+        // The first owner gives numbers that the bucket does not see.
+        make_keys(&keys, 1..200);
+        let unseen = file(&keys.text().1);
+        let mut before = file(&bucket);
+        let mut all: Vec<RingFile> = vec![unseen.clone()];
+        for term in [5, 6, 9] {
+            let disk = SimDisk::new();
+            let next = ring(&disk).next_owner(PLACE, before.encode().as_bytes(), term);
+            put(&disk, next.unwrap().as_bytes(), false).unwrap();
+            let keys = opened(&disk);
+            keys.claim(PLACE, term, Some(before.encode().as_bytes()))
+                .unwrap();
+            make_keys(&keys, 1000 * term..1000 * term + 70);
+            let now = file(&keys.text().1);
+            assert!(
+                before
+                    .keys
+                    .keys()
+                    .all(|number| now.keys.contains_key(number))
+            );
+            let new: Vec<u64> = now
+                .keys
+                .keys()
+                .copied()
+                .filter(|number| !before.keys.contains_key(number))
+                .collect();
+            assert!(
+                new.iter()
+                    .all(|number| *number > before.highest && now.has_made(*number))
+            );
+            for other in &all {
+                assert!(new.iter().all(|number| !other.keys.contains_key(number)));
+            }
+            assert_eq!((now.term, now.numbered_in), (term, term));
+            // A ring that was read again is the same one.
+            assert_eq!(file(&now.encode()), now);
+            all.push(now.clone());
+            before = now;
+        }
+        // Numbers that only the first owner gave are of no key of the last one.
+        let lost = unseen
+            .keys
+            .keys()
+            .filter(|number| !before.keys.contains_key(number));
+        assert!(lost.clone().count() > 64 && lost.clone().all(|number| !before.has_made(*number)));
+        let last = RingFile {
+            highest: u64::MAX - 1,
+            ..before
+        };
+        assert!(last.for_owner(10).is_err());
+    }
+
+    #[test]
+    fn start_has_the_newer_ring_of_directory_and_bucket() {
+        let (disk, keys, bucket) = owner();
+        let own = file(&bucket);
+        assert_eq!(settled(&disk, &bucket).unwrap(), own);
+        // The directory is ahead: the bucket was away.
+        let yesterday = disk.copy();
+        make_keys(&keys, 1..2);
+        let newer = keys.text().1;
+        assert_eq!(settled(&disk, &bucket).unwrap(), file(&newer));
+        // The directory was put back from a copy.
+        assert_eq!(settled(&yesterday, &newer).unwrap(), file(&newer));
+        // Both copies are lost, or damaged.
+        for path in ["keys/ring", "keys/ring-2"] {
+            disk.replace(path, b"damaged".to_vec());
+        }
+        assert!(
+            settled(&disk, &bucket).is_err(),
+            "the bucket's is older than the note"
+        );
+        assert_eq!(settled(&disk, &newer).unwrap(), file(&newer));
+        // Another owner has written the ring, and this one has keys that it lacks.
+        let other = ring(&disk).next_owner(PLACE, bucket.as_bytes(), 4).unwrap();
+        assert_eq!(settled(&disk, &other).unwrap(), file(&newer));
+        let refused = opened(&disk).claim(PLACE, 5, Some(other.as_bytes()));
+        assert!(refused.unwrap_err().contains("another node"));
+        // Without such keys the newer ring is enough.
+        let (disk, _, bucket) = owner();
+        let other = ring(&disk).next_owner(PLACE, bucket.as_bytes(), 4).unwrap();
+        assert_eq!(settled(&disk, &other).unwrap(), file(&other));
+        opened(&disk)
+            .claim(PLACE, 5, Some(other.as_bytes()))
+            .unwrap();
+    }
+
+    #[test]
+    fn rings_of_other_stores_and_plain_stores_are_refused_unchanged() {
+        let (disk, ..) = owner();
+        let (_, _, foreign) = owner();
+        let before = disk.contents("keys/ring");
+        assert!(
+            settled(&disk, &foreign)
+                .unwrap_err()
+                .contains("of another store")
+        );
+        let refused = opened(&disk).claim(PLACE, 2, Some(foreign.as_bytes()));
+        assert!(refused.unwrap_err().contains("of another store"));
+        assert!(
+            settled(&disk, "no ring")
+                .unwrap_err()
+                .contains("s3://b/keys/ring")
+        );
+        assert_eq!(disk.contents("keys/ring"), before);
+        let plain = SimDisk::new();
+        assert!(settled(&plain, &foreign).unwrap_err().contains("is plain"));
+        assert_eq!(plain.contents("keys/ring"), None);
+        ring(&plain)
+            .settle(PLACE, foreign.as_bytes(), false)
+            .unwrap();
+    }
+
+    #[test]
+    fn older_ring_that_an_operator_puts_back_replaces_the_bucket_s() {
+        let (disk, keys, _) = owner();
+        let mut older = file(&keys.text().1);
+        make_keys(&keys, 1..2);
+        let bucket = keys.text().1;
+        older.replaces = true;
+        file::write(&disk, &older).unwrap();
+        let now = settled(&disk, &bucket).unwrap();
+        assert_eq!(now.keys, older.keys);
+        assert!(now.generation > file(&bucket).generation && now.highest == file(&bucket).highest);
+        let keys = opened(&disk);
+        keys.claim(PLACE, 2, Some(bucket.as_bytes())).unwrap();
+        // Only once.
+        assert!(!file(&keys.text().1).replaces);
+    }
+
+    #[test]
+    fn stand_by_has_the_keys_of_the_bucket_and_loses_destroyed_ones() {
+        let (_, keys, _) = owner();
+        make_keys(&keys, 1..3);
+        let standing = ring(&SimDisk::new());
+        standing.show(PLACE, keys.text().1.as_bytes()).unwrap();
+        let number = keys.newest(LogId::new(1)).unwrap().number();
+        assert!(standing.by_number(number).is_some());
+        let begun = keys.shred(LogId::new(1), "log").unwrap();
+        keys.destroy(&begun).unwrap();
+        assert!(keys.unended("log").is_some());
+        standing.show(PLACE, keys.text().1.as_bytes()).unwrap();
+        assert!(standing.by_number(number).is_none());
+        keys.ended(&begun).unwrap();
+        assert!(keys.unended("log").is_none());
+        // A damaged ring takes nothing away.
+        let other = keys.newest(LogId::new(2)).unwrap().number();
+        assert!(standing.show(PLACE, b"damaged").is_err());
+        assert!(standing.by_number(other).is_some());
+    }
+
+    #[test]
+    fn ring_of_one_node_reads_as_before() {
+        let text = opened(&SimDisk::new()).text().1;
+        assert!(text.contains("\"wald_key_ring\": 1") && !text.contains("term"));
+        assert_eq!(file(&text).term, 0);
+    }
+}
