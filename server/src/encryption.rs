@@ -4,6 +4,7 @@
 //! encryption_key_file, encryption_key_command ─▶ wrapping keys (kek.rs)
 //!                                                    │ wrap
 //! keys/ring, keys/ring-2 (ring.rs, file.rs) ◀────────┘──▶ data keys ─▶ bodies of records (the engine asks)
+//!   └▶ keys/ring in the bucket of a replica (shared.rs) ─▶ stand-bys, the next owner, restores
 //! ```
 //!
 //! | file | purpose |

@@ -85,7 +85,7 @@ pub(crate) fn command() -> Command {
             Arg::new("key-ring")
                 .long("key-ring")
                 .value_name("FILE")
-                .help("Put this copy of the key ring (`wald key export`) into the restored directory, if its records are encrypted")
+                .help("Put this copy of the key ring (`wald key export`) into the restored directory, if its records are encrypted. A replica has one in its bucket; this one goes before it")
                 .value_parser(value_parser!(PathBuf)),
         )
         .arg(json_argument())
