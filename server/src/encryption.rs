@@ -127,7 +127,7 @@ pub(crate) async fn rotate_when_asked(keys: Arc<KeyRing>, engine: Arc<dyn LogEng
         if !has_rotated {
             continue;
         }
-        // Whoever asks hears it once a lost machine takes no key away.
+        // The command hears it once a lost machine takes no key away.
         if let Err(error) = ring.is_stored().await {
             tracing::error!(%error, "the new data keys are in force, and the bucket does not have them");
             continue;

@@ -151,7 +151,7 @@ impl KeyRing {
     pub(super) fn set(&self, state: KeysInForce) {
         let generation = state.file.as_ref().map_or(0, |file| file.generation);
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
-        // Bodies get a key of this ring from now on: whoever has read such a body finds its generation here.
+        // Bodies get a key of this ring from now on. A shipper that has read such a body finds its generation here.
         self.generation.send_replace(generation);
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use wald_bucket::{KeySource, ShipError, read_key_ring};
+use wald_bucket::{ShipError, ShippedRing, read_key_ring};
 
 use super::{Exit, exit};
 use crate::backups::bucket::Remote;
@@ -16,7 +16,7 @@ pub(super) struct OwnedKeys {
     pub(super) place: String,
 }
 
-impl KeySource for OwnedKeys {
+impl ShippedRing for OwnedKeys {
     fn generation(&self) -> watch::Receiver<u64> {
         self.ring.generation()
     }

@@ -112,7 +112,6 @@ async fn marked(wal: &mut WalServiceClient<Channel>, from: usize, count: usize) 
 async fn id_of(node: &Daemon, log: &str) -> u64 {
     let request = v1::GetLogRequest {
         log: log.to_owned(),
-        ..v1::GetLogRequest::default()
     };
     let found = node.logs().await.get_log(request).await.unwrap();
     found.into_inner().log.unwrap().log_id

@@ -49,7 +49,7 @@ use crate::tail::{LARGEST_PART, ReplicaTail, TailError, TailErrorKind, TailPart}
 pub use self::copy::{ReplicaCopy, ReplicaFile};
 pub use self::error::{OwnerError, ShipError};
 pub use self::keeper::{FencedStore, FencedTail, ReplicaOwner, ReplicaParts};
-pub use self::keys::{KeyRingVersion, KeySource, read_key_ring};
+pub use self::keys::{KeyRingVersion, ShippedRing, read_key_ring};
 pub use self::nodes::{Membership, NodeLease, NodeRecord, NodeState, NodeWatch, SeenNode};
 pub use self::owner::{OwnerClaim, OwnerRecord, OwnerState};
 pub use self::pace::ShipGap;

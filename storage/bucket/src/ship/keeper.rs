@@ -14,8 +14,8 @@ use super::nodes::{Membership, NodeState, NodeWatch};
 use super::owner::{Owned, OwnerClaim, OwnerRecord, OwnerState};
 use super::resume::{SeenRows, compare};
 use super::{
-    KeySource, ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, Shipper,
-    cluster, keys,
+    ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, ShippedRing,
+    Shipper, cluster, keys,
 };
 use crate::bucket::Bucket;
 use crate::error::BucketError;
@@ -40,7 +40,7 @@ pub struct ReplicaParts {
     /// Takes the events.
     pub observer: Arc<dyn ShipObserver>,
     /// The keys of the records; `None` if they are plain.
-    pub keys: Option<Arc<dyn KeySource>>,
+    pub keys: Option<Arc<dyn ShippedRing>>,
     /// The node.
     pub claim: OwnerClaim,
     /// This process among the nodes of the store; `None` if no other node takes the store over by itself.

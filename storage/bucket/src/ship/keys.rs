@@ -29,7 +29,7 @@ const RING: &str = "keys/ring";
 const LARGEST_RING: u64 = 1 << 30;
 
 /// The keys of the engine, as the server has them.
-pub trait KeySource: Send + Sync + 'static {
+pub trait ShippedRing: Send + Sync + 'static {
     /// The generation of the ring, which rises with each change. Bodies with a key of a ring come after its generation.
     fn generation(&self) -> watch::Receiver<u64>;
 
@@ -105,7 +105,7 @@ fn refused(bucket: &Bucket, what: String) -> ShipError {
 
 /// The keys of one term.
 pub(super) struct ShippedKeys {
-    source: Arc<dyn KeySource>,
+    source: Arc<dyn ShippedRing>,
     bucket: Bucket,
     term: u64,
     /// Generation that the bucket has, for others.
@@ -117,7 +117,7 @@ pub(super) struct ShippedKeys {
 impl ShippedKeys {
     /// Makes the ring in the bucket the one of this term, so that no owner before writes it any more.
     pub(super) async fn claim(
-        source: Arc<dyn KeySource>,
+        source: Arc<dyn ShippedRing>,
         bucket: &Bucket,
         term: u64,
     ) -> Result<Self, ShipError> {

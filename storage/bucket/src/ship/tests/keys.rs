@@ -26,7 +26,7 @@ impl Ring {
     }
 }
 
-impl KeySource for Ring {
+impl ShippedRing for Ring {
     fn generation(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()
     }
