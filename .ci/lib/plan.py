@@ -152,6 +152,8 @@ LAST = [
     Step("docs/book", "wait", (MDBOOK,)),
     Step("clients/conformance:replica,stand_by", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/replica:lost_machines", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/replica:encrypted", "wait", (*BINARIES, BUCKETS)),
+    Step("durability/takeover:encrypted", "wait", (*BINARIES, CLIENTS, BUCKETS), ("clients*",)),
     Step("durability/replica:unfenced", "wait", (*BINARIES, BUCKETS)),
     # Both install the packages of the reader.
     Step("durability/replica:upgrade", "wait", (*BINARIES, BUCKETS, "disk/reader")),
@@ -204,12 +206,13 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # - the time from the installation of each package to its first append, which needs a quiet machine and compiles all libraries.
 #   deploy/release installs each of them and appends in every run.
 # - the tests of alerts once more with twice the series: all alerts have the same form of labels.
+# - take-overs of an encrypted store: durability/replica:encrypted loses machines of one in every run, and the tests of the daemon take one over.
 # - all cases of the client for TypeScript by Bun and Deno. deploy/release:runtimes runs a program of every kind of call by them.
 # - the programs of a release for two processors, built twice, with tools from source. The packages of a release are made and used
 #   in every run.
 WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", "ops/traces", "durability/engine:schedules", "durability/known_bad",
             "durability/engine:power", "durability/engine:damage", "durability/engine:encrypted", "durability/engine:sorting_memory", "durability/full:gives_back",
-            "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "durability/takeover:contenders",
+            "durability/full:copies", "durability/full:enabled_late", "durability/replica:unfenced", "durability/takeover:forgotten", "durability/takeover:contenders", "durability/takeover:encrypted",
             "durability/history:forgetful_store", "wire/wire:floods_over_tls",
             "clients/rotation", "clients/conformance:runtimes", "ops/dashboards", "durability/crashes:kills", "durability/outages:full",
             STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",

@@ -14,9 +14,21 @@ LOADS = {"durable": ("durable", 1), "replicated": ("replicated", 1),
          "durable-batches": ("durable", 3), "replicated-batches": ("replicated", 3)}
 
 
+def encrypt(directory, store):
+    """Lets all nodes of the store encrypt it, with a key for each log."""
+    path = directory / "wrapping-key"
+    run(programs() / "wald", "key", "new", "--to", path)
+    store.keys = ["--encryption-key-file", path, "--encryption-scope", "log"]
+
+
+def keys(store):
+    """The arguments of a node that encrypts the store; none if it is plain."""
+    return getattr(store, "keys", [])
+
+
 def serve(store, data, *arguments, node="one", segments=SEGMENTS):
     """A daemon whose replica is in the bucket."""
-    return Daemon(data, "--bucket-url", store.url, "--node-id", node, *segments, *QUICK, *arguments,
+    return Daemon(data, "--bucket-url", store.url, "--node-id", node, *segments, *QUICK, *keys(store), *arguments,
                   variables=store.variables, binary=programs() / "wald")
 
 
@@ -109,7 +121,7 @@ class Node:
         self.log.unlink(missing_ok=True)
         self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
                         "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{ttl}s", *SEGMENTS,
-                        "--replica-interval", "200ms", *arguments]
+                        "--replica-interval", "200ms", *keys(store), *arguments]
         self.environment = store.environment(WALD_BUCKET_ENDPOINT=places.bucket(name), **variables)
         self.data.mkdir(mode=0o700)
 

@@ -732,13 +732,6 @@ impl Config {
                 "tenants are in auth_file, which is not set",
             ));
         }
-        if self.has_replica() {
-            return Err(Wrong::new(
-                "bucket_url",
-                "a store with a replica cannot be encrypted by this version: a stand-by would not have the key ring; \
-                 encrypt the bucket and the volumes, or leave out encryption_key_file and encryption_key_command",
-            ));
-        }
         Ok(())
     }
 

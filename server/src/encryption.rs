@@ -4,6 +4,7 @@
 //! encryption_key_file, encryption_key_command ─▶ wrapping keys (kek.rs)
 //!                                                    │ wrap
 //! keys/ring, keys/ring-2 (ring.rs, file.rs) ◀────────┘──▶ data keys ─▶ bodies of records (the engine asks)
+//!   └▶ keys/ring in the bucket of a replica (shared.rs) ─▶ stand-bys, the next owner, restores
 //! ```
 //!
 //! | file | purpose |
@@ -11,6 +12,7 @@
 //! | `kek.rs` | the wrapping keys: file, command, form |
 //! | `file.rs` | the ring as text: numbers, owners, wrapped keys; two copies on the disk |
 //! | `ring.rs` | the ring of a running daemon: the engine's `BodyCipher` |
+//! | `shared.rs` | the ring of a store with a replica, which the bucket has, too |
 //! | `commands.rs` | `wald key` |
 //!
 //! The engine knows neither files nor wrapping keys. Someone who has only the ring, or only a wrapping key,
@@ -20,6 +22,8 @@ pub(crate) mod commands;
 mod file;
 mod kek;
 mod ring;
+#[cfg(feature = "object")]
+pub(crate) mod shared;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -36,7 +40,7 @@ use crate::metrics::ReloadMetrics;
 use crate::reload::{Fault, FileKind, Reload, ReloadedFiles, Reloader, digest};
 use crate::serve::Exit;
 pub(crate) use file::RingFile;
-pub(crate) use ring::{KeyRing, TenantOf};
+pub(crate) use ring::{KeyRing, Shredding, TenantOf};
 
 /// The key ring that the settings ask for. `None`: records are stored plain.
 ///
@@ -47,21 +51,50 @@ pub(crate) fn start(
     disk: &Arc<dyn Disk>,
     tenants: TenantOf,
 ) -> Result<Option<Arc<KeyRing>>, Exit> {
-    let wrong = |why: String| Exit::new(Exit::CONFIG, why);
-    let Some(keks) = kek::Keks::of(config).map_err(wrong)? else {
-        return match file::is_encrypted(&**disk) {
-            Ok(true) => Err(wrong(format!(
-                "{}: the records of this store are encrypted; set encryption_key_file or encryption_key_command",
-                disk.location()
-            ))),
-            Ok(false) => Ok(None),
-            Err(why) => Err(Exit::new(Exit::IO, why)),
-        };
+    let keys = ring(config, || Ok(Arc::clone(disk)), tenants)?;
+    check(&**disk, keys.as_deref())?;
+    Ok(keys)
+}
+
+/// As [`start`], and reads no ring yet. `disk` opens the data directory, if the settings ask for encryption.
+///
+/// # Errors
+/// If a wrapping key is missing or wrong, or the directory cannot be opened.
+pub(crate) fn ring(
+    config: &Config,
+    disk: impl FnOnce() -> Result<Arc<dyn Disk>, Exit>,
+    tenants: TenantOf,
+) -> Result<Option<Arc<KeyRing>>, Exit> {
+    let keks = kek::Keks::of(config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
+    let Some(keks) = keks else {
+        return Ok(None);
     };
-    let ring = KeyRing::new(Arc::clone(disk), config.encryption_scope, keks, tenants);
-    // The engine does this again once it has the lock. This time nothing was touched.
-    ring.read().map_err(wrong)?;
+    let ring = KeyRing::new(disk()?, config.encryption_scope, keks, tenants);
     Ok(Some(Arc::new(ring)))
+}
+
+/// Reads the ring of the directory.
+///
+/// # Errors
+/// If the ring or a wrapping key is missing, wrong or damaged, or if the store is encrypted and there are no keys.
+pub(crate) fn check(disk: &dyn Disk, keys: Option<&KeyRing>) -> Result<(), Exit> {
+    let wrong = |why: String| Exit::new(Exit::CONFIG, why);
+    match keys {
+        // The engine does this again once it has the lock. This time nothing was touched.
+        Some(keys) => keys.read().map_err(wrong),
+        None => match file::is_encrypted(disk) {
+            Ok(true) => Err(wrong(without_keys(&disk.location()))),
+            Ok(false) => Ok(()),
+            Err(why) => Err(Exit::new(Exit::IO, why)),
+        },
+    }
+}
+
+/// The refusal of a plain start on an encrypted store.
+pub(crate) fn without_keys(place: &str) -> String {
+    format!(
+        "{place}: the records of this store are encrypted; set encryption_key_file or encryption_key_command"
+    )
 }
 
 /// Pause between two looks at the work of [`keep_up`].
@@ -77,19 +110,28 @@ pub(crate) async fn keep_up(
     engine: Arc<dyn LogEngine>,
     audit: Option<Arc<AuditLog>>,
 ) {
+    // The new keys are in force, and the command has no answer yet.
+    let mut has_rotated = false;
     loop {
-        let (keys, engine, audit) = (Arc::clone(&keys), Arc::clone(&engine), audit.clone());
-        let done = tokio::task::spawn_blocking(move || {
-            let destroyed = destroy_again(&keys, audit.as_deref());
-            let rotated = rotate_when_asked(&keys, &*engine);
-            destroyed && rotated
+        let done = tokio::task::spawn_blocking({
+            let (keys, engine, audit) = (Arc::clone(&keys), Arc::clone(&engine), audit.clone());
+            move || {
+                let destroyed = destroy_again(&keys, audit.as_deref());
+                (destroyed, rotate_when_asked(&keys, &*engine, has_rotated))
+            }
         });
-        match done.await {
-            Ok(true) => tokio::time::sleep(LOOK).await,
-            Ok(false) => tokio::time::sleep(AFTER_FAILURE).await,
-            // The runtime ends.
-            Err(_) => return,
+        // Otherwise the runtime ends.
+        let Ok((destroyed, rotated)) = done.await else {
+            return;
+        };
+        has_rotated = rotated == Some(true);
+        let mut is_well = destroyed && rotated.is_some();
+        if has_rotated {
+            let answered = answer_rotation(&keys).await;
+            has_rotated = !answered;
+            is_well &= answered;
         }
+        tokio::time::sleep(if is_well { LOOK } else { AFTER_FAILURE }).await;
     }
 }
 
@@ -118,23 +160,46 @@ pub(crate) fn record_shredding(audit: &AuditLog, log_id: LogId, log: &str) {
     audit.event("shred", details, Ok(()));
 }
 
-/// Returns false if it failed.
-fn rotate_when_asked(keys: &KeyRing, engine: &dyn LogEngine) -> bool {
+/// Whether a rotation is asked for. Then its keys are in force: with `has_rotated` since an earlier call. `None`: it failed.
+fn rotate_when_asked(keys: &KeyRing, engine: &dyn LogEngine, has_rotated: bool) -> Option<bool> {
     if !commands::is_asked(keys.disk()) {
-        return true;
+        return Some(false);
     }
-    let rotated = keys.rotate(|| commands::end_of(&engine.segments()));
-    let answered = rotated.and_then(|()| {
-        tracing::info!(
-            keys = keys.len(),
-            "new records have new data keys from now on"
-        );
-        commands::answered(keys.disk())
-    });
-    if let Err(error) = &answered {
-        tracing::error!(%error, "the data keys cannot be rotated; it is tried again");
+    if has_rotated {
+        return Some(true);
     }
-    answered.is_ok()
+    match keys.rotate(|| commands::end_of(&engine.segments())) {
+        Ok(()) => {
+            tracing::info!(
+                keys = keys.len(),
+                "new records have new data keys from now on"
+            );
+            Some(true)
+        }
+        Err(error) => {
+            tracing::error!(%error, "the data keys cannot be rotated; it is tried again");
+            None
+        }
+    }
+}
+
+/// Answers the command that asked for a rotation, once a lost machine takes no key away. Returns false if it failed.
+async fn answer_rotation(keys: &Arc<KeyRing>) -> bool {
+    if let Err(error) = keys.is_stored().await {
+        tracing::error!(%error, "the new data keys are in force, and the bucket does not have them");
+        return false;
+    }
+    let keys = Arc::clone(keys);
+    let answered = tokio::task::spawn_blocking(move || commands::answered(keys.disk()));
+    match answered.await {
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => {
+            tracing::error!(%error, "the rotation of the data keys has no answer; it is tried again");
+            false
+        }
+        // The runtime ends.
+        Err(_) => false,
+    }
 }
 
 /// `encryption_key_file` of a running daemon.

@@ -16,6 +16,7 @@ mod diverged;
 mod doubled;
 mod events;
 pub(crate) mod fetch;
+mod keys;
 mod manifests;
 mod standby;
 mod term;
@@ -26,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -33,6 +35,7 @@ use wald_bucket::{
     Bucket, BucketUrl, FencedStore, Membership, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError,
     OwnerRecord, OwnerState, ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd,
     ShipError, ShipGap, ShipSettings, ShipSource, TailErrorKind, TakeOver, probe, probe_metadata,
+    read_key_ring,
 };
 use wald_proto::v1;
 use wald_storage::{
@@ -46,6 +49,7 @@ use crate::backups::unusable;
 use crate::bucket::{self, BucketRuntime};
 use crate::config::{BucketGap, Config};
 use crate::convert;
+use crate::encryption::{KeyRing, shared};
 use crate::host;
 use crate::metrics::{Metrics, ReplicaMetrics};
 use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
@@ -53,7 +57,11 @@ use crate::serve::{Exit, StartFacts, StoreOwner, no_store};
 use self::cluster::Cluster;
 use self::events::{Events, Requests};
 use self::fetch::{Fetch, FetchError};
+use self::keys::OwnedKeys;
 use self::manifests::ProtoManifests;
+
+/// Makes a directory a store.
+const STORE_MARK: &str = "FORMAT";
 
 /// The bucket of a start, which has passed its probe.
 pub(crate) struct ReplicaStart {
@@ -70,6 +78,8 @@ pub(crate) struct ReplicaStart {
     directory: PathBuf,
     metrics: Arc<ReplicaMetrics>,
     signing_key: Option<SigningKey>,
+    /// `None`: the records are plain.
+    keys: Option<Arc<KeyRing>>,
 }
 
 /// The replica of a daemon that serves.
@@ -145,6 +155,7 @@ impl ReplicaStart {
         config: &Config,
         metrics: &Metrics,
         facts: &StartFacts,
+        keys: Option<&Arc<KeyRing>>,
     ) -> Result<Option<Self>, Exit> {
         if !config.has_replica() {
             return Ok(None);
@@ -155,6 +166,7 @@ impl ReplicaStart {
             Exit::new(Exit::SYSTEM, text)
         })?;
         let remote = Arc::new(remote(config, &metrics)?);
+        keys::check(&remote, keys)?;
         let claim = OwnerClaim {
             endpoint: endpoint(config, &node, facts.address),
             node,
@@ -189,6 +201,7 @@ impl ReplicaStart {
             decided: None,
             fenced: None,
             signing_key: SigningKey::of(config).map_err(|fault| unusable(&fault))?,
+            keys: keys.cloned(),
             remote,
         };
         let _ = facts.replica.set(ReplicaWatch {
@@ -203,7 +216,23 @@ impl ReplicaStart {
         } else if config.stand_by {
             start.stand_by(config, facts)?;
         }
+        start.settle_keys()?;
         Ok(Some(start))
+    }
+
+    /// Gives the directory the key ring with which its store must be opened.
+    fn settle_keys(&self) -> Result<(), Exit> {
+        let Some(keys) = &self.keys else {
+            return Ok(());
+        };
+        let bucket = &self.remote.bucket;
+        let ring = self.remote.runtime.block_on(read_key_ring(bucket));
+        let Some(ring) = ring.map_err(|error| exit(&error.into()))? else {
+            return Ok(());
+        };
+        let has_store = self.directory.join(STORE_MARK).exists();
+        let settled = keys.settle(bucket.place(), &ring, has_store);
+        settled.map_err(|why| Exit::new(Exit::CONFIG, why))
     }
 
     /// Takes the store over, and fetches it into the empty directory, which keeps content of this many bytes already.
@@ -220,6 +249,7 @@ impl ReplicaStart {
             seen.may_restore(&self.directory).map_err(unfetched)?;
             let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
             host::check_fetch(config, &self.directory, missing_bytes)?;
+            keys::check(&self.remote, self.keys.as_ref())?;
         }
         let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
         let fenced = fenced.map_err(|error| {
@@ -233,6 +263,7 @@ impl ReplicaStart {
             term,
             "fetching the store from the bucket; no other node owns it any more"
         );
+        let ring = self.take_keys(&fenced)?;
         let tail = Some(fenced.tail());
         let fetch = Fetch::begin_with_kept(&self.remote, config, &self.directory, tail);
         let mut fetch = fetch.map_err(unfetched)?;
@@ -244,6 +275,11 @@ impl ReplicaStart {
             .restore(
                 &self.directory,
                 RestoredAs::Store,
+                // A directory with the store has its keys, whenever the process ends.
+                &mut |disk| match &ring {
+                    Some(ring) => shared::put(disk, ring, true),
+                    None => Ok(()),
+                },
                 &mut |_| {},
                 &mut repeats,
             )
@@ -255,12 +291,33 @@ impl ReplicaStart {
             position = restored.position.get(),
             "the directory has the store of the bucket"
         );
+        let put = match &ring {
+            Some(ring) => RealDisk::open(&self.directory)
+                .map_err(std::io::Error::other)
+                .and_then(|disk| shared::put(&*disk, ring, false)),
+            None => Ok(()),
+        };
+        put.map_err(|error| Exit::new(Exit::IO, format!("writing the key ring: {error}")))?;
         term::keep(&self.directory, store_id, term)
             .map_err(|error| exit(&OwnerError::Kept(error)))?;
         let kept = RealDisk::open(&self.directory).map_err(|error| unfetched(error.into()))?;
         remove_kept_content(&*kept).map_err(|error| unfetched(error.into()))?;
         self.fenced = Some(fenced);
         Ok(())
+    }
+
+    /// Takes the key ring of a fenced store over, so that the owner before writes it no more. `None`: the bucket has none.
+    fn take_keys(&self, fenced: &FencedStore) -> Result<Option<Bytes>, Exit> {
+        let Some(keys) = &self.keys else {
+            return Ok(None);
+        };
+        let (bucket, term) = (&self.remote.bucket, fenced.term());
+        let next = |found: &[u8]| {
+            let next = keys.next_owner(bucket.place(), found, term);
+            next.map(Bytes::from)
+        };
+        let taken = (self.remote.runtime).block_on(fenced.take_keys(bucket, &next));
+        taken.map_err(|error| exit(&error.into()))
     }
 
     /// Reports the owner before, if the operator took the store from it.
@@ -305,6 +362,10 @@ impl ReplicaStart {
                 Arc::clone(&self.metrics),
                 Arc::clone(&self.cluster),
             )),
+            keys: self.keys.clone().map(|ring| {
+                let place = self.remote.bucket.place().to_owned();
+                Arc::new(OwnedKeys { ring, place }) as _
+            }),
             claim: self.claim.clone(),
             membership: self.membership.clone(),
             keep_term: Arc::new(move |term| term::keep(&directory, store_id, term)),
@@ -604,7 +665,9 @@ fn exit(error: &OwnerError) -> Exit {
 
 fn ship_code(error: &ShipError) -> u8 {
     match error {
-        ShipError::OtherStore { .. } | ShipError::Diverged { .. } => Exit::CONFIG,
+        ShipError::OtherStore { .. } | ShipError::Diverged { .. } | ShipError::Keys { .. } => {
+            Exit::CONFIG
+        }
         ShipError::Manifest { .. } | ShipError::Incomplete { .. } => Exit::BAD_DATA,
         ShipError::Backup(_) | ShipError::Journal(_) => Exit::IO,
         ShipError::Bucket(error) => bucket::exit_code(error.kind()),

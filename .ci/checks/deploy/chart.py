@@ -252,7 +252,6 @@ def refused():
         (["tls.enabled=true"], "set either tls.existingSecret"),
         (["encryption.scope=log"], "no effect without encryption.existingSecret"),
         (["encryption.scope=tenant", "encryption.existingSecret=key"], "tenants are in auth.toml"),
-        (["encryption.existingSecret=key", "replica.enabled=true", "replica.url=s3://b/p"], "a store with a replica cannot be encrypted"),
         ([*TLS, "tls.certManager.enabled=true"], "set either tls.existingSecret"),
         (["tls.enabled=true", "tls.certManager.enabled=true"], "set tls.certManager.issuerRef.name"),
         (["tls.existingSecret=cert"], "tls.existingSecret has no effect without tls.enabled"),

@@ -20,7 +20,7 @@ MISTAKES = ["no_flush", "flush_result_ignored", "no_directory_flush", "no_salt",
 # Mistakes of the shipper of the replica and of nodes that take over, which only their own tests can meet.
 SHIP_MISTAKES = ["replica:" + name for name in [
     "ack_before_put", "publish_durable", "drain_before_upload", "skip_part", "manifest_before_content",
-    "manifest_before_trims", "fence_ignored", "named_content_removed", "lease_for_fence", "stand_by_skips_row"]]
+    "manifest_before_trims", "fence_ignored", "named_content_removed", "lease_for_fence", "stand_by_skips_row", "ring_late"]]
 # Mistakes of the daemon's keys, which its own tests meet.
 KEY_MISTAKES = ["nonce_reused", "key_in_frame"]
 # A mistake of the daemon: tests with several daemons can meet it, and tests of the shipper cannot. Only with --all.

@@ -59,7 +59,8 @@ def lose(directory, store, number, draw):
     copy = here / "copy"
     done = run(programs() / "wald", "restore", store.url, "--data-dir", copy, env=store.environment())
     if expect(f"{what}: wald restore makes a store of the bucket", done.returncode == 0, done.stderr.decode().strip()[-300:]):
-        with Daemon(copy, *SEGMENTS) as daemon:
+        # The copy has the key ring of the bucket.
+        with Daemon(copy, *SEGMENTS, *keys(store)) as daemon:
             judge(f"{what}, restored", daemon, here, epoch)
             code, tail, said = produce(daemon, here / "orders", "durable")
             expect(f"{what}, restored: the producer's repetition adds nothing", (code, tail) == (0, 500), brief(said))
@@ -86,6 +87,15 @@ def lost(directory, store, count, name="lost_machines"):
 def lost_machines(directory):
     with own(directory) as (store, _):
         lost(directory, store, LOST)
+
+
+@check("The same with encrypted records and a key for each log: successors and copies have the keys from the bucket")
+def encrypted(directory):
+    with own(directory) as (store, _):
+        encrypt(directory, store)
+        lost(directory, store, sized(LOST, min(LOST, 2)), "encrypted")
+        ring = store.objects / BUCKET / PREFIX / "keys/ring"
+        expect("the bucket has the key ring of the last term", f'"term": {sized(LOST, min(LOST, 2)) + 1}' in ring.read_text())
 
 
 @check("The same with the Versity gateway as the store")

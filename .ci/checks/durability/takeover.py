@@ -35,6 +35,7 @@ OTHER_CUTS = ["clients <-> owner", "clients -> owner", "owner -> clients", "stan
 KEEPERS = [*OTHER_CUTS, "jumped", "alone"]
 # Half of the cuts, chosen by the seed, in a default run.
 CUT_ROUNDS = int(sys.argv[1]) if sys.argv[1:] else sized(30, 5)
+ENCRYPTED = ["killed", "slept", "ended", "silent"]
 CONTENDED = ["killed", "silent", "ended", "slept", "restarted", "refused", "unanswered", "all"]
 CUTS = ["refused", "silent", "unanswered"]
 # Seconds of a node that stutters.
@@ -565,6 +566,13 @@ def repeated(kinds, count):
 def nodes(directory):
     with own(directory) as (store, _):
         drill("nodes", directory, store, Here(store, "ab"), repeated(KINDS, ROUNDS), with_languages=True)
+
+
+@check("The same with encrypted records and a key for each log: each next owner has the keys from the bucket")
+def encrypted(directory):
+    with own(directory) as (store, _):
+        encrypt(directory, store)
+        drill("encrypted", directory, store, Here(store, "ab"), repeated(ENCRYPTED, sized(ROUNDS, min(ROUNDS, len(ENCRYPTED)))))
 
 
 @check("Networks between owner, stand-by, clients and bucket are cut, in one or both directions: the same holds")

@@ -17,7 +17,7 @@ use tonic::Status;
 use super::Caller;
 use super::permitted::{ListScopes, Permitted};
 use super::right::{Scope, ServerRight};
-use crate::encryption::KeyRing;
+use crate::encryption::{KeyRing, Shredding};
 use crate::status;
 use crate::status::ShredError;
 use crate::wakes;
@@ -199,15 +199,55 @@ impl Engine {
     async fn shred(self, target: LogTarget, keys: Arc<KeyRing>) -> Result<LogId, Status> {
         let (name, keys) = (target.name.clone(), &keys);
         let stat = self.0.stat(target, None, None).await;
-        let id = stat
-            .map_err(|error| status::unshredded(&error))?
-            .info
-            .log_id;
+        let (id, begun) = match stat {
+            Ok(stat) => {
+                let id = stat.info.log_id;
+                (id, self.delete_to_shred(id, &name, keys).await?)
+            }
+            // A call that was cut off after the deletion is repeated.
+            Err(error) => match keys.unended(name.as_str()) {
+                Some(begun) if matches!(error, ReadError::Target(_)) => begun,
+                _ => return Err(status::unshredded(&error)),
+            },
+        };
+        let unended = |error: ShredError| status::shred_unended(&name, &error);
+        if keys.is_shared() {
+            // Otherwise a lost machine could bring the log back, without its keys.
+            let replicated = self.0.sync(SyncTarget::Replica, None).await;
+            replicated.map_err(|error| unended(ShredError::NotStored(error.to_string())))?;
+        }
+        let begun = Arc::new(begun);
+        let destroyed = on_thread(keys, {
+            let begun = Arc::clone(&begun);
+            move |keys| Ok(keys.destroy(&begun)?)
+        });
+        destroyed.await.map_err(unended)?;
+        let stored = keys.is_stored().await;
+        stored.map_err(|error| unended(ShredError::NotStored(error.to_string())))?;
+        if let Err(error) = on_thread(keys, move |keys| Ok(keys.ended(&begun)?)).await {
+            tracing::warn!(%error, log = %name, "the keys of this log are destroyed; the next start removes its name from the key ring");
+        }
+        Ok(id)
+    }
+
+    /// Notes that the keys of a log are to be destroyed, and deletes it.
+    async fn delete_to_shred(
+        &self,
+        id: LogId,
+        name: &LogName,
+        keys: &Arc<KeyRing>,
+    ) -> Result<Shredding, Status> {
         let begun = on_thread(keys, {
             let name = name.clone();
             move |keys| keys.shred(id, name.as_str())
         });
-        let begun = begun.await.map_err(|error| status::shred(&name, &error))?;
+        let begun = begun.await.map_err(|error| status::shred(name, &error))?;
+        // The next owner must know it, too: it destroys the keys if this node is lost after the deletion.
+        if let Err(error) = keys.is_stored().await {
+            self.keep_keys(name, keys, begun).await;
+            let error = ShredError::NotStored(error.to_string());
+            return Err(status::shred(name, &error));
+        }
         let target = LogTarget {
             name: name.clone(),
             log_id: Some(id),
@@ -215,16 +255,18 @@ impl Engine {
         if let Err(error) = self.0.delete_log(target).await {
             // The deletion may have happened if the journal failed: then the next start decides.
             if status::is_unapplied(&error) {
-                let kept = on_thread(keys, move |keys| Ok(keys.keep(&begun)?)).await;
-                if let Err(error) = kept {
-                    tracing::warn!(%error, log = %name, "the next start decides about the keys of this log");
-                }
+                self.keep_keys(name, keys, begun).await;
             }
             return Err(status::admin(&error));
         }
-        let destroyed = on_thread(keys, move |keys| Ok(keys.destroy(&begun)?)).await;
-        destroyed.map_err(|error| status::shred_unended(&name, &error))?;
-        Ok(id)
+        Ok(begun)
+    }
+
+    async fn keep_keys(&self, name: &LogName, keys: &Arc<KeyRing>, begun: Shredding) {
+        let kept = on_thread(keys, move |keys| Ok(keys.keep(&begun)?)).await;
+        if let Err(error) = kept {
+            tracing::warn!(%error, log = %name, "the next start decides about the keys of this log");
+        }
     }
 
     /// At most `limit` logs of the scopes after `after`, in the order of their names.

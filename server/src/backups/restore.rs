@@ -86,7 +86,7 @@ pub(crate) fn command() -> Command {
             Arg::new("key-ring")
                 .long("key-ring")
                 .value_name("FILE")
-                .help("Put this copy of the key ring (`wald key export`) into the restored directory, if its records are encrypted")
+                .help("Put this copy of the key ring (`wald key export`) into the restored directory, if its records are encrypted. A replica has one in its bucket; this one goes before it")
                 .value_parser(value_parser!(PathBuf)),
         )
         .arg(json_argument())
@@ -239,7 +239,8 @@ impl RestoreSource {
                         "wald: the owner of the store has gone on, so the copy begins again: {what}"
                     );
                 };
-                let restored = fetch.restore(target, RestoredAs::Copy, progress, repeats);
+                let nothing = &mut |_: &dyn Disk| Ok(());
+                let restored = fetch.restore(target, RestoredAs::Copy, nothing, progress, repeats);
                 bar.finish_and_clear();
                 restored.map_err(|error| unfetched(&error))
             }
@@ -274,6 +275,15 @@ impl RestoreWork<'_> {
         if let Some((path, ring)) = &self.key_ring {
             let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
             encryption::commands::import(&*disk, path, ring.clone(), false)?;
+            return Ok(restored);
+        }
+        #[cfg(feature = "object")]
+        if let RestoreSource::Replica { fetch, .. } = &self.source
+            && let Some(ring) = fetch.key_ring().map_err(|error| unfetched(&error))?
+        {
+            let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
+            let put = encryption::shared::put(&*disk, &ring, false);
+            put.map_err(|error| Exit::new(FAILED, format!("writing the key ring: {error}")))?;
         }
         Ok(restored)
     }

@@ -51,7 +51,8 @@ pub(crate) fn command() -> Command {
         .long_about(
             "Records are encrypted with data keys. The data keys lie in the key ring of the store (keys/ring), wrapped with the \
              key of encryption_key_file. Without both of them nobody reads a record, you included: keep a copy of the key \
-             apart from the store, and a copy of the key ring (`wald key export`) apart from the backups.",
+             apart from the store, and a copy of the key ring (`wald key export`) apart from the backups. The bucket of a replica \
+             has the key ring, too. These commands work on the data directory; its next start writes their changes to the bucket.",
         )
         .subcommand_required(true)
         .subcommand(
@@ -73,7 +74,7 @@ pub(crate) fn command() -> Command {
                 .long_about(
                     "Makes a new data key for each that the store has. A running daemon does it within some seconds; without one \
                      the command does it itself. The metric wald_encryption_unrenewed_bytes tells how much is left for the \
-                     sorter.",
+                     sorter. With a replica a running daemon also waits until the bucket has the new keys.",
                 ),
         )
         .subcommand(
@@ -95,7 +96,7 @@ pub(crate) fn command() -> Command {
                     Arg::new("older")
                         .long("older")
                         .action(ArgAction::SetTrue)
-                        .help("Take a copy although the store has had a newer key ring: records under newer keys are lost, and keys that were destroyed come back"),
+                        .help("Take a copy although the store has had a newer key ring: records under newer keys are lost, and keys that were destroyed come back. With a replica it also replaces the bucket's"),
                 ),
         )
 }
@@ -240,7 +241,11 @@ fn rotate(config: &Config) -> Result<(), Exit> {
     ring.rotate(|| AT_NEXT_START)
         .map_err(failed("writing the key ring"))?;
     println!(
-        "new records will have new keys; the sorter gives them to earlier ones once the daemon runs"
+        "new records will have new keys; the sorter gives them to earlier ones once the daemon runs{}",
+        match config.has_replica() {
+            true => ", and its start writes them to the bucket",
+            false => "",
+        }
     );
     Ok(())
 }
@@ -327,6 +332,7 @@ pub(crate) fn import(
             return Err(at("it has no more numbers for new keys".to_owned()));
         }
         ring.highest += NUMBERS_LOST;
+        ring.replaces = true;
     }
     ring.generation += 1;
     file::write(disk, &ring).map_err(failed("writing the key ring"))

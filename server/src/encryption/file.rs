@@ -20,7 +20,10 @@ use crate::reload::digest;
 const COPIES: [&str; 2] = ["keys/ring", "keys/ring-2"];
 
 /// Version of the form. A higher one is refused.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
+
+/// Version of a ring that no owner of a replica has written: earlier versions of Wald read it.
+const WITHOUT_TERM: u64 = 1;
 
 /// Low bits of a key's number, which count. The others are the tag of the ring, drawn at random and not 0: keys of
 /// two rings have different numbers.
@@ -91,6 +94,15 @@ pub(crate) struct RingFile {
     pub(crate) keys: BTreeMap<u64, RingKey>,
     /// Logs whose keys are destroyed as soon as their deletion is durable, and their names.
     pub(crate) shredding: BTreeMap<LogId, String>,
+    /// The term of the replica's owner that wrote the ring; 0 without a replica.
+    pub(crate) term: u64,
+    /// The term in which the tag of its numbers began. A later owner that has the ring from the bucket begins another tag: the
+    /// owner before may have given more numbers than the bucket shows.
+    pub(crate) numbered_in: u64,
+    /// Numbers of keys with earlier tags: the first and the last one of each.
+    pub(crate) earlier: Vec<(u64, u64)>,
+    /// Whether an operator has put back this ring although it is older than the store. It then replaces the bucket's.
+    pub(crate) replaces: bool,
 }
 
 impl RingFile {
@@ -99,10 +111,63 @@ impl RingFile {
         format!("wald data key\n{}\n{number}\n{owner}\n", self.id).into_bytes()
     }
 
+    /// The first and the last number of a key with the tag of now. The first is above the last before a key was made.
+    fn numbers(&self) -> (u64, u64) {
+        let first = (self.highest >> COUNTER_BITS << COUNTER_BITS) + 1;
+        (first, self.highest)
+    }
+
     /// Whether a key of this ring has, or had, this number.
     pub(crate) fn has_made(&self, number: u64) -> bool {
-        let first = (self.highest >> COUNTER_BITS << COUNTER_BITS) + 1;
-        (first..=self.highest).contains(&number)
+        let mut numbers = self.earlier.iter().copied().chain([self.numbers()]);
+        numbers.any(|(first, last)| (first..=last).contains(&number))
+    }
+
+    /// The ring with which the owner of a later term begins, who has it from the bucket. Its numbers have the tag of this
+    /// term, which no other owner has. Tags rise with the terms, as the numbers of newer keys must.
+    ///
+    /// # Errors
+    /// If there is no such tag.
+    #[cfg(feature = "object")]
+    pub(super) fn for_owner(&self, term: u64) -> Result<Self, String> {
+        let tag = (self.highest >> COUNTER_BITS)
+            .checked_add(term.saturating_sub(self.numbered_in))
+            .filter(|tag| tag >> (u64::BITS - COUNTER_BITS) == 0)
+            .ok_or("has given all of its numbers of keys; copy the records into a new store")?;
+        let mut next = self.clone();
+        let (first, last) = self.numbers();
+        if tag << COUNTER_BITS > last {
+            if first <= last {
+                next.earlier.push((first, last));
+            }
+            (next.highest, next.numbered_in) = (tag << COUNTER_BITS, term);
+        }
+        next.term = term;
+        next.generation += 1;
+        Ok(next)
+    }
+
+    /// Takes note of all numbers that another state of the same ring has given.
+    #[cfg(feature = "object")]
+    pub(super) fn note_numbers(&mut self, other: &Self) {
+        let mut numbers = self.earlier.clone();
+        numbers.extend(&other.earlier);
+        numbers.extend([self.numbers(), other.numbers()]);
+        let newest = if other.highest > self.highest {
+            other
+        } else {
+            &*self
+        };
+        (self.highest, self.numbered_in) = (newest.highest, newest.numbered_in);
+        let now = self.highest >> COUNTER_BITS;
+        numbers.retain(|(first, last)| first <= last && first >> COUNTER_BITS != now);
+        numbers.sort_unstable();
+        // Of two ranges with one tag, the longer one counts.
+        let mut merged: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for (first, last) in numbers {
+            merged.insert(first, (first, last));
+        }
+        self.earlier = merged.into_values().collect();
     }
 
     /// Numbers of keys that the ring can still give.
@@ -133,8 +198,8 @@ impl RingFile {
         let shredding: Vec<Value> = (self.shredding.iter())
             .map(|(id, name)| json!({ "log_id": id.get(), "log": name }))
             .collect();
-        let document = json!({
-            "wald_key_ring": VERSION,
+        let mut document = json!({
+            "wald_key_ring": WITHOUT_TERM,
             "id": self.id,
             "generation": self.generation,
             "scope": self.scope.show(),
@@ -144,6 +209,13 @@ impl RingFile {
             "keys": keys,
             "shredding": shredding,
         });
+        if self.term > 0 || self.replaces || !self.earlier.is_empty() {
+            document["wald_key_ring"] = json!(VERSION);
+            document["term"] = json!(self.term);
+            document["numbered_in"] = json!(self.numbered_in);
+            document["earlier"] = json!(self.earlier);
+            document["replaces"] = json!(self.replaces);
+        }
         let text = format!("{document:#}\n");
         let digest = digest(text.as_bytes());
         format!("{text}{digest}\n")
@@ -165,7 +237,7 @@ impl RingFile {
         }
         let value: Value = serde_json::from_str(&document).map_err(|_| damaged())?;
         match value["wald_key_ring"].as_u64() {
-            Some(VERSION) => {}
+            Some(WITHOUT_TERM..=VERSION) => {}
             Some(version) => {
                 return Err(format!(
                     "is of version {version}; this wald reads {VERSION}"
@@ -200,6 +272,18 @@ impl RingFile {
             value["renewed_from_key"].as_u64()?,
             Position::new(value["renewed_from_position"].as_u64()?),
         );
+        let mut earlier = Vec::new();
+        // Rings of one node have no term.
+        let has_term = value["wald_key_ring"].as_u64()? > WITHOUT_TERM;
+        let number = |name: &str| match has_term {
+            true => value[name].as_u64(),
+            false => Some(0),
+        };
+        if has_term {
+            for numbers in value["earlier"].as_array()? {
+                earlier.push((numbers[0].as_u64()?, numbers[1].as_u64()?));
+            }
+        }
         let ring = Self {
             id: text(&value["id"])?,
             generation: value["generation"].as_u64()?,
@@ -208,6 +292,10 @@ impl RingFile {
             renewed,
             keys,
             shredding,
+            term: number("term")?,
+            numbered_in: number("numbered_in")?,
+            earlier,
+            replaces: has_term && value["replaces"].as_bool()?,
         };
         let is_sound = ring.highest >> COUNTER_BITS > 0
             && ring.keys.keys().all(|number| ring.has_made(*number));
@@ -362,14 +450,23 @@ fn note(id: &str, generation: u64) -> String {
 /// # Errors
 /// If one of them is not durable. The ring that was there before may count, or the new one.
 pub(crate) fn write(disk: &dyn Disk, ring: &RingFile) -> io::Result<()> {
+    write_copies(disk, ring)?;
+    let note = note(&ring.id, ring.generation);
+    replace(disk, "", ENCRYPTED, ENCRYPTED_NEW, note.as_bytes())
+}
+
+/// Writes both copies. A directory that gets its store next must have no other file.
+///
+/// # Errors
+/// If one of them is not durable.
+pub(crate) fn write_copies(disk: &dyn Disk, ring: &RingFile) -> io::Result<()> {
     disk.create_directory(KEYS)?;
     disk.sync_directory("")?;
     let text = ring.encode();
     for path in COPIES {
         replace(disk, KEYS, path, &format!("{path}.new"), text.as_bytes())?;
     }
-    let note = note(&ring.id, ring.generation);
-    replace(disk, "", ENCRYPTED, ENCRYPTED_NEW, note.as_bytes())
+    Ok(())
 }
 
 fn replace(

@@ -6,8 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
+use tokio::sync::watch;
 use wald_storage::{BodyCipher, BodyKey, Disk, LogId, LogsExist, NONCE_BYTES, Position, TAG_BYTES};
 use zeroize::Zeroizing;
 
@@ -20,6 +22,9 @@ use crate::status::ShredError;
 
 /// Number of logs whose keys are made together: each write of the ring flushes two files.
 const KEYS_AHEAD: u64 = 64;
+
+/// Longest time that a call waits until the bucket has the ring.
+const BUCKET_WAIT: Duration = Duration::from_secs(10);
 
 /// Stands for the position at which the next start goes on.
 pub(super) const AT_NEXT_START: Position = Position::new(u64::MAX);
@@ -65,22 +70,22 @@ impl BodyKey for DataKey {
 
 /// The keys in memory, and the ring that is on the device.
 #[derive(Default)]
-struct KeysInForce {
+pub(super) struct KeysInForce {
     /// `None`: the store has no ring yet.
-    file: Option<RingFile>,
+    pub(super) file: Option<RingFile>,
     keys: HashMap<u64, Arc<DataKey>>,
     newest: HashMap<KeyOwner, Arc<DataKey>>,
     /// The tenants of logs, as far as tenants have keys.
     tenants: HashMap<LogId, KeyOwner>,
     /// Whether a copy must be written again, or keys be wrapped again: why.
-    mend: Option<String>,
+    pub(super) mend: Option<String>,
 }
 
 /// Facts about changes, the failed ones included.
 #[derive(Debug, Default)]
-struct RingChanges {
+pub(super) struct RingChanges {
     /// The highest generation that a copy may have: a write that failed may have reached one of them.
-    attempted: u64,
+    pub(super) attempted: u64,
     /// Whether a rotation has made its keys, and not noted yet where the journal begins to have them.
     is_rotating: bool,
     /// Deleted logs whose keys could not be destroyed yet.
@@ -101,7 +106,16 @@ pub(crate) struct KeyRing {
     state: RwLock<KeysInForce>,
     /// Held while the ring is changed and written.
     changing: Mutex<RingChanges>,
+    /// Generation of the ring in force; 0 before the first one.
+    pub(super) generation: watch::Sender<u64>,
+    /// Generation of the ring in the bucket; `None` without a replica.
+    pub(super) stored: watch::Sender<Option<u64>>,
 }
+
+/// The bucket did not take the key ring in time.
+#[derive(Debug, thiserror::Error)]
+#[error("the bucket has not taken the key ring within {} s; look at its state with `walctl info`, and try again once it answers", BUCKET_WAIT.as_secs())]
+pub(crate) struct RingNotStored;
 
 impl std::fmt::Debug for KeyRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -125,10 +139,12 @@ impl KeyRing {
             tenants,
             state: RwLock::default(),
             changing: Mutex::default(),
+            generation: watch::Sender::new(0),
+            stored: watch::Sender::new(None),
         }
     }
 
-    fn state(&self) -> RwLockReadGuard<'_, KeysInForce> {
+    pub(super) fn state(&self) -> RwLockReadGuard<'_, KeysInForce> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,12 +152,15 @@ impl KeyRing {
         self.keks.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self) -> MutexGuard<'_, RingChanges> {
+    pub(super) fn change(&self) -> MutexGuard<'_, RingChanges> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, state: KeysInForce) {
+    pub(super) fn set(&self, state: KeysInForce) {
+        let generation = state.file.as_ref().map_or(0, |file| file.generation);
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+        // Bodies get a key of this ring from now on. A shipper that has read such a body finds its generation here.
+        self.generation.send_replace(generation);
     }
 
     /// Reads the ring, and opens all of its keys. Changes nothing on the disk.
@@ -154,24 +173,26 @@ impl KeyRing {
             self.set(KeysInForce::default());
             return Ok(());
         };
-        let mut state = KeysInForce {
-            mend,
-            ..KeysInForce::default()
-        };
-        let place = self.disk.location();
+        let place = format!("{}/keys/ring", self.disk.location());
+        let mut state = self.open(&ring, &place)?;
+        state.mend = mend.or(state.mend);
+        self.set(state);
+        Ok(())
+    }
+
+    /// Opens all keys of a ring, which lies at `place`.
+    pub(super) fn open(&self, ring: &RingFile, place: &str) -> Result<KeysInForce, String> {
+        let mut state = KeysInForce::default();
         let enter = |number: u64, owner: &KeyOwner, secret: &[u8; KEY_BYTES]| {
             state.enter(number, owner.clone(), secret);
         };
-        let file = self.keks().wrap_anew(&ring, enter);
-        let file = file.map_err(|why| format!("{place}/keys/ring: {why}"))?;
-        if file != ring {
-            state
-                .mend
-                .get_or_insert_with(|| "its keys are wrapped with the newest key".to_owned());
+        let file = self.keks().wrap_anew(ring, enter);
+        let file = file.map_err(|why| format!("{place}: {why}"))?;
+        if file != *ring {
+            state.mend = Some("its keys are wrapped with the newest key".to_owned());
         }
         state.file = Some(file);
-        self.set(state);
-        Ok(())
+        Ok(state)
     }
 
     /// Takes these wrapping keys in the place of the earlier ones, once both copies are wrapped with the newest of them. After
@@ -229,7 +250,7 @@ impl KeyRing {
     }
 
     /// Writes the ring, then puts it in force.
-    fn write(
+    pub(super) fn write(
         &self,
         changes: &mut RingChanges,
         mut state: KeysInForce,
@@ -341,13 +362,14 @@ impl KeyRing {
         self.write(&mut changes, state, file)
     }
 
-    /// Destroys the keys of a log that is deleted: in both copies, and in memory.
+    /// Destroys the keys of a log that is deleted: in both copies, and in memory. With a replica the ring still names
+    /// the log: [`KeyRing::ended`] removes it once the bucket has this ring.
     ///
     /// # Errors
     /// If the ring cannot be written. [`KeyRing::destroy_again`] tries it again, and so does the next start.
     pub(crate) fn destroy(&self, log: &Shredding) -> io::Result<()> {
         let mut changes = self.change();
-        let destroyed = self.destroy_all(&mut changes, &[log.0]);
+        let destroyed = self.destroy_all(&mut changes, &[log.0], self.is_shared());
         if destroyed.is_err() {
             changes.undestroyed.insert(log.0);
         }
@@ -370,22 +392,71 @@ impl KeyRing {
             .as_ref()
             .map(|file| file.shredding.clone());
         let names = names.unwrap_or_default();
-        self.destroy_all(&mut changes, &logs)?;
+        self.destroy_all(&mut changes, &logs, self.is_shared())?;
         changes.undestroyed.clear();
         let name = |id| (id, names.get(&id).cloned().unwrap_or_default());
         Ok(logs.into_iter().map(name).collect())
     }
 
-    fn destroy_all(&self, changes: &mut RingChanges, logs: &[LogId]) -> io::Result<()> {
+    fn destroy_all(
+        &self,
+        changes: &mut RingChanges,
+        logs: &[LogId],
+        stay_named: bool,
+    ) -> io::Result<()> {
         let mut state = self.state().clone_of();
         for log in logs {
             state.forget(&KeyOwner::Log(*log));
         }
         let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
-        for log in logs {
+        for log in logs.iter().filter(|_| !stay_named) {
             file.shredding.remove(log);
         }
         self.write(changes, state, file)
+    }
+
+    /// Notes that the bucket has no keys of a deleted log any more.
+    ///
+    /// # Errors
+    /// If the ring cannot be written. The next start does it.
+    pub(crate) fn ended(&self, log: &Shredding) -> io::Result<()> {
+        let is_named = {
+            let state = self.state();
+            let file = state.file.as_ref();
+            file.is_some_and(|file| file.shredding.contains_key(&log.0))
+        };
+        match is_named {
+            // Without keys it is the same change.
+            true => self.keep(log),
+            false => Ok(()),
+        }
+    }
+
+    /// A log with this name that was deleted, and whose keys the bucket may have: a call that was cut off.
+    pub(crate) fn unended(&self, name: &str) -> Option<(LogId, Shredding)> {
+        let state = self.state();
+        let mut pending = state.file.as_ref()?.shredding.iter();
+        let (id, _) = pending.find(|(_, log)| *log == name)?;
+        Some((*id, Shredding(*id)))
+    }
+
+    /// Whether the bucket has the ring, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.stored.borrow().is_some()
+    }
+
+    /// Waits until the bucket has the ring as it is now. Returns at once without a replica.
+    ///
+    /// # Errors
+    /// If the bucket does not take it in time.
+    pub(crate) async fn is_stored(&self) -> Result<(), RingNotStored> {
+        let generation = *self.generation.borrow();
+        let mut stored = self.stored.subscribe();
+        let stores = stored.wait_for(|stored| stored.is_none_or(|stored| stored >= generation));
+        match tokio::time::timeout(BUCKET_WAIT, stores).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(RingNotStored),
+        }
     }
 
     /// Ends what an earlier process began: the keys of logs that it deleted are destroyed. `exists`: whether a log
@@ -420,7 +491,7 @@ impl KeyRing {
         }
         if !gone.is_empty() {
             let ids: Vec<LogId> = gone.iter().map(|(id, _)| *id).collect();
-            self.destroy_all(&mut changes, &ids)?;
+            self.destroy_all(&mut changes, &ids, false)?;
         }
         Ok(gone)
     }
@@ -442,6 +513,8 @@ fn new_file(scope: EncryptionScope) -> RingFile {
     let mut tag = [0; 4];
     while tag == [0; 4] {
         fill(&mut tag);
+        // Half of the tags are above it, for later owners of a replica.
+        tag[3] >>= 1;
     }
     let none = u64::from(u32::from_le_bytes(tag)) << COUNTER_BITS;
     RingFile {
@@ -452,6 +525,10 @@ fn new_file(scope: EncryptionScope) -> RingFile {
         renewed: (none + 1, Position::ZERO),
         keys: BTreeMap::new(),
         shredding: BTreeMap::new(),
+        term: 0,
+        numbered_in: 0,
+        earlier: Vec::new(),
+        replaces: false,
     }
 }
 
@@ -493,7 +570,7 @@ impl KeysInForce {
     }
 
     /// A copy, to be changed and put in force as a whole.
-    fn clone_of(&self) -> Self {
+    pub(super) fn clone_of(&self) -> Self {
         Self {
             file: self.file.clone(),
             keys: self.keys.clone(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use wald_bucket::{ShipError, TailErrorKind, TailFollower, TailPart};
+use wald_bucket::{KeyRingVersion, ShipError, TailErrorKind, TailFollower, TailPart};
 use wald_storage::{
     BackupManifest, BackupView, CopyReader, CopyTail, Disk, JournalPart, KeptContent, Position,
     RealDisk, SegmentId, StoreCopy, SystemClock,
@@ -24,6 +24,7 @@ use wald_storage::{
 use super::fetch::{Fetch, FetchError};
 use crate::backups::bucket::Remote;
 use crate::config::Config;
+use crate::encryption::{self, KeyRing};
 
 /// Pause between two looks at the rows. The reader of the bucket asks for newer ones once a second.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
@@ -49,6 +50,8 @@ struct SharedCopy {
     state: Mutex<CopyState>,
     /// End of the rows in the copy that readers see.
     shown: AtomicU64,
+    /// Generation of the key ring that the owner has announced.
+    announced_keys: AtomicU64,
     reader: Arc<CopyReader>,
 }
 
@@ -69,6 +72,7 @@ impl Copying {
                 stop: AtomicBool::new(false),
                 state: Mutex::default(),
                 shown: AtomicU64::new(0),
+                announced_keys: AtomicU64::new(0),
                 reader,
             }),
             runs: None,
@@ -76,7 +80,13 @@ impl Copying {
     }
 
     /// Begins the copy of the bucket in this empty directory, unless it runs.
-    pub(super) fn begin(&mut self, remote: &Arc<Remote>, config: &Config, directory: &Path) {
+    pub(super) fn begin(
+        &mut self,
+        remote: &Arc<Remote>,
+        config: &Config,
+        directory: &Path,
+        keys: Option<&Arc<KeyRing>>,
+    ) {
         if self.runs.as_ref().is_some_and(|runs| !runs.is_finished()) {
             return;
         }
@@ -91,6 +101,7 @@ impl Copying {
             remote: Arc::clone(remote),
             config: config.clone(),
             directory: directory.to_owned(),
+            keys: keys.cloned(),
         };
         let named = std::thread::Builder::new().name("wald-stand-by".to_owned());
         match named.spawn(move || work.run()) {
@@ -120,6 +131,11 @@ impl Copying {
         seen.is_some_and(|seen| seen.elapsed() < within)
     }
 
+    /// Notes the generation of the key ring that the owner has announced.
+    pub(super) fn note_keys(&self, generation: u64) {
+        (self.shared.announced_keys).store(generation, Ordering::SeqCst);
+    }
+
     /// Notes a position up to which the bucket has everything. Readers learn that their copy is a new one.
     pub(super) fn note_position(&self, replicated: u64) {
         let shown = self.shared.shown.load(Ordering::SeqCst);
@@ -145,6 +161,8 @@ struct CopyWork {
     remote: Arc<Remote>,
     config: Config,
     directory: PathBuf,
+    /// `None`: the records are plain.
+    keys: Option<Arc<KeyRing>>,
 }
 
 /// A copy under way.
@@ -155,6 +173,8 @@ struct CopyInProgress {
     name: Option<String>,
     manifest: Option<BackupManifest>,
     files: Option<Arc<BackupView>>,
+    /// The key ring that is open, and its generation as the owner had announced it.
+    ring: Option<(KeyRingVersion, u64)>,
     /// Whether something has come since the copy was opened.
     is_new: bool,
     /// Time before which the copy is not opened again.
@@ -216,7 +236,10 @@ impl CopyWork {
         if !self.shared.goes_on() {
             return Ok(());
         }
-        if followed.is_new && Instant::now() >= followed.due {
+        let shows = followed.is_new && Instant::now() >= followed.due;
+        // After the rows: the bucket had their keys before.
+        self.open_keys(followed, shows)?;
+        if shows {
             self.show(followed)?;
         }
         let mut state = self.shared.state.lock();
@@ -245,6 +268,7 @@ impl CopyWork {
             name: None,
             manifest: None,
             files: None,
+            ring: None,
             is_new: true,
             due: Instant::now(),
         })
@@ -269,11 +293,33 @@ impl CopyWork {
         Ok(())
     }
 
+    /// Opens the newest key ring of the bucket, if the owner announces another one, or if records come that may need it. Keys
+    /// that were destroyed are gone then.
+    fn open_keys(&self, followed: &mut CopyInProgress, are_new: bool) -> Result<(), FetchError> {
+        let Some(keys) = &self.keys else {
+            return Ok(());
+        };
+        let announced = self.shared.announced_keys.load(Ordering::SeqCst);
+        let is_known = |ring: &(KeyRingVersion, u64)| ring.1 == announced;
+        if !are_new && followed.ring.as_ref().is_some_and(is_known) {
+            return Ok(());
+        }
+        let version = (self.remote.runtime).block_on(KeyRingVersion::now(&self.remote.bucket));
+        let version = version.map_err(ShipError::Bucket)?;
+        if followed.ring.as_ref().is_none_or(|ring| ring.0 != version) {
+            super::keys::show(&self.remote, keys)?;
+            tracing::debug!(keys = keys.len(), "the key ring of the bucket is open");
+        }
+        followed.ring = Some((version, announced));
+        Ok(())
+    }
+
     /// Shows readers the newest copy, and removes the files of the one before.
     fn show(&self, followed: &mut CopyInProgress) -> Result<(), FetchError> {
         let begun = Instant::now();
         let disk: Arc<dyn Disk> = RealDisk::open(&self.directory)?;
-        let config = self.config.storage();
+        let mut config = self.config.storage();
+        config.cipher = self.keys.as_ref().map(encryption::cipher);
         let manifest = followed.manifest.as_ref();
         let view = BackupView::of_copy(disk, manifest, &followed.rows, &config)?;
         match StoreCopy::open(view, config, Arc::new(SystemClock)) {

@@ -4,7 +4,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use wald_bucket::{BucketErrorKind, FencedTail, ReplicaCopy, ShipError, TailErrorKind};
+use wald_bucket::{
+    BucketErrorKind, FencedTail, ReplicaCopy, ShipError, TailErrorKind, read_key_ring,
+};
 use wald_storage::{
     BackupManifest, BackupView, CopyTail, Disk, KeptContent, OpenError, Position, RealDisk,
     RecoveryReport, ReplicaCheck, ReplicaContent, RestoreError, Restored, RestoredAs,
@@ -282,6 +284,17 @@ impl Fetch {
         Ok(Some(Arc::new(view)))
     }
 
+    /// The key ring of the store as it is now; `None` if the bucket has none. It has the keys of all records that were read
+    /// before, except for those that were destroyed.
+    ///
+    /// # Errors
+    /// If the bucket fails.
+    pub(crate) fn key_ring(&self) -> Result<Option<bytes::Bytes>, FetchError> {
+        let remote = &self.remote;
+        let ring = remote.runtime.block_on(read_key_ring(&remote.bucket));
+        Ok(ring.map_err(ShipError::Bucket)?)
+    }
+
     /// Number that identifies the store.
     pub(crate) fn store_id(&self) -> u128 {
         self.copy.store_id()
@@ -341,7 +354,7 @@ impl Fetch {
     }
 
     /// Makes a store of it in an empty directory. Begins again with the newest manifest if the owner removes rows or files
-    /// meanwhile, and calls `repeats` with the reason. `progress` receives the number of bytes read from files since its
+    /// meanwhile, and calls `repeats` with the reason. `before` is called with the empty directory each time. `progress` receives the number of bytes read from files since its
     /// last call.
     ///
     /// # Errors
@@ -350,6 +363,7 @@ impl Fetch {
         &mut self,
         target: &Path,
         restored_as: RestoredAs,
+        before: &mut dyn FnMut(&dyn Disk) -> io::Result<()>,
         progress: &mut dyn FnMut(u64),
         repeats: &mut dyn FnMut(&FetchError),
     ) -> Result<Restored, FetchError> {
@@ -358,6 +372,10 @@ impl Fetch {
         loop {
             let disk: Arc<dyn Disk> = RealDisk::open(target)?;
             let storage = self.storage.clone();
+            before(&*disk).map_err(|source| RestoreError::Io {
+                action: format!("writing the key ring in {}", disk.location()),
+                source,
+            })?;
             let restored = self
                 .with_content(|content| content.restore(&disk, &storage, restored_as, progress));
             let error = match restored {

@@ -8,6 +8,7 @@ use wald_proto::v1;
 use wald_storage::LocalEngine;
 
 use crate::config::Config;
+use crate::encryption::KeyRing;
 use crate::metrics::Metrics;
 use crate::serve::{Exit, StartFacts};
 
@@ -28,7 +29,12 @@ impl ReplicaWatch {
 
 impl ReplicaStart {
     #[allow(clippy::unnecessary_wraps, reason = "as with object stores")]
-    pub(crate) fn prepare(_: &Config, _: &Metrics, _: &StartFacts) -> Result<Option<Self>, Exit> {
+    pub(crate) fn prepare(
+        _: &Config,
+        _: &Metrics,
+        _: &StartFacts,
+        _: Option<&Arc<KeyRing>>,
+    ) -> Result<Option<Self>, Exit> {
         Ok(None)
     }
 

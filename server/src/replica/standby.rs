@@ -228,6 +228,10 @@ impl StandBy<'_> {
         let since = self.owner_ends.unwrap_or_else(Instant::now);
         self.owner_ends = owner.ends.then_some(since);
         self.start.cluster.note(&owner, Some(self.watch.nodes()));
+        if owner.keys > 0 && self.start.keys.is_none() {
+            // Encryption was switched on meanwhile. A node without keys must not follow.
+            return Err(super::keys::refused(&remote).into());
+        }
         self.find_store()?;
         let directory = self.directory_beside(&owner)?;
         match (directory, inherits) {
@@ -427,8 +431,13 @@ impl StandBy<'_> {
     /// Follows the owner, and shows the other nodes whether this one may take the store over.
     fn follow(&mut self, owner: &OwnerRecord) {
         let start = &self.start;
-        self.copy
-            .begin(&start.remote, self.config, &start.directory);
+        self.copy.note_keys(owner.keys);
+        self.copy.begin(
+            &start.remote,
+            self.config,
+            &start.directory,
+            start.keys.as_ref(),
+        );
         let nodes = self.watch.nodes().iter();
         // The owner shows its position three times in the ttl. An older one proves nothing about the present.
         let is_present = |node: &&SeenNode| node.unchanged < self.config.lease_ttl / 2;

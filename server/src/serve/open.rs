@@ -155,12 +155,14 @@ fn open(
     facts: Option<StartFacts>,
     tenants: TenantOf,
 ) -> Result<OpenedStore, Exit> {
+    let opened = || RealDisk::open(&config.data_dir).map_err(|error| exit(&error));
+    let keys = encryption::ring(config, || Ok(opened()? as _), tenants)?;
     let replica = match &facts {
-        Some(facts) => ReplicaStart::prepare(config, &metrics, facts)?,
+        Some(facts) => ReplicaStart::prepare(config, &metrics, facts, keys.as_ref())?,
         None => None,
     };
-    let disk = RealDisk::open(&config.data_dir).map_err(|error| exit(&error))?;
-    let keys = encryption::start(config, &(Arc::clone(&disk) as _), tenants)?;
+    let disk = opened()?;
+    encryption::check(&*disk, keys.as_deref())?;
     let (engine, report) =
         open_engine(config, disk, keys.as_ref(), metrics).map_err(|error| exit(&error))?;
     let replica = replica.map(|replica| replica.begin(&engine)).transpose()?;

@@ -17,12 +17,14 @@ pub(crate) enum ShredError {
     NoOwnKey(String),
     /// The ring could not be written.
     Io(io::Error),
+    /// The bucket of the replica did not take the deletion or the ring in time: why, in words.
+    NotStored(String),
 }
 
 impl fmt::Display for ShredError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoOwnKey(why) => f.write_str(why),
+            Self::NoOwnKey(why) | Self::NotStored(why) => f.write_str(why),
             Self::Io(error) => write!(f, "the key ring cannot be written: {error}"),
         }
     }
@@ -45,6 +47,9 @@ pub(crate) fn shred(log: &LogName, error: &ShredError) -> Status {
         }
         ShredError::Io(_) => {
             Failure::new(Code::ResourceExhausted, Reason::DiskFull, message).refused(Retry::Safe)
+        }
+        ShredError::NotStored(_) => {
+            Failure::new(Code::Unavailable, Reason::BucketDown, message).refused(Retry::Safe)
         }
     }
     .status()
@@ -72,10 +77,19 @@ pub(crate) fn is_unapplied(error: &AdminError) -> bool {
 
 /// Answers a deletion that was carried out, and whose keys were not destroyed yet.
 pub(crate) fn shred_unended(log: &LogName, error: &ShredError) -> Status {
-    let message = format!(
-        "log {log:?} is deleted, and its keys are still there: {error}; the server tries it again each 10 s, and at its next start"
-    );
-    Failure::new(Code::Internal, Reason::JournalFailed, message)
+    let (reason, remedy) = match error {
+        ShredError::NotStored(_) => (
+            Reason::ReplicationUnknown,
+            "the bucket may still have them: repeat the call once the bucket answers",
+        ),
+        _ => (
+            Reason::JournalFailed,
+            "the server tries it again each 10 s, and at its next start",
+        ),
+    };
+    let message =
+        format!("log {log:?} is deleted, and its keys are still there: {error}; {remedy}");
+    Failure::new(Code::Internal, reason, message)
         .unknown()
         .status()
 }

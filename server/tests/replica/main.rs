@@ -9,6 +9,7 @@ mod certificates;
 #[allow(dead_code, reason = "the tests of the daemon use the rest")]
 #[path = "../daemon/tls/client.rs"]
 mod client;
+mod encrypted;
 mod forward;
 mod objects;
 mod peers;

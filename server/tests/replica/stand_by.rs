@@ -62,7 +62,7 @@ pub(crate) fn owner(store: &Store) -> serde_json::Value {
     serde_json::from_str::<serde_json::Value>(&text).unwrap()["value"].clone()
 }
 
-async fn until_named(store: &Store, name: &str) {
+pub(crate) async fn until_named(store: &Store, name: &str) {
     let begun = Instant::now();
     while owner(store)["stand_bys"] != serde_json::json!([name]) {
         assert!(begun.elapsed() < PATIENCE, "{}", owner(store));

@@ -232,6 +232,21 @@ impl Bucket {
         }
     }
 
+    /// The version of an object; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub(crate) async fn tag(&self, path: &str) -> Result<Option<Tag>, BucketError> {
+        match self.store.head(&Path::from(path)).await {
+            Ok(meta) => Ok(Some(Tag(UpdateVersion {
+                e_tag: meta.e_tag,
+                version: meta.version,
+            }))),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed(&format!("read {path}"), &error)),
+        }
+    }
+
     /// Reads an object of at most `most` bytes, with its version; `None` if it does not exist.
     ///
     /// # Errors

@@ -30,6 +30,8 @@ pub(crate) enum ShipMistake {
     NamedContentRemoved,
     /// An owner with a valid lease acks REPLICATED although no PUT under its fence has succeeded.
     LeaseForFence,
+    /// Rows are stored before the key ring has their keys.
+    RingLate,
     /// A take-over leaves out one row between the files and the end.
     StandBySkipsRow,
     /// An owner does not check the term that a forwarded call names. The server makes it.
@@ -44,7 +46,7 @@ pub(crate) const fn makes(_mistake: ShipMistake) -> bool {
 #[cfg(any(test, feature = "known-bad"))]
 pub(crate) fn makes(mistake: ShipMistake) -> bool {
     /// Each mistake, by its name.
-    const NAMES: [(&str, ShipMistake); 11] = [
+    const NAMES: [(&str, ShipMistake); 12] = [
         ("ack_before_put", ShipMistake::AckBeforePut),
         ("publish_durable", ShipMistake::PublishDurable),
         ("drain_before_upload", ShipMistake::DrainBeforeUpload),
@@ -57,6 +59,7 @@ pub(crate) fn makes(mistake: ShipMistake) -> bool {
         ("fence_ignored", ShipMistake::FenceIgnored),
         ("named_content_removed", ShipMistake::NamedContentRemoved),
         ("lease_for_fence", ShipMistake::LeaseForFence),
+        ("ring_late", ShipMistake::RingLate),
         ("stand_by_skips_row", ShipMistake::StandBySkipsRow),
         ("term_unchecked", ShipMistake::TermUnchecked),
     ];

@@ -66,10 +66,11 @@ pub use {
 pub use known_bad::ignores_term;
 #[cfg(feature = "replica")]
 pub use ship::{
-    DOWN_AFTER, FencedStore, FencedTail, ManifestFormat, Membership, NodeLease, NodeRecord,
-    NodeState, NodeWatch, OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy,
+    DOWN_AFTER, FencedStore, FencedTail, KeyRingVersion, ManifestFormat, Membership, NodeLease,
+    NodeRecord, NodeState, NodeWatch, OwnerClaim, OwnerError, OwnerRecord, OwnerState, ReplicaCopy,
     ReplicaFile, ReplicaOwner, ReplicaParts, SeenNode, ShipEnd, ShipError, ShipEvent, ShipGap,
-    ShipObserver, ShipSettings, ShipSource, Shipper, StandByTurn, StandByWatch,
+    ShipObserver, ShipSettings, ShipSource, ShippedRing, Shipper, StandByTurn, StandByWatch,
+    read_key_ring,
 };
 #[cfg(feature = "replica")]
 pub use tail::{

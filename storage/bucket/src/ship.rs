@@ -16,6 +16,7 @@ mod copy;
 mod error;
 mod files;
 mod keeper;
+mod keys;
 mod nodes;
 mod owner;
 mod pace;
@@ -36,6 +37,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use wald_storage::{BackupManifest, JournalPart, Operate, Position, Replica, Unreplicated};
 
 use self::files::ReplicaFiles;
+use self::keys::ShippedKeys;
 use self::pace::{ShipPace, ShipTurn};
 use self::resume::SeenRows;
 use self::shipped::Shipped;
@@ -47,6 +49,7 @@ use crate::tail::{LARGEST_PART, ReplicaTail, TailError, TailErrorKind, TailPart}
 pub use self::copy::{ReplicaCopy, ReplicaFile};
 pub use self::error::{OwnerError, ShipError};
 pub use self::keeper::{FencedStore, FencedTail, ReplicaOwner, ReplicaParts};
+pub use self::keys::{KeyRingVersion, ShippedRing, read_key_ring};
 pub use self::nodes::{Membership, NodeLease, NodeRecord, NodeState, NodeWatch, SeenNode};
 pub use self::owner::{OwnerClaim, OwnerRecord, OwnerState};
 pub use self::pace::ShipGap;
@@ -168,6 +171,8 @@ struct Ship {
     observer: Arc<dyn ShipObserver>,
     shipped: watch::Sender<Shipped>,
     down: AtomicBool,
+    /// `None`: the records are plain.
+    keys: Option<ShippedKeys>,
 }
 
 /// Ships one engine, as the owner of one term.
@@ -185,14 +190,17 @@ impl Shipper {
     /// `OtherStore` if the bucket belongs to another store, `Diverged` if the engine lacks something that the bucket has;
     /// others if the bucket or the journal fails.
     async fn begin(
-        source: Arc<dyn ShipSource>,
-        bucket: &Bucket,
+        parts: &ReplicaParts,
         tail: Arc<ReplicaTail>,
-        settings: ShipSettings,
-        format: Arc<dyn ManifestFormat>,
-        observer: Arc<dyn ShipObserver>,
         seen: Option<SeenRows>,
     ) -> Result<Self, ShipError> {
+        let (source, bucket) = (Arc::clone(&parts.source), &parts.bucket);
+        let format = Arc::clone(&parts.format);
+        // Nothing is stored before: a row may need its keys.
+        let keys = match &parts.keys {
+            Some(keys) => Some(ShippedKeys::claim(Arc::clone(keys), bucket, tail.term()).await?),
+            None => None,
+        };
         let claims = cluster::claim(bucket, source.profile().store_id);
         let (claimed, files) = tokio::join!(claims, ReplicaFiles::open(bucket, &tail, format));
         claimed?;
@@ -200,10 +208,11 @@ impl Shipper {
         let ship = Ship {
             source,
             bucket: bucket.clone(),
-            settings,
-            observer,
+            settings: parts.settings,
+            observer: Arc::clone(&parts.observer),
             shipped: watch::Sender::new(Shipped::default()),
             down: AtomicBool::new(false),
+            keys,
         };
         let mut shipper = Self { ship, files, tail };
         shipper.resume(seen).await?;
@@ -219,6 +228,7 @@ impl Shipper {
                 Err(error) => error,
             },
             error = self.files.run(ship, tail) => error,
+            error = ship.keys_change() => error,
             error = tail.ended(), if !known_bad::makes(ShipMistake::FenceIgnored) => error,
         };
         match error.kind() {
@@ -326,6 +336,19 @@ impl Ship {
         }
     }
 
+    /// Stores the key ring whenever it changes. Returns when a later owner has written it.
+    async fn keys_change(&self) -> TailError {
+        match &self.keys {
+            Some(keys) => keys.run().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Generation of the key ring in the bucket; `None` if the records are plain.
+    fn stored_keys(&self) -> Option<watch::Receiver<u64>> {
+        self.keys.as_ref().map(ShippedKeys::stored)
+    }
+
     /// Stores a part. All rows of a part but the last one have the largest size.
     async fn store_part(&self, tail: &ReplicaTail, part: &JournalPart) -> Result<(), TailError> {
         let mut at = 0;
@@ -340,7 +363,13 @@ impl Ship {
                 bytes: part.bytes.slice(at..to),
             };
             let row = &row;
-            self.store(|| tail.put(row)).await?;
+            self.store(|| async {
+                if let Some(keys) = &self.keys {
+                    keys.before_row().await?;
+                }
+                tail.put(row).await
+            })
+            .await?;
             at = to;
         }
         Ok(())

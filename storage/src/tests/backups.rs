@@ -1222,6 +1222,16 @@ fn an_old_store_is_set_aside_after_any_cut_and_its_files_are_used_again() {
         term: 3,
     };
     term.write(&fixture.disk).unwrap();
+    // Its frames may have keys that no other node has.
+    let keys: Arc<dyn Disk> = Arc::new(fixture.disk.clone());
+    keys.create_directory("keys").unwrap();
+    keys.sync_directory("").unwrap();
+    for name in ["keys/ring", "keys/ring-2"] {
+        let file = keys.create(name).unwrap();
+        file.write_all_at(b"a ring", 0).unwrap();
+        file.sync().unwrap();
+    }
+    keys.sync_directory("keys").unwrap();
     let mut cuts = 0;
     for nth in 1.. {
         let disk = fixture.disk.copy();
@@ -1255,6 +1265,10 @@ fn an_old_store_is_set_aside_after_any_cut_and_its_files_are_used_again() {
         assert_eq!(standing(&restored.core), before, "cut in call {nth}");
         let aside = disk.list("diverged/3").unwrap();
         assert!(aside.iter().any(|name| name == "FORMAT"));
+        let mut aside = disk.list("diverged/3/keys").unwrap();
+        aside.sort_unstable();
+        assert_eq!(aside, ["ring", "ring-2"], "cut in call {nth}");
+        assert!(disk.list("keys").unwrap().is_empty());
         if !is_cut {
             break;
         }

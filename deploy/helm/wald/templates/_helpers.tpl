@@ -314,9 +314,6 @@ grpc:
 {{/* Ports that let in too many callers, and credentials that others could see. */}}
 {{- define "wald.checkAuth" -}}
 {{- with .Values.encryption -}}
-{{- if and .existingSecret $.Values.replica.enabled -}}
-{{- fail "encryption.existingSecret with replica.enabled: a store with a replica cannot be encrypted by this version; encrypt the bucket and the volumes instead" -}}
-{{- end -}}
 {{- if and (eq .scope "tenant") (not $.Values.auth.existingSecret) -}}
 {{- fail "encryption.scope is tenant without auth.existingSecret: tenants are in auth.toml" -}}
 {{- end -}}

@@ -20,6 +20,14 @@ pub enum ShipError {
     /// The files of the store cannot be read.
     #[error("taking the files of the store: {0}")]
     Backup(#[from] BackupError),
+    /// The key ring of the bucket and the one of the directory do not fit each other.
+    #[error("{place}/keys/ring: {what}")]
+    Keys {
+        /// The bucket.
+        place: String,
+        /// The reason.
+        what: String,
+    },
     /// The journal cannot be read.
     #[error("reading the journal for the bucket: {0}")]
     Journal(#[source] io::Error),

@@ -223,6 +223,10 @@ impl ReplicaFiles {
                             uploads.begin(path, entry.bytes, digest)
                         }
                     };
+                    // The bytes are read: their keys are in the ring.
+                    if let Some(keys) = &ship.keys {
+                        keys.store().await?;
+                    }
                     uploads.push(&mut upload, &data).await?;
                     sent_bytes += data.len() as u64;
                     current = Some((file, upload));

@@ -4,8 +4,9 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use wald_storage::{OwnerLease as _, Unreplicated};
 
 use super::error::{OwnerError, ShipError};
@@ -13,7 +14,8 @@ use super::nodes::{Membership, NodeState, NodeWatch};
 use super::owner::{Owned, OwnerClaim, OwnerRecord, OwnerState};
 use super::resume::{SeenRows, compare};
 use super::{
-    ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, Shipper, cluster,
+    ManifestFormat, ShipEnd, ShipEvent, ShipObserver, ShipSettings, ShipSource, ShippedRing,
+    Shipper, cluster, keys,
 };
 use crate::bucket::Bucket;
 use crate::error::BucketError;
@@ -37,6 +39,8 @@ pub struct ReplicaParts {
     pub format: Arc<dyn ManifestFormat>,
     /// Takes the events.
     pub observer: Arc<dyn ShipObserver>,
+    /// The keys of the records; `None` if they are plain.
+    pub keys: Option<Arc<dyn ShippedRing>>,
     /// The node.
     pub claim: OwnerClaim,
     /// This process among the nodes of the store; `None` if no other node takes the store over by itself.
@@ -68,6 +72,19 @@ impl FencedStore {
     /// The owner before, if this node took the store from it.
     pub fn before(&self) -> Option<&OwnerRecord> {
         self.owned.before.as_ref()
+    }
+
+    /// Replaces the key ring in the bucket by its successor of this term, so that the owner before writes it no more. Returns
+    /// the new one; `None` if the bucket has none.
+    ///
+    /// # Errors
+    /// `Keys` if `next` refuses the ring; others if the bucket fails.
+    pub async fn take_keys(
+        &self,
+        bucket: &Bucket,
+        next: &(dyn Fn(&[u8]) -> Result<Bytes, String> + Sync),
+    ) -> Result<Option<Bytes>, ShipError> {
+        keys::take(bucket, next).await
     }
 
     /// The tail, from which this node fetches the store.
@@ -161,17 +178,14 @@ impl ReplicaOwner {
             membership.lease().set_named(is_named);
         }
         let tail = Arc::clone(&owned.tail);
-        let shipper = Box::pin(Shipper::begin(
-            Arc::clone(&parts.source),
-            &parts.bucket,
-            tail,
-            parts.settings,
-            Arc::clone(&parts.format),
-            Arc::clone(&parts.observer),
-            seen,
-        ));
-        let shipper = shipper.await?;
-        owned.enters(OwnerState::Serving).await?;
+        let shipper = Box::pin(Shipper::begin(parts, tail, seen)).await?;
+        let stored = shipper.ship.stored_keys();
+        let generation = stored.map_or(0, |stored| *stored.borrow());
+        let serves = |record: &mut OwnerRecord| {
+            record.state = OwnerState::Serving;
+            keys::announce(record, generation);
+        };
+        owned.change(serves).await?;
         let term = owned.tail.term();
         parts.observer.event(&ShipEvent::Owns { term });
         Ok((owned, shipper))
@@ -201,13 +215,14 @@ impl ReplicaOwner {
     ) -> ShipEnd {
         loop {
             let membership = self.parts.membership.clone();
+            let stored = self.shipper.ship.stored_keys();
             let end = {
                 let ships = Box::pin(self.shipper.run(stop.clone()));
                 let names = name_stand_bys(
                     &mut self.owned,
                     membership.as_deref(),
                     &*self.parts.observer,
-                    ends.clone(),
+                    (ends.clone(), stored),
                 );
                 tokio::select! {
                     end = ships => Some(end),
@@ -305,19 +320,31 @@ async fn is_true(seen: &mut watch::Receiver<bool>) -> bool {
     seen.wait_for(|it| *it).await.is_ok()
 }
 
+/// Waits until the bucket has another key ring. Returns its generation.
+async fn another_ring(stored: &mut Option<watch::Receiver<u64>>) -> u64 {
+    if let Some(stored) = stored
+        && stored.changed().await.is_ok()
+    {
+        return *stored.borrow_and_update();
+    }
+    std::future::pending().await
+}
+
 /// Keeps the names of the stand-bys that live in the record of the owner. Returns when another node has declared this one
 /// dead. Without a membership it does nothing, and never returns.
 async fn name_stand_bys(
     owned: &mut Owned,
     membership: Option<&Membership>,
     observer: &dyn ShipObserver,
-    mut ends: watch::Receiver<bool>,
+    (mut ends, mut stored): (watch::Receiver<bool>, Option<watch::Receiver<u64>>),
 ) {
     let Some(membership) = membership else {
         return std::future::pending().await;
     };
     let mut nodes = NodeWatch::new(membership.bucket(), membership.beat_pause());
     let mut has_announced = false;
+    // Changes of the ring do not put the looks off.
+    let mut look_at = Instant::now() + membership.beat_pause();
     loop {
         tokio::select! {
             () = membership.lost() => return,
@@ -327,8 +354,15 @@ async fn name_stand_bys(
                 let shows = owned.change(|record| record.ends = true);
                 let _ = timeout(membership.beat_pause(), shows).await;
             }
-            () = sleep(membership.beat_pause()) => {}
+            generation = another_ring(&mut stored) => {
+                // After a failure a stand-by sees it with the next records, or with the next change.
+                let shows = owned.change(|record| keys::announce(record, generation));
+                let _ = timeout(membership.beat_pause(), shows).await;
+                continue;
+            }
+            () = sleep_until(look_at) => {}
         }
+        look_at = Instant::now() + membership.beat_pause();
         let Ok(Ok(seen)) = timeout(membership.beat_pause(), nodes.look()).await else {
             continue;
         };

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::error::OwnerError;
+use super::nodes::is_zero;
 use crate::bucket::Bucket;
 use crate::error::BucketError;
 use crate::record::{BucketRecord, random};
@@ -69,6 +70,9 @@ pub struct OwnerRecord {
     /// Whether it is about to hand the store over. It serves until then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
+    /// Generation of the key ring in the bucket, in this term; 0 if the records are plain.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub keys: u64,
 }
 
 impl OwnerRecord {
@@ -145,6 +149,7 @@ impl OwnerClaim {
             stand_bys: Vec::new(),
             successor: None,
             ends: false,
+            keys: 0,
         };
         Ok(mine.write(bucket, None).await?.is_some())
     }
@@ -305,6 +310,7 @@ impl Owned {
                 stand_bys,
                 successor: None,
                 ends: false,
+                keys: other.map_or(0, |owner| owner.keys),
             };
             let Some(record) = mine.write(bucket, found.as_ref()).await? else {
                 continue;
@@ -338,7 +344,8 @@ impl Owned {
     ///
     /// # Errors
     /// If the bucket fails. Then the record may or may not have the state.
-    pub(super) async fn enters(&mut self, state: OwnerState) -> Result<(), BucketError> {
+    #[cfg(test)]
+    async fn enters(&mut self, state: OwnerState) -> Result<(), BucketError> {
         self.change(|record| record.state = state).await?;
         Ok(())
     }

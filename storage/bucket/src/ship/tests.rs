@@ -17,6 +17,7 @@ use wald_storage::{
     StorageConfig, SystemClock, Timestamp, block_on, content_path,
 };
 
+mod keys;
 mod takeover;
 
 use super::*;
@@ -173,16 +174,8 @@ impl Remote {
         engine: &Arc<LocalEngine>,
         tail: &Arc<ReplicaTail>,
     ) -> Result<Shipper, ShipError> {
-        Shipper::begin(
-            Arc::clone(engine) as _,
-            &self.bucket,
-            Arc::clone(tail),
-            self.settings,
-            Arc::new(Lines),
-            Arc::clone(&self.events) as _,
-            None,
-        )
-        .await
+        let parts = parts(self, Arc::clone(engine), None);
+        Shipper::begin(&parts, Arc::clone(tail), None).await
     }
 
     async fn start(&self, engine: Arc<LocalEngine>) -> Node {
@@ -636,6 +629,7 @@ async fn an_owner_that_is_fenced_names_the_next_one() {
         stand_bys: Vec::new(),
         successor: None,
         ends: false,
+        keys: 0,
         node: "second".to_owned(),
         incarnation: "x".to_owned(),
         endpoint: "second:7070".to_owned(),
@@ -831,6 +825,7 @@ fn parts(remote: &Remote, engine: Arc<LocalEngine>, kept_term: Option<u64>) -> R
             inherits: None,
             process: String::new(),
         },
+        keys: None,
         membership: None,
         keep_term: Arc::new(|_| Ok(())),
     }

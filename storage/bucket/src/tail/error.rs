@@ -69,7 +69,7 @@ impl TailError {
         }
     }
 
-    pub(super) fn fenced(place: &str, action: &str) -> Self {
+    pub(crate) fn fenced(place: &str, action: &str) -> Self {
         let what = format!("cannot {action}: another owner has opened the tail of this store");
         Self::new(TailErrorKind::Fenced, place, what)
     }

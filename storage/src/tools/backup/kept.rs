@@ -20,7 +20,7 @@ use crate::api::content::ContentDigest;
 use crate::api::engine::{BackupFile, BackupManifest};
 use crate::api::error::RestoreError;
 use crate::disk::directory::{
-    self, DIRECTORIES, DIVERGED, KEPT, LOCK, RESTORING, TERM, is_own_name,
+    self, DIRECTORIES, DIVERGED, KEPT, KEYS, LOCK, RESTORING, TERM, is_own_name,
 };
 use crate::disk::{Disk, DiskFile};
 
@@ -268,6 +268,19 @@ pub fn set_aside(
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             flushed => flushed.map_err(io())?,
         }
+    }
+    // The frames that are set aside may have keys that the bucket never got.
+    let keys = directory::list(target, KEYS).map_err(io())?;
+    if !keys.is_empty() {
+        let to = format!("{aside}/{KEYS}");
+        target.create_directory(&to).map_err(io())?;
+        for file in keys {
+            target
+                .rename(&format!("{KEYS}/{file}"), &format!("{to}/{file}"))
+                .map_err(io())?;
+            done.moved += 1;
+        }
+        flush_names(target, &[&to, KEYS])?;
     }
     let others = directory::list(target, "").map_err(io())?;
     let others = others.iter().map(String::as_str);

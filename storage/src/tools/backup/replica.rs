@@ -22,7 +22,9 @@ use crate::api::replica::{JournalPart, MAX_REPLICA_LAG};
 use crate::base::bounds::{LARGEST_SEGMENT, LIFE_BYTES};
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::directory;
-use crate::disk::directory::{BEGUN, DIRECTORIES, FORMAT, LOCK, LastBegun, RESTORING, is_own_name};
+use crate::disk::directory::{
+    BEGUN, DIRECTORIES, FORMAT, KEYS, LOCK, LastBegun, RESTORING, is_own_name,
+};
 use crate::disk::{Disk, DiskFile};
 use crate::format::frame;
 use crate::format::frame::FrameKind;
@@ -477,7 +479,7 @@ fn is_unfinished_take_over(target: &dyn Disk) -> Result<bool, RestoreError> {
 
 /// Removes all files of an unfinished restore. The mark and the lock come last, so that each moment before is refused.
 fn clear(target: &dyn Disk) -> std::io::Result<()> {
-    for directory in DIRECTORIES {
+    for directory in DIRECTORIES.into_iter().chain([KEYS]) {
         for name in directory::list(target, directory)? {
             target.remove(&format!("{directory}/{name}"))?;
         }

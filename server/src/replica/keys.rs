@@ -1,0 +1,81 @@
+//! The key ring of the store and its bucket: the ring of an owner travels there, and other nodes have it from there.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use wald_bucket::{ShipError, ShippedRing, read_key_ring};
+
+use super::{Exit, exit};
+use crate::backups::bucket::Remote;
+use crate::encryption::{self, KeyRing, shared};
+
+/// The keys of an owner.
+pub(super) struct OwnedKeys {
+    pub(super) ring: Arc<KeyRing>,
+    /// The bucket, for messages.
+    pub(super) place: String,
+}
+
+impl ShippedRing for OwnedKeys {
+    fn generation(&self) -> watch::Receiver<u64> {
+        self.ring.generation()
+    }
+
+    fn ring(&self) -> (u64, bytes::Bytes) {
+        let (generation, text) = self.ring.text();
+        (generation, text.into())
+    }
+
+    fn claim(&self, term: u64, found: Option<&[u8]>) -> Result<(), String> {
+        self.ring.claim(&self.place, term, found)
+    }
+
+    fn term_of(&self, ring: &[u8]) -> Result<u64, String> {
+        shared::term_of(&self.place, ring)
+    }
+
+    fn note_stored(&self, generation: u64) {
+        self.ring.note_stored(generation);
+    }
+}
+
+/// Opens the keys of the bucket's ring. Returns whether there is a ring.
+///
+/// # Errors
+/// `Keys` if it is damaged, or a wrapping key is missing; others if the bucket fails.
+pub(super) fn show(remote: &Remote, keys: &KeyRing) -> Result<bool, ShipError> {
+    let (bucket, runtime) = (&remote.bucket, &remote.runtime);
+    let Some(ring) = runtime.block_on(read_key_ring(bucket))? else {
+        return Ok(false);
+    };
+    let shown = keys.show(bucket.place(), &ring);
+    shown.map_err(|what| ShipError::Keys {
+        place: bucket.place().to_owned(),
+        what,
+    })?;
+    Ok(true)
+}
+
+/// Makes sure that this node has the keys of the bucket's store. Changes nothing.
+///
+/// # Errors
+/// If it lacks them, or if the bucket fails.
+pub(super) fn check(remote: &Remote, keys: Option<&Arc<KeyRing>>) -> Result<(), Exit> {
+    let failed = |error: ShipError| exit(&error.into());
+    if let Some(keys) = keys {
+        return show(remote, keys).map(drop).map_err(failed);
+    }
+    let ring = remote.runtime.block_on(read_key_ring(&remote.bucket));
+    match ring.map_err(|error| failed(error.into()))? {
+        Some(_) => Err(refused(remote)),
+        None => Ok(()),
+    }
+}
+
+/// The end of a node that has no keys, and whose store is encrypted.
+pub(super) fn refused(remote: &Remote) -> Exit {
+    Exit::new(
+        Exit::CONFIG,
+        encryption::without_keys(remote.bucket.place()),
+    )
+}
