@@ -355,7 +355,7 @@ async fn name_stand_bys(
                 let _ = timeout(membership.beat_pause(), shows).await;
             }
             generation = another_ring(&mut stored) => {
-                // After a failure a stand-by sees it with the next records, or with the next change.
+                // After a failure the next look shows it.
                 let shows = owned.change(|record| keys::announce(record, generation));
                 let _ = timeout(membership.beat_pause(), shows).await;
                 continue;
@@ -363,6 +363,11 @@ async fn name_stand_bys(
             () = sleep_until(look_at) => {}
         }
         look_at = Instant::now() + membership.beat_pause();
+        let generation = stored.as_ref().map(|stored| *stored.borrow());
+        if let Some(generation) = generation.filter(|now| *now != owned.record().keys) {
+            let shows = owned.change(|record| keys::announce(record, generation));
+            let _ = timeout(membership.beat_pause(), shows).await;
+        }
         let Ok(Ok(seen)) = timeout(membership.beat_pause(), nodes.look()).await else {
             continue;
         };
