@@ -166,7 +166,7 @@ impl ReplicaStart {
             Exit::new(Exit::SYSTEM, text)
         })?;
         let remote = Arc::new(remote(config, &metrics)?);
-        keys::check(&remote, keys)?;
+        keys::check(&remote, config, keys)?;
         let claim = OwnerClaim {
             endpoint: endpoint(config, &node, facts.address),
             node,
@@ -249,8 +249,8 @@ impl ReplicaStart {
             seen.may_restore(&self.directory).map_err(unfetched)?;
             let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
             host::check_fetch(config, &self.directory, missing_bytes)?;
-            keys::check(&self.remote, self.keys.as_ref())?;
         }
+        keys::check(&self.remote, config, self.keys.as_ref())?;
         let fenced = runtime.block_on(ReplicaOwner::fence(bucket, &self.claim));
         let fenced = fenced.map_err(|error| {
             let is_lost = config.stand_by && is_lost(&error);

@@ -198,17 +198,25 @@ impl Engine {
 
     async fn shred(self, target: LogTarget, keys: Arc<KeyRing>) -> Result<LogId, Status> {
         let (name, keys) = (target.name.clone(), &keys);
-        let stat = self.0.stat(target, None, None).await;
-        let (id, begun) = match stat {
+        // Two calls for one log would undo each other's notes.
+        let _alone = keys.erasing.lock().await;
+        let (id, begun) = match self.0.stat(target.clone(), None, None).await {
             Ok(stat) => {
                 let id = stat.info.log_id;
-                (id, self.delete_to_shred(id, &name, keys).await?)
+                (id, vec![self.delete_to_shred(id, &name, keys).await?])
             }
             // A call that was cut off after the deletion is repeated.
-            Err(error) => match keys.unended(name.as_str()) {
-                Some(begun) if matches!(error, ReadError::Target(_)) => begun,
-                _ => return Err(status::unshredded(&error)),
-            },
+            Err(error) => {
+                let begun = match &error {
+                    ReadError::Target(_) => self.deleted_to_shred(&target, keys).await,
+                    _ => Vec::new(),
+                };
+                // Ids rise: the newest log of the name is the last.
+                match begun.last().map(Shredding::id) {
+                    Some(newest) => (newest, begun),
+                    None => return Err(status::unshredded(&error)),
+                }
+            }
         };
         let unended = |error: ShredError| status::shred_unended(&name, &error);
         if keys.is_shared() {
@@ -219,15 +227,42 @@ impl Engine {
         let begun = Arc::new(begun);
         let destroyed = on_thread(keys, {
             let begun = Arc::clone(&begun);
-            move |keys| Ok(keys.destroy(&begun)?)
+            move |keys| {
+                for log in begun.iter() {
+                    keys.destroy(log)?;
+                }
+                Ok(())
+            }
         });
         destroyed.await.map_err(unended)?;
         let stored = keys.is_stored().await;
         stored.map_err(|error| unended(ShredError::NotStored(error.to_string())))?;
-        if let Err(error) = on_thread(keys, move |keys| Ok(keys.ended(&begun)?)).await {
+        let ended = on_thread(keys, move |keys| {
+            for log in begun.iter() {
+                keys.ended(log)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = ended.await {
             tracing::warn!(%error, log = %name, "the keys of this log are destroyed; the next start removes its name from the key ring");
         }
         Ok(id)
+    }
+
+    /// Deleted logs of this target whose keys are to be destroyed.
+    async fn deleted_to_shred(&self, target: &LogTarget, keys: &KeyRing) -> Vec<Shredding> {
+        let mut deleted = Vec::new();
+        for begun in keys.unended(target.name.as_str(), target.log_id) {
+            let target = LogTarget {
+                name: target.name.clone(),
+                log_id: Some(begun.id()),
+            };
+            // A deletion that nothing proves destroys no key.
+            if let Err(ReadError::Target(_)) = self.0.stat(target, None, None).await {
+                deleted.push(begun);
+            }
+        }
+        deleted
     }
 
     /// Notes that the keys of a log are to be destroyed, and deletes it.
@@ -253,6 +288,10 @@ impl Engine {
             log_id: Some(id),
         };
         if let Err(error) = self.0.delete_log(target).await {
+            // Another call has deleted it meanwhile.
+            if let AdminError::Target(_) = error {
+                return Ok(begun);
+            }
             // The deletion may have happened if the journal failed: then the next start decides.
             if status::is_unapplied(&error) {
                 self.keep_keys(name, keys, begun).await;

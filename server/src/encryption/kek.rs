@@ -197,6 +197,17 @@ impl Keks {
         Ok(anew)
     }
 
+    /// Whether these are the same keys, the same one last.
+    pub(super) fn are_of(&self, others: &Self) -> bool {
+        let ids = |keks: &Self| {
+            keks.keys
+                .iter()
+                .map(|kek| kek.id.clone())
+                .collect::<Vec<_>>()
+        };
+        ids(self) == ids(others)
+    }
+
     /// Whether one of the keys has this id.
     fn has(&self, id: &KekId) -> bool {
         self.keys.iter().any(|kek| kek.id == *id)

@@ -15,6 +15,8 @@ use zeroize::Zeroizing;
 
 use super::file::{self, COUNTER_BITS, FoundRing, KeyOwner, RingFile, RingKey};
 use super::kek::{KEY_BYTES, Keks, data_key, fill};
+#[cfg(feature = "object")]
+use crate::config::Config;
 use crate::config::EncryptionScope;
 #[cfg(any(test, feature = "known-bad"))]
 use crate::known_bad;
@@ -97,6 +99,12 @@ pub(super) struct RingChanges {
 #[must_use = "the keys stay until `KeyRing::destroy`"]
 pub(crate) struct Shredding(LogId);
 
+impl Shredding {
+    pub(crate) fn id(&self) -> LogId {
+        self.0
+    }
+}
+
 /// The key ring of a store.
 pub(crate) struct KeyRing {
     disk: Arc<dyn Disk>,
@@ -106,6 +114,8 @@ pub(crate) struct KeyRing {
     state: RwLock<KeysInForce>,
     /// Held while the ring is changed and written.
     changing: Mutex<RingChanges>,
+    /// Held by the one call that erases a log.
+    pub(crate) erasing: tokio::sync::Mutex<()>,
     /// Generation of the ring in force; 0 before the first one.
     pub(super) generation: watch::Sender<u64>,
     /// Generation of the ring in the bucket; `None` without a replica.
@@ -139,6 +149,7 @@ impl KeyRing {
             tenants,
             state: RwLock::default(),
             changing: Mutex::default(),
+            erasing: tokio::sync::Mutex::default(),
             generation: watch::Sender::new(0),
             stored: watch::Sender::new(None),
         }
@@ -158,9 +169,10 @@ impl KeyRing {
 
     pub(super) fn set(&self, state: KeysInForce) {
         let generation = state.file.as_ref().map_or(0, |file| file.generation);
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
-        // Bodies get a key of this ring from now on. A shipper that has read such a body finds its generation here.
+        let mut in_force = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        // Bodies get a key of this ring once the lock is free. A shipper that has read such a body finds its generation here.
         self.generation.send_replace(generation);
+        *in_force = state;
     }
 
     /// Reads the ring, and opens all of its keys. Changes nothing on the disk.
@@ -199,8 +211,10 @@ impl KeyRing {
     /// an error the earlier ones stay, and the copies may be wrapped with either.
     ///
     /// # Errors
-    /// In a sentence, if a data key does not open with one of them, or if the ring cannot be written.
+    /// In a sentence, if a data key does not open with one of them, if the ring cannot be written, or if the bucket does
+    /// not have it yet: an earlier key opens the bucket's ring until then.
     pub(super) fn take(&self, keks: Keks) -> Result<(), String> {
+        let has_others = !keks.are_of(&self.keks());
         let mut changes = self.change();
         let state = self.state().clone_of();
         if let Some(ring) = &state.file {
@@ -210,7 +224,26 @@ impl KeyRing {
                 written.map_err(|error| format!("the key ring cannot be written: {error}"))?;
             }
         }
+        let is_stored = self
+            .stored
+            .borrow()
+            .is_none_or(|stored| stored >= *self.generation.borrow());
+        if has_others && !is_stored {
+            return Err("the bucket does not have the key ring yet that the new key wraps; keep the earlier keys in the file until this fault is gone".to_owned());
+        }
         *self.keks.write().unwrap_or_else(PoisonError::into_inner) = keks;
+        Ok(())
+    }
+
+    /// Takes the wrapping keys that the settings give now. The ring stays as it is: only its owner wraps the keys again.
+    ///
+    /// # Errors
+    /// In a sentence, if they cannot be read.
+    #[cfg(feature = "object")]
+    pub(crate) fn read_keks(&self, config: &Config) -> Result<(), String> {
+        if let Some(keks) = Keks::of(config)? {
+            *self.keks.write().unwrap_or_else(PoisonError::into_inner) = keks;
+        }
         Ok(())
     }
 
@@ -432,12 +465,20 @@ impl KeyRing {
         }
     }
 
-    /// A log with this name that was deleted, and whose keys the bucket may have: a call that was cut off.
-    pub(crate) fn unended(&self, name: &str) -> Option<(LogId, Shredding)> {
+    /// Logs of this name, or this one of them, whose keys are to be destroyed: calls that were cut off. The caller must make
+    /// sure that they are deleted.
+    pub(crate) fn unended(&self, name: &str, id: Option<LogId>) -> Vec<Shredding> {
         let state = self.state();
-        let mut pending = state.file.as_ref()?.shredding.iter();
-        let (id, _) = pending.find(|(_, log)| *log == name)?;
-        Some((*id, Shredding(*id)))
+        let Some(file) = &state.file else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for (pending, log) in &file.shredding {
+            if log == name && id.is_none_or(|id| id == *pending) {
+                found.push(Shredding(*pending));
+            }
+        }
+        found
     }
 
     /// Whether the bucket has the ring, too.

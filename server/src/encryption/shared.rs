@@ -401,15 +401,44 @@ mod tests {
         assert!(standing.by_number(number).is_some());
         let begun = keys.shred(LogId::new(1), "log").unwrap();
         keys.destroy(&begun).unwrap();
-        assert!(keys.unended("log").is_some());
+        assert_eq!(keys.unended("log", None).len(), 1);
+        assert_eq!(keys.unended("log", Some(LogId::new(u64::MAX))).len(), 0);
         standing.show(PLACE, keys.text().1.as_bytes()).unwrap();
         assert!(standing.by_number(number).is_none());
         keys.ended(&begun).unwrap();
-        assert!(keys.unended("log").is_none());
+        assert_eq!(keys.unended("log", None).len(), 0);
         // A damaged ring takes nothing away.
         let other = keys.newest(LogId::new(2)).unwrap().number();
         assert!(standing.show(PLACE, b"damaged").is_err());
         assert!(standing.by_number(other).is_some());
+    }
+
+    #[test]
+    fn wrapping_key_is_in_force_once_the_bucket_has_the_ring() {
+        let (disk, keys, text) = owner();
+        let new = KEY.replace('7', "8");
+        let parse = |lines: &str| Keks::parse("keys".to_owned(), lines.as_bytes()).unwrap();
+        let both = format!("{KEY}\n{new}\n");
+        keys.note_stored(file(&text).generation);
+        for early in [&both, &new] {
+            let error = keys.take(parse(early)).unwrap_err();
+            assert!(
+                error.contains("the bucket does not have the key ring yet"),
+                "{error}"
+            );
+        }
+        keys.note_stored(keys.text().0);
+        keys.take(parse(&both)).unwrap();
+        keys.take(parse(&new)).unwrap();
+        drop(keys);
+        // The ring in the directory needs only the new key.
+        let keys = KeyRing::new(
+            Arc::new(disk),
+            EncryptionScope::Log,
+            parse(&new),
+            Box::new(|_: &str| None),
+        );
+        keys.load().unwrap();
     }
 
     #[test]

@@ -218,6 +218,10 @@ impl CopyWork {
             Some(followed) => followed,
             None => followed.insert(self.begin()?),
         };
+        // Destroyed keys go before files are fetched, which may take long.
+        if followed.ring.is_some() {
+            self.open_keys(followed, false)?;
+        }
         let newest = runtime.block_on(followed.tail.manifest());
         let newest = newest.map_err(ShipError::Tail)?.map(|row| row.name);
         if newest != followed.name {
@@ -307,7 +311,7 @@ impl CopyWork {
         let version = (self.remote.runtime).block_on(KeyRingVersion::now(&self.remote.bucket));
         let version = version.map_err(ShipError::Bucket)?;
         if followed.ring.as_ref().is_none_or(|ring| ring.0 != version) {
-            super::keys::show(&self.remote, keys)?;
+            super::keys::show(&self.remote, &self.config, keys)?;
             tracing::debug!(keys = keys.len(), "the key ring of the bucket is open");
         }
         followed.ring = Some((version, announced));

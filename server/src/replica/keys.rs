@@ -7,6 +7,7 @@ use wald_bucket::{ShipError, ShippedRing, read_key_ring};
 
 use super::{Exit, exit};
 use crate::backups::bucket::Remote;
+use crate::config::Config;
 use crate::encryption::{self, KeyRing, shared};
 
 /// The keys of an owner.
@@ -43,16 +44,27 @@ impl ShippedRing for OwnedKeys {
 ///
 /// # Errors
 /// `Keys` if it is damaged, or a wrapping key is missing; others if the bucket fails.
-pub(super) fn show(remote: &Remote, keys: &KeyRing) -> Result<bool, ShipError> {
+pub(super) fn show(remote: &Remote, config: &Config, keys: &KeyRing) -> Result<bool, ShipError> {
     let (bucket, runtime) = (&remote.bucket, &remote.runtime);
-    let Some(ring) = runtime.block_on(read_key_ring(bucket))? else {
-        return Ok(false);
-    };
-    let shown = keys.show(bucket.place(), &ring);
-    shown.map_err(|what| ShipError::Keys {
+    let failed = |what: String| ShipError::Keys {
         place: bucket.place().to_owned(),
         what,
-    })?;
+    };
+    let Some(ring) = runtime.block_on(read_key_ring(bucket))? else {
+        return match keys.len() {
+            0 => Ok(false),
+            _ => Err(failed(
+                "the bucket has no keys/ring any more; its owner writes it again at its next start"
+                    .to_owned(),
+            )),
+        };
+    };
+    let shown = keys.show(bucket.place(), &ring).or_else(|_| {
+        // The owner may have a new wrapping key, and this node, too.
+        keys.read_keks(config)?;
+        keys.show(bucket.place(), &ring)
+    });
+    shown.map_err(failed)?;
     Ok(true)
 }
 
@@ -60,10 +72,14 @@ pub(super) fn show(remote: &Remote, keys: &KeyRing) -> Result<bool, ShipError> {
 ///
 /// # Errors
 /// If it lacks them, or if the bucket fails.
-pub(super) fn check(remote: &Remote, keys: Option<&Arc<KeyRing>>) -> Result<(), Exit> {
+pub(super) fn check(
+    remote: &Remote,
+    config: &Config,
+    keys: Option<&Arc<KeyRing>>,
+) -> Result<(), Exit> {
     let failed = |error: ShipError| exit(&error.into());
     if let Some(keys) = keys {
-        return show(remote, keys).map(drop).map_err(failed);
+        return show(remote, config, keys).map(drop).map_err(failed);
     }
     let ring = remote.runtime.block_on(read_key_ring(&remote.bucket));
     match ring.map_err(|error| failed(error.into()))? {
