@@ -313,7 +313,7 @@ impl ReplicaStart {
         };
         let (bucket, term) = (&self.remote.bucket, fenced.term());
         let next = |found: &[u8]| {
-            let next = keys.next_owner(bucket.place(), found, term);
+            let next = keys.next_owner(found, term);
             next.map(Bytes::from)
         };
         let taken = (self.remote.runtime).block_on(fenced.take_keys(bucket, &next));
@@ -362,10 +362,7 @@ impl ReplicaStart {
                 Arc::clone(&self.metrics),
                 Arc::clone(&self.cluster),
             )),
-            keys: self.keys.clone().map(|ring| {
-                let place = self.remote.bucket.place().to_owned();
-                Arc::new(OwnedKeys { ring, place }) as _
-            }),
+            keys: (self.keys.clone()).map(|ring| Arc::new(OwnedKeys { ring }) as _),
             claim: self.claim.clone(),
             membership: self.membership.clone(),
             keep_term: Arc::new(move |term| term::keep(&directory, store_id, term)),

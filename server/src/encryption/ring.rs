@@ -186,20 +186,20 @@ impl KeyRing {
             return Ok(());
         };
         let place = format!("{}/keys/ring", self.disk.location());
-        let mut state = self.open(&ring, &place)?;
+        let opened = self.open(&ring);
+        let mut state = opened.map_err(|why| format!("{place}: {why}"))?;
         state.mend = mend.or(state.mend);
         self.set(state);
         Ok(())
     }
 
-    /// Opens all keys of a ring, which lies at `place`.
-    pub(super) fn open(&self, ring: &RingFile, place: &str) -> Result<KeysInForce, String> {
+    /// Opens all keys of a ring.
+    pub(super) fn open(&self, ring: &RingFile) -> Result<KeysInForce, String> {
         let mut state = KeysInForce::default();
         let enter = |number: u64, owner: &KeyOwner, secret: &[u8; KEY_BYTES]| {
             state.enter(number, owner.clone(), secret);
         };
-        let file = self.keks().wrap_anew(ring, enter);
-        let file = file.map_err(|why| format!("{place}: {why}"))?;
+        let file = self.keks().wrap_anew(ring, enter)?;
         if file != *ring {
             state.mend = Some("its keys are wrapped with the newest key".to_owned());
         }

@@ -18,10 +18,10 @@ use super::file::{self, RingFile};
 use super::ring::KeyRing;
 
 /// Reads a ring from the bucket.
-fn decode(place: &str, ring: &[u8]) -> Result<RingFile, String> {
+fn decode(ring: &[u8]) -> Result<RingFile, String> {
     RingFile::decode(ring).map_err(|why| {
         format!(
-            "{place}/keys/ring {why}; remove the object if a data directory of the store has the newest ring: its node writes it again"
+            "it {why}; remove the object if a data directory of the store has the newest ring: its node writes it again"
         )
     })
 }
@@ -30,8 +30,8 @@ fn decode(place: &str, ring: &[u8]) -> Result<RingFile, String> {
 ///
 /// # Errors
 /// If it is damaged.
-pub(crate) fn term_of(place: &str, ring: &[u8]) -> Result<u64, String> {
-    decode(place, ring).map(|ring| ring.term)
+pub(crate) fn term_of(ring: &[u8]) -> Result<u64, String> {
+    decode(ring).map(|ring| ring.term)
 }
 
 /// Writes a ring from the bucket into the directory of a store that has none, or into one that gets its store next.
@@ -63,10 +63,10 @@ impl KeyRing {
     ///
     /// # Errors
     /// In a sentence, if the ring is damaged, or a wrapping key is missing. The keys before stay.
-    pub(crate) fn show(&self, place: &str, ring: &[u8]) -> Result<(), String> {
-        let ring = decode(place, ring)?;
+    pub(crate) fn show(&self, ring: &[u8]) -> Result<(), String> {
+        let ring = decode(ring)?;
         let _changes = self.change();
-        let mut opened = self.open(&ring, &format!("{place}/keys/ring"))?;
+        let mut opened = self.open(&ring)?;
         // Only its owner wraps the keys again.
         (opened.file, opened.mend) = (Some(ring), None);
         self.set(opened);
@@ -79,7 +79,7 @@ impl KeyRing {
     /// In a sentence, if the rings are of two stores, the directory has a plain store, or a ring cannot be used or
     /// written.
     pub(crate) fn settle(&self, place: &str, ring: &[u8], has_store: bool) -> Result<(), String> {
-        let bucket = decode(place, ring)?;
+        let bucket = decode(ring).map_err(|why| format!("{place}/keys/ring: {why}"))?;
         let disk = self.disk();
         let write = |ring: &RingFile| {
             file::write(disk, ring).map_err(|error| format!("writing the key ring: {error}"))
@@ -142,11 +142,10 @@ impl KeyRing {
     ///
     /// # Errors
     /// In a sentence, if the ring cannot be used.
-    pub(crate) fn next_owner(&self, place: &str, ring: &[u8], term: u64) -> Result<String, String> {
-        let place_of_ring = format!("{place}/keys/ring");
-        let next = decode(place, ring)?.for_owner(term);
-        let next = next.map_err(|why| format!("{place_of_ring} {why}"))?;
-        self.open(&next, &place_of_ring)?;
+    pub(crate) fn next_owner(&self, ring: &[u8], term: u64) -> Result<String, String> {
+        let next = decode(ring)?.for_owner(term);
+        let next = next.map_err(|why| format!("it {why}"))?;
+        self.open(&next)?;
         Ok(next.encode())
     }
 
@@ -154,8 +153,8 @@ impl KeyRing {
     ///
     /// # Errors
     /// In a sentence, if the bucket has a ring that this one does not follow, or if it cannot be written.
-    pub(crate) fn claim(&self, place: &str, term: u64, found: Option<&[u8]>) -> Result<(), String> {
-        let found = found.map(|ring| decode(place, ring)).transpose()?;
+    pub(crate) fn claim(&self, term: u64, found: Option<&[u8]>) -> Result<(), String> {
+        let found = found.map(decode).transpose()?;
         let mut changes = self.change();
         let state = self.state().clone_of();
         let Some(mut file) = state.file.clone() else {
@@ -228,7 +227,7 @@ mod tests {
     fn owner() -> (SimDisk, KeyRing, String) {
         let disk = SimDisk::new();
         let keys = opened(&disk);
-        keys.claim(PLACE, 1, None).unwrap();
+        keys.claim(1, None).unwrap();
         let text = keys.text().1;
         (disk, keys, text)
     }
@@ -268,11 +267,10 @@ mod tests {
         let mut all: Vec<RingFile> = vec![unseen.clone()];
         for term in [5, 6, 9] {
             let disk = SimDisk::new();
-            let next = ring(&disk).next_owner(PLACE, before.encode().as_bytes(), term);
+            let next = ring(&disk).next_owner(before.encode().as_bytes(), term);
             put(&disk, next.unwrap().as_bytes(), false).unwrap();
             let keys = opened(&disk);
-            keys.claim(PLACE, term, Some(before.encode().as_bytes()))
-                .unwrap();
+            keys.claim(term, Some(before.encode().as_bytes())).unwrap();
             make_keys(&keys, 1000 * term..1000 * term + 70);
             let now = file(&keys.text().1);
             assert!(
@@ -335,17 +333,15 @@ mod tests {
         );
         assert_eq!(settled(&disk, &newer).unwrap(), file(&newer));
         // Another owner has written the ring, and this one has keys that it lacks.
-        let other = ring(&disk).next_owner(PLACE, bucket.as_bytes(), 4).unwrap();
+        let other = ring(&disk).next_owner(bucket.as_bytes(), 4).unwrap();
         assert_eq!(settled(&disk, &other).unwrap(), file(&newer));
-        let refused = opened(&disk).claim(PLACE, 5, Some(other.as_bytes()));
+        let refused = opened(&disk).claim(5, Some(other.as_bytes()));
         assert!(refused.unwrap_err().contains("another node"));
         // Without such keys the newer ring is enough.
         let (disk, _, bucket) = owner();
-        let other = ring(&disk).next_owner(PLACE, bucket.as_bytes(), 4).unwrap();
+        let other = ring(&disk).next_owner(bucket.as_bytes(), 4).unwrap();
         assert_eq!(settled(&disk, &other).unwrap(), file(&other));
-        opened(&disk)
-            .claim(PLACE, 5, Some(other.as_bytes()))
-            .unwrap();
+        opened(&disk).claim(5, Some(other.as_bytes())).unwrap();
     }
 
     #[test]
@@ -358,7 +354,7 @@ mod tests {
                 .unwrap_err()
                 .contains("of another store")
         );
-        let refused = opened(&disk).claim(PLACE, 2, Some(foreign.as_bytes()));
+        let refused = opened(&disk).claim(2, Some(foreign.as_bytes()));
         assert!(refused.unwrap_err().contains("of another store"));
         assert!(
             settled(&disk, "no ring")
@@ -386,7 +382,7 @@ mod tests {
         assert_eq!(now.keys, older.keys);
         assert!(now.generation > file(&bucket).generation && now.highest == file(&bucket).highest);
         let keys = opened(&disk);
-        keys.claim(PLACE, 2, Some(bucket.as_bytes())).unwrap();
+        keys.claim(2, Some(bucket.as_bytes())).unwrap();
         // Only once.
         assert!(!file(&keys.text().1).replaces);
     }
@@ -396,20 +392,20 @@ mod tests {
         let (_, keys, _) = owner();
         make_keys(&keys, 1..3);
         let standing = ring(&SimDisk::new());
-        standing.show(PLACE, keys.text().1.as_bytes()).unwrap();
+        standing.show(keys.text().1.as_bytes()).unwrap();
         let number = keys.newest(LogId::new(1)).unwrap().number();
         assert!(standing.by_number(number).is_some());
         let begun = keys.shred(LogId::new(1), "log").unwrap();
         keys.destroy(&begun).unwrap();
         assert_eq!(keys.unended("log", None).len(), 1);
         assert_eq!(keys.unended("log", Some(LogId::new(u64::MAX))).len(), 0);
-        standing.show(PLACE, keys.text().1.as_bytes()).unwrap();
+        standing.show(keys.text().1.as_bytes()).unwrap();
         assert!(standing.by_number(number).is_none());
         keys.ended(&begun).unwrap();
         assert_eq!(keys.unended("log", None).len(), 0);
         // A damaged ring takes nothing away.
         let other = keys.newest(LogId::new(2)).unwrap().number();
-        assert!(standing.show(PLACE, b"damaged").is_err());
+        assert!(standing.show(b"damaged").is_err());
         assert!(standing.by_number(other).is_some());
     }
 

@@ -13,8 +13,6 @@ use crate::encryption::{self, KeyRing, shared};
 /// The keys of an owner.
 pub(super) struct OwnedKeys {
     pub(super) ring: Arc<KeyRing>,
-    /// The bucket, for messages.
-    pub(super) place: String,
 }
 
 impl ShippedRing for OwnedKeys {
@@ -28,11 +26,11 @@ impl ShippedRing for OwnedKeys {
     }
 
     fn claim(&self, term: u64, found: Option<&[u8]>) -> Result<(), String> {
-        self.ring.claim(&self.place, term, found)
+        self.ring.claim(term, found)
     }
 
     fn term_of(&self, ring: &[u8]) -> Result<u64, String> {
-        shared::term_of(&self.place, ring)
+        shared::term_of(ring)
     }
 
     fn note_stored(&self, generation: u64) {
@@ -59,10 +57,10 @@ pub(super) fn show(remote: &Remote, config: &Config, keys: &KeyRing) -> Result<b
             )),
         };
     };
-    let shown = keys.show(bucket.place(), &ring).or_else(|_| {
+    let shown = keys.show(&ring).or_else(|_| {
         // The owner may have a new wrapping key, and this node, too.
         keys.read_keks(config)?;
-        keys.show(bucket.place(), &ring)
+        keys.show(&ring)
     });
     shown.map_err(failed)?;
     Ok(true)
