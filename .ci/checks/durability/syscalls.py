@@ -74,7 +74,7 @@ class Fault:
         """The kind of file."""
         folder, _, name = self.path.rpartition("/")
         if not folder:
-            return name if name[0].isupper() or name.startswith("flush") else "directory"
+            return name if name[0].isupper() else "directory"
         return f"{folder}/*{name[name.index('.'):]}"
 
     @property
@@ -237,7 +237,8 @@ def judged(run):
     helps = (fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS or (fault.call in FLUSHES and fault.path in ("index", "checkpoint"))
              or (fault.file == "LOCK" and fault.call in ("pwrite64", "ftruncate")))
     # The daemon repeats the checks of ownership and existence of the store.
-    asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg")
+    # A segment that a start begins is known here by its name in the pool.
+    asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg", "pool/*.seg")
     # Possible effects of one failing call: exit codes and answers.
     if fault.kind == "kill":
         codes, answers = {KILLED}, set()
