@@ -537,7 +537,7 @@ impl Recovered {
             };
             while found == 0 && matches!(walk.next(end, |event| see(event, &mut found)), Ok(true)) {
             }
-            // What the device cannot read, names nothing: another segment does.
+            // A segment that the device cannot read names no key. Another one does.
             (found > 0 && content.check().is_ok()).then_some(found)
         })
     }

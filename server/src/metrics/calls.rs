@@ -106,7 +106,7 @@ impl CallMetrics {
         )?;
         let seconds = make.latencies(
             "grpc_server_handling_seconds",
-            "Duration of calls in seconds, from the request's head to the answer's trailers.",
+            "Duration of calls in seconds, from the request's head to the answer's trailers. Independent requests of an AppendSession have none here: wald_append_duration_seconds has theirs.",
             &labels,
         )?;
         let method = |kind: &str, service: &str, name: &str, access: Access| {
@@ -167,8 +167,8 @@ impl CallMetrics {
         self.refusals.writes()
     }
 
-    /// Counts `count` independent requests of a session that were answered with this status; `None`: with an ack. Programs
-    /// know them as calls of Append or AppendBatch, so that is what they count as.
+    /// Counts `count` independent requests of a session that were answered with this status; `None`: with an ack. They count as
+    /// calls of Append or AppendBatch, because programs make them as such.
     pub(super) fn requests_answered(&self, is_record: bool, refusal: Option<&Status>, count: u64) {
         let method = match is_record {
             true => &self.append,

@@ -38,11 +38,11 @@ impl ShippedRing for OwnedKeys {
     }
 }
 
-/// Opens the keys of the bucket's ring. Returns whether there is a ring.
+/// Opens the keys of the bucket's ring, if it has one.
 ///
 /// # Errors
-/// `Keys` if it is damaged, or a wrapping key is missing; others if the bucket fails.
-pub(super) fn show(remote: &Remote, config: &Config, keys: &KeyRing) -> Result<bool, ShipError> {
+/// `Keys` if it is damaged, a wrapping key is missing, or the ring of before is gone; others if the bucket fails.
+pub(super) fn show(remote: &Remote, config: &Config, keys: &KeyRing) -> Result<(), ShipError> {
     let (bucket, runtime) = (&remote.bucket, &remote.runtime);
     let failed = |what: String| ShipError::Keys {
         place: bucket.place().to_owned(),
@@ -50,7 +50,7 @@ pub(super) fn show(remote: &Remote, config: &Config, keys: &KeyRing) -> Result<b
     };
     let Some(ring) = runtime.block_on(read_key_ring(bucket))? else {
         return match keys.len() {
-            0 => Ok(false),
+            0 => Ok(()),
             _ => Err(failed(
                 "the bucket has no keys/ring any more; its owner writes it again at its next start"
                     .to_owned(),
@@ -62,8 +62,7 @@ pub(super) fn show(remote: &Remote, config: &Config, keys: &KeyRing) -> Result<b
         keys.read_keks(config)?;
         keys.show(&ring)
     });
-    shown.map_err(failed)?;
-    Ok(true)
+    shown.map_err(failed)
 }
 
 /// Makes sure that this node has the keys of the bucket's store. Changes nothing.
@@ -77,7 +76,7 @@ pub(super) fn check(
 ) -> Result<(), Exit> {
     let failed = |error: ShipError| exit(&error.into());
     if let Some(keys) = keys {
-        return show(remote, config, keys).map(drop).map_err(failed);
+        return show(remote, config, keys).map_err(failed);
     }
     let ring = remote.runtime.block_on(read_key_ring(&remote.bucket));
     match ring.map_err(|error| failed(error.into()))? {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use redis::aio::MultiplexedConnection;
-use wald_client::{Client, Durability};
+use wald_client::{Client, ClientBuilder, Durability};
 
 const PAYLOAD: [u8; 128] = [b'x'; 128];
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -59,7 +59,9 @@ async fn main() -> anyhow::Result<ExitCode> {
     let seconds: f64 = seconds.parse().context("SECONDS is a number")?;
     let peer = match server {
         "wald" => {
-            let client = Client::from_env()?.endpoint(endpoint).share_appends(shared);
+            let client = ClientBuilder::from_env()?
+                .endpoint(endpoint)
+                .share_appends(shared);
             BenchClient::Wald(client.connect().await?)
         }
         "redis" => {
