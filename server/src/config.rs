@@ -281,7 +281,7 @@ wald_storage::engine_settings! { settings
         encryption_key_command: String = "";
         /// Logs that share a key. store: all of them. tenant: the logs of a tenant of auth_file. log: none,
         /// so that DeleteLog with shred destroys the records of one log in all backups. Each log then
-        /// takes 200 bytes of the key ring. A change concerns new records.
+        /// takes 250 bytes of the key ring. A change concerns new records.
         encryption_scope: EncryptionScope = "store";
         /// Directory that holds the store. Created if it is missing, and locked while in use.
         data_dir: PathBuf = "./wald-data";
