@@ -244,14 +244,22 @@ func (p *Producer) Epoch() uint64 { return p.settings.epoch }
 func (p *Producer) LogID() uint64 { return p.logID }
 
 // Send queues records as one batch and returns at once, unless too much is in flight: then it
-// blocks. If ctx ends before there is room, nothing was sent. Of the options' condition, the
+// blocks. If ctx ends before there is room, nothing was sent. A batch that cannot be encoded,
+// such as one with a header key that is not UTF-8, is refused, and the producer goes on. Send
+// copies the records: the caller may use their buffers again. Of the options' condition, the
 // sequence and the log's number are the producer's.
 func (p *Producer) Send(ctx context.Context, records []Record, options ...AppendOption) (*Pending[LogAck], error) {
 	s := appendSettings{durability: p.settings.durability}
 	for _, option := range options {
 		option(&s)
 	}
-	pending, failure := p.queue(ctx, p.message(protoRecords(records), s))
+	message := p.message(protoRecords(records), s)
+	owned, failure := own(message.Batch)
+	if failure != nil {
+		return nil, failure
+	}
+	message.Batch = owned
+	pending, failure := p.queue(ctx, message)
 	if failure != nil {
 		return nil, failure
 	}
@@ -271,7 +279,7 @@ func (p *Producer) message(records []*waldv1.Record, s appendSettings) *waldv1.A
 	}}
 }
 
-// queue numbers a message and queues it, as soon as there is room.
+// queue numbers a message, which is the producer's own, and queues it as soon as there is room.
 func (p *Producer) queue(ctx context.Context, message *waldv1.AppendSessionRequest) (*Pending[LogAck], *Error) {
 	bytes := proto.Size(message)
 	p.mutex.Lock()

@@ -421,3 +421,53 @@ func TestRandomIDBeginsAtTheLowestEpochAndIsForgotten(t *testing.T) {
 		t.Fatalf("forgot %q, not %q", forgotten, drawn)
 	}
 }
+
+func TestProducerSendsAgainTheRecordsThatItWasGiven(t *testing.T) {
+	arrived, changed := make(chan struct{}), make(chan struct{})
+	f, j := producing(func(f *fake, j *journal, stream sessionStream, count int) error {
+		if count > 1 {
+			return applyAll(j, stream, always)
+		}
+		if _, err := receive(stream, 1); err != nil {
+			return err
+		}
+		close(arrived)
+		<-changed
+		f.listener.drop()
+		return nil
+	})
+	producer, data := open(t, f), []byte("first")
+	if _, err := producer.Send(soon(t), []Record{Bytes(data)}); err != nil {
+		t.Fatal(err)
+	}
+	<-arrived
+	copy(data, "XXXXX")
+	close(changed)
+	if err := producer.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(j.applied, []string{"first"}) {
+		t.Errorf("the log has %v", j.applied)
+	}
+}
+
+func TestProducerRefusesABatchThatCannotBeEncodedAlone(t *testing.T) {
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		return applyAll(j, stream, always)
+	})
+	producer := open(t, f)
+	for i := range 2 {
+		if _, err := producer.Send(soon(t), []Record{Text(fmt.Sprint(i))}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := producer.Send(soon(t), []Record{unencodable})
+		expectUnencodable(t, err)
+	}
+	if err := producer.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	// The refused batches have no number.
+	if !slices.Equal(j.applied, []string{"0", "1"}) || !slices.Equal(j.sent, []uint64{0, 1}) {
+		t.Errorf("the log has %v, sent as %v", j.applied, j.sent)
+	}
+}

@@ -113,9 +113,15 @@ func (c *Client) openAppends(ctx context.Context) (appendStream, *attempt, *Erro
 }
 
 // Send queues a batch and returns at once, unless the window is full: then it blocks. If ctx
-// ends before there is room, nothing was sent.
+// ends before there is room, nothing was sent. A batch that cannot be encoded, such as one with
+// a header key that is not UTF-8, is refused, and the session goes on. Send copies the batch:
+// the caller may use its buffers again.
 func (s *Session) Send(ctx context.Context, batch Batch) (*Pending[BatchAck], error) {
-	message := &waldv1.AppendSessionRequest{Batch: batch.proto()}
+	owned, failure := own(batch.proto())
+	if failure != nil {
+		return nil, failure
+	}
+	message := &waldv1.AppendSessionRequest{Batch: owned}
 	bytes := proto.Size(message)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -137,6 +143,15 @@ func (s *Session) Send(ctx context.Context, batch Batch) (*Pending[BatchAck], er
 	s.bytes += bytes
 	s.change.raise()
 	return request.Pending, nil
+}
+
+// own copies a batch that is encoded after the call that gave it, perhaps more than once. It
+// refuses one that cannot be encoded, which would end the stream under the batches of others.
+func own(batch *waldv1.AppendBatchRequest) (*waldv1.AppendBatchRequest, *Error) {
+	if _, err := proto.Marshal(batch); err != nil {
+		return nil, invalid("the batch cannot be encoded: %v", err)
+	}
+	return proto.CloneOf(batch), nil
 }
 
 // CloseSend says that nothing more will be sent, and waits until everything is acked. Its

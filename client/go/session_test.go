@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"wald.dev/client/go/waldv1"
@@ -212,5 +213,94 @@ func TestSendBlocksWhileTheWindowIsFull(t *testing.T) {
 	}
 	if _, err := session.Send(soon(t), oneRecord("x")); !errors.Is(err, ErrClosed) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestSessionCopiesBatchesInSend(t *testing.T) {
+	goOn, got := make(chan struct{}), make(chan []*waldv1.Record, 1)
+	f := &fake{
+		// A small window that does not grow: the first two batches hold up the third in the client.
+		options: []grpc.ServerOption{grpc.InitialWindowSize(64 << 10)},
+		session: func(stream sessionStream) error {
+			<-goOn
+			requests, err := receive(stream, 3)
+			if err != nil {
+				return err
+			}
+			got <- requests[2].GetBatch().GetBatches()[0].GetRecords()
+			for i, request := range requests {
+				if err := stream.Send(ackOf(request, uint64(i))); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	session, err := f.start(t).Session(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	for range 2 {
+		if _, err := session.Send(soon(t), oneRecord(string(make([]byte, 1<<20)))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, value := []byte("data"), []byte("value")
+	record := Record{Data: data, Headers: []Header{{Key: "k", Value: value}}}.WithChecksum()
+	batch := Batch{Logs: []LogBatch{{Log: "a", Records: []Record{record}}}}
+	if _, err := session.Send(soon(t), batch); err != nil {
+		t.Fatal(err)
+	}
+	sum := *record.CRC32C
+	*record.CRC32C = 0
+	copy(data, "XXXX")
+	copy(value, "XXXXX")
+	close(goOn)
+	if err := session.CloseSend(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	one := (<-got)[0]
+	if string(one.GetData()) != "data" || string(one.GetHeaders()[0].GetValue()) != "value" || one.GetCrc32C() != sum {
+		t.Errorf("got %v", one)
+	}
+}
+
+// unencodable is a record with a header key that is not UTF-8.
+var unencodable = Record{Data: []byte("x"), Headers: []Header{{Key: "\xff"}}}
+
+// expectUnencodable checks the refusal of a batch that cannot be encoded.
+func expectUnencodable(t *testing.T, err error) {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) || e.Code != codes.InvalidArgument || e.Outcome != NotApplied || e.Retry != Never {
+		t.Errorf("got %#v", err)
+	}
+}
+
+func TestSessionRefusesABatchThatCannotBeEncodedAlone(t *testing.T) {
+	f := &fake{session: func(stream sessionStream) error { return ackAll(stream, 0) }}
+	session, err := f.start(t).Session(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	var pending []*Pending[BatchAck]
+	for range 2 {
+		sent, err := session.Send(soon(t), oneRecord("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pending = append(pending, sent)
+		_, err = session.Send(soon(t), Batch{Logs: []LogBatch{{Log: "a", Records: []Record{unencodable}}}})
+		expectUnencodable(t, err)
+	}
+	if err := session.CloseSend(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	for i, sent := range pending {
+		if ack, err := sent.Wait(soon(t)); err != nil || ack.Appends[0].FirstLSN != LSN(i) {
+			t.Errorf("%d: got %v, %v", i, ack, err)
+		}
 	}
 }
