@@ -236,12 +236,12 @@ func (b Batch) repeat() repeat {
 		}
 	}
 	for _, cursor := range b.Cursors {
-		// After the first time the cursor stands elsewhere.
-		if cursor.ExpectedLSN != nil && *cursor.ExpectedLSN != cursor.LSN {
+		if cursor.guards() {
 			return guarded
 		}
 	}
-	if len(b.Logs) == 0 {
+	// Checks alone change nothing.
+	if len(b.Logs) == 0 && len(b.Cursors) == 0 {
 		return harmless
 	}
 	return harmful

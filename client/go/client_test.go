@@ -135,6 +135,42 @@ func TestReadIsRepeatedAfterALostConnection(t *testing.T) {
 	}
 }
 
+// expectAttempts checks a write whose first answer was lost: it is repeated, or its outcome is unknown.
+func expectAttempts(t *testing.T, name string, err error, calls int32, repeated bool) {
+	t.Helper()
+	var e *Error
+	switch {
+	case repeated && (err != nil || calls != 2):
+		t.Errorf("%s: got %v after %d calls", name, err, calls)
+	case !repeated && (!errors.As(err, &e) || e.Outcome != Unknown || e.Retry != SafeWithCondition || calls != 1):
+		t.Errorf("%s: got %#v after %d calls", name, err, calls)
+	}
+}
+
+func TestCursorCommitIsRepeatedOnlyIfTheCursorMovesOn(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		expected *LSN
+		repeated bool
+	}{
+		{"from anywhere", nil, false},
+		{"from where it stays", new(LSN(4)), false},
+		{"from elsewhere", new(LSN(3)), true},
+	} {
+		f := new(fake)
+		var calls atomic.Int32
+		f.commit = func(*waldv1.CommitCursorRequest) (*waldv1.CommitCursorResponse, error) {
+			if calls.Add(1) == 1 {
+				f.listener.drop()
+			}
+			return &waldv1.CommitCursorResponse{Cursor: &waldv1.Cursor{Lsn: new(uint64(4))}}, nil
+		}
+		commit := CursorCommit{Log: "a", Cursor: "c", LSN: 4, ExpectedLSN: test.expected}
+		_, err := f.start(t).Cursors().Commit(soon(t), commit)
+		expectAttempts(t, test.name, err, calls.Load(), test.repeated)
+	}
+}
+
 func TestClosedClientSaysSo(t *testing.T) {
 	client := new(fake).start(t)
 	if err := client.Close(); err != nil {

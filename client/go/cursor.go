@@ -21,7 +21,8 @@ type CursorCommit struct {
 	// LSN is the next lsn to read: all below it is done.
 	LSN LSN
 	// ExpectedLSN is where the cursor must stand now, or POSITION_MISMATCH; 0 also matches a
-	// cursor that does not exist yet. Nil: wherever it stands.
+	// cursor that does not exist yet. Nil: wherever it stands. If it differs from LSN, a repeat
+	// cannot move the cursor twice, so the client repeats automatically.
 	ExpectedLSN *LSN
 	// LogID: the log must have this number, or LOG_REPLACED.
 	LogID *uint64
@@ -46,8 +47,9 @@ func (c *Client) Cursors() Cursors { return Cursors{c} }
 
 // Commit moves a cursor, or makes it.
 func (c Cursors) Commit(ctx context.Context, commit CursorCommit) (Cursor, error) {
-	kind := writing(harmless)
-	if commit.ExpectedLSN != nil {
+	// A late repeat would undo another client's commit in between.
+	kind := writing(harmful)
+	if commit.guards() {
 		kind = writing(guarded)
 	}
 	request := &waldv1.CommitCursorRequest{Commit: commit.proto()}
@@ -105,6 +107,12 @@ func (c Cursors) Delete(ctx context.Context, log, cursor string, options ...Targ
 		return failure
 	}
 	return nil
+}
+
+// guards tells whether a repeat cannot be applied a second time: the cursor no longer stands
+// where it must.
+func (c CursorCommit) guards() bool {
+	return c.ExpectedLSN != nil && *c.ExpectedLSN != c.LSN
 }
 
 func (c CursorCommit) proto() *waldv1.CursorCommit {

@@ -21,6 +21,7 @@ import (
 type fake struct {
 	waldv1.UnimplementedWalServiceServer
 	waldv1.UnimplementedLogServiceServer
+	waldv1.UnimplementedCursorServiceServer
 	listener *breakable
 	server   *grpc.Server
 	options  []grpc.ServerOption
@@ -38,6 +39,7 @@ type fake struct {
 	create  func(*waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error)
 	get     func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error)
 	forget  func(*waldv1.ForgetProducerRequest) (*waldv1.ForgetProducerResponse, error)
+	commit  func(*waldv1.CommitCursorRequest) (*waldv1.CommitCursorResponse, error)
 }
 
 func (f *fake) Append(_ context.Context, r *waldv1.AppendRequest) (*waldv1.AppendResponse, error) {
@@ -145,6 +147,9 @@ func (f *fake) ForgetProducer(_ context.Context, r *waldv1.ForgetProducerRequest
 	}
 	return f.forget(r)
 }
+func (f *fake) CommitCursor(_ context.Context, r *waldv1.CommitCursorRequest) (*waldv1.CommitCursorResponse, error) {
+	return f.commit(r)
+}
 
 // breakable is a listener whose connections can be closed.
 type breakable struct {
@@ -191,6 +196,7 @@ func (f *fake) serve(t *testing.T, host string) string {
 	f.server = grpc.NewServer(f.options...)
 	waldv1.RegisterWalServiceServer(f.server, f)
 	waldv1.RegisterLogServiceServer(f.server, f)
+	waldv1.RegisterCursorServiceServer(f.server, f)
 	go f.server.Serve(f.listener)
 	t.Cleanup(f.server.Stop)
 	return listener.Addr().String()

@@ -82,7 +82,7 @@ const (
 	harmless repeat = iota
 	// guarded: it cannot be, because a condition holds at most once.
 	guarded
-	// harmful: records twice.
+	// harmful: records twice, or the undoing of another client's change.
 	harmful
 )
 

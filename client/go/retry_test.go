@@ -52,6 +52,9 @@ func TestWhichAppendsAreGuarded(t *testing.T) {
 	if plain.repeat() != harmful {
 		t.Error("a cursor that stays where it is guards")
 	}
+	if (Batch{Cursors: plain.Cursors}).repeat() != harmful {
+		t.Error("a batch of unguarded cursors alone does no harm")
+	}
 	if (Batch{Checks: []Check{{Log: "a"}}}).repeat() != harmless {
 		t.Error("a batch of checks alone does harm")
 	}

@@ -39,12 +39,12 @@ public final class Batch {
   /** The effect of a repeat. The batch is all or nothing, so one guard is enough. */
   Repeat repeat() {
     boolean guarded = proto.getBatchesList().stream().anyMatch(part -> Condition.guards(part.getCondition()))
-        // After the first time the cursor stands elsewhere.
-        || proto.getCursorsList().stream().anyMatch(cursor -> cursor.hasExpectedLsn() && cursor.getExpectedLsn() != cursor.getLsn());
+        || proto.getCursorsList().stream().anyMatch(CursorCommit::guards);
     if (guarded) {
       return Repeat.GUARDED;
     }
-    return proto.getBatchesCount() == 0 ? Repeat.HARMLESS : Repeat.HARMFUL;
+    // Checks alone change nothing.
+    return proto.getBatchesCount() == 0 && proto.getCursorsCount() == 0 ? Repeat.HARMLESS : Repeat.HARMFUL;
   }
 
   /** Collects the parts of a batch. */

@@ -16,7 +16,10 @@ public final class CursorCommit {
     return new CursorCommit(dev.wald.v1.CursorCommit.newBuilder().setLog(log).setCursor(cursor).setLsn(lsn).build());
   }
 
-  /** The cursor must be at this lsn now, or POSITION_MISMATCH; 0 also matches a cursor that does not exist yet. */
+  /**
+   * The cursor must be at this lsn now, or POSITION_MISMATCH; 0 also matches a cursor that does not exist yet. If the commit moves the
+   * cursor elsewhere, a repeat cannot move it twice, so the client repeats automatically.
+   */
   public CursorCommit expectLsn(long lsn) {
     return new CursorCommit(proto.toBuilder().setExpectedLsn(lsn).build());
   }
@@ -28,5 +31,14 @@ public final class CursorCommit {
 
   dev.wald.v1.CursorCommit proto() {
     return proto;
+  }
+
+  /** Whether a repeat cannot be applied a second time: the cursor is no longer where it must be. */
+  boolean guards() {
+    return guards(proto);
+  }
+
+  static boolean guards(dev.wald.v1.CursorCommit commit) {
+    return commit.hasExpectedLsn() && commit.getExpectedLsn() != commit.getLsn();
   }
 }

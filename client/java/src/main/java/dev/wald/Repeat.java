@@ -6,7 +6,7 @@ enum Repeat {
   HARMLESS,
   /** It cannot be applied twice, because a condition holds at most once. */
   GUARDED,
-  /** Records twice. */
+  /** Records twice, or the undoing of another client's change. */
   HARMFUL;
 
   /** Whether to send the request again after this failure. */

@@ -706,7 +706,8 @@ public final class WaldClient implements AutoCloseable {
    * @throws WaldException POSITION_MISMATCH, LOG_REPLACED, LOG_NOT_FOUND, BEYOND_TAIL, INVALID_CURSOR_NAME, QUOTA
    */
   public Cursor commitCursor(CursorCommit commit) {
-    Repeat repeat = commit.proto().hasExpectedLsn() ? Repeat.GUARDED : Repeat.HARMLESS;
+    // A late repeat would undo another client's commit in between.
+    Repeat repeat = commit.guards() ? Repeat.GUARDED : Repeat.HARMFUL;
     CommitCursorRequest request = CommitCursorRequest.newBuilder().setCommit(commit.proto()).build();
     return Protos.cursor(write(repeat, CursorServiceGrpc.getCommitCursorMethod(), request).getCursor());
   }

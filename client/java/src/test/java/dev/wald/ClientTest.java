@@ -18,11 +18,13 @@ import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Function;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -159,6 +161,40 @@ class ClientTest {
       };
       assertEquals(5, client.tail("a").tailLsn());
       assertEquals(2, calls.get());
+    }
+  }
+
+  /** Loses the connection with the first answer of a script, and counts its calls. */
+  private static <Q, A> Function<Q, A> losingFirst(Fake fake, AtomicInteger calls, Function<Q, A> script) {
+    return request -> {
+      if (calls.incrementAndGet() == 1) {
+        fake.drop();
+      }
+      return script.apply(request);
+    };
+  }
+
+  /** The write is repeated after a lost answer, or its outcome is unknown. */
+  private static void assertRepeated(boolean repeated, Runnable write, AtomicInteger calls) {
+    if (repeated) {
+      write.run();
+    } else {
+      WaldException failure = assertThrows(WaldException.class, write::run);
+      assertEquals(Outcome.UNKNOWN, failure.outcome());
+      assertEquals(Retry.SAFE_WITH_CONDITION, failure.retry());
+    }
+    assertEquals(repeated ? 2 : 1, calls.get());
+  }
+
+  @Test
+  void cursorCommitIsRepeatedOnlyIfTheCursorMovesOn() throws Exception {
+    CursorCommit plain = CursorCommit.of("a", "c", 4);
+    for (var test : Map.of(plain, false, plain.expectLsn(4), false, plain.expectLsn(3), true).entrySet()) {
+      try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+        AtomicInteger calls = new AtomicInteger();
+        fake.commit = losingFirst(fake, calls, fake.commit);
+        assertRepeated(test.getValue(), () -> client.commitCursor(test.getKey()), calls);
+      }
     }
   }
 

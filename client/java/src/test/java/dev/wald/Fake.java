@@ -13,8 +13,11 @@ import dev.wald.v1.AppendRequest;
 import dev.wald.v1.AppendResponse;
 import dev.wald.v1.AppendSessionRequest;
 import dev.wald.v1.AppendSessionResponse;
+import dev.wald.v1.CommitCursorRequest;
+import dev.wald.v1.CommitCursorResponse;
 import dev.wald.v1.CreateLogRequest;
 import dev.wald.v1.CreateLogResponse;
+import dev.wald.v1.CursorServiceGrpc;
 import dev.wald.v1.ForgetProducerRequest;
 import dev.wald.v1.ForgetProducerResponse;
 import dev.wald.v1.GetLogRequest;
@@ -93,6 +96,8 @@ final class Fake implements AutoCloseable {
   volatile Function<GetLogRequest, GetLogResponse> getLog =
       request -> GetLogResponse.newBuilder().setLog(dev.wald.v1.Log.newBuilder().setName(request.getLog()).setLogId(9)).build();
   volatile Function<ForgetProducerRequest, ForgetProducerResponse> forget = request -> ForgetProducerResponse.getDefaultInstance();
+  volatile Function<CommitCursorRequest, CommitCursorResponse> commit = request -> CommitCursorResponse.newBuilder()
+      .setCursor(dev.wald.v1.Cursor.newBuilder().setLsn(request.getCommit().getLsn())).build();
   volatile BiConsumer<ScanRequest, Stream<ScanRequest, ScanResponse>> scan = (request, stream) -> stream.end();
   volatile Function<AppendBatchRequest, AppendBatchResponse> appendBatch =
       request -> AppendBatchResponse.newBuilder().addAppends(LogAppend.newBuilder().setFirstLsn(7).setNextLsn(8)).build();
@@ -164,6 +169,7 @@ final class Fake implements AutoCloseable {
     server = NettyServerBuilder.forAddress(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0))
         .addService(new Wal())
         .addService(new Logs())
+        .addService(new Cursors())
         .intercept(new Door())
         .maxConnectionAge(connectionAge.toMillis(), TimeUnit.MILLISECONDS)
         .build()
@@ -397,6 +403,13 @@ final class Fake implements AutoCloseable {
     @Override
     public void forgetProducer(ForgetProducerRequest request, StreamObserver<ForgetProducerResponse> answer) {
       Fake.answer(forget, request, answer);
+    }
+  }
+
+  private final class Cursors extends CursorServiceGrpc.CursorServiceImplBase {
+    @Override
+    public void commitCursor(CommitCursorRequest request, StreamObserver<CommitCursorResponse> answer) {
+      Fake.answer(commit, request, answer);
     }
   }
 

@@ -53,6 +53,9 @@ class RetryTest {
     assertEquals(Repeat.GUARDED, Batch.builder().append("a").move(commit.expectLsn(3)).build().repeat());
     assertEquals(Repeat.HARMFUL, Batch.builder().append("a").move(commit.expectLsn(4)).build().repeat());
     assertEquals(Repeat.HARMFUL, Batch.builder().append("a").move(commit).build().repeat());
+    assertEquals(Repeat.GUARDED, Batch.builder().move(commit.expectLsn(3)).build().repeat());
+    assertEquals(Repeat.HARMFUL, Batch.builder().move(commit.expectLsn(4)).build().repeat());
+    assertEquals(Repeat.HARMFUL, Batch.builder().move(commit).build().repeat());
     assertEquals(Repeat.HARMLESS, Batch.builder().check(Check.of("a").mustExist()).build().repeat());
   }
 
