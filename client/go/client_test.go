@@ -171,6 +171,30 @@ func TestCursorCommitIsRepeatedOnlyIfTheCursorMovesOn(t *testing.T) {
 	}
 }
 
+func TestFenceIsRepeatedOnlyWithAnEpochOrALogID(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		options  []TargetOption
+		repeated bool
+	}{
+		{"any log of the name", nil, false},
+		{"this log", []TargetOption{WithLogID(9)}, true},
+		{"this epoch", []TargetOption{ToEpoch(3)}, true},
+		{"this epoch of this log", []TargetOption{ToEpoch(3), WithLogID(9)}, true},
+	} {
+		f := new(fake)
+		var calls atomic.Int32
+		f.fence = func(*waldv1.FenceRequest) (*waldv1.FenceResponse, error) {
+			if calls.Add(1) == 1 {
+				f.listener.drop()
+			}
+			return &waldv1.FenceResponse{TailLsn: new(uint64(5)), WriterEpoch: new(uint64(3))}, nil
+		}
+		_, err := f.start(t).Fence(soon(t), "a", test.options...)
+		expectAttempts(t, test.name, err, calls.Load(), test.repeated)
+	}
+}
+
 func TestClosedClientSaysSo(t *testing.T) {
 	client := new(fake).start(t)
 	if err := client.Close(); err != nil {

@@ -36,6 +36,7 @@ type fake struct {
 	session func(waldv1.WalService_AppendSessionServer) error
 	scan    func(*waldv1.ScanRequest, waldv1.WalService_ScanServer) error
 	tail    func(*waldv1.GetTailRequest) (*waldv1.GetTailResponse, error)
+	fence   func(*waldv1.FenceRequest) (*waldv1.FenceResponse, error)
 	create  func(*waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error)
 	get     func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error)
 	forget  func(*waldv1.ForgetProducerRequest) (*waldv1.ForgetProducerResponse, error)
@@ -134,6 +135,9 @@ func (f *fake) Scan(r *waldv1.ScanRequest, s waldv1.WalService_ScanServer) error
 }
 func (f *fake) GetTail(_ context.Context, r *waldv1.GetTailRequest) (*waldv1.GetTailResponse, error) {
 	return f.tail(r)
+}
+func (f *fake) Fence(_ context.Context, r *waldv1.FenceRequest) (*waldv1.FenceResponse, error) {
+	return f.fence(r)
 }
 func (f *fake) CreateLog(_ context.Context, r *waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error) {
 	return f.create(r)

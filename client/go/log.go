@@ -153,14 +153,19 @@ func (c *Client) Trim(ctx context.Context, log string, before LSN, options ...Ta
 }
 
 // Fence raises a log's writer epoch, durably: from then on only appends with that epoch are
-// applied. Creates the log where logs are created automatically.
+// applied. Creates the log where logs are created automatically. Without [ToEpoch] and without
+// [WithLogID] it is not repeated after a lost connection: the log could be another one by then.
 func (c *Client) Fence(ctx context.Context, log string, options ...TargetOption) (FenceInfo, error) {
 	s := targetOptions(options)
-	// Raised twice without an epoch, the second one counts, and shuts out as well. An epoch
-	// of one's own cannot be set twice.
-	kind := writing(harmless)
-	if s.writerEpoch != nil {
+	// It could shut out the writer of a log that was created later under the name.
+	kind := writing(harmful)
+	switch {
+	case s.writerEpoch != nil:
+		// The second time the epoch no longer exceeds the current one.
 		kind = writing(guarded)
+	case s.logID != nil:
+		// A repeat raises the epoch twice; the caller still holds the newest.
+		kind = writing(harmless)
 	}
 	answer, failure := call(ctx, c, kind, c.wal.Fence, &waldv1.FenceRequest{
 		Log:         log,

@@ -21,4 +21,15 @@ public record FenceOptions(OptionalLong writerEpoch, OptionalLong logId) {
   public FenceOptions logId(long id) {
     return new FenceOptions(writerEpoch, OptionalLong.of(id));
   }
+
+  /** The effect of a repeat. */
+  Repeat repeat() {
+    if (writerEpoch.isPresent()) {
+      // The second time the epoch no longer exceeds the current one.
+      return Repeat.GUARDED;
+    }
+    // A repeat raises the epoch twice; the caller still holds the newest. But without its number, it could shut out the writer of a log
+    // that was created later under the name.
+    return logId.isPresent() ? Repeat.HARMLESS : Repeat.HARMFUL;
+  }
 }

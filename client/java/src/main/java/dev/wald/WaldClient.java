@@ -545,7 +545,8 @@ public final class WaldClient implements AutoCloseable {
 
   /**
    * Raises a log's writer epoch, durably: from then on only appends with that epoch are applied. Creates the log where logs are created
-   * automatically.
+   * automatically. Without an epoch and without a number of the log it is not repeated after a lost connection: the log could be another
+   * one by then.
    *
    * @throws WaldException FENCED if the given epoch does not exceed the current one, EPOCH_JUMP, LOG_REPLACED
    */
@@ -553,9 +554,7 @@ public final class WaldClient implements AutoCloseable {
     FenceRequest.Builder request = FenceRequest.newBuilder().setLog(log);
     options.writerEpoch().ifPresent(request::setWriterEpoch);
     options.logId().ifPresent(request::setLogId);
-    // Raised twice without an epoch, the second one counts, and shuts out as well. An epoch of one's own cannot be set twice.
-    Repeat repeat = options.writerEpoch().isPresent() ? Repeat.GUARDED : Repeat.HARMLESS;
-    FenceResponse answer = write(repeat, WalServiceGrpc.getFenceMethod(), request.build());
+    FenceResponse answer = write(options.repeat(), WalServiceGrpc.getFenceMethod(), request.build());
     if (!answer.hasTailLsn() || !answer.hasWriterEpoch()) {
       throw Failure.brokenContract("FenceResponse.tail_lsn or writer_epoch").exception();
     }

@@ -199,6 +199,18 @@ class ClientTest {
   }
 
   @Test
+  void fenceIsRepeatedOnlyWithAnEpochOrALogId() throws Exception {
+    FenceOptions any = FenceOptions.DEFAULT;
+    for (var test : Map.of(any, false, any.logId(9), true, any.writerEpoch(3), true, any.writerEpoch(3).logId(9), true).entrySet()) {
+      try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+        AtomicInteger calls = new AtomicInteger();
+        fake.fence = losingFirst(fake, calls, fake.fence);
+        assertRepeated(test.getValue(), () -> client.fence("a", test.getKey()), calls);
+      }
+    }
+  }
+
+  @Test
   void closedClientSaysSo() throws Exception {
     try (Fake fake = new Fake()) {
       WaldClient client = fake.client();

@@ -18,6 +18,8 @@ import dev.wald.v1.CommitCursorResponse;
 import dev.wald.v1.CreateLogRequest;
 import dev.wald.v1.CreateLogResponse;
 import dev.wald.v1.CursorServiceGrpc;
+import dev.wald.v1.FenceRequest;
+import dev.wald.v1.FenceResponse;
 import dev.wald.v1.ForgetProducerRequest;
 import dev.wald.v1.ForgetProducerResponse;
 import dev.wald.v1.GetLogRequest;
@@ -96,6 +98,7 @@ final class Fake implements AutoCloseable {
   volatile Function<GetLogRequest, GetLogResponse> getLog =
       request -> GetLogResponse.newBuilder().setLog(dev.wald.v1.Log.newBuilder().setName(request.getLog()).setLogId(9)).build();
   volatile Function<ForgetProducerRequest, ForgetProducerResponse> forget = request -> ForgetProducerResponse.getDefaultInstance();
+  volatile Function<FenceRequest, FenceResponse> fence = request -> FenceResponse.newBuilder().setTailLsn(5).setWriterEpoch(3).build();
   volatile Function<CommitCursorRequest, CommitCursorResponse> commit = request -> CommitCursorResponse.newBuilder()
       .setCursor(dev.wald.v1.Cursor.newBuilder().setLsn(request.getCommit().getLsn())).build();
   volatile BiConsumer<ScanRequest, Stream<ScanRequest, ScanResponse>> scan = (request, stream) -> stream.end();
@@ -335,6 +338,11 @@ final class Fake implements AutoCloseable {
     @Override
     public void getTail(GetTailRequest request, StreamObserver<GetTailResponse> answer) {
       Fake.answer(tail, request, answer);
+    }
+
+    @Override
+    public void fence(FenceRequest request, StreamObserver<FenceResponse> answer) {
+      Fake.answer(fence, request, answer);
     }
 
     @Override
