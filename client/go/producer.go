@@ -156,8 +156,8 @@ const (
 	streamEndTimeout = time.Second
 )
 
-// Producer opens a producer of a log, which is created if there is none. It keeps to that log:
-// if it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and create no other. Waits
+// Producer opens a producer of a log, which is created if there is none. It needs the rights
+// append and list, and create only if there is no log. It keeps to that log: if it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and create no other. Waits
 // for a server for as long as the delivery timeout, unless ctx ends before. Later calls do not
 // depend on ctx; Close the producer.
 func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOption) (*Producer, error) {
@@ -208,7 +208,8 @@ func (c *Client) newProducer(log string, s producerSettings, drawn bool) *Produc
 	return producer
 }
 
-// ensureLog finds the log, or makes it if there is none.
+// ensureLog finds the log, or makes it if there is none. It asks first: only a log that is not
+// there needs the right to create it.
 func (c *Client) ensureLog(ctx context.Context, log string, timeout time.Duration) (*waldv1.Log, *Error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -216,19 +217,19 @@ func (c *Client) ensureLog(ctx context.Context, log string, timeout time.Duratio
 	create := callKind{repeat: harmless, policy: &patient}
 	get := callKind{repeat: harmless, reads: true, policy: &patient}
 	for {
-		created, failure := call(ctx, c, create, c.logs.CreateLog, &waldv1.CreateLogRequest{Log: log})
-		if failure == nil {
-			return created.GetLog(), nil
-		}
-		if failure.Reason != ErrLogExists {
-			return nil, failure
-		}
 		found, failure := call(ctx, c, get, c.logs.GetLog, &waldv1.GetLogRequest{Log: log})
 		if failure == nil {
 			return found.GetLog(), nil
 		}
-		// Deleted in between.
 		if failure.Reason != ErrLogNotFound {
+			return nil, failure
+		}
+		created, failure := call(ctx, c, create, c.logs.CreateLog, &waldv1.CreateLogRequest{Log: log})
+		if failure == nil {
+			return created.GetLog(), nil
+		}
+		// Created in between: by another client, or by an attempt whose answer was lost.
+		if failure.Reason != ErrLogExists {
 			return nil, failure
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -62,8 +63,9 @@ func (j *journal) apply(request *waldv1.AppendSessionRequest) (*waldv1.AppendSes
 // producing is a fake with one log, number 9, whose sessions go as `session` says.
 func producing(session func(f *fake, j *journal, stream sessionStream, count int) error) (*fake, *journal) {
 	f, j, streams := new(fake), new(journal), 0
+	// A producer of a log that exists needs no right to create it.
 	f.create = func(*waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error) {
-		return nil, refusal(codes.AlreadyExists, ErrLogExists, stated(NotApplied, Never))
+		return nil, refusal(codes.PermissionDenied, ErrNotAllowed, stated(NotApplied, Never))
 	}
 	f.get = func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
 		return &waldv1.GetLogResponse{Log: &waldv1.Log{LogId: 9}}, nil
@@ -329,21 +331,41 @@ func TestProducerHoldsBackWhatIsTooMuch(t *testing.T) {
 	}
 }
 
-func TestLogDeletedBetweenCreateAndGetIsMadeAnew(t *testing.T) {
-	f, _ := producing(func(*fake, *journal, sessionStream, int) error { return nil })
-	creates := 0
-	exists := f.create
-	f.create = func(r *waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error) {
-		if creates++; creates == 1 {
-			return exists(r)
+func TestProducerCreatesALogOnlyIfThereIsNone(t *testing.T) {
+	// The log, in the order of the questions; 0: none.
+	for _, test := range []struct {
+		found   []uint64
+		created uint64
+		calls   string
+		logID   uint64
+	}{
+		{[]uint64{9}, 0, "get", 9},
+		{[]uint64{0}, 11, "get create", 11},
+		// Another client creates it, and deletes it again.
+		{[]uint64{0, 9}, 0, "get create get", 9},
+		{[]uint64{0, 0}, 11, "get create get create", 11},
+	} {
+		f, _ := producing(func(*fake, *journal, sessionStream, int) error { return nil })
+		var calls []string
+		f.get = func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
+			id := test.found[0]
+			calls, test.found = append(calls, "get"), test.found[1:]
+			if id == 0 {
+				return nil, refusal(codes.NotFound, ErrLogNotFound, nil)
+			}
+			return &waldv1.GetLogResponse{Log: &waldv1.Log{LogId: id}}, nil
 		}
-		return &waldv1.CreateLogResponse{Log: &waldv1.Log{LogId: 11}}, nil
-	}
-	f.get = func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
-		return nil, refusal(codes.NotFound, ErrLogNotFound, nil)
-	}
-	if producer := open(t, f); producer.LogID() != 11 {
-		t.Errorf("log id %d", producer.LogID())
+		f.create = func(*waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error) {
+			calls = append(calls, "create")
+			if len(test.found) > 0 {
+				return nil, refusal(codes.AlreadyExists, ErrLogExists, stated(NotApplied, Never))
+			}
+			return &waldv1.CreateLogResponse{Log: &waldv1.Log{LogId: test.created}}, nil
+		}
+		producer := open(t, f)
+		if got := strings.Join(calls, " "); got != test.calls || producer.LogID() != test.logID {
+			t.Errorf("log %d after %q, not %d after %q", producer.LogID(), got, test.logID, test.calls)
+		}
 	}
 }
 

@@ -159,8 +159,8 @@ func TestRefusedTokenThatTheFileStillHasIsNotSentAgain(t *testing.T) {
 func TestProducerGoesOnAcrossAnExpiredToken(t *testing.T) {
 	d, f := &door{token: "first", reason: ErrCredentialExpired}, new(fake)
 	d.guard(f)
-	f.create = func(*waldv1.CreateLogRequest) (*waldv1.CreateLogResponse, error) {
-		return &waldv1.CreateLogResponse{Log: &waldv1.Log{LogId: 1}}, nil
+	f.get = func(*waldv1.GetLogRequest) (*waldv1.GetLogResponse, error) {
+		return &waldv1.GetLogResponse{Log: &waldv1.Log{LogId: 1}}, nil
 	}
 	applied := uint64(0)
 	f.session = func(stream waldv1.WalService_AppendSessionServer) error {

@@ -130,7 +130,7 @@ public final class Producer implements AutoCloseable {
     return new Producer(client, log, options, id, epoch, logId, options.id == null);
   }
 
-  /** Finds the log, or makes it if there is none. */
+  /** Finds the log, or makes it if there is none. It asks first: only a log that is not there needs the right to create it. */
   static dev.wald.v1.Log ensureLog(Core core, String log, Duration timeout) {
     long deadline = System.nanoTime() + Times.nanos(timeout);
     CallKind create = new CallKind(Repeat.HARMLESS, false, Duration.ZERO, true);
@@ -138,17 +138,17 @@ public final class Producer implements AutoCloseable {
     for (;;) {
       Duration left = Duration.ofNanos(Math.max(0, deadline - System.nanoTime()));
       try {
-        return core.call(create, left, LogServiceGrpc.getCreateLogMethod(), CreateLogRequest.newBuilder().setLog(log).build()).getLog();
+        return core.call(get, left, LogServiceGrpc.getGetLogMethod(), GetLogRequest.newBuilder().setLog(log).build()).getLog();
       } catch (WaldException refused) {
-        if (refused.reason() != Reason.LOG_EXISTS) {
+        if (refused.reason() != Reason.LOG_NOT_FOUND) {
           throw refused;
         }
       }
       try {
-        return core.call(get, left, LogServiceGrpc.getGetLogMethod(), GetLogRequest.newBuilder().setLog(log).build()).getLog();
+        return core.call(create, left, LogServiceGrpc.getCreateLogMethod(), CreateLogRequest.newBuilder().setLog(log).build()).getLog();
       } catch (WaldException refused) {
-        // Deleted in between.
-        if (refused.reason() != Reason.LOG_NOT_FOUND) {
+        // Created in between: by another client, or by an attempt whose answer was lost.
+        if (refused.reason() != Reason.LOG_EXISTS) {
           throw refused;
         }
       }

@@ -461,10 +461,11 @@ public final class WaldClient implements AutoCloseable {
   }
 
   /**
-   * Opens a producer of a log, which is created if there is none. It keeps to that log: if it is deleted, appends fail with LOG_REPLACED or
-   * LOG_MISSING, and create no other. Waits for a server for as long as the delivery timeout. Close the producer.
+   * Opens a producer of a log, which is created if there is none. It needs the rights append and list, and create only if there is no log.
+   * It keeps to that log: if it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and create no other. Waits for a server for as
+   * long as the delivery timeout. Close the producer.
    *
-   * @throws WaldException no server answers in time, or the server refuses to create the log
+   * @throws WaldException no server answers in time, or the server refuses to show or to create the log
    */
   public Producer producer(String log, ProducerOptions options) {
     return Producer.open(this, log, options);

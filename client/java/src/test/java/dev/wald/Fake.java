@@ -92,8 +92,9 @@ final class Fake implements AutoCloseable {
   volatile Function<Metadata, StatusRuntimeException> door = headers -> null;
   volatile Function<AppendRequest, AppendResponse> append = request -> AppendResponse.newBuilder().setLsn(7).build();
   volatile Function<GetTailRequest, GetTailResponse> tail = request -> GetTailResponse.newBuilder().setFirstLsn(0).setTailLsn(5).build();
+  /** A producer of a log that exists needs no right to create it. */
   volatile Function<CreateLogRequest, CreateLogResponse> create = request -> {
-    throw refusal(Code.ALREADY_EXISTS, Reason.LOG_EXISTS, stated(Outcome.NOT_APPLIED, Retry.NEVER));
+    throw refusal(Code.PERMISSION_DENIED, Reason.NOT_ALLOWED, stated(Outcome.NOT_APPLIED, Retry.NEVER));
   };
   volatile Function<GetLogRequest, GetLogResponse> getLog =
       request -> GetLogResponse.newBuilder().setLog(dev.wald.v1.Log.newBuilder().setName(request.getLog()).setLogId(9)).build();

@@ -19,11 +19,12 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Queue;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -228,21 +229,39 @@ class ProducerTest {
     }
   }
 
-  @Test
-  void logDeletedBetweenCreateAndGetIsMadeAgain() throws Exception {
-    AtomicInteger creates = new AtomicInteger();
+  /** Opens a producer. {@code found} has the log at each question; 0: none. Returns the calls and the number of the producer's log. */
+  private static String opened(Long... found) throws Exception {
+    Queue<Long> left = new ConcurrentLinkedQueue<>(List.of(found));
+    List<String> calls = new CopyOnWriteArrayList<>();
     try (Fake fake = new Fake(); WaldClient client = fake.client()) {
-      var exists = fake.create;
-      fake.create = request -> creates.incrementAndGet() == 1
-          ? exists.apply(request)
-          : CreateLogResponse.newBuilder().setLog(Log.newBuilder().setLogId(11)).build();
       fake.getLog = request -> {
-        throw Fake.refusal(Code.NOT_FOUND, Reason.LOG_NOT_FOUND, Map.of());
+        calls.add("get");
+        long id = left.remove();
+        if (id == 0) {
+          throw Fake.refusal(Code.NOT_FOUND, Reason.LOG_NOT_FOUND, Map.of());
+        }
+        return GetLogResponse.newBuilder().setLog(Log.newBuilder().setLogId(id)).build();
+      };
+      fake.create = request -> {
+        calls.add("create");
+        if (!left.isEmpty()) {
+          throw Fake.refusal(Code.ALREADY_EXISTS, Reason.LOG_EXISTS, Fake.stated(Outcome.NOT_APPLIED, Retry.NEVER));
+        }
+        return CreateLogResponse.newBuilder().setLog(Log.newBuilder().setLogId(11)).build();
       };
       try (Producer producer = client.producer("a")) {
-        assertEquals(11, producer.logId());
+        return String.join(" ", calls) + " " + producer.logId();
       }
     }
+  }
+
+  @Test
+  void producerCreatesALogOnlyIfThereIsNone() throws Exception {
+    assertEquals("get 9", opened(9L));
+    assertEquals("get create 11", opened(0L));
+    // Another client creates it, and deletes it again.
+    assertEquals("get create get 9", opened(0L, 9L));
+    assertEquals("get create get create 11", opened(0L, 0L));
   }
 
   @Test
