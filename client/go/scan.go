@@ -307,9 +307,9 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 	if u.failingSince.IsZero() {
 		u.failingSince = time.Now()
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	streaming, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watched, attempt := watchSending(ctx)
+	watched, attempt := watchSending(streaming)
 	u.attempt = attempt
 	if failure := u.pinTailOffset(ctx); failure != nil {
 		return false, failure
@@ -326,18 +326,23 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 	}
 	stream, err := c.wal.Scan(watched, proto.CloneOf(u.request))
 	for {
+		var message *waldv1.ScanResponse
 		if err == nil {
-			var message *waldv1.ScanResponse
 			message, err = stream.Recv()
-			silent = !silence.Stop()
-			if err == nil {
-				ended, failure := u.take(ctx, message)
-				if ended || failure != nil {
-					return ended, failure
-				}
-				silence.Reset(c.settings.silenceTimeout)
-				continue
+		}
+		// A process that was frozen finds the stream cancelled, and messages that came before. Reset
+		// starts the timer again, so only the first Stop tells.
+		if !silence.Stop() {
+			silent = true
+		}
+		if err == nil {
+			// The messages count: the end of the stream must not take one away.
+			ended, failure := u.take(ctx, message)
+			if ended || failure != nil {
+				return ended, failure
 			}
+			silence.Reset(c.settings.silenceTimeout)
+			continue
 		}
 		if errors.Is(err, io.EOF) {
 			return u.end()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"wald.dev/client/go/waldv1"
@@ -116,6 +117,58 @@ func TestFollowerGivesUpASilentConnection(t *testing.T) {
 	}
 	if !strings.Contains(silence.Error(), "nothing came for 100ms") {
 		t.Errorf("interrupted by %v", silence)
+	}
+}
+
+// frozen is a stream of a process that is frozen after the first message, until the stream is cancelled.
+type frozen struct {
+	grpc.ClientStream
+	thawed bool
+}
+
+func (f *frozen) RecvMsg(message any) error {
+	err := f.ClientStream.RecvMsg(message)
+	if !f.thawed {
+		f.thawed = true
+		<-f.Context().Done()
+	}
+	return err
+}
+
+func TestFollowerGoesOnAfterItsProcessWasFrozen(t *testing.T) {
+	for _, first := range []*waldv1.ScanResponse{{Cursor: []byte("one")}, messageOf(0, "one")} {
+		f, asked := scanning(func(_ *fake, stream scanStream) error {
+			stream.Send(first)
+			<-stream.Context().Done()
+			return nil
+		}, send(messageOf(1, "two")))
+		streams := 0
+		freeze := WithGRPC(grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn,
+			method string, open grpc.Streamer, options ...grpc.CallOption) (grpc.ClientStream, error) {
+			stream, err := open(ctx, desc, conn, method, options...)
+			if streams++; err != nil || streams > 1 {
+				return stream, err
+			}
+			return &frozen{ClientStream: stream}, nil
+		}))
+		client := f.start(t, freeze, WithSilenceTimeout(100*time.Millisecond))
+		var interruptions []string
+		follower := client.Follow(context.Background(), Log("a"),
+			OnInterruption(func(err error) { interruptions = append(interruptions, err.Error()) }))
+		want := []LSN{1}
+		if len(first.GetBatches()) > 0 {
+			want = []LSN{0, 1}
+		}
+		lsns, err := collect(t, &follower.Scanner)
+		if !slices.Equal(lsns, want) || !errors.Is(err, ErrInvalidScan) {
+			t.Errorf("got %v, %v", lsns, err)
+		}
+		if len(*asked) != 3 || string((*asked)[1].GetCursor()) != "one" {
+			t.Errorf("asked %v", *asked)
+		}
+		if len(interruptions) == 0 || !strings.Contains(interruptions[0], "nothing came for 100ms") {
+			t.Errorf("interrupted by %v", interruptions)
+		}
 	}
 }
 
