@@ -295,14 +295,16 @@ func (d *DurableProducer) awaitRoom(ctx context.Context, batch *waldv1.LogBatch)
 
 // afterWait takes the acks that have come, after a wait for room with this failure, or none.
 func (d *DurableProducer) afterWait(failure *Error) error {
-	// The first failure is in the first ack.
-	if err := d.takeAcks(); err != nil || d.isBehind() {
-		return err
-	}
+	// Before the acks: a failure that comes later is in the first ack of the next wait, where a
+	// forgotten producer begins again.
 	p := d.producer
 	p.mutex.Lock()
 	first := p.failure
 	p.mutex.Unlock()
+	// The first failure is in the first ack.
+	if err := d.takeAcks(); err != nil || d.isBehind() {
+		return err
+	}
 	switch {
 	case first != nil:
 		return d.fail(first)

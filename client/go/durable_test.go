@@ -1019,3 +1019,60 @@ func TestForgottenProducerWithABatchInDoubtIsRefused(t *testing.T) {
 	appendAll(t, producer, 0, 1)
 	refused(producer, j, state)
 }
+
+// blockedIn waits until a goroutine waits for a mutex in a function.
+func blockedIn(t *testing.T, function string) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for _, stack := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			header, frames, _ := strings.Cut(stack, "\n")
+			if strings.Contains(header, "[sync.Mutex.Lock") && strings.Contains(frames, function) {
+				return
+			}
+		}
+	}
+	t.Fatalf("no goroutine waits in %s", function)
+}
+
+func TestRefusalThatComesAfterTheAcksWereTakenBeginsANewEpoch(t *testing.T) {
+	opened := make(chan struct{})
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, count int) error {
+		if count == 1 {
+			// The test gives the refusal.
+			close(opened)
+			<-stream.Context().Done()
+			return nil
+		}
+		return applyAll(j, stream, always)
+	})
+	state := new(memoryState)
+	producer := openDurable(t, f.start(t), state)
+	appendAll(t, producer, 0, 1)
+	<-opened
+	j.forget()
+	p := producer.producer
+	p.mutex.Lock()
+	result := make(chan error)
+	go func() { result <- producer.afterWait(nil) }()
+	blockedIn(t, "(*DurableProducer).afterWait")
+	p.failLocked(&Error{
+		Code:    codes.FailedPrecondition,
+		Reason:  ErrProducerExpired,
+		Outcome: NotApplied,
+		Retry:   Never,
+		Facts:   map[string]string{"first_epoch": "1"},
+	}, nil)
+	p.mutex.Unlock()
+	if err := <-result; err != nil {
+		t.Fatal(err)
+	}
+	appendAll(t, producer, 1, 2)
+	if err := producer.Close(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	want := &waldv1.ProducerState{Log: "a", LogId: 9, Id: producer.ID(), Epoch: 1, Sequence: 2, Kind: producerKind}
+	if saved := state.producer(t); !proto.Equal(saved, want) || !slices.Equal(j.applied, numbersTo(2)) {
+		t.Errorf("saved %v, the log has %v", saved, j.applied)
+	}
+}
