@@ -36,6 +36,8 @@ export class Fake {
   readonly forgotten: string[] = [];
   /** Every record, as text. */
   readonly records: string[];
+  /** The keys of the headers of every record. */
+  readonly headerKeys: string[] = [];
   /** The ack of every batch of every producer. */
   readonly #acks: Map<string, { firstLsn: bigint; nextLsn: bigint }>;
   /** Sequences in the order in which they came, repeats too. */
@@ -283,6 +285,7 @@ export class Fake {
       }
       ack = { firstLsn: BigInt(this.records.length), nextLsn: BigInt(this.records.length + records.length) };
       this.records.push(...records);
+      this.headerKeys.push(...(batch?.records ?? []).flatMap(({ headers }) => headers.map(({ key }) => key)));
       if (key !== undefined) {
         this.#acks.set(key, ack);
       }

@@ -220,6 +220,54 @@ test("send waits while the window is full", async () => {
   await producer.close();
 });
 
+test("record that fits no field is refused by send, and the producer goes on", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const producer = await client.producer("log");
+  const before = await producer.send("before");
+  for (const [record, options] of [
+    [{ data: "a", crc32c: -5 }, {}],
+    [{ data: "a", timestampUs: 1n << 63n }, {}],
+    ["a", { expectedLsn: -1n }],
+    ["a", { writerEpoch: 1n << 64n }],
+  ] as const) {
+    await assert.rejects(producer.send(record, options), { kind: "USAGE", code: "INVALID_ARGUMENT", outcome: "NOT_APPLIED" });
+  }
+  const after = await producer.send("after");
+  open();
+  await producer.close();
+  assert.deepEqual((await Promise.all([before.ack, after.ack])).map(({ sequence }) => sequence), [0n, 1n]);
+  assert.deepEqual([fake.records, fake.sequences], [["before", "after"], [0n, 1n]]);
+});
+
+test("setting that fits no field opens no producer", async () => {
+  for (const options of [{ epoch: -1n }, { writerEpoch: -1n }, { logId: -1n }, { firstSequence: -1n }]) {
+    await assert.rejects(client.producer("log", options), { kind: "USAGE", outcome: "NOT_APPLIED" });
+  }
+  assert.equal(fake.requests, 0);
+});
+
+for (const [name, settings] of [
+  ["waits for room", { windowBytes: 10 }],
+  ["lingers", { lingerMs: 60_000 }],
+] as const) {
+  test(`record that ${name} keeps its content while its buffer is used again`, async () => {
+    const { opened, open } = gate();
+    fake.before = () => opened;
+    const producer = await client.producer("log", settings);
+    const data = Buffer.from("first");
+    await producer.send(data);
+    data.write("other");
+    const waiting = producer.send(data);
+    data.write("wrong");
+    open();
+    await producer.flush();
+    await waiting;
+    await producer.close();
+    assert.deepEqual(fake.records, ["first", "other"]);
+  });
+}
+
 test("idle producer whose connection was lost goes on", async () => {
   const producer = await client.producer("log");
   await producer.append("a");
