@@ -179,7 +179,8 @@ export class Producer {
   #lastFailure: WaldError | undefined;
   #fatal: WaldError | undefined;
   #closed = false;
-  #idle: (() => void)[] = [];
+  /** Callers of `flush`, and the sequence of the first batch that each does not wait for. */
+  #flushes: { until: bigint; wake: () => void }[] = [];
   readonly #cancel = (): void => this.#fail(cancelledError("UNKNOWN", this.#setup.signal?.reason));
 
   /** @internal */
@@ -259,15 +260,16 @@ export class Producer {
   }
 
   /**
-   * Waits until everything sent so far is acked.
+   * Waits until everything sent so far is acked. Batches that are sent later may still be on their way then.
    *
    * @throws WaldError if the producer has failed.
    */
   async flush(): Promise<void> {
     await this.#sending;
     this.#emit();
-    if (this.#entries.length > 0) {
-      await new Promise<void>((resolve) => this.#idle.push(resolve));
+    const until = this.#nextSequence;
+    if (this.#firstUnacked < until) {
+      await new Promise<void>((wake) => this.#flushes.push({ until, wake }));
     }
     if (this.#fatal !== undefined) {
       throw this.#fatal;
@@ -401,7 +403,7 @@ export class Producer {
         part.resolve(jsonSafe({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn, replicatedLsn }));
       }
       this.#pump();
-      this.#wakeIfIdle();
+      this.#wakeFlushes();
     });
     this.#stream = stream;
     this.#underway = 0;
@@ -467,7 +469,7 @@ export class Producer {
       this.#reject(parts, own ? error.of(outcome) : earlierFailed(error, outcome));
     });
     this.#reject(this.#lingering.splice(0), earlierFailed(error, "NOT_APPLIED"));
-    this.#wakeIfIdle();
+    this.#wakeFlushes();
     this.#forget();
   }
 
@@ -483,11 +485,16 @@ export class Producer {
     }
   }
 
-  #wakeIfIdle(): void {
-    if (this.#entries.length === 0) {
-      for (const wake of this.#idle.splice(0)) {
-        wake();
-      }
+  /** The sequence of the first batch that is not acked. */
+  get #firstUnacked(): bigint {
+    return this.#entries[0]?.sequence ?? this.#nextSequence;
+  }
+
+  #wakeFlushes(): void {
+    // The first of these callers waits for the fewest batches.
+    for (let first; (first = this.#flushes[0]) !== undefined && first.until <= this.#firstUnacked; ) {
+      this.#flushes.shift();
+      first.wake();
     }
   }
 }

@@ -220,6 +220,39 @@ test("send waits while the window is full", async () => {
   await producer.close();
 });
 
+test("flush does not wait for batches that are sent after it", { timeout: 10_000 }, async () => {
+  const gates = new Map(["a", "b"].map((name) => [name, gate()]));
+  fake.before = ([record]) => gates.get(record ?? "")?.opened;
+  const producer = await client.producer("log");
+  await producer.send("a");
+  const flushed = [producer.flush(), producer.flush()];
+  const b = await producer.send("b");
+  const all = producer.flush().then(() => "all");
+  gates.get("a")?.open();
+  await Promise.all(flushed);
+  assert.deepEqual(fake.records, ["a"]);
+  assert.equal(await Promise.race([all, client.tail("log").then(() => "waits")]), "waits");
+  gates.get("b")?.open();
+  assert.equal(await all, "all");
+  assert.equal((await b.ack).firstLsn, 1n);
+  await producer.flush();
+  await producer.close();
+});
+
+for (const [name, settings] of [
+  ["sends that wait for room", { windowBytes: 10 }],
+  ["records that linger", { lingerMs: 60_000 }],
+] as const) {
+  test(`flush waits for ${name}`, { timeout: 10_000 }, async () => {
+    const producer = await client.producer("log", settings);
+    const sends = [producer.send("a"), producer.send("b")];
+    await producer.flush();
+    assert.deepEqual(fake.records, ["a", "b"]);
+    await Promise.all(sends);
+    await producer.close();
+  });
+}
+
 test("record that fits no field is refused by send, and the producer goes on", async () => {
   const { opened, open } = gate();
   fake.before = () => opened;
