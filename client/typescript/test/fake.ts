@@ -56,6 +56,8 @@ export class Fake {
   onHalfClosed: (count: number) => void = () => {};
   /** Asked for each independent request; throws to end the session before the request is read. */
   reading: (request: AppendSessionRequest) => void = () => {};
+  /** A session of independent requests ends without the answers that are due, as one that a proxy ends. */
+  losesAnswers = false;
   /** Asked before each batch, with its records; throws to refuse it. */
   before: (records: string[]) => void | Promise<void> = () => {};
   /** Asked after each batch was applied, before it is acked. */
@@ -230,7 +232,7 @@ export class Fake {
         this.onHalfClosed(++this.halfClosed);
       } finally {
         // The requests that were read are answered before the session ends.
-        await Promise.all(underway);
+        await (this.losesAnswers ? undefined : Promise.all(underway));
       }
     })();
     reading.then(() => (end = {}), (error: unknown) => (end = { error })).finally(() => wake());
