@@ -101,6 +101,12 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.attempts = []
         self.applied = {}
         self.log_exists = False
+        # GetLog does not see the log that often: another client makes it after the question.
+        self.unseen = 0
+        # CreateLog is not allowed.
+        self.makes_no_log = False
+        # The calls of GetLog and CreateLog.
+        self.log_calls = []
         self.first_producer_epoch = 0
         # Producers of epochs below it are forgotten.
         self.forgotten_below = 0
@@ -174,7 +180,10 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return wal_pb2.ReadResponse()
 
     async def CreateLog(self, request, context):
+        self.log_calls.append("CreateLog")
         await self._refuse(context)
+        if self.makes_no_log:
+            await context.abort(*refusal(grpc.StatusCode.PERMISSION_DENIED, "NOT_ALLOWED", REFUSED))
         if self.log_exists:
             await context.abort(*refusal(grpc.StatusCode.ALREADY_EXISTS, "LOG_EXISTS", REFUSED))
         self.log_exists = True
@@ -187,6 +196,11 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return log_pb2.ListLogsResponse(logs=[self._log(self.names[at])], next_page_token=more)
 
     async def GetLog(self, request, context):
+        self.log_calls.append("GetLog")
+        await self._refuse(context)
+        if not self.log_exists or self.unseen > 0:
+            self.unseen -= 1
+            await context.abort(*refusal(grpc.StatusCode.NOT_FOUND, "LOG_NOT_FOUND", REFUSED))
         return log_pb2.GetLogResponse(log=self._log(request.log))
 
     async def ForgetProducer(self, request, context):
