@@ -88,7 +88,8 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.calls = []
         # The answers to come on each independent stream.
         self.streams = []
-        # Independent streams that the client has half-closed, and that ended with all answers.
+        # Independent streams that the client has half-closed; those that then ended with all answers.
+        self.half_closed = 0
         self.ended_well = 0
         # The metadata of these streams.
         self.metadata = []
@@ -266,6 +267,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
                 # The script gives the failures in the order of the requests.
                 await asyncio.sleep(0)
                 request = await anext(requests, grpc.aio.EOF)
+            self.half_closed += 1
             await asyncio.gather(*working)
             answers.put_nowait(None)
         finally:

@@ -526,7 +526,8 @@ async def test_close_waits_for_the_appends_underway(monkeypatch):
         fake.answers.clear()
         tasks = [await sent(fake, client, str(number)) for number in range(5)]
         closing = asyncio.create_task(client.close(60))
-        await asyncio.sleep(0.05)
+        # From here on it can only wait for the answers.
+        await until(lambda: fake.half_closed == 1)
         assert not closing.done()
         fake.answers.set()
         assert all(isinstance(ack, wald.Ack) for ack in await asyncio.gather(*tasks))
