@@ -18,7 +18,7 @@ use crate::connect::TLS_PAUSE;
 use crate::scan::Gap;
 use crate::tls::{TlsFailure, TlsProblem};
 
-const DOMAIN: &str = "wald.dev";
+pub(crate) const DOMAIN: &str = "wald.dev";
 
 /// The reason why a call failed. [`Error::outcome`] reports whether a write was applied,
 /// [`Error::retry`] whether to repeat it. Cheap to clone.

@@ -25,6 +25,7 @@ use tonic_types::{StatusExt as _, pb};
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
+use crate::error::DOMAIN;
 use crate::nodes::{OWNER_HEADER, lock};
 use crate::token::{AUTHORIZATION, CallChannel};
 
@@ -169,16 +170,18 @@ impl StreamEnd {
 
     /// Whether one message ended the stream, perhaps another caller's: it cannot be read, or the server is older and ends
     /// a stream at the first refusal. The server answers all messages that it has read before, so this request was not
-    /// applied.
+    /// applied. A proxy does not know that: only Wald's own word about the outcome counts.
     fn is_of_one_message(&self) -> bool {
         match self.status.code() {
-            Code::InvalidArgument | Code::Unimplemented => true,
+            // The method was not even found.
+            Code::Unimplemented => true,
             // The state of the server or the credential ended it.
             Code::Unavailable | Code::Unauthenticated | Code::ResourceExhausted => false,
             _ => {
                 let info = self.status.get_details_error_info();
-                let outcome = info.as_ref().and_then(|info| info.metadata.get("outcome"));
-                outcome.is_some_and(|outcome| outcome == "NOT_APPLIED")
+                info.filter(|info| info.domain == DOMAIN)
+                    .and_then(|mut info| info.metadata.remove("outcome"))
+                    .is_some_and(|outcome| outcome == "NOT_APPLIED")
             }
         }
     }

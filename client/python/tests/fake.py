@@ -88,7 +88,8 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.calls = []
         # The answers to come on each independent stream.
         self.streams = []
-        # Independent streams that the client has half-closed, and that ended with all answers.
+        # Independent streams that the client has half-closed; those that then ended with all answers.
+        self.half_closed = 0
         self.ended_well = 0
         # The metadata of these streams.
         self.metadata = []
@@ -101,6 +102,12 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.attempts = []
         self.applied = {}
         self.log_exists = False
+        # GetLog does not see the log that often: another client makes it after the question.
+        self.unseen = 0
+        # CreateLog is not allowed.
+        self.makes_no_log = False
+        # The calls of GetLog and CreateLog.
+        self.log_calls = []
         self.first_producer_epoch = 0
         # Producers of epochs below it are forgotten.
         self.forgotten_below = 0
@@ -174,7 +181,10 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return wal_pb2.ReadResponse()
 
     async def CreateLog(self, request, context):
+        self.log_calls.append("CreateLog")
         await self._refuse(context)
+        if self.makes_no_log:
+            await context.abort(*refusal(grpc.StatusCode.PERMISSION_DENIED, "NOT_ALLOWED", REFUSED))
         if self.log_exists:
             await context.abort(*refusal(grpc.StatusCode.ALREADY_EXISTS, "LOG_EXISTS", REFUSED))
         self.log_exists = True
@@ -187,6 +197,11 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         return log_pb2.ListLogsResponse(logs=[self._log(self.names[at])], next_page_token=more)
 
     async def GetLog(self, request, context):
+        self.log_calls.append("GetLog")
+        await self._refuse(context)
+        if not self.log_exists or self.unseen > 0:
+            self.unseen -= 1
+            await context.abort(*refusal(grpc.StatusCode.NOT_FOUND, "LOG_NOT_FOUND", REFUSED))
         return log_pb2.GetLogResponse(log=self._log(request.log))
 
     async def ForgetProducer(self, request, context):
@@ -252,6 +267,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
                 # The script gives the failures in the order of the requests.
                 await asyncio.sleep(0)
                 request = await anext(requests, grpc.aio.EOF)
+            self.half_closed += 1
             await asyncio.gather(*working)
             answers.put_nowait(None)
         finally:

@@ -314,7 +314,7 @@ async def test_owner_in_the_header_of_the_stream_is_called_itself():
             await until(lambda: not a.streams)
 
 
-@pytest.mark.parametrize("status", [WRONG, OLDER, UNIMPLEMENTED, (StatusCode.INVALID_ARGUMENT, "wrong", ())])
+@pytest.mark.parametrize("status", [WRONG, OLDER, UNIMPLEMENTED])
 async def test_wrong_message_makes_each_append_a_call_of_its_own(status):
     async with serving() as (fake, client):
         fake.answers.clear()
@@ -337,6 +337,28 @@ async def test_wrong_message_makes_each_append_a_call_of_its_own(status):
         client._open().appends_alone_until = asyncio.get_running_loop().time()
         await client.append("log", "x", durability=DURABLE)
         assert fake.calls.count("AppendSession") == 2
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        (StatusCode.INVALID_ARGUMENT, "wrong", ()),
+        refusal(StatusCode.INVALID_ARGUMENT, "NO", {**REFUSED, "request_id": "0"}, domain="mesh.example"),
+        refusal(StatusCode.INVALID_ARGUMENT, "NEW_REASON", UNKNOWN),
+    ],
+)
+async def test_wrong_message_without_walds_word_leaves_appends_unknown(status):
+    async with serving() as (fake, client):
+        fake.answers.clear()
+        plain = [await sent(fake, client, str(number)) for number in range(3)]
+        fake.streams[0].put_nowait(status)
+        for task in plain:
+            error = await result(task)
+            assert isinstance(error, wald.WaldError), error
+            assert (error.code, error.outcome) == (StatusCode.INVALID_ARGUMENT, Outcome.UNKNOWN)
+        # Nothing was sent again.
+        assert fake.sent() == ["0", "1", "2"] and fake.calls == ["AppendSession"]
+        fake.answers.set()
 
 
 async def test_call_after_a_wrong_message_is_one_of_the_current_server():
@@ -504,7 +526,8 @@ async def test_close_waits_for_the_appends_underway(monkeypatch):
         fake.answers.clear()
         tasks = [await sent(fake, client, str(number)) for number in range(5)]
         closing = asyncio.create_task(client.close(60))
-        await asyncio.sleep(0.05)
+        # From here on it can only wait for the answers.
+        await until(lambda: fake.half_closed == 1)
         assert not closing.done()
         fake.answers.set()
         assert all(isinstance(ack, wald.Ack) for ack in await asyncio.gather(*tasks))

@@ -398,11 +398,15 @@ async def test_state_that_was_loaded_is_saved_before_its_batches_are_sent():
     async with serving() as (fake, client):
         state.state = found = in_doubt()
         state.open.clear()
+        fake.log_exists = True
         producer = client.durable_producer("log", state)
         opening = asyncio.create_task(producer.open())
         await until(lambda: state.calls == 1)
-        # Nothing comes. A batch that was sent too early would need a moment to arrive.
-        await asyncio.sleep(0.05)
+        # The connection is there, and each task has come to its next wait.
+        await client.get_log("log")
+        await turns()
+        # A batch that had left would be at the server before the answer to this call.
+        await client.get_log("log")
         assert fake.attempts == [] and not opening.done()
         state.open.set()
         await opening

@@ -141,11 +141,31 @@ async def test_producer_sends_everything_unacked_again_in_order():
         assert {condition.log_id for condition in conditions} == {42}
 
 
-async def test_producer_learns_the_id_of_a_log_that_is_there():
+async def test_producer_needs_no_right_to_make_a_log_that_is_there():
     async with serving() as (fake, client):
-        fake.log_exists = True
+        fake.log_exists = fake.makes_no_log = True
         async with client.producer("log") as producer:
             assert producer.log_id == 42
+        assert fake.log_calls == ["GetLog"]
+
+
+async def test_producer_makes_its_log_only_if_there_is_none():
+    async with serving() as (fake, client):
+        fake.makes_no_log = True
+        with pytest.raises(wald.NotAllowed):
+            await client.producer("log").open()
+        fake.makes_no_log = False
+        async with client.producer("log") as producer:
+            assert producer.log_id == 42
+        assert fake.log_calls == ["GetLog", "CreateLog"] * 2
+
+
+async def test_producer_asks_again_for_a_log_that_another_client_has_made():
+    async with serving() as (fake, client):
+        fake.log_exists, fake.unseen = True, 1
+        async with client.producer("log") as producer:
+            assert producer.log_id == 42
+        assert fake.log_calls == ["GetLog", "CreateLog", "GetLog"]
 
 
 async def test_producer_ends_at_what_does_not_pass():

@@ -18,6 +18,7 @@ from fake import REFUSED, Elsewhere, message, no_server, refusal, until
 
 import wald
 import wald.sync
+from wald import blocking
 from wald.records import LogBatch
 from wald.v1 import wal_pb2
 
@@ -297,6 +298,34 @@ def test_impatient_caller_loses_nothing(server, client):
         server.soon(server.fake.messages.put_nowait, message(b"1", (0, ["a"])))
         assert follower.next(timeout=20).cursor == b"1"
     assert len(server.fake.scans) == 1
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_item_that_comes_when_the_caller_gives_up_is_handed_out_again(server, client, tmp_path, monkeypatch, durable):
+    monkeypatch.setattr(blocking, "_CANCEL_SECONDS", 0)
+    taken, given_up = threading.Event(), threading.Event()
+
+    def hold(step):
+        async def held():
+            item = await step()
+            # The event loop has the item, and is too busy to pass it on in time.
+            taken.set()
+            assert given_up.wait(20)
+            return item
+
+        return held
+
+    server.soon(server.fake.messages.put_nowait, message(b"1", (0, ["a"])))
+    with client.durable_follower("log", state=tmp_path / "state") if durable else client.follow("log") as follower:
+        monkeypatch.setattr(follower, "_step", hold(follower._step))
+        while not taken.is_set():
+            with pytest.raises(TimeoutError):
+                follower.next(timeout=0.02)
+        given_up.set()
+        item = follower.next(timeout=20)
+        batches = item if durable else item.batches
+        assert [record.text for batch in batches for record in batch.records] == ["a"]
+        assert follower.cursor == b"1"
 
 
 def test_another_thread_closes_a_follower(server, client):

@@ -63,7 +63,7 @@ async def test_every_call_carries_the_token_and_the_metadata():
         async with client.producer("log") as producer:
             await producer.append("x")
         await client.wal.GetTail(wald.client.wal_pb2.GetTailRequest(log="log"))
-    assert len(door.seen) == 6 and all(len(given) == 1 for given in door.seen)
+    assert len(door.seen) == 7 and all(len(given) == 1 for given in door.seen)
 
 
 @pytest.mark.parametrize(("reason", "kind"), REASONS)

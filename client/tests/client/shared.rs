@@ -1,12 +1,14 @@
 //! Appends that are made at the same time share a stream, and are answered each for itself.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tonic::Code;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
 use wald_client::{Client, ClientBuilder, ErrorKind, Lsn, Outcome, RetryPolicy};
 
 use crate::fake::refusal;
@@ -14,6 +16,7 @@ use crate::memory::{Fault, Memory};
 
 const NOT_APPLIED: &[(&str, &str)] = &[("outcome", "NOT_APPLIED"), ("retry", "SAFE")];
 const REFUSED: &[(&str, &str)] = &[("outcome", "NOT_APPLIED"), ("retry", "NEVER")];
+const UNKNOWN: &[(&str, &str)] = &[("outcome", "UNKNOWN"), ("retry", "NEVER")];
 
 fn builder(endpoint: String) -> ClientBuilder {
     Client::builder(endpoint).retry(RetryPolicy {
@@ -141,6 +144,36 @@ async fn message_that_ends_the_stream_costs_no_other_append_its_answer() {
     let calls = memory.calls();
     append_all(&client, 10).await;
     assert_eq!((streams(&memory), memory.calls()), (1, calls + 10));
+}
+
+/// A proxy does not know which requests the server has applied.
+#[tokio::test]
+async fn end_of_the_stream_without_walds_word_leaves_appends_unknown() {
+    let foreign = |code| {
+        let facts: HashMap<String, String> = REFUSED
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect();
+        let details = ErrorDetails::with_error_info("NO", "mesh.example", facts);
+        Status::with_error_details(code, "refused by a proxy", details)
+    };
+    for status in [
+        Status::invalid_argument("no"),
+        foreign(Code::InvalidArgument),
+        foreign(Code::Aborted),
+        refusal(Code::InvalidArgument, "NEW_REASON", UNKNOWN),
+    ] {
+        let (memory, client) = start().await;
+        let code = status.code();
+        script(&memory, [Fault::Withhold, Fault::End(status)]);
+        let ask = |text: &'static str| client.append("log", text).into_future();
+        let (first, second) = tokio::join!(ask("1"), ask("2"));
+        for error in [first.unwrap_err(), second.unwrap_err()] {
+            assert_eq!((error.code(), error.outcome()), (code, Outcome::Unknown));
+        }
+        // Nothing was sent again.
+        assert_eq!((streams(&memory), memory.calls()), (1, 1));
+    }
 }
 
 /// A server of an earlier version takes no independent requests: it ends the stream at the first refusal.

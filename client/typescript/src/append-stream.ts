@@ -1,7 +1,7 @@
 /** One AppendSession call: requests out, acks in, and how it ended. */
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 
-import { contractError, lostError, toWaldError, type WaldError } from "./errors.js";
+import { contractError, lostError, toWaldError, WaldError } from "./errors.js";
 import {
   AppendSessionRequestSchema,
   type AppendBatchRequestSchema,
@@ -80,7 +80,11 @@ export class AppendStream {
         ? undefined
         : lostError("WRITE", "the server ended the session");
     } catch (thrown) {
-      return toWaldError(thrown, "WRITE", signal);
+      const error = toWaldError(thrown, "WRITE", signal);
+      // Only the last request that was taken is the wrong one. Those before it are on their way.
+      return error.kind === "USAGE" && this.sent > this.#acked
+        ? new WaldError({ ...error, message: error.message, outcome: "UNKNOWN", cause: error })
+        : error;
     } finally {
       this.#requests.end();
     }

@@ -10,12 +10,12 @@
  * A batch is saved before it is sent, so the next start knows every batch that the server may have. The server
  * recognises the batches that it has by id, epoch and sequence.
  */
-import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
+import { create, toBinary } from "@bufbuild/protobuf";
 
 import { earlierFailed, stateError, toWaldError, usageError, WaldError } from "./errors.js";
 import { ProducerStateSchema, StateKind, type ProducerState } from "./gen/wald/v1/state_pb.js";
 import { LogBatchSchema, type LogBatch } from "./gen/wald/v1/wal_pb.js";
-import { protoRecord, type RecordInput } from "./messages.js";
+import { owned, protoRecord, type RecordInput } from "./messages.js";
 import type { Producer, ProducerOptions } from "./producer.js";
 import { MessageState, type State } from "./state.js";
 
@@ -369,10 +369,5 @@ function ownBatch(records: readonly RecordInput[]): LogBatch {
     // The server would refuse it at each start.
     throw usageError("a batch has at least one record");
   }
-  try {
-    const batch = create(LogBatchSchema, { records: records.map(protoRecord) });
-    return fromBinary(LogBatchSchema, toBinary(LogBatchSchema, batch));
-  } catch (thrown) {
-    throw usageError(thrown instanceof Error ? thrown.message : String(thrown));
-  }
+  return owned(LogBatchSchema, { records: records.map(protoRecord) }).message;
 }

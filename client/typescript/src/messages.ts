@@ -2,7 +2,7 @@
  * Arguments and results as programs see them, and their conversion to and from the contract's
  * messages.
  */
-import type { MessageInitShape } from "@bufbuild/protobuf";
+import { create, fromBinary, toBinary, type DescMessage, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
 
 import { contractError, usageError } from "./errors.js";
 import type { Record as ProtoRecord, RecordBatch, RecordSchema } from "./gen/wald/v1/record_pb.js";
@@ -327,27 +327,22 @@ export function batchGuards(input: BatchInput): boolean {
   );
 }
 
-/** Approximate bytes that a request takes in memory and on the wire. */
-export function batchBytes(input: BatchInput): number {
-  let sum = 64;
-  for (const { log, records } of input.batches ?? []) {
-    sum += log.length + 64;
-    for (const record of records) {
-      sum += recordBytes(record);
-    }
-  }
-  return sum + 64 * ((input.checks?.length ?? 0) + (input.cursors?.length ?? 0));
-}
+/** Approximate bytes that a request takes in memory in addition to its content. */
+const OVERHEAD_BYTES = 64;
 
-export function recordBytes(record: RecordInput): number {
-  if (typeof record === "string" || record instanceof Uint8Array) {
-    return record.length + 16;
+/**
+ * A copy of a message, and the approximate bytes that it takes in memory. connect encodes a message later: the caller could
+ * have changed its buffers by then, and a value that fits no field would end the stream of all other requests.
+ *
+ * @throws WaldError of kind USAGE if a value fits no field.
+ */
+export function owned<S extends DescMessage>(schema: S, init: MessageInitShape<S>): { message: MessageShape<S>; bytes: number } {
+  try {
+    const encoded = toBinary(schema, create(schema, init));
+    return { message: fromBinary(schema, encoded), bytes: encoded.length + OVERHEAD_BYTES };
+  } catch (thrown) {
+    throw usageError(thrown instanceof Error ? thrown.message : String(thrown));
   }
-  let sum = record.data.length + 32;
-  for (const [key, value] of record.headers ?? []) {
-    sum += key.length + value.length + 8;
-  }
-  return sum;
 }
 
 export function batchAck(answer: AppendBatchResponse): BatchAck {

@@ -18,13 +18,14 @@ import { randomUUID } from "node:crypto";
 
 import { AppendStream, failedRequest, type OpenSession, type ProtoBatch } from "./append-stream.js";
 import { cancelledError, earlierFailed, timeoutError, usageError, type WaldError } from "./errors.js";
+import { AppendBatchRequestSchema } from "./gen/wald/v1/wal_pb.js";
 import {
   jsonSafe,
   missing,
+  owned,
   protoCondition,
   protoDurability,
   protoRecord,
-  recordBytes,
   type Durability,
   type JsonSafe,
   type RecordInit,
@@ -178,7 +179,8 @@ export class Producer {
   #lastFailure: WaldError | undefined;
   #fatal: WaldError | undefined;
   #closed = false;
-  #idle: (() => void)[] = [];
+  /** Callers of `flush`, and the sequence of the first batch that each does not wait for. */
+  #flushes: { until: bigint; wake: () => void }[] = [];
   readonly #cancel = (): void => this.#fail(cancelledError("UNKNOWN", this.#setup.signal?.reason));
 
   /** @internal */
@@ -191,6 +193,8 @@ export class Producer {
     this.#backoff = new Backoff(setup.policy);
     this.#nextSequence = setup.firstSequence ?? 0n;
     this.#window = new Window(setup.windowBytes ?? PRODUCER_DEFAULTS.windowBytes);
+    // Every batch has these settings. If one fits no field, no batch can be sent.
+    owned(AppendBatchRequestSchema, this.#request([], {}, this.#nextSequence).batch);
     setup.signal?.addEventListener("abort", this.#cancel);
     if (setup.signal?.aborted) {
       this.#cancel();
@@ -213,14 +217,20 @@ export class Producer {
     return ack;
   }
 
-  /** Sends records as one batch once there is room for it in the window, and tells how to wait for the ack. */
+  /**
+   * Sends records as one batch once there is room for it in the window, and tells how to wait for the ack. The call copies
+   * the records, so the caller may use its buffers again at once.
+   *
+   * @throws WaldError if the producer has failed; the batch was not sent. Its kind is USAGE if a value fits no field; the producer goes on then.
+   */
   async send(
     records: RecordInput | readonly RecordInput[],
     options: ProduceOptions = {},
   ): Promise<Sent<ProducerAck>> {
     const list = Array.isArray(records) ? (records as readonly RecordInput[]) : [records as RecordInput];
-    const bytes = list.reduce((sum, record) => sum + recordBytes(record), 64);
-    return this.sendProto(list.map(protoRecord), bytes, options);
+    const { batch } = this.#request(list.map(protoRecord), options, this.#nextSequence);
+    const { message, bytes } = owned(AppendBatchRequestSchema, batch);
+    return this.sendProto(message.batches[0]?.records ?? [], bytes, { ...options });
   }
 
   /** @internal Sends records in the contract's form, which take about this number of bytes. */
@@ -250,15 +260,16 @@ export class Producer {
   }
 
   /**
-   * Waits until everything sent so far is acked.
+   * Waits until everything sent so far is acked. Batches that are sent later may still be on their way then.
    *
    * @throws WaldError if the producer has failed.
    */
   async flush(): Promise<void> {
     await this.#sending;
     this.#emit();
-    if (this.#entries.length > 0) {
-      await new Promise<void>((resolve) => this.#idle.push(resolve));
+    const until = this.#nextSequence;
+    if (this.#firstUnacked < until) {
+      await new Promise<void>((wake) => this.#flushes.push({ until, wake }));
     }
     if (this.#fatal !== undefined) {
       throw this.#fatal;
@@ -333,7 +344,18 @@ export class Producer {
     this.#lingering = [];
     this.#lingeringRecords = 0;
     this.#lingeringBytes = 0;
-    const sequence = this.#nextSequence++;
+    const records = parts.flatMap((part) => part.records);
+    this.#entries.push({ ...this.#request(records, options, this.#nextSequence++), parts, unknown: false });
+    this.#patience ??= this.#wait();
+    if (this.#stream === undefined && this.#pauseTimer === undefined) {
+      this.#connect();
+    } else {
+      this.#pump();
+    }
+  }
+
+  /** The request of one batch, and its sequence. */
+  #request(records: readonly RecordInit[], options: ProduceOptions, sequence: bigint): Pick<Entry, "sequence" | "batch"> {
     const { durability } = this.#setup;
     const writerEpoch = options.writerEpoch ?? this.#setup.writerEpoch;
     const condition = protoCondition({
@@ -342,17 +364,8 @@ export class Producer {
       ...(options.expectedLsn !== undefined && { expectedLsn: options.expectedLsn }),
       ...(writerEpoch !== undefined && { writerEpoch }),
     });
-    const batch = {
-      batches: [{ log: this.log, records: parts.flatMap(({ records }) => records), condition }],
-      durability: protoDurability(durability),
-    };
-    this.#entries.push({ sequence, batch, parts, unknown: false });
-    this.#patience ??= this.#wait();
-    if (this.#stream === undefined && this.#pauseTimer === undefined) {
-      this.#connect();
-    } else {
-      this.#pump();
-    }
+    const batches = [{ log: this.log, records: [...records], condition }];
+    return { sequence, batch: { batches, durability: protoDurability(durability) } };
   }
 
   /** Gives batches to the stream, as many as may be underway. */
@@ -390,7 +403,7 @@ export class Producer {
         part.resolve(jsonSafe({ firstLsn, nextLsn: lsn, sequence, deduplicated, durableLsn, replicatedLsn }));
       }
       this.#pump();
-      this.#wakeIfIdle();
+      this.#wakeFlushes();
     });
     this.#stream = stream;
     this.#underway = 0;
@@ -456,7 +469,7 @@ export class Producer {
       this.#reject(parts, own ? error.of(outcome) : earlierFailed(error, outcome));
     });
     this.#reject(this.#lingering.splice(0), earlierFailed(error, "NOT_APPLIED"));
-    this.#wakeIfIdle();
+    this.#wakeFlushes();
     this.#forget();
   }
 
@@ -472,11 +485,16 @@ export class Producer {
     }
   }
 
-  #wakeIfIdle(): void {
-    if (this.#entries.length === 0) {
-      for (const wake of this.#idle.splice(0)) {
-        wake();
-      }
+  /** The sequence of the first batch that is not acked. */
+  get #firstUnacked(): bigint {
+    return this.#entries[0]?.sequence ?? this.#nextSequence;
+  }
+
+  #wakeFlushes(): void {
+    // The first of these callers waits for the fewest batches.
+    for (let first; (first = this.#flushes[0]) !== undefined && first.until <= this.#firstUnacked; ) {
+      this.#flushes.shift();
+      first.wake();
     }
   }
 }

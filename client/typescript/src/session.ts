@@ -1,7 +1,8 @@
 /** Pipelined appends on one stream: sent without waiting, acked in order. */
 import { AppendStream, failedRequest, type OpenSession } from "./append-stream.js";
 import { cancelledError, earlierFailed, usageError, type WaldError } from "./errors.js";
-import { batchAck, batchBytes, protoBatch, type BatchAck, type BatchInput } from "./messages.js";
+import { AppendBatchRequestSchema } from "./gen/wald/v1/wal_pb.js";
+import { batchAck, owned, protoBatch, type BatchAck, type BatchInput } from "./messages.js";
 import { Window } from "./window.js";
 
 /** Settings of a {@link Session}. */
@@ -75,15 +76,16 @@ export class Session {
   }
 
   /**
-   * Sends a batch once there is room for it in the window. Then tells how to wait for its ack.
+   * Sends a batch once there is room for it in the window. Then tells how to wait for its ack. The call copies the batch,
+   * so the caller may use its buffers again at once.
    *
-   * @throws WaldError if the session has failed; the batch was not sent.
+   * @throws WaldError if the session has failed; the batch was not sent. Its kind is USAGE if a value fits no field; the session goes on then.
    */
   async send(batch: BatchInput): Promise<Sent<BatchAck>> {
     if (this.#closed) {
       throw usageError("the session is closed");
     }
-    const bytes = batchBytes(batch);
+    const { message, bytes } = owned(AppendBatchRequestSchema, protoBatch(batch));
     const sent = this.#sending.then(async () => {
       this.#check();
       await this.#window.enter(bytes);
@@ -93,7 +95,7 @@ export class Session {
       this.#check();
       const ack = new Promise<BatchAck>((resolve, reject) => this.#entries.push({ bytes, resolve, reject }));
       ack.catch(() => {});
-      this.#stream.push(protoBatch(batch));
+      this.#stream.push(message);
       return { ack };
     });
     this.#sending = sent.catch(() => {});

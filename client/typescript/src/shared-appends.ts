@@ -475,18 +475,16 @@ class SharedStream {
   /**
    * Whether one bad message has ended the stream, perhaps that of another caller, or the server does not know independent
    * requests. An older server ends the stream with the refusal of one request, whose number it names. Nothing of the
-   * unanswered requests was applied.
+   * unanswered requests was applied. A proxy does not know that: only Wald's own word about the outcome counts.
    */
   #isUnshared(ended: ConnectError): boolean {
     if (ended.metadata.keys().next().done) {
       return false;
     }
-    const { outcome, facts } = toWaldError(ended, "WRITE");
-    return (
-      ended.code === Code.InvalidArgument ||
-      ended.code === Code.Unimplemented ||
-      (facts["request_id"] !== undefined && outcome === "NOT_APPLIED" && ended.code !== Code.Unauthenticated)
-    );
+    const { kind, outcome, facts } = toWaldError(ended, "WRITE");
+    const isOfOne =
+      ended.code === Code.InvalidArgument || (facts["request_id"] !== undefined && ended.code !== Code.Unauthenticated);
+    return ended.code === Code.Unimplemented || (isOfOne && kind === "SERVER" && outcome === "NOT_APPLIED");
   }
 
   #notSent(): ConnectError {

@@ -36,6 +36,8 @@ export class Fake {
   readonly forgotten: string[] = [];
   /** Every record, as text. */
   readonly records: string[];
+  /** The keys of the headers of every record. */
+  readonly headerKeys: string[] = [];
   /** The ack of every batch of every producer. */
   readonly #acks: Map<string, { firstLsn: bigint; nextLsn: bigint }>;
   /** Sequences in the order in which they came, repeats too. */
@@ -54,6 +56,8 @@ export class Fake {
   onHalfClosed: (count: number) => void = () => {};
   /** Asked for each independent request; throws to end the session before the request is read. */
   reading: (request: AppendSessionRequest) => void = () => {};
+  /** A session of independent requests ends without the answers that are due, as one that a proxy ends. */
+  losesAnswers = false;
   /** Asked before each batch, with its records; throws to refuse it. */
   before: (records: string[]) => void | Promise<void> = () => {};
   /** Asked after each batch was applied, before it is acked. */
@@ -228,7 +232,7 @@ export class Fake {
         this.onHalfClosed(++this.halfClosed);
       } finally {
         // The requests that were read are answered before the session ends.
-        await Promise.all(underway);
+        await (this.losesAnswers ? undefined : Promise.all(underway));
       }
     })();
     reading.then(() => (end = {}), (error: unknown) => (end = { error })).finally(() => wake());
@@ -283,6 +287,7 @@ export class Fake {
       }
       ack = { firstLsn: BigInt(this.records.length), nextLsn: BigInt(this.records.length + records.length) };
       this.records.push(...records);
+      this.headerKeys.push(...(batch?.records ?? []).flatMap(({ headers }) => headers.map(({ key }) => key)));
       if (key !== undefined) {
         this.#acks.set(key, ack);
       }

@@ -220,6 +220,87 @@ test("send waits while the window is full", async () => {
   await producer.close();
 });
 
+test("flush does not wait for batches that are sent after it", { timeout: 10_000 }, async () => {
+  const gates = new Map(["a", "b"].map((name) => [name, gate()]));
+  fake.before = ([record]) => gates.get(record ?? "")?.opened;
+  const producer = await client.producer("log");
+  await producer.send("a");
+  const flushed = [producer.flush(), producer.flush()];
+  const b = await producer.send("b");
+  const all = producer.flush().then(() => "all");
+  gates.get("a")?.open();
+  await Promise.all(flushed);
+  assert.deepEqual(fake.records, ["a"]);
+  assert.equal(await Promise.race([all, client.tail("log").then(() => "waits")]), "waits");
+  gates.get("b")?.open();
+  assert.equal(await all, "all");
+  assert.equal((await b.ack).firstLsn, 1n);
+  await producer.flush();
+  await producer.close();
+});
+
+for (const [name, settings] of [
+  ["sends that wait for room", { windowBytes: 10 }],
+  ["records that linger", { lingerMs: 60_000 }],
+] as const) {
+  test(`flush waits for ${name}`, { timeout: 10_000 }, async () => {
+    const producer = await client.producer("log", settings);
+    const sends = [producer.send("a"), producer.send("b")];
+    await producer.flush();
+    assert.deepEqual(fake.records, ["a", "b"]);
+    await Promise.all(sends);
+    await producer.close();
+  });
+}
+
+test("record that fits no field is refused by send, and the producer goes on", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const producer = await client.producer("log");
+  const before = await producer.send("before");
+  for (const [record, options] of [
+    [{ data: "a", crc32c: -5 }, {}],
+    [{ data: "a", timestampUs: 1n << 63n }, {}],
+    ["a", { expectedLsn: -1n }],
+    ["a", { writerEpoch: 1n << 64n }],
+  ] as const) {
+    await assert.rejects(producer.send(record, options), { kind: "USAGE", code: "INVALID_ARGUMENT", outcome: "NOT_APPLIED" });
+  }
+  const after = await producer.send("after");
+  open();
+  await producer.close();
+  assert.deepEqual((await Promise.all([before.ack, after.ack])).map(({ sequence }) => sequence), [0n, 1n]);
+  assert.deepEqual([fake.records, fake.sequences], [["before", "after"], [0n, 1n]]);
+});
+
+test("setting that fits no field opens no producer", async () => {
+  for (const options of [{ epoch: -1n }, { writerEpoch: -1n }, { logId: -1n }, { firstSequence: -1n }]) {
+    await assert.rejects(client.producer("log", options), { kind: "USAGE", outcome: "NOT_APPLIED" });
+  }
+  assert.equal(fake.requests, 0);
+});
+
+for (const [name, settings] of [
+  ["waits for room", { windowBytes: 10 }],
+  ["lingers", { lingerMs: 60_000 }],
+] as const) {
+  test(`record that ${name} keeps its content while its buffer is used again`, async () => {
+    const { opened, open } = gate();
+    fake.before = () => opened;
+    const producer = await client.producer("log", settings);
+    const data = Buffer.from("first");
+    await producer.send(data);
+    data.write("other");
+    const waiting = producer.send(data);
+    data.write("wrong");
+    open();
+    await producer.flush();
+    await waiting;
+    await producer.close();
+    assert.deepEqual(fake.records, ["first", "other"]);
+  });
+}
+
 test("idle producer whose connection was lost goes on", async () => {
   const producer = await client.producer("log");
   await producer.append("a");

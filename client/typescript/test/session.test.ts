@@ -1,8 +1,11 @@
 import assert from "node:assert/strict";
 import test, { beforeEach, afterEach } from "node:test";
 
-import { Code } from "@connectrpc/connect";
+import { Code, createClient } from "@connectrpc/connect";
+import { createGrpcTransport } from "@connectrpc/connect-node";
 
+import { AppendStream } from "../src/append-stream.js";
+import { WalService } from "../src/gen/wald/v1/wal_pb.js";
 import type { BatchInput, Client } from "../src/index.js";
 import { Fake, gate, refusal } from "./fake.js";
 
@@ -125,5 +128,73 @@ test("signal ends it", async () => {
   const session = client.session({ signal: end.signal });
   const { ack } = await session.send(one("a"));
   await assert.rejects(ack, { kind: "CANCELLED", outcome: "UNKNOWN" });
+  open();
+});
+
+test("batch that fits no field is refused by send, and the session goes on", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const session = client.session();
+  const before = await session.send(one("before"));
+  const bad: BatchInput[] = [
+    { batches: [{ log: "log", records: [{ data: "a", crc32c: -5 }] }] },
+    { batches: [{ log: "log", records: [{ data: "a", timestampUs: 1n << 63n }] }] },
+    { batches: [{ log: "log", records: ["a"], expectedLsn: -1n }] },
+    { checks: [{ log: "log", logId: 1n << 64n }] },
+    { cursors: [{ log: "log", cursor: "c", lsn: -1n }] },
+  ];
+  for (const batch of bad) {
+    await assert.rejects(session.send(batch), { kind: "USAGE", code: "INVALID_ARGUMENT", outcome: "NOT_APPLIED" });
+  }
+  const after = await session.send(one("after"));
+  open();
+  await session.close();
+  assert.deepEqual((await Promise.all([before.ack, after.ack])).map(({ appends }) => appends[0]?.firstLsn), [0n, 1n]);
+  assert.deepEqual(fake.records, ["before", "after"]);
+});
+
+test("record keeps its content while its buffer is used again", async () => {
+  const { opened, open } = gate();
+  fake.before = () => opened;
+  const session = client.session({ windowBytes: 10 });
+  const data = Buffer.from("first");
+  const headers = [["key", data]] as const;
+  await session.send({ batches: [{ log: "log", records: [{ data, headers }] }] });
+  // The window is full, so this one waits.
+  data.write("other");
+  const batch = { log: "log", records: [data] as (Buffer | string)[] };
+  const waiting = session.send({ batches: [batch] });
+  data.write("wrong");
+  batch.records.push("more");
+  open();
+  await (await waiting).ack;
+  await session.close();
+  assert.deepEqual(fake.records, ["first", "other"]);
+});
+
+test("headers may be an iterator that yields its pairs once", async () => {
+  function* headers(): Generator<readonly [string, string]> {
+    yield ["key", "value"];
+  }
+  const session = client.session();
+  await (await session.send({ batches: [{ log: "log", records: [{ data: "a", headers: headers() }] }] })).ack;
+  await session.close();
+  assert.deepEqual(fake.headerKeys, ["key"]);
+});
+
+test("request that the transport cannot encode leaves those before it unknown", async () => {
+  const { opened, open } = gate();
+  const arrived = gate();
+  fake.before = () => {
+    arrived.open();
+    return opened;
+  };
+  const wal = createClient(WalService, createGrpcTransport({ baseUrl: `http://${fake.endpoint}` }));
+  const stream = new AppendStream((requests, options) => wal.appendSession(requests, options), () => {});
+  stream.push({ batches: [{ log: "log", records: [{ payload: { case: "data", value: Buffer.from("a") } }] }] });
+  await arrived.opened;
+  stream.push({ batches: [{ log: "log", condition: { expectedLsn: -1n } }] });
+  const error = await stream.ended;
+  assert.deepEqual([error?.kind, error?.outcome, stream.sent, stream.acked], ["USAGE", "UNKNOWN", 2, 0]);
   open();
 });

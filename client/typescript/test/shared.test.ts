@@ -12,7 +12,7 @@ import { Code, ConnectError, type Interceptor } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 
 import { Client, WaldError, type ClientOptions } from "../src/index.js";
-import { Fake, gate, refusal } from "./fake.js";
+import { Fake, gate, Refusal, refusal } from "./fake.js";
 
 let fake: Fake;
 let client: Client;
@@ -137,6 +137,29 @@ test("server that ends the stream without an answer leaves appends unknown", asy
   const error = await failure(client.append("log", "a"));
   assert.deepEqual([error.kind, error.code, error.outcome], ["FOREIGN", "INTERNAL", "UNKNOWN"]);
 });
+
+for (const [name, status] of [
+  ["without ErrorInfo", new ConnectError("no", Code.InvalidArgument)],
+  ["with the ErrorInfo of a proxy", new Refusal(Code.InvalidArgument, { reason: "NO", domain: "mesh.example", metadata: { outcome: "NOT_APPLIED" } })],
+  ["with an unknown outcome", refusal(Code.InvalidArgument, "NEW_REASON", "UNKNOWN", "NEVER")],
+] as const) {
+  test(`bad request ${name} leaves the appends of the stream unknown`, async () => {
+    const { opened, open } = gate();
+    fake.before = () => opened;
+    fake.losesAnswers = true;
+    fake.reading = ({ append }) => {
+      if (append?.log === "bad") {
+        throw status;
+      }
+    };
+    const errors = await Promise.all([client.append("log", "a"), client.append("bad", "b")].map(failure));
+    assert.deepEqual(errors.map(({ code, outcome }) => [code, outcome]), Array(2).fill(["INVALID_ARGUMENT", "UNKNOWN"]));
+    // The first one is applied, and nothing was sent again.
+    open();
+    await until(() => fake.records.length > 0);
+    assert.deepEqual([fake.records, fake.methods], [["a"], ["AppendSession"]]);
+  });
+}
 
 test("requests behind the end of a leaving server go to the next one", async () => {
   const next = await Fake.start(undefined, fake);

@@ -46,8 +46,6 @@ _MAX_LOGS = 1000
 _IDLE_SECONDS = 1.0
 # Seconds without a stream to a server that ended one because of a message.
 _ALONE_SECONDS = 60.0
-# A stream ends with one of these if a message breaks the contract, or if the server is older than independent requests.
-_WRONG_MESSAGE = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 # Statuses of a stream that are about the server or the caller, whichever request they name.
 _WHOLE_STREAM = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -351,10 +349,14 @@ class AppendsStream(SessionCall):
         return self._client._error(code, status.message, (("grpc-status-details-bin", encoded),), self.connection)
 
     def _end(self, error: WaldError) -> None:
-        """Settles all requests without an answer. The server has answered all that it read before a status of its own."""
-        alone = error.code in _WRONG_MESSAGE or (
-            # An older server, which refused one of them as in an ordinary session.
-            "request_id" in error.facts and error.outcome is Outcome.NOT_APPLIED and error.code not in _WHOLE_STREAM
+        """Settles all requests without an answer. The server has answered all that it read before a status of its own. A proxy
+        does not know which requests those are: only Wald's own word about the outcome counts."""
+        # A message that breaks the contract, or an older server that refused one of them as in an ordinary session.
+        is_of_one = error.code is grpc.StatusCode.INVALID_ARGUMENT or (
+            "request_id" in error.facts and error.code not in _WHOLE_STREAM
+        )
+        alone = error.code is grpc.StatusCode.UNIMPLEMENTED or (
+            is_of_one and bool(error.reason) and error.outcome is Outcome.NOT_APPLIED
         )
         if alone:
             self.connection.appends_alone_until = self._loop.time() + _ALONE_SECONDS

@@ -177,11 +177,18 @@ class Loop:
                 value = await function()
             except asyncio.CancelledError:
                 # Only the end of the client cancels a call whose caller still waits.
-                outcome.set_exception(connection_lost("the client was closed"))
+                fail(connection_lost("the client was closed"))
             except BaseException as error:
-                outcome.set_exception(error)
+                fail(error)
             else:
-                outcome.set_result(value)
+                if outcome.set_running_or_notify_cancel():
+                    outcome.set_result(value)
+                elif take_back is not None:
+                    take_back(value)
+
+        def fail(error: BaseException) -> None:
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_exception(error)
 
         def begin() -> None:
             if not self._ended:
@@ -201,7 +208,8 @@ class Loop:
                 self._hand_over(loop, cancel)
                 # A second interruption ends this wait.
                 concurrent.futures.wait([outcome], _CANCEL_SECONDS)
-            came = outcome.done() and outcome.exception() is None
+            # From here on `run` takes a result back.
+            came = not outcome.cancel() and outcome.exception() is None
             if isinstance(interruption, concurrent.futures.TimeoutError):
                 if came:
                     return outcome.result()
@@ -294,8 +302,8 @@ class Loop:
         finally:
             loop.close()
             for outcome in list(self._waits):
-                # Handed over when the loop was about to end.
-                if not outcome.done():
+                # Handed over when the loop was about to end. The caller may give up meanwhile.
+                if not outcome.done() and outcome.set_running_or_notify_cancel():
                     outcome.set_exception(RuntimeError("the client is closed"))
 
 

@@ -172,7 +172,7 @@ class Producer:
         while self._asks:
             try:
                 timeout = min(max(deadline - now(), 0.0), self._client.timeout)
-                log = await self._make_or_find(timeout)
+                log = await self._find_or_make(timeout)
                 if self.log_id is None:
                     self.log_id = log.log_id
                 if self._first_epoch:
@@ -181,17 +181,18 @@ class Producer:
             except WaldError as error:
                 failures += 1
                 pause = self._client.retry.pause(failures, error)
-                # Deleted between the two questions: it can be made again.
-                passes = isinstance(error, LogNotFound) or Repeat.HARMLESS.allows(error)
+                # Made by another client between the two questions, or by an attempt whose answer was lost.
+                passes = isinstance(error, LogExists) or Repeat.HARMLESS.allows(error)
                 if not passes or now() + pause >= deadline:
                     raise
                 await asyncio.sleep(pause)
 
-    async def _make_or_find(self, timeout: float):
+    async def _find_or_make(self, timeout: float):
+        # In this order a caller needs the right to make logs only if there is none.
         try:
-            return await self._client.create_log(self.log, timeout=timeout)
-        except LogExists:
             return await self._client.get_log(self.log, timeout=timeout)
+        except LogNotFound:
+            return await self._client.create_log(self.log, timeout=timeout)
 
     # Methods for callers.
 
