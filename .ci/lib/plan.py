@@ -174,6 +174,7 @@ LAST = [
     Step("disk/bucket:refused", "wait", (*BINARIES, STORES, BUCKETS)),
     Step("docs/testing", "wait", ()),
     Step("bench/replica", "alone", (*BINARIES, STORES, OBJECT, CLIENTS)),
+    Step("durability/takeover:pauses", "alone", (*BINARIES, STORES, OBJECT, CLIENTS, BUCKETS), ("clients*",)),
 ]
 PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 # Steps that a run without --all leaves out, because their builds or stores take a large part of its time:
@@ -186,7 +187,7 @@ PLAN = FIRST + COMPUTE + ALONE + WAIT + LAST
 #   whose program is built from source.
 # - servers of object stores from source (five minutes of processor time). disk/bucket, durability/replica,
 #   durability/takeover and durability/outages have a server of their own in every run.
-# - the speed of the replica, which needs a quiet machine and another build of the daemon.
+# - the speed of the replica and of take-overs, which need a quiet machine and another build of the daemon.
 # - engines with a deliberate mistake, and stores that lose rows or fences: they test the tests, and need nine minutes. A change
 #   of these tests should run them by name.
 # - the drill with three nodes. The tests of wald-bucket and the daemon's (stand_by::) have contenders, and the drill of two nodes is in
@@ -216,7 +217,7 @@ WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", 
             "durability/history:forgetful_store", "wire/wire:floods_over_tls",
             "clients/rotation", "clients/conformance:runtimes", "ops/dashboards", "durability/crashes:kills", "durability/outages:full",
             STORES, OBJECT, "durability/replica:gateway", "durability/replica:others", "durability/replica:known", "durability/takeover:gateway",
-            "durability/outages:full_gateway", "bench/replica",
+            "durability/outages:full_gateway", "bench/replica", "durability/takeover:pauses",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
             "bench/million", "bench/bounded", "bench/clustered", "deploy/release:first_appends", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
 # Steps that judge the speed only with --all: in a default run they may have others next to them.

@@ -112,17 +112,28 @@ class Here:
         self.proxies.close()
 
 
-class Node:
-    """One node: its process, its log, which is kept after the run, and its place."""
+class Near(Here):
+    """Places of nodes on this machine, with nothing before the bucket."""
 
-    def __init__(self, name, log, data, store, places, ttl, *arguments, **variables):
+    def __init__(self, store, names):
+        super().__init__(store, names)
+        self.base = store.base
+
+    def bucket(self, _):
+        return self.base
+
+
+class Node:
+    """One node: its process, its log, which is kept after the run, and its place. `variables` are added to its environment."""
+
+    def __init__(self, name, log, data, store, places, ttl, *arguments, binary=None, variables=()):
         self.name, self.data, self.places, self.listen = name, data, places, places.addresses[name]
         self.log, self.process = log, None
         self.log.unlink(missing_ok=True)
-        self.command = [programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
+        self.command = [binary or programs() / "wald", "--data-dir", self.data, "--listen", self.listen, "--http-listen", ":0",
                         "--log-format", "json", "--bucket-url", store.url, "--node-id", name, "--stand-by", "--lease-ttl", f"{ttl}s", *SEGMENTS,
                         "--replica-interval", "200ms", *keys(store), *arguments]
-        self.environment = store.environment(WALD_BUCKET_ENDPOINT=places.bucket(name), **variables)
+        self.environment = store.environment(WALD_BUCKET_ENDPOINT=places.bucket(name), **dict(variables))
         self.data.mkdir(mode=0o700)
 
     def start(self):
@@ -144,12 +155,13 @@ class Node:
 
 
 class Nodes:
-    """Nodes that share a store, at these places. `logs` is the begin of the names of their logs, `ttl` their lease (s), and
-    `variables` gives more of each node's environment by its name."""
+    """Nodes that share a store, at these places. `logs` is the begin of the names of their logs, `ttl` their lease (s),
+    `variables` gives more of each node's environment by its name, and `binary` is another build."""
 
-    def __init__(self, logs, directory, store, places, ttl, *arguments, variables=lambda _: {}):
+    def __init__(self, logs, directory, store, places, ttl, *arguments, binary=None, variables=lambda _: {}):
         self.store, self.places, self.ttl = store, places, ttl
-        self.nodes = {name: Node(name, SCRATCH / f"{logs}-{name}.log", directory / name, store, places, ttl, *arguments, **variables(name))
+        self.nodes = {name: Node(name, SCRATCH / f"{logs}-{name}.log", directory / name, store, places, ttl, *arguments,
+                                 binary=binary, variables=variables(name))
                       for name in places.addresses}
         # Name and exit code of each node that has ended by itself.
         self.ends = []

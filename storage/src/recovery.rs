@@ -516,8 +516,8 @@ impl Recovered {
         self.encrypted || self.named_keys().next().is_some()
     }
 
-    /// The key of an encrypted body in the newest segment that has one. A start after a clean end reads no body, and then
-    /// nothing else tells whose keys the store needs. Such a segment begins with bodies, so this reads little.
+    /// The highest key of an encrypted body in the newest segment that has one. A start after a clean end reads no body, and
+    /// runs name only the keys of older records. This reads one segment.
     fn key_in_segments(&self, disk: &dyn Disk) -> Option<u64> {
         self.segments.values().rev().find_map(|segment| {
             let end = (*segment.end.read())?;
@@ -532,11 +532,11 @@ impl Recovered {
                 if let Event::Frame { header, body, .. } = event
                     && header.kind == FrameKind::Batch
                 {
-                    *found = body.map_or(0, |body| sealed::key_of(header.codec(), body));
+                    let key = body.map_or(0, |body| sealed::key_of(header.codec(), body));
+                    *found = key.max(*found);
                 }
             };
-            while found == 0 && matches!(walk.next(end, |event| see(event, &mut found)), Ok(true)) {
-            }
+            while matches!(walk.next(end, |event| see(event, &mut found)), Ok(true)) {}
             // A segment that the device cannot read names no key. Another one does.
             (found > 0 && content.check().is_ok()).then_some(found)
         })
@@ -553,12 +553,14 @@ impl Recovered {
     ) -> Result<(), OpenError> {
         let encrypted = self.has_encrypted();
         let unknown = |cipher: &Cipher| {
-            let mut named = self.named_keys().peekable();
-            let found = match named.peek() {
-                Some(_) => None,
-                None => self.key_in_segments(disk),
+            // The newest of the frames that were read is the newest of all.
+            let found = match self.drafts.newest_key {
+                0 => self.key_in_segments(disk),
+                _ => None,
             };
-            named.chain(found).find(|key| !cipher.has_made(*key))
+            self.named_keys()
+                .chain(found)
+                .find(|key| !cipher.has_made(*key))
         };
         let wrong = match cipher {
             _ if !encrypted => return Ok(()),

@@ -1,10 +1,16 @@
 """Searches for tokens and private keys in everything that the daemon and walctl print, keep or show: the log at level trace,
-the output of a crash, /metrics, the audit log of all calls, `wald config show`, arguments and environments in /proc.
+the output of a crash, /metrics, the audit log of all calls, `wald config show`, arguments and environments in /proc. Searches
+for records of an encrypted store in all that, and in the files of the store, its backup and its archive.
 """
+
+import resource
 
 from certificates import *
 
 PATTERNS = (rb"wald1_", rb"Bearer (?!TOKEN)", rb"BEGIN [A-Z ]*PRIVATE")
+# Part of each record. No other byte of a store is like it by chance.
+MARK = b"for-nobody-else"
+RECORDS = 20_000
 
 
 def of_process(pid):
@@ -85,3 +91,53 @@ def hidden(directory):
         found = [match[0] for pattern in PATTERNS for match in re.finditer(pattern + rb".{0,20}", text)]
         found += [secret[:6] + b"..." for secret in secrets if secret in text]
         expect(f"{name}: no secret", not found and text, f"{len(text)} bytes; {found[:3]}")
+
+
+def places_of_records(directory, *keys):
+    """Fills a store, kills its daemon while it appends, lets it sort, archive and back up, and crashes it. Returns the places
+    that have plain records."""
+    directory.mkdir()
+    data, archive, backup, audit, input = (directory / name for name in ("data", "archive", "backup", "audit.log", "input"))
+    archive.mkdir()
+    input.write_bytes(b"".join(b"%d %s %s\n" % (number, MARK, b"x" * 40) for number in range(RECORDS)))
+    settings = ["--segment-bytes", "64KiB", "--sorter-step-bytes", "512KiB", "--retention-max-records", "2000", "--retention-interval", "100ms",
+                "--archive-dir", archive, "--audit-log", audit, "--audit", "all", "--log-filter", "trace", *keys]
+    # A core file lies in the directory of its process.
+    here, printed = ("env", "-C", directory), []
+    with Daemon(data, *settings, under=here) as daemon:
+        append = subprocess.Popen([WALCTL, "append", "a", "-", "--format", "lines", "--endpoint", daemon.endpoint], stdin=input.open(),
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environment())
+        has_begun = wait_until(lambda: daemon.metric("wald_appended_records_total") > 0)
+        daemon.kill()
+        append.wait()
+        printed += daemon.lines
+    expect("the daemon is killed while a client appends", has_begun)
+    with Daemon(data, *settings, under=here) as daemon:
+        done = daemon.walctl("append", "a", "-", "--format", "lines", stdin=input.open())
+        expect("the client appends after the start", done.returncode == 0, done.stderr.decode()[-200:])
+        expect("the sorter makes runs and archives records", wait_until(
+            lambda: daemon.metric("wald_sorted_runs") and daemon.metric("wald_archive_written_bytes_total")))
+        expect("a backup is made", daemon.walctl("backup", backup).returncode == 0)
+        expect("a reader has the records", MARK in daemon.walctl("read", "a").stdout)
+        with urllib.request.urlopen(f"http://{daemon.http}/metrics") as page:
+            metrics = page.read()
+        daemon.process.send_signal(signal.SIGABRT)
+        expect("the daemon crashes", daemon.process.wait(timeout=20) == -signal.SIGABRT)
+        printed += daemon.lines
+    expect("the log has level trace", any('"TRACE"' in line for line in printed))
+    found = {path.relative_to(directory).parts[0] for path in directory.rglob("*") if path.is_file() and MARK in path.read_bytes()}
+    shown = {name for name, text in (("metrics", metrics), ("log", "".join(printed).encode())) if MARK in text}
+    return sorted(found - {input.name} | shown)
+
+
+@check("Records of an encrypted store are plain in no file, backup, archive, core file, log or metric")
+def records(directory):
+    directory = Path(directory)
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+    run(WALD, "key", "new", "--to", directory / "key", check=True)
+    found = places_of_records(directory / "encrypted", "--encryption-key-file", directory / "key")
+    expect("an encrypted store has no plain record anywhere", not found, found)
+    expect("its crash wrote no core file", not list((directory / "encrypted").glob("*core*")))
+    # Without a key the same search finds them.
+    found = places_of_records(directory / "plain")
+    expect("a plain store has plain records in data, archive and backup only", found == ["archive", "backup", "data"], found)

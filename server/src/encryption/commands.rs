@@ -19,8 +19,9 @@ use crate::config::Config;
 use crate::host;
 use crate::serve::Exit;
 
-/// Numbers of keys that the store may have given after an older copy of its ring was made.
-const NUMBERS_LOST: u64 = 1 << 24;
+/// Owners of a replica that the store may have had after an older copy of its ring was made: each gives numbers with a tag of
+/// its own.
+const OWNERS_LOST: u64 = 1 << 16;
 
 /// Mode of a file with a key in it.
 const SECRET_MODE: u32 = 0o600;
@@ -327,11 +328,8 @@ pub(crate) fn import(
         ring.generation = ring.generation.max(generation);
     }
     if older {
-        // Records may have keys with numbers up to here. Their keys are lost, and their numbers are not given again.
-        if ring.keys_left() <= NUMBERS_LOST {
-            return Err(at("it has no more numbers for new keys".to_owned()));
-        }
-        ring.highest += NUMBERS_LOST;
+        ring.pass_over(OWNERS_LOST)
+            .map_err(|why| at(format!("the key ring {why}")))?;
         ring.replaces = true;
     }
     ring.generation += 1;

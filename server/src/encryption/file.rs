@@ -99,7 +99,7 @@ pub(crate) struct RingFile {
     /// The term in which the tag of its numbers began. A later owner that has the ring from the bucket begins another tag: the
     /// owner before may have given more numbers than the bucket shows.
     pub(crate) numbered_in: u64,
-    /// Numbers of keys with earlier tags: the first and the last one of each.
+    /// Numbers of keys with earlier tags: the first and the last one of each tag, or of a row of tags.
     pub(crate) earlier: Vec<(u64, u64)>,
     /// Whether an operator has put back this ring although it is older than the store. It then replaces the bucket's.
     pub(crate) replaces: bool,
@@ -130,10 +130,7 @@ impl RingFile {
     /// If there is no such tag.
     #[cfg(feature = "object")]
     pub(super) fn for_owner(&self, term: u64) -> Result<Self, String> {
-        let tag = (self.highest >> COUNTER_BITS)
-            .checked_add(term.saturating_sub(self.numbered_in))
-            .filter(|tag| tag >> (u64::BITS - COUNTER_BITS) == 0)
-            .ok_or("has given all of its numbers of keys; copy the records into a new store")?;
+        let tag = self.later_tag(term.saturating_sub(self.numbered_in))?;
         let mut next = self.clone();
         let (first, last) = self.numbers();
         if tag << COUNTER_BITS > last {
@@ -145,6 +142,32 @@ impl RingFile {
         next.term = term;
         next.generation += 1;
         Ok(next)
+    }
+
+    /// Takes note that later owners, at most so many, may have given numbers that this copy does not show. Records may have
+    /// their keys, which are lost. No key gets one of these numbers again.
+    ///
+    /// # Errors
+    /// If no tag is left.
+    pub(super) fn pass_over(&mut self, owners: u64) -> Result<(), String> {
+        let tag = self.later_tag(owners)?;
+        let (first, _) = self.numbers();
+        self.highest = tag << COUNTER_BITS;
+        self.earlier.push((first, self.highest - 1));
+        Ok(())
+    }
+
+    /// The tag of the owner who comes so many owners later.
+    ///
+    /// # Errors
+    /// If there is no such tag.
+    fn later_tag(&self, owners: u64) -> Result<u64, String> {
+        (self.highest >> COUNTER_BITS)
+            .checked_add(owners)
+            .filter(|tag| tag >> (u64::BITS - COUNTER_BITS) == 0)
+            .ok_or_else(|| {
+                "has given all of its numbers of keys; copy the records into a new store".to_owned()
+            })
     }
 
     /// Takes note of all numbers that another state of the same ring has given.

@@ -200,18 +200,33 @@ impl KeyRing {
 
     /// Notes that the bucket has the ring of this generation.
     pub(crate) fn note_stored(&self, generation: u64) {
+        *self.refusal() = None;
         self.stored.send_replace(Some(generation));
+    }
+
+    /// Notes why the bucket does not take the ring.
+    pub(crate) fn note_refused(&self, why: String) {
+        let mut refusal = self.refusal();
+        if refusal.as_ref() != Some(&why) {
+            tracing::error!(
+                reason = why,
+                "the key ring in the bucket cannot be replaced; it is tried again"
+            );
+            *refusal = Some(why);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::Arc;
 
     use wald_storage::{BodyCipher as _, LogId, LogsExist, Position, SimDisk};
 
     use super::*;
     use crate::config::EncryptionScope;
+    use crate::encryption::commands;
     use crate::encryption::kek::Keks;
 
     const PLACE: &str = "s3://b";
@@ -385,6 +400,38 @@ mod tests {
         keys.claim(2, Some(bucket.as_bytes())).unwrap();
         // Only once.
         assert!(!file(&keys.text().1).replaces);
+    }
+
+    #[test]
+    fn older_ring_counts_the_numbers_of_owners_that_it_never_saw() {
+        let (_disk, keys, bucket) = owner();
+        let export = file(&bucket);
+        make_keys(&keys, 1..2);
+        let unseen = file(&keys.text().1);
+        let taken_over = unseen.for_owner(7).unwrap();
+        let lost = [unseen.highest, taken_over.highest + 1];
+        assert!(lost.iter().all(|number| !export.has_made(*number)));
+        // The bucket is lost, too.
+        let disk = SimDisk::new();
+        file::write(&disk, &taken_over).unwrap();
+        commands::import(&disk, Path::new("copy"), export, true).unwrap();
+        let keys = opened(&disk);
+        assert!(lost.iter().all(|number| keys.has_made(*number)));
+        keys.claim(1, None).unwrap();
+        make_keys(&keys, 2..3);
+        let new = keys.newest(LogId::new(2)).unwrap().number();
+        assert!(new > lost[1]);
+        // Rings of other stores do not pass for this one.
+        let (_, other, _) = owner();
+        make_keys(&other, 2..3);
+        let foreign = other.newest(LogId::new(2)).unwrap().number();
+        assert!(!keys.has_made(foreign));
+        let all_given = RingFile {
+            highest: u64::MAX - 1,
+            ..taken_over
+        };
+        let refused = commands::import(&disk, Path::new("copy"), all_given, true);
+        assert!(refused.unwrap_err().message.contains("all of its numbers"));
     }
 
     #[test]

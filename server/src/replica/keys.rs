@@ -36,6 +36,10 @@ impl ShippedRing for OwnedKeys {
     fn note_stored(&self, generation: u64) {
         self.ring.note_stored(generation);
     }
+
+    fn note_refused(&self, why: &ShipError) {
+        self.ring.note_refused(why.to_string());
+    }
 }
 
 /// Opens the keys of the bucket's ring, if it has one.

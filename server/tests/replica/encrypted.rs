@@ -268,6 +268,61 @@ async fn log_is_not_shredded_while_the_bucket_is_away_and_a_repeat_succeeds() {
 }
 
 #[tokio::test]
+async fn ring_that_someone_replaced_in_the_bucket_is_named_until_it_is_gone() {
+    let store = Store::start();
+    let keys = Keys::new();
+    let one = private_directory();
+    let node = encrypted(&store, one.path(), "one", &keys, &[]);
+    let mut wal = node.wal().await;
+    logged(&mut wal, "gone").await;
+    store.add(RING, b"no ring".to_vec());
+    let refused = node.logs().await.delete_log(shred("gone")).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(
+        refused.message().contains("keys/ring: it is damaged"),
+        "{refused:?}"
+    );
+    node.wait_for_log("the key ring in the bucket cannot be replaced");
+    store.change(RING, |_| None);
+    node.logs().await.delete_log(shred("gone")).await.unwrap();
+    until_store("nothing is to be shredded", || {
+        ring(&store)["shredding"] == serde_json::json!([])
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn stand_by_takes_over_with_a_wrapping_key_that_came_later() {
+    let store = Store::start();
+    let keys = Keys::new();
+    let (one, two) = (private_directory(), private_directory());
+    let first = encrypted(&store, one.path(), "one", &keys, &STANDS_BY);
+    let mut wal = first.wal().await;
+    replicated(&mut wal, "0").await.unwrap();
+    let second = encrypted(&store, two.path(), "two", &keys, &STANDS_BY);
+    until_named(&store, "two").await;
+    let wrapped = |store: &Store| ring(store)["keys"][0]["wrapped_by"].clone();
+    let before = wrapped(&store);
+    let file = keys.0.path().join("key");
+    let [old, new] = ["key", "other"].map(|name| std::fs::read(keys.0.path().join(name)).unwrap());
+    for lines in [[&*old, &*new].concat(), new] {
+        std::fs::write(&file, lines).unwrap();
+        first.signal(Signal::HUP);
+        first.wait_for_log("the changed encryption_key_file is in force");
+    }
+    replicated(&mut wal, "1").await.unwrap();
+    drop(wal);
+    first.signal(Signal::KILL);
+    first.ended().await;
+    second.wait_for_log("wald is serving");
+    let mut wal = second.wal().await;
+    assert_eq!(payloads(&mut wal).await, numbered(2));
+    replicated(&mut wal, "2").await.unwrap();
+    assert_ne!(wrapped(&store), before);
+}
+
+#[tokio::test]
 async fn nodes_without_the_key_are_refused_before_they_change_anything() {
     let store = Store::start();
     let keys = Keys::new();

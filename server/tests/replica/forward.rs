@@ -221,7 +221,7 @@ async fn sessions_and_scans_are_piped_and_end_when_the_stand_by_does() {
 #[tokio::test]
 async fn half_closed_session_gets_its_last_ack_while_the_stand_by_ends() {
     let store = Store::start();
-    let [(_one, _d1), (two, _d2)] = pair_of(&store, &NEVER).await;
+    let [(one, _d1), (two, _d2)] = pair_of(&store, &NEVER).await;
     let mut session = SessionClient::open(&mut two.wal().await).await;
     let batch = |text: &str| v1::AppendBatchRequest {
         batches: vec![part("a", &[text])],
@@ -238,6 +238,18 @@ async fn half_closed_session_gets_its_last_ack_while_the_stand_by_ends() {
         mut answers,
     } = session;
     drop(requests);
+    // Until the owner has it, the stand-by may refuse it.
+    let arrived = v1::ReadRequest {
+        log: "a".to_owned(),
+        start: Some(v1::read_request::Start::Lsn(2)),
+        wait: Some(prost_types::Duration {
+            seconds: 20,
+            nanos: 0,
+        }),
+        ..v1::ReadRequest::default()
+    };
+    let page = one.wal().await.read(arrived).await.unwrap().into_inner();
+    assert_eq!(page.batch.unwrap().records.len(), 1);
     two.signal(Signal::TERM);
     until_store("a stand-by that ends", || two.http("/readyz").0 != 200).await;
     let early =

@@ -266,7 +266,7 @@ impl Ship {
             match self.source.read_part(from, PART_BYTES).await {
                 Ok(Some(part)) => {
                     let started = Instant::now();
-                    pace.starts(started);
+                    pace.starts(started, self.source.progress().waiting);
                     if known_bad::makes(ShipMistake::AckBeforePut) {
                         self.source.publish(part.end);
                     }
@@ -277,8 +277,7 @@ impl Ship {
                     if known_bad::makes(ShipMistake::PublishDurable) {
                         self.source.publish(self.source.progress().durable);
                     }
-                    let answered = waited.saturating_sub(self.source.progress().waiting);
-                    pace.ends(started + took, answered);
+                    pace.ends(started + took, waited);
                 }
                 Ok(None) => match last {
                     Some(end) => return Ok(end),

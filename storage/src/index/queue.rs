@@ -200,10 +200,15 @@ impl IndexQueue {
 
     /// Segments that end at or below `end` are replicated, and may get an index.
     pub(crate) fn replicated(&self, end: Position) {
-        if let Some(replicated) = &mut self.queue.lock().replicated {
+        let mut queue = self.queue.lock();
+        let before = queue.ready();
+        if let Some(replicated) = &mut queue.replicated {
             *replicated = end.max(*replicated);
         }
-        self.changed.notify_all();
+        // The pause before a next attempt begins anew when its thread wakes.
+        if queue.ready() > before {
+            self.changed.notify_all();
+        }
     }
 
     pub(crate) fn stop(&self) {

@@ -116,7 +116,11 @@ pub(crate) struct Pool {
 }
 
 struct PoolState {
+    /// Segments of the full size.
     ready: VecDeque<ReadySegment>,
+    /// A smaller one that was taken and not begun. It precedes all that are ready, and only a purpose that a smaller segment
+    /// is enough for takes it.
+    small: Option<ReadySegment>,
     /// Ids of files in `pool/` that wait for a new life.
     free: Vec<SegmentId>,
     next_id: SegmentId,
@@ -201,6 +205,7 @@ impl Pool {
             claims_written: AtomicU64::new(0),
             state: Mutex::new(PoolState {
                 ready: VecDeque::new(),
+                small: None,
                 free,
                 next_id,
                 preparing: false,
@@ -233,6 +238,10 @@ impl Pool {
             if state.ready.len() > keep
                 && let Some(ready) = state.ready.pop_front()
             {
+                // Segments are begun in the order of their ids.
+                if let Some(small) = state.small.take() {
+                    self.drop_small(small.life.id);
+                }
                 self.note_shortage(&mut state);
                 if purpose == Use::Growth {
                     state.refused = None;
@@ -244,21 +253,28 @@ impl Pool {
                 self.changed.wait(&mut state);
                 continue;
             }
+            if takes_small && let Some(small) = state.small.take() {
+                return Ok(small);
+            }
             let prepared = match purpose {
                 // The space for a full-size segment belongs to the sorter.
-                Use::Leave => Err(io::ErrorKind::StorageFull.into()),
+                Use::Leave if state.unflushed.is_none() => Err(io::ErrorKind::StorageFull.into()),
                 _ => self.try_to_prepare(&mut state, purpose),
             };
             match prepared {
-                Err(error) if takes_small && is_out_of_space(&error) => {
+                // A segment that is made precedes this one.
+                Err(error)
+                    if takes_small && is_out_of_space(&error) && state.unflushed.is_none() =>
+                {
                     let id = state.next_id;
                     state.next_id = id.next();
-                    return self
-                        .make(id, &mut None, MIN_SEGMENT_BYTES, purpose)
-                        .map_err(|unready| {
-                            state.unflushed = unready.unflushed;
-                            unready.error
-                        });
+                    let made = self.make(id, &mut None, MIN_SEGMENT_BYTES, purpose);
+                    return made.map_err(|unready| {
+                        if unready.unflushed.is_some() {
+                            self.drop_small(id);
+                        }
+                        unready.error
+                    });
                 }
                 result => result?,
             }
@@ -267,7 +283,18 @@ impl Pool {
 
     /// Returns a segment that was taken and not begun.
     pub(crate) fn give_back(&self, ready: ReadySegment) {
-        self.state.lock().ready.push_front(ready);
+        let mut state = self.state.lock();
+        // Records may need more than a smaller one has.
+        match ready.life.size < self.segment_bytes {
+            true => state.small = Some(ready),
+            false => state.ready.push_front(ready),
+        }
+    }
+
+    /// Removes a small segment that is not begun any more.
+    fn drop_small(&self, id: SegmentId) {
+        // If the file stays, or comes back after a power cut, a start recycles it: it has no frames.
+        let _ = self.disk.remove(&journal_path(id));
     }
 
     /// Fills the reserve again if space had run out, so that records do not consume the segments of the

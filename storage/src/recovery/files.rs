@@ -8,6 +8,7 @@ use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch, SegmentId};
 use crate::base::zeros::are_zeros;
 use crate::disk::directory;
+use crate::disk::directory::LastBegun;
 use crate::disk::{Disk, DiskFile, are_unreadable, read_again, read_some};
 use crate::format::body::Link;
 use crate::format::content::Content;
@@ -20,6 +21,9 @@ use crate::format::walk::{Bytes, Walked};
 /// Bytes of a file in which frames are searched for without a good link. Frames are written from the start of a
 /// file on. If none is found here, as in a segment that is ready and was not begun, none is expected behind.
 const LOOK_BYTES: u64 = 8 << 20;
+
+/// The same for a file whose first bytes are zeros, if no process has begun it.
+const UNBEGUN_LOOK: u64 = 0;
 
 /// Size of the pieces in which frames are searched for, bytes.
 const PAGE: usize = 4096;
@@ -135,9 +139,15 @@ impl Recovered {
         ids: &[SegmentId],
     ) -> Result<Vec<UsedSegment>, OpenError> {
         let mut used = Vec::new();
+        // The checkpoint of a clean end, and no start since then: nobody has begun a file that it does not cover.
+        let is_last = |begun: LastBegun| Some(begun.segment) <= self.last;
+        let look = match self.clean && self.last_begun.is_some_and(is_last) {
+            true => UNBEGUN_LOOK,
+            false => LOOK_BYTES,
+        };
         for id in ids {
             self.next_id = self.next_id.max(id.next());
-            if let Some(segment) = self.sort_file(disk, *id, LOOK_BYTES)? {
+            if let Some(segment) = self.sort_file(disk, *id, look)? {
                 used.push(segment);
             }
         }
@@ -255,7 +265,7 @@ impl Recovered {
         self.free.push(id);
     }
 
-    /// Searches for frames in the first `look` bytes of a file.
+    /// Searches for frames in the first `look` bytes of a file, or in more if its first bytes are not zeros.
     pub(super) fn sort_file(
         &mut self,
         disk: &dyn Disk,
@@ -424,6 +434,10 @@ fn frames_or_again(
     }
     // A file that is ready holds zeros.
     let is_ready = matches!(cached, FirstFrame::Zeros) && look < u64::MAX;
+    if is_ready && look == UNBEGUN_LOOK {
+        return Ok(None);
+    }
+    let look = look.max(LOOK_BYTES);
     if !is_ready {
         let again = first_frame(life, &|from, bytes| read_again(disk, path, from, bytes))?;
         if is_whole(&again) {

@@ -175,6 +175,32 @@ fn key_ring_of_yesterday_is_refused() {
 }
 
 #[test]
+fn older_ring_is_refused_although_it_has_the_keys_of_all_runs() {
+    let (keys, config) = encrypted();
+    let fixture = Fixture::with(SimDisk::new(), config);
+    fill(&fixture, 12);
+    for _ in 0..20 {
+        fixture.sort();
+    }
+    fixture.append("plain", MARK).unwrap();
+    keys.rotate(fixture.core.journal.durable());
+    // In the same segment as a record with the earlier key.
+    fixture.append("plain", MARK).unwrap();
+    fixture.core.close().unwrap();
+    let (disk, clock) = (fixture.disk.copy(), Arc::clone(&fixture.clock));
+    drop(fixture);
+    let (yesterday, cipher) = TestKeys::cipher();
+    yesterday.rotate(Position::ZERO);
+    let config = StorageConfig {
+        cipher: Some(cipher),
+        ..super::sorting::config()
+    };
+    let error = open(&disk, &config, &clock).map(drop).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("encrypted with key 2"), "{said}");
+}
+
+#[test]
 fn foreign_ring_is_refused_by_a_clean_start_that_reads_no_record() {
     let (keys, config) = encrypted();
     keys.rotate(Position::ZERO);

@@ -128,6 +128,25 @@ fn start_reads_no_more_with_more_sealed_segments() {
 }
 
 #[test]
+fn start_after_a_clean_end_reads_no_space_that_is_ready() {
+    let config = StorageConfig {
+        segment_bytes: 12 << 20,
+        pool_segments: 3,
+        ..small_config()
+    };
+    let fixture = Fixture::with(SimDisk::new(), config);
+    fixture.append("a", b"0").unwrap();
+    fixture.core.pool.fill().unwrap();
+    let (fixture, [_, clean]) = reads_of_a_start(fixture, true);
+    assert!(clean < 1 << 20, "{clean} bytes");
+    assert_eq!(fixture.contents("a"), [b"0"]);
+    // After a kill the next file may have been begun, and have lost its first frame.
+    fixture.core.pool.fill().unwrap();
+    let (_, [_, killed]) = reads_of_a_start(fixture, false);
+    assert!(killed > 3 << 20, "{killed} bytes");
+}
+
+#[test]
 fn a_record_that_was_lost_from_memory_leaves_no_time_behind() {
     let fixture = Fixture::new();
     fixture.append("a", b"0").unwrap();

@@ -6,6 +6,8 @@ use super::*;
 use crate::api::pace::Stop;
 use crate::api::record::SyncMode;
 use crate::disk::Disk;
+use crate::format::life::journal_path;
+use crate::journal::pool::Use;
 use crate::upkeep::sorter::Turns;
 
 const MIB: u64 = 1 << 20;
@@ -33,6 +35,36 @@ fn text(log: usize, number: u64, bytes: usize) -> Vec<u8> {
         b'0' + u8::try_from(number % 10).unwrap(),
     );
     data
+}
+
+#[test]
+fn small_segment_that_was_not_begun_gets_no_records() {
+    let config = StorageConfig {
+        segment_bytes: 256 << 10,
+        pool_segments: 1,
+        reserve_segments: 1,
+        ..config()
+    };
+    let f = Fixture::with(SimDisk::new(), config);
+    let pool = &f.core.pool;
+    while pool.counts().0 > 0 {
+        drop(pool.take(Use::Reserve).unwrap());
+    }
+    // The space for a full segment is the sorter's.
+    let small = pool.take(Use::Leave).unwrap();
+    let id = small.life.id;
+    assert_eq!(small.life.size, 64 << 10);
+    pool.give_back(small);
+    let again = pool.take(Use::Leave).unwrap();
+    assert_eq!(again.life.id, id);
+    pool.give_back(again);
+    pool.fill().unwrap();
+    let ready = pool.take(Use::Growth).unwrap();
+    assert_eq!(ready.life.size, 256 << 10);
+    assert!(ready.life.id > id);
+    // It would come after a later one.
+    assert!(f.disk.contents(&journal_path(id)).is_none());
+    assert!(pool.take(Use::Leave).unwrap().life.id > ready.life.id);
 }
 
 /// A store on a small volume, and the number of records of each log.

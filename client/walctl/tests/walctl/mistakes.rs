@@ -188,7 +188,7 @@ const MISTAKES: &[Mistake] = &[
         "http://...@localhost` is not",
     ),
     (
-        "logs --endpoint 127.0.0.1:1 --timeout 200ms",
+        "logs --endpoint 127.0.0.1:1 --timeout 900ms",
         "",
         4,
         "is the server running?",

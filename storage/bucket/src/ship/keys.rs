@@ -50,6 +50,9 @@ pub trait ShippedRing: Send + Sync + 'static {
 
     /// Notes that the bucket has the ring of this generation.
     fn note_stored(&self, generation: u64);
+
+    /// Notes why the ring cannot be written over the one that the bucket has. It is tried again.
+    fn note_refused(&self, why: &ShipError);
 }
 
 /// Reads the ring in the bucket; `None` if the store is not encrypted.
@@ -198,7 +201,12 @@ impl ShippedKeys {
                     }
                 }
                 Err(ShipError::Tail(error)) => return error,
-                Err(_) => sleep(RETRY_PAUSE).await,
+                Err(error) => {
+                    if let ShipError::Keys { .. } = error {
+                        self.source.note_refused(&error);
+                    }
+                    sleep(RETRY_PAUSE).await;
+                }
             }
         }
     }

@@ -6,8 +6,10 @@
 //! ```
 //!
 //! The gap bounds the number of requests, and so their price. During the linger, clients that were just answered send
-//! their next requests, so that one row holds all of them. It ends once as many requests wait as were answered. An
-//! idle tail has neither.
+//! their next requests, so that one row holds all of them. It ends once as many requests wait as before the answers. Those that
+//! came too late for the last PUT count, or two halves of the clients would take turns for ever, and each would wait for two
+//! PUTs. Clients that do not send at once make lingers useless: after one that they missed, the next PUTs have none. An idle
+//! tail has neither gap nor linger.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,10 +18,11 @@ use tokio::time::Instant;
 
 /// Bytes that are stored at once, unless half of the lag is less.
 const SOON_BYTES: u64 = 4 << 20;
-/// Maximum linger. The next requests must be durable by then, and a busy disk needs some milliseconds for a flush.
+/// Maximum linger, unless the last PUT took less: who comes too late waits for one. The next requests must be durable by then,
+/// and a busy disk needs some milliseconds for a flush.
 const LONGEST_LINGER: Duration = Duration::from_millis(10);
-/// Part of a PUT that a linger takes at most.
-const LINGER_PART: u32 = 4;
+/// Number of missed lingers in a row that count: after them 2^6 - 1 PUTs have none.
+const MOST_MISSES: u32 = 6;
 /// Number of newest PUTs whose median is the automatic gap.
 const MEASURED: usize = 64;
 
@@ -57,8 +60,14 @@ pub(super) struct ShipPace {
     since: Option<Instant>,
     started: Option<Instant>,
     ended: Option<Instant>,
-    /// Number of requests that the last PUT answered.
-    answered: usize,
+    /// Number of requests that waited before the last PUT answered its part of them.
+    waited: usize,
+    /// Whether a linger has begun since then.
+    has_lingered: bool,
+    /// Number of lingers in a row that ended before as many requests waited.
+    misses: u32,
+    /// Number of PUTs that have no linger.
+    rests: u32,
     took: VecDeque<Duration>,
 }
 
@@ -72,7 +81,10 @@ impl ShipPace {
             since: None,
             started: None,
             ended: None,
-            answered: 0,
+            waited: 0,
+            has_lingered: false,
+            misses: 0,
+            rests: 0,
             took: VecDeque::new(),
         }
     }
@@ -99,21 +111,34 @@ impl ShipPace {
             return ShipTurn::Spaced(spaced);
         }
         match after(self.linger_end()) {
-            Some(end) if waiting < self.answered => ShipTurn::Lingering(end),
+            Some(end) if waiting < self.waited => {
+                self.has_lingered = true;
+                ShipTurn::Lingering(end)
+            }
             _ => ShipTurn::Now,
         }
     }
 
-    /// A PUT starts.
-    pub(super) fn starts(&mut self, now: Instant) {
+    /// A PUT starts, for which this number of requests wait.
+    pub(super) fn starts(&mut self, now: Instant, waiting: usize) {
         self.started = Some(now);
+        if self.has_lingered {
+            self.misses = match waiting < self.waited {
+                true => (self.misses + 1).min(MOST_MISSES),
+                false => 0,
+            };
+            self.rests = (1 << self.misses) - 1;
+        } else {
+            self.rests = self.rests.saturating_sub(1);
+        }
     }
 
-    /// The PUT has ended, and this number of requests were answered. Bytes that wait now may have waited since its start.
-    pub(super) fn ends(&mut self, now: Instant, answered: usize) {
+    /// The PUT has ended, and this number of requests waited until then. Bytes that wait now may have waited since its start.
+    pub(super) fn ends(&mut self, now: Instant, waited: usize) {
         self.since = self.started;
         self.ended = Some(now);
-        self.answered = answered;
+        self.waited = waited;
+        self.has_lingered = false;
         if let Some(started) = self.started {
             self.took.truncate(MEASURED - 1);
             self.took.push_front(now - started);
@@ -130,9 +155,8 @@ impl ShipPace {
     }
 
     fn linger_end(&self) -> Option<Instant> {
-        let last = *self.took.front()?;
-        let linger = (last / LINGER_PART).min(LONGEST_LINGER);
-        self.ended.map(|ended| ended + linger)
+        let last = *self.took.front().filter(|_| self.rests == 0)?;
+        self.ended.map(|ended| ended + last.min(LONGEST_LINGER))
     }
 
     fn median(&self) -> Duration {
@@ -160,7 +184,7 @@ mod tests {
     /// A PUT that takes this long.
     async fn put(pace: &mut ShipPace, took: Duration) -> Instant {
         let started = Instant::now();
-        pace.starts(started);
+        pace.starts(started, 2);
         advance(took).await;
         pace.ends(Instant::now(), 2);
         started
@@ -221,17 +245,41 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_linger_ends_with_the_next_requests_of_those_answered() {
-        for (took, linger) in [(8, 2), (40, 10), (80, 10), (10_000, 10)] {
+    async fn a_linger_ends_once_as_many_requests_wait_as_before() {
+        for (took, linger) in [(2, 2), (8, 8), (40, 10), (10_000, 10)] {
             let mut pace = ShipPace::new(ShipGap::Fixed(Duration::ZERO), INTERVAL, MAX_LAG);
             put(&mut pace, Duration::from_millis(took)).await;
             let now = Instant::now();
             let end = now + Duration::from_millis(linger);
             let turn = ShipTurn::Lingering(end);
             assert_eq!(pace.next(now, 1, 1), turn, "a PUT of {took} ms");
-            // Both clients that were answered have sent their next requests.
+            // One of two was answered, and has sent its next request.
             assert_eq!(pace.next(now, 1, 2), ShipTurn::Now);
             assert_eq!(pace.next(end, 1, 1), ShipTurn::Now);
+        }
+    }
+
+    /// Whether the next PUT has a linger. It starts with `came` of two requests.
+    async fn lingers(pace: &mut ShipPace, came: usize) -> bool {
+        let has_linger = matches!(pace.next(Instant::now(), 1, 1), ShipTurn::Lingering(_));
+        pace.starts(Instant::now(), came);
+        advance(PUT).await;
+        pace.ends(Instant::now(), 2);
+        has_linger
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lingers_that_clients_miss_become_rare_until_one_is_met() {
+        let mut pace = ShipPace::new(ShipGap::Fixed(Duration::ZERO), INTERVAL, MAX_LAG);
+        put(&mut pace, PUT).await;
+        for rests in [1, 3, 7, 15, 31, 63, 63] {
+            assert!(lingers(&mut pace, 1).await);
+            for _ in 0..rests {
+                assert!(!lingers(&mut pace, 1).await, "{rests}");
+            }
+        }
+        for _ in 0..9 {
+            assert!(lingers(&mut pace, 2).await);
         }
     }
 

@@ -111,13 +111,15 @@ impl<T: SegmentTail> Committer<T> {
         let size = HEADER_BYTES + body.next_multiple_of(8);
         self.secure(size, DirectoryBuilder::entry_len(None), purpose)?;
         self.finish_open();
+        // Before the state: others lock the tables of logs first.
+        let gone = self.logs.holdings().gone;
         let (next, first_epoch) = {
             let state = log.state.read();
             let extras = state.extras.as_deref();
             let first_epoch = extras.map_or(0, |extras| {
                 let more = producers.len() as u64;
                 let many = extras.producers.gone() + more > MAX_GONE;
-                match many || self.logs.holdings().gone + more > MAX_GONE_OF_ALL {
+                match many || gone + more > MAX_GONE_OF_ALL {
                     true => extras.producers.epoch_beyond(&producers),
                     false => 0,
                 }

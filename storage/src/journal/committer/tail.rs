@@ -394,7 +394,14 @@ impl SegmentTail for FileTail {
         let group = self.buffer.len();
         let end = self.offset + group as u64;
         let size = self.segment.life.size;
-        let whole = end.next_multiple_of(BLOCK_BYTES as u64).min(size).max(end);
+        if end > size {
+            // No reader would find these bytes, and a start would cut them off.
+            return Err((
+                0,
+                io::Error::other("the group is larger than the rest of its segment"),
+            ));
+        }
+        let whole = end.next_multiple_of(BLOCK_BYTES as u64).min(size);
         if end > self.whole {
             let zeros = usize::try_from(whole - end).unwrap_or_default();
             self.buffer.resize(group + zeros, 0);

@@ -50,6 +50,10 @@ impl ShippedRing for Ring {
     fn note_stored(&self, generation: u64) {
         *self.stored.lock().unwrap() = generation;
     }
+
+    fn note_refused(&self, why: &ShipError) {
+        panic!("{why}");
+    }
 }
 
 /// The ring in the bucket.
