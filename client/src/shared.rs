@@ -370,12 +370,17 @@ impl AppendStream {
 
     /// Fails the requests that have no answer.
     fn end(&self, status: &Status) {
-        let waiting = {
+        let (waiting, writer) = {
             let mut requests = self.lock();
             requests.closed = true;
             requests.unsent.clear();
-            std::mem::take(&mut requests.waiting)
+            let waiting = std::mem::take(&mut requests.waiting);
+            (waiting, requests.writer.take())
         };
+        // The connection need not keep the stream for more requests.
+        if let Some(writer) = writer {
+            writer.wake();
+        }
         for request in waiting.into_values() {
             let _ = request.answer.send(Err(StreamEnd {
                 status: status.clone(),

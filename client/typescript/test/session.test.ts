@@ -182,7 +182,7 @@ test("headers may be an iterator that yields its pairs once", async () => {
   assert.deepEqual(fake.headerKeys, ["key"]);
 });
 
-test("request that the transport cannot encode leaves those before it unknown", async () => {
+test("request that cannot be encoded leaves those before it unknown", async () => {
   const { opened, open } = gate();
   const arrived = gate();
   fake.before = () => {

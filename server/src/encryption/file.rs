@@ -144,7 +144,7 @@ impl RingFile {
         Ok(next)
     }
 
-    /// Takes note that later owners, at most so many, may have given numbers that this copy does not show. Records may have
+    /// Takes note that at most this number of later owners may have given numbers that this copy does not show. Records may have
     /// their keys, which are lost. No key gets one of these numbers again.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ impl RingFile {
         Ok(())
     }
 
-    /// The tag of the owner who comes so many owners later.
+    /// The tag of the owner who comes this number of owners later.
     ///
     /// # Errors
     /// If there is no such tag.

@@ -308,8 +308,10 @@ async fn stand_by_takes_over_with_a_wrapping_key_that_came_later() {
     let [old, new] = ["key", "other"].map(|name| std::fs::read(keys.0.path().join(name)).unwrap());
     for lines in [[&*old, &*new].concat(), new] {
         std::fs::write(&file, lines).unwrap();
+        let written = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
         first.signal(Signal::HUP);
-        first.wait_for_log("the changed encryption_key_file is in force");
+        let read = "wald_reload_last_success_timestamp_seconds{kind=\"encryption_key\"}";
+        until_store("the file is in force", || first.metric(read) > written).await;
     }
     replicated(&mut wal, "1").await.unwrap();
     drop(wal);

@@ -205,7 +205,7 @@ impl IndexQueue {
         if let Some(replicated) = &mut queue.replicated {
             *replicated = end.max(*replicated);
         }
-        // The pause before a next attempt begins anew when its thread wakes.
+        // The pause before a next attempt begins again when its thread wakes.
         if queue.ready() > before {
             self.changed.notify_all();
         }

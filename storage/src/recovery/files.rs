@@ -22,7 +22,7 @@ use crate::format::walk::{Bytes, Walked};
 /// file on. If none is found here, as in a segment that is ready and was not begun, none is expected behind.
 const LOOK_BYTES: u64 = 8 << 20;
 
-/// The same for a file whose first bytes are zeros, if no process has begun it.
+/// Bytes of a file in which they are searched for if no process has begun it. Its first bytes are zeros.
 const UNBEGUN_LOOK: u64 = 0;
 
 /// Size of the pieces in which frames are searched for, bytes.
