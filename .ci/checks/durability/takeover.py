@@ -604,7 +604,7 @@ def gateway(directory):
         drill("gateway", directory, store, Here(store, "abc"), repeated(KINDS, ROUNDS), keepers=["alone"], with_languages=True)
 
 
-@check("Writers pause for the lease and 2 s at most when an owner is killed, and for 1 s when it ends by plan (p99, optimised nodes)")
+@check("p99 of writers' pauses, optimised nodes: the lease and 2 s when an owner is killed, 1 s when it ends by plan")
 def pauses(directory):
     with versity(directory) as store:
         drill("pauses", directory, store, Near(store, "ab"), repeated(["ended", "killed", "ended", "slept"], sized(ROUNDS, min(ROUNDS, 8))),
