@@ -64,11 +64,13 @@ impl ClientNode {
         last_failure: Arc<LastTlsProblem>,
         shares_appends: bool,
     ) -> Self {
+        let channel = CallChannel::new(channel, headers);
+        let shared = || Arc::new(SharedAppends::new(HealthClient::new(channel.clone())));
         Self {
             endpoint,
-            channel: CallChannel::new(channel, headers),
+            shared: shares_appends.then(shared),
+            channel,
             last_failure,
-            shared: shares_appends.then(Arc::default),
         }
     }
 

@@ -11,6 +11,7 @@
 //! itself. Deadlines and repeats are as for unary calls: one request on the stream is one attempt.
 
 use std::collections::{HashMap, VecDeque};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -18,9 +19,11 @@ use std::time::Duration;
 use futures_util::stream;
 use prost::Message as _;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 use tonic_types::{StatusExt as _, pb};
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
@@ -35,10 +38,14 @@ const MOST_BYTES: usize = 64 << 10;
 const IDLE: Duration = Duration::from_secs(1);
 /// Time without streams after a message that ended one. A server of an earlier version takes no independent requests.
 const UNARY_TIME: Duration = Duration::from_secs(60);
+/// Pause between two calls that look whether a stream that does not open has a connection.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The stream of a client to one server, if one is open.
-#[derive(Default)]
-pub(crate) struct SharedAppends(Mutex<CurrentStream>);
+pub(crate) struct SharedAppends {
+    current: Mutex<CurrentStream>,
+    health: HealthClient<CallChannel>,
+}
 
 #[derive(Default)]
 struct CurrentStream {
@@ -83,6 +90,14 @@ impl AppendContent {
 }
 
 impl SharedAppends {
+    /// No stream yet. `health`: the same server.
+    pub(crate) fn new(health: HealthClient<CallChannel>) -> Self {
+        Self {
+            current: Mutex::default(),
+            health,
+        }
+    }
+
     /// Sends one attempt on the current stream, which is opened if there is none, and waits for its answer. Dropping
     /// the future forgets the request, which may still be applied.
     pub(crate) async fn send(
@@ -109,7 +124,7 @@ impl SharedAppends {
     }
 
     fn lock(&self) -> MutexGuard<'_, CurrentStream> {
-        lock(&self.0)
+        lock(&self.current)
     }
 
     /// Puts a request on the stream. `None`: appends are calls of their own for now.
@@ -137,7 +152,7 @@ impl SharedAppends {
             }
             stream.close();
         }
-        let stream = AppendStream::open(wal, token.cloned());
+        let stream = AppendStream::open(wal, self.health.clone(), token.cloned());
         let submitted = stream.submit(content).ok();
         current.stream = Some(Arc::clone(&stream));
         submitted.map(|(number, answer)| (stream, number, answer))
@@ -251,6 +266,7 @@ impl AppendStream {
     /// Opens a stream with the first request that it gets.
     fn open(
         mut wal: WalServiceClient<CallChannel>,
+        health: HealthClient<CallChannel>,
         token: Option<MetadataValue<Ascii>>,
     ) -> Arc<Self> {
         let stream = Arc::new(Self {
@@ -264,8 +280,8 @@ impl AppendStream {
         }
         let reader = Reader(Arc::clone(&stream));
         tokio::spawn(async move {
-            let opening = wal.append_session(request).await;
-            reader.run(opening).await;
+            let opening = wal.append_session(request);
+            reader.run(looked_after(opening, health).await).await;
         });
         stream
     }
@@ -390,6 +406,26 @@ impl AppendStream {
     }
 }
 
+/// Waits until a stream is open. A request that the transport takes at the moment when its connection ends can stay in the queue of that
+/// connection, and only the next call finds that it has ended. So another call is made while the stream does not open.
+async fn looked_after<T>(
+    opening: impl Future<Output = T>,
+    mut health: HealthClient<CallChannel>,
+) -> T {
+    let mut opening = pin!(opening);
+    loop {
+        if let Ok(opened) = timeout(LOOK, &mut opening).await {
+            return opened;
+        }
+        tokio::select! {
+            biased;
+            opened = &mut opening => return opened,
+            // Only the attempt matters.
+            _ = timeout(LOOK, health.check(HealthCheckRequest::default())) => {}
+        }
+    }
+}
+
 /// Reads the answers. Its end, also with its runtime, is the end of the stream.
 struct Reader(Arc<AppendStream>);
 
@@ -436,4 +472,29 @@ fn refusal(answer: v1::AppendSessionResponse) -> Status {
             details: Vec::new(),
         });
     Status::with_details(Code::from_i32(code), message, answer.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tonic::transport::Endpoint;
+
+    use super::*;
+    use crate::token::CallHeaders;
+
+    #[tokio::test]
+    async fn stream_that_does_not_open_is_looked_after_by_another_call() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let channel = Endpoint::from_shared(address).unwrap().connect_lazy();
+        let headers = CallHeaders {
+            token: None,
+            step: None,
+        };
+        let health = HealthClient::new(CallChannel::new(channel, headers));
+        // Only another call makes a connection.
+        let opening = async { listener.accept().await.unwrap() };
+        let opened = timeout(Duration::from_secs(20), looked_after(opening, health));
+        opened.await.unwrap();
+    }
 }

@@ -31,7 +31,7 @@ FAULTS = {
         (TWICE, "client/src/retry.rs", "Retry::SafeWithCondition => self != Self::Harmful,",
          "Retry::SafeWithCondition => true,"),
         (BACK, "client/src/scan_stream.rs", "self.request.start = Some(Start::Cursor(cursor));", "drop(cursor);"),
-        (AGAIN, "client/src/pipeline/driver.rs", "if self.stamp.is_none() || give_up ||", "if true || self.stamp.is_none() || give_up ||"),
+        (AGAIN, "client/src/pipeline/driver.rs", "if self.stamp.is_none() || give_up ||", "if std::hint::black_box(true) || self.stamp.is_none() || give_up ||"),
         (UNNUMBERED, "client/src/pipeline.rs", "condition.producer = Some(v1::Producer {", "drop(v1::Producer {"),
         (EARLY, "client/src/scan.rs", "    events.push(ScanEvent::Progress(Progress {", "    events.insert(0, ScanEvent::Progress(Progress {"),
         (ENDLESS, "client/src/retry.rs", "error.reason() == Some(Reason::Quota)", "false"),

@@ -237,8 +237,9 @@ def judged(run):
     helps = (fault.file.startswith(("index/", "checkpoint/")) or fault.call in ASKS or (fault.call in FLUSHES and fault.path in ("index", "checkpoint"))
              or (fault.file == "LOCK" and fault.call in ("pwrite64", "ftruncate")))
     # The daemon repeats the checks of ownership and existence of the store.
-    # A segment that a start begins is known here by its name in the pool.
-    asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg", "pool/*.seg")
+    asked_again = fault.call == "statx" and fault.file in ("FORMAT", "LOCK", "journal/*.seg")
+    # A segment that was begun is known here by its name in the pool: then it is a check or a read that is repeated.
+    perhaps_begun = fault.call in ("openat", "statx") and fault.file == "pool/*.seg"
     # Possible effects of one failing call: exit codes and answers.
     if fault.kind == "kill":
         codes, answers = {KILLED}, set()
@@ -257,7 +258,7 @@ def judged(run):
         codes, answers = {IO, FAILED}, {LATER, IN_FLIGHT, BEYOND}
         if helps or (fault.file == "directory" and fault.call not in CHANGES):
             codes.add(CLEAN)
-        if asked_again or run.direct:
+        if asked_again or perhaps_begun or run.direct:
             # A read around the page cache that fails once is repeated in small pieces, and each opens the file.
             codes.add(CLEAN)
     elif reads:
@@ -276,6 +277,9 @@ def judged(run):
         if run.phase == "stop" and not fault.path.startswith(("journal/", "pool/")):
             # An index or checkpoint of the end: without it the next start takes longer.
             codes.add(CLEAN)
+        if perhaps_begun:
+            codes.add(CLEAN)
+            answers.add(UNREAD)
         # The size of free space is read by opening the directory.
         if fault.call in ("openat", "getdents64", "newfstatat") and fault.file == "directory":
             codes.add(CLEAN)

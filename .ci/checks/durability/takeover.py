@@ -401,9 +401,16 @@ class Drill(Nodes):
             self.nodes[owner].signal(signal.SIGTERM)
             return
         other = self.draw.choice([name for name in self.nodes if name != owner])
-        with self.places.inside("clients"):
+        said = []
+
+        def asked():
             done = run(programs() / "walctl", "--endpoint", self.places.addresses[other], "cluster", "hand-over")
-        expect(f"  walctl asks {other}, and {owner} hands over", done.returncode == 0, done.stderr.decode().strip()[-300:])
+            said.append(done.stderr.decode().strip()[-300:])
+            return done.returncode == 0
+
+        # It is refused until a stand-by has a current copy.
+        with self.places.inside("clients"):
+            expect(f"  walctl asks {other}, and {owner} hands over", wait_until(asked, PATIENCE), said[-1])
 
     def cut(self, kind, owner):
         """Cuts the network of one direction (`->`) or both."""
