@@ -184,8 +184,7 @@ def damaged(directory, shelf):
 def killed(directory, data, shelf):
     """Kills either side during a transfer."""
     other = directory / "killed"
-    # The second backup, at full speed, takes less time than the first one, also on a busy machine.
-    slow = ["--max-bytes-per-second", str(10 << 20)]
+    slow = ["--max-bytes-per-second", str(30 << 20)]
     with Daemon(data, *SEGMENTS) as daemon:
         received = lambda: sum(1 for path in (other / "files").iterdir() if path.suffix != ".new") if (other / "files").exists() else 0
         process = subprocess.Popen([str(c) for c in (WALCTL, "backup", other, "--endpoint", daemon.endpoint, *slow)],
