@@ -157,7 +157,8 @@ const (
 )
 
 // Producer opens a producer of a log, which is created if there is none. It needs the rights
-// append and list, and create only if there is no log. It keeps to that log: if it is deleted, appends fail with LOG_REPLACED or LOG_MISSING, and create no other. Waits
+// append and list, and create only if there is no log. It keeps to that log: if it is deleted,
+// appends fail with LOG_REPLACED or LOG_MISSING, and create no other. Waits
 // for a server for as long as the delivery timeout, unless ctx ends before. Later calls do not
 // depend on ctx; Close the producer.
 func (c *Client) Producer(ctx context.Context, log string, options ...ProducerOption) (*Producer, error) {

@@ -517,7 +517,7 @@ impl Recovered {
     }
 
     /// The highest key of an encrypted body in the newest segment that has one. A start after a clean end reads no body, and
-    /// runs name only the keys of older records. This reads one segment.
+    /// runs name only the keys of older records. This reads one segment with records, and later ones that have none.
     fn key_in_segments(&self, disk: &dyn Disk) -> Option<u64> {
         self.segments.values().rev().find_map(|segment| {
             let end = (*segment.end.read())?;

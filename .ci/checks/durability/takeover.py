@@ -51,7 +51,7 @@ PATIENCE = 60 * TTL
 AIMS = {"unplanned": TTL + 2, "ended": 1}
 # These bounds of the others only find a take-over that hangs: other checks run at the same time, the builds are not optimised,
 # and with --all the store has many files.
-PATIENT = {"unplanned": TTL + 28, "ended": 30}
+LONGEST = {"unplanned": TTL + 28, "ended": 30}
 
 
 class Apart:
@@ -259,7 +259,7 @@ class Truth:
 class Drill(Nodes):
     """Nodes, their clients, and the judgement of each round."""
 
-    def __init__(self, check, directory, store, places, with_languages=False, keepers=KEEPERS, binary=None, longest=PATIENT):
+    def __init__(self, check, directory, store, places, with_languages=False, keepers=KEEPERS, binary=None, longest=LONGEST):
         library = compiled(directory)
         self.clocks = {name: Clock(library, directory / f"{name}.clock") for name in places.addresses}
         super().__init__(f"takeover-{check}", directory, store, places, TTL, "--insecure-listen", "--sync-mode", "replicated",

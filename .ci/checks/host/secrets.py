@@ -97,15 +97,15 @@ def places_of_records(directory, *keys):
     """Fills a store, kills its daemon while it appends, lets it sort, archive and back up, and crashes it. Returns the places
     that have plain records."""
     directory.mkdir()
-    data, archive, backup, audit, input = (directory / name for name in ("data", "archive", "backup", "audit.log", "input"))
+    data, archive, backup, audit, lines = (directory / name for name in ("data", "archive", "backup", "audit.log", "lines"))
     archive.mkdir()
-    input.write_bytes(b"".join(b"%d %s %s\n" % (number, MARK, b"x" * 40) for number in range(RECORDS)))
+    lines.write_bytes(b"".join(b"%d %s %s\n" % (number, MARK, b"x" * 40) for number in range(RECORDS)))
     settings = ["--segment-bytes", "64KiB", "--sorter-step-bytes", "512KiB", "--retention-max-records", "2000", "--retention-interval", "100ms",
                 "--archive-dir", archive, "--audit-log", audit, "--audit", "all", "--log-filter", "trace", *keys]
     # A core file lies in the directory of its process.
     here, printed = ("env", "-C", directory), []
     with Daemon(data, *settings, under=here) as daemon:
-        append = subprocess.Popen([WALCTL, "append", "a", "-", "--format", "lines", "--endpoint", daemon.endpoint], stdin=input.open(),
+        append = subprocess.Popen([WALCTL, "append", "a", "-", "--format", "lines", "--endpoint", daemon.endpoint], stdin=lines.open(),
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environment())
         has_begun = wait_until(lambda: daemon.metric("wald_appended_records_total") > 0)
         daemon.kill()
@@ -113,7 +113,7 @@ def places_of_records(directory, *keys):
         printed += daemon.lines
     expect("the daemon is killed while a client appends", has_begun)
     with Daemon(data, *settings, under=here) as daemon:
-        done = daemon.walctl("append", "a", "-", "--format", "lines", stdin=input.open())
+        done = daemon.walctl("append", "a", "-", "--format", "lines", stdin=lines.open())
         expect("the client appends after the start", done.returncode == 0, done.stderr.decode()[-200:])
         expect("the sorter makes runs and archives records", wait_until(
             lambda: daemon.metric("wald_sorted_runs") and daemon.metric("wald_archive_written_bytes_total")))
@@ -127,7 +127,7 @@ def places_of_records(directory, *keys):
     expect("the log has level trace", any('"TRACE"' in line for line in printed))
     found = {path.relative_to(directory).parts[0] for path in directory.rglob("*") if path.is_file() and MARK in path.read_bytes()}
     shown = {name for name, text in (("metrics", metrics), ("log", "".join(printed).encode())) if MARK in text}
-    return sorted(found - {input.name} | shown)
+    return sorted(found - {lines.name} | shown)
 
 
 @check("Records of an encrypted store are plain in no file, backup, archive, core file, log or metric")

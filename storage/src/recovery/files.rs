@@ -22,8 +22,16 @@ use crate::format::walk::{Bytes, Walked};
 /// file on. If none is found here, as in a segment that is ready and was not begun, none is expected behind.
 const LOOK_BYTES: u64 = 8 << 20;
 
-/// Bytes of a file in which they are searched for if no process has begun it. Its first bytes are zeros.
-const UNBEGUN_LOOK: u64 = 0;
+/// Where frames are searched for in a file without a good link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FrameSearch {
+    /// Nowhere if its first bytes are zeros, because no process has begun it. Otherwise in [`LOOK_BYTES`].
+    Unbegun,
+    /// In the first [`LOOK_BYTES`].
+    Begin,
+    /// In the whole file.
+    Whole,
+}
 
 /// Size of the pieces in which frames are searched for, bytes.
 const PAGE: usize = 4096;
@@ -141,13 +149,13 @@ impl Recovered {
         let mut used = Vec::new();
         // The checkpoint of a clean end, and no start since then: nobody has begun a file that it does not cover.
         let is_last = |begun: LastBegun| Some(begun.segment) <= self.last;
-        let look = match self.clean && self.last_begun.is_some_and(is_last) {
-            true => UNBEGUN_LOOK,
-            false => LOOK_BYTES,
+        let search = match self.clean && self.last_begun.is_some_and(is_last) {
+            true => FrameSearch::Unbegun,
+            false => FrameSearch::Begin,
         };
         for id in ids {
             self.next_id = self.next_id.max(id.next());
-            if let Some(segment) = self.sort_file(disk, *id, look)? {
+            if let Some(segment) = self.sort_file(disk, *id, search)? {
                 used.push(segment);
             }
         }
@@ -187,7 +195,7 @@ impl Recovered {
             .partition::<Vec<_>, _>(|id| Some(*id) <= newest);
         self.unused = ready;
         for id in before {
-            used.extend(self.sort_file(disk, id, u64::MAX)?);
+            used.extend(self.sort_file(disk, id, FrameSearch::Whole)?);
         }
         Ok(())
     }
@@ -211,7 +219,7 @@ impl Recovered {
             return Ok(tail);
         }
         self.unused.retain(|id| *id != next);
-        let Some(found) = self.sort_file(disk, next, u64::MAX)? else {
+        let Some(found) = self.sort_file(disk, next, FrameSearch::Whole)? else {
             return Ok(tail);
         };
         used.push(found);
@@ -265,12 +273,12 @@ impl Recovered {
         self.free.push(id);
     }
 
-    /// Searches for frames in the first `look` bytes of a file, or in more if its first bytes are not zeros.
+    /// Searches for frames in a file.
     pub(super) fn sort_file(
         &mut self,
         disk: &dyn Disk,
         id: SegmentId,
-        look: u64,
+        search: FrameSearch,
     ) -> Result<Option<UsedSegment>, OpenError> {
         let path = journal_path(id);
         let fail = || OpenError::io(format!("reading {path}"));
@@ -314,7 +322,7 @@ impl Recovered {
         }
         let (mut found, mut first) = (None, None);
         for _ in 0..END_TRIES {
-            found = frames_or_again(disk, &path, &life, &*file, look).map_err(fail())?;
+            found = frames_or_again(disk, &path, &life, &*file, search).map_err(fail())?;
             first = unread_first(disk, &path, &*file).map_err(fail())?;
             if found.is_some() || first.is_none() {
                 break;
@@ -422,7 +430,7 @@ fn frames_or_again(
     path: &str,
     life: &Life,
     file: &dyn DiskFile,
-    look: u64,
+    search: FrameSearch,
 ) -> std::io::Result<Option<(Position, Option<Link>)>> {
     let cached = first_frame(
         life,
@@ -433,11 +441,14 @@ fn frames_or_again(
         return Ok(cached.told());
     }
     // A file that is ready holds zeros.
-    let is_ready = matches!(cached, FirstFrame::Zeros) && look < u64::MAX;
-    if is_ready && look == UNBEGUN_LOOK {
+    let is_ready = matches!(cached, FirstFrame::Zeros) && search != FrameSearch::Whole;
+    if is_ready && search == FrameSearch::Unbegun {
         return Ok(None);
     }
-    let look = look.max(LOOK_BYTES);
+    let look = match search {
+        FrameSearch::Whole => u64::MAX,
+        FrameSearch::Unbegun | FrameSearch::Begin => LOOK_BYTES,
+    };
     if !is_ready {
         let again = first_frame(life, &|from, bytes| read_again(disk, path, from, bytes))?;
         if is_whole(&again) {

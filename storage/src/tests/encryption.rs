@@ -152,6 +152,19 @@ fn start_without_the_keys_is_refused_and_changes_nothing() {
     drop(keys);
 }
 
+/// The error of a start with a ring that has only key 1.
+fn refused_with_one_key(fixture: Fixture) -> OpenError {
+    let (disk, clock) = (fixture.disk.copy(), Arc::clone(&fixture.clock));
+    drop(fixture);
+    let (keys, cipher) = TestKeys::cipher();
+    keys.rotate(Position::ZERO);
+    let config = StorageConfig {
+        cipher: Some(cipher),
+        ..super::sorting::config()
+    };
+    open(&disk, &config, &clock).map(drop).unwrap_err()
+}
+
 #[test]
 fn key_ring_of_yesterday_is_refused() {
     let (keys, config) = encrypted();
@@ -159,15 +172,7 @@ fn key_ring_of_yesterday_is_refused() {
     fill(&fixture, 2);
     keys.rotate(fixture.core.journal.durable());
     fixture.append("plain", MARK).unwrap();
-    let (disk, clock) = (fixture.disk.copy(), Arc::clone(&fixture.clock));
-    drop(fixture);
-    let (yesterday, cipher) = TestKeys::cipher();
-    yesterday.rotate(Position::ZERO);
-    let config = StorageConfig {
-        cipher: Some(cipher),
-        ..super::sorting::config()
-    };
-    let error = open(&disk, &config, &clock).map(drop).unwrap_err();
+    let error = refused_with_one_key(fixture);
     assert!(
         error.to_string().contains("encrypted with key 2"),
         "{error}"
@@ -187,15 +192,7 @@ fn older_ring_is_refused_although_it_has_the_keys_of_all_runs() {
     // In the same segment as a record with the earlier key.
     fixture.append("plain", MARK).unwrap();
     fixture.core.close().unwrap();
-    let (disk, clock) = (fixture.disk.copy(), Arc::clone(&fixture.clock));
-    drop(fixture);
-    let (yesterday, cipher) = TestKeys::cipher();
-    yesterday.rotate(Position::ZERO);
-    let config = StorageConfig {
-        cipher: Some(cipher),
-        ..super::sorting::config()
-    };
-    let error = open(&disk, &config, &clock).map(drop).unwrap_err();
+    let error = refused_with_one_key(fixture);
     let said = error.to_string();
     assert!(said.contains("encrypted with key 2"), "{said}");
 }
@@ -210,15 +207,7 @@ fn foreign_ring_is_refused_by_a_clean_start_that_reads_no_record() {
     // The newest segments have no records.
     let fixture = fixture.restart_cleanly().restart_cleanly();
     fixture.core.close().unwrap();
-    let (disk, clock) = (fixture.disk.copy(), Arc::clone(&fixture.clock));
-    drop(fixture);
-    let (other, cipher) = TestKeys::cipher();
-    other.rotate(Position::ZERO);
-    let config = StorageConfig {
-        cipher: Some(cipher),
-        ..super::sorting::config()
-    };
-    let error = open(&disk, &config, &clock).map(drop).unwrap_err();
+    let error = refused_with_one_key(fixture);
     assert!(matches!(error, OpenError::Keys(_)), "{error}");
     let said = error.to_string();
     assert!(said.contains("encrypted with key 2"), "{said}");
