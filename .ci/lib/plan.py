@@ -220,8 +220,23 @@ WITH_ALL = [EMULATOR, WHOLE, CLUSTER, "deploy/install", STATIC, "deploy/image", 
             "durability/outages:full_gateway", "bench/replica", "durability/takeover:pauses",
             "disk/bucket:gateway", "disk/bucket:others", "disk/bucket:refused", "rust/lint:fuzz_targets", MDBOOK, "docs/book",
             "bench/million", "bench/bounded", "bench/clustered", "deploy/release:first_appends", "ops/restart", "ops/grafana:alerts_hold_in_clusters"]
-# Steps that judge the speed only with --all: in a default run they may have others next to them.
+FULL = [step for step in PLAN if step.name not in WITH_ALL]
+
+
+def rest():
+    """The steps of WITH_ALL in the order of the plan, and the builds that they need. A step that runs some of the tests
+    builds their programs itself."""
+    needed, names = [step for step in PLAN if step.name in WITH_ALL], set()
+    while needed:
+        names |= {step.name for step in needed}
+        needed = [step for step in PLAN if step.name.startswith("setup/") and step.name not in names
+                  and any(step.name in one.after for one in needed)]
+    return [step for step in PLAN if step.name in names]
+
+
+REST = rest()
+# Steps that judge the speed only at full size: in a default run they may have others next to them.
 PATIENT = ["disk/backup"]
-DEFAULT = [step._replace(kind="wait") if step.name in PATIENT else step for step in PLAN if step.name not in WITH_ALL]
+DEFAULT = [step._replace(kind="wait") if step.name in PATIENT else step for step in FULL]
 # Checks that only run by name, because they take long or need a quiet machine.
 BY_HAND = ["bench/benchmarks", "bench/cores", "bench/encryption", "bench/languages", "bench/servers", "bench/soak", "bench/tls", "disk/fuzz"]

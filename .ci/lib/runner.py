@@ -1,10 +1,12 @@
-"""usage: .ci/run [--all] [--list] [NAME...] [-- ARGUMENT...]
+"""usage: .ci/run [--all | --full | --rest] [--list] [NAME...] [-- ARGUMENT...]
 
 Runs every check, on a machine with a Rust toolchain, a C compiler, Go and npm: the tests, lints, and the second
 tier, which tests the released binaries with real tools and real input.
 
 --all   runs each check at its full size: more kills, power cuts, damage, logs, faults; and the steps that lib/plan.py
-        names in WITH_ALL (over an hour)
+        names in WITH_ALL (over two hours). Two commands do the same in parts:
+--full  only the steps of a default run, each at its full size
+--rest  only the steps of WITH_ALL, each at its full size, and the builds that they need
 --list  prints all steps and checks with their purpose
 NAME    a topic (durability), a step (durability/modes), or some of its checks (durability/modes:killed,manual).
         Only these run, one after the other, with the binaries that are there; missing ones are built first.
@@ -28,7 +30,7 @@ import threading
 import time
 from pathlib import Path
 
-from plan import BY_HAND, DEFAULT, PLAN, RELEASE, WITH_ALL, Step
+from plan import BY_HAND, DEFAULT, FULL, PLAN, RELEASE, REST, WITH_ALL, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = ROOT / ".ci"
@@ -292,10 +294,12 @@ def main():
     at = given.index("--") if "--" in given else len(given)
     given, arguments = given[:at], given[at + 1:]
     names = [word for word in given if not word.startswith("-")]
-    if set(given) - set(names) - {"--all", "--list"}:
+    options = set(given) - set(names)
+    sizes = options - {"--list"}
+    if sizes - {"--all", "--full", "--rest"} or len(sizes) > 1:
         sys.exit(__doc__.strip())
     known = files()
-    if "--list" in given:
+    if "--list" in options:
         print(listing(known))
         return
     if missing(known):
@@ -306,7 +310,7 @@ def main():
     # Clippy's driver is the compiler with more lints. So each build lints the workspace, and no library is compiled for
     # the lints alone (300 s of processor time).
     os.environ["RUSTC_WORKSPACE_WRAPPER"] = "clippy-driver"
-    if "--all" not in given:
+    if not sizes:
         # Scripts take their smaller sizes from this: sized() in common.py.
         os.environ["CI_LIGHT"] = "1"
         # The optimiser works on each crate alone. On two cores the daemon then builds in 3.5 instead of 5.5 minutes, and
@@ -320,8 +324,9 @@ def main():
         (TARGET / "ci" / "tests.json").unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
-    steps = chosen(known, names) if names else PLAN if "--all" in given else DEFAULT
-    done = perform(steps, known, arguments, bool(names), None if names or "--all" in given else HANGS)
+    parts = {"--all": PLAN, "--full": FULL, "--rest": REST}
+    steps = chosen(known, names) if names else parts[sizes.pop()] if sizes else DEFAULT
+    done = perform(steps, known, arguments, bool(names), None if names or steps is not DEFAULT else HANGS)
     passed, failed = sum(one.passed for one in done), sum(one.failed for one in done)
     print("\n" + "\n".join(row(one) for one in done))
     # Repeats the failures at the end of the output, where readers look first.

@@ -73,7 +73,7 @@ def project(name):
 def works(title, *command, cwd, **more):
     """Whether the command of a user succeeds; prints its output if not."""
     began = time.monotonic()
-    done = run(*command, cwd=cwd, timeout=1200, stdin=subprocess.DEVNULL,
+    done = run(*command, cwd=cwd, timeout=2400, stdin=subprocess.DEVNULL,
                env={**clean_environment(), "WALD_BINARY": str(WALD), "TMPDIR": str(WORK), **more})
     fine = done.returncode == 0
     expect(title, fine, f"{time.monotonic() - began:.1f} s" if fine else said(done)[-2000:])
@@ -318,7 +318,7 @@ def again(title, *steps, cwd, most=PACKAGE_SECONDS, **more):
     have all downloads."""
     began, used = time.monotonic(), processor_time()
     for step in steps:
-        done = run(*step, cwd=cwd, timeout=1200, stdin=subprocess.DEVNULL,
+        done = run(*step, cwd=cwd, timeout=2400, stdin=subprocess.DEVNULL,
                    env={**clean_environment(), "WALD_BINARY": str(WALD), "TMPDIR": str(WORK), **more})
         if done.returncode:
             return expect(f"{title}: {step[0]} ends with 0", False, said(done)[-2000:])
