@@ -27,9 +27,11 @@ BATCH = 100
 # The cost of a recovered record is the difference of two starts; each start varies by some 2 %.
 TOLERANCE = {"append in a session": 0.25, "record that a start finds": 0.25}
 MOST = 0.1
-# The part of an append that the check of credential and right may add. Its target is 2 %. Counts of two daemons differ by
-# up to 1 % on a busy machine; without the caller that a connection remembers, the part is about 6 %.
-RIGHTS = 0.04
+# The part of an append that the check of credential and right may add. Without the caller that a connection remembers, the part is
+# about 6 %.
+RIGHTS = 0.02
+# The threads that check them begin with this name. The counts of the others vary by more than the check costs.
+EVENT_LOOP = "wald-grpc-"
 # A principal of walbench.
 AUTH = """[principal.bench]
 allow = [{ do = ["append", "create", "read"], logs = "" }]
@@ -46,13 +48,13 @@ def killed(data, batches):
         return daemon.count()
 
 
-def load(daemon, workload, flags, records):
-    """Instructions for each record of a load."""
+def load(daemon, workload, flags):
+    """Instructions of a load, by thread."""
     # The first run prepares memory, connections and stored records; the second one is counted.
     bench(daemon, workload, *flags)
     daemon.count()
     bench(daemon, workload, *flags)
-    return daemon.count() / records
+    return daemon.counts()
 
 
 def rights(directory):
@@ -62,12 +64,13 @@ def rights(directory):
     auth.touch(mode=0o600)
     auth.write_text(AUTH, encoding="utf-8")
     run(WALD, "token", "create", "--principal", "bench", "--to", token, "--auth-file", auth, check=True)
-    _, workload, flags, records = LOADS[0]
+    _, workload, flags, _ = LOADS[0]
     counts = []
     for name, arguments in ("open", []), ("guarded", ["--auth-file", auth]):
         with Counted(directory / name, *arguments) as daemon:
-            counts.append(load(daemon.ready(), workload, [*flags, "--token-file", token], records))
-    return counts[1] / counts[0] - 1
+            counts.append(load(daemon.ready(), workload, [*flags, "--token-file", token]))
+    loops = [sum(count for thread, count in each.items() if thread.startswith(EVENT_LOOP)) for each in counts]
+    return (loops[1] - loops[0]) / counts[0].total()
 
 
 def measure(directory):
@@ -76,7 +79,7 @@ def measure(directory):
     with Counted(directory / "store") as daemon:
         daemon.ready()
         for name, workload, flags, records in LOADS:
-            found[name] = load(daemon, workload, flags, records)
+            found[name] = load(daemon, workload, flags).total() / records
     # The engine's tests bound the reads and the memory of a start in every run.
     if BUILD == "whole":
         few, many = (killed(directory / f"killed-{batches}", batches) for batches in (FEW, MANY))
