@@ -2,6 +2,7 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use wald_proto::v1;
@@ -119,13 +120,13 @@ impl IntoFuture for Append {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let repeat = Repeat::of_append(self.condition.guards());
-            let request = AppendContent::Record(v1::AppendRequest {
+            let request = Arc::new(AppendContent::Record(v1::AppendRequest {
                 log: self.log,
                 record: Some(self.record.into_proto()),
                 condition: self.condition.into_proto(),
                 durability: self.durability.into(),
-            });
-            let send = |node: &ClientNode, request| node.append(request);
+            }));
+            let send = |node: &Arc<ClientNode>, attempt| Arc::clone(node).append(attempt);
             let answer = self.client.call(request, repeat, self.timeout, send);
             let answer = (answer.await?.append_ack)
                 .ok_or(Error::contract("AppendSessionResponse.append_ack"))?;

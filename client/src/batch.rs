@@ -2,6 +2,7 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use wald_proto::v1;
@@ -238,8 +239,8 @@ impl IntoFuture for AppendBatch {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let repeat = Repeat::of_append(self.guarded);
-            let request = AppendContent::Batch(self.request);
-            let send = |node: &ClientNode, request| node.append(request);
+            let request = Arc::new(AppendContent::Batch(self.request));
+            let send = |node: &Arc<ClientNode>, attempt| Arc::clone(node).append(attempt);
             let answer = self.client.call(request, repeat, self.timeout, send);
             let ack = answer.await?.ack;
             BatchAck::from_proto(ack.ok_or(Error::contract("AppendSessionResponse.ack"))?)

@@ -17,11 +17,36 @@ use crate::error::{Error, ErrorKind, Outcome};
 use crate::nodes::{ClientNode, ClientNodes, NextNode};
 use crate::retry::{FailedAttempts, Repeat, RetryPolicy};
 use crate::tls::{TlsFailure, TlsOptions, TlsProblem, TlsSettings};
-use crate::token::{CallHeaders, CallerStep, HiddenToken, TokenOption, TokenSource};
+use crate::token::{AUTHORIZATION, CallHeaders, CallerStep, TokenHeader, TokenOption, TokenSource};
 use crate::transport::NodeTransport;
 
 /// Deadline of calls that name none.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One attempt of a unary call.
+pub(crate) struct Attempt<Q> {
+    pub(crate) message: Q,
+    pub(crate) token: Option<TokenHeader>,
+    deadline: Instant,
+}
+
+impl<Q> Attempt<Q> {
+    /// As a call of its own.
+    pub(crate) fn into_request(self) -> Request<Q> {
+        let mut request = with_token(self.message, self.token);
+        // The server must not write a request that no caller waits for any more.
+        request.set_timeout(self.deadline.saturating_duration_since(Instant::now()));
+        request
+    }
+}
+
+fn with_token<Q>(message: Q, token: Option<TokenHeader>) -> Request<Q> {
+    let mut request = Request::new(message);
+    if let Some(token) = token {
+        request.metadata_mut().insert(AUTHORIZATION, token);
+    }
+    request
+}
 
 /// A client of one Wald server, or of several that share a store. Cheap to clone; clones share
 /// one connection, which is made again when it breaks.
@@ -420,14 +445,15 @@ impl Client {
         &self.settings.retry
     }
 
-    /// A request that carries the token, and the token.
-    pub(crate) fn request<Q>(&self, message: Q) -> (Request<Q>, Option<HiddenToken>) {
-        let mut request = Request::new(message);
-        let used = self
-            .token
-            .as_ref()
-            .map(|token| token.put_into(&mut request));
-        (request, used)
+    /// The token of the next attempt, read again if its file is due.
+    pub(crate) fn token_header(&self) -> Option<TokenHeader> {
+        self.token.as_ref().map(|token| token.header())
+    }
+
+    /// A request of a stream that carries the token, and the token.
+    pub(crate) fn request<Q>(&self, message: Q) -> (Request<Q>, Option<TokenHeader>) {
+        let token = self.token_header();
+        (with_token(message, token.clone()), token)
     }
 
     /// Whether to send a request again after this error. A server that refused the token applied
@@ -437,7 +463,7 @@ impl Client {
         &self,
         repeat: Repeat,
         error: &Error,
-        used: Option<&HiddenToken>,
+        used: Option<&TokenHeader>,
         waits: bool,
     ) -> bool {
         let expired = match error.reason() {
@@ -463,7 +489,7 @@ impl Client {
     ) -> Result<A, Error>
     where
         Q: Clone,
-        F: Fn(&ClientNode, Request<Q>) -> S,
+        F: Fn(&Arc<ClientNode>, Attempt<Q>) -> S,
         S: Future<Output = Result<Response<A>, Status>>,
     {
         let deadline = Instant::now() + timeout;
@@ -471,9 +497,12 @@ impl Client {
         let mut unknown = false;
         loop {
             let node = self.node();
-            let (mut attempt, used) = self.request(request.clone());
-            // The server must not write a request that no caller waits for any more.
-            attempt.set_timeout(deadline.saturating_duration_since(Instant::now()));
+            let used = self.token_header();
+            let attempt = Attempt {
+                message: request.clone(),
+                token: used.clone(),
+                deadline,
+            };
             let error = match tokio::time::timeout_at(deadline, send(&node, attempt)).await {
                 Ok(Ok(answer)) => {
                     self.approach(&node, answer.metadata());

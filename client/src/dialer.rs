@@ -59,6 +59,6 @@ impl Dialer {
     /// The header `authorization` with the token, if there is one. The file of a token is read again
     /// at most once a second.
     pub fn authorization(&self) -> Option<HeaderValue> {
-        self.token.as_ref().map(|token| token.header())
+        self.token.as_ref().map(|token| token.header_value())
     }
 }

@@ -26,6 +26,7 @@ use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 use wald_proto::v1::{self, Reason};
 
+use crate::client::Attempt;
 use crate::connect::LastTlsProblem;
 use crate::error::{Error, ErrorKind};
 use crate::shared::{AppendContent, NoAnswer, SharedAppends};
@@ -47,7 +48,7 @@ pub(crate) struct ClientNode {
     channel: CallChannel,
     last_failure: Arc<LastTlsProblem>,
     /// Absent if each append is a call of its own.
-    shared: Option<Arc<SharedAppends>>,
+    shared: Option<SharedAppends>,
 }
 
 impl fmt::Debug for ClientNode {
@@ -65,7 +66,7 @@ impl ClientNode {
         shares_appends: bool,
     ) -> Self {
         let channel = CallChannel::new(channel, headers);
-        let shared = || Arc::new(SharedAppends::new(HealthClient::new(channel.clone())));
+        let shared = || SharedAppends::new(wal(&channel), HealthClient::new(channel.clone()));
         Self {
             endpoint,
             shared: shares_appends.then(shared),
@@ -75,38 +76,46 @@ impl ClientNode {
     }
 
     /// One attempt of an append: on the stream that appends share, or as a call of its own.
-    pub(crate) fn append(
-        &self,
-        request: Request<AppendContent>,
-    ) -> impl Future<Output = Result<Response<v1::AppendSessionResponse>, Status>> + use<> {
-        let (mut wal, shared) = (self.wal(), self.shared.clone());
-        async move {
-            let (head, extensions, mut content) = request.into_parts();
-            if let Some(shared) = shared.filter(|_| !content.is_large()) {
-                content = match shared.send(wal.clone(), &head, content).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(NoAnswer::Failed(status)) => return Err(status),
-                    Err(NoAnswer::Unary(content)) => *content,
-                };
-            }
-            let request = Request::from_parts(head, extensions, ());
-            Ok(match content {
-                AppendContent::Record(append) => {
-                    let answer = wal.append(request.map(|()| append)).await?;
-                    answer.map(|ack| v1::AppendSessionResponse {
-                        append_ack: Some(ack),
-                        ..Default::default()
-                    })
-                }
-                AppendContent::Batch(batch) => {
-                    let answer = wal.append_batch(request.map(|()| batch)).await?;
-                    answer.map(|ack| v1::AppendSessionResponse {
-                        ack: Some(ack),
-                        ..Default::default()
-                    })
-                }
-            })
+    pub(crate) async fn append(
+        self: Arc<Self>,
+        mut attempt: Attempt<Arc<AppendContent>>,
+    ) -> Result<Response<v1::AppendSessionResponse>, Status> {
+        if let Some(shared) = &self.shared
+            && !attempt.message.is_large()
+        {
+            attempt = match shared.send(attempt).await {
+                Ok(answer) => return Ok(answer),
+                Err(NoAnswer::Failed(status)) => return Err(status),
+                Err(NoAnswer::Unary(attempt)) => attempt,
+            };
         }
+        // Boxed: it is large, and nearly all appends go by the stream.
+        Box::pin(self.append_alone(attempt)).await
+    }
+
+    async fn append_alone(
+        &self,
+        attempt: Attempt<Arc<AppendContent>>,
+    ) -> Result<Response<v1::AppendSessionResponse>, Status> {
+        let request = attempt.into_request();
+        let (head, extensions, content) = request.into_parts();
+        let request = Request::from_parts(head, extensions, ());
+        Ok(match Arc::unwrap_or_clone(content) {
+            AppendContent::Record(append) => {
+                let answer = self.wal().append(request.map(|()| append)).await?;
+                answer.map(|ack| v1::AppendSessionResponse {
+                    append_ack: Some(ack),
+                    ..Default::default()
+                })
+            }
+            AppendContent::Batch(batch) => {
+                let answer = self.wal().append_batch(request.map(|()| batch)).await?;
+                answer.map(|ack| v1::AppendSessionResponse {
+                    ack: Some(ack),
+                    ..Default::default()
+                })
+            }
+        })
     }
 
     pub(crate) fn endpoint(&self) -> &str {
@@ -114,7 +123,7 @@ impl ClientNode {
     }
 
     pub(crate) fn wal(&self) -> WalServiceClient<CallChannel> {
-        WalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
+        wal(&self.channel)
     }
 
     pub(crate) fn log_service(&self) -> LogServiceClient<CallChannel> {
@@ -168,6 +177,10 @@ impl ClientNode {
         let problem = self.last_failure.get()?;
         Some(Error::of_tls(problem, &self.endpoint))
     }
+}
+
+fn wal(channel: &CallChannel) -> WalServiceClient<CallChannel> {
+    WalServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES)
 }
 
 /// The server of the next attempt.

@@ -116,9 +116,10 @@ macro_rules! call {
         )
     };
     ($client:expr, $stub:ident . $method:ident, $repeat:expr, $request:expr, $timeout:expr) => {{
-        let send = |node: &crate::nodes::ClientNode, request| {
+        let send = |node: &std::sync::Arc<crate::nodes::ClientNode>,
+                    attempt: crate::client::Attempt<_>| {
             let mut stub = node.$stub();
-            async move { stub.$method(request).await }
+            async move { stub.$method(attempt.into_request()).await }
         };
         $client.call($request, $repeat, $timeout, send).await
     }};

@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind};
 use crate::nodes::{ClientNode, NextNode};
 use crate::retry::{FailedAttempts, Repeat};
 use crate::scan::{Cursor, Scan, ScanEvent, events};
-use crate::token::HiddenToken;
+use crate::token::TokenHeader;
 
 /// The events of a scan. Ends after the last one, or after an error.
 pub struct ScanStream {
@@ -128,7 +128,7 @@ struct Underway {
     failing_since: Option<Instant>,
     pause: Duration,
     /// The token of the last connection.
-    used: Option<HiddenToken>,
+    used: Option<TokenHeader>,
     ended: bool,
 }
 

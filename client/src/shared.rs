@@ -20,7 +20,7 @@ use futures_util::stream;
 use prost::Message as _;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
-use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -28,9 +28,10 @@ use tonic_types::{StatusExt as _, pb};
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
+use crate::client::Attempt;
 use crate::error::DOMAIN;
 use crate::nodes::{OWNER_HEADER, lock};
-use crate::token::{AUTHORIZATION, CallChannel};
+use crate::token::{AUTHORIZATION, CallChannel, TokenHeader};
 
 /// Largest request on a stream, in bytes. Larger ones are calls of their own: they would hold up small ones.
 const MOST_BYTES: usize = 64 << 10;
@@ -44,6 +45,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The stream of a client to one server, if one is open.
 pub(crate) struct SharedAppends {
     current: Mutex<CurrentStream>,
+    wal: WalServiceClient<CallChannel>,
     health: HealthClient<CallChannel>,
 }
 
@@ -64,7 +66,7 @@ pub(crate) enum AppendContent {
 /// An attempt that the stream gave no answer to.
 pub(crate) enum NoAnswer {
     /// The request must be a call of its own. It was not applied.
-    Unary(Box<AppendContent>),
+    Unary(Attempt<Arc<AppendContent>>),
     Failed(Status),
 }
 
@@ -90,10 +92,14 @@ impl AppendContent {
 }
 
 impl SharedAppends {
-    /// No stream yet. `health`: the same server.
-    pub(crate) fn new(health: HealthClient<CallChannel>) -> Self {
+    /// No stream yet. `wal` and `health` are of one server.
+    pub(crate) fn new(
+        wal: WalServiceClient<CallChannel>,
+        health: HealthClient<CallChannel>,
+    ) -> Self {
         Self {
             current: Mutex::default(),
+            wal,
             health,
         }
     }
@@ -102,12 +108,10 @@ impl SharedAppends {
     /// the future forgets the request, which may still be applied.
     pub(crate) async fn send(
         &self,
-        wal: WalServiceClient<CallChannel>,
-        head: &MetadataMap,
-        content: AppendContent,
+        attempt: Attempt<Arc<AppendContent>>,
     ) -> Result<Response<v1::AppendSessionResponse>, NoAnswer> {
-        let Some((stream, number, answer)) = self.submit(wal, head, content.clone()) else {
-            return Err(NoAnswer::Unary(Box::new(content)));
+        let Some((stream, number, answer)) = self.submit(&attempt) else {
+            return Err(NoAnswer::Unary(attempt));
         };
         let place = RequestPlace { stream, number };
         let ended = match answer.await {
@@ -118,7 +122,7 @@ impl SharedAppends {
         };
         if ended.is_of_one_message() {
             self.lock().unary_until = Some(Instant::now() + UNARY_TIME);
-            return Err(NoAnswer::Unary(Box::new(content)));
+            return Err(NoAnswer::Unary(attempt));
         }
         Err(NoAnswer::Failed(ended.into_status()))
     }
@@ -130,11 +134,8 @@ impl SharedAppends {
     /// Puts a request on the stream. `None`: appends are calls of their own for now.
     fn submit(
         &self,
-        wal: WalServiceClient<CallChannel>,
-        head: &MetadataMap,
-        mut content: AppendContent,
+        attempt: &Attempt<Arc<AppendContent>>,
     ) -> Option<(Arc<AppendStream>, u64, AppendAnswer)> {
-        let token = head.get(AUTHORIZATION);
         let mut current = self.lock();
         if current
             .unary_until
@@ -144,16 +145,16 @@ impl SharedAppends {
         }
         if let Some(stream) = &current.stream {
             // A stream has the token of its first request. Another token needs another stream.
-            if stream.token.as_ref() == token {
-                match stream.submit(content) {
-                    Ok((number, answer)) => return Some((Arc::clone(stream), number, answer)),
-                    Err(back) => content = *back,
-                }
+            if stream.token == attempt.token
+                && let Some((number, answer)) = stream.submit(&attempt.message)
+            {
+                return Some((Arc::clone(stream), number, answer));
             }
             stream.close();
         }
-        let stream = AppendStream::open(wal, self.health.clone(), token.cloned());
-        let submitted = stream.submit(content).ok();
+        let token = attempt.token.clone();
+        let stream = AppendStream::open(self.wal.clone(), self.health.clone(), token);
+        let submitted = stream.submit(&attempt.message);
         current.stream = Some(Arc::clone(&stream));
         submitted.map(|(number, answer)| (stream, number, answer))
     }
@@ -235,7 +236,7 @@ impl Drop for RequestPlace {
 
 /// One stream of independent appends.
 struct AppendStream {
-    token: Option<MetadataValue<Ascii>>,
+    token: Option<TokenHeader>,
     requests: Mutex<StreamRequests>,
 }
 
@@ -258,7 +259,7 @@ struct StreamRequests {
 
 struct WaitingRequest {
     /// Absent once it is handed to the connection.
-    content: Option<AppendContent>,
+    content: Option<Arc<AppendContent>>,
     answer: oneshot::Sender<Result<v1::AppendSessionResponse, StreamEnd>>,
 }
 
@@ -267,7 +268,7 @@ impl AppendStream {
     fn open(
         mut wal: WalServiceClient<CallChannel>,
         health: HealthClient<CallChannel>,
-        token: Option<MetadataValue<Ascii>>,
+        token: Option<TokenHeader>,
     ) -> Arc<Self> {
         let stream = Arc::new(Self {
             token,
@@ -290,18 +291,18 @@ impl AppendStream {
         lock(&self.requests)
     }
 
-    /// Takes a request, or gives it back if the stream takes no more.
-    fn submit(&self, content: AppendContent) -> Result<(u64, AppendAnswer), Box<AppendContent>> {
+    /// Takes a request. `None`: the stream takes no more.
+    fn submit(&self, content: &Arc<AppendContent>) -> Option<(u64, AppendAnswer)> {
         let (answer, answered) = oneshot::channel();
         let (number, writer) = {
             let mut requests = self.lock();
             if requests.closed {
-                return Err(Box::new(content));
+                return None;
             }
             let number = requests.next;
             requests.next += 1;
             requests.used = true;
-            let content = Some(content);
+            let content = Some(Arc::clone(content));
             requests
                 .waiting
                 .insert(number, WaitingRequest { content, answer });
@@ -311,7 +312,7 @@ impl AppendStream {
         if let Some(writer) = writer {
             writer.wake();
         }
-        Ok((number, answered))
+        Some((number, answered))
     }
 
     /// The next message for the server.
@@ -323,7 +324,9 @@ impl AppendStream {
             let Some(content) = waiting.and_then(|waiting| waiting.content.take()) else {
                 continue;
             };
-            let (append, batch) = match content {
+            drop(requests);
+            // The call keeps it for a repetition.
+            let (append, batch) = match Arc::unwrap_or_clone(content) {
                 AppendContent::Record(append) => (Some(append), None),
                 AppendContent::Batch(batch) => (None, Some(batch)),
             };

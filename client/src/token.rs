@@ -24,7 +24,7 @@ const READ_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) const AUTHORIZATION: &str = "authorization";
 
 /// A text that no debug output shows.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub(crate) struct HiddenToken(Arc<str>);
 
 impl fmt::Debug for HiddenToken {
@@ -53,10 +53,12 @@ pub(crate) struct TokenSource {
     current: Mutex<CurrentToken>,
 }
 
+/// The header `authorization` with a token, which no debug output shows.
+pub(crate) type TokenHeader = MetadataValue<Ascii>;
+
 #[derive(Debug)]
 struct CurrentToken {
-    token: HiddenToken,
-    header: MetadataValue<Ascii>,
+    header: TokenHeader,
     read_at: Instant,
 }
 
@@ -76,7 +78,6 @@ impl CurrentToken {
         };
         header.set_sensitive(true);
         Ok(Self {
-            token: HiddenToken(token.into()),
             header,
             read_at: Instant::now(),
         })
@@ -128,12 +129,12 @@ impl TokenSource {
     }
 
     /// Whether there is another token than the refused one.
-    pub(crate) fn changed(&self, refused: &HiddenToken) -> bool {
+    pub(crate) fn changed(&self, refused: &TokenHeader) -> bool {
         let mut current = self.lock();
-        if current.token == *refused {
+        if current.header == *refused {
             self.read_again(&mut current);
         }
-        current.token != *refused
+        current.header != *refused
     }
 
     /// Whether the token is that of a file.
@@ -141,21 +142,16 @@ impl TokenSource {
         self.path.is_some()
     }
 
-    /// The value of the header `authorization`.
-    pub(crate) fn header(&self) -> HeaderValue {
-        let current = self.current();
-        let mut header = HeaderValue::from_bytes(current.header.as_encoded_bytes())
+    pub(crate) fn header(&self) -> TokenHeader {
+        self.current().header.clone()
+    }
+
+    /// The header as another library takes it.
+    pub(crate) fn header_value(&self) -> HeaderValue {
+        let mut header = HeaderValue::from_bytes(self.header().as_encoded_bytes())
             .unwrap_or(HeaderValue::from_static(""));
         header.set_sensitive(true);
         header
-    }
-
-    /// Puts the token into a request, and returns it.
-    pub(crate) fn put_into<T>(&self, request: &mut Request<T>) -> HiddenToken {
-        let current = self.current();
-        let metadata = request.metadata_mut();
-        metadata.insert(AUTHORIZATION, current.header.clone());
-        current.token.clone()
     }
 }
 
@@ -186,7 +182,7 @@ impl Interceptor for CallHeaders {
         if let Some(token) = &self.token
             && !request.metadata().contains_key(AUTHORIZATION)
         {
-            token.put_into(&mut request);
+            request.metadata_mut().insert(AUTHORIZATION, token.header());
         }
         match &self.step {
             Some(step) => (step.0)(request),
@@ -234,9 +230,7 @@ mod tests {
     fn debug_output_hides_the_token() {
         let option = TokenOption::fixed("k7Qp2mXa");
         let source = TokenSource::new(&option).unwrap();
-        let mut request = Request::new(());
-        let token = source.put_into(&mut request);
-        let shown = format!("{option:?} {source:?} {token:?} {request:?}");
+        let shown = format!("{option:?} {source:?} {:?}", source.header());
         assert!(!shown.contains("k7Qp"), "{shown}");
     }
 
@@ -245,17 +239,17 @@ mod tests {
         let path = std::env::temp_dir().join(format!("wald-token-{}", std::process::id()));
         std::fs::write(&path, " first\n").unwrap();
         let source = of_file(&path);
-        let first = source.current().token.clone();
-        assert_eq!(&*first.0, "first");
+        let first = source.header();
+        assert_eq!(first, "Bearer first");
         std::fs::write(&path, "second").unwrap();
-        assert_eq!(source.current().token, first);
+        assert_eq!(source.header(), first);
         assert!(source.changed(&first));
         std::fs::write(&path, "third").unwrap();
         source.lock().read_at -= READ_PAUSE;
-        assert_eq!(&*source.current().token.0, "third");
+        assert_eq!(source.header(), "Bearer third");
         std::fs::write(&path, "").unwrap();
         source.lock().read_at -= READ_PAUSE;
-        assert_eq!(&*source.current().token.0, "third");
+        assert_eq!(source.header(), "Bearer third");
         std::fs::remove_file(&path).unwrap();
     }
 

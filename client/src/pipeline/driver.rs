@@ -18,7 +18,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::nodes::ClientNode;
 use crate::retry::{FailedAttempts, Repeat};
-use crate::token::HiddenToken;
+use crate::token::TokenHeader;
 
 /// A batch that was sent and not acked.
 struct InFlight {
@@ -67,7 +67,7 @@ pub(super) struct Driver {
     /// Failures since then.
     failures: FailedAttempts,
     /// The token of the last session.
-    used: Option<HiddenToken>,
+    used: Option<TokenHeader>,
     window: Arc<Semaphore>,
     failure: Arc<OnceLock<Error>>,
 }
