@@ -80,20 +80,27 @@ impl Store {
         reach: Reach,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
     ) -> io::Result<Option<FoundRow>> {
-        for run in self.journal.runs() {
-            let found = match reach {
-                Reach::Disk => self.row_in(&run.segment, log)?,
-                _ => self
-                    .indexes
-                    .find_in_memory(&run.segment, log)
-                    .ok_or_else(far)?
-                    .filter(knows),
-            };
-            if let Some((index, row)) = found.filter(|(index, row)| holds(index, row)) {
-                return Ok(Some((index, row)));
+        'again: loop {
+            for run in self.journal.runs() {
+                let found = match reach {
+                    Reach::Disk => self.row_in(&run.segment, log)?,
+                    _ => self
+                        .indexes
+                        .find_in_memory(&run.segment, log)
+                        .ok_or_else(far)?
+                        .filter(knows),
+                };
+                // The sorter has taken its index. Its records are in another run, and a later one of this list is not
+                // the oldest.
+                if found.is_none() && run.segment.is_retired() {
+                    continue 'again;
+                }
+                if let Some((index, row)) = found.filter(|(index, row)| holds(index, row)) {
+                    return Ok(Some((index, row)));
+                }
             }
+            return Ok(None);
         }
-        Ok(None)
     }
 
     /// Announces reads of the runs after the run of index `at`, so that the disk may begin. Each run has a small part
@@ -176,27 +183,27 @@ impl Store {
 
     /// The oldest row for which `holds` returns true, when the chain leads through a damaged index. Passes over all
     /// runs and sealed segments, oldest first, and makes damaged indexes again from their files.
-    fn sealed_row_without_chain(
+    pub(crate) fn sealed_row_without_chain(
         &self,
         log: LogId,
         holds: impl Fn(&SealedIndex, &Row) -> bool,
     ) -> io::Result<Option<FoundRow>> {
-        loop {
-            let end = self.journal.sorted_end();
+        'again: loop {
+            // Taken before the runs: a segment that is sorted meanwhile is in one of the two lists.
+            let segments: Vec<_> = self.journal.segments.read().values().cloned().collect();
             if let Some(found) = self.row_in_runs(log, Reach::Disk, &holds)? {
                 return Ok(Some(found));
             }
-            let segments: Vec<_> = self.journal.segments.read().values().cloned().collect();
             for segment in segments {
                 let found = self.row_in(&segment, log)?;
+                if found.is_none() && segment.is_retired() {
+                    continue 'again;
+                }
                 if let Some((index, row)) = found.filter(|(index, row)| holds(index, row)) {
                     return Ok(Some((index, row)));
                 }
             }
-            // A segment that was passed because it was being sorted is in a run by now.
-            if end == self.journal.sorted_end() {
-                return Ok(None);
-            }
+            return Ok(None);
         }
     }
 

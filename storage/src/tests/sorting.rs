@@ -1,10 +1,13 @@
 //! Sorted runs: every reader finds the same records in them, and dead bytes give their space back.
 
+use std::cell::Cell;
 use std::fmt::Write;
 
 use super::*;
 use crate::api::record::{Gap, GapReason};
 use crate::disk::Disk;
+use crate::index::{Row, SealedIndex};
+use crate::read::Reach;
 use crate::upkeep::sorter::Turns;
 
 const LOGS: [&str; 5] = ["a", "b/1", "b/2", "c", "idle"];
@@ -899,6 +902,52 @@ fn verification_goes_on_whenever_the_sorter_takes_its_files() {
         assert!(found.is_empty(), "sorted at step {nth}: {found:?}");
         if !sorted {
             assert!(nth > 8, "a verification of several files has several steps");
+            return;
+        }
+    }
+}
+
+#[test]
+fn lookup_finds_its_row_whenever_the_sorter_takes_its_files() {
+    for (nth, has_chain) in (0..).flat_map(|nth| [(nth, true), (nth, false)]) {
+        let fixture = Fixture::with(SimDisk::new(), config());
+        for seed in 1..4 {
+            fixture.fill_logs(seed, 3);
+            fixture.sort();
+        }
+        fixture.fill_logs(4, 3);
+        for log in ["b/1", "b/2", "c"] {
+            fixture.trim_to(log, 100);
+        }
+        let store = &fixture.core.store;
+        let log = store.logs.by_name("a").unwrap();
+        let chain = log.state.read().chain.clone();
+        // The first record in the newest run: the lookup passes the older ones.
+        let runs = store.journal.runs();
+        assert!(runs.len() > 1);
+        let newest = store.indexes.find(&runs[runs.len() - 1].segment, log.id);
+        let (index, row) = newest.unwrap().flatten().unwrap();
+        let lsn = index.entries(&row).get(0).unwrap().first_lsn;
+        let calls = Cell::new(0);
+        let holds = |_: &SealedIndex, row: &Row| {
+            if calls.get() == nth {
+                fixture.sort();
+            }
+            calls.set(calls.get() + 1);
+            row.next_lsn > lsn
+        };
+        let found = match has_chain {
+            true => store.sealed_row(log.id, &chain, Reach::Disk, holds),
+            false => store.sealed_row_without_chain(log.id, holds),
+        };
+        let (index, row) = found.unwrap().unwrap();
+        let first = index.entries(&row).get(0).unwrap().first_lsn;
+        assert!(
+            first <= lsn && lsn < row.next_lsn,
+            "sorted at row {nth}, chain {has_chain}: {first} for {lsn}"
+        );
+        if calls.get() <= nth && !has_chain {
+            assert!(nth > 1, "a lookup looks at several rows");
             return;
         }
     }
