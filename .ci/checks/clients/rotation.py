@@ -11,6 +11,8 @@ import socket
 from certificates import *
 from loads import *
 
+examples()
+
 SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else sized(600, 36)
 # Appends per second of each producer.
 RATE = 50
