@@ -283,13 +283,11 @@ impl ReadLogs for Arc<CopyReader> {
     fn scan(&self, request: ScanRequest) -> BoxFuture<'_, Result<Box<dyn Scan>, ReadError>> {
         Box::pin(async move {
             let visibility = Some(replicated(request.visibility)?);
-            let scan = CopyScan::begin(
-                self,
-                ScanRequest {
-                    visibility,
-                    ..request
-                },
-            )?;
+            let request = ScanRequest {
+                visibility,
+                ..request
+            };
+            let scan = CopyScan::begin(self, request).await?;
             Ok(Box::new(scan) as _)
         })
     }
@@ -322,9 +320,9 @@ struct CopyScan {
 }
 
 impl CopyScan {
-    fn begin(reader: &Arc<CopyReader>, request: ScanRequest) -> Result<Self, ReadError> {
+    async fn begin(reader: &Arc<CopyReader>, request: ScanRequest) -> Result<Self, ReadError> {
         let copy = reader.copy()?;
-        let scan = scan::begin(&copy.store, &reader.workers, request.clone())?;
+        let scan = scan::begin_there(&copy.store, &reader.workers, request.clone()).await?;
         Ok(Self {
             reader: Arc::clone(reader),
             copy,
@@ -340,13 +338,14 @@ impl CopyScan {
     ///
     /// # Errors
     /// `LeaseLost` if there is none.
-    fn go_on(&mut self) -> Result<(), ReadError> {
+    async fn go_on(&mut self) -> Result<(), ReadError> {
         let cursor = self.scan.cursor();
         if !cursor.is_empty() {
             self.request.start = ScanStart::Cursor(cursor);
         }
         let copy = self.reader.copy()?;
-        let mut scan = scan::begin(&copy.store, &self.reader.workers, self.request.clone())?;
+        let request = self.request.clone();
+        let mut scan = scan::begin_there(&copy.store, &self.reader.workers, request).await?;
         if let Some(room) = &self.room {
             scan.read_in(Arc::clone(room));
         }
@@ -364,11 +363,11 @@ impl CopyScan {
             let chunk = match next {
                 // The copy drains, or its files are gone.
                 Ok(None) if self.request.follow && is_outdated => {
-                    self.go_on()?;
+                    self.go_on().await?;
                     continue;
                 }
                 Err(ReadError::Io(_)) if is_outdated => {
-                    self.go_on()?;
+                    self.go_on().await?;
                     continue;
                 }
                 Ok(Some(chunk)) => chunk,

@@ -249,7 +249,7 @@ impl ReadLogs for LocalEngine {
     }
 
     fn scan(&self, request: ScanRequest) -> BoxFuture<'_, Result<Box<dyn Scan>, ReadError>> {
-        Box::pin(async move { scan::begin(&self.core.store, &self.workers, request) })
+        Box::pin(scan::begin_there(&self.core.store, &self.workers, request))
     }
 
     fn stat(

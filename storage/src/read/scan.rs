@@ -81,7 +81,22 @@ impl Drop for Following {
     }
 }
 
-/// Begins a scan.
+/// Begins a scan. One of many logs by time reads the beginnings of segments, so it begins on a reader thread.
+pub(crate) async fn begin_there(
+    store: &Arc<Store>,
+    workers: &Arc<Workers>,
+    request: ScanRequest,
+) -> Result<Box<dyn Scan>, ReadError> {
+    let is_of_one = matches!(request.selector, Selector::Log(_));
+    if is_of_one || !matches!(request.start, ScanStart::Time(_)) {
+        return begin(store, workers, request);
+    }
+    let (store, threads) = (Arc::clone(store), Arc::clone(workers));
+    let begun = workers.run_if_awaited(move || begin(&store, &threads, request));
+    begun.await
+}
+
+/// Begins a scan on this thread.
 pub(crate) fn begin(
     store: &Arc<Store>,
     workers: &Arc<Workers>,

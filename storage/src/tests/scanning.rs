@@ -1,7 +1,12 @@
 //! Scans: ranges, prefixes, everything; following, resuming, gaps.
 
+use std::pin::pin;
+
 use super::*;
 use crate::api::record::{GapReason, SyncMode};
+use crate::base::metrics::{NoObserver, Observer};
+use crate::base::threads::Workers;
+use crate::read::scan::begin_there;
 
 /// A record as a scan gave it: log, lsn, payload.
 type Seen = (String, u64, Vec<u8>);
@@ -360,6 +365,39 @@ fn reads_begin_by_time_and_from_the_tail() {
     let time = start.saturating_add_micros(30_000);
     let mut scan = fixture.scan(Selector::All, ScanStart::Time(time), false);
     assert_eq!(lsns(&drain(&mut scan).0), (29..50).collect::<Vec<u64>>());
+}
+
+#[test]
+fn scan_of_many_logs_by_time_begins_on_a_reader_thread() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"x").unwrap();
+    let request = |selector, start| ScanRequest {
+        selector,
+        start,
+        until_lsn: None,
+        max_records: 0,
+        follow: false,
+        visibility: None,
+        chunk_bytes: 1 << 20,
+    };
+    // No thread takes the work, so it stays with them if the caller did not do it.
+    let workers = Arc::<Workers>::default();
+    let observer: Arc<dyn Observer> = Arc::new(NoObserver);
+    assert!(workers.start(0, &observer).unwrap().is_empty());
+    let begins_at_once = |request| {
+        let begun = pin!(begin_there(&fixture.core.store, &workers, request));
+        begun
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_ready()
+    };
+    let time = ScanStart::Time(fixture.clock.now());
+    assert!(!begins_at_once(request(Selector::All, time.clone())));
+    assert!(!begins_at_once(request(
+        Selector::Prefix("a".to_owned()),
+        time.clone()
+    )));
+    assert!(begins_at_once(request(one("a"), time)));
+    assert!(begins_at_once(request(Selector::All, ScanStart::First)));
 }
 
 #[test]
