@@ -24,13 +24,13 @@ use crate::transport::NodeTransport;
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One attempt of a unary call.
-pub(crate) struct Attempt<Q> {
+pub(crate) struct CallAttempt<Q> {
     pub(crate) message: Q,
     pub(crate) token: Option<TokenHeader>,
     deadline: Instant,
 }
 
-impl<Q> Attempt<Q> {
+impl<Q> CallAttempt<Q> {
     /// As a call of its own.
     pub(crate) fn into_request(self) -> Request<Q> {
         let mut request = with_token(self.message, self.token);
@@ -489,7 +489,7 @@ impl Client {
     ) -> Result<A, Error>
     where
         Q: Clone,
-        F: Fn(&Arc<ClientNode>, Attempt<Q>) -> S,
+        F: Fn(&Arc<ClientNode>, CallAttempt<Q>) -> S,
         S: Future<Output = Result<Response<A>, Status>>,
     {
         let deadline = Instant::now() + timeout;
@@ -498,7 +498,7 @@ impl Client {
         loop {
             let node = self.node();
             let used = self.token_header();
-            let attempt = Attempt {
+            let attempt = CallAttempt {
                 message: request.clone(),
                 token: used.clone(),
                 deadline,

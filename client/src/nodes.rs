@@ -26,7 +26,7 @@ use wald_proto::v1::ops_service_client::OpsServiceClient;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 use wald_proto::v1::{self, Reason};
 
-use crate::client::Attempt;
+use crate::client::CallAttempt;
 use crate::connect::LastTlsProblem;
 use crate::error::{Error, ErrorKind};
 use crate::shared::{AppendContent, NoAnswer, SharedAppends};
@@ -78,7 +78,7 @@ impl ClientNode {
     /// One attempt of an append: on the stream that appends share, or as a call of its own.
     pub(crate) async fn append(
         self: Arc<Self>,
-        mut attempt: Attempt<Arc<AppendContent>>,
+        mut attempt: CallAttempt<Arc<AppendContent>>,
     ) -> Result<Response<v1::AppendSessionResponse>, Status> {
         if let Some(shared) = &self.shared
             && !attempt.message.is_large()
@@ -95,7 +95,7 @@ impl ClientNode {
 
     async fn append_alone(
         &self,
-        attempt: Attempt<Arc<AppendContent>>,
+        attempt: CallAttempt<Arc<AppendContent>>,
     ) -> Result<Response<v1::AppendSessionResponse>, Status> {
         let request = attempt.into_request();
         let (head, extensions, content) = request.into_parts();

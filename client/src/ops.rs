@@ -117,7 +117,7 @@ macro_rules! call {
     };
     ($client:expr, $stub:ident . $method:ident, $repeat:expr, $request:expr, $timeout:expr) => {{
         let send = |node: &std::sync::Arc<crate::nodes::ClientNode>,
-                    attempt: crate::client::Attempt<_>| {
+                    attempt: crate::client::CallAttempt<_>| {
             let mut stub = node.$stub();
             async move { stub.$method(attempt.into_request()).await }
         };

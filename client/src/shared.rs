@@ -28,7 +28,7 @@ use tonic_types::{StatusExt as _, pb};
 use wald_proto::v1;
 use wald_proto::v1::wal_service_client::WalServiceClient;
 
-use crate::client::Attempt;
+use crate::client::CallAttempt;
 use crate::error::DOMAIN;
 use crate::nodes::{OWNER_HEADER, lock};
 use crate::token::{AUTHORIZATION, CallChannel, TokenHeader};
@@ -66,7 +66,7 @@ pub(crate) enum AppendContent {
 /// An attempt that the stream gave no answer to.
 pub(crate) enum NoAnswer {
     /// The request must be a call of its own. It was not applied.
-    Unary(Attempt<Arc<AppendContent>>),
+    Unary(CallAttempt<Arc<AppendContent>>),
     Failed(Status),
 }
 
@@ -108,7 +108,7 @@ impl SharedAppends {
     /// the future forgets the request, which may still be applied.
     pub(crate) async fn send(
         &self,
-        attempt: Attempt<Arc<AppendContent>>,
+        attempt: CallAttempt<Arc<AppendContent>>,
     ) -> Result<Response<v1::AppendSessionResponse>, NoAnswer> {
         let Some((stream, number, answer)) = self.submit(&attempt) else {
             return Err(NoAnswer::Unary(attempt));
@@ -134,7 +134,7 @@ impl SharedAppends {
     /// Puts a request on the stream. `None`: appends are calls of their own for now.
     fn submit(
         &self,
-        attempt: &Attempt<Arc<AppendContent>>,
+        attempt: &CallAttempt<Arc<AppendContent>>,
     ) -> Option<(Arc<AppendStream>, u64, AppendAnswer)> {
         let mut current = self.lock();
         if current
