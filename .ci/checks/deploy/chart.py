@@ -580,6 +580,8 @@ def backup_jobs():
     expect("walctl reads every argument", done.returncode == 2 and "object stores" in done.stderr.decode(), said(done))
     policy = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
     expect("its pod reaches gRPC", "backup" in map(labels, policy["from"]), policy)
+    # A pod without its image never fails by itself.
+    expect("a job that cannot begin ends before the next one", only(objects, "CronJob")["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"] < 24 * 3600)
 
 
 @check("The job of `logs` makes them once, deletes below its prefix, and may reach the daemon")
@@ -820,6 +822,8 @@ def alerts():
         return {rule["alert"]: rule for o in made if o["kind"] == "PrometheusRule" for group in o["spec"]["groups"] for rule in group["rules"]}
 
     plain = rules()
+    several = rules(*sets(*REPLICA, "replicaCount=2"))
+    expect("only a store of several pods misses its stand-by", several.keys() - plain.keys() == {"WaldNoStandBy"}, len(several))
     values = ["disabled={WaldBackupOld}", "overrides.WaldDown.for=9m", "overrides.WaldDown.labels.severity=warning", "alertLabels.team=a"]
     changed = rules(*sets(*(f"prometheusRule.{value}" for value in values)))
     expect("one is left out", plain.keys() - changed.keys() == {"WaldBackupOld"}, len(changed))
@@ -841,7 +845,7 @@ def package(directory):
            and all(files.get(name) == path.read_bytes() for name, path in sources.items()), ", ".join(sorted(sources)))
     expect("and nothing that is only for checks", done.returncode == 0
            and not [name for name in files if name.startswith("ci/") or "test" in Path(name).parent.name])
-    objects = rendered("--set", "dashboards.enabled=true,prometheusRule.enabled=true", chart=archive)
+    objects = rendered("--set", "dashboards.enabled=true,prometheusRule.enabled=true", *sets(*REPLICA, "replicaCount=2"), chart=archive)
     maps = [o for o in objects if o["metadata"]["labels"].get("grafana_dashboard") == "1"]
     for item in maps:
         ((name, text),) = item["data"].items()
@@ -914,10 +918,24 @@ def prometheus(compose):
                and b"rules found" in done.stdout, said(done) if done.returncode else "")
 
 
+def created(unit):
+    """The step of the unit after a start says whether a directory must have a store, and ends in any case."""
+    step = re.search(r"^ExecStartPost=/bin/sh -c '(.*)'$", unit, re.M)[1].replace("$$", "$").replace("sleep 0.1", "sleep 0.001")
+    for names, is_noted in [(["FORMAT"], True), (["FORMAT", "standby"], True), (["standby"], False), (["RESTORING", "FORMAT"], False), ([], False)]:
+        with scratch() as directory:
+            data, note = Path(directory) / "data", Path(directory) / "env"
+            data.mkdir()
+            for name in names:
+                (data / name).touch()
+            run("sh", "-c", step.replace("/var/lib/wald-created/env", str(note)).replace("/var/lib/wald;", f"{data};"), timeout=20, check=True)
+            expect(f"the unit, with {names or 'nothing'}: a store is {'' if is_noted else 'not '}required from then on", note.exists() == is_noted)
+
+
 def systemd():
     if not shutil.which("systemd-analyze"):
         return expect("systemd-analyze is there", False, "run .ci/lib/tools")
     unit = ROOT / "deploy" / "systemd" / "wald.service"
+    created(unit.read_text())
     with scratch() as directory:
         # The same unit with an existing daemon.
         copy = Path(directory) / "wald.service"
