@@ -81,6 +81,7 @@ def life(cluster, directory):
     """Upgrades an older version to this one, and uninstalls it."""
     older, current = packaged(directory, "0.0.1"), packaged(directory, "0.0.2")
     switches = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true"
+    never_ready(cluster, older, current)
     succeeded(cluster, "helm install --wait", "install", "wald", older, "--wait", "--timeout", "2m", "--set", switches)
     before, kept = cluster.get(APPS), claim(cluster)
     expect("the pod is ready, its claim is bound", before["status"].get("readyReplicas") == 1 and kept["status"]["phase"] == "Bound")
@@ -96,6 +97,8 @@ def life(cluster, directory):
     after = cluster.get(APPS)
     frozen = [{k: v for k, v in s["spec"].items() if k not in MUTABLE} for s in (before, after)]
     expect("nothing that is immutable has changed", frozen[0] == frozen[1] and "volumeClaimTemplates" in frozen[0], ", ".join(frozen[0]))
+    settings = cluster.get("/api/v1/namespaces/wald/configmaps/wald")["data"]["wald.toml"]
+    expect("a volume without a store is refused from then on", "create_store = false" in settings)
     image = pod(cluster)["spec"]["containers"][0]["image"]
     expect("the pod is of the new version", image == "wald:0.0.2", image)
     expect("its claim is the one before", claim(cluster)["metadata"]["uid"] == kept["metadata"]["uid"])
@@ -123,6 +126,15 @@ def life(cluster, directory):
     expect("the upgrade says how to grow the claim", "patch pvc data-wald-0" in said(done) and "200Gi" in said(done))
     several(cluster, current)
     end(cluster, current, kept)
+
+
+def never_ready(cluster, older, current):
+    """The first upgrade of a release whose pod never ran: it has no store yet."""
+    succeeded(cluster, "a release without a pod", "install", "early", older, "--set", "replicaCount=0")
+    done = cluster.helm("upgrade", "early", current, "--reuse-values", "--dry-run=server")
+    expect("its first upgrade may still make a store", done.returncode == 0 and "wald.toml: |" in said(done) and "create_store" not in said(done),
+           said(done)[-300:] if done.returncode else "")
+    succeeded(cluster, "it goes", "uninstall", "early", "--wait")
 
 
 def refusal(cluster, chart):

@@ -99,13 +99,24 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* Whether no pod of the installed release has been ready, as far as the cluster shows: then there is no store yet, and an
+     upgrade that mends the values is a first start. */}}
+{{- define "wald.neverReady" -}}
+{{- $set := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "wald.fullname" .) -}}
+{{- $map := lookup "v1" "ConfigMap" .Release.Namespace (include "wald.fullname" .) -}}
+{{- $had := regexMatch "(?m)^create_store = false$" (get ($map.data | default dict) "wald.toml" | default "") -}}
+{{- if and $set (not $had) (not ($set.status).readyReplicas) -}}
+true
+{{- end -}}
+{{- end }}
+
 {{/* The settings as TOML: whole numbers and truths bare, everything else a string. */}}
 {{- define "wald.toml" -}}
 # `config` of the chart's values.
 {{- range $key, $value := .Values.config }}
 {{ $key }} = {{ kindIs "float64" $value | ternary (int64 $value) (toJson $value) }}
 {{- end }}
-{{- if and .Release.IsUpgrade (not (hasKey .Values.config "create_store")) }}
+{{- if and .Release.IsUpgrade (not (hasKey .Values.config "create_store")) (not (include "wald.neverReady" .)) }}
 # The release was installed before, so its volume has a store. One without was replaced or is not mounted.
 create_store = false
 {{- end }}
@@ -605,7 +616,9 @@ grpc:
 {{- range $group := ($prefixed | fromYaml).groups -}}
 {{- $rules := list -}}
 {{- range $group.rules -}}
-{{- if not (has .alert $values.disabled) -}}
+{{- /* Nobody follows a single pod, and that is no fault. */ -}}
+{{- $is_alone := and (eq .alert "WaldNoStandBy") (lt (int $.root.Values.replicaCount) 2) -}}
+{{- if not (or $is_alone (has .alert $values.disabled)) -}}
 {{- $changed := get $values.overrides .alert | default dict -}}
 {{- $labelled := merge (dict "labels" (merge dict ($changed.labels | default dict) $values.alertLabels .labels)) (omit $changed "labels") . -}}
 {{- $rules = append $rules $labelled -}}
