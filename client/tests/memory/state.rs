@@ -31,6 +31,8 @@ pub(crate) struct StoredProducer {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) logs: BTreeMap<String, StoredLog>,
+    /// Newest batches of a producer that repeats are compared with; none: all.
+    pub(crate) producer_window: Option<usize>,
     last_log_id: u64,
 }
 
@@ -140,6 +142,12 @@ impl State {
                 false => &known.batches[..],
             };
             let place = usize::try_from(wanted.sequence).unwrap();
+            let window = self.producer_window.unwrap_or(batches.len());
+            let oldest = batches.len().saturating_sub(window);
+            if place < oldest {
+                let facts = [("log", batch.log.clone()), ("oldest", oldest.to_string())];
+                return Err(refuse(Code::FailedPrecondition, "PRODUCER_EXPIRED", &facts));
+            }
             if let Some((records, first)) = batches.get(place) {
                 return match *records == batch.records {
                     true => Ok(Some(*first)),

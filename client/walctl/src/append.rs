@@ -86,6 +86,10 @@ pub(crate) async fn run(
         }
         _ = tokio::signal::ctrl_c() => Ok(ExitKind::Interrupted),
     };
+    let is_other = ended.as_ref().is_err_and(|error| error.is::<OtherInput>());
+    if is_other {
+        progress.doubt();
+    }
     progress.end(matches!(ended, Ok(ExitKind::Ok)));
     if matches!(ended, Ok(ExitKind::Ok)) && progress.is_empty() && !from_terminal {
         hint(&args);
@@ -105,7 +109,7 @@ pub(crate) async fn run(
         Ok(exit) => return Ok(exit),
         Err(error) => exit::report(&error, Asked::of_append(&args)),
     };
-    if let Some(text) = go_on(args.producer.is_some(), format, progress.done()) {
+    if !is_other && let Some(text) = go_on(args.producer.is_some(), format, progress.done()) {
         say(&text);
     }
     Ok(exit)
@@ -378,7 +382,7 @@ async fn load(
         }
         expected = expected.map(|lsn| lsn.advance(records));
     }
-    Ok(())
+    sequences.check_repetition()
 }
 
 fn is_repeat(ack: &BatchAck) -> bool {
@@ -390,7 +394,7 @@ fn is_repeat(ack: &BatchAck) -> bool {
 struct Sequences {
     next: HashMap<String, u64>,
     /// The oldest sequence that the server can compare. Every batch before it was appended, since
-    /// sequences have no gaps.
+    /// sequences have no gaps. The producer may have appended it from other input.
     oldest: HashMap<String, u64>,
 }
 
@@ -418,6 +422,40 @@ impl Sequences {
         self.oldest.insert(log.to_owned(), oldest);
         true
     }
+
+    /// Makes sure that batches were skipped only of an input that the producer has appended before: its repetition reaches a
+    /// batch that the server compares, in each log.
+    ///
+    /// # Errors
+    /// [`OtherInput`] if an input ends before that.
+    fn check_repetition(&self) -> Result<()> {
+        for (log, oldest) in &self.oldest {
+            let batches = self.next.get(log).copied().unwrap_or_default();
+            if batches <= *oldest {
+                return Err(OtherInput {
+                    log: log.clone(),
+                    batches,
+                    oldest: *oldest,
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The input ends before the first batch that the server can compare: its records may be others than those that the
+/// producer appended.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{log} has more of this producer than the {batches} batches of this input, and the server remembers only the batches \
+     from {oldest} on, so nothing shows that these records are in the log; use another --producer for other input, or give \
+     the whole input as packed before"
+)]
+struct OtherInput {
+    log: String,
+    batches: u64,
+    oldest: u64,
 }
 
 /// Says of the failed request which records are in doubt.
@@ -531,6 +569,16 @@ mod tests {
         assert_eq!(sequences.next("a"), (2, true));
         assert_eq!(sequences.next("a"), (3, false));
         assert_eq!(sequences.next("b"), (0, false));
+    }
+
+    #[test]
+    fn repetition_reaches_a_batch_that_the_server_compares() {
+        let mut sequences = Sequences::default();
+        sequences.oldest.insert("a".into(), 2);
+        for (_sequence, proven) in [(0, false), (1, false), (2, true)] {
+            sequences.next("a");
+            assert_eq!(sequences.check_repetition().is_ok(), proven);
+        }
     }
 
     #[test]

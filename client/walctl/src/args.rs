@@ -134,7 +134,8 @@ with headers and times. Each record goes to the log that it names, or all go to 
 
 --producer ID makes a load safe to run again from the start: the server recognises batches that it \
 has. Run it with the same input, format and options. The last 1,024 batches are compared (the \
-server's producer_window); older ones are skipped.";
+server's producer_window); older ones are skipped. An input that ends before the first batch that the \
+server compares fails: nothing shows that its records are there.";
 
 const BATCH_HELP: &str = "\
 Input: one JSON object per line, {\"log\": ...} with one of \"text\": \"...\", \"data\": \"base64\" and \

@@ -69,6 +69,11 @@ impl AppendProgress {
             .set_message(format!("{} known", counted(self.known)));
     }
 
+    /// Nothing shows any more that the known records were there before.
+    pub(crate) fn doubt(&mut self) {
+        self.known = 0;
+    }
+
     /// Records at the beginning of the input that are in their logs.
     pub(crate) fn done(&self) -> u64 {
         self.records + self.known

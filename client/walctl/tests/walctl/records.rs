@@ -192,3 +192,23 @@ async fn load_of_a_producer_goes_by_logs_and_restarts_over_many() {
         assert_eq!(fixture.memory.payloads(log).len(), 500);
     }
 }
+
+#[tokio::test]
+async fn input_that_no_remembered_batch_proves_is_no_repetition() {
+    let fixture = Fixture::new().await;
+    fixture.memory.state.lock().unwrap().producer_window = Some(2);
+    let lines: String = (0..4_500).map(|number| format!("{number}\n")).collect();
+    for _ in 0..2 {
+        let done = fixture.walctl("append log --producer p", &lines).await;
+        assert_eq!(done.code, 0, "{}", done.stderr);
+    }
+    // Its batches are as old as those that the server does not remember.
+    let other = fixture.walctl("append log --producer p", "other\n").await;
+    assert_eq!(other.code, 1, "{}", other.stderr);
+    assert!(
+        other.stderr.contains("use another --producer") && !other.stderr.contains("already"),
+        "{}",
+        other.stderr
+    );
+    assert_eq!(fixture.memory.payloads("log").len(), 4_500);
+}
