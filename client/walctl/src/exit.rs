@@ -1,13 +1,11 @@
 //! Exit of walctl: exit codes, and errors in one line with the next step.
 
-use std::io;
-
 use tonic::Code;
 use wald_client::{Error, ErrorKind, Outcome, Reason, TlsFailure};
 use wald_connection::ConnectionFault;
 
 use crate::args::{AppendArgs, Command};
-use crate::output::say;
+use crate::output::{is_unread, say};
 
 /// Exit codes; scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +112,7 @@ fn exit_of(error: &anyhow::Error) -> ExitKind {
     if let Some(exit) = of_a_bucket(error) {
         return exit;
     }
-    if find::<io::Error>(error).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+    if is_unread(error) {
         return ExitKind::Ok;
     }
     let kind = find::<Error>(error).map(Error::kind);
@@ -371,9 +369,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closed_pipe_is_not_an_error() {
-        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe));
-        assert_eq!(exit_of(&error.context("writing")), ExitKind::Ok);
+    fn broken_pipe_of_something_else_than_stdout_is_an_error() {
+        let error = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let error = anyhow::Error::from(error).context("connecting");
+        assert_eq!(exit_of(&error), ExitKind::Failed);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! Rule: stdout is written by [`Out`] only, stderr by [`say`], [`note`] and [`confirmed`] only;
 //! lints forbid the rest.
 
-use std::io::{self, BufRead, BufWriter, IsTerminal, Stdout, Write};
+use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Stdout, Write};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -43,15 +43,14 @@ pub(crate) enum Output {
 }
 
 /// Says something on stderr.
-#[allow(clippy::print_stderr, reason = "the one place")]
 pub(crate) fn say(text: &str) {
-    eprintln!("walctl: {}", escaped(text));
+    note(&format!("walctl: {text}"));
 }
 
 /// Says something on stderr that is no complaint: progress, results.
-#[allow(clippy::print_stderr, reason = "the one place")]
 pub(crate) fn note(text: &str) {
-    eprintln!("{}", escaped(text));
+    // Where nobody reads it, it changes no result; `eprintln` would panic.
+    let _unread = writeln!(io::stderr(), "{}", escaped(text));
 }
 
 /// Asks a person on a terminal to confirm a step that nobody can undo. Scripts are not asked.
@@ -97,20 +96,46 @@ struct JsonRecord<'a> {
 }
 
 /// Stdout, whose errors name it: "No space left on device" alone does not say where.
-struct NamedStdout(Stdout);
+struct NamedStdout {
+    stdout: Stdout,
+    /// Whether a closed pipe is an error. Otherwise the rest goes nowhere: a reader that has seen enough changes no
+    /// result.
+    ends_unread: bool,
+}
 
-impl Write for NamedStdout {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes).map_err(named)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush().map_err(named)
+impl NamedStdout {
+    fn result<T>(&self, written: io::Result<T>, unread: T) -> io::Result<T> {
+        match written {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe && !self.ends_unread => Ok(unread),
+            written => written.map_err(|error| io::Error::new(error.kind(), StdoutError(error))),
+        }
     }
 }
 
-fn named(error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("cannot write to stdout: {error}"))
+impl Write for NamedStdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.stdout.write(bytes);
+        self.result(written, bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.stdout.flush();
+        self.result(flushed, ())
+    }
+}
+
+/// An error of stdout.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to stdout: {0}")]
+struct StdoutError(io::Error);
+
+/// Whether nobody reads stdout any more. Other pipes and connections break with the same kind of error.
+pub(crate) fn is_unread(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
+    causes.any(|error: &io::Error| {
+        let is_own = (error.get_ref()).is_some_and(|inner| inner.is::<StdoutError>());
+        is_own && error.kind() == ErrorKind::BrokenPipe
+    })
 }
 
 /// Stdout, buffered.
@@ -125,23 +150,38 @@ pub(crate) struct Out {
 }
 
 impl Out {
+    /// For a result. A closed pipe is no error, so the command keeps its own result.
     pub(crate) fn new(form: Output) -> Self {
+        Self::with(form, false)
+    }
+
+    /// For output that goes on until nobody reads it: a closed pipe is an error, which [`is_unread`] knows.
+    pub(crate) fn while_read(form: Output) -> Self {
+        Self::with(form, true)
+    }
+
+    fn with(form: Output, ends_unread: bool) -> Self {
         let stdout = io::stdout();
+        let terminal = stdout.is_terminal();
+        let stdout = NamedStdout {
+            stdout,
+            ends_unread,
+        };
         Self {
             form,
-            terminal: stdout.is_terminal(),
-            stdout: BufWriter::with_capacity(1 << 16, NamedStdout(stdout)),
+            terminal,
+            stdout: BufWriter::with_capacity(1 << 16, stdout),
             without_headers: 0,
             changed: 0,
         }
     }
 
-    /// For records. `unescaped`: a terminal gets raw bytes as they are.
+    /// For records, while they are read. `unescaped`: a terminal gets raw bytes as they are.
     ///
     /// # Errors
     /// If messages would go to a terminal.
     pub(crate) fn of_records(form: Output, unescaped: bool) -> Result<Self, Usage> {
-        let mut out = Self::new(form);
+        let mut out = Self::while_read(form);
         if form == Output::Delimited && out.terminal && !unescaped {
             return Err(Usage(
                 "--output delimited is binary, and stdout is a terminal: redirect it to a file or a \

@@ -5,7 +5,7 @@ use wald_client::{Batch, Client, Gap, GapReason, Reason, Scan, ScanEvent, Select
 
 use crate::args::{ReadArgs, ScanArgs, TailArgs};
 use crate::exit::{ExitKind, Usage};
-use crate::output::{Out, Output, say};
+use crate::output::{Out, Output, is_unread, say};
 use crate::parse::{Moment, ScanBegin};
 
 pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Result<ExitKind> {
@@ -158,8 +158,17 @@ async fn announce_wait(client: &Client, log: &str) -> Result<()> {
     }
 }
 
-async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<ExitKind> {
+async fn print(scan: Scan, out: Out, name_log: bool) -> Result<ExitKind> {
     let mut exit = ExitKind::Ok;
+    match print_until(scan, out, name_log, &mut exit).await {
+        // A loss that was found before nobody read on stays one.
+        Err(error) if is_unread(&error) => Ok(exit),
+        printed => printed.map(|()| exit),
+    }
+}
+
+/// Prints until the end, and notes a loss in `exit`.
+async fn print_until(scan: Scan, mut out: Out, name_log: bool, exit: &mut ExitKind) -> Result<()> {
     let mut events = scan.open();
     // A repeated complaint helps nobody.
     let mut complaint = String::new();
@@ -172,7 +181,7 @@ async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<ExitKind> {
             Ok(ScanEvent::Gap(gap)) => {
                 say(&sentence(&gap));
                 if matches!(gap.reason, GapReason::Quarantined | GapReason::Lost) {
-                    exit = ExitKind::DataLoss;
+                    *exit = ExitKind::DataLoss;
                 }
             }
             // Flushed, so that no reader waits for the next message.
@@ -188,14 +197,15 @@ async fn print(scan: Scan, mut out: Out, name_log: bool) -> Result<ExitKind> {
                 }
             }
             Err(error) => {
-                // Records before the error are good.
-                out.flush()?;
-                return Err(error.into());
+                // Records before the error are good. If nobody reads them, the error is still one.
+                return match out.flush().map_err(anyhow::Error::from) {
+                    Err(other) if !is_unread(&other) => Err(other),
+                    _ => Err(error.into()),
+                };
             }
         }
     }
-    out.end()?;
-    Ok(exit)
+    Ok(out.end()?)
 }
 
 /// Describes missing records and the reason.

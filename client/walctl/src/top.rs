@@ -142,7 +142,7 @@ pub(crate) async fn run(client: &Client, args: TopArgs, output: Output) -> Resul
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
 
 fn print(client: &Client, rows: &[LogRow], lines: Option<usize>, output: Output) -> Result<()> {
-    let mut out = Out::new(output);
+    let mut out = Out::while_read(output);
     match output {
         Output::Json | Output::Jsonl => {
             let time = jiff::Timestamp::now();

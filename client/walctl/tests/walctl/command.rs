@@ -67,11 +67,20 @@ impl Fixture {
 
     /// Runs walctl with bytes on its stdin and stdout.
     pub(crate) async fn walctl_bytes(&self, arguments: &str, stdin: &[u8]) -> RanBytes {
-        let mut child = self
-            .command(arguments)
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::fed(self.command(arguments), stdin).await
+    }
+
+    /// Runs walctl with this stdin, and a stdout that nobody reads.
+    pub(crate) async fn unread(&self, arguments: &str, stdin: &str) -> RanBytes {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = self.command(arguments);
+        command.stdout(writer);
+        Self::fed(command, stdin.as_bytes()).await
+    }
+
+    async fn fed(mut command: Command, stdin: &[u8]) -> RanBytes {
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let mut pipe = child.stdin.take().unwrap();
         let stdin = stdin.to_owned();
         // walctl may end before it has read everything.

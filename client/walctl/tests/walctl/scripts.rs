@@ -193,6 +193,29 @@ async fn closed_pipe_is_not_an_error() {
 }
 
 #[tokio::test]
+async fn failures_and_losses_keep_their_exit_codes_if_nobody_reads() {
+    let fixture = Fixture::new().await;
+    let records = format!("{}\n", "x".repeat(100)).repeat(5_000);
+    fixture.walctl("append log", &records).await;
+    *fixture.memory.gap.lock().unwrap() = Some(Gap {
+        log: "log".into(),
+        from_lsn: Some(3),
+        to_lsn: Some(7),
+        reason: GapReason::Quarantined.into(),
+    });
+    let logs = "logs:\n  - name: orders\n  - name: $system\n";
+    for (command, input, code) in [
+        ("scan log --output raw", "", 5),
+        ("append log --format jsonl --output json", "1\n{oops\n", 1),
+        ("apply -f -", logs, 1),
+        ("logs", "", 0),
+    ] {
+        let ran = fixture.unread(command, input).await;
+        assert_eq!(ran.code, code, "{command}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
 async fn append_that_a_bad_line_stops_says_how_to_go_on() {
     let fixture = Fixture::new().await;
     let input = format!("{}{{oops\n", "1\n".repeat(1_200));
