@@ -77,7 +77,6 @@ impl BackupDirectory {
             Ok(false) => format!("cannot make {}", dir.display()),
             _ => format!("cannot write to {}", dir.display()),
         };
-        let is_new = !dir.join(MANIFESTS).is_dir();
         for part in [FILES, MANIFESTS] {
             private::make_part(&dir.join(part)).with_context(fail)?;
         }
@@ -92,10 +91,12 @@ impl BackupDirectory {
             }
             Err(TryLockError::Error(error)) => return Err(error).with_context(fail),
         }
-        if is_new {
-            flush_directory(dir)?;
-            if let Some(parent) = dir.canonicalize().with_context(fail)?.parent() {
-                flush_directory(parent)?;
+        // Also if it was there: the run that made it may have been killed before this.
+        flush_directory(dir)?;
+        for ancestor in dir.canonicalize().with_context(fail)?.ancestors().skip(1) {
+            // Above the directories that this call may have made, missing rights are no error.
+            if flush_directory(ancestor).is_err() {
+                break;
             }
         }
         let directory = Self {
