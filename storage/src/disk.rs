@@ -394,6 +394,12 @@ pub(crate) fn replace_file(
     path: &str,
     parts: &[&[u8]],
 ) -> io::Result<()> {
+    write_new(disk, new, parts)?;
+    disk.rename(new, path)
+}
+
+/// Writes a file from parts under its temporary name, and flushes it.
+pub(crate) fn write_new(disk: &dyn Disk, new: &str, parts: &[&[u8]]) -> io::Result<()> {
     let file = create_anew(disk, new)?;
     let mut at = 0;
     let written = parts.iter().try_for_each(|part| {
@@ -407,7 +413,7 @@ pub(crate) fn replace_file(
         let _gone = disk.remove(new);
         return Err(error);
     }
-    disk.rename(new, path)
+    Ok(())
 }
 
 /// Creates an empty file, in place of one that a crash left.

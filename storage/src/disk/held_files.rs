@@ -35,7 +35,7 @@ pub(crate) struct Backups {
     disk: Arc<dyn Disk>,
     state: Mutex<HeldState>,
     digests: Mutex<HashMap<String, KnownFile>>,
-    /// Time at which the last complete backup ended, also before this start.
+    /// Time at which the last complete backup was sent, also before this start. Whether anybody keeps it is not known here.
     ended: Mutex<Option<Timestamp>>,
 }
 
@@ -220,10 +220,18 @@ impl Backups {
         Ok(())
     }
 
-    /// Notes that a file has new content: its digest is forgotten, and it is not removed.
-    pub(crate) fn replaced(&self, path: &str) {
-        self.state.lock().doomed.retain(|doomed| doomed != path);
+    /// Moves a new file to its place. If an earlier file of this name was to be removed, the new one is not, and the digest
+    /// of the earlier one is forgotten.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub(crate) fn put(&self, new: &str, path: &str) -> io::Result<()> {
+        // A backup that ends meanwhile would remove the new file.
+        let mut state = self.state.lock();
+        self.disk.rename(new, path)?;
+        state.doomed.retain(|doomed| doomed != path);
         self.forget(path);
+        Ok(())
     }
 
     /// Removes several files. Returns whether a backup holds one of them.

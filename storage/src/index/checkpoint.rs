@@ -183,7 +183,7 @@ impl<'a> CheckpointWriter<'a> {
         self.out.extend_from_slice(&crc.to_le_bytes());
         self.write_out()?;
         self.file.sync()?;
-        self.disk.rename(&new_path(self.last), &path(self.last))?;
+        backups.put(&new_path(self.last), &path(self.last))?;
         self.finished = true;
         self.disk.sync_directory(DIRECTORY)?;
         let mut ids = list(self.disk)?;
@@ -391,6 +391,7 @@ fn halves(id: u128) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::clock::{Clock as _, SystemClock};
     use crate::disk::SimDisk;
 
     fn summary() -> Summary {
@@ -459,5 +460,24 @@ mod tests {
             assert_eq!(read(&disk, SegmentId::new(9)).unwrap(), None, "byte {at}");
             file.write_all_at(&byte, at).unwrap();
         }
+    }
+
+    #[test]
+    fn checkpoint_stays_when_the_backup_of_its_predecessor_ends() {
+        let disk = SimDisk::new();
+        disk.create_directory(DIRECTORY).unwrap();
+        let backups = Backups::new(std::sync::Arc::new(disk.clone()));
+        let write = || {
+            CheckpointWriter::new(&disk, &summary())
+                .unwrap()
+                .finish(&backups)
+        };
+        write().unwrap();
+        let now = SystemClock.monotonic();
+        let pin = backups.pin(now).unwrap();
+        set_aside(&disk, &backups).unwrap();
+        write().unwrap();
+        drop(pin);
+        assert_eq!(list(&disk).unwrap(), [SegmentId::new(9)]);
     }
 }

@@ -259,11 +259,11 @@ impl Indexer {
         while let Some(index) = progress.unwritten.front() {
             let path = index_path(index.segment);
             let new = format!("{path}.new");
-            result = disk::replace_file(&*self.store.disk, &new, &path, &[index.bytes()]);
+            result = disk::write_new(&*self.store.disk, &new, &[index.bytes()])
+                .and_then(|()| self.store.held_files.put(&new, &path));
             if result.is_err() {
                 break;
             }
-            self.store.held_files.replaced(&path);
             written.extend(progress.unwritten.pop_front());
         }
         if written.is_empty() {
