@@ -683,6 +683,36 @@ func TestBatchThatWasNotKeptWasNotApplied(t *testing.T) {
 	}
 }
 
+func TestFileStateBehindLinksKeepsTheLinks(t *testing.T) {
+	directory := t.TempDir()
+	target, link := filepath.Join(directory, "target"), filepath.Join(directory, "link")
+	if err := errors.Join(os.Symlink("middle", link), os.Symlink(target, filepath.Join(directory, "middle"))); err != nil {
+		t.Skip(err)
+	}
+	// Once without a target, once with one.
+	for _, text := range []string{"1", "2"} {
+		state := FileState(link)
+		if _, err := state.Load(); err != nil {
+			t.Fatal(err)
+		}
+		if err := state.Save([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
+			t.Errorf("the link was replaced: %v, %v", info, err)
+		}
+		if saved, err := os.ReadFile(target); string(saved) != text || err != nil {
+			t.Errorf("got %q, %v", saved, err)
+		}
+		if _, err := FileState(target).Load(); runtime.GOOS == "linux" && !errors.Is(err, errInUse) {
+			t.Errorf("a state in use: %v", err)
+		}
+		if err := state.(io.Closer).Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestFileStateIsUsedByOneAtATime(t *testing.T) {
 	if runtime.GOOS == "windows" || runtime.GOOS == "aix" || runtime.GOOS == "solaris" {
 		t.Skip("no lock")

@@ -43,7 +43,8 @@ type State interface {
 // Each save writes a new file, path + ".new", flushes it, and renames it. A producer or follower
 // that uses the state holds a lock on a third file, path + ".lock", until it is closed or its
 // process ends. Another one is refused ([ErrState]), in this process and in others. The file
-// stays. Windows, AIX and Solaris have no such lock: let one process use the file at a time.
+// stays. If the path is a symbolic link, all of this concerns the file that the link names, and the
+// link stays. Windows, AIX and Solaris have no such lock: let one process use the file at a time.
 func FileState(path string) State { return &fileState{path: path} }
 
 type fileState struct {
@@ -61,6 +62,8 @@ func (f *fileState) Load() ([]byte, error) {
 	if f.unlock != nil {
 		return nil, fmt.Errorf("%s: %w", f.path, errInUse)
 	}
+	// Otherwise a save would replace the link, and users of different names would have different locks.
+	f.path = behindLinks(f.path)
 	unlock, err := lockFile(f.path + ".lock")
 	if errors.Is(err, errInUse) {
 		return nil, fmt.Errorf("%s: %w", f.path, errInUse)
@@ -76,6 +79,25 @@ func (f *fileState) Load() ([]byte, error) {
 	}
 	f.unlock = unlock
 	return state, nil
+}
+
+// behindLinks returns the path that a symbolic link names, which need not exist; path itself, if it
+// is no link. The names beside it are the same through all links to its directory.
+func behindLinks(path string) string {
+	// The kernel refuses a path with more.
+	for range 40 {
+		target, err := os.Readlink(path)
+		if err != nil {
+			break
+		}
+		if !filepath.IsAbs(target) {
+			// Not filepath.Join, which removes ".." after links to directories.
+			directory, _ := filepath.Split(path)
+			target = directory + target
+		}
+		path = target
+	}
+	return path
 }
 
 // Close releases the lock.

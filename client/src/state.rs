@@ -30,10 +30,14 @@ pub trait State: Send + 'static {
     fn save(&mut self, state: &[u8]) -> io::Result<()>;
 }
 
+/// Links that are followed, as the kernel does it; it refuses a path with more.
+const LINKS: usize = 40;
+
 /// State in a file, which only its owner can read.
 ///
 /// Each save writes a new file beside it, flushes it, and renames it. A producer or follower holds a lock on a third
-/// file, `PATH.lock`, from its start until it is dropped: a second one is refused, in this process and in others.
+/// file, `PATH.lock`, from its start until it is dropped: a second one is refused, in this process and in others. If the
+/// path is a symbolic link, PATH is the file that the link names, and the link stays.
 #[derive(Debug)]
 pub struct FileState {
     path: PathBuf,
@@ -61,6 +65,8 @@ impl FileState {
         if self.lock.is_some() {
             return Ok(());
         }
+        // Otherwise a save would replace the link, and users of different names would have different locks.
+        self.path = behind_links(std::mem::take(&mut self.path));
         let path = self.beside(".lock");
         let file = own_file().open(path)?;
         match file.try_lock() {
@@ -94,6 +100,19 @@ impl FileState {
         }
         Ok(())
     }
+}
+
+/// The path that a symbolic link names, which need not exist; the path itself, if it is no link. The names beside it are the
+/// same through all links to its directory.
+fn behind_links(mut path: PathBuf) -> PathBuf {
+    for _ in 0..LINKS {
+        let Ok(target) = fs::read_link(&path) else {
+            break;
+        };
+        path.pop();
+        path.push(target);
+    }
+    path
 }
 
 /// Makes or opens a file that only its owner can read.
@@ -287,5 +306,28 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         let refused = state.save(b"x").unwrap_err();
         assert!(refused.to_string().contains("producer.state"), "{refused}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn link_stays_and_its_target_has_the_state_and_the_lock() {
+        let directory = format!("wald-linked-state-{}", std::process::id());
+        let directory = std::env::temp_dir().join(directory);
+        fs::create_dir(&directory).unwrap();
+        let path = |name| directory.join(name);
+        let (target, link) = (path("target"), path("link"));
+        std::os::unix::fs::symlink("middle", &link).unwrap();
+        std::os::unix::fs::symlink(&target, path("middle")).unwrap();
+        // Once without a target, once with one.
+        for text in ["1", "2"] {
+            let mut state = FileState::new(&link);
+            state.load().unwrap();
+            state.save(text.as_bytes()).unwrap();
+            assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+            assert_eq!(fs::read_to_string(&target).unwrap(), text);
+            let refused = FileState::new(&target).load().unwrap_err();
+            assert_eq!(refused.kind(), IoErrorKind::ResourceBusy);
+        }
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -658,6 +658,22 @@ def test_file_has_the_last_state_and_belongs_to_its_owner_alone(tmp_path, monkey
         wald.FileState(str(tmp_path / "missing" / "a")).save(b"x")
 
 
+def test_link_stays_and_its_target_has_the_state_and_the_lock(tmp_path):
+    pytest.importorskip("fcntl")
+    (tmp_path / "link").symlink_to("middle")
+    (tmp_path / "middle").symlink_to(tmp_path / "target")
+    # Once without a target, once with one.
+    for text in (b"1", b"2"):
+        state = wald.FileState(tmp_path / "link")
+        state.load()
+        state.save(text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "target").read_bytes() == text
+        with pytest.raises(BlockingIOError, match=IN_USE):
+            wald.FileState(tmp_path / "target").load()
+        state.close()
+
+
 def test_file_is_flushed_before_it_is_renamed_and_its_directory_afterwards(tmp_path, monkeypatch):
     steps = []
     fsync, replace = os.fsync, os.replace

@@ -1,6 +1,6 @@
 /** State that a program keeps over its restarts. */
-import { open, readFile, rename, rm } from "node:fs/promises";
-import { dirname } from "node:path";
+import { open, readFile, readlink, rename, rm } from "node:fs/promises";
+import { dirname, isAbsolute } from "node:path";
 
 import { fromBinary, toBinary, type DescMessage, type MessageShape } from "@bufbuild/protobuf";
 
@@ -32,7 +32,8 @@ let nextSave = 0;
  * because Node has no file locks.**
  *
  * Each save writes a new file beside it, whose name ends with `.new`, flushes it, and renames it. A program that is
- * killed during a save can leave such a file behind.
+ * killed during a save can leave such a file behind. If the path is a symbolic link, a save replaces the file that the
+ * link names, and the link stays.
  */
 export class FileState implements State {
   /** The file's path. */
@@ -55,16 +56,17 @@ export class FileState implements State {
   }
 
   async save(state: Uint8Array): Promise<void> {
-    const draft = `${this.path}.${process.pid}.${nextSave++}.new`;
+    const path = await behindLinks(this.path);
+    const draft = `${path}.${process.pid}.${nextSave++}.new`;
     try {
-      await this.#replace(draft, state);
+      await this.#replace(path, draft, state);
     } catch (error) {
       await rm(draft, { force: true }).catch(() => {});
       throw this.#failed(error);
     }
   }
 
-  async #replace(draft: string, state: Uint8Array): Promise<void> {
+  async #replace(path: string, draft: string, state: Uint8Array): Promise<void> {
     const file = await open(draft, "w", 0o600);
     try {
       await file.writeFile(state);
@@ -72,10 +74,10 @@ export class FileState implements State {
     } finally {
       await file.close();
     }
-    await rename(draft, this.path);
+    await rename(draft, path);
     // Without it a power cut may undo the rename. Windows opens no directories.
     if (process.platform !== "win32") {
-      const directory = await open(dirname(this.path), "r");
+      const directory = await open(dirname(path), "r");
       try {
         await directory.sync();
       } finally {
@@ -88,6 +90,22 @@ export class FileState implements State {
   #failed(error: unknown): Error {
     return new Error(`${this.path}: ${reasonOf(error)}`, { cause: error });
   }
+}
+
+/** The path that a symbolic link names, which need not exist; the path itself, if it is no link. */
+async function behindLinks(path: string): Promise<string> {
+  // The kernel refuses a path with more links.
+  for (let links = 0; links < 40; links++) {
+    let target: string;
+    try {
+      target = await readlink(path);
+    } catch {
+      break;
+    }
+    // Not join, which removes ".." after links to directories.
+    path = isAbsolute(target) ? target : `${dirname(path)}/${target}`;
+  }
+  return path;
 }
 
 /** The kinds of states, as errors name them. */

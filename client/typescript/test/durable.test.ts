@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { mkdir, mkdtemp, readdir, rm, stat, writeFile } from "node:fs/promises";
+import { lstat, mkdir, mkdtemp, readFile, readdir, rm, stat, symlink, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import test, { beforeEach, afterEach } from "node:test";
@@ -568,6 +568,23 @@ test("file has the last state, and belongs to its owner alone", async () => {
     await producer.appendBatch("a");
     await producer.close();
     assert.equal(fromBinary(ProducerStateSchema, (await new FileState(`${path}.2`).load()) ?? new Uint8Array()).sequence, 1n);
+  } finally {
+    await rm(directory, { recursive: true });
+  }
+});
+
+test("a symbolic link stays, and its target has the state", async () => {
+  const directory = await mkdtemp(join(tmpdir(), "wald-state-"));
+  try {
+    const [target, link] = [join(directory, "target"), join(directory, "link")];
+    await symlink("middle", link);
+    await symlink(target, join(directory, "middle"));
+    // Once without a target, once with one.
+    for (const text of ["1", "2"]) {
+      await new FileState(link).save(Buffer.from(text));
+      assert.ok((await lstat(link)).isSymbolicLink());
+      assert.equal((await readFile(target)).toString(), text);
+    }
   } finally {
     await rm(directory, { recursive: true });
   }

@@ -76,8 +76,8 @@ class FileState:
     lock is `flock`, so there is none on Windows, and on a network file system only if that has it. On Linux a lock of
     `fcntl` keeps programs in Java out, too.
 
-    Each save writes a new file next to it, flushes it, and renames it. The directory must exist. All calls raise
-    OSError.
+    Each save writes a new file next to it, flushes it, and renames it. If the path is a symbolic link, all of this
+    concerns the file that the link names, and the link stays. The directory must exist. All calls raise OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -85,6 +85,8 @@ class FileState:
         self._lock: IO[bytes] | None = None
 
     def load(self) -> bytes | None:
+        # Otherwise a save would replace a link, and users of different names would have different locks.
+        self.path = os.path.realpath(self.path)
         lock = self._locked()
         try:
             with open(self.path, "rb") as file:

@@ -22,10 +22,11 @@ import java.util.Optional;
  * <p>Each save writes a new file, {@code PATH.new}, flushes it, and renames it. A producer or follower that uses the state holds a lock on
  * a third file, {@code PATH.lock}, until it is closed or its process ends. Another one is refused, in this process and in others. The file
  * stays. On Linux clients for Go and Python see this lock, and this class sees theirs. The client for Rust has a lock of another kind: let
- * programs in Rust and Java not use a state at the same time.
+ * programs in Rust and Java not use a state at the same time. If the path is a symbolic link, all of this concerns the file that the link
+ * names, and the link stays.
  */
 public final class FileState implements State {
-  private final Path path;
+  private Path path;
   /** Null: it is not held. */
   private FileLocks.Held lock;
 
@@ -48,6 +49,8 @@ public final class FileState implements State {
     if (lock != null) {
       throw inUse();
     }
+    // Otherwise a save would replace the link, and users of different names would have different locks.
+    path = behindLinks(path);
     FileLocks.Held taken;
     try {
       taken = FileLocks.take(beside(".lock"));
@@ -66,6 +69,19 @@ public final class FileState implements State {
         taken.release();
       }
     }
+  }
+
+  /** The path that a symbolic link names, which need not exist; the path itself, if it is no link. */
+  private static Path behindLinks(Path path) {
+    // The kernel refuses a path with more links.
+    for (int links = 0; links < 40; links++) {
+      try {
+        path = path.resolveSibling(Files.readSymbolicLink(path));
+      } catch (IOException | UnsupportedOperationException none) {
+        break;
+      }
+    }
+    return path;
   }
 
   private Optional<byte[]> read() throws IOException {

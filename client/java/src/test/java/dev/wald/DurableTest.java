@@ -33,6 +33,7 @@ import java.io.IOException;
 import java.lang.reflect.InvocationTargetException;
 import java.net.URL;
 import java.net.URLClassLoader;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
@@ -1057,6 +1058,23 @@ class DurableTest {
       assertEquals(FailureKind.CLOSED, failureOf(() -> follower.keep("late")).kind());
     }
     assertEquals("x", follow(client, FileState.of(other)).effects().orElseThrow().toStringUtf8());
+  }
+
+  @Test
+  void linkToFileStateStaysAndItsTargetHasTheStateAndTheLock() throws Exception {
+    Path target = directory.resolve("target");
+    Path link = Files.createSymbolicLink(directory.resolve("link"), Path.of("middle"));
+    Files.createSymbolicLink(directory.resolve("middle"), target);
+    // Once without a target, once with one.
+    for (String text : List.of("1", "2")) {
+      FileState state = FileState.of(link);
+      state.load();
+      state.save(text.getBytes(StandardCharsets.UTF_8));
+      assertTrue(Files.isSymbolicLink(link));
+      assertEquals(text, Files.readString(target));
+      assertThrows(IOException.class, () -> FileState.of(target).load());
+      state.release();
+    }
   }
 
   /** Takes the lock of a state in a process of its own. */
