@@ -358,7 +358,7 @@ state_metrics! {
     scrubbed_bytes: IntCounter = "wald_scrubbed_bytes_total", now.scrubbed_bytes;
     /// Time of the end of the last whole scrubbing pass in seconds since 1970. 0: none since the start.
     last_scrub: Gauge = "wald_scrub_last_pass_timestamp_seconds", now.last_scrub.map_or(0.0, seconds);
-    /// Time of the end of the last whole backup of this store in seconds since 1970; it survives restarts. 0: none.
+    /// Time in seconds since 1970 at which the last whole backup of this store was sent; it survives restarts. Only the exit code of walctl backup says that the backup is kept. 0: none.
     last_backup: Gauge = "wald_backup_last_success_timestamp_seconds", now.last_backup.map_or(0.0, seconds);
     /// Logs whose cursors keep records that retention would drop. 0: cursors hold nothing back.
     held_logs: IntGauge = "wald_retention_held_logs", now.held_logs;
