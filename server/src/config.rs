@@ -482,10 +482,13 @@ impl Config {
         !self.bucket_url.is_empty()
     }
 
-    /// The engine's share of the settings, for a command that opens a store and ships nothing.
+    /// The engine's share of the settings, for a command that opens a store and ships nothing. Such an engine has no
+    /// archive either, so nothing expires and nothing is sorted: the sorter would drop records that belong there.
     pub(crate) fn storage_without_replica(&self) -> StorageConfig {
         let mut storage = self.storage();
         storage.replica = None;
+        storage.sorter_enabled = false;
+        storage.retention_interval = Duration::MAX;
         if storage.sync_mode == SyncMode::Replicated {
             storage.sync_mode = SyncMode::Strict;
         }

@@ -307,8 +307,9 @@ impl RestoreWork<'_> {
         Ok(sound)
     }
 
-    /// Opens the store as a start does, and reads every record of every log.
-    /// Gaps whose loss was accepted before the backup are as they should be.
+    /// Opens the store as a start does, and reads every record of every log. Meanwhile nothing expires and nothing is sorted
+    /// ([`Config::storage_without_replica`]), so that the backup and the store have the same records. Gaps
+    /// whose loss was accepted before the backup are as they should be.
     fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<DrillResult, Exit> {
         let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
         let keys = encryption::start(self.config, &(Arc::clone(&disk) as _), Box::new(|_| None))?;

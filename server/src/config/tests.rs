@@ -196,6 +196,20 @@ fn replica_needs_a_build_with_object_stores() {
     assert!(found[0].contains("--features object"), "{found:?}");
 }
 
+#[test]
+fn engine_of_a_command_without_an_archive_drops_nothing() {
+    let config = resolved(&file(
+        "archive_dir = \"/archive\"\nretention_max_records = 4",
+    ));
+    assert!(config.storage().sorter_enabled);
+    let alone = config.storage_without_replica();
+    assert_eq!(
+        (alone.sorter_enabled, alone.retention_interval),
+        (false, Duration::MAX)
+    );
+    alone.check().unwrap();
+}
+
 #[cfg(feature = "object")]
 #[test]
 fn replica_reaches_the_engine_of_a_daemon_and_no_other() {
