@@ -43,7 +43,9 @@ pub(crate) fn command() -> Command {
              store that a start would accept.\n\n\
              With --at-position the store has its state at that position: every append that ended \
              at or below it, whole, and none later. `walctl sync` prints such a position. The \
-             position of an append is its beginning, so to include it, name a later one. A replica has \
+             position of an append is its beginning, so to include it, name a later one. Records that the store \
+             had dropped by the time of the backup, after a trim, a deletion or by retention, do not come back, also if \
+             they were there at that position: the command says so where that can be. A replica has \
              the positions of the last replica_keep; the error for another one names the range.\n\n\
              The restored store continues with a higher recovery epoch, at positions that the old \
              one has not given out.\n\n\
@@ -214,6 +216,16 @@ impl RestoreSource {
         }
     }
 
+    /// Whether the store may lack records that it had at the position of the restore. Later trims, deletions and retention
+    /// are cut off, but a sorted run lacks the records that these had dropped by the time it was made.
+    fn may_lack_records(&self, restored: &Restored) -> bool {
+        self.manifest().is_some_and(|manifest| {
+            let mut files = manifest.files.iter();
+            restored.position < manifest.position
+                && files.any(|file| file.path.starts_with("sorted/"))
+        })
+    }
+
     /// Makes the store.
     fn restore(&mut self, target: &Path, storage: &StorageConfig) -> Result<Restored, Exit> {
         match self {
@@ -358,6 +370,14 @@ impl RestoreWork<'_> {
     ) -> Result<(), Exit> {
         let report = &restored.report;
         let (backup, replica) = self.source.names();
+        let may_lack_records = self.source.may_lack_records(restored);
+        if may_lack_records {
+            eprintln!(
+                "wald: records that were trimmed, deleted or expired between position {} and the time of the backup may be \
+                 missing: the store had been sorted",
+                restored.position
+            );
+        }
         for finding in &report.findings {
             eprintln!("wald: {}", escaped(&finding.to_string()));
         }
@@ -372,6 +392,7 @@ impl RestoreWork<'_> {
                 "files": restored.files,
                 "bytes": restored.bytes,
                 "data_dir": read.is_none().then(|| target.display().to_string()),
+                "may_lack_records": may_lack_records,
                 "read_records": read.map(|read| read.records),
                 "signature": self.source.manifest().map(|manifest| signature(manifest, &self.trusted)),
             })

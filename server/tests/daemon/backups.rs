@@ -197,6 +197,42 @@ async fn a_backup_is_restored_as_of_its_end_and_as_of_a_position() {
 }
 
 #[tokio::test]
+async fn restore_of_a_position_says_if_a_sorted_run_may_lack_records() {
+    let daemon = Daemon::start(&["--segment-bytes=128KiB", "--sorter-step-bytes=512KiB"]);
+    fill(&daemon, 0, 60).await;
+    let is_sorted = |saved: &Saved| {
+        let mut files = saved.manifest.files.iter();
+        files.any(|file| file.path.starts_with("sorted/"))
+    };
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !is_sorted(&save(&daemon, v1::BackupRequest::default()).await) {
+        assert!(std::time::Instant::now() < deadline, "nothing is sorted");
+    }
+    let mut wal = daemon.wal().await;
+    let synced = wal.sync(v1::SyncRequest::default()).await.unwrap();
+    let position = synced.into_inner().durable_position.unwrap().to_string();
+    wal.append(append("a", "later")).await.unwrap();
+    let saved = save(&daemon, v1::BackupRequest::default()).await;
+    let scratch = tempfile::tempdir().unwrap();
+    let kept = scratch.path().join("backups");
+    saved.keep(&kept, "1");
+    for (name, at, may_lack) in [
+        ("all", &[][..], false),
+        ("early", &["--at-position", &position], true),
+    ] {
+        let mut command = wald();
+        command.args(["restore", "--output", "json"]).arg(&kept);
+        command.arg("--data-dir").arg(scratch.path().join(name));
+        let restored = output(command.args(at));
+        assert_eq!(restored.status.code(), Some(0), "{restored:?}");
+        let told: serde_json::Value = serde_json::from_slice(&restored.stdout).unwrap();
+        assert_eq!(told["may_lack_records"], may_lack, "{name}");
+        let said = String::from_utf8(restored.stderr).unwrap();
+        assert_eq!(said.contains("may be missing"), may_lack, "{said}");
+    }
+}
+
+#[tokio::test]
 async fn four_backups_run_at_a_time_and_a_client_that_goes_away_ends_its_own() {
     let daemon = Daemon::start(&[]);
     fill(&daemon, 0, 60).await;
