@@ -301,6 +301,13 @@ impl Peer {
         self.state.asked_to_leave.load(Ordering::Acquire)
     }
 
+    /// A connection of another port. It is in no set of connections, so it is not counted as silent.
+    pub(super) fn of_another_port(connections: &Arc<Connections>) -> Self {
+        let peer = Self::new(connections);
+        peer.state.known.store(true, Ordering::Relaxed);
+        peer
+    }
+
     /// Resolves once the connection was cut off.
     pub(super) fn poll_cut(&self, context: &Context<'_>) -> Poll<()> {
         self.state.connection.register(context.waker());

@@ -50,7 +50,7 @@ impl SidePort {
         names: Option<Arc<CertNames>>,
         audited: Option<Arc<AuditedPeer>>,
     ) -> SideConnection {
-        let peer = Peer::new(&self.connections);
+        let peer = Peer::of_another_port(&self.connections);
         SideConnection {
             peer: peer.clone(),
             running: self.running.clone(),
