@@ -33,7 +33,7 @@ use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, Trail};
-use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, LastCaller};
+use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
 use crate::forward::{CallRoute, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Need, Recorded, Rpc};
@@ -74,6 +74,8 @@ where
             RequestBody::Many(requests) => {
                 let share = head.extensions.get::<AnswerShare>().cloned();
                 let fault = FirstFault::default();
+                let lease = head.extensions.get::<Caller>();
+                let lease = lease.and_then(|caller| caller.lease(HeldRight::Principal));
                 let body = fault.in_requests(requests);
                 let answer = service.call(Request::from_parts(head, body));
                 Box::pin(async move {
@@ -85,7 +87,7 @@ where
                         },
                         None => None,
                     };
-                    let answer = fault.in_answer(answer.await?);
+                    let answer = fault.in_answer(answer.await?, lease);
                     Ok(may_be_hurried(Counted::answer(answer, share, open)))
                 })
             }
