@@ -23,7 +23,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -436,7 +436,12 @@ async fn answer(request: Request<Incoming>, work: RequestAtWork, port: &Port) ->
         let busy = "too many requests are at work on this port; try again\n";
         return (StatusCode::SERVICE_UNAVAILABLE, busy).into_response();
     };
-    let Ok(response) = port.router.clone().call(request.map(Body::new)).await;
+    let place = Arc::clone(&work.0);
+    let request = request.map(|body| match body.is_end_stream() {
+        true => Body::new(body),
+        false => Body::new(ArrivingBody { body, place }),
+    });
+    let Ok(response) = port.router.clone().call(request).await;
     response.map(|body| {
         Body::new(AnswerBody {
             body,
@@ -485,6 +490,36 @@ impl http_body::Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of a request, which notes its end: bytes that come later are not of this request.
+struct ArrivingBody {
+    body: Incoming,
+    place: Arc<ConnPlace>,
+}
+
+impl http_body::Body for ArrivingBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.place.request_is_whole();
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
