@@ -46,6 +46,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tower::Service as _;
 
+use crate::answers::AnswerShare;
 use crate::audit::{AuditLog, AuditedPeer, Trail};
 use crate::auth::{Authority, CertNames, ServerRight};
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
@@ -148,6 +149,7 @@ pub(crate) fn start(
     };
     let (node, config, authority) = (Arc::clone(node), config.clone(), authority.clone());
     let audit = audit.cloned();
+    let answers = side.answers();
     let api = config.has_http_api().then(ApiThread::start).transpose()?;
     let api_handle = api.as_ref().map(|api| (api.handle(), side));
     let (stop, stopped) = oneshot::channel::<()>();
@@ -156,7 +158,7 @@ pub(crate) fn start(
         .spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve(listener, node, &config, grpc, (tls, api_handle), (authority, audit)) => {}
+                    () = serve(listener, node, &config, grpc, (tls, api_handle), (authority, audit, answers)) => {}
                     // The other end was dropped.
                     _ = stopped => {}
                 }
@@ -194,7 +196,7 @@ async fn serve(
     config: &Config,
     grpc: SocketAddr,
     (tls, api): (Option<TlsAcceptor>, Option<(Handle, SidePort)>),
-    (authority, audit): (Authority, Option<Arc<AuditLog>>),
+    (authority, audit, answers): (Authority, Option<Arc<AuditLog>>, AnswerShare),
 ) {
     let http = listener.local_addr().ok();
     let hosts = Arc::new(Hosts::new(&config.console_hosts));
@@ -219,7 +221,7 @@ async fn serve(
             Arc::clone(&node),
             config,
             hosts,
-            authority,
+            (authority, answers),
             most / 8,
             (grpc, http),
         );

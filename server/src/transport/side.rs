@@ -44,6 +44,11 @@ impl SidePort {
         }
     }
 
+    /// A share in the memory of answers that are no calls.
+    pub(crate) fn answers(&self) -> AnswerShare {
+        AnswerShare::new(self.connections.answers())
+    }
+
     /// A connection that has made no call yet. `names`: those in the certificate of the client.
     pub(crate) fn connect(
         &self,
