@@ -323,19 +323,34 @@ impl ScanRoom {
 impl Room for ScanRoom {
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            // First: a scan that waits here holds no memory.
-            if let Some(tenant) = &self.tenant
-                && self.place.lock().is_none()
-            {
-                self.waits.store(true, Ordering::Relaxed);
-                let place = tenant.read_place_in_turn().await;
-                self.waits.store(false, Ordering::Relaxed);
-                *self.place.lock() = place.map(Arc::new);
-            }
-            if self.held.lock().is_none() {
-                let limit = self.share.0.answers.limit_of_streams();
-                let held = self.share.hold(bytes.max(RECORD_BYTES), limit).await;
-                *self.held.lock() = Some(held);
+            let (bytes, limit) = (
+                bytes.max(RECORD_BYTES),
+                self.share.0.answers.limit_of_streams(),
+            );
+            loop {
+                // First: a scan that waits here holds no memory.
+                if let Some(tenant) = &self.tenant
+                    && self.place.lock().is_none()
+                {
+                    self.waits.store(true, Ordering::Relaxed);
+                    let place = tenant.read_place_in_turn().await;
+                    self.waits.store(false, Ordering::Relaxed);
+                    *self.place.lock() = place.map(Arc::new);
+                }
+                if self.held.lock().is_some() {
+                    return;
+                }
+                if let Some(held) = self.share.try_hold(bytes, limit) {
+                    *self.held.lock() = Some(held);
+                    return;
+                }
+                // A scan that waits for memory holds no place: other reads of the tenant may find theirs.
+                drop(self.place.lock().take());
+                let held = self.share.hold(bytes, limit).await;
+                if self.tenant.is_none() {
+                    *self.held.lock() = Some(held);
+                    return;
+                }
             }
         })
     }
