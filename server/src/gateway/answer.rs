@@ -330,17 +330,21 @@ impl TextSender {
         (sender, body)
     }
 
-    /// Waits for the memory of a message's text.
-    pub(super) async fn room(&self, message: &[u8]) -> TextRoom {
-        TextRoom(self.share.hold_for_text(most_text(message)).await)
-    }
-
-    /// Waits for the memory of the text of an only message.
+    /// Waits for the memory of a message's text. `is_stream`: others follow the message.
     ///
     /// # Errors
     /// BUSY if there is no room for a second.
-    pub(super) async fn room_soon(&self, message: &[u8]) -> Result<TextRoom, Status> {
-        self.share.hold_soon(most_text(message)).await.map(TextRoom)
+    pub(super) async fn room(&self, message: &[u8], is_stream: bool) -> Result<TextRoom, Status> {
+        let held = (message.len() + PREFIX_BYTES) as u64;
+        let room = self
+            .share
+            .hold_for_text(held, most_text(message), is_stream);
+        room.await.map(TextRoom)
+    }
+
+    /// The memory of a message's text, whether or not it is free.
+    pub(super) fn room_at_once(&self, message: &[u8]) -> TextRoom {
+        TextRoom(self.share.count(most_text(message)))
     }
 
     /// Hands the text over. Resolves when the HTTP port has taken all of it.
